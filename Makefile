@@ -1,0 +1,81 @@
+# Needs Python 3.11 to 3.13 and nothing else; everything is installed into .venv (extras into .venv-extras).
+#   make demo     simulate one training iteration and write the report to out/
+#   make test     run the default tests
+# The first run installs, later runs do not, unless pyproject.toml or constraints.txt changed.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+VENV := .venv
+EXTRAS := .venv-extras
+BIN := $(VENV)/bin
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+SUPPORTED := import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3, 13) else \
+	"semu needs Python 3.11 to 3.13, this is %d.%d; choose another with: make PYTHON=python3.12 ..." % sys.version_info[:2])
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-extras lint format types contracts bench-quick clean
+
+help:
+	@echo "make demo         simulate one training iteration, write out/"
+	@echo "make test         the default tests"
+	@echo "make test-extras  every test that needs no GPU, with torch and the other extras installed"
+	@echo "make lint         ruff: rules and format        make format     ruff: mend both"
+	@echo "make types        mypy --strict                 make contracts  import-linter"
+	@echo "make bench-quick  every benchmark, in its quick form"
+	@echo "make clean        remove the environments, caches and out/"
+
+# One stamp per environment, written only when its installation has succeeded.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c '$(SUPPORTED)'
+	@echo "installing semu into $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python $(PIP_INSTALL) .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "installing the test tools into $(VENV)"
+	@$(BIN)/python $(PIP_INSTALL) '.[test]'
+	@touch $@
+
+$(EXTRAS)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c '$(SUPPORTED)'
+	@echo "installing semu with every extra into $(EXTRAS)"
+	@$(PYTHON) -m venv $(EXTRAS)
+	@$(EXTRAS)/bin/python $(PIP_INSTALL) '.[test,executor,hta,fit]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	@touch $(VENV)/.demo-start
+	$(BIN)/semu simulate vlm-m --cluster h800:8x8 --parallel dp8-tp2-pp4 --out out
+	@echo "wrote:"
+	@find out -type f -newer $(VENV)/.demo-start | sort | sed 's/^/  /'
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-extras: $(EXTRAS)/.installed
+	$(EXTRAS)/bin/python -m pytest -m "not gpu" $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.installed-test
+	$(BIN)/mypy --strict
+
+contracts: $(VENV)/.installed-test
+	$(BIN)/lint-imports
+
+bench-quick: $(VENV)/.installed-test
+	@for script in benchmarks/[!_]*.py; do \
+		echo "$$script --quick"; \
+		$(BIN)/python $$script --quick || exit 1; \
+	done
+
+clean:
+	rm -rf $(VENV) $(EXTRAS) out build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -type d -name __pycache__ -prune -exec rm -rf {} +

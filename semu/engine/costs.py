@@ -1,0 +1,193 @@
+"""From cost columns to latencies: the roofline of DESIGN §3.2 over all operators and shapes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.engine.template import CostColumns, TemplateLibrary
+from semu.errors import ConfigError
+from semu.graph.operator import Operator
+from semu.hardware.device import DeviceProfile
+from semu.hardware.kinds import OpKind, Provenance
+from semu.hardware.network import CommGroup, collective_cost
+from semu.units import TIME_GRID_PER_S
+
+ATTENTION_KEY = ("tokens", "key_tokens", "pairs", "heads", "kv_heads", "d", "d_v", "share")
+"""Meaning of an attention operator's shape key; share is 2 where causal halves the pairs, else 1."""
+
+
+@dataclass(frozen=True)
+class RuleInput:
+    """What a custom latency rule sees of one operator, for many shapes (arrays [num_shapes]).
+
+    Attributes:
+        operator: the operator. profile: the device.
+        flop: [FLOP]. mem_bytes, net_bytes: [bytes]. key: [key_width, num_shapes], the shape key.
+        default_s: what semu's own rule says [s].
+    """
+
+    operator: Operator
+    profile: DeviceProfile
+    flop: NDArray[np.float64]
+    mem_bytes: NDArray[np.int64]
+    net_bytes: NDArray[np.int64]
+    key: NDArray[np.int64]
+    default_s: NDArray[np.float64]
+
+
+LatencyRule = Callable[[RuleInput], "NDArray[np.float64] | float | None"]
+"""Latency [s] of an operator, or None to keep semu's own; consulted before rounding to the time grid."""
+
+LatencyRules = Mapping[OpKind, LatencyRule]
+"""Custom rules by operator kind."""
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """What one operator's latency was computed with, for reports."""
+
+    provenance: Provenance
+    source: str
+    relative_error: float | None
+
+
+class CostModel:
+    """Latencies of a library's operators on a device.
+
+    Args:
+        library: templates with their cost rows. profile: the device. rules: custom latency rules by kind.
+    """
+
+    def __init__(self, library: TemplateLibrary, profile: DeviceProfile, rules: LatencyRules | None = None) -> None:
+        self.library = library
+        self.profile = profile
+        self.rules = dict(rules or {})
+        n = len(library.operators)
+        self._flop_rate, self._mem_rate = np.ones(n), np.ones(n)
+        self._fixed, self._p, self._short = np.zeros(n), np.full(n, np.inf), np.zeros(n)
+        self._net_rate, self._corner = np.ones(n), np.zeros(n)
+        self._attention: list[int] = []
+        self.coefficients: list[Coefficients] = []
+        for row, (operator, group) in enumerate(zip(library.operators, library.groups, strict=True)):
+            if operator.kind.is_communication:
+                self._fill_link(row, operator, group)
+            else:
+                self._fill_compute(row, operator)
+
+    def _fill_link(self, row: int, operator: Operator, group: CommGroup | None) -> None:
+        if group is None:
+            group = CommGroup(operator.stream.name, 2)
+        cost = collective_cost(self.profile, operator.kind, group)
+        self._net_rate[row], self._fixed[row], self._corner[row] = cost.bytes_per_s, cost.latency_s, cost.c_s
+        efficiency = self.profile.links[group.port].of(operator.kind)
+        self.coefficients.append(Coefficients(efficiency.provenance, efficiency.source, efficiency.relative_error))
+
+    def _fill_compute(self, row: int, operator: Operator) -> None:
+        is_attention = operator.kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
+        head_dim = operator.key[5] if is_attention and len(operator.key) == len(ATTENTION_KEY) else None
+        efficiency = self.profile.efficiency(
+            operator.kind, dtype=operator.dtype, head_dim=head_dim if isinstance(head_dim, int) else None
+        )
+        peak = self.profile.peak_flop_per_s(operator.dtype) if operator.flop != 0 else 1.0
+        self._flop_rate[row] = efficiency.flop * peak
+        self._mem_rate[row] = efficiency.mem * self.profile.mem_bytes_per_s.value
+        self._fixed[row], self._p[row] = efficiency.t0_s, efficiency.p
+        if head_dim is not None:
+            self._short[row] = efficiency.s0_tokens
+            self._attention.append(row)
+        self.coefficients.append(Coefficients(efficiency.provenance, efficiency.source, efficiency.relative_error))
+
+    def latencies(self, columns: CostColumns) -> NDArray[np.float64]:
+        """Latency of every operator for every shape.
+
+        Args:
+            columns: evaluated costs.
+        Returns:
+            float64[num_ops, num_shapes] [s], on the time grid; an operator that does nothing takes no time.
+        Raises:
+            ConfigError: a custom rule returned a negative or non-finite latency.
+        """
+        from semu.engine.cost_kernels import column_latency
+
+        flop = columns.flop
+        if self._attention:
+            rows = np.array(self._attention)
+            tokens, pairs, share = columns.key[rows, 0], columns.key[rows, 2], columns.key[rows, 7]
+            per_length = tokens / np.maximum(pairs, 1)
+            flop = flop.copy()
+            flop[rows] *= 1.0 + self._short[rows, None] * np.where(share == 2, 1.0, 0.5) * per_length
+        result = np.empty(flop.shape)
+        column_latency(
+            flop,
+            columns.mem_bytes,
+            columns.net_bytes,
+            self._flop_rate,
+            self._mem_rate,
+            self._net_rate,
+            self._fixed,
+            self._p,
+            self._corner,
+            result,
+        )
+        if self.rules:
+            self._apply_rules(columns, result)
+        result[self._is_idle(columns)] = 0.0
+        return result
+
+    def bound(self, row: int, columns: CostColumns, weights: NDArray[np.float64]) -> str:
+        """Which term of the roofline is longest: ``compute``, ``memory``, ``network``, or ``fixed``.
+
+        Args:
+            row: operator. columns: evaluated costs. weights: float64[num_shapes], how often each shape occurs.
+        """
+        uses = float(weights.sum()) or 1.0
+        terms = {
+            "compute": float(columns.flop[row] @ weights) / self._flop_rate[row] / uses,
+            "memory": float(columns.mem_bytes[row] @ weights) / self._mem_rate[row] / uses,
+            "network": float(columns.net_bytes[row] @ weights) / self._net_rate[row] / uses,
+            "fixed": float(self._fixed[row]),
+        }
+        return max(terms, key=lambda name: terms[name])
+
+    def _is_idle(self, columns: CostColumns) -> NDArray[np.bool_]:
+        """Operators without work: no FLOP where the kind has some (an empty batch), and no bytes on the wire."""
+        has_flop = np.array([op.flop != 0 for op in self.library.operators])
+        idle: NDArray[np.bool_] = np.where(
+            has_flop[:, None],
+            columns.flop == 0,
+            (columns.mem_bytes == 0) & (columns.net_bytes == 0),
+        )
+        return idle
+
+    def _apply_rules(self, columns: CostColumns, result: NDArray[np.float64]) -> None:
+        for row, operator in enumerate(self.library.operators):
+            rule = self.rules.get(operator.kind)
+            if rule is None:
+                continue
+            latency = rule(
+                RuleInput(
+                    operator,
+                    self.profile,
+                    columns.flop[row],
+                    columns.mem_bytes[row],
+                    columns.net_bytes[row],
+                    columns.key[row],
+                    result[row].copy(),
+                )
+            )
+            if latency is None:
+                continue
+            values = np.broadcast_to(np.asarray(latency, dtype=np.float64), result[row].shape)
+            if not np.all(np.isfinite(values)) or np.any(values < 0):
+                raise ConfigError(
+                    "a latency rule returned an impossible latency",
+                    where=operator.path,
+                    expected="finite seconds >= 0",
+                    got=values.min(),
+                    nearest=0,
+                )
+            result[row] = np.rint(values * TIME_GRID_PER_S) / TIME_GRID_PER_S

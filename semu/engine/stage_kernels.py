@@ -1,0 +1,200 @@
+"""Kernels for one stage: its operators' times, latency, exposed communication and memory, for many shapes at once.
+
+Operators are in issue order, which is a topological order; stream 0 is the compute stream. Storages live from the
+start of the first operator that touches them to the end of the last one (DESIGN §3.5). All kernels release the GIL.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+I32 = NDArray[np.int32]
+Bool = NDArray[np.bool_]
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def time_stage(
+    latency: F64, pred_ptr: I32, pred: I32, stream: I32, num_streams: int, start: F64, end: F64, exposed: F64
+) -> float:
+    """Start and end of every operator of one stage that begins at 0 (DESIGN §3.3).
+
+    Args:
+        latency: float64[num_ops] [s]. pred_ptr, pred: CSR predecessors, int32[num_ops + 1], int32[num_preds].
+        stream: int32[num_ops]. num_streams: number of streams.
+        start, end: float64[num_ops] [s], written.
+        exposed: float64[num_streams] [s], added to: time that the compute stream waited, by the stream of the operator
+            waited for; the tail after the last compute operator belongs to the stream that ends last.
+    Returns:
+        Latency of the stage [s].
+    """
+    free = np.zeros(num_streams)
+    for op in range(len(latency)):
+        s = stream[op]
+        begin = free[s]
+        blocker = -1
+        for e in range(pred_ptr[op], pred_ptr[op + 1]):
+            if end[pred[e]] > begin:
+                begin = end[pred[e]]
+                blocker = pred[e]
+        if s == 0 and blocker >= 0:
+            exposed[stream[blocker]] += begin - free[0]
+        start[op] = begin
+        end[op] = begin + latency[op]
+        free[s] = end[op]
+    last = 0
+    for s in range(num_streams):
+        if free[s] > free[last]:
+            last = s
+    if last != 0:
+        exposed[last] += free[last] - free[0]
+    return float(free[last])
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def memory_of_stage(
+    start: F64,
+    end: F64,
+    order_ptr: I32,
+    order: I32,
+    touch_ptr: I32,
+    touch: I32,
+    touches: I32,
+    size: I64,
+    alive_before: Bool,
+    alive_after: Bool,
+    group: I32,
+    event_time: F64,
+    event_bytes: I64,
+) -> tuple[int, int, int, int]:
+    """Memory of one stage relative to its beginning; frees come before allocations at equal times.
+
+    Args:
+        start, end: float64[num_ops] [s].
+        order_ptr, order: operators of each stream in order, CSR: int32[num_streams + 1], int32[num_ops].
+        touch_ptr, touch: storages that each operator touches, CSR, each at most once per operator.
+        touches: int32[num_storages], operators that touch each storage.
+        size: int64[num_storages] [bytes].
+        alive_before, alive_after: bool[num_storages], exists before the stage; survives it.
+        group: int32[num_storages], row of ``event_bytes`` (role).
+        event_time: float64[max_events] [s], written; length 0: do not record.
+        event_bytes: int64[num_groups, max_events] [bytes], change at each event, written.
+    Returns:
+        (peak above the beginning [bytes], net change [bytes], operator at the peak or -1, number of events).
+    """
+    num_streams = len(order_ptr) - 1
+    head_start = order_ptr[:-1].copy()
+    head_end = order_ptr[:-1].copy()
+    left = touches.copy()
+    alive = alive_before.copy()
+    live = np.int64(0)
+    peak = np.int64(0)
+    peak_op = -1
+    num_events = 0
+    record = len(event_time) > 0
+    for _ in range(2 * len(start)):
+        best_start, best_end = -1, -1
+        for s in range(num_streams):
+            if head_start[s] < order_ptr[s + 1] and (
+                best_start < 0 or start[order[head_start[s]]] < start[order[head_start[best_start]]]
+            ):
+                best_start = s
+            if head_end[s] < head_start[s] and (
+                best_end < 0 or end[order[head_end[s]]] < end[order[head_end[best_end]]]
+            ):
+                best_end = s
+        if best_end >= 0 and (
+            best_start < 0 or end[order[head_end[best_end]]] <= start[order[head_start[best_start]]]
+        ):
+            op = order[head_end[best_end]]
+            head_end[best_end] += 1
+            for e in range(touch_ptr[op], touch_ptr[op + 1]):
+                storage = touch[e]
+                left[storage] -= 1
+                if left[storage] == 0 and not alive_after[storage]:
+                    alive[storage] = False
+                    live -= size[storage]
+                    if record:
+                        event_time[num_events] = end[op]
+                        event_bytes[group[storage], num_events] = -size[storage]
+                        num_events += 1
+        else:
+            op = order[head_start[best_start]]
+            head_start[best_start] += 1
+            for e in range(touch_ptr[op], touch_ptr[op + 1]):
+                storage = touch[e]
+                if not alive[storage]:
+                    alive[storage] = True
+                    live += size[storage]
+                    if record:
+                        event_time[num_events] = start[op]
+                        event_bytes[group[storage], num_events] = size[storage]
+                        num_events += 1
+            if live > peak:
+                peak = live
+                peak_op = op
+    return int(peak), int(live), int(peak_op), num_events
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def run_stage(
+    latency: F64,
+    row: I32,
+    pred_ptr: I32,
+    pred: I32,
+    stream: I32,
+    num_streams: int,
+    order_ptr: I32,
+    order: I32,
+    touch_ptr: I32,
+    touch: I32,
+    touches: I32,
+    size: I64,
+    size_row: I32,
+    alive_before: Bool,
+    alive_after: Bool,
+    stage_latency: F64,
+    exposed: F64,
+    peak: I64,
+    net: I64,
+    peak_op: I32,
+) -> None:
+    """Run one stage for many shapes.
+
+    Args:
+        latency: float64[num_shapes, num_rows] [s]. row: int32[num_ops], which column is an operator's latency.
+        size: int64[num_shapes, num_size_rows] [bytes]. size_row: int32[num_storages].
+        others: as ``time_stage`` and ``memory_of_stage``.
+        stage_latency: float64[num_shapes] [s], written. exposed: float64[num_shapes, num_streams] [s], written.
+        peak, net: int64[num_shapes] [bytes], written. peak_op: int32[num_shapes], written.
+    """
+    num_ops, num_storages = len(row), len(size_row)
+    start, end, op_latency = np.empty(num_ops), np.empty(num_ops), np.empty(num_ops)
+    op_size = np.empty(num_storages, dtype=np.int64)
+    group = np.zeros(0, dtype=np.int32)
+    event_time = np.empty(0)
+    event_bytes = np.empty((0, 0), dtype=np.int64)
+    for b in range(latency.shape[0]):
+        for op in range(num_ops):
+            op_latency[op] = latency[b, row[op]]
+        for storage in range(num_storages):
+            op_size[storage] = size[b, size_row[storage]]
+        stage_latency[b] = time_stage(op_latency, pred_ptr, pred, stream, num_streams, start, end, exposed[b])
+        peak[b], net[b], peak_op[b], _ = memory_of_stage(
+            start,
+            end,
+            order_ptr,
+            order,
+            touch_ptr,
+            touch,
+            touches,
+            op_size,
+            alive_before,
+            alive_after,
+            group,
+            event_time,
+            event_bytes,
+        )

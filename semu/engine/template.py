@@ -1,0 +1,219 @@
+"""``Template``: a traced graph as arrays, ready to be joined with others into stages.
+
+Two halves, forward and backward, each in issue order. Within a half an operator's predecessors are operators of the
+same half or the producer of an arriving tensor (the carry in the forward half, the gradients in the backward half).
+Costs stay symbolic rows; ``TemplateLibrary`` stacks the rows of all templates and evaluates them in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.graph.dim import Dim, DimTable
+from semu.graph.graph import Graph
+from semu.graph.operator import Operator
+from semu.graph.tensor import Role
+from semu.hardware.device import DeviceKind, Stream
+from semu.hardware.network import CommGroup
+
+COMPUTE_STREAM = "compute"
+
+
+@dataclass(frozen=True)
+class HalfTemplate:
+    """The forward or the backward operators of a template.
+
+    Attributes:
+        operators: in issue order.
+        rows: int32[num_ops], the operators' rows in the template's cost tables.
+        preds: per operator, the positions of its predecessors in this half (negative: ``-1 - k`` is the producer of
+            arriving tensor k).
+        touches: per operator, the template's storages that it touches; static ones are left out.
+        producers: per leaving tensor, the position of its producer in this half; ``-1 - k``: it is arriving tensor k;
+            None: nothing in this half makes it.
+    """
+
+    operators: tuple[Operator, ...]
+    rows: NDArray[np.int32]
+    preds: tuple[tuple[int, ...], ...]
+    touches: tuple[tuple[int, ...], ...]
+    producers: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Template:
+    """A block's two halves and its storages.
+
+    Attributes:
+        forward, backward: the halves.
+        sizes: symbolic size of each storage [bytes].
+        roles: role of each storage.
+        carry_in, carry_out: storages of the tensors that arrive and leave in the forward half.
+        gradient_in, gradient_out: storages of the gradients that arrive and leave in the backward half; -1: none.
+        groups: communicator of each link stream.
+        gradient_ready: (position in the backward half, local elements, path) of every parameter gradient.
+    """
+
+    forward: HalfTemplate
+    backward: HalfTemplate
+    sizes: tuple[Dim, ...]
+    roles: tuple[Role, ...]
+    carry_in: tuple[int, ...]
+    carry_out: tuple[int, ...]
+    gradient_in: tuple[int, ...]
+    gradient_out: tuple[int, ...]
+    groups: Mapping[Stream, CommGroup]
+
+    @cached_property
+    def operators(self) -> tuple[Operator, ...]:
+        """Forward, then backward operators."""
+        return self.forward.operators + self.backward.operators
+
+
+def compile_template(
+    graph: Graph,
+    num_forward: int,
+    *,
+    inputs: Sequence[int] = (),
+    outputs: Sequence[int] = (),
+    output_gradients: Sequence[int | None] = (),
+    input_gradients: Sequence[int | None] = (),
+    groups: Mapping[Stream, CommGroup] | None = None,
+) -> Template:
+    """Turn a graph into a template.
+
+    Args:
+        graph: its first ``num_forward`` operators are the forward half.
+        inputs, outputs: tensors of the carry. output_gradients, input_gradients: gradients that arrive and leave.
+        groups: communicator of each link stream.
+    """
+
+    def storage(tensor: int | None) -> int:
+        return -1 if tensor is None else graph.tensors[tensor].storage
+
+    forward = _half(graph, 0, num_forward, list(inputs), list(outputs))
+    backward = _half(graph, num_forward, len(graph.operators), list(output_gradients), list(input_gradients))
+    return Template(
+        forward=forward,
+        backward=backward,
+        sizes=tuple(s.size_bytes for s in graph.storages),
+        roles=tuple(s.role for s in graph.storages),
+        carry_in=tuple(storage(tensor) for tensor in inputs),
+        carry_out=tuple(storage(tensor) for tensor in outputs),
+        gradient_in=tuple(storage(tensor) for tensor in output_gradients),
+        gradient_out=tuple(storage(tensor) for tensor in input_gradients),
+        groups=dict(groups or {}),
+    )
+
+
+def _half(
+    graph: Graph, first: int, last: int, arriving: Sequence[int | None], leaving: Sequence[int | None]
+) -> HalfTemplate:
+    arrival = {graph.tensors[t].storage: -1 - k for k, t in enumerate(arriving) if t is not None}
+    static = {s.index for s in graph.storages if s.role.is_static}
+    written: set[int] = set()
+    preds: list[tuple[int, ...]] = []
+    touches: list[tuple[int, ...]] = []
+    for operator in graph.operators[first:last]:
+        before = {p - first for p in operator.after if p >= first}
+        stores = [graph.tensors[t].storage for t in (*operator.inputs, *operator.outputs)]
+        for tensor in operator.inputs:
+            store = graph.tensors[tensor].storage
+            if store in arrival and store not in written:
+                before.add(arrival[store])
+        written.update(graph.tensors[t].storage for t in operator.outputs)
+        preds.append(tuple(sorted(before)))
+        touches.append(tuple(s for s in dict.fromkeys(stores) if s not in static))
+    return HalfTemplate(
+        operators=tuple(graph.operators[first:last]),
+        rows=np.arange(first, last, dtype=np.int32),
+        preds=tuple(preds),
+        touches=tuple(touches),
+        producers=tuple(_producer(graph, tensor, first, last, arrival) for tensor in leaving),
+    )
+
+
+def _producer(graph: Graph, tensor: int | None, first: int, last: int, arrival: Mapping[int, int]) -> int | None:
+    if tensor is None:
+        return None
+    operator = graph.producer(tensor)
+    if operator is not None and first <= operator < last:
+        return operator - first
+    return arrival.get(graph.tensors[tensor].storage)
+
+
+@dataclass(frozen=True)
+class CostColumns:
+    """Evaluated costs of all operators of a library, for many shapes.
+
+    Attributes:
+        flop, causal_flop: float64[num_ops, num_shapes]. mem_bytes, net_bytes: int64[num_ops, num_shapes].
+        size_bytes: int64[num_storages, num_shapes].
+        key: int64[num_ops, key_width, num_shapes], shape keys padded with zeros.
+    """
+
+    flop: NDArray[np.float64]
+    causal_flop: NDArray[np.float64]
+    mem_bytes: NDArray[np.int64]
+    net_bytes: NDArray[np.int64]
+    size_bytes: NDArray[np.int64]
+    key: NDArray[np.int64]
+
+
+class TemplateLibrary:
+    """All templates of a job, with their cost rows stacked.
+
+    Args:
+        templates: in order; a template's operators and storages get consecutive rows.
+    """
+
+    def __init__(self, templates: Sequence[Template]) -> None:
+        self.templates = tuple(templates)
+        self.operators: list[Operator] = []
+        sizes: list[Dim] = []
+        self.row_offset: list[int] = []
+        self.size_offset: list[int] = []
+        self.groups: list[CommGroup | None] = []
+        for template in self.templates:
+            self.row_offset.append(len(self.operators))
+            self.size_offset.append(len(sizes))
+            self.operators.extend(template.operators)
+            self.groups.extend(template.groups.get(op.stream) for op in template.operators)
+            sizes.extend(template.sizes)
+        self._key_width = max((len(op.key) for op in self.operators), default=0)
+        self._num_sizes = len(sizes)
+        rows: list[Dim] = [op.flop for op in self.operators]
+        rows += [op.causal_flop for op in self.operators]
+        rows += [op.mem_bytes for op in self.operators]
+        rows += [op.net_bytes for op in self.operators]
+        rows += sizes
+        for op in self.operators:
+            rows += [*op.key, *[0] * (self._key_width - len(op.key))]
+        self._table = DimTable.build(rows)
+
+    def evaluate(self, columns: Mapping[str, NDArray[np.int64]]) -> CostColumns:
+        """Costs for many shapes: one matrix product. ``columns``: symbol -> int64[num_shapes]."""
+        n = len(self.operators)
+        values = self._table.evaluate(columns)
+        parts = np.split(values, [n, 2 * n, 3 * n, 4 * n, 4 * n + self._num_sizes])
+        num_shapes = values.shape[1]
+        return CostColumns(
+            flop=parts[0].astype(np.float64),
+            causal_flop=parts[1].astype(np.float64),
+            mem_bytes=parts[2],
+            net_bytes=parts[3],
+            size_bytes=parts[4],
+            key=parts[5].reshape(n, self._key_width, num_shapes),
+        )
+
+
+def stream_names(library: TemplateLibrary) -> tuple[str, ...]:
+    """Names of the streams in use, the compute stream first."""
+    names = dict.fromkeys([COMPUTE_STREAM])
+    names.update(dict.fromkeys(op.stream.name for op in library.operators if op.stream.device.kind is DeviceKind.LINK))
+    return tuple(names)

@@ -1,0 +1,187 @@
+"""What an iteration looked like: stages, operators, transfers and memory of each simulated rank.
+
+``IterationTimeline`` holds one ``RankTimeline`` per pipeline rank of the slowest data-parallel replica. Stages and
+outer operators (transfers, reductions, optimizer) are there at once; the operators inside stages are expanded lazily.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.graph.operator import OpKind, Phase
+from semu.graph.tensor import Role
+
+
+@dataclass(frozen=True, slots=True)
+class StageSlice:
+    """One stage on the time axis.
+
+    Attributes:
+        rank: pipeline rank.
+        label: text form, ``2F0`` = chunk 2, forward, microbatch 0.
+        module: name of the modality module.
+        chunk, microbatch: numbers in the label.
+        phase: FORWARD or BACKWARD.
+        start_s, end_s: within the iteration [s].
+    """
+
+    rank: int
+    label: str
+    module: str
+    chunk: int
+    microbatch: int
+    phase: Phase
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OuterSlice:
+    """An operator outside stages: a P2P transfer, a gradient reduction, a parameter gather, the optimizer step.
+
+    Attributes:
+        name: for people, e.g. ``send 3F0 -> rank 1``.
+        kind: operator kind.
+        stream: ``"compute"`` or the communicator's name (``"pp"``, ``"dp"``).
+        start_s, end_s: [s].
+        net_bytes: wire bytes per rank, 0 for compute.
+        group_ranks: ranks of the communicator, 1 for compute.
+    """
+
+    name: str
+    kind: OpKind
+    stream: str
+    start_s: float
+    end_s: float
+    net_bytes: int
+    group_ranks: int
+
+
+@dataclass(frozen=True)
+class OperatorTable:
+    """What the operators of a stage are; one table serves all microbatches of a chunk and phase.
+
+    Attributes (all of length ``num_ops``):
+        paths: dotted module paths. kinds: operator kinds. phases: FORWARD, RECOMPUTE, INPUT_GRADIENT, ...
+        streams: ``"compute"`` or the communicator's name (``"tp"``).
+        group_ranks: ranks of the communicator, 1 for compute.
+    """
+
+    paths: tuple[str, ...]
+    kinds: tuple[OpKind, ...]
+    phases: tuple[Phase, ...]
+    streams: tuple[str, ...]
+    group_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StageOperators:
+    """The operators of one stage at their absolute times.
+
+    Attributes:
+        table: what they are. start_s, end_s: float64[num_ops] [s]. flop: float64[num_ops].
+        mem_bytes, net_bytes: int64[num_ops].
+    """
+
+    table: OperatorTable
+    start_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+    flop: NDArray[np.float64]
+    mem_bytes: NDArray[np.int64]
+    net_bytes: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """The highest point of a memory curve: when, in which stage and operator, and what makes it up."""
+
+    time_s: float
+    size_bytes: int
+    stage: str
+    operator: str
+    by_role: dict[Role, int]
+
+
+@dataclass(frozen=True)
+class MemoryCurve:
+    """Allocated bytes of one rank as a step function of time.
+
+    Attributes:
+        times_s: float64[n], non-decreasing; value i holds from times_s[i] to times_s[i + 1].
+        by_role: int64[num_roles, n] [bytes], rows in the order of ``roles``.
+        roles: the rows' roles.
+        capacity_bytes: size of the memory pool.
+    """
+
+    times_s: NDArray[np.float64]
+    by_role: NDArray[np.int64]
+    roles: tuple[Role, ...]
+    capacity_bytes: int
+
+    @cached_property
+    def total(self) -> NDArray[np.int64]:
+        """int64[n] [bytes], all roles together."""
+        total: NDArray[np.int64] = self.by_role.sum(axis=0)
+        return total
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest total."""
+        return int(self.total.max())
+
+
+@dataclass(frozen=True)
+class RankTimeline:
+    """One simulated pipeline rank.
+
+    Attributes:
+        rank: pipeline rank. gpu: global number of its first GPU. replica: data-parallel replica.
+        stages: in order of start. outer: operators outside stages, in order of start.
+        find_peak: explains the highest point of the memory curve.
+        expand: stage number (position in ``stages``) -> its operators.
+        build_memory: makes the memory curve.
+    """
+
+    rank: int
+    gpu: int
+    replica: int
+    stages: tuple[StageSlice, ...]
+    outer: tuple[OuterSlice, ...]
+    find_peak: Callable[[MemoryCurve], PeakMemory]
+    expand: Callable[[int], StageOperators]
+    build_memory: Callable[[], MemoryCurve]
+
+    @cached_property
+    def memory(self) -> MemoryCurve:
+        """Allocated bytes over the iteration (built on first use)."""
+        return self.build_memory()
+
+    @cached_property
+    def peak(self) -> PeakMemory:
+        """The highest point of the memory curve, with the operator there and what makes it up."""
+        return self.find_peak(self.memory)
+
+    def stage_operators(self) -> Iterator[tuple[StageSlice, StageOperators]]:
+        """Every stage with its operators, in order of start."""
+        for number, stage in enumerate(self.stages):
+            yield stage, self.expand(number)
+
+
+@dataclass(frozen=True)
+class IterationTimeline:
+    """One training iteration of the slowest replica.
+
+    Attributes:
+        ranks: one per pipeline rank, in order.
+        iteration_time_s: from the start of the iteration to the end of the last rank's optimizer step [s].
+        makespan_s: end of the pipeline's last stage [s].
+    """
+
+    ranks: tuple[RankTimeline, ...]
+    iteration_time_s: float
+    makespan_s: float

@@ -1,0 +1,139 @@
+"""Everything semu raises on purpose, as one tree.
+
+    SemuError                      exit code
+    ├── ConfigError                2    bad input: a value, a shape, a file
+    │   └── GraphError             2    an operator or tensor that cannot exist
+    ├── MemoryLimitError           3    the job does not fit in memory
+    ├── ScheduleError              4    an illegal schedule or plan
+    ├── MissingCoefficientError    5    a default coefficient under --strict
+    ├── ExecutorError              6    executor or remote failure
+    ├── ValidationError            7    validation out of tolerance
+    └── InternalError              70   a defect in semu itself
+
+Every error says what was expected, what came, where, and, where there is one, the nearest legal value.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SemuError(Exception):
+    """Base of all deliberate errors.
+
+    Args:
+        message: one sentence, for a person.
+        where: place of the offence, e.g. ``run.toml:12 parallel.tp`` or an operator's path.
+        expected: what would have been legal.
+        got: what came instead.
+        nearest: the nearest legal value.
+    """
+
+    exit_code = 70
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: str | None = None,
+        expected: str | None = None,
+        got: object = None,
+        nearest: object = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.expected = expected
+        self.got = got
+        self.nearest = nearest
+
+    @property
+    def kind(self) -> str:
+        """Machine-readable name of the error's class."""
+        return type(self).__name__
+
+    def to_json(self) -> dict[str, object]:
+        """Body of the ``error`` document of ``--json`` (DESIGN §6)."""
+        return {
+            "kind": self.kind,
+            "message": self.message,
+            "where": self.where,
+            "expected": self.expected,
+            "got": None if self.got is None else str(self.got),
+            "nearest": self.nearest if isinstance(self.nearest, int | float | None) else str(self.nearest),
+        }
+
+    def __str__(self) -> str:
+        parts = [self.message if self.where is None else f"{self.where}: {self.message}"]
+        if self.expected is not None:
+            parts.append(f"expected {self.expected}")
+        if self.got is not None:
+            parts.append(f"got {self.got}")
+        if self.nearest is not None:
+            parts.append(f"nearest legal: {self.nearest}")
+        return "; ".join(parts)
+
+
+class ConfigError(SemuError):
+    """Bad input: an unknown name, an impossible shape, a file that cannot be read."""
+
+    exit_code = 2
+
+
+class GraphError(ConfigError):
+    """An operator or tensor that cannot exist, e.g. network bytes on a compute device."""
+
+
+class MemoryLimitError(SemuError):
+    """The job does not fit in device memory."""
+
+    exit_code = 3
+
+
+class ScheduleError(SemuError):
+    """A schedule or plan that breaks a rule."""
+
+    exit_code = 4
+
+
+class MissingCoefficientError(SemuError):
+    """A coefficient with provenance ``default`` was needed under ``--strict``."""
+
+    exit_code = 5
+
+
+class ExecutorError(SemuError):
+    """The executor or a remote worker failed."""
+
+    exit_code = 6
+
+
+class ValidationError(SemuError):
+    """A validation is out of its tolerance."""
+
+    exit_code = 7
+
+
+class InternalError(SemuError):
+    """A defect in semu."""
+
+
+def nearest_name(name: str, legal: Iterable[str]) -> str | None:
+    """The legal name closest to ``name``, or None when nothing comes close."""
+    matches = difflib.get_close_matches(name, list(legal), n=1, cutoff=0.5)
+    return matches[0] if matches else None
+
+
+def unknown_name(what: str, name: str, legal: Iterable[str], *, where: str | None = None) -> ConfigError:
+    """A ConfigError for a name that is not among the legal ones, with a 'did you mean'."""
+    names = sorted(legal)
+    nearest = nearest_name(name, names)
+    hint = f", did you mean {nearest!r}?" if nearest is not None else ""
+    return ConfigError(
+        f"unknown {what} {name!r}{hint}",
+        where=where,
+        expected="one of " + ", ".join(names),
+        got=name,
+        nearest=nearest,
+    )

@@ -1,0 +1,181 @@
+"""``Dim``: a size that may depend on the shapes of the batch at hand.
+
+A size is an integer or a ``Poly``, a polynomial with integer coefficients in named symbols such as ``text.shard``
+(tokens of one shard) and ``text.pairs`` (sum of squared sequence lengths). A graph traced once with symbols is a
+template: ``DimTable`` evaluates all its costs for many shapes in one matrix product (DESIGN §4). All arithmetic is
+on integers, so that grouping shapes cannot change a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.errors import GraphError, InternalError
+
+Monomial: TypeAlias = tuple[str, ...]
+"""Symbols multiplied together, sorted; the empty tuple is the constant."""
+
+
+class Poly:
+    """An integer polynomial in named symbols; immutable, with structural equality.
+
+    Args:
+        terms: monomial -> coefficient; zero coefficients are dropped.
+    """
+
+    __slots__ = ("_hash", "terms")
+
+    terms: dict[Monomial, int]
+
+    def __init__(self, terms: Mapping[Monomial, int]) -> None:
+        self.terms = {monomial: terms[monomial] for monomial in sorted(terms) if terms[monomial]}
+        self._hash = hash(tuple(self.terms.items()))
+
+    @classmethod
+    def symbol(cls, name: str) -> Poly:
+        """The polynomial that is one symbol."""
+        return cls({(name,): 1})
+
+    def __add__(self, other: Dim) -> Dim:
+        terms = dict(self.terms)
+        for monomial, coefficient in _terms(other).items():
+            terms[monomial] = terms.get(monomial, 0) + coefficient
+        return _simplify(terms)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Dim:
+        return self * -1
+
+    def __sub__(self, other: Dim) -> Dim:
+        return self + -other
+
+    def __rsub__(self, other: Dim) -> Dim:
+        return -self + other
+
+    def __mul__(self, other: Dim) -> Dim:
+        terms: dict[Monomial, int] = {}
+        for left, a in self.terms.items():
+            for right, b in _terms(other).items():
+                monomial = tuple(sorted(left + right))
+                terms[monomial] = terms.get(monomial, 0) + a * b
+        return _simplify(terms)
+
+    __rmul__ = __mul__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Poly) and self.terms == other.terms
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return " + ".join("*".join([str(c)] * (c != 1 or not m) + list(m)) for m, c in self.terms.items()) or "0"
+
+
+Dim: TypeAlias = int | Poly
+
+
+def _terms(dim: Dim) -> Mapping[Monomial, int]:
+    return dim.terms if isinstance(dim, Poly) else {(): dim}
+
+
+def _simplify(terms: Mapping[Monomial, int]) -> Dim:
+    poly = Poly(terms)
+    if not poly.terms:
+        return 0
+    return poly.terms[()] if poly.terms.keys() == {()} else poly
+
+
+def divide(dim: Dim, divisor: int, what: str, where: str) -> Dim:
+    """``dim / divisor`` where it divides exactly.
+
+    Raises:
+        GraphError: it does not; ``what`` and ``where`` say what was being split.
+    """
+    if divisor == 1:
+        return dim
+    for monomial, coefficient in _terms(dim).items():
+        if coefficient % divisor:
+            nearest = coefficient // divisor * divisor or divisor
+            raise GraphError(
+                f"{what} cannot be split {divisor} ways",
+                where=where,
+                expected=f"a multiple of {divisor}",
+                got=dim,
+                nearest=nearest if monomial == () else None,
+            )
+    return _simplify({monomial: coefficient // divisor for monomial, coefficient in _terms(dim).items()})
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """Product of sizes; 1 for none."""
+    result: Dim = 1
+    for dim in dims:
+        result = result * dim
+    return result
+
+
+def as_int(dim: Dim, what: str, where: str) -> int:
+    """The integer that a size must be where symbols are not allowed.
+
+    Raises:
+        GraphError: the size depends on the batch.
+    """
+    if isinstance(dim, Poly):
+        raise GraphError(f"{what} must not depend on the batch", where=where, expected="an integer", got=dim)
+    return dim
+
+
+@dataclass(frozen=True)
+class DimTable:
+    """Many sizes as one matrix: value[i, b] = sum over j of coefficients[i, j] x monomial_j(shape b).
+
+    Attributes:
+        monomials: the columns' monomials.
+        coefficients: int64[num_dims, num_monomials].
+    """
+
+    monomials: tuple[Monomial, ...]
+    coefficients: NDArray[np.int64]
+
+    @classmethod
+    def build(cls, dims: Sequence[Dim]) -> DimTable:
+        """Collect sizes into a table, one row each, in order."""
+        index: dict[Monomial, int] = {}
+        rows: list[int] = []
+        columns: list[int] = []
+        values: list[int] = []
+        for row, dim in enumerate(dims):
+            for monomial, coefficient in _terms(dim).items():
+                rows.append(row)
+                columns.append(index.setdefault(monomial, len(index)))
+                values.append(coefficient)
+        coefficients = np.zeros((len(dims), len(index)), dtype=np.int64)
+        coefficients[rows, columns] = values
+        return cls(tuple(index), coefficients)
+
+    def evaluate(self, columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
+        """Values for many shapes at once.
+
+        Args:
+            columns: symbol -> int64[num_shapes]; all of one length.
+        Returns:
+            int64[num_dims, num_shapes]; num_shapes is 1 where no symbol is given.
+        Raises:
+            InternalError: a symbol without a column.
+        """
+        num_shapes = len(next(iter(columns.values()))) if columns else 1
+        values = np.ones((len(self.monomials), num_shapes), dtype=np.int64)
+        for row, monomial in enumerate(self.monomials):
+            for name in monomial:
+                if name not in columns:
+                    raise InternalError(f"no value for symbol {name!r}", expected=", ".join(sorted(columns)), got=name)
+                values[row] *= columns[name]
+        result: NDArray[np.int64] = self.coefficients @ values
+        return result

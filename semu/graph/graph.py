@@ -1,0 +1,287 @@
+"""``Graph``: an append-only DAG of operators and tensors with nested subgraphs.
+
+Operators may depend only on operators appended before them, so the order of appending is a topological order and the
+issue order of every stream; nothing is ever changed or removed. Sizes may be symbolic (``semu.graph.dim``): then the
+graph is a template for many shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from semu.errors import GraphError
+from semu.graph.dim import Dim, product
+from semu.graph.operator import Operator, Phase
+from semu.graph.subgraph import Subgraph
+from semu.graph.tensor import Role, Storage, TensorNode
+from semu.hardware.device import DeviceKind, Stream
+from semu.hardware.kinds import DType, OpKind
+
+if TYPE_CHECKING:
+    import networkx
+
+HBM = "hbm"
+"""Name of a GPU's memory pool."""
+
+
+class Graph:
+    """Append-only builder and container of operators, tensors, storages and subgraphs.
+
+    Attributes:
+        operators, tensors, storages, subgraphs: nodes by index, in order of creation.
+        inputs: tensors that exist before the first operator.
+        outputs: tensors that must survive the last operator.
+    """
+
+    def __init__(self) -> None:
+        self.operators: list[Operator] = []
+        self.tensors: list[TensorNode] = []
+        self.storages: list[Storage] = []
+        self.subgraphs: list[Subgraph] = []
+        self.inputs: list[int] = []
+        self.outputs: list[int] = []
+        self._producer: dict[int, int] = {}
+        self._open: list[int] = []
+
+    # -- building ------------------------------------------------------------------------------------------------
+    def add_tensor(
+        self,
+        shape: Sequence[Dim],
+        dtype: DType,
+        role: Role = Role.ACTIVATION,
+        *,
+        name: str = "",
+        pool: str = HBM,
+    ) -> int:
+        """Add a tensor with a storage of its own; returns its index. ``shape`` is local to one rank."""
+        self._check_shape(shape, name)
+        storage = Storage(len(self.storages), name, product(shape) * dtype.size_bytes, role, pool)
+        self.storages.append(storage)
+        return self._append_tensor(storage.index, shape, dtype, name)
+
+    def add_input(self, shape: Sequence[Dim], dtype: DType, *, name: str, role: Role = Role.ACTIVATION) -> int:
+        """Add a tensor that exists before the first operator; returns its index."""
+        tensor = self.add_tensor(shape, dtype, role, name=name)
+        self.inputs.append(tensor)
+        return tensor
+
+    def add_view(self, tensor: int, shape: Sequence[Dim]) -> int:
+        """Add another shape of a tensor over the same storage; costs nothing. Returns the new tensor's index."""
+        base = self.tensors[self._known_tensor(tensor, "view")]
+        self._check_shape(shape, base.name)
+        view = self._append_tensor(base.storage, shape, base.dtype, base.name)
+        if tensor in self._producer:
+            self._producer[view] = self._producer[tensor]
+        return view
+
+    def add_operator(
+        self,
+        kind: OpKind,
+        stream: Stream,
+        *,
+        inputs: Iterable[int] = (),
+        outputs: Iterable[int] = (),
+        flop: Dim = 0,
+        mem_bytes: Dim = 0,
+        net_bytes: Dim = 0,
+        dtype: DType = DType.BF16,
+        key: Sequence[Dim] = (),
+        path: str = "",
+        phase: Phase = Phase.FORWARD,
+        after: Iterable[int] = (),
+        causal_flop: Dim = 0,
+    ) -> int:
+        """Append an operator; it depends on the producers of its inputs and on ``after``. Returns its index.
+
+        Raises:
+            GraphError: costs that the stream's device cannot serve, a negative cost, an unknown tensor or operator.
+        """
+        index = len(self.operators)
+        where = path or f"operator {index} ({kind.value})"
+        self._check_costs(stream, flop, mem_bytes, net_bytes, where)
+        reads = tuple(self._known_tensor(tensor, where) for tensor in inputs)
+        writes = tuple(self._known_tensor(tensor, where) for tensor in outputs)
+        before = set(after)
+        for operator in before:
+            if not 0 <= operator < index:
+                raise GraphError(
+                    "an operator can only follow operators that exist", where=where, expected=f"< {index}", got=operator
+                )
+        before.update(self._producer[tensor] for tensor in reads if tensor in self._producer)
+        self.operators.append(
+            Operator(
+                index=index,
+                path=path,
+                kind=kind,
+                phase=phase,
+                stream=stream,
+                flop=flop,
+                mem_bytes=mem_bytes,
+                net_bytes=net_bytes,
+                dtype=dtype,
+                key=tuple(key),
+                inputs=reads,
+                outputs=writes,
+                after=tuple(sorted(before)),
+                causal_flop=causal_flop,
+            )
+        )
+        for tensor in writes:
+            self._producer[tensor] = index
+        return index
+
+    def mark_output(self, tensor: int) -> None:
+        """Keep a tensor alive beyond the last operator."""
+        self.outputs.append(self._known_tensor(tensor, "output"))
+
+    def producer(self, tensor: int) -> int | None:
+        """The operator that last wrote the tensor, or None for an input."""
+        return self._producer.get(tensor)
+
+    @contextmanager
+    def subgraph(self, name: str) -> Iterator[Subgraph]:
+        """Open a named subgraph: operators appended inside belong to it; may be nested."""
+        parent = self._open[-1] if self._open else None
+        path = name if parent is None else f"{self.subgraphs[parent].path}.{name}"
+        index = len(self.subgraphs)
+        opened = Subgraph(index, name, path, parent, len(self.operators), None)
+        self.subgraphs.append(opened)
+        self._open.append(index)
+        try:
+            yield opened
+        finally:
+            self._open.pop()
+            self.subgraphs[index] = Subgraph(index, name, path, parent, opened.first, len(self.operators))
+
+    def _append_tensor(self, storage: int, shape: Sequence[Dim], dtype: DType, name: str) -> int:
+        node = TensorNode(len(self.tensors), storage, tuple(shape), dtype, name)
+        self.tensors.append(node)
+        return node.index
+
+    def _known_tensor(self, tensor: int, where: str) -> int:
+        if not 0 <= tensor < len(self.tensors):
+            raise GraphError("unknown tensor", where=where, expected=f"0 to {len(self.tensors) - 1}", got=tensor)
+        return tensor
+
+    @staticmethod
+    def _check_shape(shape: Sequence[Dim], where: str) -> None:
+        for dim in shape:
+            if isinstance(dim, int) and dim < 0:
+                raise GraphError("negative size", where=where, expected=">= 0", got=dim, nearest=0)
+
+    @staticmethod
+    def _check_costs(stream: Stream, flop: Dim, mem_bytes: Dim, net_bytes: Dim, where: str) -> None:
+        for name, cost in (("flop", flop), ("mem_bytes", mem_bytes), ("net_bytes", net_bytes)):
+            if isinstance(cost, int) and cost < 0:
+                raise GraphError(f"negative {name}", where=where, expected=">= 0", got=cost, nearest=0)
+        kind = stream.device.kind
+        if kind is not DeviceKind.LINK and net_bytes != 0:
+            raise GraphError(
+                "network bytes on a device that has no network",
+                where=where,
+                expected=f"a link, or net_bytes = 0 on {stream.device.name}",
+                got=net_bytes,
+                nearest=0,
+            )
+        if kind is DeviceKind.LINK and flop != 0:
+            raise GraphError(
+                "arithmetic on a link",
+                where=where,
+                expected=f"a compute device, or flop = 0 on {stream.device.name}",
+                got=flop,
+                nearest=0,
+            )
+
+    # -- reading -------------------------------------------------------------------------------------------------
+    def streams(self) -> list[Stream]:
+        """The streams in use, in order of first use."""
+        return list(dict.fromkeys(operator.stream for operator in self.operators))
+
+    def lint(self) -> None:
+        """Check the invariants that building keeps; for tests and for graphs made by other tools.
+
+        Raises:
+            GraphError: a dangling reference, a dependency that does not point back, a tensor read before it is
+                written, subgraphs that overlap without nesting.
+        """
+        written = set(self.inputs)
+        for operator in self.operators:
+            where = operator.path or f"operator {operator.index}"
+            self._check_costs(operator.stream, operator.flop, operator.mem_bytes, operator.net_bytes, where)
+            if any(not 0 <= before < operator.index for before in operator.after):
+                raise GraphError("a dependency does not point back", where=where, got=operator.after)
+            for tensor in operator.inputs:
+                node = self.tensors[self._known_tensor(tensor, where)]
+                storage = self.storages[node.storage]
+                if storage.index not in self._written_storages(written) and not storage.role.is_static:
+                    raise GraphError(f"{node.name or 'a tensor'} is read before it is written", where=where)
+            written.update(operator.outputs)
+        self._check_nesting()
+
+    def _written_storages(self, tensors: set[int]) -> set[int]:
+        return {self.tensors[tensor].storage for tensor in tensors}
+
+    def _check_nesting(self) -> None:
+        for group in self.subgraphs:
+            if group.last is None:
+                raise GraphError("subgraph still open", where=group.path)
+            if group.parent is not None:
+                outer = self.subgraphs[group.parent]
+                if outer.last is None or not (outer.first <= group.first and group.last <= outer.last):
+                    raise GraphError("subgraph reaches out of its parent", where=group.path)
+
+    def to_text(self) -> str:
+        """Readable form: one line per operator, indented by subgraph."""
+        openings: dict[int, list[Subgraph]] = {}
+        for group in self.subgraphs:
+            openings.setdefault(group.first, []).append(group)
+        lines = []
+        for operator in self.operators:
+            depth = sum(group.holds(operator.index) for group in self.subgraphs)
+            for group in openings.get(operator.index, ()):
+                if group.holds(operator.index):
+                    lines.append("  " * group.path.count(".") + f"{group.name}:")
+            reads = ", ".join(self._tensor_text(tensor) for tensor in operator.inputs)
+            writes = ", ".join(self._tensor_text(tensor) for tensor in operator.outputs)
+            costs = [
+                f"{name} {cost}"
+                for name, cost in (
+                    ("flop", operator.flop),
+                    ("mem", operator.mem_bytes),
+                    ("net", operator.net_bytes),
+                )
+                if cost != 0
+            ]
+            lines.append(
+                "  " * depth + f"%{operator.index} {operator.phase.name.lower()} {operator.kind.value}"
+                f"({reads}) -> {writes or 'nothing'} on {operator.stream.device.name}/{operator.stream.name}"
+                f" [{'; '.join(costs)}]" + (f" after {list(operator.after)}" if operator.after else "")
+            )
+        return "\n".join(lines)
+
+    def _tensor_text(self, tensor: int) -> str:
+        node = self.tensors[tensor]
+        shape = " x ".join(str(dim) for dim in node.shape) or "scalar"
+        return f"{node.name or f't{tensor}'}:{node.dtype.value}[{shape}]"
+
+    def to_networkx(self) -> networkx.DiGraph:
+        """Operators and tensors as a ``networkx.DiGraph``: nodes ``("operator", i)`` and ``("tensor", j)``.
+
+        Edges: tensor -> operator that reads it, operator -> tensor that it writes, operator -> operator where the
+        order is not implied by data. Node attribute ``data`` holds the semu object.
+        """
+        import networkx
+
+        result = networkx.DiGraph()
+        for tensor in self.tensors:
+            result.add_node(("tensor", tensor.index), data=tensor)
+        for operator in self.operators:
+            node = ("operator", operator.index)
+            result.add_node(node, data=operator)
+            result.add_edges_from((("tensor", tensor), node) for tensor in operator.inputs)
+            result.add_edges_from((node, ("tensor", tensor)) for tensor in operator.outputs)
+            implied = {self._producer.get(tensor) for tensor in operator.inputs}
+            result.add_edges_from((("operator", b), node) for b in operator.after if b not in implied)
+        return result

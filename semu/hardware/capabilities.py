@@ -1,0 +1,214 @@
+"""``DeviceProfile``: what one GPU of a kind can do, every number with its provenance; ``Host``: its share of a node's host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from semu.errors import ConfigError, unknown_name
+from semu.hardware.efficiency import (
+    CollectiveEfficiency,
+    Efficiency,
+    LinkEfficiency,
+    coefficient_names,
+    with_coefficient,
+)
+from semu.hardware.kinds import DType, OpKind, Port, Provenance
+from semu.hardware.number import Number, check_number, check_positive, located, worst_provenance
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a node's host gives to one GPU.
+
+    Attributes:
+        launch_s: CPU time to launch one kernel [s]; it costs only when the GPU runs dry.
+        memory_bytes: host memory per GPU, for offload [bytes].
+    """
+
+    launch_s: Number
+    memory_bytes: Number
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """What one GPU of a kind can do; every number says where it comes from.
+
+    Attributes:
+        name: name in ``semu list devices``, or what the user's file says.
+        memory_bytes: device memory as the framework reports it [bytes].
+        flop_per_s: dense peak per precision [FLOP/s]; BF16 always, FP8 only where the device has it.
+        mem_bytes_per_s: peak device memory bandwidth [byte/s].
+        nvlink_bytes_per_s: NVLink, all links of the GPU together, one direction [byte/s].
+        nic_bytes_per_s: network card per GPU, one direction [byte/s].
+        pcie_bytes_per_s: PCIe, one direction [byte/s].
+        nvlink_gpus: GPUs of a node that NVLink joins: 8 behind a switch, 2 for a bridged pair.
+        efficiencies: one per compute kind.
+        variants: departures from ``efficiencies``, by kind and precision (``DType``) or head dimension (int).
+        links: efficiencies per port.
+        host: launch time and memory of the host.
+        description: one line for ``semu list devices``.
+    Raises:
+        ConfigError: a missing kind, port or bf16 peak, or a peak that is not positive.
+    """
+
+    name: str
+    memory_bytes: Number
+    flop_per_s: Mapping[DType, Number]
+    mem_bytes_per_s: Number
+    nvlink_bytes_per_s: Number
+    nic_bytes_per_s: Number
+    pcie_bytes_per_s: Number
+    nvlink_gpus: Number
+    efficiencies: Mapping[OpKind, Efficiency]
+    variants: Mapping[tuple[OpKind, DType | int], Efficiency]
+    links: Mapping[Port, LinkEfficiency]
+    host: Host
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        for name in PEAKS:
+            check_positive(getattr(self, name).value, f"{self.name}: {name}")
+        for dtype, number in self.flop_per_s.items():
+            check_positive(number.value, f"{self.name}: flop_per_s.{dtype.value}")
+        if DType.BF16 not in self.flop_per_s:
+            raise ConfigError("no bf16 peak", where=f"{self.name}: flop_per_s", expected="flop_per_s.bf16")
+        for kind in OpKind:
+            if not kind.is_communication and kind not in self.efficiencies:
+                raise ConfigError("missing efficiency", where=f"{self.name}: efficiency", expected=kind.value)
+        for port in Port:
+            if port not in self.links:
+                raise ConfigError("missing link efficiency", where=f"{self.name}: link", expected=port.value)
+        for name in ("flop_per_s", "efficiencies", "variants", "links"):
+            object.__setattr__(self, name, dict(getattr(self, name)))
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.memory_bytes, self.mem_bytes_per_s, self.nvlink_bytes_per_s))
+
+    def peak_flop_per_s(self, dtype: DType) -> float:
+        """Dense peak of a precision [FLOP/s].
+
+        Raises:
+            ConfigError: the device has no such arithmetic.
+        """
+        if dtype not in self.flop_per_s:
+            names = ", ".join(have.value for have in self.flop_per_s)
+            raise ConfigError(
+                f"{self.name} has no {dtype.value} arithmetic",
+                where=f"{self.name}: flop_per_s",
+                expected=f"one of {names}",
+                got=dtype.value,
+                nearest=DType.BF16.value,
+            )
+        return self.flop_per_s[dtype].value
+
+    def efficiency(self, kind: OpKind, *, dtype: DType | None = None, head_dim: int | None = None) -> Efficiency:
+        """Efficiency of a compute kind, or its variant for a precision or for the nearest head dimension.
+
+        Args:
+            kind: a compute kind.
+            dtype: precision of the arithmetic; selects e.g. the fp8 variant of MATMUL.
+            head_dim: head dimension of an attention kernel; the nearest one known, by ratio, applies; the main
+                coefficients are those of head dimension 128.
+        """
+        if dtype is not None and (kind, dtype) in self.variants:
+            return self.variants[kind, dtype]
+        if head_dim is not None:
+            have = [key for of, key in self.variants if of is kind and isinstance(key, int)]
+            nearest = min([MAIN_HEAD_DIM, *have], key=lambda dim: (max(dim, head_dim) / min(dim, head_dim), dim))
+            return self.variants.get((kind, nearest), self.efficiencies[kind])
+        return self.efficiencies[kind]
+
+    def numbers(self) -> Iterator[tuple[str, Number]]:
+        """Every number with its dotted key, e.g. ``flop_per_s.bf16``, ``efficiency.matmul.flop``, ``host.launch_s``."""
+        for name in PEAKS:
+            yield name, getattr(self, name)
+        for dtype, number in self.flop_per_s.items():
+            yield f"flop_per_s.{dtype.value}", number
+        yield "host.launch_s", self.host.launch_s
+        yield "host.memory_bytes", self.host.memory_bytes
+        for kind, efficiency in self.efficiencies.items():
+            yield from _numbers_of(f"efficiency.{kind.value}", efficiency)
+        for (kind, key), efficiency in self.variants.items():
+            yield from _numbers_of(f"efficiency.{kind.value}.{variant_name(key)}", efficiency)
+        for port, link in self.links.items():
+            for kind, collective in link.kinds.items():
+                yield from _numbers_of(f"link.{port.value}.{kind.value}", collective)
+
+    def number(self, key: str, *, where: str | None = None) -> Number:
+        """The number of a dotted key.
+
+        Args:
+            key: as ``numbers()`` gives it. where: place of the key, for errors; None: the profile's name.
+        Raises:
+            ConfigError: unknown key, with the nearest one.
+        """
+        numbers = dict(self.numbers())
+        if key not in numbers:
+            raise unknown_name("profile number", key, numbers, where=where or self.name)
+        return numbers[key]
+
+    def provenance_of(self, key: str) -> Provenance:
+        """Provenance of a number, or the worst one of a section such as ``efficiency.matmul`` or ``link.nic``.
+
+        Raises:
+            ConfigError: unknown key, with the nearest one.
+        """
+        found = [number.provenance for name, number in self.numbers() if name == key or name.startswith(f"{key}.")]
+        return worst_provenance(*found) if found else self.number(key).provenance
+
+    def by_provenance(self) -> dict[Provenance, list[str]]:
+        """Dotted keys per provenance, best provenance first; provenances that do not occur are left out."""
+        keys: dict[Provenance, list[str]] = {provenance: [] for provenance in Provenance}
+        for key, number in self.numbers():
+            keys[number.provenance].append(key)
+        return {provenance: names for provenance, names in keys.items() if names}
+
+    def override(self, numbers: Mapping[str, object], *, where: str = "override") -> DeviceProfile:
+        """A copy with other numbers.
+
+        Args:
+            numbers: dotted key, as ``numbers()`` gives them, or nested tables of them -> value. An overridden number has
+                provenance ``spec`` and source ``override``; an overridden coefficient lends both to its section where
+                that was more trusted, and takes its ``relative_error`` away.
+            where: place of the mapping, for errors.
+        Raises:
+            ConfigError: unknown key, with the nearest one; a number out of its range.
+        """
+        profile = self
+        for key, value in _flatten(numbers):
+            profile.number(key, where=f"{where}.{key}")
+            with located(where):
+                profile = profile._with_number(key, check_number(value, key, is_infinite_ok=True))
+        return profile
+
+    def _with_number(self, key: str, value: float) -> DeviceProfile:
+        group, *path, name = key.split(".")
+        if not path and group == name:
+            return self._with_plain(name, value)
+
+
+PEAKS = (
+    "memory_bytes",
+    "mem_bytes_per_s",
+    "nvlink_bytes_per_s",
+    "nic_bytes_per_s",
+    "pcie_bytes_per_s",
+    "nvlink_gpus",
+)
+"""The profile's top-level numbers, by attribute and TOML key."""
+
+MAIN_HEAD_DIM = 128
+"""Head dimension of the attention coefficients in ``DeviceProfile.efficiencies``."""
+
+
+def variant_name(key: DType | int) -> str:
+    """TOML name of an efficiency variant: ``fp8`` or ``head_dim_64``."""
+    return key.value if isinstance(key, DType) else f"head_dim_{key}"
+
+
+def _numbers_of(prefix: str, section: Efficiency | CollectiveEfficiency) -> Iterator[tuple[str, Number]]:
+    for name in coefficient_names(type(section)):
+        yield f"{prefix}.{name}", Number(getattr(section, name), section.provenance, section.source)

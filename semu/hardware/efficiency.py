@@ -1,0 +1,204 @@
+"""How much of a device's peak an operator kind reaches, as plain numbers with a provenance.
+
+Objects: ``Efficiency`` (compute kinds), ``CollectiveEfficiency`` (one communication kind on one port),
+``LinkEfficiency`` (all communication kinds on one port).
+
+The paper's factors are the inverses: alpha = 1 / efficiency >= 1 (DIP §6.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TypeVar
+
+from semu.errors import ConfigError
+from semu.hardware.kinds import OpKind, Provenance
+from semu.hardware.number import check_efficiency, check_number, worst_provenance
+
+NEUTRAL_SOURCE = "the paper's default: alpha = 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Cost coefficients of one compute kind on one device.
+
+    t = t0 + ((s(l) W / (flop F))^p + (Q / (mem B))^p)^(1/p), with W [FLOP], Q [bytes], peaks F and B, and
+    s(l) = 1 + s0 g / l for sequences of l tokens, g = 1 if causal, else 1/2; p = infinity is the paper's maximum.
+
+    Attributes:
+        flop: reached fraction of the peak FLOP/s, in (0, 1].
+        mem: reached fraction of the peak memory bandwidth, in (0, 1].
+        t0_s: the kernel's own fixed device time [s].
+        p: softness of the roofline's corner, >= 1, infinity allowed.
+        s0_tokens: short-sequence term of attention kernels [tokens]; 0: none.
+        provenance, source: of all the numbers above together.
+        relative_error: mean absolute relative error of the fit on its data, None where nothing was compared.
+    Raises:
+        ConfigError: a number out of its range.
+    Source:
+        DIP §6.1 for the roofline; t0, p and s0 are DESIGN §3.2 and the forms of the microbenchmark data.
+    """
+
+    flop: float = 1.0
+    mem: float = 1.0
+    t0_s: float = 0.0
+    p: float = math.inf
+    provenance: Provenance = Provenance.DEFAULT
+    source: str = NEUTRAL_SOURCE
+    relative_error: float | None = None
+    s0_tokens: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "flop", check_efficiency(self.flop, "flop"))
+        object.__setattr__(self, "mem", check_efficiency(self.mem, "mem"))
+        object.__setattr__(self, "t0_s", check_number(self.t0_s, "t0_s"))
+        object.__setattr__(self, "p", check_number(self.p, "p", minimum=1.0, is_infinite_ok=True))
+        object.__setattr__(self, "s0_tokens", check_number(self.s0_tokens, "s0_tokens"))
+        if self.relative_error is not None:
+            error = check_number(self.relative_error, "relative_error")
+            object.__setattr__(self, "relative_error", error)
+
+    @property
+    def alpha_flop(self) -> float:
+        """The paper's alpha_fop = 1 / flop."""
+        return 1.0 / self.flop
+
+    @property
+    def alpha_mem(self) -> float:
+        """The paper's alpha_mem = 1 / mem."""
+        return 1.0 / self.mem
+
+    def latency_s(
+        self,
+        flop: float,
+        mem_bytes: float,
+        flop_per_s: float,
+        mem_bytes_per_s: float,
+        *,
+        sequence_tokens: float | None = None,
+        is_causal: bool = True,
+    ) -> float:
+        """Latency [s] of one operator: the scalar reference of the formula above.
+
+        Args:
+            flop: floating-point operations, >= 0.
+            mem_bytes: bytes read and written, >= 0.
+            flop_per_s: peak of the operator's precision.
+            mem_bytes_per_s: peak memory bandwidth.
+            sequence_tokens: tokens of one sequence, for attention; None: no short-sequence term.
+            is_causal: whether ``flop`` counts a causal mask (halved).
+        Returns:
+            0 for an operator without any cost, else the latency [s], not rounded.
+        """
+        if flop == 0 and mem_bytes == 0:
+            return 0.0
+        if sequence_tokens is not None:
+            flop = flop * (1.0 + self.s0_tokens * (1.0 if is_causal else 0.5) / sequence_tokens)
+        compute_s = flop / (self.flop * flop_per_s)
+        memory_s = mem_bytes / (self.mem * mem_bytes_per_s)
+        longer, shorter = max(compute_s, memory_s), min(compute_s, memory_s)
+        if math.isinf(self.p):
+            return self.t0_s + longer
+        return self.t0_s + longer * (1.0 + (shorter / longer) ** self.p) ** (1.0 / self.p)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveEfficiency:
+    """Cost coefficients of one communication kind on one port.
+
+    t = t0 + hop x steps + T + sqrt(c T), T = net_bytes / bandwidth; steps are n - 1 for a ring of n ranks, see
+    ``semu.hardware.network.latency_steps``.
+
+    Attributes:
+        net: reached fraction of the port's one-direction bandwidth for long messages, in (0, 1].
+        t0_s: fixed latency [s].
+        hop_s: latency per step [s]; on the NIC the mean over a ring's steps between and inside nodes.
+        c_s: corner between latency and bandwidth [s]; 0: none.
+        provenance, source, relative_error: as in ``Efficiency``.
+    Source:
+        The form of the microbenchmark data; it generalises alpha-beta (Hockney 1994) by the corner c.
+    """
+
+    net: float = 1.0
+    t0_s: float = 0.0
+    hop_s: float = 0.0
+    c_s: float = 0.0
+    provenance: Provenance = Provenance.DEFAULT
+    source: str = NEUTRAL_SOURCE
+    relative_error: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "net", check_efficiency(self.net, "net"))
+        for name in ("t0_s", "hop_s", "c_s"):
+            object.__setattr__(self, name, check_number(getattr(self, name), name))
+        if self.relative_error is not None:
+            object.__setattr__(self, "relative_error", check_number(self.relative_error, "relative_error"))
+
+    @property
+    def alpha_net(self) -> float:
+        """The paper's alpha_net = 1 / net."""
+        return 1.0 / self.net
+
+
+@dataclass(frozen=True)
+class LinkEfficiency:
+    """The communication kinds on one port.
+
+    Attributes:
+        kinds: one entry per communication kind.
+    Raises:
+        ConfigError: a kind that is no communication, or one that lacks.
+    """
+
+    kinds: Mapping[OpKind, CollectiveEfficiency] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        wanted = {kind for kind in OpKind if kind.is_communication}
+        if set(self.kinds) != wanted:
+            names = sorted(kind.value for kind in wanted)
+            got = sorted(kind.value for kind in self.kinds)
+            raise ConfigError("not the communication kinds", where="link", expected=", ".join(names), got=got)
+        object.__setattr__(self, "kinds", dict(self.kinds))
+
+    def of(self, kind: OpKind) -> CollectiveEfficiency:
+        """Coefficients of one communication kind.
+
+        Raises:
+            ConfigError: ``kind`` is no communication.
+        """
+        if not kind.is_communication:
+            raise ConfigError(
+                f"{kind.value} does not run on a link", where="link", expected="a communication kind", got=kind.value
+            )
+        return self.kinds[kind]
+
+
+Section = TypeVar("Section", Efficiency, CollectiveEfficiency)
+
+_LABELS = frozenset(("provenance", "source", "relative_error"))
+
+
+def coefficient_names(section: type[Efficiency] | type[CollectiveEfficiency]) -> tuple[str, ...]:
+    """Names of the numbers in an efficiency section, without its provenance, source and error."""
+    return tuple(item.name for item in fields(section) if item.name not in _LABELS)
+
+
+def with_coefficient(section: Section, name: str, value: float) -> Section:
+    """A copy with one number overridden; its provenance is at best ``spec``, its error is forgotten.
+
+    Args:
+        section: the coefficients. name: one of ``coefficient_names``. value: the new number.
+    Raises:
+        ConfigError: the number is out of its range.
+    """
+    values = {key: getattr(section, key) for key in coefficient_names(type(section))}
+    values[name] = value
+    return replace(
+        section,
+        **values,
+        provenance=worst_provenance(section.provenance, Provenance.SPEC),
+        source=f"override of {name}; otherwise: {section.source}",
+        relative_error=None,
+    )

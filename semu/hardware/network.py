@@ -1,0 +1,203 @@
+"""Communicators and the time of collectives on links.
+
+Objects: ``CommGroup``, ``CollectiveCost``; functions ``wire_factor``, ``effective_bandwidth``, ``latency_steps``,
+``collective_cost``, ``collective_latency``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+from semu.errors import ConfigError
+from semu.hardware.device import DeviceProfile
+from semu.hardware.efficiency import check_number
+from semu.hardware.kinds import OpKind, Port
+
+
+@dataclass(frozen=True, slots=True)
+class CommGroup:
+    """A communicator: some ranks, spread over some nodes.
+
+    Attributes:
+        name: name of its stream: ``tp``, ``dp``, ``pp``, ...
+        num_ranks: ranks in the group, >= 1.
+        num_nodes: nodes that they occupy, 1 to num_ranks.
+        ranks_per_node: ranks on the node that has the fewest; 0 (default): num_ranks // num_nodes.
+        local_port: what joins the ranks within a node: NVLink, or PCIe where NVLink does not reach.
+    Raises:
+        ConfigError: counts that do not fit together.
+    """
+
+    name: str
+    num_ranks: int
+    num_nodes: int = 1
+    ranks_per_node: int = 0
+    local_port: Port = Port.NVLINK
+
+    def __post_init__(self) -> None:
+        where = f"communicator {self.name}"
+        if self.num_ranks < 1:
+            raise ConfigError("no ranks", where=where, expected="num_ranks >= 1", got=self.num_ranks, nearest=1)
+        if not 1 <= self.num_nodes <= self.num_ranks:
+            raise ConfigError(
+                "more nodes than ranks, or none",
+                where=where,
+                expected=f"num_nodes in 1..{self.num_ranks}",
+                got=self.num_nodes,
+                nearest=min(max(self.num_nodes, 1), self.num_ranks),
+            )
+        even = self.num_ranks // self.num_nodes
+        if self.ranks_per_node == 0:
+            object.__setattr__(self, "ranks_per_node", even)
+        if not 1 <= self.ranks_per_node <= even:
+            raise ConfigError(
+                "the smallest node cannot hold so many ranks",
+                where=where,
+                expected=f"ranks_per_node in 1..{even}",
+                got=self.ranks_per_node,
+                nearest=even,
+            )
+        if self.local_port is Port.NIC:
+            raise ConfigError("ranks of one node do not meet over the NIC", where=where, expected="nvlink or pcie")
+
+    @property
+    def port(self) -> Port:
+        """The port on whose link devices the group's operators run."""
+        return self.local_port if self.num_nodes == 1 else Port.NIC
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCost:
+    """The closed form of one kind on one communicator: t = latency + T + sqrt(c T), T = net_bytes / bandwidth.
+
+    Attributes:
+        latency_s: fixed and per-hop latency [s].
+        bytes_per_s: bandwidth that a rank's wire bytes see; infinity for a group of one rank.
+        c_s: corner between latency and bandwidth [s].
+    """
+
+    latency_s: float
+    bytes_per_s: float
+    c_s: float
+
+    def time_s(self, net_bytes: float) -> float:
+        """Latency [s] of ``net_bytes`` wire bytes per rank; 0 for no bytes, not rounded."""
+        if net_bytes == 0:
+            return 0.0
+        transfer_s = net_bytes / self.bytes_per_s
+        return self.latency_s + transfer_s + math.sqrt(self.c_s * transfer_s)
+
+
+def wire_factor(kind: OpKind, num_ranks: int) -> Fraction:
+    """Wire bytes per rank divided by the buffer, as nccl-tests counts the buffer.
+
+    The buffer is what each rank holds for an all-reduce or all-to-all, the gathered size for an all-gather, the input
+    for a reduce-scatter, the message for P2P.
+
+    Args:
+        kind: a communication kind.
+        num_ranks: n, >= 1.
+    Returns:
+        2(n-1)/n all-reduce, (n-1)/n all-gather, reduce-scatter and all-to-all, 1 P2P.
+    Raises:
+        ConfigError: ``kind`` is no communication, or num_ranks < 1.
+    Source:
+        DESIGN §2; the bus-bandwidth factors of nccl-tests; ring all-reduce of Patarasuk & Yuan, JPDC 69(2), 2009.
+    """
+    if num_ranks < 1:
+        raise ConfigError("no ranks", where="wire_factor", expected="num_ranks >= 1", got=num_ranks, nearest=1)
+    if not kind.is_communication:
+        raise ConfigError(
+            f"{kind.value} has no wire bytes", where="wire_factor", expected="a communication kind", got=kind.value
+        )
+    if kind is OpKind.P2P:
+        return Fraction(1)
+    passes = 2 if kind is OpKind.ALL_REDUCE else 1
+    return Fraction(passes * (num_ranks - 1), num_ranks)
+
+
+def effective_bandwidth(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> float:
+    """Bandwidth [byte/s] that one rank's wire bytes see, so that T = net_bytes / bandwidth.
+
+    Within a node: the local port's bandwidth times its efficiency. Across nodes a ring enters and leaves each node
+    once per NIC, and the g ranks of a node drive g rings or slices of one, so it runs at min(local, g NIC), g of the
+    smallest node. In an all-to-all each rank sends (n-g)/(n-1) of its bytes over its own NIC and the rest inside the
+    node; the slower of the two decides. P2P crosses one NIC, or one local port.
+
+    Args:
+        profile: peaks and efficiencies. kind: a communication kind. group: ranks n, nodes, smallest node g.
+    Returns:
+        [byte/s]; infinity for a collective of one rank, which sends nothing.
+    Source:
+        Ring and its limits: nccl-tests, PERFORMANCE.md; the all-to-all's shares: counting peers.
+    """
+    if kind is not OpKind.P2P and group.num_ranks == 1:
+        return math.inf
+    local = _port_bandwidth(profile, kind, group.local_port)
+    if group.num_nodes == 1:
+        return local
+    nic = _port_bandwidth(profile, kind, Port.NIC)
+    if kind is OpKind.P2P:
+        return nic
+    if kind is OpKind.ALL_TO_ALL:
+        outside = (group.num_ranks - group.ranks_per_node) / (group.num_ranks - 1)
+        return 1.0 / max(outside / nic, (1.0 - outside) / local)
+    return min(local, group.ranks_per_node * nic)
+
+
+def latency_steps(kind: OpKind, group: CommGroup) -> int:
+    """How many times a message waits for a hop.
+
+    A ring over n ranks has n - 1 steps; the second round of an all-reduce is in its coefficient. Across m nodes an
+    all-reduce may take two trees over the nodes instead, with a chain in each node: n/m - 1 + ceil(log2 m) steps at the
+    same bandwidth; the shorter way counts. An all-to-all starts n - 1 messages, P2P one.
+
+    Args:
+        kind: a communication kind. group: n ranks on m nodes.
+    Source:
+        Double binary tree: Sanders, Speck, Traeff, Parallel Computing 35(12), 2009, as NCCL uses it since 2.4.
+    """
+    if kind is OpKind.P2P:
+        return 1
+    ring = group.num_ranks - 1
+    if kind is OpKind.ALL_REDUCE and group.num_nodes > 1:
+        per_node = -(-group.num_ranks // group.num_nodes)
+        return min(ring, per_node - 1 + (group.num_nodes - 1).bit_length())
+    return ring
+
+
+def collective_cost(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> CollectiveCost:
+    """Coefficients of ``kind`` on ``group``: latency, bandwidth and corner; all zero time for a group of one rank.
+
+    Args:
+        profile: peaks and efficiencies. kind: a communication kind. group: ranks and nodes.
+    """
+    bandwidth = effective_bandwidth(profile, kind, group)
+    if math.isinf(bandwidth):
+        return CollectiveCost(0.0, bandwidth, 0.0)
+    efficiency = profile.links[group.port].of(kind)
+    latency_s = efficiency.t0_s + efficiency.hop_s * latency_steps(kind, group)
+    return CollectiveCost(latency_s, bandwidth, efficiency.c_s)
+
+
+def collective_latency(profile: DeviceProfile, kind: OpKind, group: CommGroup, net_bytes: float) -> float:
+    """Latency [s] of one collective or transfer, not rounded: the scalar reference of the engine's columns.
+
+    Args:
+        profile: peaks and efficiencies. kind: a communication kind. group: ranks and nodes.
+        net_bytes: wire bytes per rank, ``wire_factor`` x buffer, >= 0; none take no time.
+    Raises:
+        ConfigError: negative or non-finite bytes.
+    """
+    return collective_cost(profile, kind, group).time_s(check_number(net_bytes, "net_bytes"))
+
+
+def _port_bandwidth(profile: DeviceProfile, kind: OpKind, port: Port) -> float:
+    peak = {
+        Port.NVLINK: profile.nvlink_bytes_per_s,
+        Port.NIC: profile.nic_bytes_per_s,
+        Port.PCIE: profile.pcie_bytes_per_s,
+    }[port]
+    return peak.value * profile.links[port].of(kind).net

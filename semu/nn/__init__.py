@@ -1,0 +1,35 @@
+"""Describe models as in PyTorch: modules, parameters, ``forward``; shapes only, no data."""
+
+from semu.nn.layers import GELU, Dropout, Embedding, LayerNorm, Linear, RMSNorm, SiLU
+from semu.nn.model import InputSpec, ModalityModule, ModalityRole, Model
+from semu.nn.module import Module, ModuleList, Parameter, Sequential
+from semu.nn.sharding import ShardingPlan, ShardingStyle
+from semu.nn.tensor import Sequences, Tensor
+from semu.nn.transformer import MLP, CrossAttention, LMHead, SelfAttention, TransformerLayer
+
+__all__ = [
+    "GELU",
+    "MLP",
+    "CrossAttention",
+    "Dropout",
+    "Embedding",
+    "InputSpec",
+    "LMHead",
+    "LayerNorm",
+    "Linear",
+    "ModalityModule",
+    "ModalityRole",
+    "Model",
+    "Module",
+    "ModuleList",
+    "Parameter",
+    "RMSNorm",
+    "SelfAttention",
+    "Sequences",
+    "Sequential",
+    "ShardingPlan",
+    "ShardingStyle",
+    "SiLU",
+    "Tensor",
+    "TransformerLayer",
+]

@@ -1,0 +1,147 @@
+"""``trace_block``: one pipeline-able piece of a model, traced forward and backward into one graph.
+
+A block is a member of a modality module's ``Sequential``; its inputs are what the block before returned (the carry).
+The graph's first ``num_forward`` operators are the forward part, the others the backward part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from semu.errors import GraphError
+from semu.graph.dim import Dim
+from semu.graph.graph import Graph
+from semu.hardware.device import Stream
+from semu.hardware.kinds import DType
+from semu.hardware.network import CommGroup
+from semu.nn.autograd import backward, recompute
+from semu.nn.module import Module
+from semu.nn.tensor import Sequences, Tensor
+from semu.nn.tracing import ParameterUse, Trace, TraceOptions
+
+
+@dataclass(frozen=True)
+class CarrySpec:
+    """What is known of a tensor between two blocks: global shape, shards, type, packing, need of a gradient."""
+
+    shape: tuple[Dim, ...]
+    shards: tuple[int, ...]
+    dtype: DType
+    requires_grad: bool
+    sequences: Sequences | None
+
+
+@dataclass(frozen=True)
+class TracedBlock:
+    """A block's graph and how it joins its neighbours.
+
+    Attributes:
+        graph: forward operators, then backward operators.
+        num_forward: number of forward operators.
+        inputs, outputs: tensor nodes of the carry in and out.
+        output_specs: what the next block receives.
+        output_gradients: tensor nodes of the gradients that arrive, None where none does.
+        input_gradients: tensor nodes of the gradients that leave, None where none does.
+        parameters: parameters as one rank holds them.
+        groups: communicator of each link stream.
+    """
+
+    graph: Graph
+    num_forward: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    output_specs: tuple[CarrySpec, ...]
+    output_gradients: tuple[int | None, ...]
+    input_gradients: tuple[int | None, ...]
+    parameters: tuple[ParameterUse, ...]
+    groups: dict[Stream, CommGroup]
+
+
+def trace_block(
+    module: Module, inputs: Sequence[CarrySpec], options: TraceOptions, *, root: str = "", full_recompute: bool = False
+) -> TracedBlock:
+    """Trace a block and differentiate it.
+
+    Args:
+        module: called with one tensor per input.
+        inputs: the carry that arrives.
+        options: sharding, precision, overlap.
+        root: the block's path in the model, for sharding plans and messages.
+        full_recompute: keep only the inputs of the forward pass and run it again in the backward. Not applied to a
+            block that ends in a scalar loss (its backward follows at once) or that starts from integer data.
+    Raises:
+        GraphError: the block returns something that is not a tensor, or an operator cannot exist.
+    """
+    trace = Trace(options, module, root)
+    arrived = [
+        trace.input(
+            spec.shape,
+            spec.dtype,
+            name=f"input{number}",
+            shards=spec.shards,
+            sequences=spec.sequences,
+            requires_grad=spec.requires_grad,
+        )
+        for number, spec in enumerate(inputs)
+    ]
+    outputs = _run_forward(trace, module, arrived, full_recompute)
+    num_forward = len(trace.graph.operators)
+    gradients = [_incoming_gradient(trace, output, number) for number, output in enumerate(outputs)]
+    leaving: list[Tensor | None] = [None] * len(arrived)
+    if any(output.requires_grad for output in outputs):
+        leaving = backward(trace, outputs, gradients, arrived)
+    for tensor in outputs:
+        trace.graph.mark_output(tensor.node)
+    return TracedBlock(
+        graph=trace.graph,
+        num_forward=num_forward,
+        inputs=tuple(tensor.node for tensor in arrived),
+        outputs=tuple(tensor.node for tensor in outputs),
+        output_specs=tuple(
+            CarrySpec(t.shape, t.shards, t.dtype, t.requires_grad, t.sequences) for t in outputs
+        ),
+        output_gradients=tuple(g.node if g is not None else None for g in gradients),
+        input_gradients=tuple(
+            g.node if g is not None and t.requires_grad else None for g, t in zip(leaving, arrived, strict=True)
+        ),
+        parameters=tuple(trace.parameters.values()),
+        groups=dict(trace.groups),
+    )
+
+
+def _run_forward(trace: Trace, module: Module, arrived: list[Tensor], full_recompute: bool) -> tuple[Tensor, ...]:
+    is_data = bool(arrived) and arrived[0].dtype in (DType.INT64, DType.UINT8)
+    if full_recompute and not is_data and not _ends_in_loss(trace, module, arrived):
+        returned = recompute(trace, module, arrived)
+    else:
+        returned = module(*arrived)
+    outputs = returned if isinstance(returned, tuple) else (returned,)
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            raise GraphError(
+                "a block must return tensors", where=trace.root or type(module).__name__, got=type(output).__name__
+            )
+    return outputs
+
+
+def _ends_in_loss(trace: Trace, module: Module, arrived: list[Tensor]) -> bool:
+    """Whether the block returns a scalar, found by running it once on a scratch trace."""
+    scratch = Trace(trace.options, module, trace.root)
+    copies = [
+        scratch.input(t.shape, t.dtype, name="scratch", shards=t.shards, sequences=t.sequences) for t in arrived
+    ]
+    returned = module(*copies)
+    return isinstance(returned, Tensor) and returned.ndim == 0
+
+
+def _incoming_gradient(trace: Trace, output: Tensor, number: int) -> Tensor | None:
+    if not output.requires_grad or output.ndim == 0:
+        return None
+    return trace.input(
+        output.shape,
+        output.dtype,
+        name=f"output{number}.grad",
+        shards=output.shards,
+        sequences=output.sequences,
+    )

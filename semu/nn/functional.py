@@ -1,0 +1,75 @@
+"""Functional face of the operator rules (``import semu.nn.functional as F``), by PyTorch's names where it has one."""
+
+from __future__ import annotations
+
+from semu.nn.module import Parameter
+from semu.nn.rules.attention import attention
+from semu.nn.rules.embedding import embedding, merge_tokens, scatter_tokens, shard_tokens
+from semu.nn.rules.loss import cross_entropy, mean_squared_error
+from semu.nn.rules.matmul import linear
+from semu.nn.rules.norm import norm
+from semu.nn.rules.pointwise import (
+    activation,
+    add,
+    add_parameter,
+    dropout,
+    gated_activation,
+    gated_add,
+    modulate,
+    rope,
+)
+from semu.nn.rules.views import flatten, split, unflatten
+from semu.nn.tensor import Tensor
+
+__all__ = [
+    "activation",
+    "add",
+    "add_parameter",
+    "attention",
+    "cross_entropy",
+    "dropout",
+    "embedding",
+    "flatten",
+    "gated_activation",
+    "gated_add",
+    "gelu",
+    "layer_norm",
+    "linear",
+    "mean_squared_error",
+    "merge_tokens",
+    "modulate",
+    "norm",
+    "rms_norm",
+    "rope",
+    "scatter_tokens",
+    "shard_tokens",
+    "silu",
+    "split",
+    "swiglu",
+    "unflatten",
+]
+
+
+def gelu(x: Tensor) -> Tensor:
+    """Gaussian error linear unit; saves its input."""
+    return activation(x, "gelu")
+
+
+def silu(x: Tensor) -> Tensor:
+    """Sigmoid linear unit; saves its input."""
+    return activation(x, "silu")
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """``silu(gate) * up`` of a fused [..., 2 f] tensor; saves its input."""
+    return gated_activation(x, "swiglu")
+
+
+def layer_norm(x: Tensor, weight: Parameter | None = None, bias: Parameter | None = None) -> Tensor:
+    """Layer norm over the last axis; saves x, mean and deviation."""
+    return norm(x, weight, bias, num_statistics=2, name="layer_norm")
+
+
+def rms_norm(x: Tensor, weight: Parameter | None = None) -> Tensor:
+    """RMS norm over the last axis; saves x and one statistic per row."""
+    return norm(x, weight, None, num_statistics=1, name="rms_norm")

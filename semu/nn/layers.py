@@ -1,0 +1,93 @@
+"""Elementary layers: linear, norms, embedding, activations, dropout."""
+
+from __future__ import annotations
+
+from semu.nn import functional as F
+from semu.nn.module import Module, Parameter
+from semu.nn.tensor import Tensor
+
+
+class Linear(Module):
+    """``y = x W^T + b``.
+
+    Args:
+        in_features, out_features: global widths. bias: add b.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = Parameter(out_features, in_features)
+        self.bias = Parameter(out_features) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class LayerNorm(Module):
+    """Layer norm over the last axis with weight and bias (``affine``)."""
+
+    def __init__(self, features: int, *, affine: bool = True) -> None:
+        super().__init__()
+        self.weight = Parameter(features) if affine else None
+        self.bias = Parameter(features) if affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., features] -> the same."""
+        return F.layer_norm(x, self.weight, self.bias)
+
+
+class RMSNorm(Module):
+    """RMS norm over the last axis with a weight."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = Parameter(features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., features] -> the same."""
+        return F.rms_norm(x, self.weight)
+
+
+class Embedding(Module):
+    """Token table [vocab, width]; with ``positions``, a learned position table is added."""
+
+    def __init__(self, num_embeddings: int, width: int, positions: int | None = None) -> None:
+        super().__init__()
+        self.weight = Parameter(num_embeddings, width)
+        self.positions = Parameter(positions, width) if positions is not None else None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Ids [tokens] -> [tokens, width]."""
+        x = F.embedding(ids, self.weight)
+        if self.positions is not None:
+            x = F.add_parameter(x, self.positions, self.positions.shape[0])
+        return F.shard_tokens(x)
+
+
+class GELU(Module):
+    """Gaussian error linear unit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Elementwise."""
+        return F.gelu(x)
+
+
+class SiLU(Module):
+    """Sigmoid linear unit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Elementwise."""
+        return F.silu(x)
+
+
+class Dropout(Module):
+    """Dropout with probability ``p``."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Elementwise."""
+        return F.dropout(x, self.p)

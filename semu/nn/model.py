@@ -1,0 +1,138 @@
+"""``Model``: modality modules in the order in which data flows through them (DESIGN §2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from semu.errors import ConfigError, unknown_name
+from semu.hardware.kinds import DType
+from semu.nn.module import Module, Parameter, Sequential
+
+
+class ModalityRole(Enum):
+    """Place of a modality module in a multimodal model."""
+
+    ENCODER = "encoder"
+    BACKBONE = "backbone"
+    DECODER = "decoder"
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """A tensor that the data loader provides.
+
+    Attributes:
+        stream: name of the data stream: ``text``, ``vision``, ``video``, ...
+        features: width of [tokens, features]; None: a vector of token ids.
+        per_sequence: one row per sequence instead of one per token (e.g. a diffusion timestep).
+    """
+
+    stream: str
+    features: int | None = None
+    per_sequence: bool = False
+
+    def dtype(self, tensor_dtype: DType) -> DType:
+        """Element type: ids are int64, features are in the model's type."""
+        return DType.INT64 if self.features is None else tensor_dtype
+
+
+TEXT_IDS = InputSpec("text")
+"""Token ids of the text stream."""
+
+
+@dataclass(frozen=True)
+class ModalityModule:
+    """One encoder, backbone or decoder.
+
+    Attributes:
+        name: unique in the model, the first part of all module paths.
+        role: encoder, backbone or decoder.
+        body: its layers; a ``Sequential`` can be cut between members, any other module is one block.
+        inputs: what the data loader gives its first block.
+        sources: modality modules whose outputs follow as further arguments of the first block.
+    """
+
+    name: str
+    role: ModalityRole
+    body: Module
+    inputs: tuple[InputSpec, ...] = (TEXT_IDS,)
+    sources: tuple[str, ...] = ()
+
+    def blocks(self) -> list[tuple[str, Module]]:
+        """Pipeline-able pieces by path, in order."""
+        if isinstance(self.body, Sequential):
+            return [(f"{self.name}.{name}", block) for name, block in self.body.named_children()]
+        return [(self.name, self.body)]
+
+
+class Model:
+    """A model to train.
+
+    Args:
+        name: for reports.
+        modules: modality modules in topological order.
+    Raises:
+        ConfigError: no module, a name twice, a source that does not come before.
+    """
+
+    def __init__(self, name: str, modules: Sequence[ModalityModule]) -> None:
+        if not modules:
+            raise ConfigError("a model needs a module", where=name, expected="at least one ModalityModule", got="none")
+        known: list[str] = []
+        for module in modules:
+            if module.name in known:
+                raise ConfigError("two modality modules of one name", where=name, got=module.name)
+            for source in module.sources:
+                if source not in known:
+                    raise unknown_name("source module", source, known, where=f"{name}.{module.name}.sources")
+            known.append(module.name)
+        self.name = name
+        self.modules = tuple(modules)
+
+    @classmethod
+    def from_module(cls, module: Module, *, name: str | None = None, inputs: Sequence[InputSpec] = (TEXT_IDS,)) -> Model:
+        """Wrap any module as a model of one backbone.
+
+        Args:
+            module: its first block gets ``inputs``, by default token ids of the text stream.
+            name: default: the class's name.
+            inputs: what the data loader provides.
+        """
+        label = name if name is not None else type(module).__name__.lower()
+        return cls(label, [ModalityModule(label, ModalityRole.BACKBONE, module, tuple(inputs))])
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Every distinct parameter by path."""
+        seen: set[int] = set()
+        for module in self.modules:
+            for path, parameter in module.body.named_parameters(module.name):
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield path, parameter
+
+    def num_parameters(self, *, trainable_only: bool = False) -> int:
+        """Elements of all distinct parameters."""
+        return sum(p.numel for _, p in self.named_parameters() if p.requires_grad or not trainable_only)
+
+    def freeze(self, paths: Sequence[str], *, where: str = "model.frozen") -> Model:
+        """Freeze every parameter at or below the given module paths (or role names); returns the model.
+
+        Raises:
+            ConfigError: a path that names no module.
+        """
+        roles = {module.role.value: module.name for module in self.modules}
+        known = {path for m in self.modules for path, _ in m.body.named_modules(m.name)}
+        for asked in paths:
+            path = roles.get(asked, asked) if asked not in known else asked
+            if path not in known:
+                raise unknown_name("module path", asked, [m.name for m in self.modules] + list(roles), where=where)
+            for name, parameter in self.named_parameters():
+                if name == path or name.startswith(f"{path}."):
+                    parameter.requires_grad = False
+        return self
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{m.name} ({m.role.value}, {m.body.num_parameters() / 1e9:.2f} B)" for m in self.modules)
+        return f"Model({self.name}: {parts})"

@@ -1,0 +1,207 @@
+"""``Module`` and ``Parameter``: a model is described as in PyTorch, with shapes and no data.
+
+Subclass ``Module``, create parameters and submodules in ``__init__``, compute in ``forward``. Assigning a submodule
+or a parameter to an attribute registers it under that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from semu.errors import ConfigError, GraphError
+
+
+class Parameter:
+    """A trainable array, known by its shape only.
+
+    Args:
+        shape: global shape, positive integers.
+        requires_grad: false: frozen.
+    Raises:
+        ConfigError: a dimension that is not a positive integer.
+    """
+
+    def __init__(self, *shape: int, requires_grad: bool = True) -> None:
+        for dim in shape:
+            if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+                raise ConfigError("not a parameter dimension", expected="an integer >= 1", got=dim, nearest=1)
+        self.shape = shape
+        self.requires_grad = requires_grad
+        self.name = "parameter"
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        count = 1
+        for dim in self.shape:
+            count *= dim
+        return count
+
+    def __repr__(self) -> str:
+        return f"Parameter{self.shape}" + ("" if self.requires_grad else " frozen")
+
+
+class Module:
+    """Base of all layers and models."""
+
+    def __init__(self) -> None:
+        self._children()
+
+    def _children(self) -> dict[str, Module]:
+        children: dict[str, Module] = self.__dict__.setdefault("_modules", {})
+        return children
+
+    def _own(self) -> dict[str, Parameter]:
+        own: dict[str, Parameter] = self.__dict__.setdefault("_parameters", {})
+        return own
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self._children().pop(name, None)
+        self._own().pop(name, None)
+        if isinstance(value, Module):
+            self._children()[name] = value
+        elif isinstance(value, Parameter):
+            if value.name == "parameter":
+                value.name = name
+            self._own()[name] = value
+        object.__setattr__(self, name, value)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module computes; to be overridden."""
+        raise GraphError(f"{type(self).__name__} does not define forward", expected="a method forward(self, ...)")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run ``forward`` as a subgraph under the module's path; at least one argument must be a tensor."""
+        trace = next((arg.trace for arg in (*args, *kwargs.values()) if hasattr(arg, "trace")), None)
+        if trace is None:
+            raise GraphError(
+                f"{type(self).__name__} was called without a tensor",
+                expected="a symbolic tensor; semu.trace(module, ...) makes them",
+                got=", ".join(type(arg).__name__ for arg in args) or "no argument",
+            )
+        with trace.scope(self):
+            return self.forward(*args, **kwargs)
+
+    # -- the tree ------------------------------------------------------------------------------------------------
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Direct submodules by attribute name."""
+        yield from self._children().items()
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """This module and everything below it, by dotted path."""
+        yield prefix, self
+        for name, child in self.named_children():
+            yield from child.named_modules(f"{prefix}.{name}" if prefix else name)
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """Every distinct parameter by dotted path; a shared one appears once."""
+        seen: set[int] = set()
+        for path, module in self.named_modules(prefix):
+            for name, parameter in module._own().items():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield f"{path}.{name}" if path else name, parameter
+
+    def own_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Parameters held by this module itself, by attribute name."""
+        yield from self._own().items()
+
+    def num_parameters(self, *, trainable_only: bool = False) -> int:
+        """Elements of all distinct parameters."""
+        return sum(p.numel for _, p in self.named_parameters() if p.requires_grad or not trainable_only)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Module:
+        """Freeze (False) or train (True) every parameter below; returns the module."""
+        for _, parameter in self.named_parameters():
+            parameter.requires_grad = requires_grad
+        return self
+
+    def fingerprint(self) -> object:
+        """A hashable description of everything that decides what ``forward`` does; equal structures are equal.
+
+        Attributes that are not plain data (numbers, strings, enums, tuples and frozen dataclasses of them) are
+        compared by identity, so an unusual module is never confused with another.
+        """
+        shared: dict[int, int] = {}
+        return self._fingerprint(shared)
+
+    def _fingerprint(self, shared: dict[int, int]) -> object:
+        values: list[object] = []
+        for name, value in self.__dict__.items():
+            if name in ("_modules", "_parameters"):
+                continue
+            if isinstance(value, Module):
+                values.append((name, value._fingerprint(shared)))
+            elif isinstance(value, Parameter):
+                number = shared.setdefault(id(value), len(shared))
+                values.append((name, number, value.shape, value.requires_grad))
+            else:
+                try:
+                    hash(value)
+                    values.append((name, value))
+                except TypeError:
+                    values.append((name, id(value)))
+        children = tuple(
+            (name, child._fingerprint(shared))
+            for name, child in self.named_children()
+            if self.__dict__.get(name) is not child
+        )
+        return (type(self), tuple(values), children)
+
+    def __repr__(self) -> str:
+        lines = [f"{type(self).__name__}("]
+        for name, child in self.named_children():
+            lines.append(f"  {name}: " + repr(child).replace("\n", "\n  "))
+        for name, parameter in self.own_parameters():
+            lines.append(f"  {name}: {parameter!r}")
+        return "\n".join([*lines, ")"]) if len(lines) > 1 else f"{type(self).__name__}()"
+
+
+class ModuleList(Module):
+    """A list of submodules, named by position."""
+
+    def __init__(self, modules: Iterator[Module] | list[Module] | tuple[Module, ...]) -> None:
+        super().__init__()
+        self._items = 0
+        for module in modules:
+            self._append(module)
+
+    def _append(self, module: Module) -> None:
+        self._children()[str(self._items)] = module
+        object.__setattr__(self, "_items", self._items + 1)
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(list(self._children().values()))
+
+    def __len__(self) -> int:
+        return len(self._children())
+
+    def __getitem__(self, index: int) -> Module:
+        return list(self._children().values())[index]
+
+
+class Sequential(ModuleList):
+    """Modules run one after another; a tuple that one returns becomes the next one's arguments.
+
+    A model given as a ``Sequential`` can be cut between its members into pipeline chunks.
+
+    Args:
+        modules: the members in order, or one mapping of names to members (``{"embedding": ..., "layers.0": ...}``).
+    """
+
+    def __init__(self, *modules: Module | Mapping[str, Module]) -> None:
+        super().__init__([])
+        for module in modules:
+            if isinstance(module, Module):
+                self._append(module)
+            else:
+                self._children().update(module)
+
+    def forward(self, *args: Any) -> Any:
+        """Run the members in order."""
+        carry: tuple[Any, ...] = args
+        for module in self:
+            result = module(*carry)
+            carry = result if isinstance(result, tuple) else (result,)
+        return carry if len(carry) != 1 else carry[0]

@@ -1,0 +1,163 @@
+"""Token embedding (plain or split over the vocabulary), and merging of neighbouring tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from semu.errors import GraphError
+from semu.graph.dim import Dim
+from semu.graph.operator import OpKind, Phase
+from semu.nn.module import Parameter
+from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
+from semu.nn.sharding import ShardingStyle
+from semu.nn.tensor import Sequences, Tensor
+
+
+def embedding(ids: Tensor, table: Parameter) -> Tensor:
+    """Rows of ``table`` [vocab, h] for ``ids`` [tokens].
+
+    Under VOCABULARY each rank looks up its part and the parts are summed: a reduce-scatter over tokens with sequence
+    parallelism, else an all-reduce (1909.08053 §3, 2205.05198 §4.2). Backward: a scatter-add into the gradient.
+    """
+    trace, plan = ids.trace, ids.trace.options.plan
+    is_split = plan.tp > 1 and trace.style is ShardingStyle.VOCABULARY
+    if ids.ndim != 1:
+        raise GraphError("an embedding looks up one id a token", where=trace.path, expected="[tokens]", got=ids.shape)
+    use = trace.parameter(table, (plan.tp, 1) if is_split else None)
+    width = table.shape[1]
+    size = trace.options.tensor_dtype.size_bytes
+    with trace.no_grad():
+        rows = trace.emit(
+            OpKind.EMBEDDING,
+            [ids, use],
+            (*ids.shape, width),
+            sequences=ids.sequences,
+            mem_bytes=ids.size_bytes + 2 * ids.numel * width * size,
+            key=(ids.numel, width),
+            name="lookup",
+        )
+        if is_split:
+            rows = reduce_scatter_tokens(rows) if plan.sequence_parallel else all_reduce(rows)
+    y = replace(rows, requires_grad=table.requires_grad)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        if use.gradient is not None:
+            whole = all_gather_tokens(grad) if is_split and plan.sequence_parallel else grad
+            grad_size = trace.options.grad_dtype.size_bytes
+            trace.emit(
+                OpKind.EMBEDDING,
+                [whole, ids],
+                gradients=[use],
+                mem_bytes=whole.size_bytes + 2 * grad_size * whole.numel,
+                key=(ids.numel, width),
+                phase=Phase.WEIGHT_GRADIENT,
+                name="weight_bw",
+            )
+        return [None]
+
+    trace.record([ids], [y], backward)
+    return y
+
+
+def shard_tokens(x: Tensor) -> Tensor:
+    """Keep this rank's shard of the tokens, where activations are sequence-parallel; a view, free.
+
+    Backward gathers the shards of the gradient (Megatron's scatter to the sequence-parallel region).
+    """
+    trace, plan = x.trace, x.trace.options.plan
+    if plan.token_shards == 1 or x.shards[0] > 1:
+        return x
+    y = trace.view(x, x.shape, (plan.tp, *x.shards[1:]))
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        return [all_gather_tokens(grad)]
+
+    trace.record([x], [y], backward)
+    return y
+
+
+def merge_tokens(x: Tensor, group: int, merged: Sequences) -> Tensor:
+    """Concatenate the features of ``group`` neighbouring tokens: [tokens, h] -> [tokens / group, group x h].
+
+    Args:
+        x: [tokens, h], one stream. group: tokens per merged token. merged: packing of the result.
+    One copy each way (spatial merging of Qwen2-VL, 2409.12191 §2).
+    """
+    width = x.shape[-1] * group
+    return _rearrange(x, (merged.tokens, width), merged, "merge_tokens")
+
+
+def scatter_tokens(x: Tensor, into: Tensor) -> Tensor:
+    """Write the rows of ``x`` [n, h] (image tokens) over rows of ``into`` [tokens, h] (text embeddings).
+
+    Both are split over tokens alike. Backward: the gradient of ``into`` with those rows masked, and a gather of the
+    rows for ``x``. Under sequence parallelism the rows may live on another rank than their place; that exchange is
+    within the tensor-parallel group and small, it is counted as memory traffic only.
+    """
+    trace = into.trace
+    if x.shape[-1] != into.shape[-1]:
+        raise GraphError("widths differ", where=trace.path, expected=into.shape[-1], got=x.shape[-1])
+    y = trace.emit(
+        OpKind.COPY,
+        [into, x],
+        into.shape,
+        shards=into.shards,
+        dtype=into.dtype,
+        sequences=into.sequences,
+        mem_bytes=2 * into.size_bytes + x.size_bytes,
+        key=(into.numel,),
+        name="scatter_tokens",
+    )
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        grad_x = None
+        if x.requires_grad:
+            grad_x = trace.emit(
+                OpKind.COPY,
+                [grad],
+                x.shape,
+                shards=x.shards,
+                dtype=x.dtype,
+                sequences=x.sequences,
+                mem_bytes=2 * x.size_bytes,
+                key=(x.numel,),
+                name="gather_tokens",
+            )
+        return [grad_x, grad if into.requires_grad else None]
+
+    trace.record([x, into], [y], backward)
+    return y
+
+
+def _rearrange(x: Tensor, shape: Sequence[Dim], sequences: Sequences | None, name: str) -> Tensor:
+    trace = x.trace
+
+    def copy(source: Tensor, to: Sequence[Dim], like: Sequences | None, label: str) -> Tensor:
+        return trace.emit(
+            OpKind.COPY,
+            [source],
+            to,
+            shards=x.shards,
+            dtype=source.dtype,
+            sequences=like,
+            mem_bytes=2 * source.size_bytes,
+            key=(source.numel,),
+            name=label,
+        )
+
+    y = copy(x, shape, sequences, name)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        return [copy(grad, x.shape, x.sequences, f"{name}_bw")]
+
+    trace.record([x], [y], backward)
+    return y

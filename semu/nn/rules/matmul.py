@@ -1,0 +1,197 @@
+"""Linear layers: plain, and split over a tensor-parallel group by columns or rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from semu.errors import GraphError
+from semu.graph.dim import Dim, product
+from semu.graph.operator import OpKind, Phase
+from semu.nn.module import Parameter
+from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
+from semu.nn.sharding import ShardingStyle
+from semu.nn.tensor import Tensor
+from semu.nn.tracing import ParameterUse
+
+
+def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
+    """``y = x W^T + b`` under the current module's sharding style.
+
+    Args:
+        x: [..., in]. weight: [out, in]. bias: [out] or None.
+    Returns:
+        [..., out]; its last axis is split over the group under COLUMN, its tokens under ROW with sequence parallelism.
+    Raises:
+        GraphError: ``in`` differs, or a sharding that does not fit (heads or features not divisible).
+    Source:
+        Column and row split: 1909.08053 §3; gather and reduce-scatter over tokens: 2205.05198 §4.2.2, where the
+        gathered input is not kept but gathered again for the weight gradient.
+    """
+    trace = x.trace
+    if x.shape[-1] != weight.shape[1]:
+        raise GraphError(
+            "the input does not fit the weight", where=trace.path, expected=f"[..., {weight.shape[1]}]", got=x.shape
+        )
+    style = trace.style if trace.options.plan.tp > 1 else ShardingStyle.REPLICATED
+    if style in (ShardingStyle.COLUMN, ShardingStyle.VOCABULARY):
+        return _column(x, weight, bias)
+    if style is ShardingStyle.ROW:
+        return _row(x, weight, bias)
+    if x.shards[-1] != 1:
+        raise GraphError(
+            "a split activation meets a whole weight",
+            where=trace.path,
+            expected="style row after style column",
+            got=style.value,
+        )
+    return _plain(x, trace.parameter(weight), trace.parameter(bias) if bias is not None else None, 1)
+
+
+def _sizes(x: Tensor, weight: ParameterUse) -> tuple[Dim, int, int]:
+    n, k = (int(d) for d in x.trace.graph.tensors[weight.tensor].shape if isinstance(d, int))
+    return product(x.local_shape[:-1]), n, k
+
+
+def _plain(x: Tensor, weight: ParameterUse, bias: ParameterUse | None, out_shards: int) -> Tensor:
+    """The local product of a whole or column-split weight, with its two gradients."""
+    y = forward_product(x, weight, bias, out_shards)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        grad_x = input_gradient(grad, weight, x.shards[-1]) if x.requires_grad else None
+        weight_gradient(grad, x, weight, bias)
+        return [grad_x]
+
+    x.trace.record([x], [y], backward)
+    return y
+
+
+def _column(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
+    trace, tp = x.trace, x.trace.options.plan.tp
+    w = trace.parameter(weight, (tp, 1))
+    b = trace.parameter(bias, (tp,)) if bias is not None else None
+    is_split = x.shards[0] > 1
+    with trace.no_grad():
+        whole = all_gather_tokens(x) if is_split else x
+    y = forward_product(whole, w, b, tp, requires_grad_like=x)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        needs_weight = w.gradient is not None
+        again = all_gather_tokens(x) if is_split and needs_weight else x
+        grad_x = None
+        if x.requires_grad:
+            grad_x = input_gradient(grad, w, 1)
+            grad_x = reduce_scatter_tokens(grad_x) if is_split else all_reduce(grad_x)
+        weight_gradient(grad, again, w, b)
+        return [grad_x]
+
+    trace.record([x], [y], backward)
+    return y
+
+
+def _row(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
+    trace, tp = x.trace, x.trace.options.plan.tp
+    if x.shards[-1] != tp:
+        raise GraphError(
+            "a row-split weight needs an input split over features",
+            where=trace.path,
+            expected=f"an input split {tp} ways, from a column-split layer",
+            got=f"{x.shards[-1]}",
+        )
+    w = trace.parameter(weight, (1, tp))
+    b = trace.parameter(bias) if bias is not None else None
+    scatter = trace.options.plan.sequence_parallel
+    with trace.no_grad():
+        partial = forward_product(x, w, b, 1)
+        reduced = reduce_scatter_tokens(partial) if scatter else all_reduce(partial)
+    y = mark(reduced, x, w)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        whole = all_gather_tokens(grad) if scatter else grad
+        grad_x = input_gradient(whole, w, tp) if x.requires_grad else None
+        weight_gradient(whole, x, w, b)
+        return [grad_x]
+
+    trace.record([x], [y], backward)
+    return y
+
+
+def mark(y: Tensor, x: Tensor, weight: ParameterUse) -> Tensor:
+    """``y`` with the gradient flag that a step from ``x`` and ``weight`` gives it."""
+    from dataclasses import replace
+
+    return replace(y, requires_grad=x.requires_grad or weight.parameter.requires_grad)
+
+
+def forward_product(
+    x: Tensor, weight: ParameterUse, bias: ParameterUse | None, out_shards: int, requires_grad_like: Tensor | None = None
+) -> Tensor:
+    """Append ``x W^T (+ b)``: FLOP 2 m n k, bytes of both operands and the result; the bias is fused."""
+    trace = x.trace
+    m, n, k = _sizes(x, weight)
+    size = trace.options.tensor_dtype.size_bytes
+    y = trace.emit(
+        OpKind.MATMUL,
+        [x, weight, *([bias] if bias is not None else [])],
+        (*x.shape[:-1], n * out_shards),
+        shards=(*x.shards[:-1], out_shards),
+        sequences=x.sequences,
+        flop=2 * m * n * k,
+        mem_bytes=size * (m * k + k * n + m * n),
+        key=(m, n, k),
+    )
+    return mark(y, requires_grad_like, weight) if requires_grad_like is not None else y
+
+
+def input_gradient(grad: Tensor, weight: ParameterUse, in_shards: int) -> Tensor:
+    """Append ``dX = dY W``."""
+    m, n, k = _sizes(grad, weight)
+    size = grad.trace.options.tensor_dtype.size_bytes
+    return grad.trace.emit(
+        OpKind.MATMUL,
+        [grad, weight],
+        (*grad.shape[:-1], k * in_shards),
+        shards=(*grad.shards[:-1], in_shards),
+        sequences=grad.sequences,
+        flop=2 * m * n * k,
+        mem_bytes=size * (m * k + k * n + m * n),
+        key=(m, k, n),
+        phase=Phase.INPUT_GRADIENT,
+        name="grad_bw",
+    )
+
+
+def weight_gradient(grad: Tensor, x: Tensor, weight: ParameterUse, bias: ParameterUse | None) -> None:
+    """Append ``dW += dY^T X`` into the gradient buffer (read and written: accumulation is fused), where W trains.
+
+    The bias gradient is fused into it; with a frozen weight and a training bias it is a reduction of its own.
+    """
+    trace = grad.trace
+    m, n, k = _sizes(grad, weight)
+    size, grad_size = trace.options.tensor_dtype.size_bytes, trace.options.grad_dtype.size_bytes
+    writes = [use for use in (weight, bias) if use is not None and use.gradient is not None]
+    if weight.gradient is not None:
+        trace.emit(
+            OpKind.MATMUL,
+            [grad, x],
+            gradients=writes,
+            flop=2 * m * n * k,
+            mem_bytes=size * (m * n + m * k) + 2 * grad_size * n * k,
+            key=(n, k, m),
+            phase=Phase.WEIGHT_GRADIENT,
+            name="weight_bw",
+        )
+    elif writes:
+        trace.emit(
+            OpKind.CUSTOM,
+            [grad],
+            gradients=writes,
+            mem_bytes=grad.size_bytes,
+            phase=Phase.WEIGHT_GRADIENT,
+            name="bias_bw",
+        )

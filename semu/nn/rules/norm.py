@@ -1,0 +1,66 @@
+"""Layer and RMS normalisation, one fused kernel each way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from semu.errors import GraphError
+from semu.graph.dim import product
+from semu.graph.operator import OpKind, Phase
+from semu.hardware.kinds import DType
+from semu.nn.module import Parameter
+from semu.nn.tensor import Tensor
+
+
+def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_statistics: int, name: str) -> Tensor:
+    """Normalise the last axis.
+
+    Args:
+        x: [..., h], h whole on each rank. weight, bias: [h] or None.
+        num_statistics: fp32 numbers kept per row: 2 for layer norm (mean, 1/deviation), 1 for RMS norm.
+        name: ``layer_norm`` or ``rms_norm``.
+    Saves x and the statistics. Backward: one kernel for the gradients of x, weight and bias.
+    """
+    trace = x.trace
+    if x.shards[-1] != 1:
+        raise GraphError("a norm needs whole rows", where=trace.path, expected="an unsplit last axis", got=x.shards)
+    uses = [trace.parameter(parameter) for parameter in (weight, bias) if parameter is not None]
+    rows = product(x.local_shape[:-1])
+    statistics = rows * num_statistics * DType.FP32.size_bytes
+    y = trace.emit(
+        OpKind.NORM,
+        [x, *uses],
+        x.shape,
+        shards=x.shards,
+        dtype=x.dtype,
+        sequences=x.sequences,
+        mem_bytes=2 * x.size_bytes + statistics,
+        key=(rows, x.shape[-1]),
+        name=name,
+        extra_outputs=[((rows, num_statistics), DType.FP32)],
+    )
+    (saved,) = trace.side_outputs(1)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        trained = [use for use in uses if use.gradient is not None]
+        if not x.requires_grad and not trained:
+            return [None]
+        grad_x = trace.emit(
+            OpKind.NORM,
+            [x, saved, grad, *uses],
+            x.shape if x.requires_grad else None,
+            shards=x.shards,
+            dtype=x.dtype,
+            sequences=x.sequences,
+            gradients=trained,
+            mem_bytes=(3 if x.requires_grad else 2) * x.size_bytes + statistics,
+            key=(rows, x.shape[-1]),
+            phase=Phase.INPUT_GRADIENT if x.requires_grad else Phase.WEIGHT_GRADIENT,
+            name=f"{name}_bw",
+        )
+        return [grad_x if x.requires_grad else None]
+
+    trace.record([x], [y], backward)
+    return y

@@ -1,0 +1,88 @@
+"""Views: other shapes of the same storage; they cost nothing forward. The backward of a split is one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from semu.errors import GraphError
+from semu.graph.dim import Dim
+from semu.graph.operator import OpKind
+from semu.nn.tensor import Tensor
+
+
+def split(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Views of consecutive parts of the last axis.
+
+    A view keeps the whole storage alive, as in PyTorch. Where x is split over the group, each part is split the same
+    way (the layout of a fused QKV or gate-up weight). Backward: one concatenating copy.
+
+    Args:
+        x: [..., n]. sizes: global sizes, summing to n.
+    Raises:
+        GraphError: sizes that do not sum to n, or a part that the group does not divide.
+    """
+    if sum(sizes) != x.shape[-1]:
+        raise GraphError(
+            "the parts do not make up the axis", where=x.trace.path, expected=f"a sum of {x.shape[-1]}", got=list(sizes)
+        )
+    parts = tuple(x.trace.view(x, (*x.shape[:-1], size), x.shards) for size in sizes)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        arrived = [gradient for gradient in gradients if gradient is not None]
+        return [
+            x.trace.emit(
+                OpKind.COPY,
+                arrived,
+                x.shape,
+                shards=x.shards,
+                dtype=x.dtype,
+                sequences=x.sequences,
+                mem_bytes=2 * x.size_bytes,
+                key=(x.numel,),
+                name="concatenate_grad",
+            )
+        ]
+
+    x.trace.record([x], parts, backward)
+    return parts
+
+
+def unflatten(x: Tensor, outer: int, inner: int) -> Tensor:
+    """View [..., outer x inner] as [..., outer, inner]; a shard of the last axis becomes one of ``outer``.
+
+    Raises:
+        GraphError: the sizes do not match, or the group does not divide ``outer`` (e.g. heads by tp).
+    """
+    if x.shape[-1] != outer * inner:
+        raise GraphError(
+            "the axis does not unfold", where=x.trace.path, expected=f"{outer} x {inner}", got=x.shape[-1]
+        )
+    shards = x.shards[-1]
+    if outer % shards:
+        raise GraphError(
+            f"{outer} heads cannot be split over a tensor-parallel group of {shards}",
+            where=x.trace.path,
+            expected=f"a divisor of {outer}",
+            got=f"tp = {shards}",
+            nearest=max(n for n in range(1, shards + 1) if outer % n == 0),
+        )
+    return _reshape(x, (*x.shape[:-1], outer, inner), (*x.shards[:-1], shards, 1))
+
+
+def flatten(x: Tensor) -> Tensor:
+    """View [..., a, b] as [..., a x b]."""
+    if x.ndim < 2 or x.shards[-1] != 1:
+        raise GraphError("nothing to flatten", where=x.trace.path, expected="[..., a, b], b whole", got=x.shape)
+    return _reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]), x.shards[:-1])
+
+
+def _reshape(x: Tensor, shape: Sequence[Dim], shards: Sequence[int]) -> Tensor:
+    view = x.trace.view(x, shape, shards)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        return [x.trace.view(grad, x.shape, x.shards)]
+
+    x.trace.record([x], [view], backward)
+    return view

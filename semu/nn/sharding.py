@@ -1,0 +1,61 @@
+"""``ShardingPlan``: which module is split how over the tensor-parallel group (DESIGN §3.7).
+
+The plan is applied from outside while a model is traced; the model's code does not know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from fnmatch import fnmatchcase
+
+
+class ShardingStyle(Enum):
+    """How one module's parameters and activations are split.
+
+    COLUMN and ROW are Megatron's two halves of a split matrix product (1909.08053 §3), VOCABULARY splits an
+    embedding table or a loss over the vocabulary, SEQUENCE works on a shard of the tokens with whole parameters
+    (2205.05198 §4.2), REPLICATED does everything on every rank. EXPERT and CONTEXT are reserved for expert and
+    context parallelism.
+    """
+
+    REPLICATED = "replicated"
+    COLUMN = "column"
+    ROW = "row"
+    SEQUENCE = "sequence"
+    VOCABULARY = "vocabulary"
+    EXPERT = "expert"
+    CONTEXT = "context"
+
+
+@dataclass(frozen=True)
+class ShardingPlan:
+    """Styles by module path for one tensor-parallel group.
+
+    Attributes:
+        tp: ranks of the tensor-parallel group, >= 1.
+        sequence_parallel: activations between split regions are sharded over tokens.
+        styles: exact module path -> style.
+        patterns: ``fnmatch`` pattern -> style, tried in order where no exact path matches.
+    """
+
+    tp: int = 1
+    sequence_parallel: bool = False
+    styles: Mapping[str, ShardingStyle] = field(default_factory=dict)
+    patterns: Mapping[str, ShardingStyle] = field(default_factory=dict)
+
+    def style(self, path: str) -> ShardingStyle:
+        """Style of the module at ``path``; REPLICATED where the plan is silent."""
+        exact = self.styles.get(path)
+        if exact is not None:
+            return exact
+        for pattern, style in self.patterns.items():
+            if fnmatchcase(path, pattern):
+                return style
+        return ShardingStyle.REPLICATED
+
+    @property
+    def token_shards(self) -> int:
+        """Into how many parts the tokens between split regions are cut: tp under sequence parallelism, else 1."""
+        return self.tp if self.sequence_parallel else 1

@@ -1,0 +1,299 @@
+"""``Trace``: runs a module's ``forward`` on symbolic tensors and writes down the graph and the autograd tape.
+
+There is no global state: every tensor knows its trace. Rules (``semu.nn.rules``) call ``emit`` for each kernel or
+collective and ``record`` for each differentiable step; ``semu.nn.autograd`` walks the tape backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from semu.errors import GraphError
+from semu.graph.dim import Dim, product
+from semu.graph.graph import Graph
+from semu.graph.operator import OpKind, Phase
+from semu.graph.tensor import Role
+from semu.hardware.device import Device, DeviceKind, Direction, Stream
+from semu.hardware.kinds import DType
+from semu.hardware.network import CommGroup
+from semu.nn.module import Module, Parameter
+from semu.nn.sharding import ShardingPlan, ShardingStyle
+from semu.nn.tensor import Sequences, Tensor, local_shape
+
+Backward: TypeAlias = Callable[[Sequence["Tensor | None"]], Sequence["Tensor | None"]]
+"""Gradients of a step's outputs -> gradients of its inputs (None where none is needed or none arrives)."""
+
+COMPUTE = Stream(Device(DeviceKind.COMPUTE), "compute")
+"""The compute stream of the traced rank."""
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """How a model is traced.
+
+    Attributes:
+        plan: sharding styles by module path.
+        tp_group: placement of the tensor-parallel group.
+        compute_dtype: precision of the matrix products.
+        tensor_dtype: element type of parameters and activations.
+        grad_dtype: element type of the gradient buffers.
+        overlap_tp: tensor-parallel collectives run beside independent kernels; false: compute waits for each.
+    """
+
+    plan: ShardingPlan = field(default_factory=ShardingPlan)
+    tp_group: CommGroup = field(default_factory=lambda: CommGroup("tp", 1, 1))
+    compute_dtype: DType = DType.BF16
+    tensor_dtype: DType = DType.BF16
+    grad_dtype: DType = DType.FP32
+    overlap_tp: bool = False
+
+
+@dataclass(frozen=True)
+class ParameterUse:
+    """A parameter as one rank of the trace holds it.
+
+    Attributes:
+        path: where it is used. parameter: the model's parameter. numel: local elements.
+        is_sharded: split over the tensor-parallel group (else every rank holds it whole).
+        tensor, gradient: its tensor node, and its gradient buffer's (None when frozen).
+    """
+
+    path: str
+    parameter: Parameter
+    numel: int
+    is_sharded: bool
+    tensor: int
+    gradient: int | None
+
+
+@dataclass(frozen=True)
+class TapeStep:
+    """One differentiable step: what went in, what came out, how gradients flow back."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    backward: Backward
+    path: str
+
+
+class Trace:
+    """One tracing of one module.
+
+    Args:
+        options: sharding, precision, overlap.
+        module: the module that will be traced; gives the paths of the modules below it.
+        root: where that module stands in the model; sharding plans are asked for ``root.path``.
+    """
+
+    def __init__(self, options: TraceOptions, module: Module | None = None, root: str = "") -> None:
+        self.options = options
+        self.root = root
+        self.graph = Graph()
+        self.tape: list[TapeStep] = []
+        self.phase = Phase.FORWARD
+        self.parameters: dict[int, ParameterUse] = {}
+        self.groups: dict[Stream, CommGroup] = {}
+        self._path = ""
+        self._module_paths = {id(child): path for path, child in module.named_modules()} if module is not None else {}
+        self._parameter_paths = {id(p): path for path, p in module.named_parameters()} if module is not None else {}
+        self._grad_enabled = True
+        self._touched_trainable = False
+
+    # -- where we are --------------------------------------------------------------------------------------------
+    @property
+    def path(self) -> str:
+        """Dotted path, below the traced module, of the module whose forward is running."""
+        return self._path
+
+    @property
+    def style(self) -> ShardingStyle:
+        """Sharding style of the module whose forward is running."""
+        return self.options.plan.style(".".join(part for part in (self.root, self._path) if part))
+
+    @contextmanager
+    def scope(self, module: Module) -> Iterator[None]:
+        """Enter a module: its operators form a subgraph."""
+        outer = self._path
+        path = self._module_paths.get(id(module))
+        if path is None:
+            path = f"{outer}.{type(module).__name__.lower()}" if outer else type(module).__name__.lower()
+        self._path = path
+        name = path.removeprefix(f"{outer}.") if outer else path
+        try:
+            with self.graph.subgraph(name) if name else nullcontext():
+                yield
+        finally:
+            self._path = outer
+
+    @contextmanager
+    def at(self, path: str, phase: Phase) -> Iterator[None]:
+        """Emit for another place and phase (the backward pass)."""
+        old_path, old_phase = self._path, self.phase
+        self._path, self.phase = path, phase
+        try:
+            yield
+        finally:
+            self._path, self.phase = old_path, old_phase
+
+    @contextmanager
+    def no_grad(self) -> Iterator[None]:
+        """Record nothing on the tape."""
+        enabled, self._grad_enabled = self._grad_enabled, False
+        try:
+            yield
+        finally:
+            self._grad_enabled = enabled
+
+    @contextmanager
+    def watch_trainable(self) -> Iterator[Callable[[], bool]]:
+        """Tell whether a trainable parameter was used inside the block."""
+        before, self._touched_trainable = self._touched_trainable, False
+        try:
+            yield lambda: self._touched_trainable
+        finally:
+            self._touched_trainable = before or self._touched_trainable
+
+    # -- tensors -------------------------------------------------------------------------------------------------
+    def input(
+        self,
+        shape: Sequence[Dim],
+        dtype: DType,
+        *,
+        name: str,
+        shards: Sequence[int] | None = None,
+        sequences: Sequences | None = None,
+        requires_grad: bool = False,
+    ) -> Tensor:
+        """A tensor that arrives from outside; ``shape`` is global, ``shards`` default to 1."""
+        cut = tuple(shards) if shards is not None else (1,) * len(shape)
+        node = self.graph.add_input(local_shape(shape, cut, name), dtype, name=name)
+        return Tensor(self, node, tuple(shape), cut, dtype, requires_grad, sequences)
+
+    def parameter(self, parameter: Parameter, shards: Sequence[int] | None = None) -> ParameterUse:
+        """The local part of a parameter; the first use registers it."""
+        self._touched_trainable |= parameter.requires_grad
+        use = self.parameters.get(id(parameter))
+        if use is None:
+            cut = tuple(shards) if shards is not None else (1,) * len(parameter.shape)
+            path = self._parameter_paths.get(id(parameter), f"{self.path}.{parameter.name}")
+            shape = local_shape(parameter.shape, cut, path)
+            dtype = self.options.tensor_dtype
+            tensor = self.graph.add_tensor(shape, dtype, Role.PARAMETER, name=path)
+            gradient = None
+            if parameter.requires_grad:
+                gradient = self.graph.add_tensor(shape, self.options.grad_dtype, Role.GRADIENT, name=f"{path}.grad")
+            numel = product(shape)
+            assert isinstance(numel, int)
+            use = ParameterUse(path, parameter, numel, any(n > 1 for n in cut), tensor, gradient)
+            self.parameters[id(parameter)] = use
+        return use
+
+    # -- operators -----------------------------------------------------------------------------------------------
+    def emit(
+        self,
+        kind: OpKind,
+        inputs: Sequence[Tensor | ParameterUse],
+        shape: Sequence[Dim] | None = None,
+        *,
+        shards: Sequence[int] | None = None,
+        dtype: DType | None = None,
+        sequences: Sequences | None = None,
+        gradients: Sequence[ParameterUse] = (),
+        updates: Sequence[Tensor] = (),
+        flop: Dim = 0,
+        causal_flop: Dim = 0,
+        mem_bytes: Dim = 0,
+        net_bytes: Dim = 0,
+        key: Sequence[Dim] = (),
+        phase: Phase | None = None,
+        stream: Stream = COMPUTE,
+        role: Role = Role.ACTIVATION,
+        name: str = "",
+        extra_outputs: Sequence[tuple[Sequence[Dim], DType]] = (),
+    ) -> Tensor:
+        """Append one operator and return its output.
+
+        Args:
+            kind, flop, causal_flop, mem_bytes, net_bytes, key, stream: as ``Graph.add_operator``; local to one rank.
+            inputs: tensors and parameters read.
+            shape, shards, dtype, sequences, role: the output's; no output tensor of its own when ``shape`` is None
+                (then the first input comes back).
+            gradients: parameters whose gradient buffers it writes.
+            updates: tensors changed in place.
+            phase: default: the trace's current phase.
+            name: appended to the module's path.
+            extra_outputs: local shapes and dtypes of side outputs (statistics); reach them by ``side_outputs``.
+        """
+        path = ".".join(part for part in (self.path, name) if part)
+        reads = [item.node if isinstance(item, Tensor) else item.tensor for item in inputs]
+        writes = [use.gradient for use in gradients if use.gradient is not None]
+        writes += [tensor.node for tensor in updates]
+        result: Tensor | None = None
+        if shape is not None:
+            cut = tuple(shards) if shards is not None else (1,) * len(shape)
+            element = dtype if dtype is not None else self.options.tensor_dtype
+            node = self.graph.add_tensor(local_shape(shape, cut, path), element, role, name=path)
+            needs = self._grad_enabled and self._any_trainable(inputs) and self.phase is not Phase.INPUT_GRADIENT
+            result = Tensor(self, node, tuple(shape), cut, element, needs, sequences)
+            writes.append(node)
+        sides = [self.graph.add_tensor(s, d, role, name=f"{path}.side") for s, d in extra_outputs]
+        after: list[int] = []
+        last = len(self.graph.operators) - 1
+        if last >= 0 and not self.options.overlap_tp and self.graph.operators[last].stream != stream:
+            after.append(last)
+        self.graph.add_operator(
+            kind,
+            stream,
+            inputs=reads,
+            outputs=[*writes, *sides],
+            flop=flop,
+            causal_flop=causal_flop,
+            mem_bytes=mem_bytes,
+            net_bytes=net_bytes,
+            dtype=self.options.compute_dtype,
+            key=key,
+            path=path,
+            phase=phase if phase is not None else self.phase,
+            after=after,
+        )
+        if result is not None:
+            return result
+        first = inputs[0]
+        if not isinstance(first, Tensor):
+            raise GraphError("an operator without output needs a tensor input", where=path)
+        return first
+
+    def side_outputs(self, count: int) -> list[Tensor]:
+        """The last operator's ``extra_outputs`` as tensors, for the rule's backward to read."""
+        nodes = self.graph.operators[-1].outputs[-count:]
+        return [self._wrap(node) for node in nodes]
+
+    def _wrap(self, node: int) -> Tensor:
+        tensor = self.graph.tensors[node]
+        return Tensor(self, node, tensor.shape, (1,) * len(tensor.shape), tensor.dtype)
+
+    @staticmethod
+    def _any_trainable(inputs: Sequence[Tensor | ParameterUse]) -> bool:
+        return any(
+            item.requires_grad if isinstance(item, Tensor) else item.parameter.requires_grad for item in inputs
+        )
+
+    def view(self, tensor: Tensor, shape: Sequence[Dim], shards: Sequence[int]) -> Tensor:
+        """Another global shape over the same storage; free."""
+        node = self.graph.add_view(tensor.node, local_shape(shape, shards, self.path))
+        return replace(tensor, node=node, shape=tuple(shape), shards=tuple(shards))
+
+    def communication_stream(self, group: CommGroup) -> Stream:
+        """The group's own stream on the outgoing link that its placement uses."""
+        device = Device(DeviceKind.LINK, port=group.port, direction=Direction.OUT)
+        stream = Stream(device, group.name)
+        self.groups[stream] = group
+        return stream
+
+    def record(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Backward) -> None:
+        """Put a step on the tape, unless no gradient flows through it."""
+        if self._grad_enabled and any(output.requires_grad for output in outputs):
+            self.tape.append(TapeStep(tuple(inputs), tuple(outputs), backward, self._path))

@@ -1,0 +1,185 @@
+"""Transformer building blocks: self- and cross-attention, feed-forward networks, a pre-norm layer, a language head."""
+
+from __future__ import annotations
+
+from semu.errors import ConfigError
+from semu.nn import functional as F
+from semu.nn.layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm
+from semu.nn.module import Module, Parameter
+from semu.nn.tensor import Tensor
+
+
+class SelfAttention(Module):
+    """Multi-head self-attention with a fused QKV projection; grouped queries where ``kv_heads < heads``.
+
+    Args:
+        hidden: width. heads: query heads. kv_heads: key/value heads, a divisor of heads; None: heads.
+        head_dim: None: hidden / heads. causal: mask the future. rotary: rotate q and k (RoPE).
+        bias, qkv_bias: biases of the output and of the QKV projection (None: as ``bias``).
+    Raises:
+        ConfigError: heads that do not divide.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        kv_heads: int | None = None,
+        *,
+        head_dim: int | None = None,
+        causal: bool = True,
+        rotary: bool = False,
+        bias: bool = True,
+        qkv_bias: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.kv_heads = kv_heads if kv_heads is not None else heads
+        self.head_dim = head_dim if head_dim is not None else _divide(hidden, heads, "hidden", "heads")
+        _divide(heads, self.kv_heads, "heads", "kv_heads")
+        self.causal = causal
+        self.rotary = rotary
+        width = (heads + 2 * self.kv_heads) * self.head_dim
+        self.qkv = Linear(hidden, width, bias=bias if qkv_bias is None else qkv_bias)
+        self.out = Linear(heads * self.head_dim, hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] -> [tokens, hidden]."""
+        query_width, key_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        parts = self.qkv(x).split((query_width, key_width, key_width))
+        q = parts[0].unflatten(self.heads, self.head_dim)
+        k = parts[1].unflatten(self.kv_heads, self.head_dim)
+        v = parts[2].unflatten(self.kv_heads, self.head_dim)
+        if self.rotary:
+            q, k = F.rope(q), F.rope(k)
+        out: Tensor = self.out(F.attention(q, k, v, causal=self.causal).flatten())
+        return out
+
+
+class CrossAttention(Module):
+    """Queries from one token stream, keys and values from another (e.g. video latents and captions).
+
+    Args:
+        hidden: width of the queries. heads: heads. context: width of the other stream; None: hidden. bias: biases.
+    """
+
+    def __init__(self, hidden: int, heads: int, context: int | None = None, *, bias: bool = True) -> None:
+        super().__init__()
+        self.heads = heads
+        self.head_dim = _divide(hidden, heads, "hidden", "heads")
+        self.query = Linear(hidden, hidden, bias=bias)
+        self.key_value = Linear(context if context is not None else hidden, 2 * hidden, bias=bias)
+        self.out = Linear(hidden, hidden, bias=bias)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """[tokens, hidden], [context tokens, context] -> [tokens, hidden]."""
+        width = self.heads * self.head_dim
+        q = self.query(x).unflatten(self.heads, self.head_dim)
+        key, value = self.key_value(context).split((width, width))
+        k = key.unflatten(self.heads, self.head_dim)
+        v = value.unflatten(self.heads, self.head_dim)
+        out: Tensor = self.out(F.attention(q, k, v, causal=False).flatten())
+        return out
+
+
+class MLP(Module):
+    """Feed-forward network: ``down(gelu(up(x)))``, or gated: ``down(silu(gate(x)) * up(x))`` with gate and up fused.
+
+    Args:
+        hidden: width. ffn: inner width. gated: SwiGLU. bias: biases.
+    """
+
+    def __init__(self, hidden: int, ffn: int, *, gated: bool = False, bias: bool = True) -> None:
+        super().__init__()
+        self.gated = gated
+        self.up = Linear(hidden, 2 * ffn if gated else ffn, bias=bias)
+        self.down = Linear(ffn, hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] -> [tokens, hidden]."""
+        inner = self.up(x)
+        out: Tensor = self.down(F.swiglu(inner) if self.gated else F.gelu(inner))
+        return out
+
+
+class TransformerLayer(Module):
+    """Pre-norm layer: ``x + attention(norm(x))``, then ``x + mlp(norm(x))``.
+
+    Args:
+        hidden, ffn, heads, kv_heads, head_dim: sizes.
+        causal: mask the future. rotary: RoPE. gated: SwiGLU. rms_norm: RMS instead of layer norm.
+        bias, qkv_bias: biases of the projections. dropout: probability after attention and MLP.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        ffn: int,
+        heads: int,
+        kv_heads: int | None = None,
+        *,
+        head_dim: int | None = None,
+        causal: bool = True,
+        rotary: bool = False,
+        gated: bool = False,
+        rms_norm: bool = False,
+        bias: bool = True,
+        qkv_bias: bool | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(hidden) if rms_norm else LayerNorm(hidden)
+        self.attention = SelfAttention(
+            hidden, heads, kv_heads, head_dim=head_dim, causal=causal, rotary=rotary, bias=bias, qkv_bias=qkv_bias
+        )
+        self.mlp_norm = RMSNorm(hidden) if rms_norm else LayerNorm(hidden)
+        self.mlp = MLP(hidden, ffn, gated=gated, bias=bias)
+        self.attention_dropout = Dropout(dropout)
+        self.mlp_dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] -> [tokens, hidden]."""
+        x = x + self.attention_dropout(self.attention(self.attention_norm(x)))
+        return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)))
+
+
+class LMHead(Module):
+    """Final norm, projection to the vocabulary, token loss.
+
+    Args:
+        hidden: width. vocab: vocabulary. rms_norm: kind of the final norm.
+        tied: the embedding whose table is shared, or None for a table of its own.
+    """
+
+    def __init__(self, hidden: int, vocab: int, *, rms_norm: bool = False, tied: Embedding | None = None) -> None:
+        super().__init__()
+        self.norm = RMSNorm(hidden) if rms_norm else LayerNorm(hidden)
+        self.projection = TiedLinear(tied.weight) if tied is not None else Linear(hidden, vocab, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] -> scalar loss."""
+        return F.cross_entropy(self.projection(self.norm(x)))
+
+
+class TiedLinear(Module):
+    """A projection with another module's parameter as its weight."""
+
+    def __init__(self, weight: Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        return F.linear(x, self.weight)
+
+
+def _divide(total: int, parts: int, what: str, by: str) -> int:
+    if parts < 1 or total % parts:
+        nearest = max((n for n in range(1, min(total, max(parts, 1)) + 1) if total % n == 0), default=1)
+        raise ConfigError(
+            f"{what} = {total} does not divide into {by} = {parts}",
+            expected=f"a divisor of {total}",
+            got=parts,
+            nearest=nearest,
+        )
+    return total // parts

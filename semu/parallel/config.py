@@ -1,0 +1,128 @@
+"""How a job is spread over GPUs: ``Parallel``, and which communication may hide: ``Overlap``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Self
+
+from semu.errors import ConfigError
+from semu.nn.sharding import ShardingStyle
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Which communication may hide behind computation (run.toml ``[overlap]``).
+
+    Attributes:
+        grad_reduce: gradient reduction runs while the last microbatch's backward still computes.
+        param_gather: ZeRO-1's parameter all-gather runs while the first forward computes.
+        tensor_parallel: tensor-parallel collectives run beside independent kernels of the same stage
+            (weight gradients); false: the rank's compute waits for each of them.
+        pipeline: P2P sends run beside compute; false: the sender's compute waits (Megatron's 1F1B).
+    """
+
+    grad_reduce: bool = True
+    param_gather: bool = True
+    tensor_parallel: bool = False
+    pipeline: bool = False
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if not isinstance(value, bool):
+                raise ConfigError("not a switch", where=f"overlap.{item.name}", expected="true or false", got=value)
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Sizes of the parallel dimensions.
+
+    Attributes:
+        dp, tp, pp: data-, tensor- and pipeline-parallel sizes, >= 1.
+        vpp: model chunks per pipeline rank, >= 1.
+        cp, ep: context- and expert-parallel sizes, >= 1.
+        sequence_parallel: shard activations over the sequence between tensor-parallel regions (2205.05198).
+        zero: 0 replicates the optimizer, 1 shards it over dp (Megatron's distributed optimizer), 2 | 3 shard
+            gradients | parameters too.
+        partition: how layers are cut into pipeline stages: ``"parameters"`` (Megatron's way) or ``"latency"``.
+        plan: extra sharding styles, module-path pattern -> style, for modules that semu does not know, e.g.
+            ``{"blocks.*.up": ShardingStyle.COLUMN}``; patterns as in ``fnmatch``.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    cp: int = 1
+    ep: int = 1
+    sequence_parallel: bool = True
+    zero: int = 1
+    partition: str = "parameters"
+    plan: Mapping[str, ShardingStyle] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("dp", "tp", "pp", "vpp", "cp", "ep"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(
+                    "not a parallel size", where=f"parallel.{name}", expected="an integer >= 1", got=value, nearest=1
+                )
+        if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
+            raise ConfigError("unknown ZeRO stage", where="parallel.zero", expected="0, 1, 2 or 3", got=self.zero)
+        if not isinstance(self.sequence_parallel, bool):
+            raise ConfigError(
+                "not a switch",
+                where="parallel.sequence_parallel",
+                expected="true or false",
+                got=self.sequence_parallel,
+            )
+        if self.partition not in ("parameters", "latency"):
+            raise ConfigError(
+                "unknown way to cut layers into stages",
+                where="parallel.partition",
+                expected="'parameters' or 'latency'",
+                got=self.partition,
+            )
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that the job needs: dp x cp x tp x pp."""
+        return self.dp * self.cp * self.tp * self.pp
+
+    @property
+    def token_divisor(self) -> int:
+        """What the number of tokens of a stream must be a multiple of: tp x cp (streams are padded to it)."""
+        return self.tp * self.cp
+
+    @classmethod
+    def parse(cls, text: str, base: Self | None = None) -> Self:
+        """Read the command line's short form, ``dp8-tp2-pp4-vpp1-cp1-ep1``; what is not named keeps ``base``'s value,
+        except that dimensions not named become 1.
+
+        Raises:
+            ConfigError: a part that is not a known name and a size.
+        """
+        sizes: dict[str, int] = {name: 1 for name in ("dp", "tp", "pp", "vpp", "cp", "ep")}
+        seen: set[str] = set()
+        for part in text.split("-"):
+            match = re.fullmatch(r"(dp|tp|pp|vpp|cp|ep)(\d+)", part)
+            if match is None or match[1] in seen:
+                raise ConfigError(
+                    "not a parallel configuration",
+                    where="--parallel",
+                    expected="parts like dp8-tp2-pp4-vpp1-cp1-ep1, each at most once",
+                    got=text,
+                )
+            seen.add(match[1])
+            sizes[match[1]] = int(match[2])
+        if base is None:
+            return cls(**sizes)
+        kept = {item.name: getattr(base, item.name) for item in fields(base) if item.name not in sizes}
+        return cls(**sizes, **kept)
+
+    def label(self) -> str:
+        """Short form, ``dp8-tp2-pp4``; vpp, cp and ep only where they are not 1."""
+        always = [f"dp{self.dp}", f"tp{self.tp}", f"pp{self.pp}"]
+        return "-".join(always + [f"{n}{getattr(self, n)}" for n in ("vpp", "cp", "ep") if getattr(self, n) > 1])

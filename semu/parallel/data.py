@@ -1,0 +1,94 @@
+"""Data parallelism: gradient buckets, the bytes of their reduction, what each rank stores (ZeRO-0 and ZeRO-1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from semu.hardware.kinds import DType
+
+MIN_BUCKET_ELEMENTS = 40_000_000
+"""Smallest gradient bucket: max(40 million, 1 million x dp) elements, Megatron-LM's default (--ddp-bucket-size)."""
+BUCKET_ELEMENTS_PER_RANK = 1_000_000
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that are reduced together.
+
+    Attributes:
+        elements: local elements. members: numbers of the parameters in it, in order of readiness.
+    """
+
+    elements: int
+    members: tuple[int, ...]
+
+
+def gradient_buckets(elements: Sequence[int], dp: int, *, overlapped: bool) -> list[Bucket]:
+    """Group parameters, in the order in which their gradients become ready, into buckets.
+
+    Args:
+        elements: local elements of each trainable parameter.
+        dp: data-parallel size.
+        overlapped: false: one bucket (nothing is gained by several).
+    """
+    limit = max(MIN_BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * dp)
+    buckets: list[Bucket] = []
+    members: list[int] = []
+    size = 0
+    for number, count in enumerate(elements):
+        members.append(number)
+        size += count
+        if overlapped and size >= limit:
+            buckets.append(Bucket(size, tuple(members)))
+            members, size = [], 0
+    if members:
+        buckets.append(Bucket(size, tuple(members)))
+    return buckets
+
+
+@dataclass(frozen=True)
+class StaticBytes:
+    """What a rank stores for its parameters all the time [bytes]."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        """All three."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+def static_bytes(
+    elements: int, trainable: int, *, dp: int, zero: int, tensor_dtype: DType, grad_dtype: DType
+) -> StaticBytes:
+    """Static memory of mixed-precision Adam.
+
+    Args:
+        elements, trainable: local elements of all, and of the trainable, parameters.
+        dp: data-parallel size. zero: 0: the optimizer is replicated, 1: sharded over dp.
+        tensor_dtype, grad_dtype: types of parameters and gradient buffers.
+    Returns:
+        Parameters; gradient buffers; fp32 master weights (only where parameters are not fp32) and two fp32 moments.
+    Source:
+        1910.02054 §3.1 (K = 12 bytes), with Megatron-LM's fp32 gradient buffers: 18 bytes per parameter, and
+        6 + 12 / dp under the distributed optimizer. Shards are rounded up.
+    """
+    master = 0 if tensor_dtype is DType.FP32 else DType.FP32.size_bytes
+    share = -(-trainable // dp) if zero >= 1 else trainable
+    return StaticBytes(
+        parameters=elements * tensor_dtype.size_bytes,
+        gradients=trainable * grad_dtype.size_bytes,
+        optimizer=share * (master + 2 * DType.FP32.size_bytes),
+    )
+
+
+def adam_bytes(elements: int, *, tensor_dtype: DType, grad_dtype: DType) -> int:
+    """Memory traffic of one fused Adam step over ``elements`` local parameters: gradient, master weight and both
+    moments read; master weight, moments and the parameter written [bytes]."""
+    fp32 = DType.FP32.size_bytes
+    master = 0 if tensor_dtype is DType.FP32 else 2 * fp32
+    own = tensor_dtype.size_bytes * (2 if tensor_dtype is DType.FP32 else 1)
+    return elements * (grad_dtype.size_bytes + master + 4 * fp32 + own)

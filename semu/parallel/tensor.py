@@ -1,0 +1,51 @@
+"""Megatron's tensor and sequence parallelism as a ``ShardingPlan`` for semu's building blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from semu.nn.layers import Embedding
+from semu.nn.model import Model
+from semu.nn.module import Module
+from semu.nn.sharding import ShardingPlan, ShardingStyle
+from semu.nn.transformer import MLP, CrossAttention, LMHead, SelfAttention
+from semu.parallel.config import Parallel
+
+MEGATRON_STYLES: Mapping[type[Module], Mapping[str, ShardingStyle]] = {
+    SelfAttention: {"qkv": ShardingStyle.COLUMN, "out": ShardingStyle.ROW},
+    CrossAttention: {
+        "query": ShardingStyle.COLUMN,
+        "key_value": ShardingStyle.COLUMN,
+        "out": ShardingStyle.ROW,
+    },
+    MLP: {"up": ShardingStyle.COLUMN, "down": ShardingStyle.ROW},
+    LMHead: {"projection": ShardingStyle.VOCABULARY},
+    Embedding: {"": ShardingStyle.VOCABULARY},
+}
+"""Style of each part of the known building blocks (1909.08053 §3); the empty name is the module itself."""
+
+
+def megatron_plan(model: Model, parallel: Parallel) -> ShardingPlan:
+    """The sharding plan of a model: known blocks as Megatron splits them, then the job's own patterns.
+
+    A pattern of ``parallel.plan`` wins over the table; what neither names is replicated.
+    """
+    styles: dict[str, ShardingStyle] = {}
+    own = ShardingPlan(patterns=parallel.plan)
+    for modality in model.modules:
+        for path, module in modality.body.named_modules(modality.name):
+            for kind, parts in MEGATRON_STYLES.items():
+                if isinstance(module, kind):
+                    styles.update({f"{path}.{part}" if part else path: style for part, style in parts.items()})
+    if parallel.plan:
+        styles = {path: own.style(path) if _matches(own, path) else style for path, style in styles.items()}
+    return ShardingPlan(
+        tp=parallel.tp,
+        sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
+        styles=styles if parallel.tp > 1 else {},
+        patterns=parallel.plan if parallel.tp > 1 else {},
+    )
+
+
+def _matches(plan: ShardingPlan, path: str) -> bool:
+    return plan.style(path) is not ShardingStyle.REPLICATED

@@ -1,0 +1,141 @@
+"""What both pictures share: the sheet with headline, margins and legend, colours, and saving.
+
+Everything is placed by hand, in inches: automatic layout would measure every text twice.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.figure import Figure
+
+Color: TypeAlias = tuple[float, float, float]
+
+WIDTH_IN = 13.5
+DPI = 120
+LEFT_IN, RIGHT_IN, TOP_IN = 1.15, 0.3, 0.78
+INK = "#222222"
+FONT = "DejaVu Sans"
+FONT_SIZE = 11.0
+_TITLE_SIZE, _SMALLEST_TITLE = 14.0, 9.0
+_AXIS_IN = 0.62
+"""Height of tick labels and axis label under the axes."""
+_LEGEND_ROW_IN = 0.23
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A figure with room for axes between the headline and the legend.
+
+    Attributes:
+        figure: the figure.
+        bottom_in: height under the axes [inch].
+        height_in: of the whole figure [inch].
+    """
+
+    figure: Figure
+    bottom_in: float
+    height_in: float
+
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        """Left, bottom, width and height of the axes as shares of the figure."""
+        width = (WIDTH_IN - LEFT_IN - RIGHT_IN) / WIDTH_IN
+        height = (self.height_in - self.bottom_in - TOP_IN) / self.height_in
+        return (LEFT_IN / WIDTH_IN, self.bottom_in / self.height_in, width, height)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Render, then write the PNG in one go."""
+        buffer = io.BytesIO()
+        self.figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+        Path(path).write_bytes(buffer.getvalue())
+
+
+def make_sheet(axes_height_in: float, title: str, subtitle: str, legend: Mapping[str, Artist]) -> Sheet:
+    """A figure of the common width with headline and legend.
+
+    Args:
+        axes_height_in: height that the axes get [inch].
+        title: headline; shrunk, then cut, to fit.
+        subtitle: second line.
+        legend: label -> what it stands for.
+    """
+    from matplotlib.figure import Figure
+
+    columns = _legend_columns(list(legend))
+    bottom_in = _AXIS_IN + _LEGEND_ROW_IN * -(-len(legend) // columns) + 0.08
+    height_in = round((axes_height_in + bottom_in + TOP_IN) * DPI) / DPI
+    figure = Figure(figsize=(WIDTH_IN, height_in), dpi=DPI, facecolor="white")
+    size, shown = _fit_title(title)
+    left = LEFT_IN / WIDTH_IN
+    for text, down_in, points, weight in ((shown, 0.34, size, "bold"), (subtitle, 0.62, FONT_SIZE, "normal")):
+        figure.text(
+            left, 1 - down_in / height_in, text, size=points, weight=weight, color=INK, family=FONT, parse_math=False
+        )
+    figure.legend(
+        list(legend.values()),
+        list(legend),
+        loc="lower center",
+        bbox_to_anchor=(0.5, 0.05 / height_in),
+        borderaxespad=0.0,
+        ncols=columns,
+        frameon=False,
+        prop={"family": FONT, "size": FONT_SIZE - 0.5},
+        labelcolor=INK,
+        handlelength=1.5,
+        handleheight=0.95,
+        columnspacing=1.6,
+        labelspacing=0.45,
+    )
+    return Sheet(figure, bottom_in, height_in)
+
+
+def _fit_title(title: str) -> tuple[float, str]:
+    """Font size and text that fit on one line; a bold character is about 0.7 of the size wide."""
+    room = (WIDTH_IN - LEFT_IN - RIGHT_IN) * 72 / 0.7
+    size = max(_SMALLEST_TITLE, min(_TITLE_SIZE, room / max(1, len(title))))
+    most = int(room / size)
+    return size, title if len(title) <= most else title[: most - 1] + "…"
+
+
+def _legend_columns(labels: list[str]) -> int:
+    """The most columns that fit; entries go down the columns, and a column is as wide as its longest label."""
+    for columns in range(len(labels), 1, -1):
+        rows = -(-len(labels) // columns)
+        longest = [max(len(label) for label in labels[first : first + rows]) for first in range(0, len(labels), rows)]
+        if sum(longest) * 0.58 * FONT_SIZE / 72 + 0.6 * len(longest) <= WIDTH_IN - 0.4:
+            return len(longest)
+    return 1
+
+
+def mix(color: str, whitening: float) -> Color:
+    """``#rrggbb`` with a share of white (positive) or black (negative) mixed in."""
+    rgb = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    red, green, blue = (rgb + (1 - rgb) * whitening if whitening >= 0 else rgb * (1 + whitening)).tolist()
+    return (red, green, blue)
+
+
+def ink_on(color: Color) -> str:
+    """Black or white, whichever is legible on the colour (relative luminance, WCAG 2)."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return INK if luminance > 0.22 else "#FFFFFF"
+
+
+def boxes(
+    starts: NDArray[np.float64], ends: NDArray[np.float64], lows: NDArray[np.float64], highs: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Corners of rectangles, float64[num_boxes, 4, 2], from four columns float64[num_boxes]."""
+    x = np.stack((starts, ends, ends, starts), axis=1)
+    y = np.stack((lows, lows, highs, highs), axis=1)
+    return np.stack((x, y), axis=2)

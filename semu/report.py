@@ -1,0 +1,209 @@
+"""``Report``: what a simulation found, for people (``repr``), for programs (``to_json``) and on disk (``save``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from semu.engine.timeline import IterationTimeline
+from semu.errors import ConfigError
+
+SCHEMA_VERSION = 1
+"""Version of ``result.json``; raised when a key changes its meaning."""
+
+
+@dataclass(frozen=True)
+class TopOperator:
+    """Operators of one kind and phase, summed over the ranks of the slowest replica.
+
+    Attributes:
+        path: module path without layer numbers. kind, phase: as in the graph.
+        time_s: total over all ranks and microbatches [s]. share: of all stage time. calls: how often.
+        bound: ``compute``, ``memory``, ``network`` or ``fixed``, whichever term is longest.
+        provenance, source: of the coefficients.
+    """
+
+    path: str
+    kind: str
+    phase: str
+    time_s: float
+    share: float
+    calls: int
+    bound: str
+    provenance: str
+    source: str
+
+
+@dataclass(frozen=True)
+class RankMemoryRow:
+    """Memory of one pipeline rank [bytes].
+
+    Attributes:
+        rank: pipeline rank. chunks: what it holds, for people. parameters: local elements.
+        static_bytes: parameters, gradients, optimizer state. peak_bytes: highest allocation over all replicas.
+        peak_stage, peak_operator: where the peak is.
+    """
+
+    rank: int
+    chunks: str
+    parameters: int
+    static_bytes: int
+    peak_bytes: int
+    peak_stage: str
+    peak_operator: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Result of ``semu.simulate``.
+
+    Attributes:
+        title: model, cluster and parallelism. iteration_time_s: [s]. makespan_s: end of the pipeline [s].
+        mfu, hfu: against the dense peak of the job's precision; causal attention counted half (``convention``).
+        mfu_full_attention: MFU with causal attention counted in full.
+        mfu_bf16: under fp8, MFU against the bf16 peak; else None.
+        bubble_ratio: of the slowest replica's pipeline.
+        peak_memory_bytes, static_memory_bytes, reserved_memory_bytes: per pipeline rank, highest over its ranks.
+        capacity_bytes: device memory. breakdown_s: see DESIGN §6. timeline: of the slowest replica.
+        ranks, top_operators: tables. provenance: share of stage time by provenance of its coefficients.
+        job: resolved inputs. warnings: what a reader should know.
+    """
+
+    title: str
+    iteration_time_s: float
+    makespan_s: float
+    mfu: float
+    hfu: float
+    mfu_full_attention: float
+    mfu_bf16: float | None
+    model_flop: float
+    hardware_flop: float
+    model_tflop_per_s_per_gpu: float
+    tokens_per_s_per_gpu: float
+    tokens: int
+    bubble_ratio: float
+    peak_memory_bytes: tuple[int, ...]
+    static_memory_bytes: tuple[int, ...]
+    reserved_memory_bytes: tuple[int, ...] | None
+    capacity_bytes: int
+    parameters: int
+    breakdown_s: Mapping[str, object]
+    ranks: tuple[RankMemoryRow, ...]
+    top_operators: tuple[TopOperator, ...]
+    provenance: Mapping[str, float]
+    num_microbatches: int
+    num_distinct_replicas: int
+    slowest_replica: int
+    job: Mapping[str, object]
+    warnings: tuple[str, ...]
+    timeline: IterationTimeline = field(repr=False)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank's peak is within the device's memory."""
+        return max(self.peak_memory_bytes) <= self.capacity_bytes
+
+    def to_json(self) -> dict[str, object]:
+        """The document of ``simulate --json`` (DESIGN §6), also written to ``result.json``."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "title": self.title,
+            "iteration_time_s": self.iteration_time_s,
+            "makespan_s": self.makespan_s,
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            "mfu_full_attention": self.mfu_full_attention,
+            "mfu_bf16": self.mfu_bf16,
+            "mfu_convention": CONVENTION,
+            "model_flop": self.model_flop,
+            "hardware_flop": self.hardware_flop,
+            "model_tflop_per_s_per_gpu": self.model_tflop_per_s_per_gpu,
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "tokens_per_iteration": self.tokens,
+            "bubble_ratio": self.bubble_ratio,
+            "peak_memory_bytes": list(self.peak_memory_bytes),
+            "static_memory_bytes": list(self.static_memory_bytes),
+            "reserved_memory_bytes": None if self.reserved_memory_bytes is None else list(self.reserved_memory_bytes),
+            "capacity_bytes": self.capacity_bytes,
+            "fits": self.fits,
+            "parameters": self.parameters,
+            "breakdown_s": dict(self.breakdown_s),
+            "ranks": [vars(row).copy() for row in self.ranks],
+            "top_operators": [vars(row).copy() for row in self.top_operators],
+            "provenance": dict(self.provenance),
+            "num_microbatches": self.num_microbatches,
+            "num_distinct_replicas": self.num_distinct_replicas,
+            "slowest_replica": self.slowest_replica,
+            "job": dict(self.job),
+            "warnings": list(self.warnings),
+        }
+
+    def __repr__(self) -> str:
+        from semu.report_text import render
+
+        return render(self)
+
+    def save(self, directory: str | os.PathLike[str]) -> list[Path]:
+        """Write ``result.json``, ``trace.json``, ``timeline.png`` and ``memory.png``.
+
+        Args:
+            directory: made if it is not there; existing files of these names are replaced, each at once when it is
+                complete.
+        Returns:
+            The files written.
+        Raises:
+            ConfigError: the directory cannot be made or written to.
+        """
+        folder = Path(directory)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return [self._write(folder / name, write) for name, write in self._writers()]
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write results: {error.strerror}", where=str(folder), expected="a directory to write to"
+            ) from error
+
+    def _writers(self) -> Sequence[tuple[str, Callable[[Path], None]]]:
+        def result(path: Path) -> None:
+            path.write_text(json.dumps(self.to_json(), indent=2) + "\n")
+
+        def trace(path: Path) -> None:
+            from semu.traces import write_trace
+
+            write_trace(path, self.timeline, title=self.title, metadata={"semu": self.job})
+
+        def timeline(path: Path) -> None:
+            from semu.plots import draw_timeline
+
+            draw_timeline(path, self.timeline, title=self.title)
+
+        def memory(path: Path) -> None:
+            from semu.plots import draw_memory
+
+            draw_memory(path, self.timeline, title=self.title)
+
+        return [("result.json", result), ("trace.json", trace), ("timeline.png", timeline), ("memory.png", memory)]
+
+    @staticmethod
+    def _write(path: Path, write: Callable[[Path], None]) -> Path:
+        """Write through a temporary file beside the target, so that nothing is ever half-written."""
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+        os.close(handle)
+        try:
+            write(Path(name))
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+        return path
+
+
+CONVENTION = (
+    "model FLOP = matrix products and attention of the forward pass and of the gradients that training needs; "
+    "causal attention counted half; recomputation counted in HFU only; against the dense peak of the job's precision"
+)
+"""What MFU and HFU mean here."""

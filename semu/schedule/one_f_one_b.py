@@ -1,0 +1,30 @@
+"""1F1B: one forward, one backward in turn (PipeDream-Flush: 2006.09503 §3; Megatron-LM: 2104.04473 §2.2).
+
+Equal stages of forward time f and backward time b: makespan (m + p - 1)(f + b), bubble ratio (p - 1) / (m + p - 1) as
+GPipe, but rank r holds at most min(m, p - r) microbatches' activations.
+"""
+
+from __future__ import annotations
+
+from semu.schedule.schedule import PipelineShape, Schedule, StageKey
+
+
+def one_f_one_b(shape: PipelineShape) -> Schedule:
+    """The non-interleaved 1F1B schedule; a rank runs all its chunks, in order, where one forward stands.
+
+    Args:
+        shape: ranks, chunks and microbatches.
+    """
+    return Schedule.build("1f1b", (_order(shape, rank) for rank in range(shape.num_ranks)))
+
+
+def _order(shape: PipelineShape, rank: int) -> list[StageKey]:
+    m = shape.num_microbatches
+    warm_up = min(shape.num_ranks - rank - 1, m)
+    order = [stage for i in range(warm_up) for stage in shape.forward(rank, i)]
+    for i in range(warm_up, m):
+        order += shape.forward(rank, i)
+        order += shape.backward(rank, i - warm_up)
+    for i in range(m - warm_up, m):
+        order += shape.backward(rank, i)
+    return order

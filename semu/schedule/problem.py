@@ -1,0 +1,124 @@
+"""``PipelineProblem``: a schedule lowered to arrays, stages and transfers, ready for the fixed-order kernel.
+
+Nodes are numbered by stream in the order of execution: first one compute stream per rank, then one stream per directed
+pair of ranks that exchange tensors. Latencies are separate, so that many batches share one problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.graph.operator import Phase
+from semu.schedule.schedule import PipelineShape, Schedule, StageKey
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A P2P send of one stage's result to another chunk's rank."""
+
+    stage: StageKey
+    source: int
+    target: int
+    consumer: StageKey
+
+
+@dataclass(frozen=True)
+class PipelineProblem:
+    """Structure of one iteration's pipeline.
+
+    Attributes:
+        shape: ranks, chunks, microbatches. schedule: order of stages per rank.
+        stages: node i < len(stages) is stages[i]. transfers: node len(stages) + j is transfers[j].
+        stream_ptr: int64[num_streams + 1], nodes of each stream are consecutive.
+        pred_ptr, pred: CSR predecessors, int32. node_rank: int32[num_stages].
+        chunk, phase, microbatch: int32[num_stages]; phase 0 forward, 1 backward.
+    """
+
+    shape: PipelineShape
+    schedule: Schedule
+    stages: tuple[StageKey, ...]
+    transfers: tuple[Transfer, ...]
+    stream_ptr: NDArray[np.int64]
+    pred_ptr: NDArray[np.int32]
+    pred: NDArray[np.int32]
+    node_rank: NDArray[np.int32]
+    chunk: NDArray[np.int32]
+    phase: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages; transfers follow them."""
+        return len(self.stages)
+
+    @property
+    def num_nodes(self) -> int:
+        """Stages and transfers."""
+        return len(self.stages) + len(self.transfers)
+
+
+def lower(schedule: Schedule, shape: PipelineShape, *, overlapped_sends: bool) -> PipelineProblem:
+    """Turn a legal schedule into arrays.
+
+    Args:
+        schedule: validated. shape: what it orders.
+        overlapped_sends: false: after a stage that sends, the rank's compute waits for its transfers.
+    """
+    stages = [stage for order in schedule.orders for stage in order]
+    number = {stage: i for i, stage in enumerate(stages)}
+    rank_of = [rank for rank, order in enumerate(schedule.orders) for _ in order]
+    transfers = _transfers(stages, shape)
+    pairs = sorted({(t.source, t.target) for t in transfers})
+    by_pair = [[t for t in transfers if (t.source, t.target) == pair] for pair in pairs]
+    ordered = [t for group in by_pair for t in group]
+    preds: list[list[int]] = [[] for _ in range(len(stages) + len(ordered))]
+    for j, transfer in enumerate(ordered):
+        node = len(stages) + j
+        preds[node].append(number[transfer.stage])
+        preds[number[transfer.consumer]].append(node)
+        if not overlapped_sends:
+            following = number[transfer.stage] + 1
+            if following < len(stages) and rank_of[following] == transfer.source:
+                preds[following].append(node)
+    for stage, node in number.items():
+        for before in shape.predecessors(stage):
+            if shape.chunk_rank[before.chunk] == shape.chunk_rank[stage.chunk]:
+                preds[node].append(number[before])
+    sizes = [len(order) for order in schedule.orders] + [len(group) for group in by_pair]
+    return PipelineProblem(
+        shape=shape,
+        schedule=schedule,
+        stages=tuple(stages),
+        transfers=tuple(ordered),
+        stream_ptr=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
+        pred_ptr=np.concatenate(([0], np.cumsum([len(p) for p in preds]))).astype(np.int32),
+        pred=np.array([p for group in preds for p in group], dtype=np.int32),
+        node_rank=np.array(rank_of, dtype=np.int32),
+        chunk=np.array([s.chunk for s in stages], dtype=np.int32),
+        phase=np.array([int(s.phase is not Phase.FORWARD) for s in stages], dtype=np.int32),
+        microbatch=np.array([s.microbatch for s in stages], dtype=np.int32),
+    )
+
+
+def _transfers(stages: Sequence[StageKey], shape: PipelineShape) -> list[Transfer]:
+    """All transfers, in the order in which their producers run on each rank."""
+    consumers: list[list[int]] = [[] for _ in range(shape.num_chunks)]
+    for chunk, sources in enumerate(shape.sources):
+        for source in sources:
+            consumers[source].append(chunk)
+    result = []
+    for stage in stages:
+        here = shape.chunk_rank[stage.chunk]
+        if stage.phase is Phase.FORWARD:
+            targets = consumers[stage.chunk]
+        else:
+            targets = [source for source in shape.sources[stage.chunk] if shape.has_backward[source]]
+        for chunk in targets:
+            there = shape.chunk_rank[chunk]
+            if there != here:
+                result.append(Transfer(stage, here, there, StageKey(chunk, stage.phase, stage.microbatch)))
+    return result

@@ -1,0 +1,213 @@
+"""Timelines as Chrome traces in the dialect of PyTorch's profiler, for Perfetto and HolisticTraceAnalysis.
+
+``write_trace`` puts the whole job in one file, a process per pipeline rank. ``write_rank_trace`` writes one rank, named
+in ``distributedInfo``: HolisticTraceAnalysis wants a file per rank (and, unless ``HTA_DISABLE_NS_ROUNDING=1`` is in the
+environment, it shrinks every kernel to whole microseconds).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.engine.sampling import sample_step_function
+from semu.engine.timeline import IterationTimeline, RankTimeline
+from semu.errors import ConfigError
+from semu.traces.columns import KernelColumns, OperatorTexts, microseconds, phase_words, ticks
+
+_STEP_TRACK = 1
+_STAGE_TRACK = 2
+_COMPUTE_TRACK = 7
+"""PyTorch's default stream; communicators get the numbers after it."""
+_STEP_NAME = "ProfilerStep#0"
+"""The name by which HolisticTraceAnalysis knows an iteration."""
+_COUNTER_BUCKETS = 2048
+
+
+def write_trace(
+    path: str | os.PathLike[str], timeline: IterationTimeline, *, title: str, metadata: Mapping[str, object]
+) -> None:
+    """Write every rank of the iteration into one trace, for Perfetto or chrome://tracing.
+
+    Args:
+        path: the file to make, ``*.json``; its folder must exist. It appears complete or not at all.
+        timeline: what to write.
+        title: shown by viewers among the trace's information.
+        metadata: anything that JSON can hold, written beside the title.
+    Raises:
+        OSError: the file cannot be written.
+    """
+    _write_file(path, _header(title, metadata, None), _events(timeline, timeline.ranks, annotate_gpu=False))
+
+
+def write_rank_trace(
+    path: str | os.PathLike[str],
+    timeline: IterationTimeline,
+    rank: int,
+    *,
+    title: str = "",
+    metadata: Mapping[str, object] | None = None,
+) -> None:
+    """Write one rank as a trace of its own, for HolisticTraceAnalysis.
+
+    Its ``TraceAnalysis(trace_dir=...)`` takes a folder with one such file per rank and nothing else. Stages are written
+    a second time, as ``gpu_user_annotation`` on the compute stream, where it looks for them.
+
+    Args:
+        path: the file to make, ``*.json``; its folder must exist. It appears complete or not at all.
+        timeline: what to write from.
+        rank: pipeline rank.
+        title: shown by viewers among the trace's information.
+        metadata: anything that JSON can hold, written beside the title.
+    Raises:
+        ConfigError: the timeline has no such rank.
+        OSError: the file cannot be written.
+    """
+    chosen = [row for row in timeline.ranks if row.rank == rank]
+    if not chosen:
+        legal = [row.rank for row in timeline.ranks]
+        nearest = min(legal, key=lambda number: abs(number - rank), default=None)
+        raise ConfigError(
+            "no such pipeline rank in the timeline", expected=f"one of {legal}", got=rank, nearest=nearest
+        )
+    world = {"rank": rank, "world_size": len(timeline.ranks)}
+    _write_file(path, _header(title, metadata or {}, world), _events(timeline, chosen, annotate_gpu=True))
+
+
+def _header(title: str, metadata: Mapping[str, object], world: Mapping[str, int] | None) -> str:
+    """Everything before the events; readers look for ``"rank": N`` (with a blank) on the first line that has it."""
+    lines = ["{", '"schemaVersion": 1,', '"displayTimeUnit": "ms",']
+    if world is not None:
+        lines.append(f'"distributedInfo": {json.dumps(world)},')
+    other = {"title": title, **metadata}
+    lines.append(f'"otherData": {json.dumps(other, separators=(",", ":"), default=str, allow_nan=False)},')
+    lines.append('"traceEvents": [\n')
+    return "\n".join(lines)
+
+
+def _write_file(path: str | os.PathLike[str], header: str, batches: Iterable[list[str]]) -> None:
+    """Stream the batches of events into a temporary file beside ``path``, then rename it."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n", buffering=1 << 20) as file:
+            file.write(header)
+            separator = ""
+            for batch in batches:
+                if batch:
+                    file.write(separator)
+                    file.write(",\n".join(batch))
+                    separator = ",\n"
+            file.write("\n]}\n")
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _events(timeline: IterationTimeline, ranks: Sequence[RankTimeline], *, annotate_gpu: bool) -> Iterator[list[str]]:
+    """The events as JSON texts, a batch per track: within a track in order of start, outer slices first."""
+    tracks = _Tracks()
+    texts = OperatorTexts()
+    for rank in ranks:
+        names = {_STEP_TRACK: "iteration", _STAGE_TRACK: "stages"}
+        yield _step(rank, timeline.iteration_time_s)
+        yield _stage_slices(rank, _STAGE_TRACK, "user_annotation")
+        columns = KernelColumns(texts, rank)
+        for stream in columns.streams():
+            for lane, rows in enumerate(columns.lanes(stream)):
+                number = tracks.number(stream, lane)
+                names[number] = f"stream {number} ({stream if lane == 0 else f'{stream}, lane {lane + 1}'})"
+                kernels = columns.kernels(rows, rank.rank, number)
+                if annotate_gpu and number == _COMPUTE_TRACK:
+                    stages = _stage_slices(rank, _COMPUTE_TRACK, "gpu_user_annotation")
+                    starts = np.concatenate((_stage_ticks(rank)[0], columns.start_ticks[rows]))
+                    both = stages + kernels
+                    kernels = [both[position] for position in np.argsort(starts, kind="stable").tolist()]
+                yield kernels
+        yield _counters(rank)
+        yield _names(rank, names)
+
+
+class _Tracks:
+    """Numbers of streams: the same name has the same number on every rank."""
+
+    def __init__(self) -> None:
+        self._numbers = {("compute", 0): _COMPUTE_TRACK}
+
+    def number(self, stream: str, lane: int) -> int:
+        """Track of a stream; lanes above 0 take what would overlap on the lanes before them."""
+        return self._numbers.setdefault((stream, lane), _COMPUTE_TRACK + len(self._numbers))
+
+
+def _step(rank: RankTimeline, iteration_time_s: float) -> list[str]:
+    """The iteration as one annotation."""
+    span = ticks(np.array([[0.0], [iteration_time_s]]))
+    return _slices([_STEP_NAME], [{}], rank.rank, _STEP_TRACK, "user_annotation", span)
+
+
+def _stage_slices(rank: RankTimeline, track: int, category: str) -> list[str]:
+    """Stages as annotations, in order of start; what they are goes into the arguments."""
+    names = [f"{stage.label} {stage.module}" for stage in rank.stages]
+    arguments: list[dict[str, object]] = [
+        {"chunk": stage.chunk, "microbatch": stage.microbatch, "phase": phase_words(stage.phase)}
+        for stage in rank.stages
+    ]
+    return _slices(names, arguments, rank.rank, track, category, _stage_ticks(rank))
+
+
+def _stage_ticks(rank: RankTimeline) -> NDArray[np.int64]:
+    """int64[2, num_stages], starts and ends in ticks."""
+    return ticks(np.array([(stage.start_s, stage.end_s) for stage in rank.stages]).reshape(-1, 2).T)
+
+
+def _slices(
+    names: Sequence[str],
+    arguments: Sequence[Mapping[str, object]],
+    pid: int,
+    track: int,
+    category: str,
+    spans: NDArray[np.int64],
+) -> list[str]:
+    """Complete events (``ph: X``) of one track; spans: int64[2, num_slices], starts and ends in ticks."""
+    starts, durations = microseconds(spans[0]), microseconds(spans[1] - spans[0])
+    return [
+        _dump({"ph": "X", "cat": category, "name": name, "pid": pid, "tid": track, "ts": ts, "dur": dur, "args": extra})
+        for name, extra, ts, dur in zip(names, arguments, starts, durations, strict=True)
+    ]
+
+
+def _counters(rank: RankTimeline) -> list[str]:
+    """Allocated bytes by role at a few thousand points at most, every peak among them."""
+    memory = rank.memory
+    kept = sample_step_function(memory.times_s, memory.total, _COUNTER_BUCKETS)
+    names = [role.value for role in memory.roles]
+    times_us = microseconds(ticks(memory.times_s[kept]))
+    event = {"ph": "C", "name": "HBM bytes", "pid": rank.rank}
+    return [
+        _dump({**event, "ts": time_us, "args": dict(zip(names, sizes, strict=True))})
+        for time_us, sizes in zip(times_us, memory.by_role[:, kept].T.tolist(), strict=True)
+    ]
+
+
+def _names(rank: RankTimeline, tracks: Mapping[int, str]) -> list[str]:
+    """Names and positions of the process and its tracks."""
+    rows: list[tuple[str, int, dict[str, object]]] = [
+        ("process_name", 0, {"name": f"rank {rank.rank} (gpu {rank.gpu})"}),
+        ("process_sort_index", 0, {"sort_index": rank.rank}),
+    ]
+    for number, name in sorted(tracks.items()):
+        rows.append(("thread_name", number, {"name": name}))
+        rows.append(("thread_sort_index", number, {"sort_index": number}))
+    return [
+        _dump({"ph": "M", "name": name, "pid": rank.rank, "tid": track, "args": arguments})
+        for name, track, arguments in rows
+    ]
+
+
+def _dump(event: Mapping[str, object]) -> str:
+    return json.dumps(event, separators=(",", ":"))

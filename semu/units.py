@@ -1,0 +1,46 @@
+"""Units: inside semu everything is seconds, bytes and FLOP; people read GiB, ms and TFLOP.
+
+Objects: ``KIB, MIB, GIB``, ``TIME_STEP_S``, ``quantize_time``, ``format_bytes``, ``format_time``, ``format_count``.
+"""
+
+from __future__ import annotations
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+TIME_GRID_PER_S = float(1 << 40)
+"""Latencies are multiples of 2^-40 s (0.9 ps), so that float64 sums below 2^13 s are exact (DESIGN §3.3)."""
+TIME_STEP_S = 1.0 / TIME_GRID_PER_S
+
+
+def quantize_time(latency_s: float) -> float:
+    """Round a latency [s] to the time grid of 2^-40 s, half to even."""
+    return round(latency_s * TIME_GRID_PER_S) / TIME_GRID_PER_S
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Bytes for a person, in binary units: ``3.2 GiB``."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+def format_time(time_s: float) -> str:
+    """Seconds for a person: ``4.07 s``, ``31.2 ms``, ``8.4 us``."""
+    if abs(time_s) >= 1:
+        return f"{time_s:.3f} s"
+    if abs(time_s) >= 1e-3:
+        return f"{time_s * 1e3:.2f} ms"
+    return f"{time_s * 1e6:.2f} us"
+
+
+def format_count(count: float) -> str:
+    """A large count for a person: ``36.8 B`` (10^9), ``1.2 M``."""
+    for factor, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if abs(count) >= factor:
+            return f"{count / factor:.2f} {suffix}"
+    return f"{count:.0f}"

@@ -1,0 +1,42 @@
+"""What a microbatch holds, and where microbatches come from: generators with published shapes, or metadata files.
+
+Files:
+
+    batch.py          Microbatch, AbstractBatch, text sequences, the columns that operator costs depend on
+    packing.py        greedy packing
+    distributions.py  published shapes of data sets
+    vlm.py, t2v.py    vision-language and text-to-video batches
+    metadata.py       JSONL metadata; recorded.py: batches made of it
+    options.py        run.toml's ``[batch]``
+
+Everything here is numbers about data, never data; nothing here knows a model.
+"""
+
+from semu.workload.batch import AbstractBatch, Microbatch, TextBatch, shape_columns, text_batch
+from semu.workload.distributions import TextPerImage
+from semu.workload.metadata import Contents, Metadata, read_metadata
+from semu.workload.options import BatchKind, make_batch
+from semu.workload.recorded import FileBatch, file_batch
+from semu.workload.t2v import T2vBatch, VideoTokenizer, t2v_batch
+from semu.workload.vlm import VlmBatch, vlm_batch
+
+__all__ = [
+    "AbstractBatch",
+    "BatchKind",
+    "Contents",
+    "FileBatch",
+    "Metadata",
+    "Microbatch",
+    "T2vBatch",
+    "TextBatch",
+    "TextPerImage",
+    "VideoTokenizer",
+    "VlmBatch",
+    "file_batch",
+    "make_batch",
+    "read_metadata",
+    "shape_columns",
+    "t2v_batch",
+    "text_batch",
+    "vlm_batch",
+]

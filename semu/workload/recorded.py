@@ -1,0 +1,165 @@
+"""Batches whose samples come from a metadata file: ``FileBatch``, ``file_batch``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.errors import ConfigError, unknown_name
+from semu.workload.batch import DEFAULT_TEXT_SEQ_LEN, AbstractBatch, Microbatch, check_request
+from semu.workload.checks import check_count, check_flag, check_seed
+from semu.workload.metadata import Contents, Metadata, read_metadata
+from semu.workload.t2v import MAX_CLIPS, MAX_SECONDS, Clips, VideoTokenizer, check_max_seconds
+from semu.workload.vlm import DEFAULT_VLM_SEQ_LEN, ImageTextSamples
+
+
+@dataclass(frozen=True)
+class FileBatch(AbstractBatch):
+    """Samples of a metadata file: text and images packed in the file's order, clips grouped by similar durations.
+
+    A sample is used once; a file with too few is an error, not a loop. The last sequence may be partly filled.
+
+    Attributes:
+        metadata: the file's contents.
+        seed: of the order of clip groups, >= 0; text and images keep the file's order.
+        images_max: at most so many images in a packed sequence; None: what the context holds.
+        attend_across_samples: attention runs over the whole packed sequence instead of inside each sample.
+        max_seconds, max_clips: limits of a clip group; a longer clip is an error.
+        tokenizer: frame rate, latent compression and patches of clips.
+    """
+
+    metadata: Metadata
+    seed: int = 0
+    images_max: int | None = None
+    attend_across_samples: bool = False
+    max_seconds: float = MAX_SECONDS
+    max_clips: int = MAX_CLIPS
+    tokenizer: VideoTokenizer = field(default_factory=VideoTokenizer)
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed, "batch.seed")
+        if self.images_max is not None:
+            check_count(self.images_max, "batch.images_max")
+        check_flag(self.attend_across_samples, "batch.attend_across_samples")
+        check_max_seconds(self.max_seconds, self.tokenizer)
+        check_count(self.max_clips, "batch.max_clips")
+
+    @property
+    def default_seq_len(self) -> int | None:
+        """2048 (text), 8192 (VLM), None (T2V: groups are limited by playing time)."""
+        defaults = {Contents.TEXT: DEFAULT_TEXT_SEQ_LEN, Contents.VLM: DEFAULT_VLM_SEQ_LEN, Contents.T2V: None}
+        return defaults[self.metadata.contents]
+
+    def microbatches(self, count: int, micro_batch: int, seq_len: int | None = None) -> list[Microbatch]:
+        """``count`` microbatches from the beginning of the file.
+
+        Raises:
+            ConfigError: a sample larger than the context (``where`` is its line), or too few samples.
+        """
+        context = self.default_seq_len if seq_len is None else seq_len
+        check_request(count, micro_batch, context)
+        if self.metadata.contents is Contents.T2V or context is None:  # only clips have no default context
+            return self._group_clips(count, micro_batch, context)
+        self._check_sizes(self._image_text.lengths, context, "tokens", "seq_len")
+        if self.images_max is not None:
+            self._check_sizes(self._image_text.images, self.images_max, "images", "images_max")
+        bounds = self._image_text.pack(context, self.images_max)
+        self._check_enough(bounds.size - 1, count, micro_batch, f"packed sequences of {context} tokens")
+        return self._image_text.microbatches(bounds, count, micro_batch, self.attend_across_samples)
+
+    def describe(self) -> dict[str, object]:
+        """Kind, file and its checksum, limits that apply."""
+        common: dict[str, object] = {
+            "kind": "file",
+            "path": self.metadata.path,
+            "sha256": self.metadata.sha256,
+            "contents": self.metadata.contents.value,
+            "samples": len(self.metadata.samples),
+            "default_seq_len": self.default_seq_len,
+        }
+        if self.metadata.contents is Contents.T2V:
+            return common | {"seed": self.seed, "max_seconds": self.max_seconds, "max_clips": self.max_clips}
+        return common | {"images_max": self.images_max, "attend_across_samples": self.attend_across_samples}
+
+    def _group_clips(self, count: int, micro_batch: int, seq_len: int | None) -> list[Microbatch]:
+        self._check_sizes(self._clips.frames, self.tokenizer.frames(self.max_seconds), "frames", "max_seconds")
+        if seq_len is not None:
+            self._check_sizes(self._clips.video_tokens, seq_len, "latent tokens", "seq_len")
+        grouped, bounds = self._clips.group(self.max_seconds, self.max_clips, seq_len, self.seed)
+        self._check_enough(bounds.size - 1, count, micro_batch, "clip groups")
+        return grouped.microbatches(bounds, count, micro_batch)
+
+    @cached_property
+    def _image_text(self) -> ImageTextSamples:
+        return self.metadata.image_text()
+
+    @cached_property
+    def _clips(self) -> Clips:
+        return self.metadata.clips(self.tokenizer)
+
+    def _check_sizes(self, sizes: NDArray[np.int64], limit: int, unit: str, key: str) -> None:
+        """Refuse the first sample that is larger than a limit, naming the smallest limit that all samples keep."""
+        too_large = np.flatnonzero(sizes > limit)
+        if not too_large.size:
+            return
+        first, largest = int(too_large[0]), int(sizes.max())
+        raise ConfigError(
+            f"a sample of {int(sizes[first])} {unit} is larger than {key} allows",
+            where=self.metadata.place(first),
+            expected=f"<= {limit} {unit}",
+            got=int(sizes[first]),
+            nearest=largest / self.tokenizer.fps if key == "max_seconds" else largest,
+        )
+
+    def _check_enough(self, have: int, count: int, micro_batch: int, what: str) -> None:
+        need, samples = count * micro_batch, len(self.metadata.samples)
+        if have >= need:
+            return
+        about = -(-need * samples // have)
+        raise ConfigError(
+            f"the file holds fewer samples than the iteration needs ({count} microbatches of {micro_batch})",
+            where=self.metadata.path,
+            expected=f"{need} {what}, about {about} samples",
+            got=f"{have} {what} from {samples} samples",
+            nearest=f"{have // micro_batch} microbatches" if have >= micro_batch else None,
+        )
+
+
+def file_batch(
+    path: str | Path,
+    kind: Contents | str | None = None,
+    *,
+    seed: int = 0,
+    images_max: int | None = None,
+    attend_across_samples: bool = False,
+    max_seconds: float = MAX_SECONDS,
+    max_clips: int = MAX_CLIPS,
+    tokenizer: VideoTokenizer | None = None,
+) -> FileBatch:
+    """Samples of a JSONL file (format: ``semu.workload.metadata``); the file is read at once.
+
+    Args:
+        path: of the file.
+        kind: ``"text"``, ``"vlm"`` or ``"t2v"``: what the file must hold; None: whatever it holds.
+        seed, images_max, attend_across_samples, max_seconds, max_clips, tokenizer: see ``FileBatch``.
+    Raises:
+        ConfigError: no such file, no samples in it, a bad line (``where`` is ``file.jsonl:LINE``), a bad option.
+    """
+    if isinstance(kind, str):
+        legal = [member.value for member in Contents]
+        if kind not in legal:
+            raise unknown_name("contents", kind, legal, where="batch.contents")
+        kind = Contents(kind)
+    return FileBatch(
+        read_metadata(path, kind),
+        seed,
+        images_max,
+        attend_across_samples,
+        max_seconds,
+        max_clips,
+        tokenizer if tokenizer is not None else VideoTokenizer(),
+    )

@@ -1,0 +1,274 @@
+"""Batches of vision-language models: samples of text and images, packed to the context length.
+
+Objects: ``PATCHES_PER_IMAGE``, ``TOKENS_PER_IMAGE``, ``ImageTextSamples`` (what packing needs to know),
+``VlmBatch`` (seeded generator), ``vlm_batch``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.errors import ConfigError, unknown_name
+from semu.workload.batch import AbstractBatch, Microbatch, check_request
+from semu.workload.checks import check_count, check_flag, check_number, check_seed
+from semu.workload.distributions import TextPerImage, draw_documents, draw_image_text, make_generator
+from semu.workload.packing import pack_in_order
+
+IntArray = NDArray[np.int64]
+
+IMAGE_PX = 728
+PATCH_PX = 14
+SPATIAL_MERGE = 4
+PATCHES_PER_IMAGE = (IMAGE_PX // PATCH_PX) ** 2
+"""2704 patches of one image enter the encoder as one sequence (DIP §7.1: 728 px, patch 14)."""
+TOKENS_PER_IMAGE = (IMAGE_PX // PATCH_PX // SPATIAL_MERGE) ** 2
+"""169 tokens of one image enter the backbone (4 x 4 patches merged, DIP §7.1)."""
+DEFAULT_VLM_SEQ_LEN = 8192
+"""Context length of DIP §7.1; it holds floor(8192 / 169) = 48 images."""
+
+_BLOCK = 8192
+_REFERENCE_SAMPLES = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class ImageTextSamples:
+    """Samples of text and images; image j of sample i is entry image_ptr[i] + j.
+
+    Attributes:
+        text_tokens: int64[num_samples], text tokens without the images' tokens.
+        image_ptr: int64[num_samples + 1].
+        patches: int64[num_images], what an image puts into the encoder.
+        tokens: int64[num_images], what it puts into the backbone.
+        has_vision: the samples belong to a model with an image encoder (its streams exist, though maybe empty).
+    """
+
+    text_tokens: IntArray
+    image_ptr: IntArray
+    patches: IntArray
+    tokens: IntArray
+    has_vision: bool = True
+
+    @property
+    def lengths(self) -> IntArray:
+        """Tokens of each sample in the backbone, images included: int64[num_samples]."""
+        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.tokens)))
+        return self.text_tokens + np.diff(before[self.image_ptr])
+
+    @property
+    def images(self) -> IntArray:
+        """Images of each sample: int64[num_samples]."""
+        return np.diff(self.image_ptr)
+
+    @classmethod
+    def uniform_images(cls, text_tokens: IntArray, images: IntArray) -> Self:
+        """Samples whose images all have DIP's size."""
+        image_ptr = np.concatenate((np.zeros(1, np.int64), np.cumsum(images)))
+        total = int(image_ptr[-1])
+        return cls(text_tokens, image_ptr, np.full(total, PATCHES_PER_IMAGE), np.full(total, TOKENS_PER_IMAGE))
+
+    def pack(self, seq_len: int, images_max: int | None) -> IntArray:
+        """Bounds of the packed sequences: int64[num_sequences + 1], see ``pack_in_order``."""
+        if images_max is None:
+            return pack_in_order([self.lengths], [seq_len])
+        return pack_in_order([self.lengths, self.images], [seq_len, images_max])
+
+    def microbatches(self, bounds: IntArray, count: int, micro_batch: int, across_samples: bool) -> list[Microbatch]:
+        """Cut the first ``count * micro_batch`` packed sequences into microbatches.
+
+        Args:
+            bounds: of the packed sequences, int64[>= count * micro_batch + 1].
+            count, micro_batch: as for ``AbstractBatch.microbatches``.
+            across_samples: a text sequence is a whole packed sequence instead of one sample.
+        """
+        used = bounds[: count * micro_batch + 1]
+        edges = used[::micro_batch]
+        if across_samples:
+            before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.lengths)))
+            text, text_edges = np.diff(before[used]), list(range(0, used.size, micro_batch))
+        else:
+            text, text_edges = self.lengths, edges.tolist()
+        patches, tokens = self.patches.copy(), self.tokens.copy()
+        for array in (text, patches, tokens):
+            array.flags.writeable = False
+        sample_edges, image_edges = edges.tolist(), self.image_ptr[edges].tolist()
+        batches = []
+        for i in range(count):
+            lengths = {"text": text[text_edges[i] : text_edges[i + 1]]}
+            if self.has_vision:
+                images = slice(image_edges[i], image_edges[i + 1])
+                lengths |= {"vision": patches[images], "vision_tokens": tokens[images]}
+            batches.append(Microbatch.from_arrays(lengths, sample_edges[i + 1] - sample_edges[i]))
+        return batches
+
+
+@dataclass(frozen=True)
+class VlmBatch(AbstractBatch):
+    """Packed sequences of image-text samples with the shapes of DIP §7.1.
+
+    Samples are drawn one after the other and packed greedily; a document that is longer than the context loses the
+    end of its text. A sample is never split over two sequences, so sequences end with a little unused room, which is
+    neither computed nor counted.
+
+    Attributes:
+        seed: >= 0.
+        text_per_image: how much text comes with an image: a data set's shape, or a mean [tokens] >= 0.
+        images_mean: images per packed sequence on average; None: as the samples have it. A smaller number mixes in
+            documents without images (with the text of OBELICS's documents), 0 leaves text only; a larger number is
+            impossible. It is met to a few percent (the unused room is estimated), less well where images_max cuts in.
+        images_max: at most so many images in a packed sequence; None: what the context holds (48 of 8192 tokens).
+        attend_across_samples: attention runs over the whole packed sequence instead of inside each sample
+            (``text`` then holds one entry per packed sequence).
+    """
+
+    seed: int = 0
+    text_per_image: TextPerImage | float = TextPerImage.MIXED
+    images_mean: float | None = None
+    images_max: int | None = None
+    attend_across_samples: bool = False
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed, "batch.seed")
+        if not isinstance(self.text_per_image, TextPerImage):
+            check_number(self.text_per_image, "batch.text_per_image")
+        if self.images_mean is not None:
+            check_number(self.images_mean, "batch.images_mean")
+        if self.images_max is not None:
+            check_count(self.images_max, "batch.images_max")
+        check_flag(self.attend_across_samples, "batch.attend_across_samples")
+
+    @property
+    def default_seq_len(self) -> int:
+        """8192 tokens."""
+        return DEFAULT_VLM_SEQ_LEN
+
+    def microbatches(self, count: int, micro_batch: int, seq_len: int | None = None) -> list[Microbatch]:
+        """``count`` microbatches of ``micro_batch`` packed sequences of at most ``seq_len`` tokens."""
+        context = self.default_seq_len if seq_len is None else seq_len
+        check_request(count, micro_batch, context)
+        self._check_context(context)
+        share = self._text_only_share(context)
+        needed = count * micro_batch
+        blocks: list[tuple[IntArray, IntArray]] = []
+        while True:
+            for _ in range(max(1, len(blocks))):  # twice as many as before
+                blocks.append(self._draw(make_generator(self.seed, len(blocks)), _BLOCK, context, share))
+            images, text = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+            samples = ImageTextSamples.uniform_images(text, images)
+            bounds = samples.pack(context, self.images_max)
+            if bounds.size - 2 >= needed:  # the last sequence is still open: more samples could fill it
+                return samples.microbatches(bounds, count, micro_batch, self.attend_across_samples)
+
+    def describe(self) -> dict[str, object]:
+        """Kind, seed and shapes."""
+        source = self.text_per_image
+        return {
+            "kind": "vlm",
+            "seed": self.seed,
+            "text_per_image": source.value if isinstance(source, TextPerImage) else source,
+            "images_mean": self.images_mean,
+            "images_max": self.images_max,
+            "attend_across_samples": self.attend_across_samples,
+            "patches_per_image": PATCHES_PER_IMAGE,
+            "tokens_per_image": TOKENS_PER_IMAGE,
+            "default_seq_len": self.default_seq_len,
+        }
+
+    def _draw(
+        self, generator: np.random.Generator, count: int, context: int, text_only_share: float
+    ) -> tuple[IntArray, IntArray]:
+        """(images, text tokens) of ``count`` samples, none longer than the context."""
+        images, text = draw_image_text(generator, count, self.text_per_image)
+        if text_only_share > 0:
+            is_text = generator.random(count) < text_only_share
+            _, document_text = draw_documents(generator, count)
+            images, text = np.where(is_text, 0, images), np.where(is_text, np.maximum(document_text, 1), text)
+        limit = context // TOKENS_PER_IMAGE
+        images = np.minimum(images, limit if self.images_max is None else min(limit, self.images_max))
+        return images, np.minimum(text, context - images * TOKENS_PER_IMAGE)
+
+    def _check_context(self, context: int) -> None:
+        per_image = 0.0 if isinstance(self.text_per_image, TextPerImage) else self.text_per_image
+        shortest = TOKENS_PER_IMAGE + int(np.ceil(per_image))
+        if self.images_mean != 0 and context < shortest:
+            raise ConfigError(
+                "the context is too short for one image and its text",
+                where="training.seq_len",
+                expected=f">= {shortest} tokens",
+                got=context,
+                nearest=shortest,
+            )
+
+    def _text_only_share(self, context: int) -> float:
+        """Share of the samples that must be text only for ``images_mean`` images per packed sequence."""
+        if self.images_mean is None or self.images_mean == 0:
+            return 0.0 if self.images_mean is None else 1.0
+        expected = _images_per_sequence(self, context)
+        natural = expected(0.0)
+        if self.images_mean > natural:
+            raise ConfigError(
+                "more images than samples with this much text leave room for",
+                where="batch.images_mean",
+                expected=f"<= {natural:.1f} in {context} tokens, or a smaller text_per_image",
+                got=self.images_mean,
+                nearest=np.floor(natural * 10).item() / 10,
+            )
+        below, above = 0.0, 1.0
+        for _ in range(60):
+            middle = 0.5 * (below + above)
+            below, above = (middle, above) if expected(middle) > self.images_mean else (below, middle)
+        return 0.5 * (below + above)
+
+
+@lru_cache(maxsize=64)
+def _images_per_sequence(batch: VlmBatch, context: int) -> Callable[[float], float]:
+    """Mean images of a packed sequence as a function of the share of text-only samples.
+
+    A greedy sequence ends where a sample would overflow it; that sample covers the end of the context, so it is drawn
+    in proportion to its length and cut evenly: the unused room is E[L^2] / (2 E[L]), the mean age of a renewal process.
+    Moments come from a reference draw whose seed is fixed.
+    """
+
+    def moments(share: float) -> NDArray[np.float64]:
+        images, text = batch._draw(make_generator(0, 1 << 40), _REFERENCE_SAMPLES, context, share)
+        lengths = (images * TOKENS_PER_IMAGE + text).astype(np.float64)
+        return np.array([images.mean(), lengths.mean(), (lengths**2).mean()])
+
+    with_images, text_only = moments(0.0), moments(1.0)
+    cap = np.inf if batch.images_max is None else float(batch.images_max)
+
+    def expected(share: float) -> float:
+        images, length, square = (1.0 - share) * with_images + share * text_only
+        return float(min(cap, images * (context - square / (2.0 * length)) / length))
+
+    return expected
+
+
+def vlm_batch(
+    seed: int = 0,
+    text_per_image: TextPerImage | str | float = TextPerImage.MIXED,
+    images_mean: float | None = None,
+    images_max: int | None = None,
+    attend_across_samples: bool = False,
+) -> VlmBatch:
+    """Packed sequences of image-text samples (DIP §7.1); the arguments are ``VlmBatch``'s attributes.
+
+    Args:
+        seed: >= 0.
+        text_per_image: ``"laion"``, ``"obelics"``, ``"mixed"`` or a mean [tokens].
+        images_mean, images_max: images per packed sequence.
+        attend_across_samples: see ``VlmBatch``.
+    Raises:
+        ConfigError: an unknown data set or a number out of range.
+    """
+    if isinstance(text_per_image, str):
+        legal = [member.value for member in TextPerImage]
+        if text_per_image not in legal:
+            raise unknown_name("text_per_image", text_per_image, legal, where="batch.text_per_image")
+        text_per_image = TextPerImage(text_per_image)
+    return VlmBatch(seed, text_per_image, images_mean, images_max, attend_across_samples)

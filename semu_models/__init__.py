@@ -1,0 +1,64 @@
+"""Models that papers trained, described with ``semu.nn``; none of them knows its parallelism.
+
+One file per family, a frozen configuration beside its module; ``registry`` names the models, ``setups`` the published
+training configurations. ``semu_models.vlm_m()`` or ``semu_models.build("vlm-m")`` makes a ``semu.nn.Model``.
+"""
+
+from semu_models.dit import DiT, DiTConfig, dit_5b, dit_30b
+from semu_models.gpt import GPT, GPTConfig, gpt3_175b
+from semu_models.language import LanguageConfig, language_model, text_encoder
+from semu_models.llama import Llama, LlamaConfig, llama3_8b, lm_5b, lm_7b
+from semu_models.qwen import Qwen, QwenConfig, qwen2_32b, qwen2_72b
+from semu_models.registry import MODELS, Family, ModelEntry, build, find_model, parameter_table
+from semu_models.setups import SETUPS, Setup, find_setup
+from semu_models.t2v import T2VConfig, make_t2v, t2v_l, t2v_s, t2v_xl
+from semu_models.vit import ViT, ViTConfig, vit_2b, vit_5b, vit_22b
+from semu_models.vlm import VLMConfig, make_vlm, vlm_7b, vlm_l, vlm_m, vlm_s, vlm_xl
+
+__all__ = [
+    "GPT",
+    "MODELS",
+    "SETUPS",
+    "DiT",
+    "DiTConfig",
+    "Family",
+    "GPTConfig",
+    "LanguageConfig",
+    "Llama",
+    "LlamaConfig",
+    "ModelEntry",
+    "Qwen",
+    "QwenConfig",
+    "Setup",
+    "T2VConfig",
+    "VLMConfig",
+    "ViT",
+    "ViTConfig",
+    "build",
+    "dit_5b",
+    "dit_30b",
+    "find_model",
+    "find_setup",
+    "gpt3_175b",
+    "language_model",
+    "llama3_8b",
+    "lm_5b",
+    "lm_7b",
+    "make_t2v",
+    "make_vlm",
+    "parameter_table",
+    "qwen2_32b",
+    "qwen2_72b",
+    "t2v_l",
+    "t2v_s",
+    "t2v_xl",
+    "text_encoder",
+    "vit_2b",
+    "vit_5b",
+    "vit_22b",
+    "vlm_7b",
+    "vlm_l",
+    "vlm_m",
+    "vlm_s",
+    "vlm_xl",
+]

@@ -1,0 +1,45 @@
+"""Checks that every family's configuration shares; each raises ConfigError with the place and the nearest value."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from semu.errors import ConfigError
+
+
+def check_sizes(config: Any) -> None:
+    """Every field of a configuration of sizes must be an integer >= 1.
+
+    Args:
+        config: a dataclass whose fields are all integers.
+    Raises:
+        ConfigError: one is not.
+    """
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(
+                "not a size",
+                where=f"{type(config).__name__}.{item.name}",
+                expected="an integer >= 1",
+                got=value,
+                nearest=1,
+            )
+
+
+def check_divides(config: Any, whole: str, parts: str) -> None:
+    """Field ``whole`` must be a multiple of field ``parts``.
+
+    Raises:
+        ConfigError: it is not; the nearest legal value is the nearest divisor of ``whole``.
+    """
+    total, count = getattr(config, whole), getattr(config, parts)
+    if total % count:
+        raise ConfigError(
+            f"{whole} = {total} does not divide into {parts} = {count}",
+            where=f"{type(config).__name__}.{parts}",
+            expected=f"a divisor of {total}",
+            got=count,
+            nearest=min((n for n in range(1, total + 1) if total % n == 0), key=lambda n: (abs(n - count), n)),
+        )

@@ -1,0 +1,33 @@
+"""What multimodal models ask of a language model, whatever its family: the whole of it, or its layers as an encoder."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from semu.nn import LMHead, Sequential
+from semu_models.gpt import GPT, GPTConfig
+from semu_models.llama import Llama, LlamaConfig
+from semu_models.qwen import Qwen, QwenConfig
+
+LanguageConfig: TypeAlias = GPTConfig | LlamaConfig | QwenConfig
+"""Configuration of a language model; its type tells the family."""
+
+
+def language_model(config: LanguageConfig) -> Sequential:
+    """Members ``embedding``, ``layers.0`` ..., ``head``: ids [tokens] -> scalar loss."""
+    if isinstance(config, GPTConfig):
+        return GPT(config)
+    if isinstance(config, QwenConfig):
+        return Qwen(config)
+    return Llama(config)
+
+
+def text_encoder(config: LanguageConfig) -> Sequential:
+    """A language model without its vocabulary projection and loss: ids [tokens] -> features [tokens, hidden].
+
+    Members ``embedding``, ``layers.0`` ..., ``norm``: the last block is the final norm alone.
+    """
+    blocks = dict(language_model(config).named_children())
+    head = blocks.pop("head")
+    assert isinstance(head, LMHead)
+    return Sequential({**blocks, "norm": head.norm})

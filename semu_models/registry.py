@@ -1,0 +1,118 @@
+"""``MODELS``: every shipped model by name; ``build``; ``parameter_table`` for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from semu.errors import unknown_name
+from semu.nn import Model
+from semu.units import format_count
+from semu_models.dit import dit_5b, dit_30b
+from semu_models.gpt import gpt3_175b
+from semu_models.llama import llama3_8b, lm_5b, lm_7b
+from semu_models.qwen import qwen2_32b, qwen2_72b
+from semu_models.t2v import t2v_l, t2v_s, t2v_xl
+from semu_models.vit import vit_2b, vit_5b, vit_22b
+from semu_models.vlm import vlm_7b, vlm_l, vlm_m, vlm_s, vlm_xl
+
+
+class Family(Enum):
+    """What kind of model; the value is its name in lists."""
+
+    GPT = "gpt"
+    LLAMA = "llama"
+    QWEN = "qwen"
+    VIT = "vit"
+    DIT = "dit"
+    VLM = "vlm"
+    T2V = "t2v"
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A shipped model.
+
+    Attributes:
+        name: lower case, as run.toml spells it.
+        family: what kind of model.
+        builder: makes it.
+        nominal_parameters: the size that its name promises.
+        source: where its shape comes from.
+    """
+
+    name: str
+    family: Family
+    builder: Callable[[], Model]
+    nominal_parameters: float
+    source: str
+
+
+_ENTRIES = (
+    ModelEntry("gpt3-175b", Family.GPT, gpt3_175b, 175e9, "2005.14165 Table 2.1; 2104.04473 §5.1; DIP Table 6"),
+    ModelEntry("lm-5b", Family.LLAMA, lm_5b, 5e9, "DIP Table 1; shape: Llama 7B with 24 layers"),
+    ModelEntry("lm-7b", Family.LLAMA, lm_7b, 7e9, "DIP Table 1; shape: 2302.13971 Table 2"),
+    ModelEntry("llama3-8b", Family.LLAMA, llama3_8b, 8e9, "2407.21783 Table 3; DIP Table 2"),
+    ModelEntry("qwen2-32b", Family.QWEN, qwen2_32b, 32e9, "2412.15115 Table 1; DIP Table 2"),
+    ModelEntry("qwen2-72b", Family.QWEN, qwen2_72b, 72e9, "2407.10671 Table 1; DIP Table 2"),
+    ModelEntry("vit-2b", Family.VIT, vit_2b, 2e9, "DIP Table 1; shape: 2106.04560 Table 2 (G/14)"),
+    ModelEntry("vit-5b", Family.VIT, vit_5b, 5e9, "DIP Table 2"),
+    ModelEntry("vit-22b", Family.VIT, vit_22b, 22e9, "2302.05442 Table 1; DIP Table 2"),
+    ModelEntry("dit-5b", Family.DIT, dit_5b, 5e9, "DIP Table 2"),
+    ModelEntry("dit-30b", Family.DIT, dit_30b, 30e9, "DIP Table 2; 2410.13720 §3.1"),
+    ModelEntry("vlm-7b", Family.VLM, vlm_7b, 7e9, "DIP Table 1"),
+    ModelEntry("vlm-s", Family.VLM, vlm_s, 12e9, "DIP Table 3"),
+    ModelEntry("vlm-m", Family.VLM, vlm_m, 37e9, "DIP Table 3"),
+    ModelEntry("vlm-l", Family.VLM, vlm_l, 94e9, "DIP Table 3"),
+    ModelEntry("vlm-xl", Family.VLM, vlm_xl, 197e9, "DIP Table 6"),
+    ModelEntry("t2v-s", Family.T2V, t2v_s, 13e9, "DIP Table 3"),
+    ModelEntry("t2v-l", Family.T2V, t2v_l, 62e9, "DIP Table 3"),
+    ModelEntry("t2v-xl", Family.T2V, t2v_xl, 102e9, "DIP Table 6"),
+)
+
+MODELS: Mapping[str, ModelEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
+"""Every shipped model by name."""
+
+
+def find_model(name: str, *, where: str | None = None) -> ModelEntry:
+    """The entry of a name.
+
+    Args:
+        name: one of ``MODELS``. where: place of the name, for the error.
+    Raises:
+        ConfigError: an unknown name, with a 'did you mean'.
+    """
+    entry = MODELS.get(name)
+    if entry is None:
+        raise unknown_name("model", name, MODELS, where=where)
+    return entry
+
+
+def build(name: str, *, where: str | None = None) -> Model:
+    """A new model.
+
+    Args:
+        name: one of ``MODELS``. where: place of the name, for the error.
+    Raises:
+        ConfigError: an unknown name, with a 'did you mean'.
+    """
+    return find_model(name, where=where).builder()
+
+
+def parameter_table() -> str:
+    """All models, a line each: name, family, parameters counted, nominal size, parameters of each module, source."""
+    rows = [("model", "family", "parameters", "", "nominal", "modules", "source")]
+    for entry in MODELS.values():
+        model = entry.builder()
+        parts = ", ".join(f"{m.name} {format_count(m.body.num_parameters())}" for m in model.modules)
+        count = model.num_parameters()
+        nominal = f"{entry.nominal_parameters / 1e9:.0f} B"
+        rows.append((entry.name, entry.family.value, f"{count:,}", format_count(count), nominal, parts, entry.source))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    right = (False, False, True, True, True, False, False)
+    return "\n".join(
+        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
+        for row in rows
+    )

@@ -1,0 +1,194 @@
+"""What is shipped is what is declared: light imports, kernels in their files, and a wheel that works elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import json
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("semu", "semu_models")
+HEAVY = ("matplotlib", "networkx", "numba", "ortools", "pandas", "scipy", "torch")
+
+
+def run_python(code: str, *, cwd: Path = ROOT, path: Path = ROOT) -> str:
+    """Standard output of a fresh interpreter that finds semu in ``path`` and turns warnings into errors."""
+    prelude = f"import sys; sys.path.insert(0, {str(path)!r})\n"
+    command = [sys.executable, "-W", "error", "-c", prelude + code]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def source_files() -> list[Path]:
+    return sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_names(file: Path) -> set[str]:
+    """Dotted names that a file imports anywhere in it; ``from a import b`` gives both a and a.b."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def is_kernel_module(name: str) -> bool:
+    return name.rsplit(".", 1)[-1].endswith("kernels")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_importing_a_package_imports_nothing_heavy(package: str) -> None:
+    loaded = json.loads(run_python(f"import json, {package}; print(json.dumps(sorted(sys.modules)))"))
+    assert package in loaded
+    assert [name for name in HEAVY if name in loaded] == []
+
+
+def test_every_module_imports_alone_and_only_kernels_load_numba() -> None:
+    """One interpreter imports the modules in turn and notes which heavy package came in with which module.
+
+    scipy is made impossible to import, as where the extra is absent: numba would load it wherever it is installed.
+    """
+    names = [module_name(file) for file in source_files() if file.stem != "__main__"]
+    names = [name for name in names if not name.startswith("semu.executor.")]  # these may need the executor extra
+    code = (
+        "import importlib, json\n"
+        "sys.modules['scipy'] = None\n"
+        "came = {}\n"
+        f"for name in {names!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"    for heavy in {HEAVY!r}:\n"
+        "        if sys.modules.get(heavy): came.setdefault(heavy, name)\n"
+        "print(json.dumps(came))"
+    )
+    came = json.loads(run_python(code))
+    assert set(came) <= {"numba"}, f"heavy package: first module that loads it: {came}"
+
+
+def test_declared_names_exist_once() -> None:
+    code = "import json, semu; print(json.dumps([semu.__all__, [n for n in semu.__all__ if not hasattr(semu, n)]]))"
+    declared, missing = json.loads(run_python(code))
+    assert missing == []
+    assert declared
+    assert len(declared) == len(set(declared))
+
+
+def test_numba_is_used_only_in_kernel_files() -> None:
+    users = [module_name(file) for file in source_files() if "numba" in imported_names(file)]
+    assert [name for name in users if not is_kernel_module(name)] == []
+
+
+def test_a_kernel_file_uses_no_other_kernel_file() -> None:
+    """numba's on-disk cache does not notice a change in another file, so kernels that call each other share one."""
+    kernels = {module_name(file): file for file in source_files() if is_kernel_module(module_name(file))}
+    crossing = {name: sorted(imported_names(file) & (kernels.keys() - {name})) for name, file in kernels.items()}
+    assert {name: others for name, others in crossing.items() if others} == {}
+
+
+def committed_files() -> list[Path]:
+    """Files that git tracks or would track."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [file for name in done.stdout.split("\0") if name and (file := ROOT / name).is_file()]
+
+
+def test_no_file_names_a_registry_host_or_a_path_of_one_machine() -> None:
+    # Put together here, so that this file passes too.
+    forbidden = [
+        "pypi" + ".org",
+        "files.python" + "hosted",
+        "/wo" + "rk/",
+        "/ro" + "ot/",
+        "/opt/" + "wheels",
+        "/tmp/" + "w/",
+    ]
+    found = []
+    for file in committed_files():
+        text = file.read_bytes().decode("utf-8", errors="ignore")
+        found += [(str(file.relative_to(ROOT)), word) for word in forbidden if word in text]
+    assert found == []
+
+
+def test_every_constraint_is_one_exact_version() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    names = [line.split("==")[0] for line in lines]
+    assert all(line.count("==") == 1 for line in lines)
+    assert len(names) == len(set(names))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(need for extra in project["optional-dependencies"].values() for need in extra),
+    ]
+    assert {need.split(">=")[0].lower() for need in wanted} <= set(names)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.mark.slow
+def test_wheel_holds_the_two_packages_and_nothing_else(wheel: Path) -> None:
+    shipped = {
+        file
+        for package in PACKAGES
+        for pattern in ("*.py", "*.toml", "py.typed")
+        for file in (ROOT / package).rglob(pattern)
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+    inside = {name for name in names if ".dist-info/" not in name}
+    assert inside == {file.relative_to(ROOT).as_posix() for file in shipped}
+    assert {"semu/py.typed", "semu_models/py.typed"} <= inside
+    assert any(name.startswith("semu/hardware/profiles/") and name.endswith(".toml") for name in inside)
+
+
+@pytest.mark.slow
+def test_wheel_metadata(wheel: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    with zipfile.ZipFile(wheel) as archive:
+        texts = {Path(name).name: archive.read(name).decode() for name in archive.namelist() if ".dist-info/" in name}
+    metadata = Parser().parsestr(texts["METADATA"])
+    assert (metadata["Name"], metadata["Version"]) == (project["name"], project["version"])
+    assert set(metadata["Requires-Python"].split(",")) == {">=3.11", "<3.14"}
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert "Apache License" in texts["LICENSE"]
+    assert set(metadata.get_all("Provides-Extra", [])) == {"test", "executor", "hta", "fit"}
+    always = {need.split(">=")[0] for need in metadata.get_all("Requires-Dist", []) if "extra ==" not in need}
+    assert always == {"numpy", "networkx", "numba", "ortools", "matplotlib"}
+    scripts = configparser.ConfigParser()
+    scripts.read_string(texts["entry_points.txt"])
+    assert dict(scripts["console_scripts"]) == {"semu": "semu.cli:main"}
+
+
+@pytest.mark.slow
+def test_wheel_works_away_from_the_repository(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    code = "import semu; from semu.cli import main; print(semu.__file__); sys.exit(main(['list', 'devices']))"
+    where, *devices = run_python(code, cwd=tmp_path, path=site).splitlines()
+    assert Path(where).is_relative_to(site)
+    assert any("h800" in line for line in devices)

@@ -1,0 +1,73 @@
+"""``make_batch``: each key arrives, each wrong key is told where and what else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from semu.errors import ConfigError
+from semu.workload import AbstractBatch, file_batch, make_batch, t2v_batch, text_batch, vlm_batch
+
+WHERE = "run.toml [batch]"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, text_batch()),
+        ({"kind": "text", "seed": 3}, text_batch()),
+        ({"kind": "vlm"}, vlm_batch()),
+        ({"kind": "vlm", "seed": 3, "text_per_image": "laion"}, vlm_batch(3, "laion")),
+        ({"kind": "vlm", "text_per_image": 50, "images_mean": 4.5}, vlm_batch(0, 50, 4.5)),
+        (
+            {"kind": "vlm", "images_max": 16, "attend_across_samples": True},
+            vlm_batch(images_max=16, attend_across_samples=True),
+        ),
+        (
+            {"kind": "t2v", "seed": 1, "resolution": [768, 768], "max_seconds": 8, "max_clips": 4},
+            t2v_batch(1, (768, 768), 8, 4),
+        ),
+    ],
+)
+def test_options_arrive(options: dict[str, object], expected: AbstractBatch) -> None:
+    assert make_batch(options, WHERE) == expected
+
+
+def test_a_file_is_found_from_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "m.jsonl").write_text('{"text_tokens": 4}\n')
+    batch = make_batch({"kind": "file", "path": "m.jsonl", "contents": "text", "images_max": 3}, WHERE, tmp_path)
+    assert batch == file_batch(tmp_path / "m.jsonl", "text", images_max=3)
+    assert make_batch({"kind": "file", "path": str(tmp_path / "m.jsonl")}, WHERE, "/elsewhere") != batch
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "message"),
+    [
+        ({"kind": "vml"}, "kind", "did you mean 'vlm'"),
+        ({"kind": 3}, "kind", "unknown kind of batch"),
+        ({"kind": "vlm", "image_mean": 3}, "image_mean", "did you mean 'images_mean'"),
+        ({"kind": "vlm", "resolution": [1, 1]}, "resolution", "kind = 't2v'"),
+        ({"images_mean": 3}, "images_mean", "kind = 'vlm'"),
+        ({"kind": "text", "seed": -1}, "seed", "not a count"),
+        ({"kind": "vlm", "seed": "0"}, "seed", "not a count"),
+        ({"kind": "vlm", "text_per_image": "obelix"}, "text_per_image", "did you mean 'obelics'"),
+        ({"kind": "vlm", "text_per_image": [1]}, "text_per_image", "not a number"),
+        ({"kind": "t2v", "resolution": "256x256"}, "resolution", "not a resolution"),
+        ({"kind": "file"}, "path", "no metadata file"),
+        ({"kind": "file", "path": 3}, "path", "no metadata file"),
+        ({"kind": "file", "path": "m.jsonl", "contents": 1}, "contents", "not a kind of samples"),
+    ],
+)
+def test_wrong_options(options: dict[str, object], key: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_batch(options, WHERE)
+    assert caught.value.where == f"{WHERE}.{key}"
+
+
+def test_a_file_called_like_the_table_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("batch.jsonl").write_text("{\n")
+    with pytest.raises(ConfigError) as caught:
+        make_batch({"kind": "file", "path": "batch.jsonl"}, WHERE)
+    assert caught.value.where == "batch.jsonl:1"
