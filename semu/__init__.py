@@ -1,0 +1,133 @@
+"""semu: how long a training step takes, what it costs in memory, and how to make it shorter; before renting a GPU.
+
+    import semu, semu_models
+
+    job = semu.TrainingJob(
+        model=semu_models.vlm_m(),
+        cluster=semu.Cluster("h800", nodes=8, gpus_per_node=8),
+        parallel=semu.Parallel(dp=8, tp=2, pp=4),
+        training=semu.Training(micro_batch=1, global_batch=128, recompute="full"),
+        batch=semu.workload.vlm_batch(seed=0),
+    )
+    print(semu.simulate(job))
+
+Names are imported on first use, so that ``import semu`` costs nothing that is not needed.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from semu import engine, errors, graph, hardware, nn, parallel, schedule, workload
+    from semu.engine.simulator import GraphTimeline, run
+    from semu.engine.timeline import IterationTimeline, MemoryCurve
+    from semu.errors import ConfigError, GraphError, ScheduleError, SemuError
+    from semu.graph.graph import Graph
+    from semu.graph.operator import OpKind, Phase
+    from semu.graph.tensor import Role
+    from semu.hardware.cluster import Cluster
+    from semu.hardware.kinds import DType, Port, Provenance
+    from semu.job import Precision, Recompute, Training, TrainingJob
+    from semu.nn.block import Input, trace
+    from semu.nn.model import InputSpec, ModalityModule, ModalityRole, Model
+    from semu.parallel.config import Overlap, Parallel
+    from semu.report import Report
+    from semu.schedule.schedule import Schedule
+    from semu.simulation import simulate
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Cluster": "semu.hardware.cluster",
+    "ConfigError": "semu.errors",
+    "DType": "semu.hardware.kinds",
+    "Graph": "semu.graph.graph",
+    "GraphError": "semu.errors",
+    "GraphTimeline": "semu.engine.simulator",
+    "Input": "semu.nn.block",
+    "InputSpec": "semu.nn.model",
+    "IterationTimeline": "semu.engine.timeline",
+    "MemoryCurve": "semu.engine.timeline",
+    "ModalityModule": "semu.nn.model",
+    "ModalityRole": "semu.nn.model",
+    "Model": "semu.nn.model",
+    "OpKind": "semu.graph.operator",
+    "Overlap": "semu.parallel.config",
+    "Parallel": "semu.parallel.config",
+    "Phase": "semu.graph.operator",
+    "Port": "semu.hardware.kinds",
+    "Precision": "semu.job",
+    "Provenance": "semu.hardware.kinds",
+    "Recompute": "semu.job",
+    "Report": "semu.report",
+    "Role": "semu.graph.tensor",
+    "Schedule": "semu.schedule.schedule",
+    "ScheduleError": "semu.errors",
+    "SemuError": "semu.errors",
+    "Training": "semu.job",
+    "TrainingJob": "semu.job",
+    "run": "semu.engine.simulator",
+    "simulate": "semu.simulation",
+    "trace": "semu.nn.block",
+}
+_MODULES = ("engine", "errors", "graph", "hardware", "nn", "parallel", "schedule", "workload")
+
+__all__ = [
+    "Cluster",
+    "ConfigError",
+    "DType",
+    "Graph",
+    "GraphError",
+    "GraphTimeline",
+    "Input",
+    "InputSpec",
+    "IterationTimeline",
+    "MemoryCurve",
+    "ModalityModule",
+    "ModalityRole",
+    "Model",
+    "OpKind",
+    "Overlap",
+    "Parallel",
+    "Phase",
+    "Port",
+    "Precision",
+    "Provenance",
+    "Recompute",
+    "Report",
+    "Role",
+    "Schedule",
+    "ScheduleError",
+    "SemuError",
+    "Training",
+    "TrainingJob",
+    "__version__",
+    "engine",
+    "errors",
+    "graph",
+    "hardware",
+    "nn",
+    "parallel",
+    "run",
+    "schedule",
+    "simulate",
+    "trace",
+    "workload",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return import_module(f"semu.{name}")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'semu' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -61,7 +61,7 @@ DIT_30B = DiTConfig(layers=48, hidden=6144, ffn=24576, heads=48)
 """DIP Table 2 (MovieGen's 30B has the same depth, width and heads, 2410.13720 §3.1)."""
 
 TEXT_FEATURES = 4096
-"""Width of the caption features where a DiT is trained alone: T5-XXL's and UL2's, as MovieGen uses (2410.13720 §3.1)."""
+"""Width of the caption features where a DiT is trained alone: that of UL2, which MovieGen uses (2410.13720 §3.1)."""
 
 
 class VideoEmbedding(Module):

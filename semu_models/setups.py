@@ -89,11 +89,11 @@ def _training(global_batch: int, seq_len: int | None = None) -> Training:
     return Training(micro_batch=1, global_batch=global_batch, seq_len=seq_len, recompute=Recompute.FULL)
 
 
-def _make(
-    name: str, model: str, cluster: str, parallel: Parallel, batch: Mapping[str, object], source: str
-) -> Setup:
+def _make(name: str, model: str, cluster: str, parallel: Parallel, batch: Mapping[str, object], source: str) -> Setup:
     """A setup with the default number of microbatches."""
-    return Setup(name, model, cluster, parallel, _training(parallel.dp * default_microbatches(parallel.pp)), batch, source)
+    return Setup(
+        name, model, cluster, parallel, _training(parallel.dp * default_microbatches(parallel.pp)), batch, source
+    )
 
 
 _LM_7B = Setup(

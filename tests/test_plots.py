@@ -111,7 +111,7 @@ def test_memory_heights_are_the_bytes(timeline: IterationTimeline, tmp_path: Pat
         capacity_bytes=50 * GIB,
     )
     peak = replace(timeline.ranks[0].peak, size_bytes=40 * GIB, time_s=0.0, stage="")
-    rank = replace(timeline.ranks[0], peak=peak, build_memory=lambda: curve)
+    rank = replace(timeline.ranks[0], find_peak=lambda _: peak, build_memory=lambda: curve)
     draw_memory(tmp_path / "m.png", replace(timeline, ranks=(rank,)), title="areas")
     column = pixels(tmp_path / "m.png")[:, 900]
     panel = slice(0, 580)
@@ -131,7 +131,7 @@ def test_a_single_spike_is_drawn(timeline: IterationTimeline, tmp_path: Path) ->
     by_role[0, 70_000] = 45 * GIB
     curve = MemoryCurve(np.linspace(0, timeline.iteration_time_s, count), by_role, (Role.ACTIVATION,), 50 * GIB)
     peak = replace(timeline.ranks[0].peak, size_bytes=45 * GIB, time_s=0.0)
-    rank = replace(timeline.ranks[0], peak=peak, build_memory=lambda: curve)
+    rank = replace(timeline.ranks[0], find_peak=lambda _: peak, build_memory=lambda: curve)
     draw_memory(tmp_path / "m.png", replace(timeline, ranks=(rank,)), title="spike")
     image = pixels(tmp_path / "m.png")[:580].astype(int)
     warm = is_color(image, mix("#E69F00", 0.0))

@@ -1,0 +1,1 @@
+"""From graphs to times and memory: costs, stages, kernels, timelines."""

@@ -12,7 +12,7 @@ I64 = NDArray[np.int64]
 TIME_GRID_PER_S = float(1 << 40)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def column_latency(
     flop: F64,
     mem_bytes: I64,

@@ -15,10 +15,8 @@ I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def run_pipeline(
-    latency: F64, floor: F64, stream_ptr: I64, pred_ptr: I32, pred: I32, start: F64, end: F64
-) -> int:
+@njit(cache=True, nogil=True)
+def run_pipeline(latency: F64, floor: F64, stream_ptr: I64, pred_ptr: I32, pred: I32, start: F64, end: F64) -> int:
     """Start and end of every node, for each row of latencies.
 
     Args:
@@ -60,4 +58,4 @@ def run_pipeline(
                     done += 1
                     progress = True
         timed = min(timed, done)
-    return timed
+    return int(timed)

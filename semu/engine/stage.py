@@ -6,7 +6,8 @@ gives the operators of one microbatch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -213,7 +214,12 @@ class _Joiner:
         exists = set(forward.touched) | set(carry_in)
         saved = {s for s in backward.touched if s in exists}
         forward_stage = self._program(
-            forward, before=set(carry_in), after=saved | set(carry_out), arriving=carry_in, leaving=carry_out, kept=saved
+            forward,
+            before=set(carry_in),
+            after=saved | set(carry_out),
+            arriving=carry_in,
+            leaving=carry_out,
+            kept=saved,
         )
         if not backward.rows:
             return forward_stage, None
@@ -266,7 +272,14 @@ class _Joiner:
         return chain
 
     def _program(
-        self, chain: _Chain, *, before: set[int], after: set[int], arriving: list[int], leaving: list[int], kept: set[int]
+        self,
+        chain: _Chain,
+        *,
+        before: set[int],
+        after: set[int],
+        arriving: list[int],
+        leaving: list[int],
+        kept: set[int],
     ) -> StageProgram:
         used = sorted({s for touches in chain.touches for s in touches} | before | after)
         local = {s: i for i, s in enumerate(used)}
@@ -316,5 +329,6 @@ def _resolve(producer: int | None, first: int, producers: list[int | None]) -> i
     return producer + first if producer >= 0 else producers[-1 - producer]
 
 
-def _pointer(lengths: object) -> NDArray[np.int32]:
-    return np.concatenate(([0], np.cumsum(np.fromiter(lengths, dtype=np.int32)))).astype(np.int32)  # type: ignore[call-overload]
+def _pointer(lengths: Iterable[int]) -> NDArray[np.int32]:
+    """CSR pointer: 0, then the running sum of the lengths."""
+    return np.array([0, *itertools.accumulate(lengths)], dtype=np.int32)

@@ -16,7 +16,7 @@ I32 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def time_stage(
     latency: F64, pred_ptr: I32, pred: I32, stream: I32, num_streams: int, start: F64, end: F64, exposed: F64
 ) -> float:
@@ -54,7 +54,7 @@ def time_stage(
     return float(free[last])
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def memory_of_stage(
     start: F64,
     end: F64,
@@ -106,9 +106,7 @@ def memory_of_stage(
                 best_end < 0 or end[order[head_end[s]]] < end[order[head_end[best_end]]]
             ):
                 best_end = s
-        if best_end >= 0 and (
-            best_start < 0 or end[order[head_end[best_end]]] <= start[order[head_start[best_start]]]
-        ):
+        if best_end >= 0 and (best_start < 0 or end[order[head_end[best_end]]] <= start[order[head_start[best_start]]]):
             op = order[head_end[best_end]]
             head_end[best_end] += 1
             for e in range(touch_ptr[op], touch_ptr[op + 1]):
@@ -139,7 +137,7 @@ def memory_of_stage(
     return int(peak), int(live), int(peak_op), num_events
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def run_stage(
     latency: F64,
     row: I32,

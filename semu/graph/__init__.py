@@ -1,0 +1,1 @@
+"""Operators, tensors and nested subgraphs: the DAG that describes what runs."""

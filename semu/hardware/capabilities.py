@@ -1,5 +1,4 @@
-"""``DeviceProfile``: what one GPU of a kind can do, every number with its provenance; ``Host``: its share of a node's host.
-"""
+"""``DeviceProfile``: what one GPU of a kind can do, every number with its provenance; ``Host``: its node's host."""
 
 from __future__ import annotations
 
@@ -70,17 +69,21 @@ class DeviceProfile:
 
     def __post_init__(self) -> None:
         for name in PEAKS:
-            check_positive(getattr(self, name).value, f"{self.name}: {name}")
+            check_positive(getattr(self, name).value, name)
+        if self.nvlink_gpus.value != int(self.nvlink_gpus.value):
+            raise ConfigError(
+                "not a count", where="nvlink_gpus", expected="an integer >= 1", got=self.nvlink_gpus.value
+            )
         for dtype, number in self.flop_per_s.items():
-            check_positive(number.value, f"{self.name}: flop_per_s.{dtype.value}")
+            check_positive(number.value, f"flop_per_s.{dtype.value}")
         if DType.BF16 not in self.flop_per_s:
-            raise ConfigError("no bf16 peak", where=f"{self.name}: flop_per_s", expected="flop_per_s.bf16")
+            raise ConfigError("no bf16 peak", where="flop_per_s.bf16", expected="a number > 0")
         for kind in OpKind:
             if not kind.is_communication and kind not in self.efficiencies:
-                raise ConfigError("missing efficiency", where=f"{self.name}: efficiency", expected=kind.value)
+                raise ConfigError("missing efficiency", where="efficiency", expected=kind.value)
         for port in Port:
             if port not in self.links:
-                raise ConfigError("missing link efficiency", where=f"{self.name}: link", expected=port.value)
+                raise ConfigError("missing link efficiency", where="link", expected=port.value)
         for name in ("flop_per_s", "efficiencies", "variants", "links"):
             object.__setattr__(self, name, dict(getattr(self, name)))
 
@@ -170,9 +173,9 @@ class DeviceProfile:
         """A copy with other numbers.
 
         Args:
-            numbers: dotted key, as ``numbers()`` gives them, or nested tables of them -> value. An overridden number has
-                provenance ``spec`` and source ``override``; an overridden coefficient lends both to its section where
-                that was more trusted, and takes its ``relative_error`` away.
+            numbers: dotted key, as ``numbers()`` gives them, or nested tables of them -> value. An overridden number
+                has provenance ``spec`` and source ``override``. An overridden coefficient marks its whole section so,
+                where that was more trusted, and takes its ``relative_error`` away.
             where: place of the mapping, for errors.
         Raises:
             ConfigError: unknown key, with the nearest one; a number out of its range.
@@ -185,9 +188,35 @@ class DeviceProfile:
         return profile
 
     def _with_number(self, key: str, value: float) -> DeviceProfile:
-        group, *path, name = key.split(".")
-        if not path and group == name:
-            return self._with_plain(name, value)
+        number = Number(value, Provenance.SPEC, "override")
+        group, *path = key.split(".")
+        if not path:
+            changed: dict[str, Any] = {group: number}
+        elif group == "host":
+            changed = {"host": replace(self.host, **{path[0]: number})}
+        elif group == "flop_per_s":
+            changed = {group: {**self.flop_per_s, DType(path[0]): number}}
+        elif group == "efficiency":
+            changed = self._with_efficiency(OpKind(path[0]), path[1:-1], path[-1], value)
+        else:
+            changed = self._with_link(Port(path[0]), OpKind(path[1]), path[2], value)
+        return replace(self, **changed)
+
+    def _with_efficiency(self, kind: OpKind, variant: list[str], name: str, value: float) -> dict[str, Any]:
+        if not variant:
+            with located(f"efficiency.{kind.value}"):
+                section = with_coefficient(self.efficiencies[kind], name, value)
+            return {"efficiencies": {**self.efficiencies, kind: section}}
+        key = kind, parse_variant(variant[0])
+        with located(f"efficiency.{kind.value}.{variant[0]}"):
+            section = with_coefficient(self.variants[key], name, value)
+        return {"variants": {**self.variants, key: section}}
+
+    def _with_link(self, port: Port, kind: OpKind, name: str, value: float) -> dict[str, Any]:
+        with located(f"link.{port.value}.{kind.value}"):
+            section = with_coefficient(self.links[port].of(kind), name, value)
+        link = LinkEfficiency({**self.links[port].kinds, kind: section})
+        return {"links": {**self.links, port: link}}
 
 
 PEAKS = (
@@ -207,6 +236,29 @@ MAIN_HEAD_DIM = 128
 def variant_name(key: DType | int) -> str:
     """TOML name of an efficiency variant: ``fp8`` or ``head_dim_64``."""
     return key.value if isinstance(key, DType) else f"head_dim_{key}"
+
+
+def parse_variant(name: str) -> DType | int:
+    """The key of a variant's TOML name.
+
+    Raises:
+        ConfigError: neither a precision nor ``head_dim_N``.
+    """
+    head_dim = name.removeprefix("head_dim_")
+    if head_dim != name and head_dim.isdecimal() and int(head_dim) > 0:
+        return int(head_dim)
+    names = [dtype.value for dtype in DType]
+    if name in names:
+        return DType(name)
+    raise unknown_name("variant", name, [*names, "head_dim_64"])
+
+
+def _flatten(numbers: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in numbers.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _numbers_of(prefix: str, section: Efficiency | CollectiveEfficiency) -> Iterator[tuple[str, Number]]:

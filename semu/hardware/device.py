@@ -53,7 +53,9 @@ class Device:
 
     def __post_init__(self) -> None:
         if self.rank < 0:
-            raise ConfigError("negative rank", where="Device.rank", expected="an integer >= 0", got=self.rank, nearest=0)
+            raise ConfigError(
+                "negative rank", where="Device.rank", expected="an integer >= 0", got=self.rank, nearest=0
+            )
         has_both = self.port is not None and self.direction is not None
         has_none = self.port is None and self.direction is None
         if not (has_both if self.kind is DeviceKind.LINK else has_none):

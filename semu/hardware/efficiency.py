@@ -101,7 +101,8 @@ class Efficiency:
         longer, shorter = max(compute_s, memory_s), min(compute_s, memory_s)
         if math.isinf(self.p):
             return self.t0_s + longer
-        return self.t0_s + longer * (1.0 + (shorter / longer) ** self.p) ** (1.0 / self.p)
+        softened: float = longer * (1.0 + (shorter / longer) ** self.p) ** (1.0 / self.p)
+        return self.t0_s + softened
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,7 @@ class OpKind(Enum):
         return self in _COMMUNICATION
 
 
-_COMMUNICATION = frozenset(
-    (OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER, OpKind.ALL_TO_ALL, OpKind.P2P)
-)
+_COMMUNICATION = frozenset((OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER, OpKind.ALL_TO_ALL, OpKind.P2P))
 
 
 class DType(Enum):

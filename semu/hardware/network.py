@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from semu.errors import ConfigError
-from semu.hardware.device import DeviceProfile
-from semu.hardware.efficiency import check_number
+from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import OpKind, Port
+from semu.hardware.number import check_number
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from semu.hardware.kinds import Provenance
 
 
 @contextmanager
-def located(where: str) -> Iterator[None]:
-    """Put ``where`` in front of the place that a ConfigError raised inside names."""
+def located(where: str, separator: str = ".") -> Iterator[None]:
+    """Put ``where`` and a separator in front of the place that a ConfigError raised inside names."""
     try:
         yield
     except ConfigError as error:
-        error.where = where if error.where is None else f"{where}.{error.where}"
+        error.where = where if error.where is None else f"{where}{separator}{error.where}"
         raise
 
 

@@ -76,7 +76,8 @@ def _accumulate(trace: Trace, flowing: dict[int, Tensor | None], tensor: Tensor,
     flowing[id(tensor)] = gradient
 
 
-def recompute(trace: Trace, function: Callable[..., Tensor | tuple[Tensor, ...]], inputs: Sequence[Tensor]
+def recompute(
+    trace: Trace, function: Callable[..., Tensor | tuple[Tensor, ...]], inputs: Sequence[Tensor]
 ) -> Tensor | tuple[Tensor, ...]:
     """Run ``function`` keeping only its inputs; its forward runs again, whole, just before its backward.
 

@@ -98,9 +98,7 @@ def trace_block(
         num_forward=num_forward,
         inputs=tuple(tensor.node for tensor in arrived),
         outputs=tuple(tensor.node for tensor in outputs),
-        output_specs=tuple(
-            CarrySpec(t.shape, t.shards, t.dtype, t.requires_grad, t.sequences) for t in outputs
-        ),
+        output_specs=tuple(CarrySpec(t.shape, t.shards, t.dtype, t.requires_grad, t.sequences) for t in outputs),
         output_gradients=tuple(g.node if g is not None else None for g in gradients),
         input_gradients=tuple(
             g.node if g is not None and t.requires_grad else None for g, t in zip(leaving, arrived, strict=True)
@@ -128,9 +126,7 @@ def _run_forward(trace: Trace, module: Module, arrived: list[Tensor], full_recom
 def _ends_in_loss(trace: Trace, module: Module, arrived: list[Tensor]) -> bool:
     """Whether the block returns a scalar, found by running it once on a scratch trace."""
     scratch = Trace(trace.options, module, trace.root)
-    copies = [
-        scratch.input(t.shape, t.dtype, name="scratch", shards=t.shards, sequences=t.sequences) for t in arrived
-    ]
+    copies = [scratch.input(t.shape, t.dtype, name="scratch", shards=t.shards, sequences=t.sequences) for t in arrived]
     returned = module(*copies)
     return isinstance(returned, Tensor) and returned.ndim == 0
 
@@ -145,3 +141,42 @@ def _incoming_gradient(trace: Trace, output: Tensor, number: int) -> Tensor | No
         shards=output.shards,
         sequences=output.sequences,
     )
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor given to ``trace``.
+
+    Attributes:
+        shape: global shape; the first axis is tokens. dtype: element type; None: the model's.
+        requires_grad: ask for its gradient.
+        sequences: how the tokens are packed; None: one sequence.
+    """
+
+    shape: tuple[Dim, ...]
+    dtype: DType | None = None
+    requires_grad: bool = False
+    sequences: Sequences | None = None
+
+
+def trace(module: Module, *inputs: Input, options: TraceOptions | None = None, full_recompute: bool = False) -> Graph:
+    """The graph of one module's forward and backward pass.
+
+    Args:
+        module: any module. inputs: one per argument of its ``forward``.
+        options: sharding and precision; default: one rank, bf16. full_recompute: see ``trace_block``.
+    Returns:
+        The graph; the gradients of its inputs that were asked for are outputs.
+    Raises:
+        GraphError: the module computes something impossible; the operator's path is named.
+    """
+    chosen = options if options is not None else TraceOptions()
+    specs = [
+        CarrySpec(tuple(i.shape), (1,) * len(i.shape), i.dtype or chosen.tensor_dtype, i.requires_grad, i.sequences)
+        for i in inputs
+    ]
+    block = trace_block(module, specs, chosen, full_recompute=full_recompute)
+    for tensor in block.input_gradients:
+        if tensor is not None:
+            block.graph.mark_output(tensor)
+    return block.graph

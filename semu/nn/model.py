@@ -92,7 +92,9 @@ class Model:
         self.modules = tuple(modules)
 
     @classmethod
-    def from_module(cls, module: Module, *, name: str | None = None, inputs: Sequence[InputSpec] = (TEXT_IDS,)) -> Model:
+    def from_module(
+        cls, module: Module, *, name: str | None = None, inputs: Sequence[InputSpec] = (TEXT_IDS,)
+    ) -> Model:
         """Wrap any module as a model of one backbone.
 
         Args:

@@ -277,9 +277,7 @@ class Trace:
 
     @staticmethod
     def _any_trainable(inputs: Sequence[Tensor | ParameterUse]) -> bool:
-        return any(
-            item.requires_grad if isinstance(item, Tensor) else item.parameter.requires_grad for item in inputs
-        )
+        return any(item.requires_grad if isinstance(item, Tensor) else item.parameter.requires_grad for item in inputs)
 
     def view(self, tensor: Tensor, shape: Sequence[Dim], shards: Sequence[int]) -> Tensor:
         """Another global shape over the same storage; free."""

@@ -140,7 +140,8 @@ class TransformerLayer(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
         x = x + self.attention_dropout(self.attention(self.attention_norm(x)))
-        return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)))
+        out: Tensor = x + self.mlp_dropout(self.mlp(self.mlp_norm(x)))
+        return out
 
 
 class LMHead(Module):

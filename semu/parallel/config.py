@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 from semu.errors import ConfigError
 from semu.nn.sharding import ShardingStyle
+
+_SIZES = ("dp", "tp", "pp", "vpp", "cp", "ep")
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Parallel:
     plan: Mapping[str, ShardingStyle] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "vpp", "cp", "ep"):
+        for name in _SIZES:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(
@@ -104,7 +106,7 @@ class Parallel:
         Raises:
             ConfigError: a part that is not a known name and a size.
         """
-        sizes: dict[str, int] = {name: 1 for name in ("dp", "tp", "pp", "vpp", "cp", "ep")}
+        sizes: dict[str, int] = dict.fromkeys(_SIZES, 1)
         seen: set[str] = set()
         for part in text.split("-"):
             match = re.fullmatch(r"(dp|tp|pp|vpp|cp|ep)(\d+)", part)
@@ -117,10 +119,9 @@ class Parallel:
                 )
             seen.add(match[1])
             sizes[match[1]] = int(match[2])
-        if base is None:
-            return cls(**sizes)
-        kept = {item.name: getattr(base, item.name) for item in fields(base) if item.name not in sizes}
-        return cls(**sizes, **kept)
+        start = base if base is not None else cls()
+        dp, tp, pp, vpp, cp, ep = (sizes[name] for name in _SIZES)
+        return replace(start, dp=dp, tp=tp, pp=pp, vpp=vpp, cp=cp, ep=ep)
 
     def label(self) -> str:
         """Short form, ``dp8-tp2-pp4``; vpp, cp and ep only where they are not 1."""

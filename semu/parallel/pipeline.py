@@ -40,7 +40,11 @@ def partition(weights: Sequence[float], num_parts: int) -> list[int]:
     n = len(weights)
     if num_parts > n:
         raise ConfigError(
-            f"{n} blocks cannot be cut into {num_parts} stages", where="parallel.pp", expected=f"<= {n}", got=num_parts, nearest=n
+            f"{n} blocks cannot be cut into {num_parts} stages",
+            where="parallel.pp",
+            expected=f"<= {n}",
+            got=num_parts,
+            nearest=n,
         )
     total = [0.0]
     for weight in weights:

@@ -143,7 +143,9 @@ class Schedule:
             ScheduleError: what is wrong and where; a deadlock is shown as a grid with an arrow at each stuck rank.
         """
         if len(self.orders) != shape.num_ranks:
-            raise ScheduleError("wrong number of ranks", where=self.name, expected=str(shape.num_ranks), got=len(self.orders))
+            raise ScheduleError(
+                "wrong number of ranks", where=self.name, expected=str(shape.num_ranks), got=len(self.orders)
+            )
         seen: set[StageKey] = set()
         for rank, order in enumerate(self.orders):
             for position, stage in enumerate(order):
@@ -153,7 +155,9 @@ class Schedule:
             for rank in range(shape.num_ranks):
                 for stage in (*shape.forward(rank, microbatch), *shape.backward(rank, microbatch)):
                     if stage not in seen:
-                        raise ScheduleError("a stage is missing", where=f"{self.name}: rank {rank}", expected=str(stage))
+                        raise ScheduleError(
+                            "a stage is missing", where=f"{self.name}: rank {rank}", expected=str(stage)
+                        )
         self._dry_run(shape)
 
     @staticmethod

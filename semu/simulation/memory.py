@@ -64,7 +64,6 @@ class GroundEvents:
     role: NDArray[np.int64]
 
 
-_RECEIVED = ROLES.index(Role.COMMUNICATION)
 _ACTIVATION = ROLES.index(Role.ACTIVATION)
 
 
@@ -87,7 +86,7 @@ class RankMemory:
         """The stage program of a node."""
         problem = self.run.problem
         chunk = self.layout.chunks[problem.chunk[node]]
-        stage = chunk.forward if problem.phase[node] == 0 else chunk.backward
+        stage: StageProgram | None = chunk.forward if problem.phase[node] == 0 else chunk.backward
         assert stage is not None
         return stage
 
@@ -114,15 +113,15 @@ class RankMemory:
                 sizes.append(loaded)
                 roles.append(_ACTIVATION)
         for j in self._receives:
-            node = problem.num_stages + j
+            sent = problem.num_stages + j
             shape = run.shape[replica][problem.transfers[j].stage.microbatch]
-            times.append(float(run.start[replica, node]))
+            times.append(float(run.start[replica, sent]))
             sizes.append(int(run.sent[j, shape]))
             roles.append(_ACTIVATION)
-        for producer, released, node in self._released(replica):
-            times.append(float(run.end[replica, node]))
+        for released, sent in self._released(replica):
+            times.append(float(run.end[replica, sent]))
             sizes.append(-released)
-            roles.append(producer)
+            roles.append(_ACTIVATION)
         return GroundEvents(np.array(times), np.array(sizes, dtype=np.int64), np.array(roles, dtype=np.int64))
 
     def _loaded_bytes(self, chunk: int, phase: int, shape: int) -> int:
@@ -133,8 +132,8 @@ class RankMemory:
         sizes = self.evaluation.chunks[chunk].arriving
         return sum(int(sizes[k, shape]) for k, source in enumerate(arrivals) if source < 0)
 
-    def _released(self, replica: int) -> list[tuple[int, int, int]]:
-        """(role, bytes, node whose end frees them) of the tensors that this rank sends away and does not keep."""
+    def _released(self, replica: int) -> list[tuple[int, int]]:
+        """(bytes, node whose end frees them) of the tensors that this rank sends away and does not keep."""
         run, problem = self.run, self.run.problem
         last_send: dict[tuple[int, Phase, int], int] = {}
         for j in self._sends:
@@ -152,7 +151,7 @@ class RankMemory:
             else:
                 assert stages.backward is not None
                 gone = self._unkept(stages.backward, costs.gradient_leaving[:, shape])
-            result.append((_ACTIVATION, gone, node))
+            result.append((gone, node))
         return result
 
     @staticmethod
@@ -197,9 +196,7 @@ class RankMemory:
         before = np.concatenate(([0], np.cumsum(net)))[:-1]
         at_start = level[np.searchsorted(times, start, side="right")]
         first, last = np.searchsorted(times, start, side="right"), np.searchsorted(times, end, side="left")
-        highest = np.array(
-            [level[a : max(b, a) + 1].max() for a, b in zip(first, last, strict=True)], dtype=np.int64
-        )
+        highest = np.array([level[a : max(b, a) + 1].max() for a, b in zip(first, last, strict=True)], dtype=np.int64)
         return before + at_start + peak, before + highest + peak
 
     def _stage_cost(self, node: int, name: str, shape: int) -> int:

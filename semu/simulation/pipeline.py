@@ -43,7 +43,8 @@ class PipelineRun:
 
     def stage_shape(self, replica: int) -> NDArray[np.int64]:
         """Shape of every stage node: int64[num_stages]."""
-        return self.shape[replica][self.problem.microbatch]
+        shapes: NDArray[np.int64] = self.shape[replica][self.problem.microbatch]
+        return shapes
 
     def makespan(self) -> NDArray[np.float64]:
         """End of each replica's last stage [s]."""
@@ -92,9 +93,7 @@ def run_replicas(
     latency = node_latencies(layout, evaluation, problem, shape, sent)
     start, end = np.zeros_like(latency), np.zeros_like(latency)
     earliest = floor if floor is not None else np.zeros(problem.num_nodes)
-    timed = run_pipeline(
-        latency, earliest, problem.stream_ptr, problem.pred_ptr, problem.pred, start, end
-    )
+    timed = run_pipeline(latency, earliest, problem.stream_ptr, problem.pred_ptr, problem.pred, start, end)
     if timed < problem.num_nodes:
         raise InternalError("a validated schedule deadlocked", where=problem.schedule.name)
     return PipelineRun(problem, shape, count[order], first[order], latency, start, end, sent)

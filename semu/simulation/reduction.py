@@ -80,7 +80,8 @@ def parameter_gather(layout: Layout, rank: int) -> ParameterGather | None:
     group = layout.mesh.dp_group(rank)
     size = job.training.precision.tensor_dtype.size_bytes
     now, slices, ready = 0.0, [], {}
-    for number, bucket in enumerate(gradient_buckets([h.elements for _, _, h in held], job.parallel.dp, overlapped=True)):
+    buckets = gradient_buckets([h.elements for _, _, h in held], job.parallel.dp, overlapped=True)
+    for number, bucket in enumerate(buckets):
         latency, wire = collective_time(job.cluster.profile, OpKind.ALL_GATHER, group, bucket.elements * size)
         slices.append(
             OuterSlice(f"parameters {number}", OpKind.ALL_GATHER, "dp", now, now + latency, wire, group.num_ranks)
@@ -132,9 +133,7 @@ def rank_tails(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> list
     job = layout.job
     reductions = [_reduce(layout, evaluation, run, rank) for rank in range(job.parallel.pp)]
     reductions = _tied(layout, run, reductions)
-    barrier = max(
-        [float(run.makespan().max())] + [slices[-1].end_s for slices in reductions if slices]
-    )
+    barrier = max([float(run.makespan().max())] + [slices[-1].end_s for slices in reductions if slices])
     return [_finish(layout, rank, slices, barrier) for rank, slices in enumerate(reductions)]
 
 
@@ -191,8 +190,7 @@ def _gradient_ready(
         node = last[chunk.chunk.index]
         ends = np.stack(
             [
-                run.start[replica, node]
-                + chunk.backward.times(evaluation.latency[run.stage_shape(replica)[node]])[1]
+                run.start[replica, node] + chunk.backward.times(evaluation.latency[run.stage_shape(replica)[node]])[1]
                 for replica in range(run.num_replicas)
             ]
         ).max(axis=0)

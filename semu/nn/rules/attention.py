@@ -86,10 +86,14 @@ def _heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int]:
     if k.shape[:2] != v.shape[:2] or q.shape[2] != k.shape[2]:
         raise GraphError("q, k and v do not fit together", where=where, got=f"{q.shape}, {k.shape}, {v.shape}")
     if heads % kv_heads:
-        raise GraphError("query heads per key head must be whole", where=where, expected=f"a multiple of {kv_heads}", got=heads)
+        raise GraphError(
+            "query heads per key head must be whole", where=where, expected=f"a multiple of {kv_heads}", got=heads
+        )
     if q.shards != k.shards or q.shards != v.shards or q.shards[0] != 1 or q.shards[2] != 1:
         raise GraphError(
-            "q, k and v must be split over heads alike, tokens whole", where=where, got=f"{q.shards}, {k.shards}, {v.shards}"
+            "q, k and v must be split over heads alike, tokens whole",
+            where=where,
+            got=f"{q.shards}, {k.shards}, {v.shards}",
         )
     return heads, kv_heads
 

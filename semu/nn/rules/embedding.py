@@ -101,7 +101,7 @@ def scatter_tokens(x: Tensor, into: Tensor) -> Tensor:
     """
     trace = into.trace
     if x.shape[-1] != into.shape[-1]:
-        raise GraphError("widths differ", where=trace.path, expected=into.shape[-1], got=x.shape[-1])
+        raise GraphError("widths differ", where=trace.path, expected=str(into.shape[-1]), got=x.shape[-1])
     y = trace.emit(
         OpKind.COPY,
         [into, x],

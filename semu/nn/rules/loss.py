@@ -44,7 +44,13 @@ def cross_entropy(logits: Tensor) -> Tensor:
                     name=f"all_reduce_{what}",
                 )
         loss = trace.emit(
-            OpKind.CROSS_ENTROPY, [softmax], (), dtype=DType.FP32, mem_bytes=3 * fp32 * tokens, key=(tokens, 1), name="mean"
+            OpKind.CROSS_ENTROPY,
+            [softmax],
+            (),
+            dtype=DType.FP32,
+            mem_bytes=3 * fp32 * tokens,
+            key=(tokens, 1),
+            name="mean",
         )
     loss = replace(loss, requires_grad=logits.requires_grad)
 

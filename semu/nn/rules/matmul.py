@@ -129,7 +129,11 @@ def mark(y: Tensor, x: Tensor, weight: ParameterUse) -> Tensor:
 
 
 def forward_product(
-    x: Tensor, weight: ParameterUse, bias: ParameterUse | None, out_shards: int, requires_grad_like: Tensor | None = None
+    x: Tensor,
+    weight: ParameterUse,
+    bias: ParameterUse | None,
+    out_shards: int,
+    requires_grad_like: Tensor | None = None,
 ) -> Tensor:
     """Append ``x W^T (+ b)``: FLOP 2 m n k, bytes of both operands and the result; the bias is fused."""
     trace = x.trace

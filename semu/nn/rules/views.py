@@ -54,9 +54,7 @@ def unflatten(x: Tensor, outer: int, inner: int) -> Tensor:
         GraphError: the sizes do not match, or the group does not divide ``outer`` (e.g. heads by tp).
     """
     if x.shape[-1] != outer * inner:
-        raise GraphError(
-            "the axis does not unfold", where=x.trace.path, expected=f"{outer} x {inner}", got=x.shape[-1]
-        )
+        raise GraphError("the axis does not unfold", where=x.trace.path, expected=f"{outer} x {inner}", got=x.shape[-1])
     shards = x.shards[-1]
     if outer % shards:
         raise GraphError(

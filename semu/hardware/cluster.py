@@ -1,0 +1,152 @@
+"""``Cluster``: a number of equal nodes with equal GPUs, and where ranks sit on them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Self
+
+from semu.errors import ConfigError
+from semu.hardware.capabilities import DeviceProfile
+from semu.hardware.device import Device, DeviceKind, Direction
+from semu.hardware.kinds import Port
+from semu.hardware.network import CommGroup
+from semu.hardware.profile import load_profile
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes, GPUs and what they can do. GPUs are numbered node by node.
+
+    Attributes:
+        device: name of a shipped profile, path of a profile TOML, or a profile.
+        nodes: nodes, >= 1.
+        gpus_per_node: GPUs of each node, >= 1.
+        override: dotted profile key (or nested tables of them) -> number, e.g. ``{"nvlink_bytes_per_s": 1e11}``.
+    Raises:
+        ConfigError: unknown device, unknown override key, a count below one.
+    """
+
+    device: str | DeviceProfile
+    nodes: int = 1
+    gpus_per_node: int = 8
+    override: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "gpus_per_node"):
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise ConfigError(
+                    "not a count", where=f"cluster.{name}", expected="an integer >= 1", got=count, nearest=1
+                )
+        object.__setattr__(self, "override", dict(self.override))
+        _ = self.profile  # reads and checks the profile at the door
+
+    def __hash__(self) -> int:
+        return hash((self.profile, self.nodes, self.gpus_per_node))
+
+    @cached_property
+    def profile(self) -> DeviceProfile:
+        """What each GPU can do, overrides included."""
+        profile = self.device if isinstance(self.device, DeviceProfile) else _load(self.device)
+        return profile.override(self.override, where="cluster.override")
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all nodes."""
+        return self.nodes * self.gpus_per_node
+
+    def label(self) -> str:
+        """Short form, ``h800:8x8`` = device, nodes, GPUs per node; ``parse`` reads it."""
+        device = self.device.name if isinstance(self.device, DeviceProfile) else self.device
+        return f"{device}:{self.nodes}x{self.gpus_per_node}"
+
+    @classmethod
+    def parse(cls, text: str, override: Mapping[str, object] | None = None) -> Self:
+        """Read the short form ``DEVICE:NODESxGPUS``.
+
+        Args:
+            text: e.g. ``h800:8x8``; the device may be the path of a profile TOML.
+            override: as in the constructor.
+        Raises:
+            ConfigError: another form, an unknown device.
+        """
+        match = re.fullmatch(r"(.+):(\d+)x(\d+)", text.strip())
+        if match is None:
+            raise ConfigError(
+                "not a cluster", where="cluster", expected="DEVICE:NODESxGPUS, e.g. h800:8x8", got=repr(text)
+            )
+        return cls(match[1], int(match[2]), int(match[3]), override or {})
+
+    def node_of(self, gpu: int) -> int:
+        """Node of a GPU.
+
+        Args:
+            gpu: number in 0..num_gpus - 1.
+        Raises:
+            ConfigError: no such GPU.
+        """
+        if not 0 <= gpu < self.num_gpus:
+            raise ConfigError(
+                "no such GPU",
+                where=f"cluster {self.label()}",
+                expected=f"a GPU in 0..{self.num_gpus - 1}",
+                got=gpu,
+                nearest=min(max(gpu, 0), self.num_gpus - 1),
+            )
+        return gpu // self.gpus_per_node
+
+    @property
+    def hosts(self) -> tuple[Device, ...]:
+        """One host per node."""
+        return tuple(Device(DeviceKind.HOST, node) for node in range(self.nodes))
+
+    @property
+    def gpus(self) -> tuple[Device, ...]:
+        """The compute device of every GPU."""
+        return tuple(Device(DeviceKind.COMPUTE, gpu) for gpu in range(self.num_gpus))
+
+    def host_of(self, gpu: int) -> Device:
+        """Host of a GPU's node."""
+        return Device(DeviceKind.HOST, self.node_of(gpu))
+
+    def link(self, gpu: int, port: Port, direction: Direction) -> Device:
+        """One of the two link devices of a GPU's port."""
+        self.node_of(gpu)
+        return Device(DeviceKind.LINK, gpu, port, direction)
+
+    def place_group(self, name: str, gpus: Sequence[int]) -> CommGroup:
+        """The communicator of some GPUs, with its shape on the nodes.
+
+        Ranks of one node meet over NVLink where it joins them all (``nvlink_gpus`` consecutive GPUs), else over PCIe.
+
+        Args:
+            name: stream of the communicator, ``tp``, ``dp``, ...
+            gpus: its members, each once; one member makes a group that sends nothing.
+        Raises:
+            ConfigError: no member, a member twice, no such GPU.
+        """
+        where = f"communicator {name}"
+        if not gpus:
+            raise ConfigError("no members", where=where, expected="at least one GPU", got=list(gpus))
+        doubled = [gpu for gpu, count in Counter(gpus).items() if count > 1]
+        if doubled:
+            raise ConfigError("a GPU occurs twice", where=where, expected="each GPU once", got=doubled[0])
+        per_node = Counter(self.node_of(gpu) for gpu in gpus)
+        reach = int(self.profile.nvlink_gpus.value)
+        islands = {(self.node_of(gpu), gpu % self.gpus_per_node // reach) for gpu in gpus}
+        local_port = Port.NVLINK if len(islands) == len(per_node) else Port.PCIE
+        return CommGroup(name, len(gpus), len(per_node), min(per_node.values()), local_port)
+
+
+def _load(device: object) -> DeviceProfile:
+    if not isinstance(device, str):
+        raise ConfigError("not a device", where="cluster.device", expected="a name, a path or a profile", got=device)
+    try:
+        return load_profile(device)
+    except ConfigError as error:
+        error.where = "cluster.device" if error.where is None else error.where
+        raise

@@ -1,0 +1,292 @@
+"""Reading device profiles from TOML: ``load_profile``, ``list_profiles``.
+
+A profile file holds peaks, ``[flop_per_s]``, ``[host]``, ``[efficiency.KIND]`` and ``[link.PORT.KIND]`` tables. A
+plain number is ``{ value = ..., provenance = "spec", source = "..." }`` or, short, a bare number (provenance spec,
+source "user"); an efficiency table has bare numbers and one ``provenance`` and ``source``. With ``base = "h100"`` what
+the file does not say comes from there: spec and default keep their provenance, measured and fitted become
+``transferred``. Without a base it comes from ``profiles/_default.toml``, provenance ``default``, except that an
+efficiency table that is given defaults to the paper's form: alpha = 1, no fixed time. A user's device needs five
+numbers::
+
+    name = "mine"
+    memory_bytes = 84e9
+    mem_bytes_per_s = 3.0e12
+    nvlink_bytes_per_s = 400e9      # one direction
+    nic_bytes_per_s = 50e9          # per GPU, one direction
+    [flop_per_s]
+    bf16 = 800e12
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from semu.errors import ConfigError, nearest_name, unknown_name
+from semu.hardware.capabilities import PEAKS, DeviceProfile, Host, parse_variant
+from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, LinkEfficiency, Section, coefficient_names
+from semu.hardware.kinds import DType, OpKind, Port, Provenance
+from semu.hardware.number import Number, check_number, located, worst_provenance
+
+PROFILE_DIR = Path(__file__).parent / "profiles"
+"""Where the shipped profiles are."""
+
+_DEFAULT = "_default"
+_REQUIRED = ("memory_bytes", "mem_bytes_per_s", "nvlink_bytes_per_s", "nic_bytes_per_s", "flop_per_s.bf16")
+_HOST = ("host.launch_s", "host.memory_bytes")
+_DERIVED_PEAKS = {DType.FP16: 1.0, DType.TF32: 1 / 2, DType.FP32: 1 / 16}
+"""Fractions of the bf16 peak where a file without base is silent: those of the A100."""
+
+
+def list_profiles() -> list[str]:
+    """Names of the shipped devices, sorted."""
+    return sorted(path.stem for path in PROFILE_DIR.glob("*.toml") if not path.stem.startswith("_"))
+
+
+def load_profile(name_or_path: str) -> DeviceProfile:
+    """The profile of a shipped device or of a TOML file.
+
+    Args:
+        name_or_path: a name of ``list_profiles()``, or a path (it ends in ``.toml`` or has a directory part).
+    Raises:
+        ConfigError: unknown device (did you mean), no such file, bad TOML, an unknown or missing key, a number out of
+            its range; ``where`` is the file and the key.
+    """
+    path = Path(name_or_path)
+    if path.suffix != ".toml" and path.name == name_or_path:
+        if name_or_path not in list_profiles():
+            raise unknown_name("device", name_or_path, list_profiles())
+        path = PROFILE_DIR / f"{name_or_path}.toml"
+    return _load_file(_existing(path))
+
+
+@dataclass
+class _Parts:
+    """What one file says, or all that a profile is made of."""
+
+    numbers: dict[str, Number] = field(default_factory=dict)
+    efficiencies: dict[tuple[OpKind, DType | int | None], Efficiency] = field(default_factory=dict)
+    links: dict[tuple[Port, OpKind], CollectiveEfficiency] = field(default_factory=dict)
+    description: str = ""
+
+
+def _existing(path: Path) -> Path:
+    if path.is_file():
+        return path.resolve()
+    siblings = [other.name for other in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+    raise ConfigError(
+        "no such profile file",
+        where=str(path),
+        expected=f"a TOML file, or one of {', '.join(list_profiles())}",
+        nearest=nearest_name(path.name, siblings),
+    )
+
+
+def _load_file(path: Path) -> DeviceProfile:
+    stat = path.stat()
+    return _load_cached(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=64)
+def _load_cached(path: Path, mtime_ns: int, size: int) -> DeviceProfile:
+    table = _read(path)
+    parts = _resolve(path, table, ())
+    name = table.get("name", path.stem)
+    if not isinstance(name, str) or not name:
+        raise ConfigError("not a name", where=f"{path.name} name", expected="a string", got=name)
+    with located(path.name, " "):
+        return _build(name, parts)
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not a TOML file: {error}", where=path.name) from error
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", where=path.name) from error
+
+
+def _resolve(path: Path, table: dict[str, object], chain: tuple[Path, ...]) -> _Parts:
+    """The file's own numbers on top of its base's, or of the defaults."""
+    if path in chain:
+        names = " -> ".join(item.name for item in (*chain, path))
+        raise ConfigError("a profile is its own base", where=f"{path.name} base", got=names)
+    below = _base_parts(path, table, (*chain, path))
+    with located(path.name, " "):
+        return _parse(table, below)
+
+
+def _base_parts(path: Path, table: dict[str, object], chain: tuple[Path, ...]) -> _Parts:
+    if "base" not in table:
+        below = _Parts()
+        with located(f"{_DEFAULT}.toml", " "):
+            return _parse(_read(PROFILE_DIR / f"{_DEFAULT}.toml"), below)
+    base = table["base"]
+    if not isinstance(base, str) or base.startswith("_"):
+        raise ConfigError("not a base", where=f"{path.name} base", expected="a device or a TOML file", got=base)
+    if base in list_profiles():
+        base_path = PROFILE_DIR / f"{base}.toml"
+    elif base.endswith(".toml"):
+        base_path = path.parent / base
+    else:
+        raise unknown_name("device", base, list_profiles(), where=f"{path.name} base")
+    base_path = _existing(base_path)
+    return _transfer(_resolve(base_path, _read(base_path), chain), base_path.stem)
+
+
+def _transfer(parts: _Parts, base: str) -> _Parts:
+    """What another device's numbers are worth on this one."""
+
+    def source(text: str) -> str:
+        return text if text.startswith("from ") else f"from {base}: {text}"
+
+    def provenance(old: Provenance) -> Provenance:
+        return Provenance.TRANSFERRED if old in (Provenance.MEASURED, Provenance.FITTED) else old
+
+    def section(old: Section) -> Section:
+        values = {name: getattr(old, name) for name in coefficient_names(type(old))}
+        return type(old)(**values, provenance=provenance(old.provenance), source=source(old.source))
+
+    return _Parts(
+        {key: Number(old.value, provenance(old.provenance), source(old.source)) for key, old in parts.numbers.items()},
+        {key: section(efficiency) for key, efficiency in parts.efficiencies.items()},
+        {key: section(link) for key, link in parts.links.items()},
+    )
+
+
+def _parse(table: Mapping[str, object], below: _Parts) -> _Parts:
+    """Check a file's table and lay it over what is below."""
+    legal = {"name", "description", "base", *PEAKS, "flop_per_s", "host", "efficiency", "link"}
+    _refuse_unknown(table, legal, "")
+    description = table.get("description", "")
+    if not isinstance(description, str):
+        raise ConfigError("not a text", where="description", expected="a string", got=description)
+    parts = _Parts(dict(below.numbers), dict(below.efficiencies), dict(below.links), description)
+    for key in PEAKS:
+        if key in table:
+            parts.numbers[key] = _number(table[key], key)
+    for group, names in (("flop_per_s", [dtype.value for dtype in DType]), ("host", ["launch_s", "memory_bytes"])):
+        numbers = _table(table, group, group)
+        _refuse_unknown(numbers, names, f"{group}.")
+        parts.numbers.update({f"{group}.{name}": _number(numbers[name], f"{group}.{name}") for name in numbers})
+    compute = [kind.value for kind in OpKind if not kind.is_communication]
+    efficiency = _table(table, "efficiency", "efficiency")
+    _refuse_unknown(efficiency, compute, "efficiency.")
+    for name in efficiency:
+        _parse_efficiency(OpKind(name), _table(efficiency, name, f"efficiency.{name}"), parts)
+    links = _table(table, "link", "link")
+    _refuse_unknown(links, [port.value for port in Port], "link.")
+    for name in links:
+        _parse_link(Port(name), _table(links, name, f"link.{name}"), parts)
+    return parts
+
+
+def _parse_efficiency(kind: OpKind, table: Mapping[str, object], parts: _Parts) -> None:
+    where = f"efficiency.{kind.value}"
+    variants = {name: own for name, own in table.items() if isinstance(own, Mapping)}
+    main = {name: own for name, own in table.items() if name not in variants}
+    with located(where):
+        if main:
+            parts.efficiencies[kind, None] = _section(main, parts.efficiencies.get((kind, None)), Efficiency)
+        for name, own in variants.items():
+            key = kind, parse_variant(name)
+            with located(name):
+                parts.efficiencies[key] = _section(own, parts.efficiencies.get(key), Efficiency)
+
+
+def _parse_link(port: Port, table: Mapping[str, object], parts: _Parts) -> None:
+    where = f"link.{port.value}"
+    _refuse_unknown(table, [kind.value for kind in OpKind if kind.is_communication], f"{where}.")
+    for name in table:
+        key = port, OpKind(name)
+        own = _table(table, name, f"{where}.{name}")
+        with located(f"{where}.{name}"):
+            parts.links[key] = _section(own, parts.links.get(key), CollectiveEfficiency)
+
+
+def _section(table: Mapping[str, object], below: Section | None, kind: type[Section]) -> Section:
+    """One efficiency table over the coefficients below it; inherited ones keep their provenance in the mix."""
+    coefficients: tuple[str, ...] = coefficient_names(kind)
+    _refuse_unknown(table, [*coefficients, "provenance", "source", "relative_error"], "")
+    neutral = kind()
+    # What a given section does not say is inherited from a base, but never from a guess: alpha = 1 is the paper's form.
+    inherited = neutral if below is None or below.provenance is Provenance.DEFAULT else below
+    provenance, source = _label(table)
+    values: dict[str, object] = {name: table.get(name, getattr(inherited, name)) for name in coefficients}
+    if any(name not in table and values[name] != getattr(neutral, name) for name in coefficients):
+        provenance = worst_provenance(provenance, inherited.provenance)
+        source = f"{source}; the rest {inherited.source}"
+    checked = {name: check_number(value, name, is_infinite_ok=True) for name, value in values.items()}
+    error = table.get("relative_error")
+    return kind(
+        **checked,
+        provenance=provenance,
+        source=source,
+        relative_error=None if error is None else check_number(error, "relative_error"),
+    )
+
+
+def _number(value: object, where: str) -> Number:
+    if not isinstance(value, Mapping):
+        return Number(check_number(value, where), Provenance.SPEC, "user")
+    _refuse_unknown(value, ["value", "provenance", "source"], f"{where}.")
+    if "value" not in value:
+        raise ConfigError("missing key", where=f"{where}.value", expected="a number")
+    with located(where):
+        provenance, source = _label(value)
+    return Number(check_number(value["value"], where), provenance, source)
+
+
+def _label(table: Mapping[str, object]) -> tuple[Provenance, str]:
+    provenance, source = table.get("provenance", Provenance.SPEC.value), table.get("source", "user")
+    names = [item.value for item in Provenance]
+    if provenance not in names:
+        raise unknown_name("provenance", str(provenance), names, where="provenance")
+    if not isinstance(source, str) or not source:
+        raise ConfigError("not a source", where="source", expected="a text", got=repr(source))
+    return Provenance(provenance), source
+
+
+def _table(table: Mapping[str, object], key: str, where: str) -> Mapping[str, object]:
+    value = table.get(key, {})
+    if not isinstance(value, Mapping):
+        raise ConfigError("not a table", where=where, expected=f"[{where}]", got=repr(value))
+    return value
+
+
+def _refuse_unknown(table: Mapping[str, object], legal: set[str] | list[str], prefix: str) -> None:
+    for key in table:
+        if key not in legal:
+            raise unknown_name("key", key, legal, where=f"{prefix}{key}")
+
+
+def _build(name: str, parts: _Parts) -> DeviceProfile:
+    numbers = parts.numbers
+    for key in _REQUIRED:
+        if key not in numbers:
+            raise ConfigError("missing key", where=key, expected="a number (or base = a device that has it)")
+    bf16 = numbers["flop_per_s.bf16"].value
+    flop_per_s = {
+        dtype: Number(bf16 * fraction, Provenance.DEFAULT, f"{fraction:g} of bf16, as on an A100")
+        for dtype, fraction in _DERIVED_PEAKS.items()
+    }
+    given = {dtype: numbers[f"flop_per_s.{dtype.value}"] for dtype in DType if f"flop_per_s.{dtype.value}" in numbers}
+    efficiencies = {kind: item for (kind, variant), item in parts.efficiencies.items() if variant is None}
+    variants = {(kind, key): item for (kind, key), item in parts.efficiencies.items() if key is not None}
+    links = {
+        port: LinkEfficiency({kind: item for (of, kind), item in parts.links.items() if of is port}) for port in Port
+    }
+    return DeviceProfile(
+        name=name,
+        flop_per_s={**flop_per_s, **given},
+        efficiencies=efficiencies,
+        variants=variants,
+        links=links,
+        host=Host(*(numbers[key] for key in _HOST)),
+        description=parts.description,
+        **{key: numbers[key] for key in PEAKS},
+    )

@@ -1,0 +1,174 @@
+"""Clusters: names, overrides, where ranks sit."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semu.errors import ConfigError
+from semu.hardware.cluster import Cluster
+from semu.hardware.device import Direction
+from semu.hardware.kinds import DType, OpKind, Port, Provenance
+from semu.hardware.profile import list_profiles, load_profile
+
+
+@pytest.mark.parametrize("device", list_profiles())
+def test_label_round_trips(device: str) -> None:
+    cluster = Cluster(device, nodes=3, gpus_per_node=4)
+    assert cluster.label() == f"{device}:3x4"
+    assert Cluster.parse(cluster.label()) == cluster
+    assert cluster.num_gpus == 12
+
+
+@pytest.mark.parametrize("text", ["h800", "h800:8", "h800:8x", "h800:x8", ":8x8", "h800:8x8x8", "h800:-1x8", ""])
+def test_not_a_cluster(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Cluster.parse(text)
+    assert caught.value.where is not None
+    assert caught.value.where.startswith("cluster")
+
+
+def test_unknown_device_suggests() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'h800'") as caught:
+        Cluster.parse("h80O:8x8")
+    assert caught.value.nearest == "h800"
+    assert caught.value.where == "cluster.device"
+
+
+@pytest.mark.parametrize(("name", "value"), [("nodes", 0), ("gpus_per_node", -8), ("nodes", 2.0), ("nodes", True)])
+def test_counts(name: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Cluster("h100", **{name: value})  # type: ignore[arg-type]
+    assert caught.value.where == f"cluster.{name}"
+
+
+def test_override() -> None:
+    cluster = Cluster(
+        "h100",
+        override={
+            "nvlink_bytes_per_s": 1e11,
+            "flop_per_s.bf16": 5e14,
+            "host": {"launch_s": 0},
+            "efficiency.matmul": {"flop": 0.5},
+            "efficiency.attention_forward.head_dim_64.flop": 0.3,
+            "link.nic.p2p.net": 0.25,
+        },
+    )
+    profile, shipped = cluster.profile, load_profile("h100")
+    assert profile.nvlink_bytes_per_s.value == 1e11
+    assert (profile.nvlink_bytes_per_s.provenance, profile.nvlink_bytes_per_s.source) == (Provenance.SPEC, "override")
+    assert profile.peak_flop_per_s(DType.BF16) == 5e14
+    assert profile.host.launch_s.value == 0
+    assert profile.efficiencies[OpKind.MATMUL].flop == 0.5
+    assert profile.efficiencies[OpKind.MATMUL].mem == shipped.efficiencies[OpKind.MATMUL].mem
+    assert profile.provenance_of("efficiency.matmul.flop") is Provenance.SPEC
+    assert profile.variants[OpKind.ATTENTION_FORWARD, 64].flop == 0.3
+    assert profile.links[Port.NIC].of(OpKind.P2P).net == 0.25
+    assert profile.links[Port.NIC].of(OpKind.ALL_GATHER) == shipped.links[Port.NIC].of(OpKind.ALL_GATHER)
+    assert shipped.nvlink_bytes_per_s.value == 450e9
+
+
+def test_every_number_can_be_overridden() -> None:
+    shipped = load_profile("h100")
+    for key, number in shipped.numbers():
+        changed = shipped.override({key: number.value})
+        assert changed.number(key).value == number.value
+        assert "override" in changed.number(key).source
+        others = [(name, item.value) for name, item in changed.numbers()]
+        assert others == [(name, item.value) for name, item in shipped.numbers()]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "nearest"),
+    [
+        ("nvlink_byte_per_s", 1e11, "nvlink_bytes_per_s"),
+        ("flop_per_s.bf61", 1e15, "flop_per_s.bf16"),
+        ("efficiency.matmul.flops", 0.5, "efficiency.matmul.flop"),
+    ],
+)
+def test_unknown_override_suggests(key: str, value: float, nearest: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Cluster("h100", override={key: value})
+    assert caught.value.nearest == nearest
+    assert caught.value.where == f"cluster.override.{key}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("nic_bytes_per_s", 0),
+        ("nic_bytes_per_s", -1.0),
+        ("nic_bytes_per_s", float("nan")),
+        ("mem_bytes_per_s", float("inf")),
+        ("mem_bytes_per_s", "fast"),
+        ("memory_bytes", True),
+        ("efficiency.matmul.flop", 1.2),
+        ("link.nvlink.p2p.net", 0.0),
+        ("nvlink_gpus", 2.5),
+    ],
+)
+def test_bad_override_is_located(key: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Cluster("h100", override={key: value})
+    assert caught.value.where == f"cluster.override.{key}"
+
+
+def test_nodes_hosts_and_links() -> None:
+    cluster = Cluster("h100", nodes=2, gpus_per_node=4)
+    assert [cluster.node_of(gpu) for gpu in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [host.name for host in cluster.hosts] == ["host0", "host1"]
+    assert [gpu.name for gpu in cluster.gpus] == [f"gpu{gpu}" for gpu in range(8)]
+    assert cluster.host_of(5).name == "host1"
+    assert cluster.link(5, Port.NIC, Direction.OUT).name == "gpu5.nic.out"
+    for gpu in (-1, 8):
+        with pytest.raises(ConfigError, match="no such GPU"):
+            cluster.node_of(gpu)
+
+
+@given(data=st.data(), nodes=st.integers(1, 6), gpus_per_node=st.integers(1, 8))
+def test_placement_counts_nodes(data: st.DataObject, nodes: int, gpus_per_node: int) -> None:
+    cluster = Cluster("h100", nodes, gpus_per_node)
+    members = data.draw(st.lists(st.integers(0, cluster.num_gpus - 1), min_size=1, unique=True))
+    group = cluster.place_group("dp", members)
+    by_node = [[gpu for gpu in members if gpu // gpus_per_node == node] for node in range(nodes)]
+    occupied = [len(found) for found in by_node if found]
+    assert (group.num_ranks, group.num_nodes) == (len(members), len(occupied))
+    assert group.ranks_per_node == min(occupied)
+    assert group.port is (Port.NVLINK if len(occupied) == 1 else Port.NIC)
+
+
+def test_bridged_pairs_meet_over_pcie() -> None:
+    cluster = Cluster("a100-pcie", nodes=2, gpus_per_node=8)
+    assert cluster.place_group("tp", [0, 1]).port is Port.NVLINK
+    assert cluster.place_group("tp", [1, 2]).port is Port.PCIE
+    assert cluster.place_group("tp", [8, 9, 10, 11]).port is Port.PCIE
+    assert cluster.place_group("dp", [0, 8]).local_port is Port.NVLINK
+    assert cluster.place_group("dp", [0, 1, 8, 10]).local_port is Port.PCIE
+
+
+@pytest.mark.parametrize("members", [[], [0, 0], [0, 99]])
+def test_impossible_members(members: list[int]) -> None:
+    with pytest.raises(ConfigError):
+        Cluster("h100").place_group("tp", members)
+
+
+def test_a_profile_or_a_file_as_device(tmp_path: Path) -> None:
+    profile = load_profile("h200")
+    assert Cluster(profile).label() == "h200:1x8"
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "h100"\nnic_bytes_per_s = 1e11\n')
+    cluster = Cluster.parse(f"{path}:2x4")
+    assert (cluster.profile.name, cluster.profile.nic_bytes_per_s.value) == ("mine", 1e11)
+    with pytest.raises(ConfigError, match="not a device"):
+        Cluster(3)  # type: ignore[arg-type]
+
+
+def test_clusters_are_values() -> None:
+    cluster = Cluster("h100", 2, override={"nic_bytes_per_s": 1e10})
+    assert hash(cluster) == hash(Cluster("h100", 2, override={"nic_bytes_per_s": 1e10}))
+    assert cluster != Cluster("h100", 2)
+    assert pickle.loads(pickle.dumps(cluster)) == cluster

@@ -1,0 +1,198 @@
+"""Collectives against closed forms, and against a count of what a ring really sends."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semu.errors import ConfigError
+from semu.hardware.device import DeviceProfile
+from semu.hardware.kinds import OpKind, Port
+from semu.hardware.network import (
+    CommGroup,
+    collective_cost,
+    collective_latency,
+    effective_bandwidth,
+    latency_steps,
+    wire_factor,
+)
+from semu.hardware.profile import list_profiles, load_profile
+
+H100 = load_profile("h100")
+COMMUNICATION = [kind for kind in OpKind if kind.is_communication]
+RINGS = [OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER]
+
+
+def coefficient(profile: DeviceProfile, port: str, kind: OpKind, name: str) -> float:
+    """A profile's number through its dotted key, not through the code under test."""
+    return profile.number(f"link.{port}.{kind.value}.{name}").value
+
+
+def ring_bytes_sent(num_ranks: int, chunks: int, rounds: int) -> Fraction:
+    """Simulates a ring: each of the n chunks travels n - 1 hops per round; bytes sent by rank 0 per buffer byte."""
+    sent = 0
+    for _ in range(rounds):
+        for chunk in range(chunks):
+            holder = chunk
+            for _hop in range(num_ranks - 1):
+                sent += holder == 0
+                holder = (holder + 1) % num_ranks
+    return Fraction(sent, chunks)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8, 16])
+def test_wire_factors_count_what_is_sent(n: int) -> None:
+    assert wire_factor(OpKind.ALL_GATHER, n) == ring_bytes_sent(n, n, 1)
+    assert wire_factor(OpKind.REDUCE_SCATTER, n) == ring_bytes_sent(n, n, 1)
+    assert wire_factor(OpKind.ALL_REDUCE, n) == ring_bytes_sent(n, n, 2)
+    kept_share = Fraction(1, n)
+    assert wire_factor(OpKind.ALL_TO_ALL, n) == 1 - kept_share
+    assert wire_factor(OpKind.P2P, n) == 1
+
+
+def test_wire_factor_refuses() -> None:
+    with pytest.raises(ConfigError, match="no wire bytes"):
+        wire_factor(OpKind.MATMUL, 4)
+    with pytest.raises(ConfigError, match="no ranks"):
+        wire_factor(OpKind.ALL_REDUCE, 0)
+
+
+def test_group_shape_and_port() -> None:
+    group = CommGroup("dp", 64, 16)
+    assert (group.ranks_per_node, group.port) == (4, Port.NIC)
+    assert CommGroup("tp", 8, 1).port is Port.NVLINK
+    assert CommGroup("tp", 8, 1, local_port=Port.PCIE).port is Port.PCIE
+    assert CommGroup("dp", 9, 2).ranks_per_node == 4
+    assert CommGroup("dp", 9, 2, 1).ranks_per_node == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [("g", 0, 1), ("g", 4, 0), ("g", 4, 5), ("g", 8, 2, 5), ("g", 8, 2, -1), ("g", 8, 1, 0, Port.NIC)]
+)
+def test_impossible_groups(arguments: tuple[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        CommGroup(*arguments)
+
+
+@pytest.mark.parametrize("kind", RINGS)
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_ring_in_a_node(kind: OpKind, n: int) -> None:
+    size = 256e6
+    group = CommGroup("tp", n, 1)
+    net_bytes = float(wire_factor(kind, n) * Fraction(size))
+    transfer = net_bytes / (450e9 * coefficient(H100, "nvlink", kind, "net"))
+    expected = (
+        coefficient(H100, "nvlink", kind, "t0_s")
+        + (n - 1) * coefficient(H100, "nvlink", kind, "hop_s")
+        + transfer
+        + math.sqrt(coefficient(H100, "nvlink", kind, "c_s") * transfer)
+    )
+    assert collective_latency(H100, kind, group, net_bytes) == pytest.approx(expected, rel=1e-12)
+
+
+def test_ring_of_eight_h100_reaches_its_bus_bandwidth() -> None:
+    """1 GiB all-reduce: bus bandwidth 350 to 381 GB/s without NVLink SHARP (the wire's asymptote)."""
+    size = 2**30
+    time = collective_latency(H100, OpKind.ALL_REDUCE, CommGroup("tp", 8, 1), size * 7 / 4)
+    assert 340e9 < size * 7 / 4 / time < 381.4e9
+
+
+@pytest.mark.parametrize(("per_node", "limit"), [(1, "nic"), (2, "nic"), (4, "nic"), (8, "nvlink")])
+@pytest.mark.parametrize("kind", RINGS)
+def test_ring_across_nodes_uses_one_nic_per_rank(kind: OpKind, per_node: int, limit: str) -> None:
+    nic = 50e9 * coefficient(H100, "nic", kind, "net") * per_node
+    nvlink = 450e9 * coefficient(H100, "nvlink", kind, "net")
+    assert (nic < nvlink) == (limit == "nic") or kind is OpKind.ALL_REDUCE or kind is OpKind.ALL_GATHER
+    got = effective_bandwidth(H100, kind, CommGroup("dp", 4 * per_node, 4))
+    assert got == pytest.approx(min(nic, nvlink), rel=1e-12)
+
+
+def test_smallest_node_decides() -> None:
+    even, uneven = CommGroup("dp", 8, 2), CommGroup("dp", 8, 2, 1)
+    kind = OpKind.ALL_GATHER
+    assert effective_bandwidth(H100, kind, even) > effective_bandwidth(H100, kind, uneven)
+    assert effective_bandwidth(H100, kind, uneven) == pytest.approx(50e9 * coefficient(H100, "nic", kind, "net"))
+
+
+@pytest.mark.parametrize(("n", "nodes"), [(16, 2), (32, 4), (64, 8), (8, 8), (16, 8)])
+def test_all_to_all_counts_peers(n: int, nodes: int) -> None:
+    """Every rank sends one block to every other; the slower of its two ports decides."""
+    size, per_node = 64e6, n // nodes
+    to_nic = sum(size / n for peer in range(1, n) if peer // per_node != 0)
+    to_nvlink = sum(size / n for peer in range(1, n) if peer // per_node == 0)
+    nic = 50e9 * coefficient(H100, "nic", OpKind.ALL_TO_ALL, "net")
+    nvlink = 450e9 * coefficient(H100, "nvlink", OpKind.ALL_TO_ALL, "net")
+    bandwidth = effective_bandwidth(H100, OpKind.ALL_TO_ALL, CommGroup("ep", n, nodes))
+    assert size * (n - 1) / n / bandwidth == pytest.approx(max(to_nic / nic, to_nvlink / nvlink), rel=1e-9)
+
+
+def test_p2p_by_placement() -> None:
+    near, far = CommGroup("pp", 2, 1), CommGroup("pp", 2, 2)
+    assert collective_latency(H100, OpKind.P2P, near, 355e6) == pytest.approx(7.6e-6 + 1e-3, rel=1e-3)
+    assert collective_latency(H100, OpKind.P2P, far, 35.5e6) == pytest.approx(18.7e-6 + 1e-3, rel=1e-3)
+
+
+def test_steps_of_rings_and_trees() -> None:
+    assert latency_steps(OpKind.ALL_GATHER, CommGroup("dp", 1024, 128)) == 1023
+    assert latency_steps(OpKind.ALL_REDUCE, CommGroup("tp", 8, 1)) == 7
+    assert latency_steps(OpKind.ALL_REDUCE, CommGroup("dp", 1024, 128)) == 7 + 7
+    assert latency_steps(OpKind.ALL_REDUCE, CommGroup("dp", 1984, 248)) == 7 + math.ceil(math.log2(248))
+    assert latency_steps(OpKind.ALL_REDUCE, CommGroup("dp", 2, 2)) == 1
+    assert latency_steps(OpKind.P2P, CommGroup("pp", 2, 2)) == 1
+
+
+@given(nodes=st.integers(2, 300), per_node=st.integers(1, 8))
+def test_a_tree_is_never_longer_than_the_ring(nodes: int, per_node: int) -> None:
+    group = CommGroup("dp", nodes * per_node, nodes)
+    steps = latency_steps(OpKind.ALL_REDUCE, group)
+    assert steps == min(group.num_ranks - 1, per_node - 1 + math.ceil(math.log2(nodes)))
+
+
+@pytest.mark.parametrize("kind", COMMUNICATION)
+def test_one_rank_and_no_bytes_take_no_time(kind: OpKind) -> None:
+    assert collective_latency(H100, kind, CommGroup("tp", 8, 1), 0) == 0.0
+    if kind is not OpKind.P2P:
+        assert collective_cost(H100, kind, CommGroup("tp", 1, 1)).latency_s == 0.0
+        assert collective_latency(H100, kind, CommGroup("tp", 1, 1), 1e9) == 0.0
+
+
+@pytest.mark.parametrize("net_bytes", [-1.0, math.nan, math.inf])
+def test_bad_bytes(net_bytes: float) -> None:
+    with pytest.raises(ConfigError):
+        collective_latency(H100, OpKind.P2P, CommGroup("pp", 2, 2), net_bytes)
+
+
+@given(
+    name=st.sampled_from(list_profiles()),
+    kind=st.sampled_from(COMMUNICATION),
+    nodes=st.integers(1, 32),
+    per_node=st.integers(1, 8),
+    small=st.integers(0, 2**34),
+    more=st.integers(0, 2**34),
+)
+def test_monotone_in_bytes_and_never_above_the_ports(
+    name: str, kind: OpKind, nodes: int, per_node: int, small: int, more: int
+) -> None:
+    profile = load_profile(name)
+    group = CommGroup("g", nodes * per_node, nodes)
+    short, long = (collective_latency(profile, kind, group, size) for size in (small, small + more))
+    assert 0 <= short <= long
+    if kind is OpKind.P2P or group.num_ranks > 1:
+        nics = per_node * profile.nic_bytes_per_s.value
+        limit = profile.nvlink_bytes_per_s.value if nodes == 1 else max(nics, profile.nvlink_bytes_per_s.value)
+        assert 0 < effective_bandwidth(profile, kind, group) <= limit * (1 + 1e-12)
+
+
+@given(kind=st.sampled_from(RINGS), nodes=st.integers(1, 16), size=st.integers(1, 2**32))
+def test_more_nodes_are_never_faster(kind: OpKind, nodes: int, size: int) -> None:
+    times = []
+    for count in (nodes, nodes + 1):
+        group = CommGroup("dp", 8 * count, count)
+        net_bytes = float(wire_factor(kind, group.num_ranks) * size)
+        times.append(collective_latency(H100, kind, group, net_bytes))
+    if nodes > 1:
+        assert times[0] <= times[1] * (1 + 1e-12)

@@ -1,0 +1,126 @@
+"""FLOP of traced models against closed forms."""
+
+from __future__ import annotations
+
+import pytest
+from models.chain import flop, packed, total, trace_model
+
+import semu_models
+from semu.graph.operator import OpKind, Phase
+from semu.nn import ModalityModule, ModalityRole, Model
+from semu_models.gpt import GPT, GPT3_175B, GPTConfig
+from semu_models.vit import VIT_5B
+
+TINY = GPTConfig(layers=2, hidden=64, heads=4, vocab=128, positions=32)
+
+
+def gpt_model(config: GPTConfig) -> Model:
+    return Model("gpt", [ModalityModule("llm", ModalityRole.BACKBONE, GPT(config))])
+
+
+@pytest.mark.paper
+@pytest.mark.parametrize("tp", [1, 4])
+@pytest.mark.parametrize("config", [TINY, GPT3_175B], ids=("tiny", "175b"))
+@pytest.mark.parametrize("full_recompute", [True, False])
+def test_gpt_follows_the_formula_of_its_paper(config: GPTConfig, full_recompute: bool, tp: int) -> None:
+    """2104.04473 §5.1: 96 B s l h^2 (1 + s / (6 h) + V / (16 l h)) with recomputation, 72 (...) without.
+
+    The paper's attention keeps its scores; FlashAttention makes them again in its backward, which is one more product
+    of 2 s^2 h per sequence and layer.
+    """
+    batch, s, layers, h, vocab = 3, config.positions, config.layers, config.hidden, config.vocab
+    passes = 4 if full_recompute else 3
+    expected = batch * (passes * (24 * s * layers * h**2 + 4 * s**2 * layers * h) + 6 * s * h * vocab)
+    by_paper = (
+        96 * batch * s * layers * h**2 * (1 + s / (6 * h) + vocab / (16 * layers * h))
+        if full_recompute
+        else 72 * batch * s * layers * h**2 * (1 + s / (6 * h) + vocab / (12 * layers * h))
+    )
+    assert expected == pytest.approx(by_paper, rel=1e-12)
+    scores_again = batch * layers * 2 * s**2 * h
+    links = trace_model(gpt_model(config), tp=tp, full_recompute=full_recompute)
+    counted = tp * flop(links, packed("text", [s] * batch, tp), full_attention=True)
+    assert counted == expected + scores_again
+
+
+@pytest.mark.parametrize("name", ["lm-7b", "llama3-8b", "qwen2-32b", "qwen2-72b", "gpt3-175b", "vit-5b"])
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_tensor_parallelism_conserves_flop(name: str, tp: int) -> None:
+    model = semu_models.build(name)
+    stream = "vision" if name.startswith("vit") else "text"
+    lengths = [512, 1024, 2704]
+    for sequence_parallel in (True, False):
+        links = trace_model(model, tp=tp, sequence_parallel=sequence_parallel)
+        shared = sum(flop([link], packed(stream, lengths, tp)) for link in links if not is_replicated(link.path))
+        alone = trace_model(model)
+        whole = sum(flop([link], packed(stream, lengths)) for link in alone if not is_replicated(link.path))
+        assert tp * shared == whole
+
+
+def is_replicated(path: str) -> bool:
+    """Patch projection and reconstruction are whole on every rank; without sequence parallelism all do all of it."""
+    return path in ("vit.embedding", "vit.head")
+
+
+def test_sequence_parallelism_shares_the_replicated_layers_too() -> None:
+    model = semu_models.vit_5b()
+    lengths = [2704, 2704]
+    whole = flop(trace_model(model), packed("vision", lengths))
+    assert 4 * flop(trace_model(model, tp=4), packed("vision", lengths, 4)) == whole
+    assert 4 * flop(trace_model(model, tp=4, sequence_parallel=False), packed("vision", lengths, 4)) > whole
+
+
+def test_vit_attends_inside_images_and_hands_on_a_sixteenth_of_its_tokens() -> None:
+    images, h, f, layers = 5, VIT_5B.hidden, VIT_5B.ffn, VIT_5B.layers
+    patches, merged = 2704 * images, 169 * images
+    columns = packed("vision", [2704] * images) | packed("vision_tokens", [169] * images)
+    links = [link for link in trace_model(semu_models.vlm_s()) if link.path.startswith("vit.")]
+    forward = total([op.flop for link in links for op in link.forward], columns)
+    layer = 2 * patches * (4 * h * h + 2 * h * f) + 4 * h * images * 2704**2
+    assert forward == layers * layer + 2 * patches * 588 * h + 2 * merged * 16 * h * 4096
+
+
+def test_grouped_queries_and_gated_networks_of_llama3() -> None:
+    lengths = [8192, 100]
+    layer = trace_model(semu_models.llama3_8b())[1]
+    forward = total([op.flop for op in layer.forward], packed("text", lengths))
+    weights = 4096 * (32 + 8 + 8) * 128 + 4096 * 4096 + 3 * 4096 * 14336
+    causal_pairs = sum(length**2 for length in lengths) // 2
+    assert forward == 2 * sum(lengths) * weights + 4 * 4096 * causal_pairs
+
+
+def test_dit_layer() -> None:
+    h, f = 3584, 10240
+    clips, captions = [4096, 2048], [77, 200]
+    columns = packed("video", clips) | packed("text", captions)
+    columns["video*text.pairs"] = sum(a * b for a, b in zip(clips, captions, strict=True))
+    layer = next(link for link in trace_model(semu_models.t2v_s()) if link.path == "dit.layers.3")
+    forward = total([op.flop for op in layer.forward], columns)
+    on_video = 2 * sum(clips) * (4 * h * h + 2 * h * h + 2 * h * f)  # self-attention, query and output of cross, MLP
+    on_captions = 2 * sum(captions) * 2 * h * h
+    attention = 4 * h * (columns["video.pairs"] + columns["video*text.pairs"])
+    assert forward == on_video + on_captions + attention
+
+
+@pytest.mark.parametrize("name", ["lm-5b", "vlm-m", "t2v-s"])
+def test_recomputation_runs_the_forward_of_all_but_first_and_last_block_again(name: str) -> None:
+    model = semu_models.build(name)
+    for link in trace_model(model, full_recompute=True):
+        products = [op for op in link.block.graph.operators if op.kind is OpKind.MATMUL]
+        forward = [op.flop for op in products if op.phase is Phase.FORWARD]
+        again = [op.flop for op in products if op.phase is Phase.RECOMPUTE]
+        starts_from_ids = link.path == "llm.embedding"
+        ends_in_loss = link.path.endswith("head")
+        assert again == ([] if starts_from_ids or ends_in_loss else forward)
+
+
+@pytest.mark.paper
+def test_lm_7b_setup_does_the_work_that_dip_table_1_prints() -> None:
+    setup = semu_models.SETUPS["lm-7b"]
+    assert setup.training.seq_len is not None
+    links = trace_model(semu_models.lm_7b())
+    sequence = flop(links, packed("text", [setup.training.seq_len]))
+    printed = 12.8e15
+    error = {count: abs(count * sequence - printed) for count in range(1, 300)}
+    assert min(error, key=error.__getitem__) == setup.training.global_batch
+    assert error[setup.training.global_batch] / printed < 0.005
