@@ -1,7 +1,7 @@
 """The engine's numeric core: numba kernels on plain arrays, seconds, bytes and FLOP.
 
-Objects: ``quantize``, ``roofline_latency`` (cost columns); ``fixed_order_times``, ``fixed_order_roofline_times`` (start and
-end times when every stream's order is given); ``ordered_peak_memory`` (peaks of devices that run in order);
+Objects: ``quantize``, ``roofline_latency`` (cost columns); ``fixed_order_times``, ``fixed_order_roofline_times`` (start
+and end times when every stream's order is given); ``ordered_peak_memory`` (peaks of devices that run in order);
 ``merge_events``, ``replay_memory``, ``memory_steps`` (the memory of a pool that several streams share).
 
 Kernels trust their input: whoever builds the arrays validates them (a wrong index is undefined behaviour). They hold no
@@ -9,17 +9,17 @@ state, release the GIL and are compiled on first use into numba's on-disk cache.
 this file, because that cache does not notice a change in another.
 
 ``num_nodes`` operators are numbered by stream, in execution order: stream ``s`` runs the nodes ``stream_ptr[s]`` to
-``stream_ptr[s + 1] - 1`` one after the other. ``np.uint64`` indices appear in inner loops because a signed index costs a
-test for negative values at each access (measured: 25 % of ``fixed_order_times``).
+``stream_ptr[s + 1] - 1`` one after the other. Inner loops index with ``np.uint64``, because numba tests a signed index
+for negative values at each access (that took a fifth of the time of ``fixed_order_times``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
-from numba import njit  # type: ignore[import-untyped]
+from numba import njit
 from numpy.typing import NDArray
 
 from semu.units import TIME_GRID_PER_S, TIME_STEP_S
@@ -32,8 +32,7 @@ _ONE = np.uint64(1)
 
 def _kernel(function: _Function) -> _Function:
     """Compile with numba; the type checker keeps the plain signature."""
-    compiled: _Function = njit(cache=True, nogil=True, error_model="numpy")(function)
-    return compiled
+    return cast(_Function, njit(cache=True, nogil=True, error_model="numpy")(function))
 
 
 # --------------------------------------------------------------------------------------------- latencies
@@ -215,10 +214,10 @@ def fixed_order_times(
 ) -> int:
     """Start and end times when every stream runs its nodes in the order given (DESIGN §3.3).
 
-    A node starts at the latest of: the end of its predecessors, the end of the node before it on its stream, its release
-    time, 0. A stream runs ahead until a predecessor has no end yet and waits on that predecessor's stream: no heap, no
-    in-degrees, no successor lists. An end of infinity marks a node that is not timed yet. A predecessor earlier on the
-    same stream binds nothing that the order does not, so it is not even read (half of the time in pipelines).
+    A node starts at the latest of: the end of its predecessors, the end of the node before it on its stream, its
+    release time, 0. A stream runs ahead until a predecessor has no end yet, then waits for that predecessor's stream:
+    no heap, no in-degrees, no successor lists. An end of infinity marks a node that is not timed yet. The end of a
+    predecessor earlier on the same stream is not read, since the order binds no less (saves a quarter of the time).
 
     Args:
         stream_ptr: int64[num_streams + 1], first node of each stream, non-decreasing from 0 to num_nodes.
@@ -228,7 +227,8 @@ def fixed_order_times(
         release: float64[num_nodes] earliest start [s], finite, on the time grid; float64[0] for none.
         start: written: float64[num_nodes] [s]; undefined for nodes that are not timed.
         end: written: float64[num_nodes] [s]; infinity for nodes that are not timed.
-        cursor: written: int64[num_streams], first node of each stream that is not timed; stream_ptr[s + 1] when all are.
+        cursor: written: int64[num_streams], first node of each stream that is not timed; the next stream's first node
+            when all are.
     Returns:
         Number of nodes timed; less than num_nodes when the rest waits in a circle (the nodes at ``cursor``).
     """
@@ -299,8 +299,8 @@ def fixed_order_roofline_times(
     """``fixed_order_times`` with latencies computed on the way: the largest cost of a node at its stream's rates.
 
     The latency is ``quantize(max(flop x s_per_flop, mem_bytes x s_per_mem_byte, net_bytes x s_per_net_byte))`` in
-    float64. Reciprocal rates: three divisions would take as long as everything else here; 0 for a rate that the stream's
-    device does not have. Against amount / rate the result may differ by one step of the time grid.
+    float64. Rates come as reciprocals, 0 where the stream's device has no such resource: dividing would take up to a
+    third longer. Against amount / rate the result may differ by one step of the time grid.
 
     Args:
         stream_ptr, pred_ptr, pred, start, end, cursor: as in ``fixed_order_times``; the last three are written.
@@ -359,3 +359,207 @@ def fixed_order_roofline_times(
                 stream, cursor[stream], runnable, num_runnable, awaited, first_waiter, next_waiter
             )
     return num_timed
+
+
+# --------------------------------------------------------------------------------------------- memory
+
+
+@_kernel
+def ordered_peak_memory(
+    device_ptr: NDArray[np.int64],
+    storage_ptr: NDArray[np.int64],
+    size_bytes: NDArray[np.int64],
+    writer: NDArray[np.int32],
+    reader_ptr: NDArray[np.int32],
+    reader: NDArray[np.int32],
+    peak_bytes: NDArray[np.int64],
+    peak_node: NDArray[np.int64],
+) -> None:
+    """Peak memory of devices whose storages are touched by one in-order stream each, without times and without sorting.
+
+    A storage lives from the start of its writer to the end of its last reader (to the end of its writer, when nothing
+    reads it: a workspace). On one stream an end never comes after the next start, so the order alone decides: what a
+    node frees is gone when the next one allocates, and a node's inputs, outputs and workspace coexist (DESIGN §3.5).
+    For storages that several streams touch see ``replay_memory``.
+
+    Args:
+        device_ptr: int64[num_devices + 1], first node of each device, non-decreasing from 0.
+        storage_ptr: int64[num_devices + 1], first storage of each device: storages are grouped by device. The writer
+            and the readers of a storage are nodes of its device.
+        size_bytes: int64[num_storages] [bytes].
+        writer: int32[num_storages], the first node that writes it.
+        reader_ptr: int32[num_storages + 1], first reader of each storage.
+        reader: int32[num_readers], nodes that read or write it later, in any order.
+        peak_bytes: written: int64[num_devices] [bytes]; 0 for a device without nodes.
+        peak_node: written: int64[num_devices], the first node that reaches the peak; -1 for a device without nodes.
+    """
+    num_devices = len(device_ptr) - 1
+    longest = 0
+    for device in range(num_devices):
+        longest = max(longest, device_ptr[device + 1] - device_ptr[device])
+    # What a node allocates less what the node before it frees. One device at a time, so that it stays in cache.
+    change = np.zeros(longest + 1, np.int64)
+    edge = np.uint64(0)
+    for device in range(num_devices):
+        base = np.uint64(device_ptr[device])
+        for storage in range(np.uint64(storage_ptr[device]), np.uint64(storage_ptr[device + 1])):
+            first = np.uint64(writer[storage])
+            last, last_edge = first, np.uint64(reader_ptr[storage + _ONE])
+            while edge < last_edge:
+                node = np.uint64(reader[edge])
+                if node > last:
+                    last = node
+                edge += _ONE
+            change[first - base] += size_bytes[storage]
+            change[last - base + _ONE] -= size_bytes[storage]
+        live, peak, at = 0, -1, -1
+        num_nodes = device_ptr[device + 1] - device_ptr[device]
+        for position in range(num_nodes):
+            live += change[position]
+            change[position] = 0
+            if live > peak:
+                peak, at = live, position
+        change[num_nodes] = 0
+        peak_bytes[device] = max(peak, 0)
+        peak_node[device] = device_ptr[device] + at if at >= 0 else -1
+
+
+@_kernel
+def merge_events(
+    stream_ptr: NDArray[np.int64],
+    start: NDArray[np.float64],
+    end: NDArray[np.float64],
+    events: NDArray[np.int64],
+) -> None:
+    """All starts and ends of several in-order streams in time order, by merging (nothing is sorted).
+
+    At equal times ends come before starts (so that frees come before allocations, DESIGN §3.5), then the lower stream
+    first. An operator's own start always comes before its end, also when it takes no time.
+
+    Args:
+        stream_ptr: int64[num_streams + 1], first operator of each stream, non-decreasing from 0 to num_ops.
+        start: float64[num_ops] [s]. end: float64[num_ops] [s]; an operator starts no earlier than the one before it on
+            its stream ends.
+        events: written: int64[2 num_ops]; ``2 op`` is the start of ``op``, ``2 op + 1`` its end.
+    """
+    num_streams = len(stream_ptr) - 1
+    head = np.empty(num_streams, np.int64)  # next event of each stream
+    head_time = np.empty(num_streams)
+    for stream in range(num_streams):
+        head[stream] = 2 * stream_ptr[stream]
+        head_time[stream] = start[stream_ptr[stream]] if stream_ptr[stream] < stream_ptr[stream + 1] else _INFINITY
+    for position in range(len(events)):
+        chosen, time, is_end = 0, _INFINITY, False
+        for stream in range(num_streams):
+            other_time = head_time[stream]
+            if other_time < time or (other_time == time and head[stream] % 2 == 1 and not is_end):
+                chosen, time, is_end = stream, other_time, head[stream] % 2 == 1
+        events[position] = head[chosen]
+        head[chosen] += 1
+        op = head[chosen] // 2
+        if op == stream_ptr[chosen + 1]:
+            head_time[chosen] = _INFINITY
+        else:
+            head_time[chosen] = end[op] if head[chosen] % 2 == 1 else start[op]
+
+
+@_kernel
+def _count_uses(use: NDArray[np.int32], kept: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """int64[num_storages]: uses that remain before a storage is freed; a kept one has one that never comes."""
+    uses = np.zeros(len(kept), np.int64)
+    for storage in range(len(kept)):
+        if kept[storage]:
+            uses[storage] = 1
+    for i in range(len(use)):
+        uses[use[i]] += 1
+    return uses
+
+
+@_kernel
+def replay_memory(
+    events: NDArray[np.int64],
+    alloc_ptr: NDArray[np.int32],
+    alloc: NDArray[np.int32],
+    use_ptr: NDArray[np.int32],
+    use: NDArray[np.int32],
+    size_bytes: NDArray[np.int64],
+    kept: NDArray[np.bool_],
+    initial_bytes: int,
+) -> tuple[int, int, int]:
+    """Peak of a memory pool whose storages may be touched by several streams.
+
+    A storage is allocated at the start of the operator that writes it first, and freed at the end of the last of its
+    uses. An operator uses what it reads and what it writes, its workspace too.
+
+    Args:
+        events: int64[2 num_ops] of ``merge_events``.
+        alloc_ptr: int32[num_ops + 1]. alloc: int32[num_allocs], the storages that an operator writes first.
+        use_ptr: int32[num_ops + 1]. use: int32[num_uses], the storages that an operator uses; one that is there twice
+            counts twice.
+        size_bytes: int64[num_storages] [bytes].
+        kept: bool[num_storages], True for storages that outlive these events.
+        initial_bytes: live before the first event [bytes]; includes the storages that no operator here allocates.
+    Returns:
+        Peak [bytes]; the first operator at whose start it is reached, -1 when that is before all of them; bytes live
+        after the last event.
+    """
+    uses = _count_uses(use, kept)
+    live, peak, at = initial_bytes, initial_bytes, -1
+    for i in range(len(events)):
+        op = events[i] // 2
+        if events[i] % 2 == 0:
+            for j in range(alloc_ptr[op], alloc_ptr[op + 1]):
+                live += size_bytes[alloc[j]]
+            if live > peak:
+                peak, at = live, op
+        else:
+            for j in range(use_ptr[op], use_ptr[op + 1]):
+                storage = use[j]
+                uses[storage] -= 1
+                if uses[storage] == 0:
+                    live -= size_bytes[storage]
+    return peak, at, live
+
+
+@_kernel
+def memory_steps(
+    events: NDArray[np.int64],
+    start: NDArray[np.float64],
+    end: NDArray[np.float64],
+    alloc_ptr: NDArray[np.int32],
+    alloc: NDArray[np.int32],
+    use_ptr: NDArray[np.int32],
+    use: NDArray[np.int32],
+    size_bytes: NDArray[np.int64],
+    kept: NDArray[np.bool_],
+    role: NDArray[np.int8],
+    live_bytes: NDArray[np.int64],
+    times: NDArray[np.float64],
+    by_role: NDArray[np.int64],
+) -> None:
+    """The memory curve of ``replay_memory`` as a step function, by role.
+
+    Args:
+        events, alloc_ptr, alloc, use_ptr, use, size_bytes, kept: as in ``replay_memory``.
+        start: float64[num_ops] [s]. end: float64[num_ops] [s].
+        role: int8[num_storages], number of the storage's role.
+        live_bytes: read and written: int64[num_roles] [bytes], live before the first and after the last event.
+        times: written: float64[2 num_ops] [s], time of each event, non-decreasing.
+        by_role: written: int64[num_roles, 2 num_ops] [bytes], live after each event.
+    """
+    uses = _count_uses(use, kept)
+    for i in range(len(events)):
+        op = events[i] // 2
+        if events[i] % 2 == 0:
+            times[i] = start[op]
+            for j in range(alloc_ptr[op], alloc_ptr[op + 1]):
+                live_bytes[role[alloc[j]]] += size_bytes[alloc[j]]
+        else:
+            times[i] = end[op]
+            for j in range(use_ptr[op], use_ptr[op + 1]):
+                storage = use[j]
+                uses[storage] -= 1
+                if uses[storage] == 0:
+                    live_bytes[role[storage]] -= size_bytes[storage]
+        for number in range(len(live_bytes)):
+            by_role[number, i] = live_bytes[number]

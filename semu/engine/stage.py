@@ -174,7 +174,13 @@ class StageProgram:
 
 
 def build_stages(
-    library: TemplateLibrary, blocks: Sequence[int], streams: Sequence[str], *, serial: bool = True
+    library: TemplateLibrary,
+    blocks: Sequence[int],
+    streams: Sequence[str],
+    *,
+    serial: bool = True,
+    has_consumer: bool = True,
+    borrowed: Sequence[bool] = (),
 ) -> tuple[StageProgram, StageProgram | None]:
     """Join a chunk's blocks into its forward and its backward stage.
 
@@ -182,11 +188,13 @@ def build_stages(
         library: holds the templates. blocks: template number of each block of the chunk, in order.
         streams: stream names, the compute stream first.
         serial: communication does not overlap: a block's first operator waits for the last one of the block before.
+        has_consumer: false: nobody takes what the chunk returns, nor sends it gradients (the model's end).
+        borrowed: per arriving tensor, whether a chunk of the same rank keeps it for its own backward, and so frees it.
     Returns:
         (forward, backward); backward is None where nothing in the chunk needs a gradient.
     """
     joiner = _Joiner(library, blocks, {name: number for number, name in enumerate(streams)}, serial)
-    return joiner.build()
+    return joiner.build(has_consumer, borrowed)
 
 
 class _Joiner:
@@ -201,7 +209,7 @@ class _Joiner:
         self.role: list[int] = []
         self.maps: list[list[int]] = []
 
-    def build(self) -> tuple[StageProgram, StageProgram | None]:
+    def build(self, has_consumer: bool, borrowed: Sequence[bool]) -> tuple[StageProgram, StageProgram | None]:
         templates = [self.library.templates[b] for b in self.blocks]
         self._number_storages()
         carry_in = [self.maps[0][s] for s in templates[0].carry_in]
@@ -213,21 +221,22 @@ class _Joiner:
         backward = self._chain(order[::-1], [t.backward for t in templates], len(gradient_in))
         exists = set(forward.touched) | set(carry_in)
         saved = {s for s in backward.touched if s in exists}
+        lent = {s for s, is_borrowed in zip(carry_in, borrowed, strict=False) if is_borrowed}
         forward_stage = self._program(
             forward,
             before=set(carry_in),
-            after=saved | set(carry_out),
+            after=saved | lent | (set(carry_out) if has_consumer else set()),
             arriving=carry_in,
-            leaving=carry_out,
-            kept=saved,
+            leaving=carry_out if has_consumer else [],
+            kept=saved | lent,
         )
         if not backward.rows:
             return forward_stage, None
         backward_stage = self._program(
             backward,
-            before=saved | {s for s in gradient_in if s >= 0},
-            after={s for s in gradient_out if s >= 0},
-            arriving=gradient_in,
+            before=saved | ({s for s in gradient_in if s >= 0} if has_consumer else set()),
+            after={s for s in gradient_out if s >= 0} | (lent & saved),
+            arriving=gradient_in if has_consumer else [],
             leaving=gradient_out,
             kept=set(),
         )

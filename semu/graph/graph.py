@@ -92,6 +92,7 @@ class Graph:
         phase: Phase = Phase.FORWARD,
         after: Iterable[int] = (),
         causal_flop: Dim = 0,
+        copies: int = 1,
     ) -> int:
         """Append an operator; it depends on the producers of its inputs and on ``after``. Returns its index.
 
@@ -126,6 +127,7 @@ class Graph:
                 outputs=writes,
                 after=tuple(sorted(before)),
                 causal_flop=causal_flop,
+                copies=copies,
             )
         )
         for tensor in writes:

@@ -49,6 +49,7 @@ class Operator:
         outputs: tensors written, by index.
         after: operators that must end first, by index; data dependencies included.
         causal_flop: the part of ``flop`` that a full (not halved) attention count would add once more.
+        copies: ranks of the tensor-parallel group that do this very work, each for itself (1: it is split).
     """
 
     index: int
@@ -65,3 +66,4 @@ class Operator:
     outputs: tuple[int, ...]
     after: tuple[int, ...]
     causal_flop: Dim
+    copies: int

@@ -250,7 +250,7 @@ def parse_variant(name: str) -> DType | int:
     names = [dtype.value for dtype in DType]
     if name in names:
         return DType(name)
-    raise unknown_name("variant", name, [*names, "head_dim_64"])
+    raise unknown_name("variant", name, [*names, "head_dim_64"], where=name)
 
 
 def _flatten(numbers: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

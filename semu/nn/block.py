@@ -59,7 +59,13 @@ class TracedBlock:
 
 
 def trace_block(
-    module: Module, inputs: Sequence[CarrySpec], options: TraceOptions, *, root: str = "", full_recompute: bool = False
+    module: Module,
+    inputs: Sequence[CarrySpec],
+    options: TraceOptions,
+    *,
+    root: str = "",
+    full_recompute: bool = False,
+    gradients: Sequence[bool] | None = None,
 ) -> TracedBlock:
     """Trace a block and differentiate it.
 
@@ -70,6 +76,7 @@ def trace_block(
         root: the block's path in the model, for sharding plans and messages.
         full_recompute: keep only the inputs of the forward pass and run it again in the backward. Not applied to a
             block that ends in a scalar loss (its backward follows at once) or that starts from integer data.
+        gradients: per output, whether a gradient arrives for it; None: for every output that can have one.
     Raises:
         GraphError: the block returns something that is not a tensor, or an operator cannot exist.
     """
@@ -87,10 +94,16 @@ def trace_block(
     ]
     outputs = _run_forward(trace, module, arrived, full_recompute)
     num_forward = len(trace.graph.operators)
-    gradients = [_incoming_gradient(trace, output, number) for number, output in enumerate(outputs)]
+    arriving = [
+        _incoming_gradient(trace, output, number) if gradients is None or gradients[number] else None
+        for number, output in enumerate(outputs)
+    ]
+    sources = [
+        (t, g) for t, g in zip(outputs, arriving, strict=True) if g is not None or t.requires_grad and not t.ndim
+    ]
     leaving: list[Tensor | None] = [None] * len(arrived)
-    if any(output.requires_grad for output in outputs):
-        leaving = backward(trace, outputs, gradients, arrived)
+    if sources:
+        leaving = backward(trace, [t for t, _ in sources], [g for _, g in sources], arrived)
     for tensor in outputs:
         trace.graph.mark_output(tensor.node)
     return TracedBlock(
@@ -99,7 +112,7 @@ def trace_block(
         inputs=tuple(tensor.node for tensor in arrived),
         outputs=tuple(tensor.node for tensor in outputs),
         output_specs=tuple(CarrySpec(t.shape, t.shards, t.dtype, t.requires_grad, t.sequences) for t in outputs),
-        output_gradients=tuple(g.node if g is not None else None for g in gradients),
+        output_gradients=tuple(g.node if g is not None else None for g in arriving),
         input_gradients=tuple(
             g.node if g is not None and t.requires_grad else None for g, t in zip(leaving, arrived, strict=True)
         ),

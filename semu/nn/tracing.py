@@ -258,6 +258,7 @@ class Trace:
             path=path,
             phase=phase if phase is not None else self.phase,
             after=after,
+            copies=self._copies(inputs, result),
         )
         if result is not None:
             return result
@@ -274,6 +275,13 @@ class Trace:
     def _wrap(self, node: int) -> Tensor:
         tensor = self.graph.tensors[node]
         return Tensor(self, node, tensor.shape, (1,) * len(tensor.shape), tensor.dtype)
+
+    def _copies(self, inputs: Sequence[Tensor | ParameterUse], result: Tensor | None) -> int:
+        """How many ranks do the same work: all of them where neither operands nor result are split."""
+        is_split = any(
+            item.is_sharded if isinstance(item, ParameterUse) else any(n > 1 for n in item.shards) for item in inputs
+        ) or (result is not None and any(n > 1 for n in result.shards))
+        return 1 if is_split else self.options.plan.tp
 
     @staticmethod
     def _any_trainable(inputs: Sequence[Tensor | ParameterUse]) -> bool:

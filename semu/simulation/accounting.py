@@ -162,7 +162,8 @@ def count_work(layout: Layout, evaluation: Evaluation) -> Work:
     uses = np.bincount(evaluation.shapes.index.ravel(), minlength=evaluation.latency.shape[0]).astype(np.float64)
     operators = layout.library.operators
     again = np.array([op.phase is Phase.RECOMPUTE for op in operators])
-    flop, causal = evaluation.columns.flop @ uses, evaluation.columns.causal_flop @ uses
+    ranks = np.array([layout.job.parallel.tp / op.copies for op in operators])
+    flop, causal = (evaluation.columns.flop @ uses) * ranks, (evaluation.columns.causal_flop @ uses) * ranks
     hardware = model = full = 0.0
     for chunk in layout.chunks:
         for stage in (chunk.forward, chunk.backward):
@@ -172,8 +173,7 @@ def count_work(layout: Layout, evaluation: Evaluation) -> Work:
                 hardware += float(flop[rows].sum())
                 model += float(flop[first].sum())
                 full += float((flop[first] + causal[first]).sum())
-    tp = layout.job.parallel.tp
-    return Work(model * tp, hardware * tp, full * tp, _tokens(layout, evaluation, uses))
+    return Work(model, hardware, full, _tokens(layout, evaluation, uses))
 
 
 def _tokens(layout: Layout, evaluation: Evaluation, uses: NDArray[np.float64]) -> int:

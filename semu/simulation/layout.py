@@ -105,7 +105,7 @@ def build_layout(job: TrainingJob, weigh: Callable[[TemplateLibrary], Sequence[f
         weigh: weight of each template for balancing by latency; called only where ``parallel.partition`` asks.
     """
     tracer = _Tracer(job)
-    blocks = [tracer.module_blocks(module) for module in job.model.modules]
+    blocks = tracer.trace_model()
     library = TemplateLibrary(tracer.templates)
     flat = [block for group in blocks for block in group]
     if job.parallel.partition == "latency":
@@ -132,26 +132,49 @@ def _join(
     chunks: Sequence[Chunk],
 ) -> list[ChunkStages]:
     last_chunk = {job.model.modules[chunk.module].name: chunk.index for chunk in chunks}
-    known: dict[tuple[int, ...], tuple[StageProgram, StageProgram | None]] = {}
-    result = []
+    consumed = {source for module in job.model.modules for source in module.sources}
+    known: dict[object, tuple[StageProgram, StageProgram | None]] = {}
+    result: list[ChunkStages] = []
     for chunk in chunks:
         module = job.model.modules[chunk.module]
         own = tuple(blocks[chunk.module][chunk.first : chunk.last])
         numbers = tuple(block.template for block in own)
-        if numbers not in known:
-            known[numbers] = build_stages(library, numbers, streams, serial=not job.training.overlap.tensor_parallel)
-        forward, backward = known[numbers]
+        num_arriving = len(library.templates[numbers[0]].carry_in)
         if chunk.first:
-            arrivals = (chunk.index - 1,) * len(forward.arriving)
+            arrivals = (chunk.index - 1,) * num_arriving
         else:
-            arrivals = _module_arrivals(module, len(forward.arriving), last_chunk, library, blocks, job)
+            arrivals = _module_arrivals(module, last_chunk, library, blocks, job)
+        has_consumer = chunk.index != last_chunk[module.name] or module.name in consumed
+        borrowed = _borrowed(arrivals, chunk, result)
+        key = (numbers, has_consumer, borrowed)
+        if key not in known:
+            known[key] = build_stages(
+                library,
+                numbers,
+                streams,
+                serial=not job.training.overlap.tensor_parallel,
+                has_consumer=has_consumer,
+                borrowed=borrowed,
+            )
+        forward, backward = known[key]
         result.append(ChunkStages(chunk, module.name, own, forward, backward, arrivals))
     return result
 
 
+def _borrowed(arrivals: Sequence[int], chunk: Chunk, earlier: Sequence[ChunkStages]) -> tuple[bool, ...]:
+    """Per arriving tensor: it comes from a chunk of the same rank that keeps it for its own backward."""
+    result = []
+    for k, source in enumerate(arrivals):
+        if source < 0 or earlier[source].chunk.rank != chunk.rank:
+            result.append(False)
+        else:
+            position = sum(1 for other in arrivals[:k] if other == source)
+            result.append(earlier[source].forward.leaving_kept[position])
+    return tuple(result)
+
+
 def _module_arrivals(
     module: ModalityModule,
-    count: int,
     last_chunk: dict[str, int],
     library: TemplateLibrary,
     blocks: Sequence[Sequence[Block]],
@@ -162,19 +185,31 @@ def _module_arrivals(
     for source in module.sources:
         last_block = blocks[names.index(source)][-1]
         arrivals += [last_chunk[source]] * len(library.templates[last_block.template].carry_out)
-    return tuple(arrivals[:count])
+    return tuple(arrivals)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A block that has been traced forward: where, what, from what."""
+
+    path: str
+    body: Module
+    specs: tuple[CarrySpec, ...]
 
 
 class _Tracer:
-    """Traces blocks in order of data flow; equal structures with equal inputs are traced once."""
+    """Traces blocks in order of data flow; equal structures with equal inputs are traced once.
+
+    A second walk, against the data flow, finds for which outputs a gradient really arrives (none does for a carry that
+    nobody after this block uses), and traces again where that differs.
+    """
 
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
         self.mesh = Mesh(job.parallel, job.cluster)
         self.templates: list[Template] = []
-        self._traced: list[TracedBlock] = []
-        self._known: dict[object, int] = {}
-        self._outputs: dict[str, tuple[CarrySpec, ...]] = {}
+        self._number: dict[int, int] = {}
+        self._known: dict[object, TracedBlock] = {}
         training = job.training
         self.options = TraceOptions(
             plan=megatron_plan(job.model, job.parallel),
@@ -185,18 +220,40 @@ class _Tracer:
             overlap_tp=training.overlap.tensor_parallel,
         )
 
-    def module_blocks(self, module: ModalityModule) -> list[Block]:
-        specs = [self._input_spec(spec) for spec in module.inputs]
-        for source in module.sources:
-            specs += self._outputs[source]
-        blocks = []
-        for path, body in module.blocks():
-            number = self._template(body, specs, path)
-            traced = self._traced[number]
-            blocks.append(Block(path, number, self._held(body, traced, path)))
-            specs = list(traced.output_specs)
-        self._outputs[module.name] = tuple(specs)
-        return blocks
+    def trace_model(self) -> list[list[Block]]:
+        """The blocks of every modality module, in order."""
+        outputs: dict[str, tuple[CarrySpec, ...]] = {}
+        placed: list[list[_Placed]] = []
+        for module in self.job.model.modules:
+            specs = [self._input_spec(spec) for spec in module.inputs]
+            for source in module.sources:
+                specs += outputs[source]
+            group = []
+            for path, body in module.blocks():
+                group.append(_Placed(path, body, tuple(specs)))
+                specs = list(self._trace(group[-1], None).output_specs)
+            outputs[module.name] = tuple(specs)
+            placed.append(group)
+        return self._walk_back(placed, {name: len(specs) for name, specs in outputs.items()})
+
+    def _walk_back(self, placed: Sequence[Sequence[_Placed]], num_outputs: dict[str, int]) -> list[list[Block]]:
+        wanted: dict[str, list[bool]] = {}
+        result: list[list[Block]] = []
+        for module, group in zip(reversed(self.job.model.modules), reversed(placed), strict=True):
+            gradients: Sequence[bool] | None = wanted.get(module.name)
+            blocks: list[Block] = []
+            for place in reversed(group):
+                traced = self._trace(place, gradients)
+                blocks.append(Block(place.path, self._template(traced), self._held(place.body, traced, place.path)))
+                gradients = [gradient is not None for gradient in traced.input_gradients]
+            offset = len(module.inputs)
+            for source in module.sources:
+                flags = list(gradients or ())[offset : offset + num_outputs[source]]
+                before = wanted.get(source, [False] * len(flags))
+                wanted[source] = [a or b for a, b in zip(before, flags, strict=True)]
+                offset += num_outputs[source]
+            result.append(blocks[::-1])
+        return result[::-1]
 
     def _input_spec(self, spec: InputSpec) -> CarrySpec:
         sequences = Sequences.of_stream(spec.stream, self.job.parallel.token_divisor)
@@ -205,18 +262,34 @@ class _Tracer:
         packing = None if spec.per_sequence else sequences
         return CarrySpec(shape, (1,) * len(shape), spec.dtype(self.options.tensor_dtype), False, packing)
 
-    def _template(self, body: Module, specs: Sequence[CarrySpec], path: str) -> int:
+    def _trace(self, place: _Placed, gradients: Sequence[bool] | None) -> TracedBlock:
         full = self.job.training.recompute is Recompute.FULL
         plan = self.options.plan
         styles: tuple[object, ...] = ()
         if plan.tp > 1:
-            styles = tuple(plan.style(f"{path}.{name}" if name else path) for name, _ in body.named_modules())
-        key = (body.fingerprint(), tuple(specs), styles, full)
-        number = self._known.get(key)
+            names = [name for name, _ in place.body.named_modules()]
+            styles = tuple(plan.style(f"{place.path}.{name}" if name else place.path) for name in names)
+        key = (place.body.fingerprint(), place.specs, styles)
+        default = self._known.get(key)
+        if default is None:
+            default = trace_block(place.body, place.specs, self.options, root=place.path, full_recompute=full)
+            self._known[key] = default
+        if gradients is None or all(
+            flag or tensor is None for flag, tensor in zip(gradients, default.output_gradients, strict=True)
+        ):
+            return default
+        precise = (key, tuple(gradients))
+        if precise not in self._known:
+            self._known[precise] = trace_block(
+                place.body, place.specs, self.options, root=place.path, full_recompute=full, gradients=gradients
+            )
+        return self._known[precise]
+
+    def _template(self, traced: TracedBlock) -> int:
+        """Number of a traced block's template, compiled on first use."""
+        number = self._number.get(id(traced))
         if number is None:
-            traced = trace_block(body, specs, self.options, root=path, full_recompute=full)
-            number = self._known[key] = len(self.templates)
-            self._traced.append(traced)
+            number = self._number[id(traced)] = len(self.templates)
             self.templates.append(
                 compile_template(
                     traced.graph,

@@ -106,7 +106,7 @@ def test_ring_of_eight_h100_reaches_its_bus_bandwidth() -> None:
 def test_ring_across_nodes_uses_one_nic_per_rank(kind: OpKind, per_node: int, limit: str) -> None:
     nic = 50e9 * coefficient(H100, "nic", kind, "net") * per_node
     nvlink = 450e9 * coefficient(H100, "nvlink", kind, "net")
-    assert (nic < nvlink) == (limit == "nic") or kind is OpKind.ALL_REDUCE or kind is OpKind.ALL_GATHER
+    assert (nic < nvlink) == (limit == "nic")
     got = effective_bandwidth(H100, kind, CommGroup("dp", 4 * per_node, 4))
     assert got == pytest.approx(min(nic, nvlink), rel=1e-12)
 

@@ -98,7 +98,8 @@ def test_a_measured_value_over_a_transferred_rest_is_transferred(tmp_path: Path)
 def test_whole_section_keeps_its_label(tmp_path: Path) -> None:
     text = TEN_LINES + (
         '\n[efficiency.matmul]\nflop = 0.6\nmem = 0.7\nt0_s = 1e-6\np = inf\nprovenance = "fitted"\nsource = "mine"\n'
-        "relative_error = 0.04\n[efficiency.matmul.fp8]\nflop = 0.5\n[efficiency.attention_forward.head_dim_80]\nflop = 0.4\n"
+        "relative_error = 0.04\n[efficiency.matmul.fp8]\nflop = 0.5\n"
+        "[efficiency.attention_forward.head_dim_80]\nflop = 0.4\n"
     )
     profile = load(tmp_path, text)
     matmul = profile.efficiencies[OpKind.MATMUL]
@@ -139,7 +140,7 @@ def test_number_as_a_table(tmp_path: Path) -> None:
         ("fp8 = 800e12", "[efficiency.matmul]\nflop = 1.5", "efficiency.matmul.flop", 1.0),
         ("fp8 = 800e12", "[efficiency.matmul]\nflop = 0", "efficiency.matmul.flop", None),
         ("fp8 = 800e12", "[efficiency.matmul]\nflops = 0.5", "efficiency.matmul.flops", "flop"),
-        ("fp8 = 800e12", "[efficiency.matmul.fp9]\nflop = 0.5", "efficiency.matmul.variant", "fp8"),
+        ("fp8 = 800e12", "[efficiency.matmul.fp9]\nflop = 0.5", "efficiency.matmul.fp9", "fp8"),
         ("fp8 = 800e12", "[efficiency.matmul.fp8]\np = 0.1", "efficiency.matmul.fp8.p", 1.0),
         ("fp8 = 800e12", "[link.nvlnk.p2p]\nnet = 1", "link.nvlnk", "nvlink"),
         ("fp8 = 800e12", "[link.nic.matmul]\nnet = 1", "link.nic.matmul", None),

@@ -11,7 +11,7 @@ from semu.hardware.device import DeviceProfile
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.profile import list_profiles, load_profile
 
-NAMES = "a100-40g a100-80g a100-pcie a40 b200 h100 h100-96g h20 h200 h800 h800-400g".split()
+NAMES = ["a100-40g", "a100-80g", "a100-pcie", "a40", "b200", "h100", "h100-96g", "h20", "h200", "h800", "h800-400g"]
 SOLD_GB = dict(zip(NAMES, (40, 80, 80, 48, 180, 80, 96, 96, 141, 80, 80), strict=True))
 FP8 = {"b200", "h100", "h100-96g", "h20", "h200", "h800", "h800-400g"}
 
@@ -87,8 +87,8 @@ def test_bandwidths_are_bytes_per_second_in_one_direction(profile: DeviceProfile
 
 
 def test_coefficients_are_sane(profile: DeviceProfile) -> None:
-    sections = {**{(kind, None): item for kind, item in profile.efficiencies.items()}, **profile.variants}
-    for (kind, _), item in sections.items():
+    sections = [*profile.efficiencies.items(), *((kind, item) for (kind, _), item in profile.variants.items())]
+    for kind, item in sections:
         assert 0 < item.flop <= 1 and 0 < item.mem <= 1 and 0 <= item.t0_s < 1e-4 and item.p >= 1
         assert item.relative_error is None or (item.provenance is Provenance.FITTED and item.relative_error < 0.3)
         is_attention = kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)

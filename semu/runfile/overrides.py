@@ -1,0 +1,124 @@
+"""What the command line changes in a run: ``--cluster``, ``--parallel``, ``--profile``, ``--seed`` and ``--set``."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from semu.errors import ConfigError
+from semu.hardware.cluster import Cluster
+from semu.parallel.config import Parallel
+from semu.runfile.places import Places
+
+_BARE_WORD = re.compile(r"[A-Za-z_~./][\w~./:+-]*")
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Changes to a run, as the command line gives them.
+
+    Attributes:
+        assignments: ``key=value``, dotted keys of the run file; values in TOML, simple words also without quotes.
+        cluster: ``DEVICE:NODESxGPUS``; replaces device, nodes and gpus_per_node, keeps ``[cluster.override]``.
+        parallel: ``dp8-tp2-pp4``; sizes that are not named become 1, the other keys of ``[parallel]`` stay.
+        profile: device name or profile file; replaces the device.
+        seed: of the batch.
+    """
+
+    assignments: Sequence[str] = ()
+    cluster: str | None = None
+    parallel: str | None = None
+    profile: str | None = None
+    seed: int | None = None
+
+    def apply(self, config: dict[str, Any], places: Places) -> None:
+        """Write the changes into the tables, and where they came from into ``places``; ``assignments`` come last.
+
+        Raises:
+            ConfigError: a text that cannot be read, an unknown device.
+        """
+        for flag, path, value in self._flags():
+            _assign(config, path, value, flag, places)
+        for text in self.assignments:
+            path, parsed = _parse_assignment(text)
+            _assign(config, path, parsed, "--set", places)
+
+    def _flags(self) -> Iterator[tuple[str, tuple[str, ...], object]]:
+        """(flag, path of the key, value) of each change that a flag makes."""
+        if self.cluster is not None:
+            with _blamed("--cluster"):
+                cluster = Cluster.parse(self.cluster)
+            for name in ("device", "nodes", "gpus_per_node"):
+                yield "--cluster", ("cluster", name), getattr(cluster, name)
+        if self.parallel is not None:
+            with _blamed("--parallel"):
+                sizes = Parallel.parse(self.parallel)
+            for name in ("dp", "tp", "pp", "vpp", "cp", "ep"):
+                yield "--parallel", ("parallel", name), getattr(sizes, name)
+        if self.profile is not None:
+            yield "--profile", ("cluster", "device"), self.profile
+        if self.seed is not None:
+            yield "--seed", ("batch", "seed"), self.seed
+
+
+@contextmanager
+def _blamed(flag: str) -> Iterator[None]:
+    """A block whose errors name a flag instead of a key."""
+    try:
+        yield
+    except ConfigError as error:
+        error.where = flag
+        raise
+
+
+def _parse_assignment(text: str) -> tuple[tuple[str, ...], object]:
+    """``key=value`` as the key's path and a TOML value."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    path = _parse_key(key) if equals else None
+    if path is None:
+        raise ConfigError(
+            "not an assignment", where="--set", expected="key=value, e.g. training.seq_len=4096", got=text
+        )
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError as error:
+        if not _BARE_WORD.fullmatch(value):
+            raise ConfigError(
+                "not a TOML value",
+                where=f"--set {key}",
+                expected='a number, true, false, a word, "text" or [a list]',
+                got=value or "nothing",
+            ) from error
+        return path, value
+    if list(parsed) != ["value"]:
+        raise ConfigError("more than one value", where=f"--set {key}", expected="one value", got=repr(value))
+    return path, parsed["value"]
+
+
+def _parse_key(key: str) -> tuple[str, ...] | None:
+    """Path of a dotted TOML key; None where it is none."""
+    try:
+        table: Any = tomllib.loads(f"{key} = 0")
+    except tomllib.TOMLDecodeError:
+        return None
+    path: list[str] = []
+    while isinstance(table, dict):
+        if len(table) != 1:
+            return None
+        ((name, table),) = table.items()
+        path.append(name)
+    return tuple(path)
+
+
+def _assign(config: dict[str, Any], path: tuple[str, ...], value: object, flag: str, places: Places) -> None:
+    table = config
+    for part in path[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError("not a table", where=f"{flag} {'.'.join(path)}", expected="a key of a table", got=part)
+    table[path[-1]] = value
+    places.flags[".".join(path)] = flag

@@ -1,0 +1,140 @@
+"""Where a value of a run file stands, for messages: ``Places``, ``parse_toml``."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from semu.errors import ConfigError, SemuError
+
+_KEY = re.compile(r"(model|cluster|parallel|training|overlap|batch)(\.\S+)?")
+_BLAMED_SIZE = re.compile(r"(dp|tp|pp|vpp|cp|ep) = \d+")
+
+
+@dataclass
+class Places:
+    """Knows, for every dotted key, which line or which command-line flag it came from.
+
+    Attributes:
+        name: the run file as the user wrote it, or ``setup NAME``.
+        text: the file's contents; empty for a setup.
+        flags: dotted key -> flag that set it.
+    """
+
+    name: str
+    text: str = ""
+    flags: dict[str, str] = field(default_factory=dict)
+
+    def where(self, key: str) -> str:
+        """Place of a dotted key: ``run.toml:12 parallel.tp``, ``setup vlm-m parallel.tp`` or ``--set parallel.tp``.
+
+        A key without a place of its own stands where the nearest table around it stands.
+        """
+        parts = key.split(".")
+        for length in range(len(parts), 0, -1):
+            prefix = ".".join(parts[:length])
+            if prefix in self.flags:
+                return f"{self.flags[prefix]} {key}"
+            if prefix in self._lines:
+                return f"{self.name}:{self._lines[prefix]} {key}"
+        return f"{self.name} {key}"
+
+    def locate(self, error: SemuError) -> None:
+        """Put the place of the offending key into an error that names a key of the schema.
+
+        An error from deeper down that blames a parallel size (``got tp = 3``) gets that size's place before its own.
+        """
+        if error.where is not None and _KEY.fullmatch(error.where):
+            error.where = self.where(error.where)
+        elif isinstance(error.got, str) and (match := _BLAMED_SIZE.fullmatch(error.got)):
+            inner = "" if error.where is None else f" ({error.where})"
+            error.where = self.where(f"parallel.{match[1]}") + inner
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """A block whose errors are located."""
+        try:
+            yield
+        except SemuError as error:
+            self.locate(error)
+            raise
+
+    @cached_property
+    def _lines(self) -> Mapping[str, int]:
+        return _key_lines(self.text)
+
+
+def parse_toml(text: str, name: str) -> dict[str, Any]:
+    """Read TOML.
+
+    Args:
+        text: contents. name: of the file, for messages.
+    Raises:
+        ConfigError: a syntax error; ``where`` is ``NAME:LINE``.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        what, line, column = _split_message(str(error), text)
+        raise ConfigError(
+            f"not valid TOML: {what}", where=f"{name}:{line}", expected="TOML: [table] and key = value", got=column
+        ) from error
+
+
+def _split_message(message: str, text: str) -> tuple[str, int, str | None]:
+    """What tomllib found, on which line, and the text there."""
+    lines = text.split("\n")
+    match = re.search(r" \(at line (\d+), column \d+\)$", message)
+    if match is None:  # "(at end of document)"
+        return re.sub(r" \(at end of document\)$", " at the end of the file", message), len(lines), None
+    line = int(match[1])
+    return message[: match.start()], line, lines[line - 1].strip() or None if line <= len(lines) else None
+
+
+def _key_lines(text: str) -> dict[str, int]:
+    """Line of every dotted key and table of a valid TOML text, from 1.
+
+    A statement is the shortest run of lines that is TOML by itself, so that strings and arrays over several lines need
+    no rules of their own.
+    """
+    lines = text.split("\n")
+    found: dict[str, int] = {}
+    prefix: tuple[str, ...] = ()
+    start = 0
+    while start < len(lines):
+        end, table = _statement(lines, start)
+        paths = list(_paths(table))
+        if lines[start].lstrip().startswith("["):
+            prefix = max(paths, key=len)
+            found.setdefault(".".join(prefix), start + 1)
+        else:
+            for path in paths:
+                found.setdefault(".".join(prefix + path), start + 1)
+        start = end
+    return found
+
+
+def _statement(lines: list[str], start: int) -> tuple[int, dict[str, Any]]:
+    """End (exclusive) and contents of the statement that begins at a line."""
+    for end in range(start + 1, len(lines) + 1):
+        try:
+            return end, tomllib.loads("\n".join(lines[start:end]))
+        except tomllib.TOMLDecodeError:
+            continue
+    return len(lines), {}
+
+
+def _paths(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """All dotted paths inside a parsed statement."""
+    if path:
+        yield path
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _paths(item, (*path, key))

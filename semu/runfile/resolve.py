@@ -1,0 +1,153 @@
+"""``resolve_run``: a run file or setup, the command line's overrides and the defaults become one set of tables.
+
+Later sources win: the file or setup; ``--cluster``, ``--parallel``, ``--profile``, ``--seed``; ``--set``.
+Relative paths in a file start from the file's folder, those on the command line from the current one.
+
+``training.global_batch``, where neither the file nor ``--set`` gives it, is microbatches x dp x micro_batch: a setup
+keeps its microbatches per replica when its parallelism is changed; a file without a global batch gets
+``semu_models.setups.default_microbatches``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from semu.errors import ConfigError
+from semu.job import Training, TrainingJob
+from semu.parallel.config import Overlap, Parallel
+from semu.runfile.build import build_job
+from semu.runfile.limits import refuse_unmodelled
+from semu.runfile.overrides import Overrides
+from semu.runfile.places import Places
+from semu.runfile.schema import SCHEMA, TABLES, check_schema
+from semu.runfile.sources import move_paths, options_table, read_source
+from semu.runfile.toml_text import format_toml
+from semu.runfile.transformer import TransformerConfig
+from semu_models import Setup
+from semu_models.setups import default_microbatches
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A run, resolved: nothing is left open but what the batch decides by itself.
+
+    Attributes:
+        config: table -> key -> value, in the words of the run file; relative paths start from the current folder.
+        places: where each value came from.
+        notes: what was decided for the user, a sentence each.
+    """
+
+    config: Mapping[str, Mapping[str, Any]]
+    places: Places
+    notes: tuple[str, ...] = ()
+
+    def job(self) -> TrainingJob:
+        """The training job.
+
+        Raises:
+            ConfigError: values out of range or that do not fit together, with their places.
+        """
+        with self.places.located():
+            return build_job(self.config)
+
+    def to_toml(self) -> str:
+        """A run file that loads back to the same job from any folder."""
+        config: dict[str, Any] = deepcopy({name: dict(table) for name, table in self.config.items()})
+        move_paths(config, os.path.abspath)
+        return format_toml(config)
+
+
+def load_run(
+    name_or_path: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    *,
+    cluster: str | None = None,
+    parallel: str | None = None,
+    profile: str | None = None,
+    seed: int | None = None,
+) -> TrainingJob:
+    """The training job of a run file or of a shipped setup.
+
+    Args:
+        name_or_path: a name of ``semu_models.SETUPS``, or a TOML file.
+        overrides, cluster, parallel, profile, seed: see ``Overrides``.
+    Raises:
+        ConfigError: an unknown name or key, a wrong type, sizes that do not fit together, or something that this
+            version does not model; ``where`` is ``FILE:LINE key``, ``setup NAME key`` or the flag.
+    """
+    return resolve_run(name_or_path, Overrides(overrides, cluster, parallel, profile, seed)).job()
+
+
+def resolve_run(name_or_path: str | os.PathLike[str], overrides: Overrides | None = None) -> RunConfig:
+    """Read a run, apply overrides, fill in defaults; arguments and errors as ``load_run``."""
+    changes = overrides if overrides is not None else Overrides()
+    config, places, setup = read_source(os.fspath(name_or_path))
+    changes.apply(config, places)
+    check_schema(config, places)
+    refuse_unmodelled(config, places)
+    _require(config, places)
+    resolved = _with_defaults(config, places)
+    notes = [_set_global_batch(resolved, places, setup)]
+    if changes.seed is not None and resolved["batch"]["kind"] == "text":
+        notes.append("--seed has no effect: a batch of text sequences draws nothing")
+    return RunConfig(resolved, places, tuple(note for note in notes if note is not None))
+
+
+def _require(config: Mapping[str, Any], places: Places) -> None:
+    """What has no default: one model, one device."""
+    model = config.get("model", {})
+    ways = [f"model.{key}" for key in ("name", "transformer") if key in model]
+    if len(ways) != 1:
+        raise ConfigError(
+            "the model is given twice" if ways else "no model",
+            where=places.where("model"),
+            expected="exactly one of model.name and [model.transformer]",
+            got=" and ".join(ways) or "neither",
+        )
+    if "device" not in config.get("cluster", {}):
+        raise ConfigError(
+            "no device", where=places.where("cluster.device"), expected="a device name, see: semu list devices"
+        )
+
+
+def _with_defaults(config: Mapping[str, Any], places: Places) -> dict[str, dict[str, Any]]:
+    """All tables, complete but for ``training.global_batch``."""
+    defaults: dict[str, dict[str, Any]] = {
+        "model": {"frozen": []},
+        "cluster": {"nodes": 1, "gpus_per_node": 8},
+        "parallel": options_table(Parallel(), "parallel"),
+        "training": options_table(Training(), "training"),
+        "overlap": options_table(Overlap(), "overlap"),
+        "batch": {"kind": "text"},
+    }
+    del defaults["training"]["global_batch"]
+    resolved = {name: _ordered(defaults[name] | config.get(name, {}), name) for name in TABLES}
+    if "transformer" in resolved["model"]:
+        with places.located():
+            resolved["model"]["transformer"] = TransformerConfig.from_table(resolved["model"]["transformer"]).to_table()
+    return resolved
+
+
+def _ordered(table: dict[str, Any], name: str) -> dict[str, Any]:
+    """Keys in the order of the schema, then the rest."""
+    return {key: table[key] for key in (*SCHEMA[name], *table) if key in table}
+
+
+def _set_global_batch(config: dict[str, dict[str, Any]], places: Places, setup: Setup | None) -> str | None:
+    """Decide the global batch where it is not given; returns what to tell the user."""
+    training, parallel = config["training"], config["parallel"]
+    before = training.get("global_batch")
+    if before is not None and (setup is None or "training.global_batch" in places.flags):
+        return None
+    count = default_microbatches(parallel["pp"]) if setup is None else setup.num_microbatches
+    training["global_batch"] = count * parallel["dp"] * training["micro_batch"]
+    config["training"] = _ordered(training, "training")
+    if before == training["global_batch"]:
+        return None
+    change = "not given, taken as" if before is None else f"{before} ->"
+    product = f"{count} microbatches per replica x dp {parallel['dp']} x micro_batch {training['micro_batch']}"
+    return f"training.global_batch: {change} {training['global_batch']} = {product}"

@@ -1,0 +1,133 @@
+"""Every table and key of a run file, with the type of its value; ``check_schema``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+
+from semu.errors import ConfigError, unknown_name
+from semu.runfile.places import Places
+
+
+class ValueKind(Enum):
+    """Type of a value; the enum's value is what a message calls it."""
+
+    INTEGER = "an integer"
+    NUMBER = "a number"
+    STRING = "a string"
+    SWITCH = "true or false"
+    STRINGS = "a list of strings"
+    WORDS = "a string or a list of strings"
+    TABLE = "a table"
+
+    def accepts(self, value: object) -> bool:
+        """Whether a TOML value is of this type (true and false are no integers)."""
+        is_switch = isinstance(value, bool)
+        is_strings = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        return {
+            ValueKind.INTEGER: isinstance(value, int) and not is_switch,
+            ValueKind.NUMBER: isinstance(value, int | float) and not is_switch,
+            ValueKind.STRING: isinstance(value, str),
+            ValueKind.SWITCH: is_switch,
+            ValueKind.STRINGS: is_strings,
+            ValueKind.WORDS: isinstance(value, str) or is_strings,
+            ValueKind.TABLE: isinstance(value, Mapping),
+        }[self]
+
+
+_COUNTS = dict.fromkeys(("dp", "tp", "pp", "vpp", "cp", "ep"), ValueKind.INTEGER)
+
+SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
+    {
+        "model": {
+            "name": ValueKind.STRING,
+            "hf_config": ValueKind.STRING,
+            "transformer": ValueKind.TABLE,
+            "frozen": ValueKind.STRINGS,
+        },
+        "model.transformer": {
+            **dict.fromkeys(("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab"), ValueKind.INTEGER),
+            **dict.fromkeys(("gated_mlp", "tied_embeddings", "rms_norm", "rotary", "bias"), ValueKind.SWITCH),
+            "qkv_bias": ValueKind.SWITCH,
+            "dropout": ValueKind.NUMBER,
+            "positions": ValueKind.INTEGER,
+            **dict.fromkeys(("experts", "top_k", "moe_ffn"), ValueKind.INTEGER),
+        },
+        "cluster": {
+            "device": ValueKind.STRING,
+            "nodes": ValueKind.INTEGER,
+            "gpus_per_node": ValueKind.INTEGER,
+            "override": ValueKind.TABLE,
+        },
+        "parallel": {
+            **_COUNTS,
+            "sequence_parallel": ValueKind.SWITCH,
+            "zero": ValueKind.INTEGER,
+            "partition": ValueKind.STRING,
+            "modules": ValueKind.TABLE,
+            "layout": ValueKind.TABLE,
+        },
+        "training": {
+            "micro_batch": ValueKind.INTEGER,
+            "global_batch": ValueKind.INTEGER,
+            "seq_len": ValueKind.INTEGER,
+            "precision": ValueKind.STRING,
+            "grad_dtype": ValueKind.STRING,
+            "optimizer": ValueKind.STRING,
+            "recompute": ValueKind.WORDS,
+            "schedule": ValueKind.STRING,
+        },
+        "overlap": dict.fromkeys(("grad_reduce", "param_gather", "tensor_parallel", "pipeline"), ValueKind.SWITCH),
+        "batch": {},
+    }
+)
+"""Table -> key -> type. Tables that are not listed, and ``batch``, are checked by what reads them."""
+
+_OPEN = ("batch", "cluster.override", "parallel.modules", "parallel.layout")
+TABLES = tuple(name for name in SCHEMA if "." not in name)
+"""Top-level tables in the order in which they are written."""
+
+
+def check_schema(config: Mapping[str, object], places: Places) -> None:
+    """Check names of tables and keys, and the types of all values.
+
+    Raises:
+        ConfigError: an unknown table or key (with a 'did you mean', or the table where it belongs), a wrong type.
+    """
+    for name, value in config.items():
+        if name not in TABLES:
+            raise _unknown(name, "", TABLES, places.where(name))
+        _check_table(name, value, places)
+
+
+def _check_table(path: str, value: object, places: Places) -> None:
+    if not isinstance(value, Mapping):
+        raise ConfigError("not a table", where=places.where(path), expected=f"[{path}]", got=repr(value))
+    if path in _OPEN:
+        return
+    kinds = SCHEMA[path]
+    for key, item in value.items():
+        where = places.where(f"{path}.{key}")
+        if key not in kinds:
+            raise _unknown(key, path, tuple(kinds), where)
+        if kinds[key] is ValueKind.TABLE:
+            _check_table(f"{path}.{key}", item, places)
+        elif not kinds[key].accepts(item):
+            expected = kinds[key].value
+            raise ConfigError(f"not {expected}", where=where, expected=expected, got=repr(item))
+
+
+def _unknown(key: str, path: str, legal: tuple[str, ...], where: str) -> ConfigError:
+    """An error for an unknown key; one that another table has is sent there."""
+    owners = [table for table, kinds in SCHEMA.items() if key in kinds]
+    if owners and key not in legal:
+        here = f"[{path}] has" if path else "the top level has"
+        return ConfigError(
+            f"{here} no key {key!r}, it belongs in [{owners[0]}]",
+            where=where,
+            expected="one of " + ", ".join(sorted(legal)),
+            got=key,
+            nearest=f"{owners[0]}.{key}",
+        )
+    return unknown_name("key" if path else "table", key, legal, where=where)

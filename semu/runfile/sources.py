@@ -1,0 +1,103 @@
+"""Where a run's tables come from: a TOML file or a shipped setup."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import fields
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from semu.errors import ConfigError, nearest_name, unknown_name
+from semu.hardware.cluster import Cluster
+from semu.job import Training
+from semu.parallel.config import Overlap, Parallel
+from semu.runfile.places import Places, parse_toml
+from semu.runfile.schema import SCHEMA
+from semu_models import MODELS, SETUPS, Setup
+
+
+def read_source(run: str) -> tuple[dict[str, Any], Places, Setup | None]:
+    """Tables as they are written, their places, and the setup where ``run`` names one.
+
+    Relative paths in a file become relative to the current folder.
+
+    Args:
+        run: a name of ``semu_models.SETUPS``, or a TOML file.
+    Raises:
+        ConfigError: neither; or a file that cannot be read.
+    """
+    if run in SETUPS:
+        return _setup_tables(SETUPS[run]), Places(f"setup {run}"), SETUPS[run]
+    if not is_path(run) and not os.path.isfile(run):
+        raise _unknown_run(run)
+    text = _read_text(run)
+    config = parse_toml(text, run)
+    move_paths(config, lambda path: os.path.join(os.path.dirname(run), path))
+    return config, Places(run, text), None
+
+
+def options_table(options: Parallel | Training | Overlap, table: str) -> dict[str, Any]:
+    """The run file's keys of an options object; those that are None are left out."""
+    values = {item.name: getattr(options, item.name) for item in fields(options) if item.name in SCHEMA[table]}
+    return {
+        name: value.value if isinstance(value, Enum) else value for name, value in values.items() if value is not None
+    }
+
+
+def is_path(text: str) -> bool:
+    """Whether a device or a run is meant as a file, not as a name."""
+    return text.endswith(".toml") or "/" in text or os.sep in text
+
+
+def move_paths(config: dict[str, Any], move: Callable[[str], str]) -> None:
+    """Apply ``move`` to every path that tables hold: a profile file and a metadata file."""
+    for table, key in (("cluster", "device"), ("batch", "path")):
+        own = config.get(table)
+        if isinstance(own, dict) and isinstance(own.get(key), str) and (key == "path" or is_path(own[key])):
+            own[key] = move(own[key])
+
+
+def _unknown_run(run: str) -> ConfigError:
+    if run in MODELS:
+        return ConfigError(
+            f"{run!r} is a model, not a setup",
+            where="RUN",
+            expected=f'a setup ({", ".join(SETUPS)}), or a TOML file with [model] name = "{run}"',
+            got=run,
+        )
+    error = unknown_name("setup", run, SETUPS, where="RUN")
+    error.expected = f"{error.expected}, or a TOML file"
+    return error
+
+
+def _read_text(path: str) -> str:
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        siblings = [other.name for other in Path(path).parent.glob("*.toml")]
+        raise ConfigError(
+            f"cannot read the run file: {error.strerror}",
+            where=path,
+            expected="a TOML file, or a setup: " + ", ".join(SETUPS),
+            nearest=nearest_name(Path(path).name, siblings),
+        ) from error
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError("not UTF-8 text", where=f"{path}:{line}", expected="a TOML file", got=error.reason) from error
+
+
+def _setup_tables(setup: Setup) -> dict[str, Any]:
+    cluster = Cluster.parse(setup.cluster)
+    return {
+        "model": {"name": setup.model},
+        "cluster": {"device": cluster.device, "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node},
+        "parallel": options_table(setup.parallel, "parallel"),
+        "training": options_table(setup.training, "training"),
+        "overlap": options_table(setup.training.overlap, "overlap"),
+        "batch": deepcopy(dict(setup.batch)),
+    }

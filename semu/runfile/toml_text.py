@@ -1,0 +1,54 @@
+"""Writing TOML: ``format_toml``, the inverse of ``tomllib.loads`` for what run files hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def format_toml(table: Mapping[str, object]) -> str:
+    """TOML text of nested tables of strings, integers, floats, switches and lists of these.
+
+    Raises:
+        TypeError: a value that is none of these.
+    """
+    return "\n".join(_lines(table, ())).lstrip("\n") + "\n"
+
+
+def _lines(table: Mapping[str, object], path: tuple[str, ...]) -> Iterator[str]:
+    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
+    if path and (plain or not table):
+        yield ""
+        yield f"[{'.'.join(_key(part) for part in path)}]"
+    for key, value in plain.items():
+        yield f"{_key(key)} = {_value(value)}"
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _lines(value, (*path, key))
+
+
+def _key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _string(key)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_value(item) for item in value)}]"
+    raise TypeError(f"no TOML for {type(value).__name__}")
+
+
+def _string(text: str) -> str:
+    """A basic string: JSON's escapes are TOML's, but TOML wants DEL escaped too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

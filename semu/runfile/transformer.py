@@ -1,0 +1,141 @@
+"""``TransformerConfig``: a dense language model spelt out in ``[model.transformer]``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from semu.errors import ConfigError
+from semu.nn import Embedding, LMHead, ModalityModule, ModalityRole, Model, Sequential, TransformerLayer
+
+_WHERE = "model.transformer"
+_REQUIRED = ("layers", "hidden", "heads", "vocab")
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes and style of a decoder-only transformer.
+
+    Attributes:
+        layers, hidden, heads, vocab: sizes, >= 1.
+        ffn: inner width of the feed-forward network; of gate and of up each where it is gated.
+        kv_heads: key/value heads, a divisor of heads.
+        head_dim: width of a head.
+        gated_mlp: SwiGLU instead of GELU.
+        tied_embeddings: the output projection shares the token table.
+        rms_norm: RMS instead of layer norm. rotary: rotary positions.
+        bias, qkv_bias: biases of the projections, and of queries, keys and values.
+        dropout: probability after attention and feed-forward network, in [0, 1).
+        positions: rows of a learned position table; None: no table.
+    Raises:
+        ConfigError: a size below one, heads that do not divide, a probability out of range.
+    """
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    gated_mlp: bool
+    tied_embeddings: bool
+    rms_norm: bool
+    rotary: bool
+    bias: bool
+    qkv_bias: bool
+    dropout: float
+    positions: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "positions"):
+            _check_size(name, getattr(self, name))
+        _check_divisor("heads", self.heads, "kv_heads", self.kv_heads)
+        if not 0 <= self.dropout < 1:
+            raise ConfigError("not a probability", where=f"{_WHERE}.dropout", expected="0 <= p < 1", got=self.dropout)
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> TransformerConfig:
+        """Fill in what a table leaves open.
+
+        ``ffn`` is 4 x hidden (a gated network must give it), ``kv_heads`` is heads, ``head_dim`` hidden / heads,
+        ``qkv_bias`` as ``bias``. What the table does not say about norm, positions and biases follows the family:
+        with ``gated_mlp`` as in Llama (RMS norm, rotary, no biases), else as in GPT (layer norm, biases).
+
+        Args:
+            table: keys of ``[model.transformer]`` with the types of the schema.
+        Raises:
+            ConfigError: a missing key, and as the class.
+        """
+        for name in _REQUIRED:
+            if name not in table:
+                raise ConfigError("missing key", where=f"{_WHERE}.{name}", expected="an integer >= 1")
+            _check_size(name, table[name])
+        is_gated = table.get("gated_mlp", False)
+        if is_gated and "ffn" not in table:
+            raise ConfigError("missing key", where=f"{_WHERE}.ffn", expected="the inner width, with gated_mlp = true")
+        if "head_dim" not in table:
+            _check_divisor("hidden", table["hidden"], "heads", table["heads"])
+        bias = table.get("bias", not is_gated)
+        return cls(
+            layers=table["layers"],
+            hidden=table["hidden"],
+            ffn=table.get("ffn", 4 * table["hidden"]),
+            heads=table["heads"],
+            kv_heads=table.get("kv_heads", table["heads"]),
+            head_dim=table.get("head_dim", table["hidden"] // table["heads"]),
+            vocab=table["vocab"],
+            gated_mlp=is_gated,
+            tied_embeddings=table.get("tied_embeddings", False),
+            rms_norm=table.get("rms_norm", is_gated),
+            rotary=table.get("rotary", is_gated),
+            bias=bias,
+            qkv_bias=table.get("qkv_bias", bias),
+            dropout=float(table.get("dropout", 0.0)),
+            positions=table.get("positions"),
+        )
+
+    def to_table(self) -> dict[str, object]:
+        """All keys that have a value, as ``from_table`` reads them."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def model(self) -> Model:
+        """A new model: token ids [tokens] of the text stream -> scalar loss."""
+        layers = {
+            f"layers.{i}": TransformerLayer(
+                self.hidden,
+                self.ffn,
+                self.heads,
+                self.kv_heads,
+                head_dim=self.head_dim,
+                rotary=self.rotary,
+                gated=self.gated_mlp,
+                rms_norm=self.rms_norm,
+                bias=self.bias,
+                qkv_bias=self.qkv_bias,
+                dropout=self.dropout,
+            )
+            for i in range(self.layers)
+        }
+        embedding = Embedding(self.vocab, self.hidden, positions=self.positions)
+        tied = embedding if self.tied_embeddings else None
+        head = LMHead(self.hidden, self.vocab, rms_norm=self.rms_norm, tied=tied)
+        body = Sequential({"embedding": embedding, **layers, "head": head})
+        return Model(f"transformer-{self.layers}x{self.hidden}", [ModalityModule("llm", ModalityRole.BACKBONE, body)])
+
+
+def _check_size(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ConfigError("not a size", where=f"{_WHERE}.{name}", expected="an integer >= 1", got=value, nearest=1)
+
+
+def _check_divisor(of: str, total: int, name: str, value: int) -> None:
+    if total % value:
+        raise ConfigError(
+            f"{of} = {total} does not divide into {name} = {value}",
+            where=f"{_WHERE}.{name}",
+            expected=f"a divisor of {total}",
+            got=value,
+            nearest=max(n for n in range(1, min(total, value) + 1) if total % n == 0),
+        )
