@@ -41,7 +41,8 @@ def fit_sentence(report: Report) -> str:
     rank = report.peak_memory_bytes.index(peak)
     have = f"{report.capacity_bytes / GIB:.2f} GiB"
     if report.fits:
-        return f"fits: rank {rank} peaks at {peak / GIB:.2f} of {have}, {(report.capacity_bytes - peak) / GIB:.2f} GiB free"
+        free = (report.capacity_bytes - peak) / GIB
+        return f"fits: rank {rank} peaks at {peak / GIB:.2f} of {have}, {free:.2f} GiB free"
     over = (peak - report.capacity_bytes) / GIB
     return f"does not fit: rank {rank} needs {peak / GIB:.2f} GiB, {over:.2f} GiB more than the device's {have}"
 
@@ -73,20 +74,23 @@ def _summary(report: Report) -> Iterator[str]:
     yield _line("iteration time", format_time(report.iteration_time_s), replicas)
     yield _line("tokens/s/GPU", f"{report.tokens_per_s_per_gpu:,.1f}", f"{report.tokens:,} tokens per iteration")
     yield _line("model TFLOP/s/GPU", f"{report.model_tflop_per_s_per_gpu:.1f}", "")
-    yield _line("MFU", _percent(report.mfu), f"{peak}, causal attention counted half ({full} counted in full)")
+    yield _line("MFU", _percent(report.mfu), f"{peak}; causal attention counted half (in full: {full})")
     if report.mfu_bf16 is not None:
         yield _line("MFU, bf16 peak", _percent(report.mfu_bf16), "the same FLOP against the dense bf16 peak")
     yield _line("HFU", _percent(report.hfu), "recomputation counted too")
     yield _line("bubble ratio", _percent(report.bubble_ratio), f"pipeline ends at {format_time(report.makespan_s)}")
     yield _line("parameters", format_count(report.parameters), "")
-    yield _line("memory", "", fit_sentence(report))
+    yield f"{'memory':<{_LABEL}}{fit_sentence(report)}"
 
 
 def _breakdown(report: Report) -> Iterator[str]:
     rows = list(_breakdown_rows(report.breakdown_s))
     total = report.iteration_time_s
     yield "where the time goes (mean over ranks)"
-    cells = [(f"  {name}", format_time(time), _percent(time / total if total else 0.0)) for name, time in rows]
+    cells = [
+        (f"  {name}", format_time(time) if abs(time) >= 1e-9 else "0 s", _percent(time / total if total else 0.0))
+        for name, time in rows
+    ]
     cells.append(("  iteration", format_time(total), _percent(1.0)))
     yield from align_columns(cells, (False, True, True))
 
@@ -104,12 +108,13 @@ def _ranks(report: Report) -> Iterator[str]:
     shown = sorted(report.ranks, key=lambda row: (-row.peak_bytes, row.rank))
     shown = shown if len(shown) <= MAX_RANKS else shown[:SHOWN_RANKS]
     yield f"memory of each pipeline rank (GiB; the device has {report.capacity_bytes / GIB:.2f})"
-    rows = [("  rank", "chunks", "parameters", "static", "peak", "of device", "at the peak")]
+    rows: list[Sequence[str]] = [("  rank", "chunks", "parameters", "static", "peak", "of device", "at the peak")]
     rows += [_rank_cells(row, report.capacity_bytes) for row in sorted(shown, key=lambda row: row.rank)]
     yield from align_columns(rows, (True, False, True, True, True, True, False))
     hidden = [row.peak_bytes / GIB for row in report.ranks if row not in shown]
     if hidden:
-        yield f"  the {len(shown)} highest; {len(hidden)} ranks with peaks of {min(hidden):.2f} to {max(hidden):.2f} hidden"
+        peaks = f"{min(hidden):.2f} to {max(hidden):.2f}"
+        yield f"  the {len(shown)} highest; {len(hidden)} more with peaks of {peaks} are hidden"
 
 
 def _rank_cells(row: RankMemoryRow, capacity_bytes: int) -> tuple[str, ...]:
@@ -131,9 +136,9 @@ def _operators(report: Report) -> Iterator[str]:
         return
     sources = list(dict.fromkeys((row.provenance, row.source) for row in report.top_operators))
     yield "operators that cost most (share of all stage time)"
-    rows = [("  share", "time", "calls", "bound by", "operator", "kind", "phase", "coefficients")]
+    rows: list[Sequence[str]] = [("  share", "time", "calls", "bound by", "operator", "phase", "coefficients")]
     rows += [_operator_cells(row, sources.index((row.provenance, row.source)) + 1) for row in report.top_operators]
-    yield from align_columns(rows, (True, True, True, False, False, False, False, False))
+    yield from align_columns(rows, (True, True, True, False, False, False, False))
     for number, (_, source) in enumerate(sources, start=1):
         yield from textwrap.wrap(f"[{number}] {source}", WIDTH, initial_indent="  ", subsequent_indent="      ")
 
@@ -144,8 +149,7 @@ def _operator_cells(row: TopOperator, source: int) -> tuple[str, ...]:
         format_time(row.time_s),
         f"{row.calls:,}",
         row.bound,
-        _cut_left(row.path, 30),
-        row.kind.replace("_", " "),
+        _cut_left(row.path, 40),
         row.phase.replace("_", " "),
         f"{row.provenance} [{source}]",
     )
@@ -162,8 +166,7 @@ def _notes(report: Report) -> Iterator[str]:
 
 # -- cells ---------------------------------------------------------------------------------------------------------
 def _line(label: str, value: str, note: str) -> str:
-    gap = "  " if value and note else ""
-    return f"{label:<{_LABEL}}{value + gap if not note else f'{value:>10}{gap}' if value else ''}{note}"
+    return f"{label:<{_LABEL}}{value:>10}  {note}"
 
 
 def _percent(share: float) -> str:

@@ -12,6 +12,7 @@ from semu.graph.dim import Dim, Poly, divide
 from semu.nn import (
     InputSpec,
     LayerNorm,
+    MLP,
     Linear,
     ModalityModule,
     ModalityRole,
@@ -101,21 +102,23 @@ class PatchEmbedding(Module):
 
 
 class PatchMerger(Module):
-    """The adapter: final norm, ``merge`` x ``merge`` neighbours concatenated, one linear map to the backbone's width.
+    """The adapter: final norm, ``merge`` x ``merge`` neighbours concatenated, a two-layer MLP to the backbone's width.
 
-    Patches of a square follow one another in the stream, as in Qwen2-VL (2409.12191 §2.1).
+    Patches of a square follow one another in the stream, as in Qwen2-VL (2409.12191 §2.1). The inner width is the
+    backbone's, as in InternVL's projector (2404.16821 §3.1): Qwen2-VL's own inner width, ``merge^2 x hidden``, would give
+    ViT 22B an adapter of 10 B parameters.
     """
 
     def __init__(self, config: ViTConfig, width: int) -> None:
         super().__init__()
         self.group = config.merge**2
         self.norm = LayerNorm(config.hidden)
-        self.projection = Linear(self.group * config.hidden, width)
+        self.mlp = MLP(self.group * config.hidden, width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """[patches, hidden] -> [patches / merge^2, width], stream ``vision_tokens``."""
         merged = F.merge_tokens(self.norm(x), self.group, merged_packing(x, self.group))
-        projected: Tensor = self.projection(merged)
+        projected: Tensor = self.mlp(merged)
         return projected
 
 

@@ -152,12 +152,13 @@ class CostColumns:
     """Evaluated costs of all operators of a library, for many shapes.
 
     Attributes:
-        flop, causal_flop: float64[num_ops, num_shapes]. mem_bytes, net_bytes: int64[num_ops, num_shapes].
+        flop, recomputed_flop, causal_flop: float64[num_ops, num_shapes]. mem_bytes, net_bytes: int64[num_ops, num_shapes].
         size_bytes: int64[num_storages, num_shapes].
         key: int64[num_ops, key_width, num_shapes], shape keys padded with zeros.
     """
 
     flop: NDArray[np.float64]
+    recomputed_flop: NDArray[np.float64]
     causal_flop: NDArray[np.float64]
     mem_bytes: NDArray[np.int64]
     net_bytes: NDArray[np.int64]
@@ -188,6 +189,7 @@ class TemplateLibrary:
         self._key_width = max((len(op.key) for op in self.operators), default=0)
         self._num_sizes = len(sizes)
         rows: list[Dim] = [op.flop for op in self.operators]
+        rows += [op.recomputed_flop for op in self.operators]
         rows += [op.causal_flop for op in self.operators]
         rows += [op.mem_bytes for op in self.operators]
         rows += [op.net_bytes for op in self.operators]
@@ -200,15 +202,16 @@ class TemplateLibrary:
         """Costs for many shapes: one matrix product. ``columns``: symbol -> int64[num_shapes]."""
         n = len(self.operators)
         values = self._table.evaluate(columns)
-        parts = np.split(values, [n, 2 * n, 3 * n, 4 * n, 4 * n + self._num_sizes])
+        parts = np.split(values, [n, 2 * n, 3 * n, 4 * n, 5 * n, 5 * n + self._num_sizes])
         num_shapes = values.shape[1]
         return CostColumns(
             flop=parts[0].astype(np.float64),
-            causal_flop=parts[1].astype(np.float64),
-            mem_bytes=parts[2],
-            net_bytes=parts[3],
-            size_bytes=parts[4],
-            key=parts[5].reshape(n, self._key_width, num_shapes),
+            recomputed_flop=parts[1].astype(np.float64),
+            causal_flop=parts[2].astype(np.float64),
+            mem_bytes=parts[3],
+            net_bytes=parts[4],
+            size_bytes=parts[5],
+            key=parts[6].reshape(n, self._key_width, num_shapes),
         )
 
 

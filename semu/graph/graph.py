@@ -91,6 +91,7 @@ class Graph:
         path: str = "",
         phase: Phase = Phase.FORWARD,
         after: Iterable[int] = (),
+        recomputed_flop: Dim = 0,
         causal_flop: Dim = 0,
         copies: int = 1,
     ) -> int:
@@ -126,6 +127,7 @@ class Graph:
                 inputs=reads,
                 outputs=writes,
                 after=tuple(sorted(before)),
+                recomputed_flop=recomputed_flop,
                 causal_flop=causal_flop,
                 copies=copies,
             )

@@ -48,7 +48,9 @@ class Operator:
         inputs: tensors read, by index.
         outputs: tensors written, by index.
         after: operators that must end first, by index; data dependencies included.
-        causal_flop: the part of ``flop`` that a full (not halved) attention count would add once more.
+        recomputed_flop: the part of ``flop`` that repeats forward work inside the kernel (FlashAttention's backward
+            computes q k^T again); hardware does it, model FLOP leave it out.
+        causal_flop: what counting causal attention in full, not halved, would add to the model FLOP.
         copies: ranks of the tensor-parallel group that do this very work, each for itself (1: it is split).
     """
 
@@ -65,5 +67,6 @@ class Operator:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     after: tuple[int, ...]
+    recomputed_flop: Dim
     causal_flop: Dim
     copies: int

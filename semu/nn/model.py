@@ -125,7 +125,8 @@ class Model:
             ConfigError: a path that names no module.
         """
         roles = {module.role.value: module.name for module in self.modules}
-        known = {path for m in self.modules for path, _ in m.body.named_modules(m.name)}
+        full = {path for m in self.modules for path, _ in m.body.named_modules(m.name)}
+        known = {".".join(path.split(".")[:n]) for path in full for n in range(1, path.count(".") + 2)}
         for asked in paths:
             path = roles.get(asked, asked) if asked not in known else asked
             if path not in known:

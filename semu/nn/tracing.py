@@ -204,6 +204,7 @@ class Trace:
         gradients: Sequence[ParameterUse] = (),
         updates: Sequence[Tensor] = (),
         flop: Dim = 0,
+        recomputed_flop: Dim = 0,
         causal_flop: Dim = 0,
         mem_bytes: Dim = 0,
         net_bytes: Dim = 0,
@@ -217,7 +218,8 @@ class Trace:
         """Append one operator and return its output.
 
         Args:
-            kind, flop, causal_flop, mem_bytes, net_bytes, key, stream: as ``Graph.add_operator``; local to one rank.
+            kind, flop, recomputed_flop, causal_flop, mem_bytes, net_bytes, key, stream: as ``Graph.add_operator``;
+                local to one rank.
             inputs: tensors and parameters read.
             shape, shards, dtype, sequences, role: the output's; no output tensor of its own when ``shape`` is None
                 (then the first input comes back).
@@ -250,6 +252,7 @@ class Trace:
             inputs=reads,
             outputs=[*writes, *sides],
             flop=flop,
+            recomputed_flop=recomputed_flop,
             causal_flop=causal_flop,
             mem_bytes=mem_bytes,
             net_bytes=net_bytes,

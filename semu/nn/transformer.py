@@ -86,17 +86,19 @@ class MLP(Module):
     """Feed-forward network: ``down(gelu(up(x)))``, or gated: ``down(silu(gate(x)) * up(x))`` with gate and up fused.
 
     Args:
-        hidden: width. ffn: inner width. gated: SwiGLU. bias: biases.
+        hidden: width. ffn: inner width. out: width of the result; None: hidden. gated: SwiGLU. bias: biases.
     """
 
-    def __init__(self, hidden: int, ffn: int, *, gated: bool = False, bias: bool = True) -> None:
+    def __init__(
+        self, hidden: int, ffn: int, out: int | None = None, *, gated: bool = False, bias: bool = True
+    ) -> None:
         super().__init__()
         self.gated = gated
         self.up = Linear(hidden, 2 * ffn if gated else ffn, bias=bias)
-        self.down = Linear(ffn, hidden, bias=bias)
+        self.down = Linear(ffn, out if out is not None else hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[tokens, hidden] -> [tokens, hidden]."""
+        """[tokens, hidden] -> [tokens, out]."""
         inner = self.up(x)
         out: Tensor = self.down(F.swiglu(inner) if self.gated else F.gelu(inner))
         return out

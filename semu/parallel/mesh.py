@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from semu.hardware.cluster import Cluster
 from semu.hardware.network import CommGroup
@@ -38,6 +39,7 @@ class Mesh:
         """The pair of ranks between two pipeline ranks of one replica."""
         return self._place("pp", [self.gpu(pp=source, dp=dp), self.gpu(pp=target, dp=dp)])
 
+    @cached_property
     def worst_tp_group(self) -> CommGroup:
         """The tensor-parallel group that spans the most nodes; all groups are timed as it."""
         p = self.parallel

@@ -67,11 +67,12 @@ class Overrides:
 
 @contextmanager
 def _blamed(flag: str) -> Iterator[None]:
-    """A block whose errors name a flag instead of a key."""
+    """A block whose errors name a flag instead of a key; a file that they name is kept."""
     try:
         yield
     except ConfigError as error:
-        error.where = flag
+        is_file = error.where is not None and ".toml" in error.where
+        error.where = f"{flag} {error.where}" if is_file else flag
         raise
 
 

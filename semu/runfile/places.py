@@ -33,8 +33,12 @@ class Places:
     def where(self, key: str) -> str:
         """Place of a dotted key: ``run.toml:12 parallel.tp``, ``setup vlm-m parallel.tp`` or ``--set parallel.tp``.
 
-        A key without a place of its own stands where the nearest table around it stands.
+        A table of which a flag set some key stands at that flag; a key without a place of its own stands where the
+        nearest table around it stands.
         """
+        inside = [flag for name, flag in self.flags.items() if name.startswith(f"{key}.")]
+        if inside:
+            return f"{inside[0]} {key}"
         parts = key.split(".")
         for length in range(len(parts), 0, -1):
             prefix = ".".join(parts[:length])

@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import fields
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from semu.errors import ConfigError, nearest_name, unknown_name
+from semu.errors import ConfigError, unknown_name
 from semu.hardware.cluster import Cluster
 from semu.job import Training
 from semu.parallel.config import Overlap, Parallel
@@ -78,11 +79,12 @@ def _read_text(path: str) -> str:
         data = Path(path).read_bytes()
     except OSError as error:
         siblings = [other.name for other in Path(path).parent.glob("*.toml")]
+        nearest = get_close_matches(Path(path).name, siblings, n=1, cutoff=0.75)
         raise ConfigError(
             f"cannot read the run file: {error.strerror}",
             where=path,
             expected="a TOML file, or a setup: " + ", ".join(SETUPS),
-            nearest=nearest_name(Path(path).name, siblings),
+            nearest=nearest[0] if nearest else None,
         ) from error
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")

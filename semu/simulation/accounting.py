@@ -163,7 +163,9 @@ def count_work(layout: Layout, evaluation: Evaluation) -> Work:
     operators = layout.library.operators
     again = np.array([op.phase is Phase.RECOMPUTE for op in operators])
     ranks = np.array([layout.job.parallel.tp / op.copies for op in operators])
-    flop, causal = (evaluation.columns.flop @ uses) * ranks, (evaluation.columns.causal_flop @ uses) * ranks
+    flop = (evaluation.columns.flop @ uses) * ranks
+    needed = flop - (evaluation.columns.recomputed_flop @ uses) * ranks
+    causal = (evaluation.columns.causal_flop @ uses) * ranks
     hardware = model = full = 0.0
     for chunk in layout.chunks:
         for stage in (chunk.forward, chunk.backward):
@@ -171,8 +173,8 @@ def count_work(layout: Layout, evaluation: Evaluation) -> Work:
                 rows = stage.rows
                 first = rows[~again[rows]]
                 hardware += float(flop[rows].sum())
-                model += float(flop[first].sum())
-                full += float((flop[first] + causal[first]).sum())
+                model += float(needed[first].sum())
+                full += float((needed[first] + causal[first]).sum())
     return Work(model, hardware, full, _tokens(layout, evaluation, uses))
 
 

@@ -353,7 +353,7 @@ def _operators(
     provenance: dict[str, float] = {}
     for row, count in calls.items():
         operator = library.operators[row]
-        total = per_row[row] * count
+        total = float(per_row[row]) * count
         path = re.sub(r"\.\d+\b", "", ".".join(p for p in (where[row], operator.path) if p))
         key = (path, operator.kind.value, operator.phase.name.lower())
         entry = time.setdefault(key, [0.0, 0.0])

@@ -213,7 +213,7 @@ class _Tracer:
         training = job.training
         self.options = TraceOptions(
             plan=megatron_plan(job.model, job.parallel),
-            tp_group=self.mesh.worst_tp_group(),
+            tp_group=self.mesh.worst_tp_group,
             compute_dtype=training.precision.compute_dtype,
             tensor_dtype=training.precision.tensor_dtype,
             grad_dtype=training.grad_dtype,

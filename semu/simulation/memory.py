@@ -9,6 +9,7 @@ stage could hold the peak, is the stage expanded operator by operator.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from semu.engine.stage import ROLES, ExpandedStage, StageProgram
 from semu.graph.operator import Phase
 from semu.graph.tensor import Role
 from semu.parallel.data import StaticBytes, static_bytes
+from semu.schedule.schedule import StageKey
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
@@ -53,15 +55,15 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
 
 @dataclass(frozen=True)
 class GroundEvents:
-    """Changes of a rank's memory outside stages, for one replica, unsorted.
+    """Changes of a rank's memory outside stages: data that stages start from, receive buffers, sent tensors.
 
     Attributes:
-        time: float64[n] [s]. size: int64[n] [bytes]. role: int[n], row of ``ROLES``.
+        time: float64[num_replicas, num_events] [s], sorted within each replica; frees come first at equal times.
+        size: int64[num_replicas, num_events] [bytes].
     """
 
     time: NDArray[np.float64]
     size: NDArray[np.int64]
-    role: NDArray[np.int64]
 
 
 _ACTIVATION = ROLES.index(Role.ACTIVATION)
@@ -99,112 +101,93 @@ class RankMemory:
             self._expanded[key] = self.program(node).expand(self.evaluation.latency[shape], self.evaluation.size[shape])
         return self._expanded[key]
 
-    def ground(self, replica: int) -> GroundEvents:
-        """Changes outside stages: data that stages start from, receive buffers, sent tensors."""
+    @cached_property
+    def ground(self) -> GroundEvents:
+        """Changes outside stages, for all replicas."""
         run, problem = self.run, self.run.problem
-        shapes = run.stage_shape(replica)
-        times: list[float] = []
-        sizes: list[int] = []
-        roles: list[int] = []
-        for node in self.nodes:
-            loaded = self._loaded_bytes(int(problem.chunk[node]), int(problem.phase[node]), int(shapes[node]))
-            if loaded:
-                times.append(float(run.start[replica, node]))
-                sizes.append(loaded)
-                roles.append(_ACTIVATION)
+        times: list[NDArray[np.float64]] = []
+        sizes: list[NDArray[np.int64]] = []
+        for node in self.nodes[problem.phase[self.nodes] == 0]:
+            loaded = self._loaded_bytes(int(problem.chunk[node]))
+            times.append(run.start[:, node])
+            sizes.append(loaded[run.shape[:, problem.microbatch[node]]])
         for j in self._receives:
-            sent = problem.num_stages + j
-            shape = run.shape[replica][problem.transfers[j].stage.microbatch]
-            times.append(float(run.start[replica, sent]))
-            sizes.append(int(run.sent[j, shape]))
-            roles.append(_ACTIVATION)
-        for released, sent in self._released(replica):
-            times.append(float(run.end[replica, sent]))
-            sizes.append(-released)
-            roles.append(_ACTIVATION)
-        return GroundEvents(np.array(times), np.array(sizes, dtype=np.int64), np.array(roles, dtype=np.int64))
+            times.append(run.start[:, problem.num_stages + j])
+            sizes.append(run.sent[j][run.shape[:, problem.transfers[j].stage.microbatch]])
+        sends: dict[StageKey, list[int]] = {}
+        for j in self._sends:
+            sends.setdefault(problem.transfers[j].stage, []).append(problem.num_stages + j)
+        for stage, nodes in sends.items():
+            times.append(run.end[:, nodes].max(axis=1))
+            sizes.append(-self._released(stage.chunk, stage.phase)[run.shape[:, stage.microbatch]])
+        if not times:
+            return GroundEvents(np.zeros((run.num_replicas, 0)), np.zeros((run.num_replicas, 0), dtype=np.int64))
+        time, size = np.stack(times, axis=1), np.stack(sizes, axis=1)
+        order = np.argsort(size, axis=1, kind="stable")
+        time, size = np.take_along_axis(time, order, axis=1), np.take_along_axis(size, order, axis=1)
+        order = np.argsort(time, axis=1, kind="stable")
+        return GroundEvents(np.take_along_axis(time, order, axis=1), np.take_along_axis(size, order, axis=1))
 
-    def _loaded_bytes(self, chunk: int, phase: int, shape: int) -> int:
-        """Bytes of the tensors that the data loader gives to a forward stage."""
-        if phase:
-            return 0
+    def _loaded_bytes(self, chunk: int) -> NDArray[np.int64]:
+        """Bytes of the tensors that the data loader gives to a forward stage: int64[num_shapes]."""
         arrivals = self.layout.chunks[chunk].arrivals
         sizes = self.evaluation.chunks[chunk].arriving
-        return sum(int(sizes[k, shape]) for k, source in enumerate(arrivals) if source < 0)
+        loaded: NDArray[np.int64] = sizes[[k for k, source in enumerate(arrivals) if source < 0]].sum(axis=0)
+        return loaded
 
-    def _released(self, replica: int) -> list[tuple[int, int]]:
-        """(bytes, node whose end frees them) of the tensors that this rank sends away and does not keep."""
-        run, problem = self.run, self.run.problem
-        last_send: dict[tuple[int, Phase, int], int] = {}
-        for j in self._sends:
-            stage = problem.transfers[j].stage
-            key = (stage.chunk, stage.phase, stage.microbatch)
-            node = problem.num_stages + j
-            if key not in last_send or run.end[replica, node] > run.end[replica, last_send[key]]:
-                last_send[key] = node
-        result = []
-        for (chunk, phase, microbatch), node in last_send.items():
-            shape = int(run.shape[replica][microbatch])
-            stages, costs = self.layout.chunks[chunk], self.evaluation.chunks[chunk]
-            if phase is Phase.FORWARD:
-                gone = self._unkept(stages.forward, costs.leaving[:, shape])
-            else:
-                assert stages.backward is not None
-                gone = self._unkept(stages.backward, costs.gradient_leaving[:, shape])
-            result.append((gone, node))
-        return result
+    def _released(self, chunk: int, phase: Phase) -> NDArray[np.int64]:
+        """Bytes that go when a stage's results have been sent and are not kept: int64[num_shapes]."""
+        stages, costs = self.layout.chunks[chunk], self.evaluation.chunks[chunk]
+        if phase is Phase.FORWARD:
+            return self._unkept(stages.forward, costs.leaving)
+        assert stages.backward is not None
+        return self._unkept(stages.backward, costs.gradient_leaving)
 
     @staticmethod
-    def _unkept(stage: StageProgram, sizes: NDArray[np.int64]) -> int:
-        rows: dict[int, int] = {}
-        for row, kept, size in zip(stage.leaving, stage.leaving_kept, sizes, strict=True):
-            if row >= 0 and not kept:
-                rows[row] = int(size)
-        return sum(rows.values())
+    def _unkept(stage: StageProgram, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        rows = {row: k for k, (row, kept) in enumerate(zip(stage.leaving, stage.leaving_kept, strict=True))
+                if row >= 0 and not kept}  # fmt: skip
+        total: NDArray[np.int64] = sizes[list(rows.values())].sum(axis=0)
+        return total
 
     # -- peaks ---------------------------------------------------------------------------------------------------
     def peak(self) -> RankPeak:
         """The exact highest allocation over all replicas."""
         static = rank_static(self.layout, self.rank).total
-        best = RankPeak(static, 0, -1)
-        doubtful: list[tuple[int, int, int]] = []
-        for replica in range(self.run.num_replicas):
-            low, high = self._summits(replica)
-            if not len(low):
-                continue
-            top = int(np.argmax(low))
-            if static + int(low[top]) > best.size_bytes:
-                best = RankPeak(static + int(low[top]), replica, int(self.nodes[top]))
-            doubtful += [(int(high[i]), replica, int(self.nodes[i])) for i in np.flatnonzero(high > low)]
-        for bound, replica, node in sorted(doubtful, key=lambda entry: (-entry[0], entry[1], entry[2])):
-            if static + bound <= best.size_bytes:
+        if not len(self.nodes):
+            return RankPeak(static, 0, -1)
+        low, high = self._summits()
+        replica, top = (int(i) for i in np.unravel_index(np.argmax(low), low.shape))
+        best = RankPeak(static + max(int(low[replica, top]), 0), replica, int(self.nodes[top]))
+        doubtful = np.argwhere((high > low) & (static + high > best.size_bytes))
+        bounds = high[doubtful[:, 0], doubtful[:, 1]]
+        for number in np.lexsort((doubtful[:, 1], doubtful[:, 0], -bounds)):
+            if static + bounds[number] <= best.size_bytes:
                 break
-            exact = static + self._exact_summit(replica, node)
+            replica, position = (int(i) for i in doubtful[number])
+            exact = static + self._exact_summit(replica, int(self.nodes[position]))
             if exact > best.size_bytes:
-                best = RankPeak(exact, replica, node)
+                best = RankPeak(exact, replica, int(self.nodes[position]))
         return best
 
-    def _summits(self, replica: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Lower and upper bounds of the highest dynamic allocation during each stage of the rank."""
-        run, shapes = self.run, self.run.stage_shape(replica)
-        ground = self.ground(replica)
-        net = np.array([self._stage_cost(int(n), "net", int(shapes[n])) for n in self.nodes], dtype=np.int64)
-        peak = np.array([self._stage_cost(int(n), "peak", int(shapes[n])) for n in self.nodes], dtype=np.int64)
-        start, end = run.start[replica, self.nodes], run.end[replica, self.nodes]
-        order = np.lexsort((ground.size, ground.time))
-        times, level = ground.time[order], np.concatenate(([0], np.cumsum(ground.size[order])))
-        before = np.concatenate(([0], np.cumsum(net)))[:-1]
-        at_start = level[np.searchsorted(times, start, side="right")]
-        first, last = np.searchsorted(times, start, side="right"), np.searchsorted(times, end, side="left")
-        highest = np.array([level[a : max(b, a) + 1].max() for a, b in zip(first, last, strict=True)], dtype=np.int64)
-        return before + at_start + peak, before + highest + peak
+    def _summits(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Bounds of the highest dynamic allocation during each stage: int64[num_replicas, num_stages of the rank]."""
+        from semu.engine.pipeline_kernels import stage_summits
 
-    def _stage_cost(self, node: int, name: str, shape: int) -> int:
-        problem = self.run.problem
-        costs = self.evaluation.chunks[problem.chunk[node]]
-        stage = costs.forward if problem.phase[node] == 0 else costs.backward
-        assert stage is not None
-        return int(getattr(stage, name)[shape])
+        run, problem = self.run, self.run.problem
+        shapes = run.shape[:, problem.microbatch[self.nodes]]
+        net, peak = np.zeros(shapes.shape, dtype=np.int64), np.zeros(shapes.shape, dtype=np.int64)
+        for chunk in np.unique(problem.chunk[self.nodes]):
+            costs = self.evaluation.chunks[chunk]
+            for phase, stage in enumerate((costs.forward, costs.backward)):
+                if stage is not None:
+                    mine = np.flatnonzero((problem.chunk[self.nodes] == chunk) & (problem.phase[self.nodes] == phase))
+                    net[:, mine], peak[:, mine] = stage.net[shapes[:, mine]], stage.peak[shapes[:, mine]]
+        low, high = np.zeros_like(net), np.zeros_like(net)
+        start = np.ascontiguousarray(run.start[:, self.nodes])
+        end = np.ascontiguousarray(run.end[:, self.nodes])
+        stage_summits(start, end, net, peak, self.ground.time, self.ground.size, low, high)
+        return low, high
 
     def _exact_summit(self, replica: int, node: int) -> int:
         curve_time, curve = self._curve(replica, only=node)
@@ -218,11 +201,10 @@ class RankMemory:
 
     def _curve(self, replica: int, only: int | None) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """The curve; with ``only``, every stage but one is a single step at its end."""
-        run = self.run
-        ground = self.ground(replica)
-        changes = np.zeros((len(ROLES), len(ground.time)), dtype=np.int64)
-        changes[ground.role, np.arange(len(ground.time))] = ground.size
-        times, deltas = [np.zeros(1), ground.time], [np.zeros((len(ROLES), 1), dtype=np.int64), changes]
+        run, ground = self.run, self.ground
+        changes = np.zeros((len(ROLES), ground.time.shape[1]), dtype=np.int64)
+        changes[_ACTIVATION] = ground.size[replica]
+        times, deltas = [np.zeros(1), ground.time[replica]], [np.zeros((len(ROLES), 1), dtype=np.int64), changes]
         for node in self.nodes:
             stage = self.expand(replica, int(node))
             if only is None or node == only:

@@ -160,7 +160,7 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
         if held.parameter.requires_grad and not held.is_sharded
     )
     if job.parallel.tp > 1 and job.parallel.sequence_parallel and replicated:
-        group = layout.mesh.worst_tp_group()
+        group = layout.mesh.worst_tp_group
         latency, wire = collective_time(job.cluster.profile, OpKind.ALL_REDUCE, group, replicated * size)
         slices.append(
             OuterSlice("replicated gradients", OpKind.ALL_REDUCE, "tp", done, done + latency, wire, group.num_ranks)

@@ -22,7 +22,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         [query tokens, heads, d_v].
     FLOP:
         forward 2 pairs heads (d + d_v), backward 2 pairs heads (3 d + 2 d_v), pairs = sum of query x key lengths over
-        the packed sequences, halved where causal (FlashAttention computes the lower half only).
+        the packed sequences, halved where causal (FlashAttention computes the lower half only). The backward's third
+        q k^T is recomputation inside the kernel and no model FLOP.
     Saves q, k, v, the output and one fp32 log-sum-exp per query and head.
     """
     trace = q.trace
@@ -34,6 +35,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     local_heads = heads // q.shards[1]
     forward_flop = divide(2 * pairs * local_heads * (d + d_v), share, "attention FLOP", trace.path)
     backward_flop = divide(2 * pairs * local_heads * (3 * d + 2 * d_v), share, "attention FLOP", trace.path)
+    scores_flop = divide(2 * pairs * local_heads * d, share, "attention FLOP", trace.path)
     tokens, key_tokens = q.local_shape[0], k.local_shape[0]
     key = (tokens, key_tokens, pairs, local_heads, kv_heads // k.shards[1], d, d_v, share)
     statistics = tokens * local_heads * DType.FP32.size_bytes
@@ -65,7 +67,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
             dtype=q.dtype,
             sequences=q.sequences,
             flop=backward_flop,
-            causal_flop=backward_flop if causal else 0,
+            recomputed_flop=scores_flop,
+            causal_flop=backward_flop - scores_flop if causal else 0,
             mem_bytes=2 * (q.size_bytes + k.size_bytes + v.size_bytes + out_bytes) + statistics,
             key=key,
             name="attention_bw",

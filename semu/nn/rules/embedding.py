@@ -130,7 +130,20 @@ def scatter_tokens(x: Tensor, into: Tensor) -> Tensor:
                 key=(x.numel,),
                 name="gather_tokens",
             )
-        return [grad_x, grad if into.requires_grad else None]
+        grad_into = None
+        if into.requires_grad:
+            grad_into = trace.emit(
+                OpKind.COPY,
+                [grad],
+                into.shape,
+                shards=into.shards,
+                dtype=into.dtype,
+                sequences=into.sequences,
+                mem_bytes=2 * into.size_bytes,
+                key=(into.numel,),
+                name="mask_tokens",
+            )
+        return [grad_x, grad_into]
 
     trace.record([x, into], [y], backward)
     return y

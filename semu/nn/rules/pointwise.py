@@ -180,7 +180,9 @@ def modulate(x: Tensor, condition: Tensor) -> Tensor:
 
     Args:
         x: [tokens, h]. condition: [sequences, 2 h]; it is small, the kernel's bytes are those of x.
-    Saves x and the condition; backward gives both gradients in one kernel.
+    Saves x and the condition; backward gives both gradients in one kernel. Where tokens are sharded, the condition's
+    gradient is this rank's part of the sum; backward is linear in it, so the parts are summed once, with the gradients
+    of the replicated parameters that it reaches.
     """
     y = _like(x, OpKind.MODULATE, [x, condition], 2 * x.size_bytes + condition.size_bytes, "modulate")
 

@@ -1,0 +1,16 @@
+"""The command line: ``semu simulate RUN``, ``semu list WHAT``.
+
+Files:
+
+    arguments.py   options and help
+    command.py     ``main``: runs a command, turns errors into messages and exit codes
+    simulate.py    ``semu simulate``
+    listing.py     ``semu list``
+    console.py     payload on stdout, messages and progress on stderr
+
+Nothing heavy is imported before a command needs it, so that ``semu --help`` answers at once.
+"""
+
+from semu.cli.command import main
+
+__all__ = ["main"]

@@ -1,0 +1,144 @@
+"""Options of every command, and what ``--help`` says."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NoReturn
+
+from semu.errors import ConfigError, unknown_name
+
+
+class Command(StrEnum):
+    """Commands that this version has."""
+
+    SIMULATE = "simulate"
+    LIST = "list"
+
+
+LATER = ("schedules", "search", "grid", "what-if", "calibrate", "validate", "plan", "run")
+"""Commands of the full design that this version does not have."""
+
+LISTS = ("models", "setups", "devices", "schedules")
+"""What ``semu list`` knows."""
+
+_EPILOG = """\
+RUN is a TOML file or the name of a shipped setup (semu list setups), which brings its cluster, parallelism and batch.
+
+examples:
+  semu simulate vlm-m
+  semu simulate vlm-m --cluster h800:8x8 --parallel dp8-tp2-pp4 --out out
+  semu simulate run.toml --set training.recompute=none --json
+
+exit codes: 0 ok, 2 bad input, 3 does not fit in memory (the result is still printed), 5 a default coefficient under
+--strict, 70 a defect in semu, 130 interrupted
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are ConfigErrors, so that they obey ``--json``."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print."""
+        raise ConfigError(message, where=self.prog, expected=f"see {self.prog} --help")
+
+
+def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
+    """Read a command line.
+
+    Args:
+        words: without the program's name; ``--json`` and ``--debug`` may also stand before the command.
+    Returns:
+        The options; ``version`` is true, and ``command`` None, where only the version is asked for.
+    Raises:
+        ConfigError: an unknown command or option, a missing argument.
+        SystemExit: after ``--help``.
+    """
+    position = next((i for i, word in enumerate(words) if not word.startswith("-")), None)
+    if position is not None:
+        command, before = words[position], words[:position]
+        if command not in list(Command):
+            raise _unknown_command(command)
+        if set(before) <= {"--json", "--debug"}:
+            words = [command, *before, *words[position + 1 :]]
+    parser, commands = _build()
+    arguments, extra = parser.parse_known_args(words)
+    for word in extra:
+        used = commands.get(arguments.command, parser)
+        if word.startswith("--"):
+            options = set(re.findall(r"--[a-z-]+", used.format_usage()))
+            raise unknown_name("option", word.partition("=")[0], options, where=used.prog)
+        raise ConfigError(
+            "an argument too many", where=used.prog, expected=" ".join(used.format_usage().split()), got=word
+        )
+    if arguments.command is None and not arguments.version:
+        raise ConfigError("no command", where="command line", expected="one of " + ", ".join(Command))
+    return arguments
+
+
+def _unknown_command(command: str) -> ConfigError:
+    if command not in LATER:
+        return unknown_name("command", command, list(Command), where="command line")
+    return ConfigError(
+        f"this version does not have the command {command!r}",
+        where="command line",
+        expected="one of " + ", ".join(Command),
+        got=command,
+    )
+
+
+def _build() -> tuple[_Parser, dict[str, _Parser]]:
+    parser = _Parser(
+        prog="semu",
+        description="Simulates the distributed training of large multimodal models.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="show the version and stop")
+    common = _Parser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print one JSON document, also for errors")
+    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    simulate = commands.add_parser(
+        Command.SIMULATE,
+        parents=[common],
+        help="predict the time and memory of one training iteration",
+        description="Predict the time and memory of one training iteration.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_simulate(simulate)
+    listing = commands.add_parser(
+        Command.LIST,
+        parents=[common],
+        help="list " + ", ".join(LISTS),
+        description="List what semu ships.",
+        allow_abbrev=False,
+    )
+    listing.add_argument("what", metavar="WHAT", help="one of " + ", ".join(LISTS))
+    return parser, {Command.SIMULATE: simulate, Command.LIST: listing}
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a TOML file, or a shipped setup: see semu list setups")
+    change = parser.add_argument_group("changes to the run")
+    change.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="e.g. h800:8x8; devices: see semu list devices")
+    change.add_argument("--parallel", metavar="SIZES", help="e.g. dp8-tp2-pp4; sizes that are not named become 1")
+    change.add_argument("--profile", metavar="FILE|NAME", help="another device: a profile TOML or a shipped name")
+    change.add_argument("--seed", type=int, metavar="N", help="seed of the batch")
+    change.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="assignments",
+        help="set any key of the run file, e.g. training.micro_batch=2; may be repeated, wins over the others",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--out", metavar="DIR", help="write result.json, trace.json, timeline.png and memory.png")
+    output.add_argument("--strict", action="store_true", help="refuse coefficients that are mere defaults (exit 5)")
+    output.add_argument("--dump-config", action="store_true", help="print the resolved run as TOML and stop")

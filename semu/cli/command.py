@@ -1,0 +1,83 @@
+"""``main``: runs a command; errors become messages, JSON documents and exit codes."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from semu.cli.arguments import Command, parse_arguments
+from semu.cli.console import emit, emit_json, flush_output, prepare_streams, say
+from semu.errors import InternalError, SemuError
+
+LONGEST_LIST = 300
+"""Characters of a message's list of legal values; ``--json`` gives all of it."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: words after the program's name; None: those of the process.
+    Returns:
+        The exit code (DESIGN §6).
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    prepare_streams()
+    is_json, is_debug = "--json" in words, "--debug" in words
+    try:
+        return _run(words)
+    except SystemExit:  # argparse, after --help
+        flush_output()
+        return 0
+    except KeyboardInterrupt:
+        if is_json:
+            emit_json({"error": {**SemuError("interrupted").to_json(), "kind": "Interrupted"}})
+        say("interrupted")
+        return INTERRUPTED
+    except Exception as error:
+        known = error if isinstance(error, SemuError) else InternalError(f"{type(error).__name__}: {error}")
+        if is_debug:
+            traceback.print_exc()
+        if is_json:
+            emit_json({"error": known.to_json()})
+        if known.expected is not None:
+            known.expected = textwrap.shorten(known.expected, LONGEST_LIST, placeholder=" ...")
+        say(f"error: {known}")
+        if known.exit_code == InternalError.exit_code:
+            say("this is a defect in semu: please report it with the command line and what --debug adds")
+        return known.exit_code
+
+
+def _run(words: list[str]) -> int:
+    arguments = parse_arguments(words)
+    if arguments.command is None:
+        emit(f"semu {_version()}")
+        return 0
+    if arguments.command == Command.SIMULATE:
+        from semu.cli.simulate import simulate_command
+
+        return simulate_command(arguments)
+    from semu.cli.listing import list_command
+
+    return list_command(arguments)
+
+
+def _version() -> str:
+    """The installed version, else that of the source tree."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("semu")
+    except PackageNotFoundError:
+        import tomllib
+
+        project = Path(__file__).parents[2] / "pyproject.toml"
+        try:
+            return f"{tomllib.loads(project.read_text())['project']['version']} (source tree)"
+        except (OSError, KeyError, tomllib.TOMLDecodeError):
+            return "of unknown version"

@@ -1,0 +1,125 @@
+"""Where text goes: the payload on stdout, messages and progress on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+PATIENCE_S = 2.0
+"""A step that takes longer says so, even where stderr is no terminal."""
+
+
+def prepare_streams() -> None:
+    """Let no character that the terminal's encoding lacks stop a message."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def emit(text: str) -> None:
+    """Write the payload; a reader that has gone away (``| head``) is no error."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+    flush_output()
+
+
+def flush_output() -> None:
+    """Write what stdout still holds, or drop it where the reader has gone away."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard(sys.stdout)
+
+
+def emit_json(document: object) -> None:
+    """Write the payload as one JSON document.
+
+    Raises:
+        ValueError: a number that JSON does not have (infinity, NaN).
+    """
+    emit(json.dumps(document, indent=2, allow_nan=False))
+
+
+def say(message: str) -> None:
+    """Write a message to stderr."""
+    try:
+        sys.stderr.write(f"semu: {message}\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    """Send what is still buffered nowhere, so that the interpreter's last flush does not fail."""
+    with contextlib.suppress(OSError, ValueError, io.UnsupportedOperation):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+class Progress:
+    """Tells on stderr what is being done: every step on a terminal, else only steps of more than two seconds.
+
+    Call it with a line at the start of each step; leaving the ``with`` block ends the last one.
+
+    Args:
+        is_first_run: kernels are not compiled yet; a step that takes long then says that it compiles them.
+    """
+
+    def __init__(self, *, is_first_run: bool = False) -> None:
+        self._is_live = sys.stderr.isatty()
+        self._compiles = is_first_run
+        self._begin = time.monotonic()
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    def __call__(self, line: str) -> None:
+        """Begin a step."""
+        self._stop()
+        if self._is_live:
+            self._say(line)
+        self._timer = threading.Timer(PATIENCE_S, self._late, (line,))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+            self._timer = None
+
+    def _late(self, line: str) -> None:
+        if not self._is_live:
+            self._say(line)
+        if self._compiles:
+            self._compiles = False
+            self._say("compiling kernels (first run) ...")
+
+    def _say(self, line: str) -> None:
+        with self._lock:
+            say(f"[{time.monotonic() - self._begin:5.1f} s] {line}")
+
+
+def has_compiled_kernels() -> bool:
+    """Whether numba's on-disk cache holds semu's kernels; True where that cannot be told."""
+    folder = os.environ.get("NUMBA_CACHE_DIR")
+    package = Path(__file__).parents[1]
+    if folder is None and not os.access(package, os.W_OK):
+        return True  # numba then caches in a folder of its own choice
+    return any(Path(folder if folder is not None else package).rglob("*kernels*.nbi"))

@@ -1,0 +1,72 @@
+"""``semu simulate``: predict one training iteration of a run."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
+from semu.errors import MemoryLimitError, MissingCoefficientError
+
+if TYPE_CHECKING:
+    from semu.report import Report
+
+
+def simulate_command(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        ConfigError: a run that cannot be read or does not fit together.
+        MissingCoefficientError: a default coefficient under ``--strict``.
+    """
+    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+        progress("reading the run")
+        from semu.runfile import Overrides, resolve_run
+
+        run = resolve_run(
+            arguments.run,
+            Overrides(arguments.assignments, arguments.cluster, arguments.parallel, arguments.profile, arguments.seed),
+        )
+        job = run.job()
+        for note in run.notes:
+            say(note)
+        if arguments.dump_config:
+            if arguments.json:
+                emit_json({"config": run.config})
+            else:
+                emit(run.to_toml())
+            return 0
+        from semu.simulation import simulate
+
+        with run.places.located():
+            report = simulate(job, progress=progress)
+        if arguments.strict:
+            _refuse_defaults(report)
+        if arguments.out is not None:
+            progress("drawing the timeline and the memory")
+            for file in report.save(arguments.out):
+                say(f"wrote {file}")
+    if arguments.json:
+        emit_json(report.to_json())
+    else:
+        emit(repr(report))
+    if report.fits:
+        return 0
+    from semu.report_text import fit_sentence
+
+    say(fit_sentence(report))
+    return MemoryLimitError.exit_code
+
+
+def _refuse_defaults(report: Report) -> None:
+    """Refuse a report that rests on coefficients with provenance ``default``."""
+    share = report.provenance.get("default")
+    if share is None:
+        return
+    rows = [row for row in report.top_operators if row.provenance == "default"]
+    raise MissingCoefficientError(
+        f"coefficients that are mere defaults make up {share:.2%} of the stage time",
+        where=", ".join(dict.fromkeys(f"{row.path} ({row.kind})" for row in rows)) or "operators of little cost",
+        expected="a device profile with efficiencies for these kinds of operators, or no --strict",
+        got="provenance default",
+    )

@@ -1,0 +1,129 @@
+"""Memory of the slow reference: every storage of every microbatch as a lifetime, summed up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from simulation.reference_model import Block, CutModel, value
+
+if TYPE_CHECKING:
+    from simulation.reference import Replica
+
+Interval = tuple[float, float]
+
+
+@dataclass
+class Curve:
+    """A step function: ``sizes[i]`` bytes from ``times[i]`` on; before the first, none."""
+
+    times: list[float]
+    sizes: list[int]
+
+    @property
+    def peak(self) -> int:
+        """Highest size."""
+        return max(self.sizes, default=0)
+
+    def at(self, time: float) -> int:
+        """Size at a time."""
+        known = [size for moment, size in zip(self.times, self.sizes, strict=True) if moment <= time]
+        return known[-1] if known else 0
+
+
+@dataclass
+class RankStatic:
+    """What a rank stores all the time: local elements, and bytes under mixed-precision Adam."""
+
+    elements: int
+    trainable: int
+    parameters: int
+    gradients: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+def static_of(model: CutModel, rank: int) -> RankStatic:
+    """Parameters, gradient buffers, fp32 master weights and two moments; ZeRO-1 shares the last two groups out."""
+    job = model.job
+    uses = {id(use.parameter): use for block in model.blocks if block.rank == rank for use in block.trace.parameters}
+    elements = sum(use.numel for use in uses.values())
+    trainable = sum(use.numel for use in uses.values() if use.parameter.requires_grad)
+    tensor_bytes = job.training.precision.tensor_dtype.size_bytes
+    own = (trainable + job.parallel.dp - 1) // job.parallel.dp if job.parallel.zero else trainable
+    state = 4 + 4 + (4 if tensor_bytes < 4 else 0)
+    gradients = trainable * job.training.grad_dtype.size_bytes
+    return RankStatic(elements, trainable, elements * tensor_bytes, gradients, own * state)
+
+
+def memory_of(model: CutModel, replica: Replica, symbols: list[dict[str, int]]) -> list[Curve]:
+    """Dynamic memory of every rank."""
+    lives = _Lives(model, replica, symbols)
+    return [lives.curve(rank) for rank in range(model.job.parallel.pp)]
+
+
+class _Lives:
+    """When every storage is used: (home, microbatch) -> intervals; it lives from the first start to the last end."""
+
+    def __init__(self, model: CutModel, replica: Replica, symbols: list[dict[str, int]]) -> None:
+        self.model, self.replica, self.symbols = model, replica, symbols
+        self.uses: dict[tuple[tuple[int, int], int], list[Interval]] = {}
+        for stage, operators in replica.operators.items():
+            for entry in operators:
+                node = replica.nodes[entry.key]
+                for tensor in {*entry.operator.inputs, *entry.operator.outputs}:
+                    self._use(entry.block, tensor, stage[2], (node.start_s, node.end_s))
+            self._arrivals(stage)
+
+    def _use(self, block: Block, tensor: int | None, microbatch: int, interval: Interval) -> None:
+        if tensor is None:
+            return
+        storage = block.trace.graph.storages[block.trace.graph.tensors[tensor].storage]
+        if not storage.role.is_static:
+            self.uses.setdefault((self.model.home(block, storage.index), microbatch), []).append(interval)
+
+    def _arrivals(self, stage: tuple[int, str, int]) -> None:
+        """Tensors that come from the data loader (with the stage) or from another rank (with the transfer)."""
+        chunk, phase, microbatch = stage
+        start, end = self.replica.span(stage)
+        if phase == "F":
+            first = self.model.chunk(chunk)[0]
+            for k, source in enumerate(first.sources):
+                if source is None:
+                    self._use(first, first.trace.inputs[k], microbatch, (start, start))
+                else:
+                    maker = self.model.blocks[source[0]]
+                    self._transfer(maker, maker.trace.outputs[source[1]], first, first.trace.inputs[k], stage, end)
+        else:
+            last = self.model.chunk(chunk)[-1]
+            for consumer, k, output in self.model.consumers(last):
+                given, taken = consumer.trace.input_gradients[k], last.trace.output_gradients[output]
+                self._transfer(consumer, given, last, taken, stage, end)
+
+    def _transfer(
+        self, maker: Block, given: int | None, taker: Block, taken: int | None, stage: tuple[int, str, int], end: float
+    ) -> None:
+        """The sender holds the tensor until the transfer's end, the receiver from its start."""
+        if maker.rank == taker.rank or given is None or taken is None:
+            return
+        node = self.replica.nodes["send", maker.chunk, taker.chunk, stage[1], stage[2]]
+        self._use(maker, given, stage[2], (node.start_s, node.end_s))
+        self._use(taker, taken, stage[2], (node.start_s, end))
+
+    def curve(self, rank: int) -> Curve:
+        """Sum of all lifetimes on a rank; at equal times frees come first, so only the sum counts."""
+        change: dict[float, int] = {}
+        for ((number, storage), microbatch), intervals in self.uses.items():
+            block = self.model.blocks[number]
+            if block.rank == rank:
+                size = value(block.trace.graph.storages[storage].size_bytes, self.symbols[microbatch])
+                first, last = min(start for start, _ in intervals), max(end for _, end in intervals)
+                change[first] = change.get(first, 0) + size
+                change[last] = change.get(last, 0) - size
+        times = sorted(change)
+        return Curve(times, list(accumulate(change[time] for time in times)))
