@@ -3,8 +3,8 @@
 DIP prints tensor and pipeline sizes but neither batch sizes nor the recompute setting, so one rule serves all setups
 that publish no batch: microbatches of one item, four per pipeline rank and at least 16 per data-parallel replica.
 DIP Table 1 prints the work of an iteration instead, 12.8 PFLOP: its setups have as many items as come nearest to that
-(model FLOP, causal attention counted half). Recompute is ``full`` and the optimizer is sharded over the replicas
-(ZeRO-1) everywhere: that fits in memory.
+(model FLOP: causal attention counted half, nothing that is computed twice). Recompute is full but for lm-7b, and the
+optimizer is sharded over the replicas (ZeRO-1) everywhere: all setups fit in memory so.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ _LM_7B = Setup(
     Parallel(tp=2, pp=4),
     _training(73, seq_len=4096, recompute=Recompute.NONE),
     TEXT_BATCH,
-    "DIP Table 1; context 4096 (Llama 2's), 73 sequences (nearest to the printed 12.8 PFLOP) and no recompute (it fits "
-    "without) are decided here",
+    "DIP Table 1; decided here: context 4096 (Llama 2's), 73 sequences (12.82 PFLOP, nearest to the printed 12.8) and "
+    "no recompute (it fits without)",
 )
 _VLM_7B = Setup(
     "vlm-7b",
@@ -115,7 +115,8 @@ _VLM_7B = Setup(
     Parallel(tp=2, pp=4),
     _training(19),
     VLM_BATCH,
-    "DIP Table 1 (dynamic data); 19 packed sequences are decided here: they come nearest to the printed 12.8 PFLOP",
+    "DIP Table 1 (dynamic data); decided here: 19 packed sequences (12.26 PFLOP, nearest to the printed 12.8: the next "
+    "one has many images and makes 13.83) and full recompute (without it the job does not fit)",
 )
 _GPT3_175B = Setup(
     "gpt3-175b",

@@ -1,7 +1,8 @@
 """ViT: layer norm, biases, learned positions, plain GELU feed-forward network, full attention inside each image.
 
 DIP Table 2 does not say whether the feed-forward networks are gated. They are plain: only then do ViT 5B (4.3 B) and
-22B (21.7 B) make the totals of 12 B, 37 B and 94 B that DIP prints for its vision-language models.
+22B (21.7 B) make the totals of 12 B, 37 B and 94 B that DIP prints for its vision-language models. DIP does
+not print the adapter's shape; the totals fit without it (with the one here the largest of the three is 95 B).
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from dataclasses import dataclass
 
 from semu.graph.dim import Dim, Poly, divide
 from semu.nn import (
+    MLP,
     InputSpec,
     LayerNorm,
-    MLP,
     Linear,
     ModalityModule,
     ModalityRole,
@@ -105,8 +106,9 @@ class PatchMerger(Module):
     """The adapter: final norm, ``merge`` x ``merge`` neighbours concatenated, a two-layer MLP to the backbone's width.
 
     Patches of a square follow one another in the stream, as in Qwen2-VL (2409.12191 §2.1). The inner width is the
-    backbone's, as in InternVL's projector (2404.16821 §3.1): Qwen2-VL's own inner width, ``merge^2 x hidden``, would give
-    ViT 22B an adapter of 10 B parameters.
+    backbone's, as in InternVL's projector (2404.16821 §3.1): Qwen2-VL's own inner width, ``merge^2 x hidden``, would
+    give ViT 22B an adapter of more than 10 B parameters. As an ``MLP`` it is split by tensor parallelism like the
+    layers' feed-forward networks.
     """
 
     def __init__(self, config: ViTConfig, width: int) -> None:

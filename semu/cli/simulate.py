@@ -63,10 +63,10 @@ def _refuse_defaults(report: Report) -> None:
     share = report.provenance.get("default")
     if share is None:
         return
-    rows = [row for row in report.top_operators if row.provenance == "default"]
+    kinds = dict.fromkeys(row.kind for row in report.top_operators if row.provenance == "default")
     raise MissingCoefficientError(
         f"coefficients that are mere defaults make up {share:.2%} of the stage time",
-        where=", ".join(dict.fromkeys(f"{row.path} ({row.kind})" for row in rows)) or "operators of little cost",
+        where=", ".join(kinds) or "operators of little cost",
         expected="a device profile with efficiencies for these kinds of operators, or no --strict",
         got="provenance default",
     )

@@ -200,6 +200,22 @@ def test_two_streams_that_wait_for_each_other() -> None:
     assert timed.end.tolist() == [math.inf] * 4 + [1.0]
 
 
+@pytest.mark.parametrize("num_waiting", [1, 2, 3, 6])
+def test_many_streams_wait_for_one_that_stops_often(num_waiting: int) -> None:
+    """Streams of one node each wait for the nodes of a hub, which takes turns with a partner: node by node."""
+    n = num_waiting
+    stream_ptr = pointers([1] * n + [n, n])
+    hub, partner = n, 2 * n
+    preds = [[hub + i] for i in range(n)]
+    preds += [[partner + i - 1] if i else [] for i in range(n)]
+    preds += [[hub + i] for i in range(n)]
+    timed = Timed(kernels.fixed_order_times, stream_ptr, preds, np.ones(3 * n), NO_RELEASE)
+    assert timed.count == 3 * n
+    assert timed.end.tolist() == [2.0 * i + 2 for i in range(n)] + [2.0 * i + 1 for i in range(n)] + [
+        2.0 * i + 2 for i in range(n)
+    ]
+
+
 @given(ordered_graphs(acyclic=True), st.integers(0, 2**32 - 1))
 def test_roofline_times_equal_times_of_its_latencies(graph: tuple[Any, Any], seed: int) -> None:
     stream_ptr, preds = graph
@@ -401,6 +417,11 @@ def test_at_equal_times_a_free_on_one_stream_precedes_an_allocation_on_another()
     assert (pool.peak, pool.peak_op, pool.final) == (100, 0, 0)
     overlapping = Pool([1, 1], [1.0, 0.0], [2.0, 1.5], [[0], [1]], [100, 70])
     assert (overlapping.peak, overlapping.peak_op) == (170, 0)
+
+
+def test_events_of_one_kind_at_equal_times_come_by_stream() -> None:
+    pool = Pool([1, 1, 1], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [], [])
+    assert pool.events.tolist() == [0, 2, 4, 1, 3, 5]
 
 
 def test_an_operator_that_takes_no_time_still_holds_its_memory() -> None:

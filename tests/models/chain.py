@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from semu.graph.dim import Dim, DimTable
-from semu.graph.operator import Operator
+from semu.graph.operator import Operator, Phase
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.nn import InputSpec, Model, Sequences
@@ -79,13 +79,29 @@ def total(dims: list[Dim], columns: Mapping[str, int]) -> int:
     return sum(int(value) for value in values[:, 0])
 
 
-def flop(links: list[Link], columns: Mapping[str, int], *, full_attention: bool = False) -> int:
-    """FLOP of all blocks on one rank; with ``full_attention`` the masked half of the scores counts as well."""
-    operators = [operator for link in links for operator in link.block.graph.operators]
-    dims = [operator.flop for operator in operators]
+def operators_of(links: list[Link]) -> list[Operator]:
+    return [operator for link in links for operator in link.block.graph.operators]
+
+
+def flop(links: list[Link], columns: Mapping[str, int], *, full_attention: bool = False, recompute: bool = True) -> int:
+    """FLOP of all blocks on one rank, less what the attention kernel's backward does a second time.
+
+    With ``full_attention`` the masked half of the scores counts as well. Without ``recompute`` the forward that is run
+    again in the backward is left out: what remains is model FLOP.
+    """
+    operators = [op for op in operators_of(links) if recompute or op.phase is not Phase.RECOMPUTE]
+    dims = [op.flop - op.recomputed_flop for op in operators]
     if full_attention:
-        dims += [operator.causal_flop for operator in operators]
+        dims += [op.causal_flop for op in operators]
     return total(dims, columns)
+
+
+def flop_of_all_ranks(links: list[Link], columns: Mapping[str, int], tp: int) -> int:
+    """As ``flop``, over a whole tensor-parallel group: work that ranks do each for themselves counts once."""
+    parts: dict[int, list[Dim]] = {}
+    for op in operators_of(links):
+        parts.setdefault(op.copies, []).append(op.flop - op.recomputed_flop)
+    return sum(total(dims, columns) * tp // copies for copies, dims in parts.items())
 
 
 def packed(stream: str, lengths: list[int], tp: int = 1) -> dict[str, int]:

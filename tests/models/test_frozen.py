@@ -10,6 +10,7 @@ import pytest
 from models.chain import Link, total, trace_model
 
 import semu_models
+from semu.errors import ConfigError
 from semu.graph.operator import OpKind, Phase
 from semu.nn import Model
 
@@ -75,7 +76,7 @@ def test_a_frozen_backbone_behind_a_trainable_encoder_passes_input_gradients_on(
 def test_only_the_adapter_trains() -> None:
     model = semu_models.vlm_s()
     encoder = [path for path, _ in model.modules[0].blocks() if path != "vit.adapter"]
-    links = by_path(model.freeze([*encoder, "llm"]))
+    links = by_path(model.freeze(["vit.embedding", "vit.layers", "llm"]))
     assert all(links[path].backward == [] for path in encoder)
     assert backward_share(links["vit.adapter"]) == (1, 1)  # its norm trains upstream of its projection
     assert links["vit.adapter"].block.input_gradients == (None,)
@@ -83,11 +84,39 @@ def test_only_the_adapter_trains() -> None:
     assert backward_share(links["llm.head"]) == (1, 0)
 
 
-def test_only_the_adapters_projection_trains() -> None:
-    model = semu_models.vlm_s()
-    encoder = [path for path, _ in model.modules[0].blocks() if path != "vit.adapter"]
-    links = by_path(model.freeze([*encoder, "vit.adapter.norm", "llm"]))
-    assert backward_share(links["vit.adapter"]) == (0, 1)
+@pytest.mark.parametrize("also", [[], ["vit.adapter.mlp.up"]], ids=("both projections", "the second projection"))
+def test_only_projections_of_the_adapter_train(also: list[str]) -> None:
+    """The first projection maps 16 x 1792 features to 4096, the second 4096 to 4096."""
+    second = 4096 / (16 * 1792 + 4096)
+    links = by_path(semu_models.vlm_s().freeze(["vit.embedding", "vit.layers", "vit.adapter.norm", "llm", *also]))
+    assert backward_share(links["vit.adapter"]) == ((0, second) if also else (second, 1))
+
+
+def test_a_dotted_prefix_freezes_what_lies_below_it() -> None:
+    model = semu_models.vlm_s().freeze(["vit.layers", "llm.layers.3"])
+    frozen = {path for path, parameter in model.named_parameters() if not parameter.requires_grad}
+    below = ("vit.layers.", "llm.layers.3.")
+    assert frozen == {path for path, _ in model.named_parameters() if path.startswith(below)}
+    links = by_path(model)
+    for path, share in (("vit.layers.0", (1, 0)), ("llm.layers.3", (1, 0)), ("llm.layers.31", (1, 1))):
+        assert backward_share(links[path]) == share
+    assert backward_share(links["vit.embedding"]) == (0, 1)
+
+
+def test_a_prefix_ends_at_a_dot() -> None:
+    with pytest.raises(ConfigError, match="module path"):
+        semu_models.vlm_s().freeze(["vit.layer"])
+
+
+@pytest.mark.parametrize("frozen", [[], ["llm.embedding.text"], ["vit"], ["vit", "llm.embedding"]], ids="+".join)
+def test_gradients_of_text_and_images_part_where_they_met(frozen: list[str]) -> None:
+    """Image tokens take their rows of the gradient, text gets a masked copy of it; who is frozen gets neither."""
+    links = by_path(semu_models.vlm_s().freeze(frozen))
+    copies = [op for op in links["llm.embedding"].backward if op.kind is OpKind.COPY]
+    tokens, images = 64, 64
+    expected = [images] if "vit" not in frozen else []
+    expected += [tokens] if not any(path.startswith("llm.embedding") for path in frozen) else []
+    assert [total([op.mem_bytes], COLUMNS) for op in copies] == [2 * rows * 4096 * 2 for rows in expected]
 
 
 def test_everything_frozen_costs_no_backward_at_all() -> None:

@@ -35,6 +35,11 @@ def transformer_parameters(layers: int, hidden: int, ffn: int) -> int:
     return layers * (attention + mlp + 4 * hidden)
 
 
+def adapter_parameters(hidden: int, width: int) -> int:
+    """4 x 4 patches side by side -> width -> width, biases; the ViT's final norm is not counted."""
+    return 16 * hidden * width + width + width * width + width
+
+
 def dit_parameters(layers: int, h: int, ffn: int, context: int) -> int:
     table, cross_norm, cross_attention = 6 * h, 2 * h, 4 * h * h + 4 * h
     own = layers * (table + cross_norm + cross_attention)
@@ -69,7 +74,7 @@ def test_vit_closed_form(config: ViTConfig) -> None:
     h = config.hidden
     body = transformer_parameters(config.layers, h, config.ffn) + (588 * h + h) + 2704 * h + 2 * h
     assert semu_models.ViT(config, None).num_parameters() == body + h * 588 + 588
-    assert semu_models.ViT(config, 4096).num_parameters() == body + 16 * h * 4096 + 4096
+    assert semu_models.ViT(config, 4096).num_parameters() == body + adapter_parameters(h, 4096)
 
 
 @pytest.mark.paper
@@ -78,6 +83,19 @@ def test_vit_layers_make_dips_totals() -> None:
     assert semu_models.vit_5b().num_parameters() / 1e9 == pytest.approx(4.3, abs=0.05)
     assert semu_models.vit_22b().num_parameters() / 1e9 == pytest.approx(21.7, abs=0.1)
     assert semu_models.vit_2b().num_parameters() / 1e9 == pytest.approx(1.843, abs=0.01)  # 2106.04560 Table 2
+
+
+@pytest.mark.paper
+@pytest.mark.parametrize(
+    ("name", "printed", "hidden", "width"),
+    [("vlm-s", 12, 1792, 4096), ("vlm-m", 37, 1792, 5120), ("vlm-l", 94, 6144, 8192)],
+)
+def test_vision_language_models_have_dips_totals_without_their_adapters(
+    name: str, printed: int, hidden: int, width: int
+) -> None:
+    adapter = adapter_parameters(hidden, width)
+    assert 0.1e9 < adapter < 1.4e9
+    assert round((semu_models.build(name).num_parameters() - adapter) / 1e9) == printed
 
 
 def test_dit_closed_form() -> None:

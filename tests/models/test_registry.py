@@ -110,7 +110,7 @@ def test_the_table_shows_every_model_with_its_counted_size() -> None:
     assert "8,030,261,248" in llama
     assert "8 B" in llama
     (vlm,) = (line for line in lines if line.startswith("vlm-s"))
-    assert "vit 4.40 B, llm 8.03 B" in vlm
+    assert "vit 4.42 B, llm 8.03 B" in vlm
 
 
 def test_data_streams_are_those_that_batches_provide() -> None:

@@ -59,6 +59,14 @@ def test_all_parameters_are_there_and_split_evenly(name: str, tp: int) -> None:
     assert counted == model.num_parameters()
 
 
+@pytest.mark.parametrize("name", ["vlm-l", "vlm-xl"])
+def test_hardly_anything_is_held_by_all_ranks_alike(name: str) -> None:
+    """Of what one of eight ranks holds; an adapter that is not split would make it 6 to 7 %."""
+    uses = [use for link in trace_model(semu_models.build(name), tp=8) for use in link.block.parameters]
+    replicated = sum(use.numel for use in uses if not use.is_sharded)
+    assert 0 < replicated < 0.01 * sum(use.numel for use in uses)
+
+
 @pytest.mark.parametrize("name", ["vlm-m", "t2v-l", "vit-22b", "dit-30b"])
 def test_tokens_are_sharded_between_blocks_and_conditions_are_not(name: str) -> None:
     for link in trace_model(semu_models.build(name), tp=4)[:-1]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from semu.graph.dim import Dim
 from semu.graph.operator import Operator, OpKind, Phase
 from semu.hardware.device import DeviceKind
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
-from semu.nn import Model, Module, Sequences
+from semu.nn import Model, Module, Sequences, Tensor
 from semu.nn.block import CarrySpec, TracedBlock, trace_block
 from semu.nn.sharding import ShardingPlan, ShardingStyle
 from semu.nn.tracing import TraceOptions
@@ -20,6 +20,17 @@ F, I, W, R = Phase.FORWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT, Phase.R
 
 Row = tuple[str, str, int, int, int]
 """Kind, letter of the phase, FLOP, memory bytes, wire bytes of one operator."""
+
+
+class Apply(Module):
+    """A function on tensors as a module."""
+
+    def __init__(self, function: Callable[..., Tensor | tuple[Tensor, ...]]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return self.function(*inputs)
 
 
 def spec(

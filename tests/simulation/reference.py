@@ -1,7 +1,7 @@
 """A slow second opinion on ``semu.simulate``: every operator of every replica written out, nothing shared.
 
 The whole iteration of each data-parallel replica is one list of nodes with explicit dependencies (operators, the two
-ends of each stage, sends, parameter gathers); times are longest paths through it. Memory is a list of lifetimes
+ends of each stage, sends); times are longest paths through it. Memory is a list of lifetimes
 (``reference_memory``). There is no array, no template, no kernel and no cache here; what is taken from semu is the
 description of a job, the trace of one block, and the scalar cost of one operator.
 """
@@ -14,7 +14,6 @@ from simulation.reference_memory import Curve, RankStatic, memory_of, static_of
 from simulation.reference_model import Block, CutModel, symbols_of, value
 
 from semu.graph.operator import Operator
-from semu.hardware.device import DeviceKind
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup, collective_latency
 from semu.job import TrainingJob
@@ -23,7 +22,7 @@ ATTENTION = (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
 
 Key = tuple[object, ...]
 """Name of a node: ("begin" or "end", chunk, phase, microbatch), ("operator", chunk, phase, microbatch, i),
-("send", from chunk, to chunk, phase, microbatch), ("gather", rank, i)."""
+("send", from chunk, to chunk, phase, microbatch)."""
 
 StageName = tuple[int, str, int]
 """Chunk, "F" or "B", microbatch."""
@@ -42,6 +41,7 @@ class Node:
     after: list[Key] = field(default_factory=list)
     start_s: float = 0.0
     end_s: float = -1.0
+    not_before_s: float = 0.0
 
 
 @dataclass
@@ -100,11 +100,11 @@ class Expansion:
         ]
 
 
-def expand(job: TrainingJob, gather_ready: dict[int, list[float]] | None = None) -> Expansion:
+def expand(job: TrainingJob, gather_ready: dict[int, float] | None = None) -> Expansion:
     """Write out a job.
 
     Args:
-        job: small. gather_ready: block -> when each of its gathered parameters arrives [s]; its operators wait.
+        job: small. gather_ready: block -> when its parameters arrive [s]; its operators wait.
     """
     model = CutModel(job)
     items = job.batch.microbatches(
@@ -168,12 +168,13 @@ class _Writer:
     """Writes down one replica."""
 
     def __init__(
-        self, model: CutModel, number: int, symbols: list[dict[str, int]], gather_ready: dict[int, list[float]]
+        self, model: CutModel, number: int, symbols: list[dict[str, int]], gather_ready: dict[int, float]
     ) -> None:
         self.model, self.number, self.symbols, self.gather_ready = model, number, symbols, gather_ready
         self.nodes: dict[Key, Node] = {}
         self.operators: dict[StageName, list[StageOperator]] = {}
         self.sent: dict[Key, int] = {}
+        self.writer: dict[tuple[tuple[int, int], int], Key] = {}
         self.orders = stage_orders(model, len(symbols))
 
     def write(self) -> Replica:
@@ -183,47 +184,134 @@ class _Writer:
             for stage in order:
                 self._stage(stage, before)
                 before = [("end", *stage)]
-                for send in self._sends(stage):
-                    target = self.model.chunk(int(str(send[2])))[0].rank
-                    previous = last_send.get((rank, target))
-                    self.nodes[send].after = [("end", *stage)] + ([previous] if previous else [])
-                    last_send[rank, target] = send
+                for target in self._targets(stage):
+                    send = ("send", stage[0], target, *stage[1:])
+                    pair = (rank, self._rank(target))
+                    previous = [last_send[pair]] if pair in last_send else []
+                    self.nodes[send] = Node(self._send_latency(send, *pair), [("end", *stage), *previous])
+                    last_send[pair] = send
                     if not self.model.job.training.overlap.pipeline:
                         before.append(send)
-        self._run()
+        self._take_longest_paths()
         replica = Replica(self.nodes, self.orders, self.operators, self.sent, [])
         replica.memory = memory_of(self.model, replica, self.symbols)
-        self._attribute(replica)
+        _attribute(replica)
         return replica
 
-    # -- nodes -----------------------------------------------------------------------------------------------------
+    def _rank(self, chunk: int) -> int:
+        return self.model.chunk(chunk)[0].rank
+
+    # -- stages ----------------------------------------------------------------------------------------------------
     def _stage(self, stage: StageName, before: list[Key]) -> None:
         chunk, phase, microbatch = stage
-        blocks = self.model.chunk(chunk)
+        symbols, overlaps = self.symbols[microbatch], self.model.job.training.overlap.tensor_parallel
         self.nodes["begin", *stage] = Node(after=[*before, *self._waits_for(stage)])
-        self.nodes["end", *stage] = Node(after=[("begin", *stage)])
+        end = self.nodes["end", *stage] = Node(after=[("begin", *stage)])
         written: list[StageOperator] = []
         last_on: dict[str, Key] = {}
+        blocks = self.model.chunk(chunk)
         for block in blocks if phase == "F" else blocks[::-1]:
-            writer: dict[int, Key] = {}
-            tensors = block.trace.graph.tensors
             for operator in block.operators(phase):
                 key = ("operator", *stage, len(written))
-                node = Node(latency_of(operator, self.symbols[microbatch], self.model), [("begin", *stage)])
-                if operator.stream.name in last_on:
-                    node.after.append(last_on[operator.stream.name])
-                if written and not self.model.job.training.overlap.tensor_parallel:
-                    node.after.append(written[-1].key)  # compute waits for every collective, and they for it
-                reads = [tensors[t].storage for t in operator.inputs]
-                node.after += [writer[storage] for storage in reads if storage in writer]
-                node.after += [("gather", t) for t in self._gathers(block, phase, microbatch)]
-                for tensor in operator.outputs:
-                    writer[tensors[tensor].storage] = key
+                node = Node(latency_of(operator, symbols, self.model), [("begin", *stage)])
+                node.after += [last_on[name] for name in last_on if name == operator.stream.name or not overlaps]
+                node.after += self._writers(block, operator, microbatch, key)
+                if phase == "F":
+                    node.not_before_s = self.gather_ready.get(block.number, 0.0)
                 self.nodes[key] = node
-                self.nodes["end", *stage].after.append(key)
+                end.after.append(key)
                 last_on[operator.stream.name] = key
-                flop = value(operator.flop, self.symbols[microbatch])
-                net = value(operator.net_bytes, self.symbols[microbatch])
+                flop, net = value(operator.flop, symbols), value(operator.net_bytes, symbols)
                 written.append(StageOperator(key, block, operator, flop, net))
-            self._cross_blocks(written, stage)
         self.operators[stage] = written
+
+    def _writers(self, block: Block, operator: Operator, microbatch: int, key: Key) -> list[Key]:
+        """Who wrote last what the operator reads; the operator becomes the last writer of what it writes."""
+
+        def home(tensor: int) -> tuple[tuple[int, int], int]:
+            return self.model.home(block, block.trace.graph.tensors[tensor].storage), microbatch
+
+        found = [self.writer[home(tensor)] for tensor in operator.inputs if home(tensor) in self.writer]
+        self.writer.update({home(tensor): key for tensor in operator.outputs})
+        return found
+
+    def _waits_for(self, stage: StageName) -> list[Key]:
+        """Ends of the stages, or of the transfers, that bring what a stage needs."""
+        chunk, phase, microbatch = stage
+        others = self._sources(chunk) if phase == "F" else self._consumers(chunk)
+        waits: list[Key] = [("end", chunk, "F", microbatch)] if phase == "B" else []
+        for other in others:
+            if self._rank(other) == self._rank(chunk):
+                waits.append(("end", other, phase, microbatch))
+            else:
+                waits.append(("send", other, chunk, phase, microbatch))
+        return waits
+
+    def _targets(self, stage: StageName) -> list[int]:
+        """Chunks on other ranks that get what a stage makes."""
+        chunk, phase, _ = stage
+        if phase == "F":
+            others = [c for c in range(self.model.num_chunks) if chunk in self._sources(c)]
+        else:
+            others = [c for c in self._sources(chunk) if self.model.has_backward(c)]
+        return [other for other in others if self._rank(other) != self._rank(chunk)]
+
+    def _sources(self, chunk: int) -> list[int]:
+        return self.model.chunk_sources(chunk)
+
+    def _consumers(self, chunk: int) -> list[int]:
+        """Chunks that send gradients to a chunk."""
+        return [
+            c for c in range(self.model.num_chunks) if chunk in self._sources(c) and self.model.has_backward(c)
+        ]
+
+    # -- sends -----------------------------------------------------------------------------------------------------
+    def _send_latency(self, send: Key, source: int, target: int) -> float:
+        """Latency [s] of a send, and a note of its bytes."""
+        _, maker, taker, phase, microbatch = send
+        head = self.model.chunk(taker if phase == "F" else maker)[0]  # type: ignore[arg-type]
+        tail = maker if phase == "F" else taker
+        graph, size = head.trace.graph, 0
+        for k, origin in enumerate(head.sources):
+            tensor = head.trace.inputs[k] if phase == "F" else head.trace.input_gradients[k]
+            if origin is not None and self.model.blocks[origin[0]].chunk == tail and tensor is not None:
+                storage = graph.storages[graph.tensors[tensor].storage]
+                size += value(storage.size_bytes, self.symbols[microbatch])  # type: ignore[index]
+        self.sent[send] = size
+        gpus = [self.model.gpu(rank, self.number) for rank in (source, target)]
+        group = self.model.job.cluster.place_group("pp", gpus)
+        return on_grid(collective_latency(self.model.job.cluster.profile, OpKind.P2P, group, size))
+
+    # -- times -----------------------------------------------------------------------------------------------------
+    def _take_longest_paths(self) -> None:
+        """A node starts when all that it comes after has ended."""
+        for first in self.nodes:
+            path = [first]
+            while path:
+                node = self.nodes[path[-1]]
+                missing = next((key for key in node.after if self.nodes[key].end_s < 0), None)
+                if missing is not None:
+                    path.append(missing)
+                    assert len(path) <= len(self.nodes), "nodes wait for each other in a circle"
+                    continue
+                node.start_s = max([node.not_before_s, *(self.nodes[key].end_s for key in node.after)])
+                node.end_s = node.start_s + node.latency_s
+                path.pop()
+
+
+def _attribute(replica: Replica) -> None:
+    """Means over the ranks of the time in kernels and of the time lost to the streams ``tp`` and ``pp``."""
+    num_ranks = len(replica.orders)
+    replica.exposed_s = {"tp": 0.0, "pp": 0.0}
+    for order in replica.orders:
+        free = 0.0
+        for stage in order:
+            begin, end = replica.span(stage)
+            kernels = [replica.nodes[o.key] for o in replica.operators[stage] if not o.operator.kind.is_communication]
+            busy = sum(node.latency_s for node in kernels)
+            replica.compute_s += busy / num_ranks
+            replica.exposed_s["tp"] += (end - begin - busy) / num_ranks
+            sends = [replica.nodes[key] for key in replica.nodes["begin", *stage].after if key[0] == "send"]
+            lasted = [node.latency_s for node in sends if node.end_s == begin]
+            replica.exposed_s["pp"] += max([min(begin - free, latency) for latency in lasted], default=0.0) / num_ranks
+            free = end

@@ -90,7 +90,7 @@ class _Lives:
     def _arrivals(self, stage: tuple[int, str, int]) -> None:
         """Tensors that come from the data loader (with the stage) or from another rank (with the transfer)."""
         chunk, phase, microbatch = stage
-        start, end = self.replica.span(stage)
+        start, _ = self.replica.span(stage)
         if phase == "F":
             first = self.model.chunk(chunk)[0]
             for k, source in enumerate(first.sources):
@@ -98,22 +98,22 @@ class _Lives:
                     self._use(first, first.trace.inputs[k], microbatch, (start, start))
                 else:
                     maker = self.model.blocks[source[0]]
-                    self._transfer(maker, maker.trace.outputs[source[1]], first, first.trace.inputs[k], stage, end)
+                    self._transfer(maker, maker.trace.outputs[source[1]], first, first.trace.inputs[k], stage)
         else:
             last = self.model.chunk(chunk)[-1]
             for consumer, k, output in self.model.consumers(last):
                 given, taken = consumer.trace.input_gradients[k], last.trace.output_gradients[output]
-                self._transfer(consumer, given, last, taken, stage, end)
+                self._transfer(consumer, given, last, taken, stage)
 
     def _transfer(
-        self, maker: Block, given: int | None, taker: Block, taken: int | None, stage: tuple[int, str, int], end: float
+        self, maker: Block, given: int | None, taker: Block, taken: int | None, stage: tuple[int, str, int]
     ) -> None:
-        """The sender holds the tensor until the transfer's end, the receiver from its start."""
+        """Both ends hold the tensor during the transfer: the sender at least so long, the receiver from then on."""
         if maker.rank == taker.rank or given is None or taken is None:
             return
         node = self.replica.nodes["send", maker.chunk, taker.chunk, stage[1], stage[2]]
         self._use(maker, given, stage[2], (node.start_s, node.end_s))
-        self._use(taker, taken, stage[2], (node.start_s, end))
+        self._use(taker, taken, stage[2], (node.start_s, node.end_s))
 
     def curve(self, rank: int) -> Curve:
         """Sum of all lifetimes on a rank; at equal times frees come first, so only the sum counts."""

@@ -1,0 +1,89 @@
+"""``assert_equal``: everything that a report says of the pipeline, against the slow reference, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from simulation.reference import Expansion, Replica, StageName
+from simulation.reference_memory import Curve
+
+from semu.engine.timeline import MemoryCurve, RankTimeline
+from semu.hardware.kinds import OpKind
+from semu.report import Report
+
+
+def assert_equal(report: Report, expected: Expansion) -> None:
+    """Times of the slowest replica, memory of every rank, FLOP, and where the time goes."""
+    makespans = [replica.makespan_s for replica in expected.replicas]
+    assert report.makespan_s == max(makespans)
+    assert report.slowest_replica == makespans.index(max(makespans))
+    slowest = expected.replicas[report.slowest_replica]
+    for rank, timeline in enumerate(report.timeline.ranks):
+        assert timeline.replica == report.slowest_replica
+        assert_stages_equal(timeline, slowest, slowest.orders[rank])
+        assert_sends_equal(timeline, slowest, rank, expected)
+        assert_memory_equal(timeline.memory, slowest.memory[rank], expected.static[rank].total)
+    assert list(report.static_memory_bytes) == [static.total for static in expected.static]
+    assert list(report.peak_memory_bytes) == expected.peak_bytes
+    assert_attribution_equal(report, expected)
+
+
+def assert_stages_equal(timeline: RankTimeline, replica: Replica, order: list[StageName]) -> None:
+    """Order, times and operators of a rank's stages."""
+    seen = [(stage.chunk, stage.phase.value, stage.microbatch) for stage in timeline.stages]
+    assert seen == order
+    for number, (stage, name) in enumerate(zip(timeline.stages, order, strict=True)):
+        assert (stage.start_s, stage.end_s) == replica.span(name), name
+        operators = timeline.expand(number)
+        written = replica.operators[name]
+        assert operators.start_s.tolist() == [replica.nodes[o.key].start_s for o in written], name
+        assert operators.end_s.tolist() == [replica.nodes[o.key].end_s for o in written], name
+        assert operators.flop.tolist() == [o.flop for o in written], name
+        assert operators.net_bytes.tolist() == [o.net_bytes for o in written], name
+        assert operators.table.kinds == tuple(o.operator.kind for o in written)
+        assert operators.table.streams == tuple(o.operator.stream.name for o in written)
+
+
+def assert_sends_equal(timeline: RankTimeline, replica: Replica, rank: int, expected: Expansion) -> None:
+    """Times and bytes of a rank's sends."""
+    seen = sorted(
+        (piece.start_s, piece.end_s, piece.net_bytes) for piece in timeline.outer if piece.kind is OpKind.P2P
+    )
+    written = sorted(
+        (node.start_s, node.end_s, replica.sent_bytes[key])
+        for key, node in replica.nodes.items()
+        if key[0] == "send" and replica.sent_bytes[key] and expected.model.chunk(key[1])[0].rank == rank  # type: ignore[arg-type]
+    )
+    assert seen == written
+
+
+def assert_memory_equal(curve: MemoryCurve, expected: Curve, static: int) -> None:
+    """The curve at every moment at which either changes; it ends where it began and no role is ever negative."""
+    moments = sorted({0.0, *curve.times_s.tolist(), *expected.times})
+    seen = curve.total[np.searchsorted(curve.times_s, moments, side="right") - 1] - static
+    written = [expected.at(moment) for moment in moments]
+    assert seen.tolist() == written
+    assert written[-1] == 0
+    assert curve.by_role.min() >= 0
+    assert curve.total[-1] == static
+
+
+def assert_attribution_equal(report: Report, expected: Expansion) -> None:
+    """Kernels and exposed communication inside the pipeline, as means over the replicas.
+
+    Collectives of the gradients are in the same two groups of the report; they are taken off with the slices of the
+    timeline, which are the same on every replica.
+    """
+    replicas = expected.replicas
+    breakdown = report.breakdown_s
+    exposed = dict(breakdown["exposed_communication"])  # type: ignore[call-overload]
+    assert breakdown["compute"] == pytest.approx(sum(r.compute_s for r in replicas) / len(replicas), rel=1e-12)
+    for stream in ("tp", "pp"):
+        outside = sum(
+            piece.end_s - piece.start_s
+            for rank in report.timeline.ranks
+            for piece in rank.outer
+            if piece.stream == stream and piece.kind is not OpKind.P2P
+        ) / len(report.timeline.ranks)
+        written = sum(r.exposed_s[stream] for r in replicas) / len(replicas) + outside
+        assert exposed.get(stream, 0.0) == pytest.approx(written, rel=1e-9, abs=1e-15), stream

@@ -1,0 +1,53 @@
+"""The examples and the README's code run as printed; examples stay short."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
+
+
+def run(script: Path, folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": "", "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_there_are_examples() -> None:
+    assert [path.name[:2] for path in EXAMPLES] == [f"{i:02d}" for i in range(1, len(EXAMPLES) + 1)]
+    assert len(EXAMPLES) >= 3
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_are_short_and_run(path: Path, tmp_path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 40
+    assert run(path, tmp_path).strip()
+
+
+def test_figure_7_has_its_five_operators(tmp_path: Path) -> None:
+    output = run(ROOT / "examples" / "01_model.py", tmp_path)
+    for name in ("norm.layer_norm ", "linear ", "linear.grad_bw", "linear.weight_bw", "norm.layer_norm_bw"):
+        assert re.search(rf"us +compute +{re.escape(name)}", output), name
+
+
+def test_python_in_the_readme_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert len(blocks) >= 2
+    for number, block in enumerate(blocks):
+        script = tmp_path / f"block{number}.py"
+        script.write_text(block)
+        run(script, tmp_path)

@@ -1,0 +1,517 @@
+"""Run files: every key is read or refused, errors say where, and a dumped run loads back to the same job."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import semu_models
+from semu.errors import ConfigError
+from semu.job import Precision, Recompute, TrainingJob
+from semu.runfile import Overrides, Places, format_toml, load_run, resolve_run
+from semu.workload import make_batch
+
+DESIGN_EXAMPLE = """\
+[model]                       # exactly one of: name | hf_config | transformer
+name = "gpt3-175b"            # a semu_models name
+frozen = []                   # module paths, e.g. ["encoder", "llm"]
+[cluster]
+device = "h100"               # profile name, or the path of a profile TOML
+nodes = 96
+gpus_per_node = 8
+[parallel]
+dp = 48
+tp = 8
+pp = 2
+vpp = 1                       # model chunks per rank
+cp = 1
+ep = 1
+sequence_parallel = true
+zero = 1                      # 0 | 1 (distributed optimizer) | 2 | 3 (FSDP)
+[training]
+micro_batch = 1
+global_batch = 384
+seq_len = 4096
+precision = "bf16"
+grad_dtype = "fp32"
+optimizer = "adam"
+recompute = "full"            # none | selective | full | a list of module kinds
+schedule = "1f1b"
+[overlap]                     # which communication may hide behind computation
+grad_reduce = true
+param_gather = true
+tensor_parallel = false
+pipeline = false
+[batch]
+kind = "text"                 # text | vlm | t2v | file
+"""
+
+TRANSFORMER = """\
+[model.transformer]
+layers = 4
+hidden = 1024
+heads = 8
+vocab = 32000
+[cluster]
+device = "h100"
+[parallel]
+dp = 2
+tp = 4
+"""
+
+
+def write(folder: Path, text: str, name: str = "run.toml") -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def parts(job: TrainingJob) -> tuple[object, ...]:
+    """What makes two jobs the same; models have no equality of their own."""
+    shapes = [(name, p.shape, p.requires_grad) for name, p in job.model.named_parameters()]
+    cluster = job.cluster.profile, job.cluster.nodes, job.cluster.gpus_per_node
+    return job.model.name, shapes, cluster, job.parallel, job.training, job.batch
+
+
+def refused(run: str, *assignments: str, **flags: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_run(run, assignments, **flags)
+    return caught.value
+
+
+# -- sources -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", sorted(semu_models.SETUPS))
+def test_a_setup_is_its_own_job(name: str) -> None:
+    setup = semu_models.SETUPS[name]
+    job = load_run(name)
+    assert job.model.num_parameters() == semu_models.build(setup.model).num_parameters()
+    assert (job.cluster.label(), job.parallel, job.training) == (setup.cluster, setup.parallel, setup.training)
+    assert job.batch == make_batch(setup.batch)
+    assert resolve_run(name).notes == ()
+
+
+def test_the_documented_file_loads(tmp_path: Path) -> None:
+    job = load_run(write(tmp_path, DESIGN_EXAMPLE))
+    assert job.model.name == "gpt3-175b"
+    assert (job.cluster.label(), job.parallel.label()) == ("h100:96x8", "dp48-tp8-pp2")
+    assert (job.training.recompute, job.training.seq_len, job.num_microbatches) == (Recompute.FULL, 4096, 8)
+
+
+def test_a_model_is_not_a_setup() -> None:
+    error = refused("llama3-8b")
+    assert "is a model, not a setup" in error.message
+    assert error.expected is not None
+    assert '[model] name = "llama3-8b"' in error.expected
+
+
+def test_an_unknown_setup_is_answered_with_the_nearest() -> None:
+    assert refused("vlm-mm").nearest == "vlm-m"
+
+
+def test_a_missing_file_is_answered_with_a_similar_one(tmp_path: Path) -> None:
+    write(tmp_path, DESIGN_EXAMPLE)
+    error = refused(str(tmp_path / "runn.toml"))
+    assert (error.where, error.nearest) == (str(tmp_path / "runn.toml"), "run.toml")
+    assert refused(str(tmp_path / "weather.toml")).nearest is None
+
+
+def test_a_syntax_error_has_file_and_line(tmp_path: Path) -> None:
+    run = write(tmp_path, DESIGN_EXAMPLE.replace("tp = 8", "tp = = 8"))
+    line = DESIGN_EXAMPLE.split("\n").index("tp = 8") + 1
+    error = refused(run)
+    assert (error.where, error.got) == (f"{run}:{line}", "tp = = 8")
+
+
+def test_a_key_given_twice_and_an_open_string_have_a_line(tmp_path: Path) -> None:
+    assert refused(write(tmp_path, "[parallel]\ntp = 1\ntp = 2\n")).where == f"{tmp_path / 'run.toml'}:3"
+    assert refused(write(tmp_path, "[model]\nname = '''x\n\n")).where == f"{tmp_path / 'run.toml'}:4"
+
+
+def test_bytes_that_are_no_text_have_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"[model]\nname = '\xff'\n")
+    assert refused(str(path)).where == f"{path}:2"
+
+
+def test_windows_files_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + DESIGN_EXAMPLE.replace("\n", "\r\n").encode())
+    assert load_run(path).parallel.dp == 48
+
+
+# -- places --------------------------------------------------------------------------------------------------------
+MARKED = '''\
+parallel.dp = 2                      # @ parallel.dp
+[model] # @ model
+frozen = [
+  "[cluster]",
+  "nodes = 3", # not a key
+]
+name = """
+[training]
+seq_len = 1
+"""                                  # a value over four lines
+[ model . "transformer" ]            # @ model.transformer
+"layers" = 3                         # @ model.transformer.layers
+
+[cluster]                            # @ cluster
+device = 'x # y'                     # @ cluster.device
+override = { a = 1, "b.c" = { d = 2 } }  # @ cluster.override cluster.override.a cluster.override.b.c.d
+override2.e.f = 3                    # @ cluster.override2 cluster.override2.e cluster.override2.e.f
+'''
+
+
+def test_every_key_is_found_on_its_line() -> None:
+    tomllib.loads(MARKED)
+    places = Places("f.toml", MARKED)
+    wanted = {
+        key: number
+        for number, line in enumerate(MARKED.split("\n"), start=1)
+        for key in line.partition("# @ ")[2].split()
+    }
+    assert len(wanted) == 12
+    wanted |= {"model.frozen": 3, "model.name": 7}
+    assert {key: places.where(key) for key in wanted} == {key: f"f.toml:{line} {key}" for key, line in wanted.items()}
+
+
+def test_a_key_that_is_not_there_stands_at_its_table() -> None:
+    places = Places("f.toml", MARKED)
+    assert places.where("cluster.nodes") == "f.toml:14 cluster.nodes"
+    assert places.where("training.seq_len") == "f.toml training.seq_len"
+
+
+def test_deep_errors_get_a_place(tmp_path: Path) -> None:
+    run = resolve_run(write(tmp_path, TRANSFORMER))
+    error = ConfigError("heads", where="llm.layers.0.attention", got="tp = 4")
+    run.places.locate(error)
+    assert error.where == f"{run.places.name}:10 parallel.tp (llm.layers.0.attention)"
+    untouched = ConfigError("a line", where="meta.jsonl:3", got="x")
+    run.places.locate(untouched)
+    assert untouched.where == "meta.jsonl:3"
+
+
+# -- the schema ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("old", "new", "line", "key", "nearest"),
+    [
+        ("tp = 8", "tpp = 8", 10, "parallel.tpp", "tp"),
+        ("[overlap]", "[overlaps]", 26, "overlaps", "overlap"),
+        ("seq_len = 4096", "seqlen = 4096", 20, "training.seqlen", "seq_len"),
+        ("tp = 8", "micro_batch = 8", 10, "parallel.micro_batch", "training.micro_batch"),
+        ('kind = "text"', 'kind = "text"\nkindd = 1', 33, "batch.kindd", "kind"),
+        ('device = "h100"', 'device = "h1000"', 5, "cluster.device", "h100"),
+        ('name = "gpt3-175b"', 'name = "gpt-175b"', 2, "model.name", "gpt3-175b"),
+        ('schedule = "1f1b"', 'schedule = "1f1"', 25, "training.schedule", "1f1b"),
+        ('recompute = "full"', 'recompute = "ful"', 24, "training.recompute", "full"),
+        ('grad_dtype = "fp32"', 'grad_dtype = "fp23"', 22, "training.grad_dtype", "fp32"),
+    ],
+)
+def test_an_unknown_name_says_where_and_what_was_meant(
+    tmp_path: Path, old: str, new: str, line: int, key: str, nearest: str
+) -> None:
+    run = write(tmp_path, DESIGN_EXAMPLE.replace(old, new, 1))
+    error = refused(run)
+    assert (error.where, error.nearest) == (f"{run}:{line} {key}", nearest)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("parallel.tp=true", "an integer"),
+        ("parallel.tp=2.0", "an integer"),
+        ('parallel.tp="2"', "an integer"),
+        ("parallel.sequence_parallel=1", "true or false"),
+        ("model.name=3", "a string"),
+        ("model.frozen=vit", "a list of strings"),
+        ("training.recompute=1", "a string or a list of strings"),
+        ("overlap.pipeline=yes", "true or false"),
+        ("training=3", "[training]"),
+        ("cluster.override=3", "[cluster.override]"),
+        ("training.seq_len=2026-01-01", "an integer"),
+    ],
+)
+def test_a_wrong_type_is_refused(assignment: str, expected: str) -> None:
+    error = refused("lm-7b", assignment)
+    assert (error.where, error.expected) == (f"--set {assignment.partition('=')[0]}", expected)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("model.hf_config=config.json", "model.name or [model.transformer]"),
+        ("parallel.vpp=2", "1"),
+        ("parallel.cp=2", "1"),
+        ("parallel.ep=4", "1"),
+        ("parallel.zero=2", "0 or 1"),
+        ("parallel.zero=3", "0 or 1"),
+        ("parallel.modules.encoder.tp=2", "one parallelism"),
+        ("parallel.layout.chunks=[1]", "parallel.partition"),
+        ("training.recompute=selective", "none or full"),
+        ('training.recompute=["attention"]', "none or full"),
+        ("training.schedule=interleaved", "1f1b, gpipe"),
+        ("training.optimizer=sgd", "adam"),
+        ("training.precision=fp8", "bf16 or fp16 or tf32 or fp32"),
+        ("model.transformer.experts=8", "a dense model"),
+        ("model.transformer.top_k=2", "a dense model"),
+        ("model.transformer.moe_ffn=512", "a dense model"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(assignment: str, expected: str) -> None:
+    error = refused("lm-7b", assignment)
+    key = assignment.partition("=")[0].replace(".encoder.tp", "").replace(".chunks", "")
+    assert error.where == f"--set {key}"
+    assert error.expected is not None
+    assert expected in error.expected
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32", "fp32"])
+def test_other_precisions_pass(precision: str) -> None:
+    assert load_run("lm-7b", [f"training.precision={precision}"]).training.precision is Precision(precision)
+
+
+def test_one_model_and_a_device_are_needed(tmp_path: Path) -> None:
+    assert "no model" in refused(write(tmp_path, '[cluster]\ndevice = "h100"\n')).message
+    assert "twice" in refused(write(tmp_path, TRANSFORMER), "model.name=lm-7b").message
+    run = write(tmp_path, '[model]\nname = "lm-7b"\n[cluster]\nnodes = 1\n')
+    assert refused(run).where == f"{run}:3 cluster.device"
+    assert load_run(run, cluster="h100:1x1").cluster.label() == "h100:1x1"
+
+
+# -- sizes that do not fit together --------------------------------------------------------------------------------
+def test_sizes_that_do_not_fit_together(tmp_path: Path) -> None:
+    run = write(tmp_path, DESIGN_EXAMPLE)
+    wrong_cluster = refused(run, cluster="h100:48x8")
+    assert (wrong_cluster.where, wrong_cluster.nearest) == (f"{run}:8 parallel", "dp = 24")
+    wrong_batch = refused(run, "training.global_batch=100")
+    assert (wrong_batch.where, wrong_batch.nearest) == ("--set training.global_batch", 96)
+    assert refused(run, "parallel.tp=0").where == "--set parallel.tp"
+    assert refused("vlm-m", parallel="dp2").where == "--parallel parallel"
+
+
+# -- overrides -----------------------------------------------------------------------------------------------------
+def test_the_size_of_a_setup_changes_its_global_batch() -> None:
+    setup = semu_models.SETUPS["vlm-m"]
+    run = resolve_run("vlm-m", Overrides(cluster="h800:8x8", parallel="dp8-tp2-pp4"))
+    job = run.job()
+    assert job.num_microbatches == setup.training.global_batch // setup.training.micro_batch  # its dp is 1
+    assert job.training.global_batch == 8 * setup.training.global_batch
+    assert [str(job.training.global_batch) in note for note in run.notes] == [True]
+    assert (job.parallel.zero, job.parallel.sequence_parallel) == (
+        setup.parallel.zero,
+        setup.parallel.sequence_parallel,
+    )
+    bigger = load_run("vlm-m", ["training.micro_batch=2"])
+    assert bigger.num_microbatches == job.num_microbatches
+    fixed = load_run("vlm-m", ["training.global_batch=8"], cluster="h800:8x8", parallel="dp8-tp2-pp4")
+    assert fixed.num_microbatches == 1
+
+
+def test_a_file_keeps_its_global_batch(tmp_path: Path) -> None:
+    run = write(tmp_path, DESIGN_EXAMPLE)
+    job = load_run(run, cluster="h100:4x8", parallel="dp4-tp8")
+    assert (job.training.global_batch, job.num_microbatches) == (384, 96)
+
+
+def test_a_file_without_a_global_batch_gets_the_setups_rule(tmp_path: Path) -> None:
+    run = resolve_run(write(tmp_path, TRANSFORMER))
+    assert run.job().num_microbatches == semu_models.setups.default_microbatches(1)
+    assert len(run.notes) == 1
+
+
+def test_set_wins_over_flags_and_flags_over_the_file(tmp_path: Path) -> None:
+    run = write(tmp_path, DESIGN_EXAMPLE)
+    job = load_run(run, ["parallel.zero=0", "cluster.nodes=8"], cluster="h800:2x8", parallel="dp8-tp8", profile="h200")
+    assert (job.cluster.label(), job.parallel.label(), job.parallel.zero) == ("h200:8x8", "dp8-tp8-pp1", 0)
+    assert load_run("vlm-s", seed=7).batch == make_batch({"kind": "vlm", "seed": 7})
+    assert load_run("vlm-s", ["batch.seed=8"], seed=7).batch == make_batch({"kind": "vlm", "seed": 8})
+
+
+def test_a_seed_without_effect_is_told() -> None:
+    assert resolve_run("lm-7b", Overrides(seed=1)).notes != ()
+    assert resolve_run("vlm-s", Overrides(seed=1)).notes == ()
+
+
+def test_set_reads_toml_values() -> None:
+    run = resolve_run(
+        "vlm-m",
+        Overrides(
+            [
+                'model.frozen = ["encoder"]',
+                "cluster.override.mem_bytes_per_s=1e12",
+                'cluster.override."flop_per_s.bf16" = 5e14',
+                "batch={kind = 'vlm', images_mean = 3.5}",
+                "training.recompute=none",
+            ]
+        ),
+    )
+    job = run.job()
+    assert run.config["batch"] == {"kind": "vlm", "images_mean": 3.5}
+    assert job.training.recompute is Recompute.NONE
+    assert job.cluster.profile.mem_bytes_per_s.value == 1e12
+    assert job.cluster.profile.number("flop_per_s.bf16").value == 5e14
+    llm = next(module for module in job.model.modules if module.name == "llm")
+    assert job.model.num_parameters(trainable_only=True) == llm.body.num_parameters()
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("parallel.tp", "--set"),
+        ("=3", "--set"),
+        ("a b=3", "--set"),
+        ("x=1\ny=2", "--set x"),
+        ("training.seq_len=", "--set training.seq_len"),
+        ("training.seq_len=1 2", "--set training.seq_len"),
+        ("model.name.x=3", "--set model.name.x"),
+        ("cluster.override.nic=1", "--set cluster.override.nic"),
+    ],
+)
+def test_a_bad_assignment_is_refused(text: str, where: str) -> None:
+    assert refused("lm-7b", text).where == where
+
+
+def test_bad_flags_name_themselves() -> None:
+    assert refused("lm-7b", cluster="h800").where == "--cluster"
+    assert refused("lm-7b", cluster="h80:1x8").nearest == "h800"
+    assert refused("lm-7b", cluster="absent.toml:1x8").where == "--cluster absent.toml"
+    assert refused("lm-7b", parallel="dp8-xp2").where == "--parallel"
+    assert refused("lm-7b", profile="h8").where == "--profile cluster.device"
+    assert refused("vlm-s", seed=-1).where == "--seed batch.seed"
+
+
+# -- [model.transformer] -------------------------------------------------------------------------------------------
+def test_a_plain_transformer_has_the_parameters_of_the_formula(tmp_path: Path) -> None:
+    layers, hidden, vocab, positions = 4, 1024, 32000, 2048
+    run = write(tmp_path, TRANSFORMER)
+    untied = load_run(run).model.num_parameters()
+    # 2104.04473 §5.1, and the final norm's 2 h; the output table is another V h.
+    closed_form = 12 * layers * hidden**2 * (1 + 13 / (12 * hidden)) + vocab * hidden + 2 * hidden
+    assert untied == closed_form + vocab * hidden
+    tied = load_run(run, ["model.transformer.tied_embeddings=true", f"model.transformer.positions={positions}"])
+    assert tied.model.num_parameters() == closed_form + positions * hidden
+
+
+def test_a_gated_transformer_is_a_llama(tmp_path: Path) -> None:
+    table = "layers = 32\nhidden = 4096\nffn = 14336\nheads = 32\nkv_heads = 8\nvocab = 128256\ngated_mlp = true\n"
+    job = load_run(write(tmp_path, f'[model.transformer]\n{table}[cluster]\ndevice = "h100"\ngpus_per_node = 1\n'))
+    theirs = semu_models.llama3_8b()
+    assert [(n, p.shape) for n, p in job.model.named_parameters()] == [
+        (n, p.shape) for n, p in theirs.named_parameters()
+    ]
+    ours, others = (dict(model.modules[0].body.named_modules("llm")) for model in (job.model, theirs))
+    assert {path: type(module) for path, module in ours.items() if "layers" in path} == {
+        path: type(module) for path, module in others.items() if "layers" in path
+    }
+    assert (ours["llm.layers.0.attention"].rotary, ours["llm.layers.0.mlp"].gated) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "key", "nearest"),
+    [
+        ("heads=7", "heads", 4),
+        ("kv_heads=3", "kv_heads", 2),
+        ("layers=0", "layers", 1),
+        ("dropout=1", "dropout", None),
+        ("gated_mlp=true", "ffn", None),
+    ],
+)
+def test_an_impossible_transformer(tmp_path: Path, assignment: str, key: str, nearest: int | None) -> None:
+    error = refused(write(tmp_path, TRANSFORMER), f"model.transformer.{assignment}")
+    assert error.where is not None
+    assert error.where.endswith(f" model.transformer.{key}")
+    assert error.nearest == nearest
+
+
+def test_a_transformer_needs_its_sizes(tmp_path: Path) -> None:
+    run = write(tmp_path, TRANSFORMER.replace("vocab = 32000\n", ""))
+    assert refused(run).where == f"{run}:1 model.transformer.vocab"
+
+
+# -- files beside the run file -------------------------------------------------------------------------------------
+DEVICE = """\
+name = "mine"
+memory_bytes = 84e9
+mem_bytes_per_s = 3.0e12
+nvlink_bytes_per_s = 400e9
+nic_bytes_per_s = 50e9
+[flop_per_s]
+bf16 = 800e12
+"""
+
+
+@pytest.fixture
+def folder_run(tmp_path: Path) -> Path:
+    """A run file that names a profile and a metadata file beside it."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    write(folder, DEVICE, "mine.toml")
+    write(folder, '{"text_tokens": 2000}\n' * 64, "meta.jsonl")
+    text = TRANSFORMER.replace('"h100"', '"mine.toml"') + '[batch]\nkind = "file"\npath = "meta.jsonl"\n'
+    return Path(write(folder, text))
+
+
+def test_paths_start_from_the_run_file(folder_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder_run.parents[1])
+    job = load_run("runs/run.toml")
+    assert job.cluster.profile.name == "mine"
+    assert job.batch.microbatches(2, 1)[0].tokens("text") == 2000
+    assert load_run("runs/run.toml", cluster="runs/mine.toml:1x8").cluster.profile == job.cluster.profile
+
+
+def test_a_corrupt_line_is_named(folder_run: Path) -> None:
+    with (folder_run.parent / "meta.jsonl").open("a") as file:
+        file.write('{"text_tokens": oops}\n')
+    assert refused(str(folder_run)).where == f"{folder_run.parent / 'meta.jsonl'}:65"
+
+
+# -- dumping -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", sorted(semu_models.SETUPS))
+def test_a_dumped_setup_loads_back(name: str, tmp_path: Path) -> None:
+    run = resolve_run(name)
+    again = resolve_run(write(tmp_path, run.to_toml()))
+    assert again.config == run.config
+    assert again.notes == ()
+    assert parts(again.job()) == parts(run.job())
+
+
+def test_a_dumped_file_loads_back_from_anywhere(
+    folder_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder_run.parent)
+    changes = [
+        'model.frozen=["llm.embedding"]',
+        'cluster.override."efficiency.matmul.flop"=0.5',
+        "cluster.override.host.launch_s=3e-6",
+        "model.transformer.dropout=0.1",
+        "overlap.pipeline=true",
+        "training.grad_dtype=bf16",
+    ]
+    run = resolve_run("run.toml", Overrides(changes))
+    wanted, text = parts(run.job()), run.to_toml()
+    monkeypatch.chdir(tmp_path)
+    again = resolve_run(write(tmp_path, text))
+    assert parts(again.job()) == wanted
+    assert again.to_toml() == text
+
+
+KEYS = st.text(min_size=1, max_size=8)
+SCALARS = st.one_of(st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text())
+VALUES = st.one_of(SCALARS, st.lists(SCALARS, max_size=3))
+TABLES = st.dictionaries(KEYS, st.recursive(VALUES, lambda inner: st.dictionaries(KEYS, inner, max_size=3)), max_size=4)
+
+
+@given(TABLES)
+def test_written_toml_reads_back(table: dict[str, object]) -> None:
+    text = format_toml(table)
+    assert tomllib.loads(text) == table
+    assert format_toml(tomllib.loads(text)) == text
+
+
+def test_what_toml_cannot_say_is_refused() -> None:
+    with pytest.raises(TypeError, match="NoneType"):
+        format_toml({"a": None})
