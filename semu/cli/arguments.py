@@ -56,13 +56,13 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
         ConfigError: an unknown command or option, a missing argument.
         SystemExit: after ``--help``.
     """
-    position = next((i for i, word in enumerate(words) if not word.startswith("-")), None)
-    if position is not None:
-        command, before = words[position], words[:position]
-        if command not in list(Command):
-            raise _unknown_command(command)
-        if set(before) <= {"--json", "--debug"}:
-            words = [command, *before, *words[position + 1 :]]
+    position = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
+    command = words[position : position + 1]
+    if command and command[0] not in list(Command):
+        raise _unknown_command(command[0])
+    early = [word for word in words[:position] if word in ("--json", "--debug")]
+    others = [word for word in words[:position] if word not in early]
+    words = [*others, *command, *(early if command else ()), *words[position + 1 :]]
     parser, commands = _build()
     arguments, extra = parser.parse_known_args(words)
     for word in extra:

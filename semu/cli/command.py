@@ -6,8 +6,8 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
+from semu import __version__
 from semu.cli.arguments import Command, parse_arguments
 from semu.cli.console import emit, emit_json, flush_output, prepare_streams, say
 from semu.errors import InternalError, SemuError
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     arguments = parse_arguments(words)
     if arguments.command is None:
-        emit(f"semu {_version()}")
+        emit(f"semu {__version__}")
         return 0
     if arguments.command == Command.SIMULATE:
         from semu.cli.simulate import simulate_command
@@ -65,19 +65,3 @@ def _run(words: list[str]) -> int:
     from semu.cli.listing import list_command
 
     return list_command(arguments)
-
-
-def _version() -> str:
-    """The installed version, else that of the source tree."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("semu")
-    except PackageNotFoundError:
-        import tomllib
-
-        project = Path(__file__).parents[2] / "pyproject.toml"
-        try:
-            return f"{tomllib.loads(project.read_text())['project']['version']} (source tree)"
-        except (OSError, KeyError, tomllib.TOMLDecodeError):
-            return "of unknown version"

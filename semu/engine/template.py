@@ -152,7 +152,8 @@ class CostColumns:
     """Evaluated costs of all operators of a library, for many shapes.
 
     Attributes:
-        flop, recomputed_flop, causal_flop: float64[num_ops, num_shapes]. mem_bytes, net_bytes: int64[num_ops, num_shapes].
+        flop, recomputed_flop, causal_flop: float64[num_ops, num_shapes].
+        mem_bytes, net_bytes: int64[num_ops, num_shapes].
         size_bytes: int64[num_storages, num_shapes].
         key: int64[num_ops, key_width, num_shapes], shape keys padded with zeros.
     """

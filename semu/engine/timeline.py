@@ -166,6 +166,17 @@ class RankTimeline:
         """The highest point of the memory curve, with the operator there and what makes it up."""
         return self.find_peak(self.memory)
 
+    def busy_s(self, stream: str = "compute") -> float:
+        """Time during which a stream of this rank works [s]; the operators of all stages are expanded.
+
+        On the compute stream: kernels of all stages and the optimizer step.
+        """
+        total = sum(piece.end_s - piece.start_s for piece in self.outer if piece.stream == stream)
+        for _, operators in self.stage_operators():
+            mine = np.array([name == stream for name in operators.table.streams])
+            total += float((operators.end_s - operators.start_s)[mine].sum())
+        return total
+
     def stage_operators(self) -> Iterator[tuple[StageSlice, StageOperators]]:
         """Every stage with its operators, in order of start."""
         for number, stage in enumerate(self.stages):
@@ -185,3 +196,29 @@ class IterationTimeline:
     ranks: tuple[RankTimeline, ...]
     iteration_time_s: float
     makespan_s: float
+
+    @property
+    def bubble_ratio(self) -> float:
+        """1 - (sum of stage times) / (P x makespan) (DESIGN §2); waiting inside a stage counts as busy."""
+        stages = sum(stage.end_s - stage.start_s for rank in self.ranks for stage in rank.stages)
+        return 1.0 - stages / (len(self.ranks) * self.makespan_s) if self.makespan_s else 0.0
+
+    def exposed_communication_s(self) -> dict[str, float]:
+        """Mean time per rank, inside stages, in which no kernel computes, by communicator [s].
+
+        A gap belongs to the communicator whose operator ends with it.
+        """
+        totals: dict[str, float] = {}
+        for rank in self.ranks:
+            for stage, operators in rank.stage_operators():
+                names = np.array(operators.table.streams)
+                computes = np.flatnonzero(names == "compute")
+                ends = np.concatenate(([stage.start_s], operators.end_s[computes]))
+                begins = np.concatenate((operators.start_s[computes], [operators.end_s.max(initial=stage.start_s)]))
+                for begin, end in zip(ends, begins, strict=True):
+                    if end > begin:
+                        blockers = np.flatnonzero((operators.end_s == end) & (names != "compute"))
+                        if len(blockers):
+                            name = str(names[blockers[0]])
+                            totals[name] = totals.get(name, 0.0) + float(end - begin) / len(self.ranks)
+        return totals

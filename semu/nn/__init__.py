@@ -3,6 +3,7 @@
 from semu.nn.layers import GELU, Dropout, Embedding, LayerNorm, Linear, RMSNorm, SiLU
 from semu.nn.model import InputSpec, ModalityModule, ModalityRole, Model
 from semu.nn.module import Module, ModuleList, Parameter, Sequential
+from semu.nn.recompute import Recompute
 from semu.nn.sharding import ShardingPlan, ShardingStyle
 from semu.nn.tensor import Sequences, Tensor
 from semu.nn.transformer import MLP, CrossAttention, LMHead, SelfAttention, TransformerLayer
@@ -24,6 +25,7 @@ __all__ = [
     "ModuleList",
     "Parameter",
     "RMSNorm",
+    "Recompute",
     "SelfAttention",
     "Sequences",
     "Sequential",

@@ -17,6 +17,7 @@ from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.nn.autograd import backward, recompute
 from semu.nn.module import Module
+from semu.nn.rules.optimizer import adam_step
 from semu.nn.tensor import Sequences, Tensor
 from semu.nn.tracing import ParameterUse, Trace, TraceOptions
 
@@ -66,6 +67,7 @@ def trace_block(
     root: str = "",
     full_recompute: bool = False,
     gradients: Sequence[bool] | None = None,
+    optimizer: bool = False,
 ) -> TracedBlock:
     """Trace a block and differentiate it.
 
@@ -77,6 +79,7 @@ def trace_block(
         full_recompute: keep only the inputs of the forward pass and run it again in the backward. Not applied to a
             block that ends in a scalar loss (its backward follows at once) or that starts from integer data.
         gradients: per output, whether a gradient arrives for it; None: for every output that can have one.
+        optimizer: end with an Adam step (a job's optimizer runs once an iteration, so it asks for none here).
     Raises:
         GraphError: the block returns something that is not a tensor, or an operator cannot exist.
     """
@@ -99,11 +102,13 @@ def trace_block(
         for number, output in enumerate(outputs)
     ]
     sources = [
-        (t, g) for t, g in zip(outputs, arriving, strict=True) if g is not None or t.requires_grad and not t.ndim
+        (t, g) for t, g in zip(outputs, arriving, strict=True) if g is not None or (t.requires_grad and not t.ndim)
     ]
     leaving: list[Tensor | None] = [None] * len(arrived)
     if sources:
         leaving = backward(trace, [t for t, _ in sources], [g for _, g in sources], arrived)
+    if optimizer:
+        adam_step(trace, list(trace.parameters.values()))
     for tensor in outputs:
         trace.graph.mark_output(tensor.node)
     return TracedBlock(
@@ -172,12 +177,19 @@ class Input:
     sequences: Sequences | None = None
 
 
-def trace(module: Module, *inputs: Input, options: TraceOptions | None = None, full_recompute: bool = False) -> Graph:
+def trace(
+    module: Module,
+    *inputs: Input,
+    options: TraceOptions | None = None,
+    full_recompute: bool = False,
+    optimizer: bool = False,
+) -> Graph:
     """The graph of one module's forward and backward pass.
 
     Args:
         module: any module. inputs: one per argument of its ``forward``.
         options: sharding and precision; default: one rank, bf16. full_recompute: see ``trace_block``.
+        optimizer: end with an Adam step over the module's trainable parameters.
     Returns:
         The graph; the gradients of its inputs that were asked for are outputs.
     Raises:
@@ -188,7 +200,7 @@ def trace(module: Module, *inputs: Input, options: TraceOptions | None = None, f
         CarrySpec(tuple(i.shape), (1,) * len(i.shape), i.dtype or chosen.tensor_dtype, i.requires_grad, i.sequences)
         for i in inputs
     ]
-    block = trace_block(module, specs, chosen, full_recompute=full_recompute)
+    block = trace_block(module, specs, chosen, full_recompute=full_recompute, optimizer=optimizer)
     for tensor in block.input_gradients:
         if tensor is not None:
             block.graph.mark_output(tensor)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from semu.nn.module import Parameter
 from semu.nn.rules.attention import attention
+from semu.nn.rules.collective import all_reduce, all_to_all, send
 from semu.nn.rules.embedding import embedding, merge_tokens, scatter_tokens, shard_tokens
 from semu.nn.rules.loss import cross_entropy, mean_squared_error
-from semu.nn.rules.matmul import linear
+from semu.nn.rules.matmul import linear, matmul
 from semu.nn.rules.norm import norm
 from semu.nn.rules.pointwise import (
     activation,
@@ -25,6 +26,8 @@ __all__ = [
     "activation",
     "add",
     "add_parameter",
+    "all_reduce",
+    "all_to_all",
     "attention",
     "cross_entropy",
     "dropout",
@@ -35,6 +38,7 @@ __all__ = [
     "gelu",
     "layer_norm",
     "linear",
+    "matmul",
     "mean_squared_error",
     "merge_tokens",
     "modulate",
@@ -42,6 +46,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "scatter_tokens",
+    "send",
     "shard_tokens",
     "silu",
     "split",

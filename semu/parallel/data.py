@@ -83,12 +83,3 @@ def static_bytes(
         gradients=trainable * grad_dtype.size_bytes,
         optimizer=share * (master + 2 * DType.FP32.size_bytes),
     )
-
-
-def adam_bytes(elements: int, *, tensor_dtype: DType, grad_dtype: DType) -> int:
-    """Memory traffic of one fused Adam step over ``elements`` local parameters: gradient, master weight and both
-    moments read; master weight, moments and the parameter written [bytes]."""
-    fp32 = DType.FP32.size_bytes
-    master = 0 if tensor_dtype is DType.FP32 else 2 * fp32
-    own = tensor_dtype.size_bytes * (2 if tensor_dtype is DType.FP32 else 1)
-    return elements * (grad_dtype.size_bytes + master + 4 * fp32 + own)

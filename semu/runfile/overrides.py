@@ -14,7 +14,7 @@ from semu.hardware.cluster import Cluster
 from semu.parallel.config import Parallel
 from semu.runfile.places import Places
 
-_BARE_WORD = re.compile(r"[A-Za-z_~./][\w~./:+-]*")
+_BARE_WORD = re.compile(r"[\w~./][\w~./:+-]*")
 
 
 @dataclass(frozen=True)

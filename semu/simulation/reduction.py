@@ -17,7 +17,8 @@ from semu.engine.stage import StageProgram
 from semu.engine.timeline import OuterSlice
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
-from semu.parallel.data import adam_bytes, gradient_buckets
+from semu.nn.rules.optimizer import adam_bytes
+from semu.parallel.data import gradient_buckets
 from semu.schedule.problem import PipelineProblem
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import HeldParameter, Layout

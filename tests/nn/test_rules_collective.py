@@ -12,7 +12,7 @@ from semu.graph.graph import Graph
 from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
 from semu.hardware.network import CommGroup
-from semu.nn import Linear, Tensor
+from semu.nn import Linear
 from semu.nn.block import TracedBlock, trace_block
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens, wire_bytes
 from semu.nn.sharding import ShardingPlan, ShardingStyle
@@ -129,9 +129,5 @@ def test_both_ways_issue_the_same_operators() -> None:
     assert rows(column(False).graph.operators) == rows(column(True).graph.operators)
 
 
-def unused(x: Tensor) -> Tensor:
-    return x
-
-
-def test_a_group_of_nothing_to_say_makes_no_link() -> None:
-    assert trace_block(Apply(unused), [spec(M, H)], options(2)).groups == {}
+def test_a_trace_without_collectives_has_no_communicator() -> None:
+    assert trace_block(Linear(H, H), [spec(M, H)], options(2)).groups == {}

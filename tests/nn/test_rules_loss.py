@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nn.tracing_kit import Apply, backward, forward, number, options, rows, run, saved, spec
+from nn.tracing_kit import Apply, backward, forward, options, rows, run, saved, spec
 
 from semu.graph.operator import Operator, OpKind
 from semu.hardware.kinds import DType
@@ -69,7 +69,7 @@ def test_the_loss_waits_for_what_the_other_ranks_send(overlap_tp: bool) -> None:
     operators = block.graph.operators
     exchanges = [op.index for op in operators if op.kind is OpKind.ALL_REDUCE]
     assert len(exchanges) == 3
-    mean = number(block.num_forward) - 1
+    mean = block.num_forward - 1
     for exchange in exchanges:
         assert waits_for(operators, mean, exchange)
         assert waits_for(operators, mean + 1, exchange)

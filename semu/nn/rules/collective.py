@@ -6,6 +6,8 @@ operators only; the layer rules that call them know the matching backward.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from semu.errors import GraphError
 from semu.graph.dim import Dim, divide
 from semu.graph.operator import OpKind
@@ -49,6 +51,87 @@ def all_reduce(x: Tensor) -> Tensor:
         updates=[x],
     )
     return x
+
+
+def all_to_all(x: Tensor, *, gather: int, scatter: int) -> Tensor:
+    """Exchange shards so that axis ``gather`` becomes whole and axis ``scatter`` split (DeepSpeed-Ulysses, 2309.14509).
+
+    Args:
+        x: split over the group on axis ``gather`` only. gather, scatter: axes.
+    Backward: the opposite exchange.
+    Raises:
+        GraphError: ``gather`` is not split, or ``scatter`` is, or does not divide.
+    """
+    trace, group = x.trace, x.trace.options.tp_group
+    if group.num_ranks == 1:
+        return x
+    if x.shards[gather] != group.num_ranks or x.shards[scatter] != 1:
+        raise GraphError(
+            "nothing to exchange",
+            where=trace.path,
+            expected=f"axis {gather} split {group.num_ranks} ways, axis {scatter} whole",
+            got=x.shards,
+        )
+
+    def exchange(source: Tensor, whole: int, split: int) -> Tensor:
+        shards = list(source.shards)
+        shards[whole], shards[split] = 1, group.num_ranks
+        return trace.emit(
+            OpKind.ALL_TO_ALL,
+            [source],
+            source.shape,
+            shards=shards,
+            dtype=source.dtype,
+            sequences=source.sequences,
+            net_bytes=wire_bytes(OpKind.ALL_TO_ALL, source.size_bytes, group, trace.path),
+            key=(group.num_ranks, group.num_nodes),
+            stream=trace.communication_stream(group),
+            name="all_to_all",
+        )
+
+    y = exchange(x, gather, scatter)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        return [exchange(grad, scatter, gather)]
+
+    trace.record([x], [y], backward)
+    return y
+
+
+def send(x: Tensor, group: CommGroup) -> Tensor:
+    """Move a tensor to a peer over the pair's link; backward sends the gradient back.
+
+    Args:
+        x: any tensor. group: the pair of ranks.
+    """
+    trace = x.trace
+
+    def move(source: Tensor, name: str) -> Tensor:
+        return trace.emit(
+            OpKind.P2P,
+            [source],
+            source.shape,
+            shards=source.shards,
+            dtype=source.dtype,
+            sequences=source.sequences,
+            net_bytes=wire_bytes(OpKind.P2P, source.size_bytes, group, trace.path),
+            key=(group.num_ranks, group.num_nodes),
+            stream=trace.communication_stream(group),
+            role=Role.COMMUNICATION,
+            name=name,
+        )
+
+    y = move(x, "send")
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        return [move(grad, "send_bw")]
+
+    trace.record([x], [y], backward)
+    return y
 
 
 def _collective(kind: OpKind, x: Tensor, *, token_shards: int, buffer: str) -> Tensor:

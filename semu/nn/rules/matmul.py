@@ -199,3 +199,47 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: ParameterUse, bias: Paramet
             phase=Phase.WEIGHT_GRADIENT,
             name="bias_bw",
         )
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Product of two activations, ``a b``.
+
+    Args:
+        a: [..., m, k]. b: [..., k, n] with the same leading axes; neither split.
+    Returns:
+        [..., m, n]. Saves what the gradients ``dC B^T`` and ``A^T dC`` read.
+    Raises:
+        GraphError: shapes that do not fit, or a split operand.
+    """
+    trace = a.trace
+    if a.ndim < 2 or a.ndim != b.ndim or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
+        raise GraphError(
+            "operands do not fit", where=trace.path, expected="[..., m, k] and [..., k, n]", got=f"{a.shape}, {b.shape}"
+        )
+    if any(n > 1 for n in (*a.shards, *b.shards)):
+        raise GraphError(
+            "operands must be whole", where=trace.path, expected="no split axis", got=f"{a.shards}, {b.shards}"
+        )
+    batch, (m, k), n = product(a.shape[:-2]), a.shape[-2:], b.shape[-1]
+    cost = 2 * batch * m * n * k
+    traffic = a.dtype.size_bytes * batch * (m * k + k * n + m * n)
+
+    def multiply(
+        inputs: Sequence[Tensor], like: Sequence[Dim], key: tuple[Dim, ...], phase: Phase | None, name: str
+    ) -> Tensor:
+        return trace.emit(
+            OpKind.MATMUL, inputs, like, dtype=a.dtype, flop=cost, mem_bytes=traffic, key=key, phase=phase, name=name
+        )
+
+    c = multiply([a, b], (*a.shape[:-1], n), (batch * m, n, k), None, "matmul")
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        phase = Phase.INPUT_GRADIENT
+        grad_a = multiply([grad, b], a.shape, (batch * m, k, n), phase, "left_bw") if a.requires_grad else None
+        grad_b = multiply([a, grad], b.shape, (batch * k, n, m), phase, "right_bw") if b.requires_grad else None
+        return [grad_a, grad_b]
+
+    trace.record([a, b], [c], backward)
+    return c

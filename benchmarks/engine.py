@@ -1,0 +1,344 @@
+"""Speed of the engine's kernels: start and end times in a fixed order, and peak memory.
+
+Each row is a ratio within this run against a named reference: the same loops in C (when a C compiler is there), SimPy
+and networkx (when installed). Absolute times drift from machine to machine and from run to run; they are shown without a
+goal. Repetitions of all contenders are interleaved and the fastest of each counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.engine import kernels
+
+NUM_RANKS = 8
+OPS_PER_STAGE = 64
+COLLECTIVES_PER_STAGE = 4
+SECONDS_PER_ROW = 2.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing measured, as DESIGN §6 wants it."""
+
+    name: str
+    value: float
+    unit: str
+    reference: str
+    goal: str | None
+    holds: bool | None
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Operators of a 1F1B pipeline, numbered by stream: compute of each rank, its collectives, links up, links down.
+
+    An operator of a stage follows the one before it, every fourth also a residual; a collective of the rank interrupts the
+    stage at each quarter; a backward operator reads what its forward operator saved. All that is 1 to 3 predecessors.
+    """
+
+    stream_ptr: NDArray[np.int64]
+    pred_ptr: NDArray[np.int32]
+    pred: NDArray[np.int32]
+    costs: tuple[NDArray[np.float32], ...]
+    s_per_cost: tuple[NDArray[np.float64], ...]
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.stream_ptr[-1])
+
+
+def make_pipeline(num_nodes: int) -> Pipeline:
+    """A pipeline of about ``num_nodes`` operators; their number follows from a whole number of microbatches."""
+    per_microbatch = NUM_RANKS * 2 * (OPS_PER_STAGE + COLLECTIVES_PER_STAGE) + 2 * (NUM_RANKS - 1)
+    m = max(1, round(num_nodes / per_microbatch))
+    lengths = [2 * m * OPS_PER_STAGE] * NUM_RANKS + [2 * m * COLLECTIVES_PER_STAGE] * NUM_RANKS
+    stream_ptr = np.cumsum([0, *lengths, *[m] * (2 * (NUM_RANKS - 1))])
+    compute, collective = stream_ptr[:NUM_RANKS], stream_ptr[NUM_RANKS : 2 * NUM_RANKS]
+    link_up, link_down = stream_ptr[2 * NUM_RANKS :], stream_ptr[3 * NUM_RANKS - 1 :]
+    preds = np.full((stream_ptr[-1], 3), -1, dtype=np.int32)
+    microbatch, op = np.arange(m), np.arange(OPS_PER_STAGE)
+    quarter = OPS_PER_STAGE // COLLECTIVES_PER_STAGE
+    first_of_quarter = np.arange(0, OPS_PER_STAGE, quarter)
+    for rank in range(NUM_RANKS):
+        warmup = min(NUM_RANKS - 1 - rank, m)
+        forward = np.where(microbatch < warmup, microbatch, 2 * microbatch - warmup)
+        backward = np.where(microbatch < m - warmup, warmup + 1 + 2 * microbatch, m + microbatch)
+        for position, is_forward in ((forward, True), (backward, False)):
+            node = compute[rank] + position[:, None] * OPS_PER_STAGE + op
+            call = collective[rank] + position[:, None] * COLLECTIVES_PER_STAGE + np.arange(COLLECTIVES_PER_STAGE)
+            preds[node, 0] = node - 1
+            preds[node[:, first_of_quarter], 0] = call - 1
+            preds[node[:, 3::4], 1] = node[:, ::4]
+            preds[call, 0] = node[:, first_of_quarter + quarter - 1]
+            preds[node[:, 0], 0] = -1
+            if is_forward and rank > 0:
+                preds[node[:, 0], 0] = link_up[rank - 1] + microbatch
+            if is_forward and rank < NUM_RANKS - 1:
+                preds[link_up[rank] + microbatch, 0] = call[:, -1]
+            if not is_forward:
+                preds[node, 2] = compute[rank] + forward[:, None] * OPS_PER_STAGE + op[::-1]
+            if not is_forward and rank < NUM_RANKS - 1:
+                preds[node[:, 0], 0] = link_down[rank] + microbatch
+            if not is_forward and rank > 0:
+                preds[link_down[rank - 1] + microbatch, 0] = call[:, -1]
+    exists = preds >= 0
+    pred_ptr = np.concatenate([[0], np.cumsum(exists.sum(axis=1))]).astype(np.int32)
+    rng = np.random.default_rng(0)
+    is_compute = np.arange(stream_ptr[-1]) < stream_ptr[NUM_RANKS]
+    tops = ((1e12, is_compute), (1e9, is_compute), (1e8, ~is_compute))
+    costs = tuple((rng.uniform(top / 1e3, top, len(mask)) * mask).astype(np.float32) for top, mask in tops)
+    s_per_cost = tuple(np.full(len(stream_ptr) - 1, 1 / rate) for rate in (5e14, 2e12, 2e11))
+    return Pipeline(stream_ptr, pred_ptr, preds[exists], costs, s_per_cost)
+
+
+def make_storages(pipeline: Pipeline) -> tuple[NDArray[Any], ...]:
+    """The first arguments of ``ordered_peak_memory``: one output per compute operator, read on its own rank."""
+    device_ptr = pipeline.stream_ptr[: NUM_RANKS + 1].copy()
+    num_nodes = int(device_ptr[-1])
+    num_edges = int(pipeline.pred_ptr[num_nodes])
+    reader = np.repeat(np.arange(num_nodes, dtype=np.int32), np.diff(pipeline.pred_ptr[: num_nodes + 1]))
+    written = pipeline.pred[:num_edges]
+    is_local = written < num_nodes
+    reader, written = reader[is_local], written[is_local]
+    reader_ptr = np.concatenate([[0], np.cumsum(np.bincount(written, minlength=num_nodes))]).astype(np.int32)
+    size_bytes = np.random.default_rng(1).integers(1 << 10, 1 << 24, num_nodes)
+    writer = np.arange(num_nodes, dtype=np.int32)
+    return device_ptr, device_ptr, size_bytes, writer, reader_ptr, reader[np.argsort(written, kind="stable")]
+
+
+def fastest(contenders: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """Shortest time [s] of each contender, run in turns; at least three turns, at most as many as fit in ``seconds``."""
+    best = dict.fromkeys(contenders, float("inf"))
+    begun, turns = time.perf_counter(), 0
+    while turns < 3 or time.perf_counter() - begun < seconds:
+        for name, run in contenders.items():
+            start = time.perf_counter()
+            run()
+            best[name] = min(best[name], time.perf_counter() - start)
+        turns += 1
+    return best
+
+
+@contextmanager
+def compiled_reference() -> Iterator[tuple[str, ctypes.CDLL] | None]:
+    """Name and library of reference.c, built in a temporary folder; None where there is no C compiler."""
+    compiler = next(filter(None, map(shutil.which, [os.environ.get("CC", "cc"), "gcc", "clang"])), None)
+    if compiler is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "reference.so"
+        source = Path(__file__).with_name("reference.c")
+        flags = ["-O3", "-march=native", "-shared", "-fPIC"]
+        subprocess.run([compiler, *flags, str(source), "-o", str(library), "-lm"], check=True)
+        yield f"C, {Path(compiler).name} -O3 -march=native", ctypes.CDLL(str(library))
+
+
+def bind(function: Any, count: int, arrays: tuple[NDArray[Any], ...]) -> Callable[[], int]:
+    """A C function with its arguments: a count, then pointers."""
+    function.restype = ctypes.c_int64
+    return partial(function, ctypes.c_int64(count), *(ctypes.c_void_p(array.ctypes.data) for array in arrays))
+
+
+def simpy_ends(pipeline: Pipeline, latency: list[float]) -> list[float]:
+    """End times by SimPy: one process per stream, one event per node."""
+    import simpy
+
+    env = simpy.Environment()
+    is_done = [env.event() for _ in latency]
+    end = [0.0] * len(latency)
+    pred_ptr, pred = pipeline.pred_ptr.tolist(), pipeline.pred.tolist()
+
+    def run(first: int, stop: int) -> Iterator[Any]:
+        for node in range(first, stop):
+            for other in pred[pred_ptr[node] : pred_ptr[node + 1]]:
+                if not is_done[other].processed:
+                    yield is_done[other]
+            yield env.timeout(latency[node])
+            end[node] = env.now
+            is_done[node].succeed()
+
+    bounds = pipeline.stream_ptr.tolist()
+    for first, stop in zip(bounds, bounds[1:], strict=False):
+        env.process(run(first, stop))
+    env.run()
+    return end
+
+
+def networkx_graph(pipeline: Pipeline, latency: list[float]) -> Any:
+    """The same graph with the order of the streams as edges, each as long as the node that it leads to."""
+    import networkx
+
+    graph = networkx.DiGraph()
+    pred_ptr, pred = pipeline.pred_ptr.tolist(), pipeline.pred.tolist()
+    first_nodes = set(pipeline.stream_ptr.tolist())
+    for node, length in enumerate(latency):
+        before = {"source", *pred[pred_ptr[node] : pred_ptr[node + 1]]}
+        if node not in first_nodes:
+            before.add(node - 1)
+        graph.add_weighted_edges_from((other, node, length) for other in before)
+    return graph
+
+
+def compare(name: str, times_s: dict[str, float], versus: str, reference: str, limit: float) -> Row:
+    """Row of semu's time over the reference's."""
+    value = times_s["semu"] / times_s[versus]
+    return Row(name, value, "x the time", reference, f"<= {limit}", value <= limit)
+
+
+def measure_size(num_nodes: int, c: tuple[str, ctypes.CDLL] | None, seconds: float, goal_s: float | None) -> list[Row]:
+    """Times and peaks of one size against C."""
+    pipeline = make_pipeline(num_nodes)
+    n = pipeline.num_nodes
+    graph = (pipeline.stream_ptr, pipeline.pred_ptr, pipeline.pred)
+    start, end, cursor = np.empty(n), np.empty(n), np.empty(len(pipeline.stream_ptr) - 1, dtype=np.int64)
+    arguments = (*graph, *pipeline.costs, *pipeline.s_per_cost, start, end, cursor)
+    times: dict[str, Callable[[], object]] = {"semu": partial(kernels.fixed_order_roofline_times, *arguments)}
+    storages = make_storages(pipeline)
+    peak, node = np.empty(NUM_RANKS, dtype=np.int64), np.empty(NUM_RANKS, dtype=np.int64)
+    peaks: dict[str, Callable[[], object]] = {"semu": partial(kernels.ordered_peak_memory, *storages, peak, node)}
+    assert times["semu"]() == n, "the pipeline deadlocks"
+    peaks["semu"]()
+    if c is not None:
+        times["C"] = bind(c[1].fixed_order_roofline_times, len(cursor), arguments)
+        peaks["C"] = bind(c[1].ordered_peak_memory, NUM_RANKS, (*storages, peak, node))
+        expected = (start.copy(), end.copy(), peak.copy(), node.copy())
+        for array in (start, end, peak, node):
+            array.fill(-1)
+        times["C"]()
+        peaks["C"]()
+        for ours, theirs in zip(expected, (start, end, peak, node), strict=True):
+            assert np.array_equal(ours, theirs), "C finds other numbers"
+    latency = end - start
+    times["latencies given"] = partial(kernels.fixed_order_times, *graph, latency, np.empty(0), start, end, cursor)
+    times["latencies given"]()
+    times_s, peaks_s = fastest(times, seconds), fastest(peaks, seconds)
+    size = f"1e{round(np.log10(num_nodes))} nodes"
+    num_storages = len(storages[2])
+    rows = [
+        Row(f"fixed order, {size}", n / times_s["semu"] / 1e6, "Mnode/s", "none", None, None),
+        Row(
+            f"fixed order, latencies given, {size}", n / times_s["latencies given"] / 1e6, "Mnode/s", "none", None, None
+        ),
+        Row(f"peak memory, {size}", num_storages / peaks_s["semu"] / 1e6, "Mnode/s", "none", None, None),
+    ]
+    if c is not None:
+        rows.insert(1, compare(f"fixed order, {size}", times_s, "C", c[0], 1.4))
+        rows.append(compare(f"peak memory, {size}", peaks_s, "C", c[0], 1.6))
+    if goal_s is not None:
+        both = times_s["semu"] + peaks_s["semu"]
+        rows.append(Row(f"times + peaks, {size}", both, "s", "none", f"<= {goal_s}", both <= goal_s))
+    return rows
+
+
+def measure_libraries(num_nodes: int, seconds: float) -> list[Row]:
+    """Times against SimPy and networkx, which get the latencies ready-made and, networkx, the graph."""
+    pipeline = make_pipeline(num_nodes)
+    n = pipeline.num_nodes
+    start, end, cursor = np.empty(n), np.empty(n), np.empty(len(pipeline.stream_ptr) - 1, dtype=np.int64)
+    graph = (pipeline.stream_ptr, pipeline.pred_ptr, pipeline.pred)
+    semu = partial(
+        kernels.fixed_order_roofline_times, *graph, *pipeline.costs, *pipeline.s_per_cost, start, end, cursor
+    )
+    assert semu() == n, "the pipeline deadlocks"
+    latency = (end - start).tolist()
+    contenders: dict[str, Callable[[], object]] = {"semu": semu}
+    goals = {}
+    if importlib.util.find_spec("simpy") is not None:
+        assert simpy_ends(pipeline, latency) == end.tolist(), "SimPy finds other times"
+        contenders["SimPy, one process per stream"] = partial(simpy_ends, pipeline, latency)
+        goals["SimPy, one process per stream"] = 300
+    if importlib.util.find_spec("networkx") is not None:
+        import networkx
+
+        dag = networkx_graph(pipeline, latency)
+        assert networkx.dag_longest_path_length(dag) == end.max(), "networkx finds another makespan"
+        contenders["networkx, dag_longest_path_length"] = partial(networkx.dag_longest_path_length, dag)
+        goals["networkx, dag_longest_path_length"] = 250
+    times_s = fastest(contenders, seconds)
+    rows = []
+    for reference, goal in goals.items():
+        value = times_s[reference] / times_s["semu"]
+        name = f"fixed order, 1e{round(np.log10(num_nodes))} nodes"
+        rows.append(Row(name, value, "x faster", reference, f">= {goal}", value >= goal))
+    return rows
+
+
+def measure_columns(seconds: float) -> list[Row]:
+    """Roofline latencies of 256 operators for 4096 shapes against the same formula in numpy."""
+    rng = np.random.default_rng(2)
+    num_ops, num_shapes = 256, 4096
+    amounts = [rng.uniform(top / 1e3, top, (num_ops, num_shapes)) for top in (1e12, 1e9, 1e8)]
+    rates = [np.full(num_ops, rate) for rate in (5e14, 2e12, 2e11)]
+    t0_s, latency = np.full(num_ops, 2e-6), np.empty((num_ops, num_shapes))
+    grid = 2.0**40
+
+    def in_numpy(p: float) -> NDArray[np.float64]:
+        terms = [amount / rate[:, None] for amount, rate in zip(amounts, rates, strict=True)]
+        if p == np.inf:
+            norm = np.maximum(np.maximum(terms[0], terms[1]), terms[2])
+        else:
+            norm = np.cbrt(terms[0] ** 3 + terms[1] ** 3 + terms[2] ** 3)
+        result: NDArray[np.float64] = np.rint((t0_s[:, None] + norm) * grid) / grid
+        return result
+
+    rows = []
+    for p in (np.inf, 3.0):
+        semu = partial(kernels.roofline_latency, *amounts, *rates, t0_s, np.full(num_ops, p), latency)
+        semu()
+        assert np.abs(latency - in_numpy(p)).max() <= 1 / grid, "numpy finds other latencies"
+        times_s = fastest({"semu": semu, "numpy": partial(in_numpy, p)}, seconds)
+        name = f"roofline columns, p = {p:g}"
+        rows.append(Row(name, times_s["semu"] / latency.size * 1e9, "ns per latency", "none", None, None))
+        rows.append(Row(name, times_s["numpy"] / times_s["semu"], "x faster", "numpy, the same formula", None, None))
+    return rows
+
+
+def measure(quick: bool) -> Iterator[Row]:
+    """All rows."""
+    seconds = 0.3 if quick else SECONDS_PER_ROW
+    with compiled_reference() as c:
+        if c is None:
+            name = "fixed order and peak memory against C"
+            yield Row(name, float("nan"), "x the time", "no C compiler found", None, None)
+        for num_nodes in (10**4, 10**5) if quick else (10**4, 10**6, 10**7):
+            yield from measure_size(num_nodes, c, seconds, 0.4 if num_nodes == 10**7 else None)
+    yield from measure_libraries(10**4, seconds)
+    yield from measure_columns(seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON list of rows")
+    parser.add_argument("--quick", action="store_true", help="small sizes, some seconds")
+    options = parser.parse_args()
+    rows = list(measure(options.quick))
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+        return
+    print(f"{'name':44} {'value':>10} {'unit':14} {'goal':8} {'holds':6} reference")
+    for row in rows:
+        holds = "" if row.holds is None else "yes" if row.holds else "NO"
+        print(f"{row.name:44} {row.value:10.3g} {row.unit:14} {row.goal or '':8} {holds:6} {row.reference}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The Adam step over the parameters that one rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from semu.graph.operator import OpKind, Phase
+from semu.graph.tensor import Role
+from semu.hardware.kinds import DType
+from semu.nn.tracing import COMPUTE, ParameterUse, Trace
+
+
+def adam_bytes(elements: int, *, tensor_dtype: DType, grad_dtype: DType) -> int:
+    """Memory traffic of one fused Adam step [bytes].
+
+    Args:
+        elements: local parameters that are stepped. tensor_dtype, grad_dtype: types of parameters and gradients.
+    Returns:
+        Gradient, master weight and both moments read; master weight, both moments and the parameter written. Without
+        master weights (fp32 training) the parameter itself is read and written.
+    """
+    fp32 = DType.FP32.size_bytes
+    has_master = tensor_dtype is not DType.FP32
+    weight = 2 * fp32 + tensor_dtype.size_bytes if has_master else 2 * fp32
+    return elements * (grad_dtype.size_bytes + weight + 4 * fp32)
+
+
+def adam_step(trace: Trace, parameters: Sequence[ParameterUse]) -> None:
+    """Append one fused Adam step over the trainable parameters, with their optimizer state; nothing if none trains."""
+    trained = [use for use in parameters if use.gradient is not None]
+    elements = sum(use.numel for use in trained)
+    if not elements:
+        return
+    graph, options = trace.graph, trace.options
+    has_master = options.tensor_dtype is not DType.FP32
+    names = ["moment1", "moment2", *(["master"] if has_master else [])]
+    state = [graph.add_tensor((elements,), DType.FP32, Role.OPTIMIZER_STATE, name=f"adam.{name}") for name in names]
+    graph.add_operator(
+        OpKind.OPTIMIZER,
+        COMPUTE,
+        inputs=[use.gradient for use in trained if use.gradient is not None] + state,
+        outputs=[use.tensor for use in trained] + state,
+        mem_bytes=adam_bytes(elements, tensor_dtype=options.tensor_dtype, grad_dtype=options.grad_dtype),
+        dtype=DType.FP32,
+        key=(elements,),
+        path="adam",
+        phase=Phase.OPTIMIZER,
+    )
