@@ -19,7 +19,8 @@ static int64_t stream_of(const int64_t *stream_ptr, int64_t num_streams, int64_t
 int64_t fixed_order_roofline_times(int64_t num_streams, const int64_t *stream_ptr, const int32_t *pred_ptr,
                                    const int32_t *pred, const float *flop, const float *mem_bytes,
                                    const float *net_bytes, const double *s_per_flop, const double *s_per_mem_byte,
-                                   const double *s_per_net_byte, double *start, double *end, int64_t *cursor) {
+                                   const double *s_per_net_byte,
+                                   double *restrict start, double *restrict end, int64_t *restrict cursor) {
     const int64_t num_nodes = stream_ptr[num_streams];
     int64_t *runnable = malloc(4 * num_streams * sizeof(int64_t));
     int64_t *awaited = runnable + num_streams;
@@ -41,7 +42,9 @@ int64_t fixed_order_roofline_times(int64_t num_streams, const int64_t *stream_pt
             double time = free_at;
             for (; edge < last_edge; edge++) {
                 const int64_t other = pred[edge];
-                if ((other < first || other >= node) && end[other] > time) time = end[other];
+                if (other >= first && other < node) continue;
+                const double other_end = end[other];
+                if (other_end > time) time = other_end;
             }
             if (time == INFINITY) break;
             start[node] = time;
@@ -87,7 +90,7 @@ void ordered_peak_memory(int64_t num_devices, const int64_t *device_ptr, const i
     int64_t longest = 0;
     for (int64_t d = 0; d < num_devices; d++)
         if (device_ptr[d + 1] - device_ptr[d] > longest) longest = device_ptr[d + 1] - device_ptr[d];
-    int64_t *change = calloc(longest + 1, sizeof(int64_t));
+    int64_t *restrict change = calloc(longest + 1, sizeof(int64_t));
     for (int64_t d = 0; d < num_devices; d++) {
         const int64_t base = device_ptr[d], num_nodes = device_ptr[d + 1] - base;
         for (int64_t s = storage_ptr[d]; s < storage_ptr[d + 1]; s++) {

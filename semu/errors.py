@@ -65,7 +65,7 @@ class SemuError(Exception):
         }
 
     def __str__(self) -> str:
-        parts = [self.message if self.where is None else f"{self.where}: {self.message}"]
+        parts = [self.message if not self.where else f"{self.where}: {self.message}"]
         if self.expected is not None:
             parts.append(f"expected {self.expected}")
         if self.got is not None:

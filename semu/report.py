@@ -69,7 +69,7 @@ class Report:
         bubble_ratio: of the slowest replica's pipeline.
         peak_memory_bytes, static_memory_bytes, reserved_memory_bytes: per pipeline rank, highest over its ranks.
         capacity_bytes: device memory. breakdown_s: see DESIGN §6. timeline: of the slowest replica.
-        ranks, top_operators: tables. provenance: share of stage time by provenance of its coefficients.
+        ranks, top_operators: tables. provenance: share of time by provenance of its coefficients.
         job: resolved inputs. warnings: what a reader should know.
     """
 

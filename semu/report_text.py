@@ -158,7 +158,7 @@ def _operator_cells(row: TopOperator, source: int) -> tuple[str, ...]:
 def _notes(report: Report) -> Iterator[str]:
     shares = sorted(report.provenance.items(), key=lambda item: (-item[1], item[0]))
     text = ", ".join(f"{name} {_percent(share)}" for name, share in shares) or "none used"
-    yield from _wrap(f"coefficients by share of stage time: {text}")
+    yield from _wrap(f"coefficients by share of time: {text}")
     yield from _wrap(f"MFU and HFU: {CONVENTION}")
     for warning in report.warnings:
         yield from _wrap(f"warning: {warning}")

@@ -106,7 +106,7 @@ class Tensor:
     @property
     def local_shape(self) -> tuple[Dim, ...]:
         """Shape on one rank."""
-        return local_shape(self.shape, self.shards, self.trace.path)
+        return local_shape(self.shape, self.shards, self.trace.where)
 
     @property
     def numel(self) -> Dim:

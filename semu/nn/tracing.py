@@ -109,9 +109,14 @@ class Trace:
         return self._path
 
     @property
+    def where(self) -> str:
+        """Path from the model's root, for messages and sharding plans."""
+        return ".".join(part for part in (self.root, self._path) if part)
+
+    @property
     def style(self) -> ShardingStyle:
         """Sharding style of the module whose forward is running."""
-        return self.options.plan.style(".".join(part for part in (self.root, self._path) if part))
+        return self.options.plan.style(self.where)
 
     @contextmanager
     def scope(self, module: Module) -> Iterator[None]:
@@ -179,6 +184,7 @@ class Trace:
         if use is None:
             cut = tuple(shards) if shards is not None else (1,) * len(parameter.shape)
             path = self._parameter_paths.get(id(parameter), f"{self.path}.{parameter.name}")
+            self._check_split(parameter, cut)
             shape = local_shape(parameter.shape, cut, path)
             dtype = self.options.tensor_dtype
             tensor = self.graph.add_tensor(shape, dtype, Role.PARAMETER, name=path)
@@ -190,6 +196,17 @@ class Trace:
             use = ParameterUse(path, parameter, numel, any(n > 1 for n in cut), tensor, gradient)
             self.parameters[id(parameter)] = use
         return use
+
+    def _check_split(self, parameter: Parameter, shards: Sequence[int]) -> None:
+        for dim, parts in zip(parameter.shape, shards, strict=True):
+            if dim % parts:
+                raise GraphError(
+                    f"{parameter.name} {list(parameter.shape)} cannot be split over a tensor-parallel group of {parts}",
+                    where=self.where,
+                    expected=f"a divisor of {dim}",
+                    got=f"tp = {parts}",
+                    nearest=max(n for n in range(1, parts + 1) if dim % n == 0),
+                )
 
     # -- operators -----------------------------------------------------------------------------------------------
     def emit(

@@ -54,7 +54,10 @@ def assemble_report(
     is_fp8 = job.training.precision is Precision.FP8
     capacity = int(profile.memory_bytes.value)
     timeline = _timeline(layout, evaluation, run, tails, gathers, memories, slowest, iteration)
-    top, provenance = _operators(layout, evaluation, run, slowest)
+    top, seconds = _operators(layout, evaluation, run, slowest)
+    _add_outer(seconds, layout, timeline)
+    everything = sum(seconds.values()) or 1.0
+    provenance = {name: value / everything for name, value in sorted(seconds.items())}
     return Report(
         title=f"{job.model.name} on {job.cluster.label()}, {job.parallel.label()}, {job.training.schedule}",
         iteration_time_s=iteration,
@@ -336,7 +339,7 @@ def _rank_row(layout: Layout, run: PipelineRun, memory: RankMemory, peak: RankPe
 def _operators(
     layout: Layout, evaluation: Evaluation, run: PipelineRun, replica: int
 ) -> tuple[tuple[TopOperator, ...], dict[str, float]]:
-    """The operators that cost most on one replica, and the share of stage time by provenance."""
+    """The operators that cost most on one replica, and the stage time [s] by provenance of its coefficients."""
     library, model = layout.library, evaluation.cost_model
     uses = np.bincount(run.shape[replica], minlength=evaluation.latency.shape[0]).astype(np.float64)
     per_row = uses @ evaluation.latency
@@ -378,4 +381,19 @@ def _operators(
         )
         for key, (total, count) in ranked
     )
-    return top, {name: value / everything for name, value in sorted(provenance.items())}
+    return top, provenance
+
+
+def _add_outer(seconds: dict[str, float], layout: Layout, timeline: IterationTimeline) -> None:
+    """Add transfers, reductions, gathers and the optimizer step to the time by provenance."""
+    profile, mesh = layout.job.cluster.profile, layout.mesh
+    for rank in timeline.ranks:
+        for piece in rank.outer:
+            if piece.kind.is_communication:
+                ports = {"dp": mesh.dp_group(rank.rank).port, "tp": mesh.worst_tp_group.port}
+                neighbour = min(rank.rank + 1, layout.job.parallel.pp - 1)
+                port = ports.get(piece.stream) or mesh.pp_pair(max(neighbour - 1, 0), neighbour).port
+                found = profile.links[port].of(piece.kind).provenance
+            else:
+                found = profile.efficiency(piece.kind).provenance
+            seconds[found.value] = seconds.get(found.value, 0.0) + piece.end_s - piece.start_s

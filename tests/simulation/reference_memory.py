@@ -78,6 +78,8 @@ class _Lives:
                 node = replica.nodes[entry.key]
                 for tensor in {*entry.operator.inputs, *entry.operator.outputs}:
                     self._use(entry.block, tensor, stage[2], (node.start_s, node.end_s))
+        self.read = set(self.uses)
+        for stage in replica.operators:
             self._arrivals(stage)
 
     def _use(self, block: Block, tensor: int | None, microbatch: int, interval: Interval) -> None:
@@ -88,7 +90,10 @@ class _Lives:
             self.uses.setdefault((self.model.home(block, storage.index), microbatch), []).append(interval)
 
     def _arrivals(self, stage: tuple[int, str, int]) -> None:
-        """Tensors that come from the data loader (with the stage) or from another rank (with the transfer)."""
+        """Tensors that come from the data loader (with the stage) or from another rank (with the transfer).
+
+        One that no operator reads lives to the end of the stage that it was given to.
+        """
         chunk, phase, microbatch = stage
         start, _ = self.replica.span(stage)
         if phase == "F":
@@ -96,6 +101,7 @@ class _Lives:
             for k, source in enumerate(first.sources):
                 if source is None:
                     self._use(first, first.trace.inputs[k], microbatch, (start, start))
+                    self._keep_unread(first, first.trace.inputs[k], stage)
                 else:
                     maker = self.model.blocks[source[0]]
                     self._transfer(maker, maker.trace.outputs[source[1]], first, first.trace.inputs[k], stage)
@@ -114,6 +120,12 @@ class _Lives:
         node = self.replica.nodes["send", maker.chunk, taker.chunk, stage[1], stage[2]]
         self._use(maker, given, stage[2], (node.start_s, node.end_s))
         self._use(taker, taken, stage[2], (node.start_s, node.end_s))
+        self._keep_unread(taker, taken, stage)
+
+    def _keep_unread(self, block: Block, tensor: int, stage: tuple[int, str, int]) -> None:
+        home = self.model.home(block, block.trace.graph.tensors[tensor].storage)
+        if (home, stage[2]) not in self.read:
+            self._use(block, tensor, stage[2], self.replica.span(stage))
 
     def curve(self, rank: int) -> Curve:
         """Sum of all lifetimes on a rank; at equal times frees come first, so only the sum counts."""

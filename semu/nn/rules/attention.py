@@ -30,12 +30,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     heads, kv_heads = _heads(q, k, v)
     d, d_v = _int(q.shape[2], q), _int(v.shape[2], v)
     packing = q.sequences or _one_sequence(q)
-    pairs = packing.pairs_with(k.sequences or _one_sequence(k), trace.path)
+    pairs = packing.pairs_with(k.sequences or _one_sequence(k), trace.where)
     share = 2 if causal else 1
     local_heads = heads // q.shards[1]
-    forward_flop = divide(2 * pairs * local_heads * (d + d_v), share, "attention FLOP", trace.path)
-    backward_flop = divide(2 * pairs * local_heads * (3 * d + 2 * d_v), share, "attention FLOP", trace.path)
-    scores_flop = divide(2 * pairs * local_heads * d, share, "attention FLOP", trace.path)
+    forward_flop = divide(2 * pairs * local_heads * (d + d_v), share, "attention FLOP", trace.where)
+    backward_flop = divide(2 * pairs * local_heads * (3 * d + 2 * d_v), share, "attention FLOP", trace.where)
+    scores_flop = divide(2 * pairs * local_heads * d, share, "attention FLOP", trace.where)
     tokens, key_tokens = q.local_shape[0], k.local_shape[0]
     key = (tokens, key_tokens, pairs, local_heads, kv_heads // k.shards[1], d, d_v, share)
     statistics = tokens * local_heads * DType.FP32.size_bytes
@@ -82,7 +82,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
 
 
 def _heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int]:
-    where = q.trace.path
+    where = q.trace.where
     if not (q.ndim == k.ndim == v.ndim == 3):
         raise GraphError("attention needs [tokens, heads, dim]", where=where, got=f"{q.shape}, {k.shape}, {v.shape}")
     heads, kv_heads = _int(q.shape[1], q), _int(k.shape[1], k)
@@ -103,7 +103,7 @@ def _heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int]:
 
 def _int(dim: Dim, x: Tensor) -> int:
     if not isinstance(dim, int):
-        raise GraphError("heads and head size must not depend on the batch", where=x.trace.path, got=dim)
+        raise GraphError("heads and head size must not depend on the batch", where=x.trace.where, got=dim)
     return dim
 
 

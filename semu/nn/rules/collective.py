@@ -44,7 +44,7 @@ def all_reduce(x: Tensor) -> Tensor:
     trace.emit(
         OpKind.ALL_REDUCE,
         [x],
-        net_bytes=wire_bytes(OpKind.ALL_REDUCE, x.size_bytes, group, trace.path),
+        net_bytes=wire_bytes(OpKind.ALL_REDUCE, x.size_bytes, group, trace.where),
         key=(group.num_ranks, group.num_nodes),
         stream=trace.communication_stream(group),
         name="all_reduce",
@@ -68,7 +68,7 @@ def all_to_all(x: Tensor, *, gather: int, scatter: int) -> Tensor:
     if x.shards[gather] != group.num_ranks or x.shards[scatter] != 1:
         raise GraphError(
             "nothing to exchange",
-            where=trace.path,
+            where=trace.where,
             expected=f"axis {gather} split {group.num_ranks} ways, axis {scatter} whole",
             got=x.shards,
         )
@@ -83,7 +83,7 @@ def all_to_all(x: Tensor, *, gather: int, scatter: int) -> Tensor:
             shards=shards,
             dtype=source.dtype,
             sequences=source.sequences,
-            net_bytes=wire_bytes(OpKind.ALL_TO_ALL, source.size_bytes, group, trace.path),
+            net_bytes=wire_bytes(OpKind.ALL_TO_ALL, source.size_bytes, group, trace.where),
             key=(group.num_ranks, group.num_nodes),
             stream=trace.communication_stream(group),
             name="all_to_all",
@@ -116,7 +116,7 @@ def send(x: Tensor, group: CommGroup) -> Tensor:
             shards=source.shards,
             dtype=source.dtype,
             sequences=source.sequences,
-            net_bytes=wire_bytes(OpKind.P2P, source.size_bytes, group, trace.path),
+            net_bytes=wire_bytes(OpKind.P2P, source.size_bytes, group, trace.where),
             key=(group.num_ranks, group.num_nodes),
             stream=trace.communication_stream(group),
             role=Role.COMMUNICATION,
@@ -138,7 +138,7 @@ def _collective(kind: OpKind, x: Tensor, *, token_shards: int, buffer: str) -> T
     trace = x.trace
     group = trace.options.tp_group
     if x.ndim == 0:
-        raise GraphError("a scalar has no tokens to gather or scatter", where=trace.path)
+        raise GraphError("a scalar has no tokens to gather or scatter", where=trace.where)
     whole = x.size_bytes * x.shards[0] if buffer == "output" else x.size_bytes
     return trace.emit(
         kind,
@@ -147,7 +147,7 @@ def _collective(kind: OpKind, x: Tensor, *, token_shards: int, buffer: str) -> T
         shards=(token_shards, *x.shards[1:]),
         dtype=x.dtype,
         sequences=x.sequences,
-        net_bytes=wire_bytes(kind, whole, group, trace.path),
+        net_bytes=wire_bytes(kind, whole, group, trace.where),
         key=(group.num_ranks, group.num_nodes),
         stream=trace.communication_stream(group),
         role=Role.COMMUNICATION if kind is OpKind.ALL_GATHER else Role.ACTIVATION,

@@ -23,7 +23,7 @@ def embedding(ids: Tensor, table: Parameter) -> Tensor:
     trace, plan = ids.trace, ids.trace.options.plan
     is_split = plan.tp > 1 and trace.style is ShardingStyle.VOCABULARY
     if ids.ndim != 1:
-        raise GraphError("an embedding looks up one id a token", where=trace.path, expected="[tokens]", got=ids.shape)
+        raise GraphError("an embedding looks up one id a token", where=trace.where, expected="[tokens]", got=ids.shape)
     use = trace.parameter(table, (plan.tp, 1) if is_split else None)
     width = table.shape[1]
     size = trace.options.tensor_dtype.size_bytes
@@ -101,7 +101,7 @@ def scatter_tokens(x: Tensor, into: Tensor) -> Tensor:
     """
     trace = into.trace
     if x.shape[-1] != into.shape[-1]:
-        raise GraphError("widths differ", where=trace.path, expected=str(into.shape[-1]), got=x.shape[-1])
+        raise GraphError("widths differ", where=trace.where, expected=str(into.shape[-1]), got=x.shape[-1])
     y = trace.emit(
         OpKind.COPY,
         [into, x],

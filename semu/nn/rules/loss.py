@@ -38,10 +38,11 @@ def cross_entropy(logits: Tensor) -> Tensor:
                 trace.emit(
                     OpKind.ALL_REDUCE,
                     [softmax],
-                    net_bytes=wire_bytes(OpKind.ALL_REDUCE, fp32 * tokens, group, trace.path),
+                    net_bytes=wire_bytes(OpKind.ALL_REDUCE, fp32 * tokens, group, trace.where),
                     key=(group.num_ranks, group.num_nodes),
                     stream=trace.communication_stream(group),
                     name=f"all_reduce_{what}",
+                    updates=[softmax],
                 )
         loss = trace.emit(
             OpKind.CROSS_ENTROPY,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from semu.errors import GraphError
 from semu.graph.dim import Dim, product
@@ -30,7 +31,7 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tenso
     trace = x.trace
     if x.shape[-1] != weight.shape[1]:
         raise GraphError(
-            "the input does not fit the weight", where=trace.path, expected=f"[..., {weight.shape[1]}]", got=x.shape
+            "the input does not fit the weight", where=trace.where, expected=f"[..., {weight.shape[1]}]", got=x.shape
         )
     style = trace.style if trace.options.plan.tp > 1 else ShardingStyle.REPLICATED
     if style in (ShardingStyle.COLUMN, ShardingStyle.VOCABULARY):
@@ -40,7 +41,7 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tenso
     if x.shards[-1] != 1:
         raise GraphError(
             "a split activation meets a whole weight",
-            where=trace.path,
+            where=trace.where,
             expected="style row after style column",
             got=style.value,
         )
@@ -97,7 +98,7 @@ def _row(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
     if x.shards[-1] != tp:
         raise GraphError(
             "a row-split weight needs an input split over features",
-            where=trace.path,
+            where=trace.where,
             expected=f"an input split {tp} ways, from a column-split layer",
             got=f"{x.shards[-1]}",
         )
@@ -107,7 +108,7 @@ def _row(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
     with trace.no_grad():
         partial = forward_product(x, w, b, 1)
         reduced = reduce_scatter_tokens(partial) if scatter else all_reduce(partial)
-    y = mark(reduced, x, w)
+    y = _mark(reduced, x, w, b)
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients
@@ -121,11 +122,10 @@ def _row(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
     return y
 
 
-def mark(y: Tensor, x: Tensor, weight: ParameterUse) -> Tensor:
-    """``y`` with the gradient flag that a step from ``x`` and ``weight`` gives it."""
-    from dataclasses import replace
-
-    return replace(y, requires_grad=x.requires_grad or weight.parameter.requires_grad)
+def _mark(y: Tensor, x: Tensor, weight: ParameterUse, bias: ParameterUse | None) -> Tensor:
+    """``y`` with the gradient flag that a step from ``x`` and the parameters gives it."""
+    trains = any(use.parameter.requires_grad for use in (weight, bias) if use is not None)
+    return replace(y, requires_grad=x.requires_grad or trains)
 
 
 def forward_product(
@@ -149,7 +149,7 @@ def forward_product(
         mem_bytes=size * (m * k + k * n + m * n),
         key=(m, n, k),
     )
-    return mark(y, requires_grad_like, weight) if requires_grad_like is not None else y
+    return _mark(y, requires_grad_like, weight, bias) if requires_grad_like is not None else y
 
 
 def input_gradient(grad: Tensor, weight: ParameterUse, in_shards: int) -> Tensor:
@@ -214,11 +214,14 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     trace = a.trace
     if a.ndim < 2 or a.ndim != b.ndim or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
         raise GraphError(
-            "operands do not fit", where=trace.path, expected="[..., m, k] and [..., k, n]", got=f"{a.shape}, {b.shape}"
+            "operands do not fit",
+            where=trace.where,
+            expected="[..., m, k] and [..., k, n]",
+            got=f"{a.shape}, {b.shape}",
         )
     if any(n > 1 for n in (*a.shards, *b.shards)):
         raise GraphError(
-            "operands must be whole", where=trace.path, expected="no split axis", got=f"{a.shards}, {b.shards}"
+            "operands must be whole", where=trace.where, expected="no split axis", got=f"{a.shards}, {b.shards}"
         )
     batch, (m, k), n = product(a.shape[:-2]), a.shape[-2:], b.shape[-1]
     cost = 2 * batch * m * n * k

@@ -23,7 +23,7 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
     """
     trace = x.trace
     if x.shards[-1] != 1:
-        raise GraphError("a norm needs whole rows", where=trace.path, expected="an unsplit last axis", got=x.shards)
+        raise GraphError("a norm needs whole rows", where=trace.where, expected="an unsplit last axis", got=x.shards)
     uses = [trace.parameter(parameter) for parameter in (weight, bias) if parameter is not None]
     rows = product(x.local_shape[:-1])
     statistics = rows * num_statistics * DType.FP32.size_bytes

@@ -46,7 +46,7 @@ def _same_layout(a: Tensor, b: Tensor, what: str) -> None:
     if a.shape != b.shape or a.shards != b.shards:
         raise GraphError(
             f"{what} needs two tensors alike",
-            where=a.trace.path,
+            where=a.trace.where,
             expected=f"{a.shape} split {a.shards}",
             got=f"{b.shape} split {b.shards}",
         )
@@ -71,7 +71,7 @@ def add_parameter(x: Tensor, parameter: Parameter, rows: int) -> Tensor:
     """
     use = x.trace.parameter(parameter)
     if tuple(parameter.shape) != (rows, x.shape[-1]):
-        raise GraphError("the table does not fit", where=x.trace.path, expected=f"{x.shape}", got=parameter.shape)
+        raise GraphError("the table does not fit", where=x.trace.where, expected=f"{x.shape}", got=parameter.shape)
     y = x.trace.emit(
         OpKind.ADD,
         [x, use],
@@ -121,7 +121,9 @@ def gated_activation(x: Tensor, name: str) -> Tensor:
     """``f(gate) * up`` of a fused [..., 2 f] tensor (SwiGLU, GeGLU: 2002.05202), one kernel. Saves its input."""
     width = x.shape[-1]
     if not isinstance(width, int) or width % 2:
-        raise GraphError("a gated activation halves its input", where=x.trace.path, expected="an even width", got=width)
+        raise GraphError(
+            "a gated activation halves its input", where=x.trace.where, expected="an even width", got=width
+        )
     half = (*x.shape[:-1], width // 2)
     out_bytes = x.size_bytes
     y = _like(x, OpKind.ACTIVATION, [x], out_bytes + _half(out_bytes), name, shape=half)
@@ -144,7 +146,7 @@ def _half(dim: Dim) -> Dim:
 def dropout(x: Tensor, p: float) -> Tensor:
     """Dropout with probability ``p``; nothing at 0. Saves a mask of one byte an element."""
     if not 0 <= p < 1:
-        raise GraphError("not a dropout probability", where=x.trace.path, expected="0 <= p < 1", got=p, nearest=0)
+        raise GraphError("not a dropout probability", where=x.trace.where, expected="0 <= p < 1", got=p, nearest=0)
     if p == 0:
         return x
     mask_bytes = x.numel

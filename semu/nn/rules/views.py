@@ -23,7 +23,10 @@ def split(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     """
     if sum(sizes) != x.shape[-1]:
         raise GraphError(
-            "the parts do not make up the axis", where=x.trace.path, expected=f"a sum of {x.shape[-1]}", got=list(sizes)
+            "the parts do not make up the axis",
+            where=x.trace.where,
+            expected=f"a sum of {x.shape[-1]}",
+            got=list(sizes),
         )
     parts = tuple(x.trace.view(x, (*x.shape[:-1], size), x.shards) for size in sizes)
 
@@ -54,12 +57,14 @@ def unflatten(x: Tensor, outer: int, inner: int) -> Tensor:
         GraphError: the sizes do not match, or the group does not divide ``outer`` (e.g. heads by tp).
     """
     if x.shape[-1] != outer * inner:
-        raise GraphError("the axis does not unfold", where=x.trace.path, expected=f"{outer} x {inner}", got=x.shape[-1])
+        raise GraphError(
+            "the axis does not unfold", where=x.trace.where, expected=f"{outer} x {inner}", got=x.shape[-1]
+        )
     shards = x.shards[-1]
     if outer % shards:
         raise GraphError(
             f"{outer} heads cannot be split over a tensor-parallel group of {shards}",
-            where=x.trace.path,
+            where=x.trace.where,
             expected=f"a divisor of {outer}",
             got=f"tp = {shards}",
             nearest=max(n for n in range(1, shards + 1) if outer % n == 0),
@@ -70,7 +75,7 @@ def unflatten(x: Tensor, outer: int, inner: int) -> Tensor:
 def flatten(x: Tensor) -> Tensor:
     """View [..., a, b] as [..., a x b]."""
     if x.ndim < 2 or x.shards[-1] != 1:
-        raise GraphError("nothing to flatten", where=x.trace.path, expected="[..., a, b], b whole", got=x.shape)
+        raise GraphError("nothing to flatten", where=x.trace.where, expected="[..., a, b], b whole", got=x.shape)
     return _reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]), x.shards[:-1])
 
 

@@ -1,0 +1,142 @@
+"""What the slow reference says of everything around the pipeline: gradients, optimizer, parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from simulation.reference import Expansion, on_grid
+
+from semu.hardware.kinds import OpKind
+from semu.hardware.network import CommGroup, collective_latency, wire_factor
+from semu.nn import Parameter
+
+
+@dataclass
+class Slice:
+    """A collective or an optimizer step of one rank."""
+
+    kind: OpKind
+    start_s: float
+    end_s: float
+    net_bytes: int = 0
+
+
+@dataclass
+class Tail:
+    """What follows the pipeline.
+
+    Attributes:
+        slices: of each rank, in order. iteration_s: end of everything.
+    """
+
+    slices: list[list[Slice]] = field(default_factory=list)
+    iteration_s: float = 0.0
+
+
+@dataclass
+class Held:
+    """A trainable parameter on a rank: local elements, whether split, and when its gradient is complete [s]."""
+
+    parameter: Parameter
+    elements: int
+    is_sharded: bool
+    ready_s: float
+
+
+def tail_of(expansion: Expansion) -> Tail:
+    """Reduce, step, gather."""
+    model = expansion.model
+    job = model.job
+    overlap, parallel = job.training.overlap, job.parallel
+    held = [trainable(expansion, rank) for rank in range(parallel.pp)]
+    ends = [
+        max(replica.span(stage)[1] for replica in expansion.replicas for stage in replica.orders[rank])
+        for rank in range(parallel.pp)
+    ]
+    tail = Tail([[] for _ in range(parallel.pp)])
+    grad_bytes = job.training.grad_dtype.size_bytes
+    for rank, slices in enumerate(tail.slices):
+        group = job.cluster.place_group("dp", [model.gpu(rank, replica) for replica in range(parallel.dp)])
+        kind = OpKind.REDUCE_SCATTER if parallel.zero else OpKind.ALL_REDUCE
+        done = ends[rank]
+        if parallel.dp > 1:
+            now = 0.0
+            for bucket in buckets(held[rank], parallel.dp, overlap.grad_reduce):
+                ready = max(item.ready_s for item in bucket) if overlap.grad_reduce else ends[rank]
+                size = sum(item.elements for item in bucket) * grad_bytes
+                slices.append(collective(expansion, kind, group, size, max(now, ready)))
+                now = slices[-1].end_s
+            done = max(done, now)
+        whole = sum(item.elements for item in held[rank] if not item.is_sharded)
+        if parallel.tp > 1 and parallel.sequence_parallel and whole:
+            slices.append(collective(expansion, OpKind.ALL_REDUCE, model.tp_group, whole * grad_bytes, done))
+    _tie(expansion, held, ends, tail)
+    barrier = max([*ends, *(piece.end_s for slices in tail.slices for piece in slices)])
+    for rank, slices in enumerate(tail.slices):
+        elements = sum(item.elements for item in held[rank])
+        if elements:
+            _step(expansion, rank, elements, barrier, slices)
+    tail.iteration_s = max([barrier, *(piece.end_s for slices in tail.slices for piece in slices)])
+    return tail
+
+
+def trainable(expansion: Expansion, rank: int) -> list[Held]:
+    """Trainable parameters of a rank in the order of data flow, each once."""
+    found: dict[int, Held] = {}
+    for block in expansion.model.blocks:
+        for use in block.trace.parameters if block.rank == rank else ():
+            if not use.parameter.requires_grad:
+                continue
+            item = found.setdefault(id(use.parameter), Held(use.parameter, use.numel, use.is_sharded, 0.0))
+            for replica in expansion.replicas:
+                for operators in replica.operators.values():
+                    for entry in operators:
+                        if entry.block is block and use.gradient in entry.operator.outputs:
+                            item.ready_s = max(item.ready_s, replica.nodes[entry.key].end_s)
+    return list(found.values())
+
+
+def buckets(held: list[Held], dp: int, several: bool) -> list[list[Held]]:
+    """Gradients in order of readiness, at least 40 million elements (a million per replica) together."""
+    groups: list[list[Held]] = [[]]
+    for item in sorted(held, key=lambda item: item.ready_s):
+        if several and sum(other.elements for other in groups[-1]) >= max(40_000_000, 1_000_000 * dp):
+            groups.append([])
+        groups[-1].append(item)
+    return [group for group in groups if group]
+
+
+def collective(expansion: Expansion, kind: OpKind, group: CommGroup, size: int, start_s: float) -> Slice:
+    """One collective over a buffer of ``size`` bytes."""
+    wire = int(wire_factor(kind, group.num_ranks) * size)
+    latency = on_grid(collective_latency(expansion.model.job.cluster.profile, kind, group, wire))
+    return Slice(kind, start_s, start_s + latency, wire)
+
+
+def _tie(expansion: Expansion, held: list[list[Held]], ends: list[float], tail: Tail) -> None:
+    """Gradients of a parameter that several ranks hold are summed over those ranks."""
+    model = expansion.model
+    for item in {id(item.parameter): item for items in held for item in items}.values():
+        ranks = [r for r, items in enumerate(held) if any(other.parameter is item.parameter for other in items)]
+        if len(ranks) > 1:
+            start = max(max([ends[rank], *(piece.end_s for piece in tail.slices[rank])]) for rank in ranks)
+            group = model.job.cluster.place_group("pp", [model.gpu(rank, 0) for rank in ranks])
+            size = item.elements * model.job.training.grad_dtype.size_bytes
+            for rank in ranks:
+                tail.slices[rank].append(collective(expansion, OpKind.ALL_REDUCE, group, size, start))
+
+
+def _step(expansion: Expansion, rank: int, elements: int, barrier: float, slices: list[Slice]) -> None:
+    """Adam on the rank's share, then the gather of the parameters where it does not hide."""
+    model = expansion.model
+    job, profile = model.job, model.job.cluster.profile
+    tensor_bytes, grad_bytes = job.training.precision.tensor_dtype.size_bytes, job.training.grad_dtype.size_bytes
+    own = (elements + job.parallel.dp - 1) // job.parallel.dp if job.parallel.zero else elements
+    # gradient read, two moments read and written, fp32 master read and written, 16-bit parameter written
+    traffic = own * (grad_bytes + 16 + (8 + tensor_bytes if tensor_bytes < 4 else 8))
+    efficiency = profile.efficiency(OpKind.OPTIMIZER)
+    latency = on_grid(efficiency.latency_s(0, traffic, 1.0, profile.mem_bytes_per_s.value))
+    slices.append(Slice(OpKind.OPTIMIZER, barrier, barrier + latency))
+    if job.parallel.dp > 1 and job.parallel.zero and not job.training.overlap.param_gather:
+        group = job.cluster.place_group("dp", [model.gpu(rank, replica) for replica in range(job.parallel.dp)])
+        slices.append(collective(expansion, OpKind.ALL_GATHER, group, elements * tensor_bytes, slices[-1].end_s))
