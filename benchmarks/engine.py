@@ -227,7 +227,8 @@ def measure_columns(seconds: float) -> list[Row]:
 
     rows = []
     for p in (np.inf, 3.0):
-        semu = partial(kernels.roofline_latency, *amounts, *rates, t0_s, np.full(num_ops, p), latency)
+        exponent, corner_s = np.full(num_ops, p), np.zeros(num_ops)
+        semu = partial(kernels.roofline_latency, *amounts, *rates, t0_s, exponent, corner_s, latency)
         semu()
         assert np.abs(latency - in_numpy(p)).max() <= 1 / grid, "numpy finds other latencies"
         times_s = fastest({"semu": semu, "numpy": partial(in_numpy, p)}, seconds)

@@ -111,7 +111,7 @@ class CostModel:
         Raises:
             ConfigError: a custom rule returned a negative or non-finite latency.
         """
-        from semu.engine.cost_kernels import column_latency
+        from semu.engine.kernels import roofline_latency
 
         flop = columns.flop
         if self._attention:
@@ -121,10 +121,10 @@ class CostModel:
             flop = flop.copy()
             flop[rows] *= 1.0 + self._short[rows, None] * np.where(share == 2, 1.0, 0.5) * per_length
         result = np.empty(flop.shape)
-        column_latency(
+        roofline_latency(
             flop,
-            columns.mem_bytes,
-            columns.net_bytes,
+            columns.mem_bytes.astype(np.float64),
+            columns.net_bytes.astype(np.float64),
             self._flop_rate,
             self._mem_rate,
             self._net_rate,

@@ -96,12 +96,13 @@ def roofline_latency(
     net_bytes_per_s: NDArray[np.float64],
     t0_s: NDArray[np.float64],
     exponent: NDArray[np.float64],
+    corner_s: NDArray[np.float64],
     latency: NDArray[np.float64],
 ) -> None:
-    """Latency of every operator for every shape: ``t0 + (sum of terms^p)^(1/p)``, on the time grid.
+    """Latency of every operator for every shape: ``t0 + (sum of terms^p)^(1/p) + sqrt(c n)``, on the time grid.
 
     The terms are amount / rate for FLOP, memory and network; an amount of 0 takes no time whatever the rate, a positive
-    amount at rate 0 takes infinitely long. p = infinity is the maximum of the terms.
+    amount at rate 0 takes infinitely long. p = infinity is the maximum of the terms; n is the network term.
 
     Args:
         flop: float64[num_ops, num_shapes] [FLOP], >= 0.
@@ -112,6 +113,7 @@ def roofline_latency(
         net_bytes_per_s: float64[num_ops] effective rate [bytes/s], >= 0.
         t0_s: float64[num_ops] fixed device time of the kernel [s], >= 0.
         exponent: float64[num_ops] p >= 1; infinity, 1, 2 and 3 have fast paths.
+        corner_s: float64[num_ops] c [s], >= 0, the soft corner of collectives between latency and bandwidth.
         latency: written: float64[num_ops, num_shapes] [s].
     Source:
         DIP (ASPLOS'26) §6.1 for the maximum; t0 and the p-norm are semu's (DESIGN §3.2).
@@ -122,7 +124,12 @@ def roofline_latency(
         t0, p = t0_s[op], exponent[op]
         f, m, n, out = flop[op], mem_bytes[op], net_bytes[op], latency[op]
         # One loop per norm: LLVM vectorises each of them, but not one loop that chooses inside.
-        if p == _INFINITY:
+        if corner_s[op] > 0.0:
+            for i in range(num_shapes):
+                a, b, c = _seconds(f[i], rate_f), _seconds(m[i], rate_m), _seconds(n[i], rate_n)
+                norm = max(a, max(b, c)) if p == _INFINITY else _norm(a, b, c, p)
+                out[i] = quantize(t0 + norm + np.sqrt(corner_s[op] * c))
+        elif p == _INFINITY:
             for i in range(num_shapes):
                 a, b, c = _seconds(f[i], rate_f), _seconds(m[i], rate_m), _seconds(n[i], rate_n)
                 out[i] = quantize(t0 + max(a, max(b, c)))

@@ -12,11 +12,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from semu.errors import GraphError
+from semu.graph.costs import check_costs
 from semu.graph.dim import Dim, product
+from semu.graph.lint import check_graph
 from semu.graph.operator import Operator, Phase
 from semu.graph.subgraph import Subgraph
 from semu.graph.tensor import Role, Storage, TensorNode
-from semu.hardware.device import DeviceKind, Stream
+from semu.hardware.device import Stream
 from semu.hardware.kinds import DType, OpKind
 
 if TYPE_CHECKING:
@@ -102,7 +104,7 @@ class Graph:
         """
         index = len(self.operators)
         where = path or f"operator {index} ({kind.value})"
-        self._check_costs(stream, flop, mem_bytes, net_bytes, where)
+        check_costs(stream, flop, mem_bytes, net_bytes, where)
         reads = tuple(self._known_tensor(tensor, where) for tensor in inputs)
         writes = tuple(self._known_tensor(tensor, where) for tensor in outputs)
         before = set(after)
@@ -175,29 +177,6 @@ class Graph:
             if isinstance(dim, int) and dim < 0:
                 raise GraphError("negative size", where=where, expected=">= 0", got=dim, nearest=0)
 
-    @staticmethod
-    def _check_costs(stream: Stream, flop: Dim, mem_bytes: Dim, net_bytes: Dim, where: str) -> None:
-        for name, cost in (("flop", flop), ("mem_bytes", mem_bytes), ("net_bytes", net_bytes)):
-            if isinstance(cost, int) and cost < 0:
-                raise GraphError(f"negative {name}", where=where, expected=">= 0", got=cost, nearest=0)
-        kind = stream.device.kind
-        if kind is not DeviceKind.LINK and net_bytes != 0:
-            raise GraphError(
-                "network bytes on a device that has no network",
-                where=where,
-                expected=f"a link, or net_bytes = 0 on {stream.device.name}",
-                got=net_bytes,
-                nearest=0,
-            )
-        if kind is DeviceKind.LINK and flop != 0:
-            raise GraphError(
-                "arithmetic on a link",
-                where=where,
-                expected=f"a compute device, or flop = 0 on {stream.device.name}",
-                got=flop,
-                nearest=0,
-            )
-
     # -- reading -------------------------------------------------------------------------------------------------
     def streams(self) -> list[Stream]:
         """The streams in use, in order of first use."""
@@ -210,31 +189,7 @@ class Graph:
             GraphError: a dangling reference, a dependency that does not point back, a tensor read before it is
                 written, subgraphs that overlap without nesting.
         """
-        written = set(self.inputs)
-        for operator in self.operators:
-            where = operator.path or f"operator {operator.index}"
-            self._check_costs(operator.stream, operator.flop, operator.mem_bytes, operator.net_bytes, where)
-            if any(not 0 <= before < operator.index for before in operator.after):
-                raise GraphError("a dependency does not point back", where=where, got=operator.after)
-            for tensor in operator.inputs:
-                node = self.tensors[self._known_tensor(tensor, where)]
-                storage = self.storages[node.storage]
-                if storage.index not in self._written_storages(written) and not storage.role.is_static:
-                    raise GraphError(f"{node.name or 'a tensor'} is read before it is written", where=where)
-            written.update(operator.outputs)
-        self._check_nesting()
-
-    def _written_storages(self, tensors: set[int]) -> set[int]:
-        return {self.tensors[tensor].storage for tensor in tensors}
-
-    def _check_nesting(self) -> None:
-        for group in self.subgraphs:
-            if group.last is None:
-                raise GraphError("subgraph still open", where=group.path)
-            if group.parent is not None:
-                outer = self.subgraphs[group.parent]
-                if outer.last is None or not (outer.first <= group.first and group.last <= outer.last):
-                    raise GraphError("subgraph reaches out of its parent", where=group.path)
+        check_graph(self)
 
     def to_text(self) -> str:
         """Readable form: one line per operator, indented by subgraph."""

@@ -104,7 +104,9 @@ def recompute(
         trace.phase = Phase.RECOMPUTE
         again = function(*leaves)
         trace.phase = Phase.INPUT_GRADIENT
-        results = backward(trace, again if isinstance(again, tuple) else (again,), gradients, leaves)
+        outputs_again = again if isinstance(again, tuple) else (again,)
+        arrived = [(t, g) for t, g in zip(outputs_again, gradients, strict=True) if g is not None or t.ndim == 0]
+        results = backward(trace, [t for t, _ in arrived], [g for _, g in arrived], leaves)
         trace.tape = outer
         return results
 

@@ -19,7 +19,7 @@ from semu.nn.rules.pointwise import (
     modulate,
     rope,
 )
-from semu.nn.rules.views import flatten, split, unflatten
+from semu.nn.rules.views import flatten, split, split_heads, unflatten
 from semu.nn.tensor import Tensor
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "shard_tokens",
     "silu",
     "split",
+    "split_heads",
     "swiglu",
     "unflatten",
 ]

@@ -45,11 +45,7 @@ class SelfAttention(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
-        query_width, key_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        parts = self.qkv(x).split((query_width, key_width, key_width))
-        q = parts[0].unflatten(self.heads, self.head_dim)
-        k = parts[1].unflatten(self.kv_heads, self.head_dim)
-        v = parts[2].unflatten(self.kv_heads, self.head_dim)
+        q, k, v = F.split_heads(self.qkv(x), (self.heads, self.kv_heads, self.kv_heads), self.head_dim)
         if self.rotary:
             q, k = F.rope(q), F.rope(k)
         out: Tensor = self.out(F.attention(q, k, v, causal=self.causal).flatten())
@@ -73,11 +69,8 @@ class CrossAttention(Module):
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         """[tokens, hidden], [context tokens, context] -> [tokens, hidden]."""
-        width = self.heads * self.head_dim
         q = self.query(x).unflatten(self.heads, self.head_dim)
-        key, value = self.key_value(context).split((width, width))
-        k = key.unflatten(self.heads, self.head_dim)
-        v = value.unflatten(self.heads, self.head_dim)
+        k, v = F.split_heads(self.key_value(context), (self.heads, self.heads), self.head_dim)
         out: Tensor = self.out(F.attention(q, k, v, causal=False).flatten())
         return out
 

@@ -84,7 +84,7 @@ def run_replicas(
     Args:
         layout, evaluation, problem: the job. floor: float64[num_nodes] [s], earliest end of each node, or None.
     """
-    from semu.engine.pipeline_kernels import run_pipeline
+    from semu.engine.kernels import fixed_order_times
 
     distinct, first, count = np.unique(evaluation.shapes.index, axis=0, return_index=True, return_counts=True)
     order = np.argsort(first, kind="stable")
@@ -92,8 +92,33 @@ def run_replicas(
     sent = transfer_bytes(layout, evaluation, problem)
     latency = node_latencies(layout, evaluation, problem, shape, sent)
     start, end = np.zeros_like(latency), np.zeros_like(latency)
-    earliest = floor if floor is not None else np.zeros(problem.num_nodes)
-    timed = run_pipeline(latency, earliest, problem.stream_ptr, problem.pred_ptr, problem.pred, start, end)
-    if timed < problem.num_nodes:
-        raise InternalError("a validated schedule deadlocked", where=problem.schedule.name)
+    release = _release(problem, floor) if floor is not None else np.zeros(0)
+    cursor = np.zeros(len(problem.stream_ptr) - 1, dtype=np.int64)
+    for row in range(len(shape)):
+        timed = fixed_order_times(
+            problem.stream_ptr,
+            problem.pred_ptr,
+            problem.pred,
+            latency[row],
+            release,
+            start[row],
+            end[row],
+            cursor,
+        )
+        if timed < problem.num_nodes:
+            raise InternalError("a validated schedule deadlocked", where=problem.schedule.name)
+    if floor is not None:
+        np.maximum(end, floor, out=end)
     return PipelineRun(problem, shape, count[order], first[order], latency, start, end, sent)
+
+
+def _release(problem: PipelineProblem, floor: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Earliest starts that follow from earliest ends: whatever comes after a node, on its stream or by dependency."""
+    release = np.zeros(problem.num_nodes)
+    first = set(problem.stream_ptr[:-1].tolist())
+    for node in np.flatnonzero(floor > 0):
+        if node + 1 < problem.num_nodes and node + 1 not in first:
+            release[node + 1] = max(release[node + 1], floor[node])
+    node_of_edge = np.repeat(np.arange(problem.num_nodes), np.diff(problem.pred_ptr))
+    np.maximum.at(release, node_of_edge, floor[problem.pred])
+    return release

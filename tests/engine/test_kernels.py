@@ -95,8 +95,18 @@ def latencies(
 ) -> NDArray[np.float64]:
     """amounts: [3, num_ops, num_shapes]; rates: [3, num_ops]."""
     out = np.full(amounts.shape[1:], -7.0)
-    kernels.roofline_latency(*amounts, *rates, t0_s, p, out)
+    kernels.roofline_latency(*amounts, *rates, t0_s, p, np.zeros_like(t0_s), out)
     return out
+
+
+@pytest.mark.parametrize("p", [1.0, 3.0, math.inf])
+def test_the_corner_of_a_collective_adds_a_square_root(p: float) -> None:
+    net, rate, t0, corner = np.array([[0.0, 1e6, 3e9]]), np.array([2e11]), np.array([5e-6]), np.array([1.2e-5])
+    none, ones, out = np.zeros_like(net), np.ones(1), np.empty_like(net)
+    kernels.roofline_latency(none, none, net, ones, ones, rate, t0, np.array([p]), corner, out)
+    for latency_s, size in zip(out[0], net[0], strict=True):
+        transfer_s = size / 2e11
+        assert latency_s == quantize_time(5e-6 + transfer_s + math.sqrt(1.2e-5 * transfer_s))
 
 
 amount = st.one_of(st.just(0.0), st.floats(1.0, 1e13))

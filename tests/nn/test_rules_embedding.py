@@ -100,8 +100,8 @@ def test_ids_are_a_vector() -> None:
 def test_a_vocabulary_that_does_not_divide_is_refused() -> None:
     with pytest.raises(GraphError, match="cannot be split over a tensor-parallel group of 3") as caught:
         embed(3, style=ShardingStyle.VOCABULARY)
-    assert caught.value.where == "weight"
-    assert caught.value.nearest == 39
+    assert caught.value.got == "tp = 3"
+    assert caught.value.nearest == 2
 
 
 # -- moving tokens -----------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from random import Random
 
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
-from semu.nn import Model
+from semu.nn import InputSpec, Linear, ModalityModule, ModalityRole, Model, Module, Sequential, Tensor
+from semu.nn import functional as F
 from semu.parallel.config import Overlap, Parallel
 from semu.workload import AbstractBatch, Microbatch
 from semu_models.dit import DiTConfig
@@ -94,12 +95,109 @@ def t2v(*, frozen: Sequence[str] = (), layers: int = 3) -> Model:
     return make_t2v("tiny-t2v", T2VConfig(LANGUAGE, video)).freeze(frozen)
 
 
+# -- models of a few lines, each with one awkward shape ----------------------------------------------------------------
+WIDTH = 64
+FEATURES = (InputSpec("text", WIDTH),)
+
+
+class Attention(Module):
+    """Attention without a projection behind it: what it returns is also what its backward reads."""
+
+    def __init__(self, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(x).split((WIDTH, WIDTH, WIDTH))
+        q, k, v = (part.unflatten(self.heads, WIDTH // self.heads) for part in parts)
+        return F.attention(q, k, v, causal=True).flatten()
+
+
+class Sum(Module):
+    """A projection of its first input plus its second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.projection(x) + y
+
+
+class Fork(Module):
+    """One input, two outputs, the second made of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Linear(WIDTH, WIDTH), Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.first(x)
+        return z, self.second(F.gelu(z))
+
+
+class Along(Module):
+    """Works on its first input and hands the second one on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return F.gelu(self.projection(x)), y
+
+
+class Distance(Module):
+    """Loss of a projection of the first input; the others end here unread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, *_: Tensor) -> Tensor:
+        return F.mean_squared_error(self.projection(x))
+
+
+def chain(*blocks: Module) -> Model:
+    """One module of these blocks."""
+    return Model("chain", [ModalityModule("chain", ModalityRole.BACKBONE, Sequential(*blocks), FEATURES)])
+
+
+def attention_encoder() -> Model:
+    """An encoder that ends in attention: its output is kept for its own backward and, elsewhere, for another."""
+    return Model(
+        "attention-encoder",
+        [
+            ModalityModule("encoder", ModalityRole.ENCODER, Sequential(Linear(WIDTH, WIDTH), Attention()), FEATURES),
+            ModalityModule(
+                "backbone", ModalityRole.BACKBONE, Sequential(Sum(), Distance()), FEATURES, sources=("encoder",)
+            ),
+        ],
+    )
+
+
+def carry_along() -> Model:
+    """Two tensors between all blocks; the second one is used at the end."""
+    return chain(Linear(WIDTH, WIDTH), Fork(), Along(), Along(), Along(), Sum(), Distance())
+
+
+def overlap(
+    *, tensor: bool = False, pipeline: bool = False, gradients: bool = False, parameters: bool = False
+) -> Overlap:
+    """Which communication hides; by default none."""
+    return Overlap(grad_reduce=gradients, param_gather=parameters, tensor_parallel=tensor, pipeline=pipeline)
+
+
+NO_OVERLAP = overlap()
+
+
 def job_of(
     model: Model,
     items: Sequence[Microbatch],
     parallel: Parallel | None = None,
     *,
-    overlap: Overlap | None = None,
+    overlap: Overlap = NO_OVERLAP,
     schedule: str = "1f1b",
     recompute: str = "none",
     override: dict[str, object] | None = None,
@@ -117,7 +215,7 @@ def job_of(
             global_batch=len(items),
             schedule=schedule,
             recompute=recompute,
-            overlap=overlap if overlap is not None else Overlap(param_gather=False, grad_reduce=False),
+            overlap=overlap,
         ),
         ListedBatch(tuple(items)),
     )

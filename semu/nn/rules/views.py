@@ -61,15 +61,34 @@ def unflatten(x: Tensor, outer: int, inner: int) -> Tensor:
             "the axis does not unfold", where=x.trace.where, expected=f"{outer} x {inner}", got=x.shape[-1]
         )
     shards = x.shards[-1]
-    if outer % shards:
-        raise GraphError(
-            f"{outer} heads cannot be split over a tensor-parallel group of {shards}",
-            where=x.trace.where,
-            expected=f"a divisor of {outer}",
-            got=f"tp = {shards}",
-            nearest=max(n for n in range(1, shards + 1) if outer % n == 0),
-        )
+    _check_heads(outer, x)
     return _reshape(x, (*x.shape[:-1], outer, inner), (*x.shards[:-1], shards, 1))
+
+
+def split_heads(x: Tensor, heads: Sequence[int], head_dim: int) -> tuple[Tensor, ...]:
+    """Views of a fused projection [..., sum(heads) x head_dim] as [..., heads_i, head_dim], one per part.
+
+    Args:
+        x: the projection, split over the group or not. heads: global heads of each part (queries, keys, values).
+    Raises:
+        GraphError: sizes that do not match, or heads that the group does not divide.
+    """
+    for count in heads:
+        _check_heads(count, x)
+    parts = split(x, [count * head_dim for count in heads])
+    return tuple(unflatten(part, count, head_dim) for part, count in zip(parts, heads, strict=True))
+
+
+def _check_heads(heads: int, x: Tensor) -> None:
+    shards = x.shards[-1]
+    if heads % shards:
+        raise GraphError(
+            f"{heads} heads cannot be split over a tensor-parallel group of {shards}",
+            where=x.trace.where,
+            expected=f"a divisor of {heads}",
+            got=f"tp = {shards}",
+            nearest=max(n for n in range(1, shards + 1) if heads % n == 0),
+        )
 
 
 def flatten(x: Tensor) -> Tensor:

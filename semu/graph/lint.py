@@ -1,0 +1,66 @@
+"""``check_graph``: the invariants that building keeps, checked on a finished graph (``Graph.lint``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semu.errors import GraphError
+from semu.graph.costs import check_costs
+
+if TYPE_CHECKING:
+    from semu.graph.graph import Graph
+    from semu.graph.operator import Operator
+
+
+def check_graph(graph: Graph) -> None:
+    """Check references, dependencies, lifetimes and nesting.
+
+    Raises:
+        GraphError: a dangling reference, a dependency that does not point back, a tensor read before it is written,
+            costs that a device cannot serve, subgraphs that overlap without nesting.
+    """
+    for tensor in graph.tensors:
+        if not 0 <= tensor.storage < len(graph.storages):
+            raise GraphError(
+                "unknown storage", where=tensor.name, expected=f"< {len(graph.storages)}", got=tensor.storage
+            )
+    written = {graph.tensors[tensor].storage for tensor in graph.inputs}
+    for operator in graph.operators:
+        _check_operator(graph, operator, written)
+        written.update(graph.tensors[tensor].storage for tensor in operator.outputs)
+    _check_nesting(graph)
+
+
+def _check_operator(graph: Graph, operator: Operator, written: set[int]) -> None:
+    where = operator.path or f"operator {operator.index}"
+    check_costs(operator.stream, operator.flop, operator.mem_bytes, operator.net_bytes, where)
+    if any(not 0 <= before < operator.index for before in operator.after):
+        raise GraphError(
+            "a dependency does not point back", where=where, expected=f"< {operator.index}", got=operator.after
+        )
+    for tensor in (*operator.inputs, *operator.outputs):
+        if not 0 <= tensor < len(graph.tensors):
+            raise GraphError("unknown tensor", where=where, expected=f"< {len(graph.tensors)}", got=tensor)
+    for tensor in operator.inputs:
+        storage = graph.storages[graph.tensors[tensor].storage]
+        if storage.index not in written and not storage.role.is_static:
+            name = graph.tensors[tensor].name or f"tensor {tensor}"
+            raise GraphError(f"{name} is read before it is written", where=where)
+
+
+def _check_nesting(graph: Graph) -> None:
+    for group in graph.subgraphs:
+        if group.last is None:
+            raise GraphError("subgraph still open", where=group.path)
+        if group.parent is not None:
+            outer = graph.subgraphs[group.parent]
+            if outer.last is None or not (outer.first <= group.first and group.last <= outer.last):
+                raise GraphError("subgraph reaches out of its parent", where=group.path)
+    around: list[tuple[int, str]] = []
+    for first, negative_last, path in sorted((g.first, -(g.last or 0), g.path) for g in graph.subgraphs):
+        last = -negative_last
+        while around and around[-1][0] <= first:
+            around.pop()
+        if around and last > around[-1][0]:
+            raise GraphError("two subgraphs overlap without nesting", where=path, got=around[-1][1])
+        around.append((last, path))

@@ -1,0 +1,98 @@
+"""Data parallelism: what each rank stores, and gradient buckets."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semu.hardware.kinds import DType
+from semu.parallel.data import Bucket, StaticBytes, gradient_buckets, static_bytes
+
+MILLION = 1_000_000
+
+
+def stored(
+    elements: int,
+    trainable: int | None = None,
+    *,
+    dp: int = 1,
+    zero: int = 0,
+    tensor: DType = DType.BF16,
+    grad: DType = DType.FP32,
+) -> StaticBytes:
+    count = elements if trainable is None else trainable
+    return static_bytes(elements, count, dp=dp, zero=zero, tensor_dtype=tensor, grad_dtype=grad)
+
+
+# -- static memory -----------------------------------------------------------------------------------------------
+@pytest.mark.paper
+@pytest.mark.parametrize("dp", [1, 2, 8, 64])
+def test_mixed_precision_adam_stores_18_bytes_a_parameter(dp: int) -> None:
+    """Megatron-LM: bf16 parameter 2, fp32 gradient 4, fp32 master weight 4, two fp32 moments 8."""
+    held = stored(MILLION, dp=dp)
+    assert (held.parameters, held.gradients, held.optimizer) == (2 * MILLION, 4 * MILLION, 12 * MILLION)
+    assert held.total == 18 * MILLION
+
+
+@pytest.mark.paper
+@pytest.mark.parametrize("dp", [1, 2, 8, 64])
+def test_the_distributed_optimizer_stores_6_and_12_over_dp(dp: int) -> None:
+    assert stored(MILLION, dp=dp, zero=1).total == 6 * MILLION + 12 * MILLION // dp
+
+
+@pytest.mark.paper
+def test_zero_paper_baseline_with_half_precision_gradients() -> None:
+    """1910.02054 §3.1: 2 + 2 + K, K = 12."""
+    assert stored(MILLION, grad=DType.BF16).total == 16 * MILLION
+
+
+@given(st.integers(0, 10**6), st.integers(1, 300))
+def test_the_shards_hold_everything_and_little_more(trainable: int, dp: int) -> None:
+    shard = stored(trainable, dp=dp, zero=1).optimizer
+    whole = stored(trainable, dp=dp, zero=0).optimizer
+    assert whole <= dp * shard < whole + 12 * dp
+    assert shard % 12 == 0
+
+
+def test_single_precision_has_no_master_weights() -> None:
+    held = stored(1000, tensor=DType.FP32)
+    assert (held.parameters, held.gradients, held.optimizer) == (4000, 4000, 8000)
+
+
+def test_frozen_parameters_are_stored_and_nothing_else() -> None:
+    assert stored(1000, 0, dp=4, zero=1) == StaticBytes(2000, 0, 0)
+    assert stored(1000, 400) == StaticBytes(2000, 1600, 4800)
+
+
+# -- buckets -----------------------------------------------------------------------------------------------------
+counts = st.lists(st.integers(0, 60 * MILLION), max_size=30)
+
+
+@given(counts, st.sampled_from([1, 8, 40, 64, 512]))
+def test_buckets_cover_every_parameter_once_and_in_order(elements: list[int], dp: int) -> None:
+    buckets = gradient_buckets(elements, dp, overlapped=True)
+    assert [member for bucket in buckets for member in bucket.members] == list(range(len(elements)))
+    for bucket in buckets:
+        assert bucket.elements == sum(elements[member] for member in bucket.members)
+
+
+@given(counts, st.sampled_from([1, 8, 40, 64, 512]))
+def test_a_bucket_closes_as_soon_as_it_is_large_enough(elements: list[int], dp: int) -> None:
+    """Megatron-LM: max(40 million, 1 million x dp) elements."""
+    limit = max(40 * MILLION, MILLION * dp)
+    buckets = gradient_buckets(elements, dp, overlapped=True)
+    for bucket in buckets:
+        assert bucket.elements - elements[bucket.members[-1]] < limit
+    for bucket in buckets[:-1]:
+        assert bucket.elements >= limit
+
+
+def test_nothing_is_gained_by_several_buckets_without_overlap() -> None:
+    elements = [50 * MILLION, 30 * MILLION, 70 * MILLION]
+    assert gradient_buckets(elements, 8, overlapped=False) == [Bucket(150 * MILLION, (0, 1, 2))]
+    assert gradient_buckets(elements, 8, overlapped=True) == [
+        Bucket(50 * MILLION, (0,)),
+        Bucket(100 * MILLION, (1, 2)),
+    ]
+    assert gradient_buckets([], 8, overlapped=False) == gradient_buckets([], 8, overlapped=True) == []

@@ -1,0 +1,85 @@
+"""Ranks and groups against an explicit list of all ranks in Megatron's order (tensor fastest, pipeline slowest)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+
+import pytest
+
+from semu.hardware.cluster import Cluster
+from semu.hardware.kinds import Port
+from semu.hardware.network import CommGroup
+from semu.parallel.config import Parallel
+from semu.parallel.mesh import Mesh
+
+SHAPES = [
+    (Parallel(dp=2, tp=2, pp=4), 2, 8),
+    (Parallel(dp=8, tp=1, pp=2), 2, 8),
+    (Parallel(dp=3, tp=4, pp=2, cp=2), 6, 8),
+    (Parallel(dp=2, tp=8, pp=2, cp=2), 8, 8),
+    (Parallel(dp=2, tp=16, pp=1), 4, 8),
+    (Parallel(dp=2, tp=3, pp=2), 3, 4),
+    (Parallel(), 1, 1),
+]
+IDS = [f"{parallel.label()} on {nodes}x{gpus}" for parallel, nodes, gpus in SHAPES]
+
+
+def coordinates(parallel: Parallel) -> list[tuple[int, int, int, int]]:
+    """(pp, dp, cp, tp) of rank 0, 1, 2, ..."""
+    return list(product(range(parallel.pp), range(parallel.dp), range(parallel.cp), range(parallel.tp)))
+
+
+def spread(ranks: list[int], gpus_per_node: int) -> tuple[int, int, int]:
+    """Ranks, nodes, and ranks on the emptiest node."""
+    nodes = Counter(rank // gpus_per_node for rank in ranks)
+    return len(ranks), len(nodes), min(nodes.values())
+
+
+def shape(group: CommGroup) -> tuple[int, int, int]:
+    return group.num_ranks, group.num_nodes, group.ranks_per_node
+
+
+@pytest.mark.parametrize(("parallel", "nodes", "gpus"), SHAPES, ids=IDS)
+def test_every_rank_is_where_the_order_puts_it(parallel: Parallel, nodes: int, gpus: int) -> None:
+    mesh = Mesh(parallel, Cluster("h100", nodes, gpus))
+    assert [mesh.gpu(pp=p, dp=d, cp=c, tp=t) for p, d, c, t in coordinates(parallel)] == list(range(parallel.num_gpus))
+    assert parallel.num_gpus == mesh.cluster.num_gpus
+
+
+@pytest.mark.parametrize(("parallel", "nodes", "gpus"), SHAPES, ids=IDS)
+def test_groups_hold_the_ranks_that_agree_in_all_other_coordinates(parallel: Parallel, nodes: int, gpus: int) -> None:
+    mesh = Mesh(parallel, Cluster("h100", nodes, gpus))
+    ranks = list(enumerate(coordinates(parallel)))
+    for p, d in product(range(parallel.pp), range(parallel.dp)):
+        tensor = [rank for rank, (pp, dp, cp, _) in ranks if (pp, dp, cp) == (p, d, 0)]
+        assert shape(mesh.tp_group(p, d)) == spread(tensor, gpus)
+        assert mesh.tp_group(p, d).name == "tp"
+    for p in range(parallel.pp):
+        data = [rank for rank, (pp, _, _, tp) in ranks if (pp, tp) == (p, 0)]
+        assert shape(mesh.dp_group(p)) == spread(data, gpus)
+        assert mesh.dp_group(p).num_ranks == parallel.dp * parallel.cp
+    for source, target, d in product(range(parallel.pp), range(parallel.pp), range(parallel.dp)):
+        if source != target:
+            pair = [rank for rank, (pp, dp, cp, tp) in ranks if pp in (source, target) and (dp, cp, tp) == (d, 0, 0)]
+            assert shape(mesh.pp_pair(source, target, d)) == spread(pair, gpus)
+
+
+WORST = [*SHAPES, (Parallel(tp=2, cp=3), 2, 3), (Parallel(tp=2, dp=3), 2, 3)]
+
+
+@pytest.mark.parametrize(("parallel", "nodes", "gpus"), WORST, ids=[f"{p.label()} on {n}x{g}" for p, n, g in WORST])
+def test_the_worst_tensor_parallel_group_spans_the_most_nodes(parallel: Parallel, nodes: int, gpus: int) -> None:
+    mesh = Mesh(parallel, Cluster("h100", nodes, gpus))
+    groups: dict[tuple[int, int, int], set[int]] = {}
+    for rank, (p, d, c, _) in enumerate(coordinates(parallel)):
+        groups.setdefault((p, d, c), set()).add(rank // gpus)
+    worst = mesh.worst_tp_group
+    assert (worst() if callable(worst) else worst).num_nodes == max(len(held) for held in groups.values())
+
+
+def test_neighbours_in_a_node_meet_over_nvlink_and_others_over_the_nic() -> None:
+    mesh = Mesh(Parallel(dp=2, tp=4, pp=2), Cluster("h100", 2, 8))
+    assert mesh.tp_group().port is Port.NVLINK
+    assert mesh.dp_group(0).port is Port.NVLINK
+    assert mesh.pp_pair(0, 1).port is Port.NIC

@@ -1,0 +1,103 @@
+"""Cutting layers into stages against the enumeration of all cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semu.errors import ConfigError
+from semu.parallel.pipeline import partition, place_chunks
+
+weights = st.lists(st.integers(0, 9), min_size=1, max_size=9)
+
+
+def parts(weight: Sequence[float], cut: Sequence[int]) -> list[float]:
+    return [sum(weight[a:b]) for a, b in pairwise(cut)]
+
+
+def all_cuts(count: int, num_parts: int) -> list[list[int]]:
+    return [[0, *inner, count] for inner in combinations(range(1, count), num_parts - 1)]
+
+
+@given(weights, st.data())
+def test_the_heaviest_part_is_as_light_as_any_cut_makes_it(weight: list[int], data: st.DataObject) -> None:
+    num_parts = data.draw(st.integers(1, len(weight)))
+    cut = partition(weight, num_parts)
+    assert cut in all_cuts(len(weight), num_parts)  # contiguous, not empty, complete
+    best = min(max(parts(weight, other)) for other in all_cuts(len(weight), num_parts))
+    assert max(parts(weight, cut)) == best
+
+
+@pytest.mark.parametrize(
+    ("weight", "num_parts"),
+    [
+        ([4, 4, 4, 4], 2),
+        ([1, 1, 1, 1, 1], 2),
+        ([0, 0, 0], 2),
+        ([5, 1, 1, 1, 5], 3),
+        ([9, 1, 1, 1, 1, 1, 1], 3),
+        ([1, 3, 3, 0, 8, 1, 13], 4),
+        ([1, 7, 2, 5, 2, 13], 5),
+        ([5, 1, 3, 6, 2, 8, 1, 13], 6),
+    ],
+    ids=str,
+)
+def test_among_the_best_cuts_the_most_even_one_then_the_first(weight: list[int], num_parts: int) -> None:
+    def rank(cut: list[int]) -> tuple[float, float, list[int]]:
+        sums = parts(weight, cut)
+        return max(sums), sum(s * s for s in sums), cut
+
+    assert partition(weight, num_parts) == min(all_cuts(len(weight), num_parts), key=rank)
+
+
+def test_equal_layers_are_cut_evenly() -> None:
+    for layers, stages in ((32, 4), (96, 8), (7, 7)):
+        assert set(parts([1.0] * layers, partition([1.0] * layers, stages))) == {layers / stages}
+
+
+def test_more_stages_than_layers() -> None:
+    with pytest.raises(ConfigError, match="3 blocks cannot be cut into 4 stages") as caught:
+        partition([1, 2, 3], 4)
+    assert (caught.value.where, caught.value.got, caught.value.nearest) == ("parallel.pp", 4, 3)
+
+
+@pytest.mark.paper
+def test_dip_worked_example() -> None:
+    """DIP §2.2: 64 ViT layers of 6.75 ms and 64 language layers of 10.5 ms on 16 stages: 63 to 73.5 ms a stage."""
+    layers = [6.75] * 64 + [10.5] * 64
+    stages = parts(layers, partition(layers, 16))
+    assert max(stages) == 73.5
+    assert min(stages) >= 63
+    assert max(stages) / min(stages) - 1 == pytest.approx(0.167, abs=5e-4)
+
+
+# -- chunks ------------------------------------------------------------------------------------------------------
+@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=3), st.data())
+def test_chunks_hold_every_block_once_and_follow_the_cut(modules: list[list[int]], data: st.DataObject) -> None:
+    flat = [weight for module in modules for weight in module]
+    num_ranks = data.draw(st.integers(1, len(flat)))
+    counts = [len(module) for module in modules]
+    chunks = place_chunks(counts, flat, num_ranks)
+    cut = partition(flat, num_ranks)
+    owner = [sum(block >= bound for bound in cut[1:]) for block in range(len(flat))]
+    names = [(module, block) for module, count in enumerate(counts) for block in range(count)]
+    held = [(chunk.module, block, chunk.rank) for chunk in chunks for block in range(chunk.first, chunk.last)]
+    assert held == [(module, block, rank) for (module, block), rank in zip(names, owner, strict=True)]
+    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+    assert len(chunks) <= num_ranks + len(modules) - 1
+    assert {chunk.rank for chunk in chunks} == set(range(num_ranks))
+
+
+def test_a_stage_across_two_modules_is_two_chunks() -> None:
+    chunks = place_chunks([3, 3], [1.0] * 6, 2)
+    assert [(c.index, c.rank, c.module, c.first, c.last) for c in chunks] == [(0, 0, 0, 0, 3), (1, 1, 1, 0, 3)]
+    chunks = place_chunks([2, 4], [1.0] * 6, 2)
+    assert [(c.index, c.rank, c.module, c.first, c.last) for c in chunks] == [
+        (0, 0, 0, 0, 2),
+        (1, 0, 1, 0, 1),
+        (2, 1, 1, 1, 4),
+    ]
