@@ -44,7 +44,7 @@ class Graph:
         self.subgraphs: list[Subgraph] = []
         self.inputs: list[int] = []
         self.outputs: list[int] = []
-        self._producer: dict[int, int] = {}
+        self._writer: dict[int, int] = {}
         self._open: list[int] = []
 
     # -- building ------------------------------------------------------------------------------------------------
@@ -73,10 +73,7 @@ class Graph:
         """Add another shape of a tensor over the same storage; costs nothing. Returns the new tensor's index."""
         base = self.tensors[self._known_tensor(tensor, "view")]
         self._check_shape(shape, base.name)
-        view = self._append_tensor(base.storage, shape, base.dtype, base.name)
-        if tensor in self._producer:
-            self._producer[view] = self._producer[tensor]
-        return view
+        return self._append_tensor(base.storage, shape, base.dtype, base.name)
 
     def add_operator(
         self,
@@ -113,7 +110,7 @@ class Graph:
                 raise GraphError(
                     "an operator can only follow operators that exist", where=where, expected=f"< {index}", got=operator
                 )
-        before.update(self._producer[tensor] for tensor in reads if tensor in self._producer)
+        before.update(writer for writer in map(self.producer, reads) if writer is not None)
         self.operators.append(
             Operator(
                 index=index,
@@ -135,7 +132,7 @@ class Graph:
             )
         )
         for tensor in writes:
-            self._producer[tensor] = index
+            self._writer[self.tensors[tensor].storage] = index
         return index
 
     def mark_output(self, tensor: int) -> None:
@@ -143,8 +140,8 @@ class Graph:
         self.outputs.append(self._known_tensor(tensor, "output"))
 
     def producer(self, tensor: int) -> int | None:
-        """The operator that last wrote the tensor, or None for an input."""
-        return self._producer.get(tensor)
+        """The operator that last wrote the tensor's storage, under whichever name, or None for an input."""
+        return self._writer.get(self.tensors[tensor].storage)
 
     @contextmanager
     def subgraph(self, name: str) -> Iterator[Subgraph]:
@@ -201,7 +198,7 @@ class Graph:
             depth = sum(group.holds(operator.index) for group in self.subgraphs)
             for group in openings.get(operator.index, ()):
                 if group.holds(operator.index):
-                    lines.append("  " * group.path.count(".") + f"{group.name}:")
+                    lines.append("  " * self._depth(group) + f"{group.name}:")
             reads = ", ".join(self._tensor_text(tensor) for tensor in operator.inputs)
             writes = ", ".join(self._tensor_text(tensor) for tensor in operator.outputs)
             costs = [
@@ -220,6 +217,12 @@ class Graph:
             )
         return "\n".join(lines)
 
+    def _depth(self, group: Subgraph) -> int:
+        depth, parent = 0, group.parent
+        while parent is not None:
+            depth, parent = depth + 1, self.subgraphs[parent].parent
+        return depth
+
     def _tensor_text(self, tensor: int) -> str:
         node = self.tensors[tensor]
         shape = " x ".join(str(dim) for dim in node.shape) or "scalar"
@@ -229,18 +232,26 @@ class Graph:
         """Operators and tensors as a ``networkx.DiGraph``: nodes ``("operator", i)`` and ``("tensor", j)``.
 
         Edges: tensor -> operator that reads it, operator -> tensor that it writes, operator -> operator where the
-        order is not implied by data. Node attribute ``data`` holds the semu object.
+        order is not implied by such a path. Only a tensor's first writer has an edge to it, so
+        that writing in place makes no cycle. Node attribute ``data`` holds the semu object.
         """
         import networkx
 
         result = networkx.DiGraph()
         for tensor in self.tensors:
             result.add_node(("tensor", tensor.index), data=tensor)
+        made: dict[int, int] = {}
+        touched: set[int] = set()
         for operator in self.operators:
             node = ("operator", operator.index)
             result.add_node(node, data=operator)
             result.add_edges_from((("tensor", tensor), node) for tensor in operator.inputs)
-            result.add_edges_from((node, ("tensor", tensor)) for tensor in operator.outputs)
-            implied = {self._producer.get(tensor) for tensor in operator.inputs}
+            implied = {made[tensor] for tensor in operator.inputs if tensor in made}
             result.add_edges_from((("operator", b), node) for b in operator.after if b not in implied)
+            touched.update(operator.inputs)
+            for tensor in operator.outputs:
+                if tensor not in touched:
+                    result.add_edge(node, ("tensor", tensor))
+                    made[tensor] = operator.index
+            touched.update(operator.outputs)
         return result

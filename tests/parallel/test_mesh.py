@@ -74,8 +74,7 @@ def test_the_worst_tensor_parallel_group_spans_the_most_nodes(parallel: Parallel
     groups: dict[tuple[int, int, int], set[int]] = {}
     for rank, (p, d, c, _) in enumerate(coordinates(parallel)):
         groups.setdefault((p, d, c), set()).add(rank // gpus)
-    worst = mesh.worst_tp_group
-    assert (worst() if callable(worst) else worst).num_nodes == max(len(held) for held in groups.values())
+    assert mesh.worst_tp_group.num_nodes == max(len(held) for held in groups.values())
 
 
 def test_neighbours_in_a_node_meet_over_nvlink_and_others_over_the_nic() -> None:

@@ -80,7 +80,7 @@ def gpt(layers: int = 3) -> Model:
     return Model.from_module(GPT(GPTConfig(layers=layers, hidden=128, heads=4, vocab=512, positions=256)), name="llm")
 
 
-LANGUAGE = LlamaConfig(layers=3, hidden=128, ffn=256, heads=4, kv_heads=2, vocab=384)
+LANGUAGE = LlamaConfig(layers=3, hidden=128, ffn=256, heads=8, kv_heads=4, vocab=384)
 
 
 def vlm(*, frozen: Sequence[str] = (), layers: int = 3) -> Model:

@@ -6,13 +6,26 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from simulation.jobs import carry_along, gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items
+from simulation.jobs import (
+    WIDTH,
+    Distance,
+    chain,
+    gpt,
+    job_of,
+    overlap,
+    t2v,
+    t2v_items,
+    text_items,
+    vlm,
+    vlm_items,
+)
 from simulation.reference_model import CutModel, symbols_of, value
 
 from semu.graph.operator import Phase
-from semu.hardware.kinds import OpKind
+from semu.hardware.kinds import DType, OpKind
+from semu.hardware.profile import load_profile
 from semu.job import TrainingJob
-from semu.nn import Model
+from semu.nn import Linear, Model
 from semu.parallel.config import Overlap, Parallel
 from semu.report import Report
 from semu.simulation import simulate
@@ -100,8 +113,8 @@ def test_flop_are_those_of_the_operators(dp: int, tp: int, pp: int, recompute: s
     assert report.num_distinct_replicas == 1
     assert report.hardware_flop == hardware * tp * dp
     assert (again > 0) == (recompute == "full")
-    peak = 989.4e12 * dp * tp * pp * report.iteration_time_s
-    assert report.hfu == pytest.approx(report.hardware_flop / peak, rel=1e-2)
+    peak = load_profile("h800").peak_flop_per_s(DType.BF16) * dp * tp * pp * report.iteration_time_s
+    assert report.hfu == pytest.approx(report.hardware_flop / peak, rel=1e-12)
     assert report.mfu / report.hfu == pytest.approx(report.model_flop / report.hardware_flop, rel=1e-12)
 
 
@@ -208,19 +221,22 @@ def test_memory_curves_end_where_they_began(report: Report) -> None:
         assert curve.times_s[-1] <= report.makespan_s
 
 
-def test_sent_activations_leave_the_sender_and_reach_the_receiver() -> None:
-    """A send of a forward stage: the receiver's buffer is there when it starts, the sender's is gone when it ends."""
-    report = simulate(job_of(carry_along(), text_items(1), Parallel(pp=2), overlap=overlap(pipeline=True)))
-    sender, receiver = report.timeline.ranks
-    first = next(piece for piece in sender.outer if piece.kind is OpKind.P2P)
+def test_a_sent_activation_leaves_the_sender_and_reaches_the_receiver() -> None:
+    """The receiver's buffer is there when the transfer starts, the sender's tensor is gone when it ends."""
+    items = text_items(1)
+    model = chain(Linear(WIDTH, WIDTH), Linear(WIDTH, WIDTH), Linear(WIDTH, WIDTH), Distance())
+    report = simulate(job_of(model, items, Parallel(pp=2), overlap=overlap(pipeline=True)))
 
     def level(rank: int, time: float) -> int:
         curve = report.timeline.ranks[rank].memory
         return int(curve.total[(curve.times_s <= time).sum() - 1])
 
-    assert level(1, first.start_s) - report.static_memory_bytes[1] == first.net_bytes
-    assert level(0, first.start_s) - level(0, first.end_s) in (first.net_bytes, first.net_bytes // 2)
-    assert receiver.stages[0].start_s == first.end_s
+    send = next(piece for piece in report.timeline.ranks[0].outer if piece.kind is OpKind.P2P)
+    size = items[0].tokens("text") * WIDTH * 2
+    assert send.net_bytes == size
+    assert level(1, send.start_s) == report.static_memory_bytes[1] + size
+    assert level(0, send.start_s) - level(0, send.end_s) == size
+    assert report.timeline.ranks[1].stages[0].start_s == send.end_s
 
 
 def test_top_operators_are_sums_over_the_timeline() -> None:
