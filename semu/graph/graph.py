@@ -249,9 +249,9 @@ class Graph:
             implied = {made[tensor] for tensor in operator.inputs if tensor in made}
             result.add_edges_from((("operator", b), node) for b in operator.after if b not in implied)
             touched.update(operator.inputs)
-            for tensor in operator.outputs:
-                if tensor not in touched:
-                    result.add_edge(node, ("tensor", tensor))
-                    made[tensor] = operator.index
+            for output in operator.outputs:
+                if output not in touched:
+                    result.add_edge(node, ("tensor", output))
+                    made[output] = operator.index
             touched.update(operator.outputs)
         return result

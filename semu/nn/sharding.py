@@ -48,12 +48,11 @@ class ShardingPlan:
     def style(self, path: str) -> ShardingStyle:
         """Style of the module at ``path``; REPLICATED where the plan is silent."""
         exact = self.styles.get(path)
-        if exact is not None:
-            return exact
-        for pattern, style in self.patterns.items():
-            if fnmatchcase(path, pattern):
-                return style
-        return ShardingStyle.REPLICATED
+        return exact if exact is not None else self.pattern_style(path) or ShardingStyle.REPLICATED
+
+    def pattern_style(self, path: str) -> ShardingStyle | None:
+        """Style of the first pattern that matches ``path``, or None."""
+        return next((style for pattern, style in self.patterns.items() if fnmatchcase(path, pattern)), None)
 
     @property
     def token_shards(self) -> int:

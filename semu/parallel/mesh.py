@@ -26,9 +26,9 @@ class Mesh:
         p = self.parallel
         return tp + p.tp * (cp + p.cp * (dp + p.dp * pp))
 
-    def tp_group(self, pp: int = 0, dp: int = 0) -> CommGroup:
-        """The tensor-parallel group at a pipeline rank and replica."""
-        return self._place("tp", [self.gpu(pp=pp, dp=dp, tp=t) for t in range(self.parallel.tp)])
+    def tp_group(self, pp: int = 0, dp: int = 0, cp: int = 0) -> CommGroup:
+        """The tensor-parallel group at a pipeline rank, replica and context rank."""
+        return self._place("tp", [self.gpu(pp=pp, dp=dp, cp=cp, tp=t) for t in range(self.parallel.tp)])
 
     def dp_group(self, pp: int) -> CommGroup:
         """The group over which a pipeline rank's gradients are reduced (data x context)."""
@@ -43,7 +43,9 @@ class Mesh:
     def worst_tp_group(self) -> CommGroup:
         """The tensor-parallel group that spans the most nodes; all groups are timed as it."""
         p = self.parallel
-        groups = [self.tp_group(pp, dp) for pp in range(p.pp) for dp in range(p.dp)] if p.tp > 1 else [self.tp_group()]
+        if p.tp == 1:
+            return self.tp_group()
+        groups = [self.tp_group(pp, dp, cp) for pp in range(p.pp) for dp in range(p.dp) for cp in range(p.cp)]
         return max(groups, key=lambda group: group.num_nodes)
 
     def _place(self, name: str, gpus: list[int]) -> CommGroup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,24 +47,39 @@ def partition(weights: Sequence[float], num_parts: int) -> list[int]:
             got=num_parts,
             nearest=n,
         )
-    total = [0.0]
-    for weight in weights:
-        total.append(total[-1] + weight)
-    best: list[dict[int, tuple[float, float, int]]] = [{0: (0.0, 0.0, 0)}]
+    total = [0.0, *itertools.accumulate(float(weight) for weight in weights)]
+    heaviest = _lightest_heaviest(total, num_parts)
+    rest: dict[int, tuple[float, int]] = {n: (0.0, n)}
+    rows = [rest]
     for part in range(1, num_parts + 1):
-        row: dict[int, tuple[float, float, int]] = {}
-        for end in range(part, n - (num_parts - part) + 1):
+        row: dict[int, tuple[float, int]] = {}
+        for start in range(num_parts - part, n - part + 1):
             options = (
-                (max(heaviest, total[end] - total[cut]), squares + (total[end] - total[cut]) ** 2, cut)
-                for cut, (heaviest, squares, _) in best[-1].items()
-                if cut < end
+                ((total[end] - total[start]) ** 2 + squares, end)
+                for end, (squares, _) in rest.items()
+                if start < end and total[end] - total[start] <= heaviest
             )
-            row[end] = min(options)
-        best.append(row)
-    boundaries = [n]
-    for part in range(num_parts, 0, -1):
-        boundaries.append(best[part][boundaries[-1]][2])
-    return boundaries[::-1]
+            best = min(options, default=None)
+            if best is not None:
+                row[start] = best
+        rows.append(row)
+        rest = row
+    boundaries = [0]
+    for row in reversed(rows[1:]):
+        boundaries.append(row[boundaries[-1]][1])
+    return boundaries
+
+
+def _lightest_heaviest(total: Sequence[float], num_parts: int) -> float:
+    """Weight of the heaviest part in the best cut, from running sums of the weights."""
+    n = len(total) - 1
+    best = {0: 0.0}
+    for part in range(1, num_parts + 1):
+        best = {
+            end: min(max(heaviest, total[end] - total[cut]) for cut, heaviest in best.items() if cut < end)
+            for end in range(part, n - (num_parts - part) + 1)
+        }
+    return best[n]
 
 
 def place_chunks(blocks_per_module: Sequence[int], weights: Sequence[float], num_ranks: int) -> list[Chunk]:

@@ -38,14 +38,10 @@ def megatron_plan(model: Model, parallel: Parallel) -> ShardingPlan:
                 if isinstance(module, kind):
                     styles.update({f"{path}.{part}" if part else path: style for part, style in parts.items()})
     if parallel.plan:
-        styles = {path: own.style(path) if _matches(own, path) else style for path, style in styles.items()}
+        styles = {path: own.pattern_style(path) or style for path, style in styles.items()}
     return ShardingPlan(
         tp=parallel.tp,
         sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
         styles=styles if parallel.tp > 1 else {},
         patterns=parallel.plan if parallel.tp > 1 else {},
     )
-
-
-def _matches(plan: ShardingPlan, path: str) -> bool:
-    return plan.style(path) is not ShardingStyle.REPLICATED

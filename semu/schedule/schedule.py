@@ -118,21 +118,22 @@ class Schedule:
         return cls(name, tuple(tuple(order) for order in orders))
 
     def to_text(self) -> str:
-        """Text form, one line per rank."""
-        return "\n".join(" ".join(str(stage) for stage in order) for order in self.orders)
+        """Text form, one line per rank; ``-`` for a rank without stages."""
+        return "\n".join(" ".join(str(stage) for stage in order) or "-" for order in self.orders)
 
     @classmethod
     def from_text(cls, text: str, name: str = "text") -> Schedule:
-        """Read the text form; blank lines are ranks without stages.
+        """Read the text form; blank lines are skipped.
 
         Raises:
             ScheduleError: a word that is not a stage (rank and position are named).
         """
+        lines = [[] if line.strip() == "-" else line.split() for line in text.splitlines() if line.strip()]
         return cls.build(
             name,
             (
-                [StageKey.parse(word, f"{name}: rank {rank}, position {i}") for i, word in enumerate(line.split())]
-                for rank, line in enumerate(text.splitlines())
+                [StageKey.parse(word, f"{name}: rank {rank}, position {i}") for i, word in enumerate(words)]
+                for rank, words in enumerate(lines)
             ),
         )
 
@@ -162,11 +163,11 @@ class Schedule:
 
     @staticmethod
     def _check_stage(stage: StageKey, shape: PipelineShape, seen: set[StageKey], where: str, rank: int) -> None:
-        if stage.chunk >= shape.num_chunks or stage.microbatch >= shape.num_microbatches:
+        if not (0 <= stage.chunk < shape.num_chunks and 0 <= stage.microbatch < shape.num_microbatches):
             raise ScheduleError(
                 "no such stage",
                 where=where,
-                expected=f"chunk < {shape.num_chunks}, microbatch < {shape.num_microbatches}",
+                expected=f"0 <= chunk < {shape.num_chunks}, 0 <= microbatch < {shape.num_microbatches}",
                 got=stage,
             )
         if stage.phase not in (Phase.FORWARD, Phase.BACKWARD):

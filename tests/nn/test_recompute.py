@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from nn.tracing_kit import Apply, F, I, R, W, backward, flop, forward, gradients_written, number, options, row, rows, run
+from nn.tracing_kit import (
+    Apply,
+    F,
+    I,
+    R,
+    W,
+    backward,
+    flop,
+    forward,
+    gradients_written,
+    number,
+    options,
+    row,
+    rows,
+    run,
+)
 from nn.tracing_kit import run_megatron, saved, saved_bytes, spec
 
 from semu.errors import GraphError
@@ -180,7 +195,9 @@ def test_symbolic_tokens() -> None:
     module = TransformerLayer(H, 4 * H, HEADS)
     block = trace_block(module, [spec(packing.tokens, H, sequences=packing)], options(), full_recompute=True)
     graph = block.graph
-    made = {graph.tensors[t].storage for op in forward(block) for t in op.outputs} | {graph.tensors[block.inputs[0]].storage}
+    made = {graph.tensors[t].storage for op in forward(block) for t in op.outputs} | {
+        graph.tensors[block.inputs[0]].storage
+    }
     read = {graph.tensors[t].storage for op in backward(block) for t in op.inputs}
     (kept,) = [graph.storages[s] for s in made & read if not graph.storages[s].role.is_static]
     assert kept.size_bytes == 2 * H * packing.tokens

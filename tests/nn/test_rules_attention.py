@@ -167,9 +167,7 @@ def test_uniform_packing_is_what_it_says() -> None:
 # -- gradients ---------------------------------------------------------------------------------------------------
 def test_only_gradients_that_are_wanted_leave() -> None:
     packing = packed([4])
-    block = run(
-        Attention(False), heads_of(packing, 2, 4), heads_of(packing, 2, 4, grad=False), heads_of(packing, 2, 4)
-    )
+    block = run(Attention(False), heads_of(packing, 2, 4), heads_of(packing, 2, 4, grad=False), heads_of(packing, 2, 4))
     assert [gradient is not None for gradient in block.input_gradients] == [True, False, True]
     nothing = [heads_of(packing, 2, 4, grad=False)] * 3
     assert backward(run(Attention(False), *nothing)) == []

@@ -12,9 +12,9 @@ from semu.graph.graph import Graph
 from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
 from semu.hardware.network import CommGroup
-from semu.nn import Linear
+from semu.nn import Linear, functional
 from semu.nn.block import TracedBlock, trace_block
-from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens, wire_bytes
+from semu.nn.rules.collective import all_gather_tokens, all_reduce, all_to_all, reduce_scatter_tokens, send, wire_bytes
 from semu.nn.sharding import ShardingPlan, ShardingStyle
 from semu.nn.tracing import TraceOptions
 
@@ -131,3 +131,45 @@ def test_both_ways_issue_the_same_operators() -> None:
 
 def test_a_trace_without_collectives_has_no_communicator() -> None:
     assert trace_block(Linear(H, H), [spec(M, H)], options(2)).groups == {}
+
+
+# -- exchanges with peers ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("tp", [2, 4])
+def test_all_to_all_turns_a_split_of_tokens_into_one_of_heads_and_back(tp: int) -> None:
+    """2309.14509 §3: each rank keeps 1 / tp of its shard and sends the rest."""
+    x = spec(M, 8, 4, shards=(tp, 1, 1))
+    block = trace_block(Apply(lambda x: all_to_all(x, gather=0, scatter=1)), [x], options(tp, sp=True))
+    shard = 2 * M * 8 * 4 // tp
+    sent = shard - shard // tp
+    assert rows(block.graph.operators) == [("all_to_all", "F", 0, 0, sent), ("all_to_all", "I", 0, 0, sent)]
+    assert block.output_specs[0].shards == (1, tp, 1)
+    (gradient,) = block.input_gradients
+    assert gradient is not None
+    assert node_shape(block.graph, gradient) == (M // tp, 8, 4)
+    assert node_shape(block.graph, block.outputs[0]) == (M, 8 // tp, 4)
+
+
+def test_all_to_all_alone_is_nothing_and_of_the_wrong_axis_is_refused() -> None:
+    alone = trace_block(Apply(lambda x: all_to_all(x, gather=0, scatter=1)), [spec(M, 8, 4)], options(1))
+    assert alone.graph.operators == []
+    with pytest.raises(GraphError, match="nothing to exchange; expected axis 0 split 2 ways, axis 1 whole"):
+        trace_block(Apply(lambda x: all_to_all(x, gather=0, scatter=1)), [spec(M, 8, 4)], options(2))
+    with pytest.raises(GraphError, match="cannot be split"):
+        odd = spec(M, 3, 4, shards=(2, 1, 1))
+        trace_block(Apply(lambda x: all_to_all(x, gather=0, scatter=1)), [odd], options(2))
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_send_moves_the_tensor_there_and_its_gradient_back(nodes: int) -> None:
+    pair = CommGroup("pp", 2, nodes)
+    block = trace_block(Apply(lambda x: send(x, pair)), [spec(M, H)], options())
+    assert rows(block.graph.operators) == [("p2p", "F", 0, 0, X), ("p2p", "I", 0, 0, X)]
+    assert {op.stream.name for op in block.graph.operators} == {"pp"}
+    assert list(block.groups.values()) == [pair]
+    assert block.output_specs[0].shape == (M, H)
+
+
+def test_a_gradient_all_reduce_function_has_a_backward() -> None:
+    """The functional face of the all-reduce may be used in a model, so a gradient must pass through it."""
+    block = trace_block(Apply(functional.all_reduce), [spec(M, H)], options(2))
+    assert block.input_gradients[0] is not None

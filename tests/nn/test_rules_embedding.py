@@ -21,7 +21,9 @@ SCATTER_ADD = ("embedding", "W", 0, X + 2 * (4 * T * H), 0)
 """The gradient read; rows of the fp32 buffer read and written."""
 
 
-def embed(tp: int = 1, *, sp: bool = False, style: ShardingStyle | None = None, positions: int | None = None) -> TracedBlock:
+def embed(
+    tp: int = 1, *, sp: bool = False, style: ShardingStyle | None = None, positions: int | None = None
+) -> TracedBlock:
     return run(Embedding(V, H, positions), spec(T, dtype=DType.INT64, grad=False), tp=tp, sp=sp, style=style)
 
 

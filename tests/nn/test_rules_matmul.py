@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 import pytest
-from nn.tracing_kit import F, I, Row, W, backward, flop, forward, gradients_written, options, row, rows, run, saved, spec
+from nn.tracing_kit import (
+    Apply,
+    F,
+    I,
+    Row,
+    W,
+    backward,
+    flop,
+    forward,
+    gradients_written,
+    options,
+    row,
+    rows,
+    run,
+    saved,
+    spec,
+)
 
 from semu.errors import GraphError
 from semu.graph.dim import Poly
@@ -11,7 +27,8 @@ from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
 from semu.hardware.kinds import DType
 from semu.nn import Linear, Sequences
-from semu.nn.block import TracedBlock, trace_block
+from semu.nn.block import CarrySpec, TracedBlock, trace_block
+from semu.nn.functional import matmul
 from semu.nn.sharding import ShardingStyle
 
 M, K, N = 48, 32, 64
@@ -224,3 +241,37 @@ def test_a_sequence_parallel_column_gathers_again_only_for_a_weight_gradient() -
 def test_an_input_of_the_wrong_width() -> None:
     with pytest.raises(GraphError, match=rf"does not fit the weight.*\[\.\.\., {K}\]"):
         run(Linear(K, N), spec(M, K + 1))
+
+
+# -- products of two activations ---------------------------------------------------------------------------------
+BATCH, P, Q, S = 3, 8, 4, 5
+
+
+@pytest.mark.parametrize(("left", "right"), [(True, True), (True, False), (False, True), (False, False)], ids=str)
+def test_batched_product(left: bool, right: bool) -> None:
+    """C [b, p, s] = A [b, p, q] B [b, q, s]; dA = dC B^T, dB = A^T dC, each as much work as the product."""
+    block = run(Apply(matmul), spec(BATCH, P, Q, grad=left), spec(BATCH, Q, S, grad=right))
+    work = (2 * BATCH * P * Q * S, 2 * BATCH * (P * Q + Q * S + P * S), 0)
+    assert rows(forward(block)) == [("matmul", "F", *work)]
+    assert rows(backward(block)) == [("matmul", "I", *work)] * (left + right)
+    a, b = 2 * BATCH * P * Q, 2 * BATCH * Q * S
+    assert saved(block) == ({"input1": b} if left else {}) | ({"input0": a} if right else {})
+    assert block.output_specs[0].shape == (BATCH, P, S)
+    shapes = [block.graph.tensors[node].shape if node is not None else None for node in block.input_gradients]
+    assert shapes == [(BATCH, P, Q) if left else None, (BATCH, Q, S) if right else None]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "message"),
+    [
+        (spec(P, Q), spec(Q + 1, S), "operands do not fit"),
+        (spec(2, P, Q), spec(3, Q, S), "operands do not fit"),
+        (spec(2, P, Q), spec(Q, S), "operands do not fit"),
+        (spec(Q), spec(Q), "operands do not fit"),
+        (spec(P, Q, shards=(1, 2)), spec(Q, S), "operands must be whole"),
+    ],
+    ids=("inner axis", "batch", "axes", "vectors", "split"),
+)
+def test_operands_that_do_not_fit(a: CarrySpec, b: CarrySpec, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        trace_block(Apply(matmul), [a, b], options(2))

@@ -76,7 +76,15 @@ def attention_under(heads: int, tp: int, *, kv_heads: int | None = None, root: s
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "tp", "nearest"),
-    [(28, None, 8, 7), (6, None, 4, 3), (16, None, 32, 16), (16, 2, 4, 2), (32, 8, 16, 8), (16, None, 3, 2), (28, None, 6, 4)],
+    [
+        (28, None, 8, 7),
+        (6, None, 4, 3),
+        (16, None, 32, 16),
+        (16, 2, 4, 2),
+        (32, 8, 16, 8),
+        (16, None, 3, 2),
+        (28, None, 6, 4),
+    ],
 )
 def test_heads_that_the_group_does_not_divide(heads: int, kv_heads: int | None, tp: int, nearest: int) -> None:
     with pytest.raises(GraphError, match="heads cannot be split over a tensor-parallel group") as caught:

@@ -105,10 +105,11 @@ def simulate(
 
     A rank runs its stages in order, each as soon as the rank is free and its inputs are there. A result leaves when
     its stage ends; results from one rank to another queue behind one another. Without overlap the rank is free only
-    when what it sent has arrived.
+    when what it sent has arrived. A result that two chunks of one rank read is sent to each.
     """
     times = Times({}, {})
-    arrived: set[tuple[StageKey, int]] = set()  # (result, rank that holds it)
+    ended: set[StageKey] = set()
+    arrived: set[Send] = set()
     position = [0] * shape.num_ranks
     busy: list[set[object]] = [set() for _ in range(shape.num_ranks)]  # what a rank waits for before its next stage
     queue: dict[tuple[int, int], list[Send]] = {}
@@ -121,6 +122,11 @@ def simulate(
         serial += 1
         heapq.heappush(events, (time, serial, kind, what))
 
+    def is_there(result: StageKey, consumer: StageKey) -> bool:
+        if shape.chunk_rank[result.chunk] == shape.chunk_rank[consumer.chunk]:
+            return result in ended
+        return (result, consumer.chunk) in arrived
+
     def pump(now: float) -> None:
         for pair, waiting in queue.items():
             if moving.get(pair) is None and waiting:
@@ -132,7 +138,7 @@ def simulate(
             if busy[rank] or position[rank] == len(order):
                 continue
             stage = order[position[rank]]
-            if all((before, rank) in arrived for before in needs(shape, stage)):
+            if all(is_there(before, stage) for before in needs(shape, stage)):
                 position[rank] += 1
                 busy[rank].add(stage)
                 times.stages[stage] = (now, now + stage_s[stage])
@@ -145,7 +151,7 @@ def simulate(
             assert isinstance(what, StageKey)
             rank = shape.chunk_rank[what.chunk]
             busy[rank].discard(what)
-            arrived.add((what, rank))
+            ended.add(what)
             for chunk in sends(shape, what):
                 pair = (rank, shape.chunk_rank[chunk])
                 queue.setdefault(pair, []).append((what, chunk))
@@ -154,8 +160,7 @@ def simulate(
         else:
             pair, send = what  # type: ignore[misc]
             moving[pair] = None
-            arrived.add((send[0], pair[1]))
+            arrived.add(send)
             busy[pair[0]].discard(send)
-        if not events or events[0][0] > now or True:
-            pump(now)
+        pump(now)
     return times

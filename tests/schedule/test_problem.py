@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule.shapes import Times, all_stages, legal_schedules, needs, sends, shapes, simulate
 
-from semu.engine.pipeline_kernels import run_pipeline
+from semu.engine.kernels import fixed_order_times
 from semu.graph.operator import Phase
 from semu.parallel.pipeline import partition
 from semu.schedule import SCHEDULES
@@ -39,10 +39,16 @@ def evaluate(problem: PipelineProblem, rows: list[Latencies]) -> tuple[np.ndarra
         ]
     )
     start, end = np.full_like(latency, np.nan), np.full_like(latency, np.nan)
-    floor = np.zeros(problem.num_nodes)
-    timed = run_pipeline(latency, floor, problem.stream_ptr, problem.pred_ptr, problem.pred, start, end)
-    assert timed == problem.num_nodes
+    for i in range(len(rows)):
+        assert run(problem, latency[i], start[i], end[i]) == problem.num_nodes
     return start, end
+
+
+def run(problem: PipelineProblem, latency: np.ndarray, start: np.ndarray, end: np.ndarray) -> int:
+    """Nodes that the kernel could time."""
+    cursor = np.zeros(len(problem.stream_ptr) - 1, dtype=np.int64)
+    arrays = (problem.stream_ptr, problem.pred_ptr, problem.pred)
+    return int(fixed_order_times(*arrays, latency, np.zeros(0), start, end, cursor))
 
 
 def seconds(draw: st.DrawFn, least: int) -> float:
@@ -61,9 +67,7 @@ def latencies(draw: st.DrawFn, shape: PipelineShape) -> Latencies:
 
 def as_times(problem: PipelineProblem, start: np.ndarray, end: np.ndarray) -> Times:
     split = problem.num_stages
-    stages = {
-        stage: (float(start[i]), float(end[i])) for i, stage in enumerate(problem.stages)
-    }
+    stages = {stage: (float(start[i]), float(end[i])) for i, stage in enumerate(problem.stages)}
     moved = {
         (transfer.stage, transfer.consumer.chunk): (float(start[split + j]), float(end[split + j]))
         for j, transfer in enumerate(problem.transfers)
@@ -104,7 +108,8 @@ def test_a_rank_that_waits_for_its_sends_is_never_faster() -> None:
     stage_s = {stage: 1.0 if stage.phase is F else 2.0 for stage in all_stages(shape)}
     row = Latencies(stage_s, {(stage, chunk): 0.5 for stage in stage_s for chunk in sends(shape, stage)})
     ends = [
-        evaluate(lower(one_f_one_b(shape), shape, overlapped_sends=overlap), [row])[1].max() for overlap in (True, False)
+        evaluate(lower(one_f_one_b(shape), shape, overlapped_sends=overlap), [row])[1].max()
+        for overlap in (True, False)
     ]
     assert ends[0] < ends[1]
 
@@ -112,21 +117,8 @@ def test_a_rank_that_waits_for_its_sends_is_never_faster() -> None:
 def test_an_illegal_order_is_not_timed_to_its_end() -> None:
     shape = PipelineShape.chain(2, 2)
     problem = lower(Schedule.from_text("0F0 0B1 0F1 0B0\n1F0 1B0 1F1 1B1"), shape, overlapped_sends=True)
-    latency = np.ones((1, problem.num_nodes))
-    start, end = np.zeros_like(latency), np.zeros_like(latency)
-    floor = np.zeros(problem.num_nodes)
-    timed = run_pipeline(latency, floor, problem.stream_ptr, problem.pred_ptr, problem.pred, start, end)
-    assert timed == 5  # 0F0, its send, 1F0, 1B0, its send
-
-
-def test_no_node_ends_before_its_floor() -> None:
-    shape = PipelineShape.chain(1, 2)
-    problem = lower(one_f_one_b(shape), shape, overlapped_sends=True)
-    latency, floor = np.ones((1, 4)), np.array([5.0, 0.0, 0.0, 9.5])
-    start, end = np.zeros((1, 4)), np.zeros((1, 4))
-    run_pipeline(latency, floor, problem.stream_ptr, problem.pred_ptr, problem.pred, start, end)
-    assert start.tolist() == [[0, 5, 6, 7]]
-    assert end.tolist() == [[5, 6, 7, 9.5]]
+    times = np.zeros((2, problem.num_nodes))
+    assert run(problem, np.ones(problem.num_nodes), times[0], times[1]) == 5  # 0F0, its send, 1F0, 1B0, its send
 
 
 # -- form --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,10 @@ from semu.schedule.schedule import PipelineShape, Schedule, StageKey
 
 F, B = Phase.FORWARD, Phase.BACKWARD
 stages = st.builds(
-    StageKey, st.integers(0, 99), st.sampled_from([F, B, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT]), st.integers(0, 99)
+    StageKey,
+    st.integers(0, 99),
+    st.sampled_from([F, B, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT]),
+    st.integers(0, 99),
 )
 
 

@@ -151,9 +151,9 @@ class Along(Module):
 class Distance(Module):
     """Loss of a projection of the first input; the others end here unread."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.projection = Linear(WIDTH, WIDTH)
+        self.projection = Linear(width, width)
 
     def forward(self, x: Tensor, *_: Tensor) -> Tensor:
         return F.mean_squared_error(self.projection(x))
