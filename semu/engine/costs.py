@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from semu.engine.template import CostColumns, TemplateLibrary
 from semu.errors import ConfigError
+from semu.graph.dim import DimTable, as_int
 from semu.graph.operator import Operator
 from semu.hardware.device import DeviceProfile
 from semu.hardware.kinds import OpKind, Provenance
@@ -41,6 +42,21 @@ class RuleInput:
 
 LatencyRule = Callable[[RuleInput], "NDArray[np.float64] | float | None"]
 """Latency [s] of an operator, or None to keep semu's own; consulted before rounding to the time grid."""
+
+
+def _group_of_key(operator: Operator) -> CommGroup:
+    """The communicator that a link operator's key (ranks, nodes) describes; a transfer without key is within a node."""
+    key = operator.key or ((2, 1) if operator.kind is OpKind.P2P else ())
+    if len(key) != 2 or not all(isinstance(part, int) for part in key):
+        raise ConfigError(
+            "a collective on an unknown communicator",
+            where=operator.path or operator.kind.value,
+            expected="key = (ranks, nodes), or the stream's group",
+            got=operator.key,
+        )
+    ranks, nodes = (as_int(part, "a communicator", operator.path) for part in key)
+    return CommGroup(operator.stream.name, ranks, nodes)
+
 
 LatencyRules = Mapping[OpKind, LatencyRule]
 """Custom rules by operator kind."""
@@ -80,7 +96,7 @@ class CostModel:
 
     def _fill_link(self, row: int, operator: Operator, group: CommGroup | None) -> None:
         if group is None:
-            group = CommGroup(operator.stream.name, 2)
+            group = _group_of_key(operator)
         cost = collective_cost(self.profile, operator.kind, group)
         self._net_rate[row], self._fixed[row], self._corner[row] = cost.bytes_per_s, cost.latency_s, cost.c_s
         efficiency = self.profile.links[group.port].of(operator.kind)
@@ -116,7 +132,10 @@ class CostModel:
         flop = columns.flop
         if self._attention:
             rows = np.array(self._attention)
-            tokens, pairs, share = columns.key[rows, 0], columns.key[rows, 2], columns.key[rows, 7]
+            keys = [self.library.operators[row].key for row in rows]
+            tokens, pairs, share = (
+                DimTable.build([key[position] for key in keys]).evaluate(columns.symbols) for position in (0, 2, 7)
+            )
             per_length = tokens / np.maximum(pairs, 1)
             flop = flop.copy()
             flop[rows] *= 1.0 + self._short[rows, None] * np.where(share == 2, 1.0, 0.5) * per_length
@@ -175,7 +194,7 @@ class CostModel:
                     columns.flop[row],
                     columns.mem_bytes[row],
                     columns.net_bytes[row],
-                    columns.key[row],
+                    DimTable.build(operator.key).evaluate(columns.symbols),
                     result[row].copy(),
                 )
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +87,15 @@ class StageProgram:
     leaving_kept: tuple[bool, ...]
     num_streams: int
 
+    @cached_property
+    def is_serial(self) -> bool:
+        """Whether every operator starts exactly when the one before it ends, for all shapes."""
+        edges = np.repeat(np.arange(self.num_ops), np.diff(self.pred_ptr))
+        follows = np.zeros(self.num_ops, dtype=np.bool_)
+        follows[edges[self.pred == edges - 1]] = True
+        follows[1:] |= self.stream[1:] == self.stream[:-1]
+        return bool(follows[1:].all()) and self.num_ops > 0
+
     @property
     def num_ops(self) -> int:
         """Number of operators."""
@@ -98,7 +108,7 @@ class StageProgram:
             latency: float64[num_shapes, num_rows] [s], all rows of the library.
             size: int64[num_shapes, num_size_rows] [bytes].
         """
-        from semu.engine.stage_kernels import run_stage
+        from semu.engine.stage_kernels import run_serial_stage, run_stage
 
         n = len(latency)
         costs = StageCosts(
@@ -108,6 +118,25 @@ class StageProgram:
             net=np.zeros(n, dtype=np.int64),
             peak_op=np.zeros(n, dtype=np.int32),
         )
+        if self.is_serial:
+            run_serial_stage(
+                latency,
+                self.rows,
+                self.stream,
+                self.touch_ptr,
+                self.touch,
+                self.touches,
+                size,
+                self.size_row,
+                self.alive_before,
+                self.alive_after,
+                costs.latency,
+                costs.exposed,
+                costs.peak,
+                costs.net,
+                costs.peak_op,
+            )
+            return costs
         run_stage(
             latency,
             self.rows,

@@ -152,19 +152,16 @@ class CostColumns:
     """Evaluated costs of all operators of a library, for many shapes.
 
     Attributes:
-        flop, recomputed_flop, causal_flop: float64[num_ops, num_shapes].
-        mem_bytes, net_bytes: int64[num_ops, num_shapes].
+        symbols: symbol -> int64[num_shapes], the shapes.
+        flop: float64[num_ops, num_shapes]. mem_bytes, net_bytes: int64[num_ops, num_shapes].
         size_bytes: int64[num_storages, num_shapes].
-        key: int64[num_ops, key_width, num_shapes], shape keys padded with zeros.
     """
 
+    symbols: Mapping[str, NDArray[np.int64]]
     flop: NDArray[np.float64]
-    recomputed_flop: NDArray[np.float64]
-    causal_flop: NDArray[np.float64]
     mem_bytes: NDArray[np.int64]
     net_bytes: NDArray[np.int64]
     size_bytes: NDArray[np.int64]
-    key: NDArray[np.int64]
 
 
 class TemplateLibrary:
@@ -187,33 +184,30 @@ class TemplateLibrary:
             self.operators.extend(template.operators)
             self.groups.extend(template.groups.get(op.stream) for op in template.operators)
             sizes.extend(template.sizes)
-        self._key_width = max((len(op.key) for op in self.operators), default=0)
-        self._num_sizes = len(sizes)
-        rows: list[Dim] = [op.flop for op in self.operators]
-        rows += [op.recomputed_flop for op in self.operators]
-        rows += [op.causal_flop for op in self.operators]
-        rows += [op.mem_bytes for op in self.operators]
-        rows += [op.net_bytes for op in self.operators]
-        rows += sizes
-        for op in self.operators:
-            rows += [*op.key, *[0] * (self._key_width - len(op.key))]
-        self._table = DimTable.build(rows)
+        self._flop = DimTable.build([op.flop for op in self.operators])
+        self._mem_bytes = DimTable.build([op.mem_bytes for op in self.operators])
+        self._net_bytes = DimTable.build([op.net_bytes for op in self.operators])
+        self._sizes = DimTable.build(sizes)
 
-    def evaluate(self, columns: Mapping[str, NDArray[np.int64]]) -> CostColumns:
-        """Costs for many shapes: one matrix product. ``columns``: symbol -> int64[num_shapes]."""
-        n = len(self.operators)
-        values = self._table.evaluate(columns)
-        parts = np.split(values, [n, 2 * n, 3 * n, 4 * n, 5 * n, 5 * n + self._num_sizes])
-        num_shapes = values.shape[1]
+    def evaluate(self, symbols: Mapping[str, NDArray[np.int64]]) -> CostColumns:
+        """Costs for many shapes, one matrix product per kind of cost. ``symbols``: symbol -> int64[num_shapes]."""
         return CostColumns(
-            flop=parts[0].astype(np.float64),
-            recomputed_flop=parts[1].astype(np.float64),
-            causal_flop=parts[2].astype(np.float64),
-            mem_bytes=parts[3],
-            net_bytes=parts[4],
-            size_bytes=parts[5],
-            key=parts[6].reshape(n, self._key_width, num_shapes),
+            symbols=symbols,
+            flop=self._flop.evaluate(symbols).astype(np.float64),
+            mem_bytes=self._mem_bytes.evaluate(symbols),
+            net_bytes=self._net_bytes.evaluate(symbols),
+            size_bytes=self._sizes.evaluate(symbols),
         )
+
+    def total(
+        self, dims: Sequence[Dim], symbols: Mapping[str, NDArray[np.int64]], weights: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Weighted sum over all shapes of some size of every operator, e.g. its recomputed FLOP: float64[num_ops].
+
+        Args:
+            dims: one size per operator. symbols: as ``evaluate``. weights: float64[num_shapes].
+        """
+        return DimTable.build(dims).weighted_sum(symbols, weights)
 
 
 def stream_names(library: TemplateLibrary) -> tuple[str, ...]:

@@ -170,6 +170,21 @@ class DimTable:
         Raises:
             InternalError: a symbol without a column.
         """
+        result: NDArray[np.int64] = self.coefficients @ self._monomial_values(columns)
+        return result
+
+    def weighted_sum(
+        self, columns: Mapping[str, NDArray[np.int64]], weights: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Sum over shapes of weight x value, without evaluating every shape: float64[num_dims].
+
+        Args:
+            columns: as ``evaluate``. weights: float64[num_shapes].
+        """
+        result: NDArray[np.float64] = self.coefficients.astype(np.float64) @ (self._monomial_values(columns) @ weights)
+        return result
+
+    def _monomial_values(self, columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
         num_shapes = len(next(iter(columns.values()))) if columns else 1
         values = np.ones((len(self.monomials), num_shapes), dtype=np.int64)
         for row, monomial in enumerate(self.monomials):
@@ -177,5 +192,4 @@ class DimTable:
                 if name not in columns:
                     raise InternalError(f"no value for symbol {name!r}", expected=", ".join(sorted(columns)), got=name)
                 values[row] *= columns[name]
-        result: NDArray[np.int64] = self.coefficients @ values
-        return result
+        return values

@@ -164,8 +164,9 @@ def count_work(layout: Layout, evaluation: Evaluation) -> Work:
     again = np.array([op.phase is Phase.RECOMPUTE for op in operators])
     ranks = np.array([layout.job.parallel.tp / op.copies for op in operators])
     flop = (evaluation.columns.flop @ uses) * ranks
-    needed = flop - (evaluation.columns.recomputed_flop @ uses) * ranks
-    causal = (evaluation.columns.causal_flop @ uses) * ranks
+    symbols = evaluation.columns.symbols
+    needed = flop - layout.library.total([op.recomputed_flop for op in operators], symbols, uses) * ranks
+    causal = layout.library.total([op.causal_flop for op in operators], symbols, uses) * ranks
     hardware = model = full = 0.0
     for chunk in layout.chunks:
         for stage in (chunk.forward, chunk.backward):

@@ -9,8 +9,24 @@ from typing import NamedTuple
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from nn.tracing_kit import Apply, F, I, R, W, backward, forward, gradients_written, number, options, row, rows, run
-from nn.tracing_kit import run_megatron, saved, spec
+from nn.tracing_kit import (
+    Apply,
+    D,
+    F,
+    R,
+    W,
+    backward,
+    forward,
+    gradients_written,
+    number,
+    options,
+    row,
+    rows,
+    run,
+    run_megatron,
+    saved,
+    spec,
+)
 
 from semu.errors import GraphError
 from semu.graph.operator import Operator, OpKind, Phase
@@ -341,8 +357,8 @@ def test_random_models_do_the_work_that_their_gradients_need(
     assume(all(count % tp == 0 for count in heads))
     block = run_megatron(model, x, tp=tp, sp=sp)  # lints
     work = expected(model, input_grad)
-    assert [products(block, phase, tp) for phase in (F, I, W, R)] == list(work[:4])
-    assert len([op for op in backward(block) if op.kind is OpKind.ADD and op.phase is I]) == work.additions
+    assert [products(block, phase, tp) for phase in (F, D, W, R)] == list(work[:4])
+    assert len([op for op in backward(block) if op.kind is OpKind.ADD and op.phase is D]) == work.additions
     assert block.output_specs[0].requires_grad is work.needs
     assert set(gradients_written(block).values()) <= {1}
     trained = [parameter for _, parameter in model.named_parameters() if parameter.requires_grad]
@@ -355,7 +371,7 @@ def test_random_models_do_the_work_that_their_gradients_need(
 def test_where_everything_trains_backward_costs_twice_the_forward(tree: Tree) -> None:
     block = run(Sequential(tree.build()), spec(T, H))
     ahead = products(block, F, 1)
-    assert products(block, I, 1) == products(block, W, 1) == ahead
+    assert products(block, D, 1) == products(block, W, 1) == ahead
     assert sum(number(op.flop) for op in backward(block) if op.kind is OpKind.MATMUL) == 2 * ahead
 
 

@@ -7,8 +7,26 @@ from nn.tracing_kit import run, spec
 
 from semu.errors import ConfigError, GraphError
 from semu.hardware.kinds import DType
-from semu.nn import MLP, Dropout, Embedding, InputSpec, LayerNorm, Linear, LMHead, ModalityModule, ModalityRole, Model
-from semu.nn import Module, ModuleList, Parameter, RMSNorm, SelfAttention, Sequential, Tensor, TransformerLayer
+from semu.nn import (
+    MLP,
+    Dropout,
+    Embedding,
+    InputSpec,
+    LayerNorm,
+    Linear,
+    LMHead,
+    ModalityModule,
+    ModalityRole,
+    Model,
+    Module,
+    ModuleList,
+    Parameter,
+    RMSNorm,
+    SelfAttention,
+    Sequential,
+    Tensor,
+    TransformerLayer,
+)
 
 
 class Net(Module):
@@ -79,7 +97,7 @@ def test_a_module_without_forward() -> None:
 
 
 def test_a_module_is_called_with_tensors() -> None:
-    with pytest.raises(GraphError, match="Linear was called without a tensor.*got int, str"):
+    with pytest.raises(GraphError, match=r"Linear was called without a tensor.*got int, str"):
         Linear(4, 4)(3, "x")
     with pytest.raises(GraphError, match="got no argument"):
         Linear(4, 4)()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from nn.tracing_kit import Apply, forward, options, row, rows, spec
@@ -103,7 +104,7 @@ def column(overlap_tp: bool) -> TracedBlock:
 
 def test_without_overlap_the_streams_take_turns() -> None:
     operators = column(False).graph.operators
-    for before, operator in zip(operators, operators[1:], strict=False):
+    for before, operator in pairwise(operators):
         assert (before.index in operator.after) or before.stream == operator.stream
     assert len({op.stream for op in operators}) == 2
 
@@ -169,7 +170,9 @@ def test_a_send_moves_the_tensor_there_and_its_gradient_back(nodes: int) -> None
     assert block.output_specs[0].shape == (M, H)
 
 
-def test_a_gradient_all_reduce_function_has_a_backward() -> None:
-    """The functional face of the all-reduce may be used in a model, so a gradient must pass through it."""
+def test_the_gradient_of_an_all_reduce_is_handed_on_unchanged() -> None:
+    """Megatron's g: a sum forward, the identity backward (1909.08053 §3)."""
     block = trace_block(Apply(functional.all_reduce), [spec(M, H)], options(2))
+    assert len(block.graph.operators) == 1
+    assert block.input_gradients == block.output_gradients
     assert block.input_gradients[0] is not None

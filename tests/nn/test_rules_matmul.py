@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from nn.tracing_kit import (
     Apply,
+    D,
     F,
-    I,
     Row,
     W,
     backward,
@@ -137,7 +137,7 @@ def test_parameters_and_their_gradients_have_local_shapes(style: ShardingStyle, 
 @pytest.mark.parametrize("style", [ShardingStyle.COLUMN, ShardingStyle.ROW], ids=lambda style: style.value)
 def test_the_group_shares_the_work_of_one_rank(style: ShardingStyle, tp: int) -> None:
     for sp in (False, True):
-        for phase in (F, I, W):
+        for phase in (F, D, W):
             alone = flop(linear(style, 1, False).graph.operators, phase=phase)
             assert tp * flop(linear(style, tp, sp).graph.operators, phase=phase) == alone == 2 * M * N * K
 
@@ -212,7 +212,7 @@ def frozen_weight(style: ShardingStyle, *, bias_trains: bool, input_grad: bool) 
 def test_a_frozen_linear_passes_gradients_on_and_keeps_nothing(style: ShardingStyle) -> None:
     block = frozen_weight(style, bias_trains=False, input_grad=True)
     assert [op.kind for op in backward(block) if op.flop] == [OpKind.MATMUL]
-    assert flop(backward(block), phase=I) == flop(forward(block))
+    assert flop(backward(block), phase=D) == flop(forward(block))
     assert saved(block) == {}
     assert gradients_written(block) == {}
     assert backward(frozen_weight(style, bias_trains=False, input_grad=False)) == []

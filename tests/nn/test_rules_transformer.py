@@ -7,8 +7,22 @@ GELU network of width 4 h, biases and layer norms.
 from __future__ import annotations
 
 import pytest
-from nn.tracing_kit import F, I, R, W, backward, flop, forward, gradients_written, run_megatron, saved, saved_bytes
-from nn.tracing_kit import number, spec, wire
+from nn.tracing_kit import (
+    D,
+    F,
+    R,
+    W,
+    backward,
+    flop,
+    forward,
+    gradients_written,
+    number,
+    run_megatron,
+    saved,
+    saved_bytes,
+    spec,
+    wire,
+)
 
 from semu.graph.operator import Operator, OpKind
 from semu.hardware.kinds import DType
@@ -35,8 +49,8 @@ def layer(tp: int = 1, sp: bool = False, *, dropout: float = 0.0, full_recompute
 def paper_bytes(tp: int, sp: bool, *, dropout: bool) -> int:
     """2205.05198, term by term, without the attention core's scores (their 5 a s / h), which are never stored.
 
-    Table 2: with tensor parallelism alone s b h (10 + 24 / t), with sequence parallelism too s b h (34 / t). The masks of
-    the two dropouts are 2 of the 10. A fused attention keeps one fp32 log-sum-exp per token and head instead of the
+    Table 2: with tensor parallelism alone s b h (10 + 24 / t), with sequence parallelism too s b h (34 / t). The masks
+    of the two dropouts are 2 of the 10. A fused attention keeps one fp32 log-sum-exp per token and head instead of the
     scores, and each of the two norms two fp32 statistics per token.
     """
     whole_each_rank = 10 if dropout else 8
@@ -189,7 +203,7 @@ def test_flop_of_a_gpt(tp: int, full_recompute: bool) -> None:
 @pytest.mark.parametrize(("tp", "sp"), GROUPS, ids=NAMES)
 def test_each_gradient_costs_as_much_as_the_forward_product(tp: int, sp: bool) -> None:
     operators = layer(tp, sp).graph.operators
-    ahead, input_gradient, weight_gradient = (flop(operators, phase=p, kind=OpKind.MATMUL) for p in (F, I, W))
+    ahead, input_gradient, weight_gradient = (flop(operators, phase=p, kind=OpKind.MATMUL) for p in (F, D, W))
     assert ahead == input_gradient == weight_gradient
 
 

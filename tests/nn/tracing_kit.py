@@ -16,7 +16,7 @@ from semu.nn.tracing import TraceOptions
 from semu.parallel.config import Parallel
 from semu.parallel.tensor import megatron_plan
 
-F, I, W, R = Phase.FORWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT, Phase.RECOMPUTE
+F, D, W, R = Phase.FORWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT, Phase.RECOMPUTE
 
 Row = tuple[str, str, int, int, int]
 """Kind, letter of the phase, FLOP, memory bytes, wire bytes of one operator."""

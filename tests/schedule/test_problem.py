@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -172,7 +173,7 @@ def test_dip_worked_example() -> None:
     ranks, microbatches = 16, 64
     layers = [6.75e-3] * 64 + [10.5e-3] * 64
     cut = partition(layers, ranks)
-    stage_total_s = [sum(layers[a:b]) for a, b in zip(cut, cut[1:], strict=False)]
+    stage_total_s = [sum(layers[a:b]) for a, b in pairwise(cut)]
     shape = PipelineShape.chain(ranks, microbatches)
 
     def makespan_s(totals_s: list[float]) -> float:

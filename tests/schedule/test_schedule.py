@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -153,7 +155,7 @@ def test_a_frozen_chunk_has_no_backward_stage() -> None:
 
 def test_a_rank_may_have_nothing_to_do() -> None:
     shape = PipelineShape(3, 1, (0, 2), ((), (0,)), (True, True))
-    Schedule.from_text("0F0 0B0\n\n1F0 1B0").validate(shape)
+    Schedule.from_text("0F0 0B0\n-\n1F0 1B0\n").validate(shape)
 
 
 # -- deadlock ----------------------------------------------------------------------------------------------------
@@ -188,7 +190,7 @@ def test_an_order_deadlocks_exactly_if_dependencies_and_orders_have_a_cycle(
     ]
     before = {stage: set(needs(shape, stage)) for stage in everything}
     for order in orders:
-        for early, late in zip(order, order[1:], strict=False):
+        for early, late in pairwise(order):
             before[late].add(early)
     left = set(everything)
     while free := {stage for stage in left if not before[stage] & left}:

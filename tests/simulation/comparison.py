@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulation.reference import Expansion, Replica, StageName
+from simulation.reference import Expansion, Replica, StageName, expand
 from simulation.reference_memory import Curve
+from simulation.reference_tail import tail_of
 
 from semu.engine.timeline import MemoryCurve, RankTimeline
 from semu.hardware.kinds import OpKind
+from semu.job import TrainingJob
 from semu.report import Report
+from semu.simulation import simulate
 
 
 def assert_equal(report: Report, expected: Expansion) -> None:
@@ -46,9 +49,7 @@ def assert_stages_equal(timeline: RankTimeline, replica: Replica, order: list[St
 
 def assert_sends_equal(timeline: RankTimeline, replica: Replica, rank: int, expected: Expansion) -> None:
     """Times and bytes of a rank's sends."""
-    seen = sorted(
-        (piece.start_s, piece.end_s, piece.net_bytes) for piece in timeline.outer if piece.kind is OpKind.P2P
-    )
+    seen = sorted((piece.start_s, piece.end_s, piece.net_bytes) for piece in timeline.outer if piece.kind is OpKind.P2P)
     written = sorted(
         (node.start_s, node.end_s, replica.sent_bytes[key])
         for key, node in replica.nodes.items()
@@ -87,3 +88,16 @@ def assert_attribution_equal(report: Report, expected: Expansion) -> None:
         ) / len(report.timeline.ranks)
         written = sum(r.exposed_s[stream] for r in replicas) / len(replicas) + outside
         assert exposed.get(stream, 0.0) == pytest.approx(written, rel=1e-9, abs=1e-15), stream
+
+
+def assert_tails_equal(job: TrainingJob) -> None:
+    """Everything of ``assert_equal``, and what surrounds the pipeline: reductions, optimizer, gathers."""
+    report, expansion = simulate(job), expand(job)
+    assert_equal(report, expansion)
+    tail = tail_of(expansion)
+    for rank, slices in zip(report.timeline.ranks, tail.slices, strict=True):
+        seen = [p for p in rank.outer if p.kind is not OpKind.P2P]
+        assert sorted((p.start_s, p.end_s, p.net_bytes, p.kind.value) for p in seen) == sorted(
+            (p.start_s, p.end_s, p.net_bytes, p.kind.value) for p in slices
+        )
+    assert report.iteration_time_s == tail.iteration_s

@@ -71,13 +71,19 @@ def t2v_items(count: int, seed: int = 0) -> list[Microbatch]:
     for _ in range(count):
         clips = random.randint(1, 4)
         captions = [random.randint(5, 60) for _ in range(clips)]
-        items.append(Microbatch({"text": captions, "video": [random.randint(50, 400) for _ in range(clips)]}, samples=clips))
+        videos = [random.randint(50, 400) for _ in range(clips)]
+        items.append(Microbatch({"text": captions, "video": videos}, samples=clips))
     return items
 
 
 def gpt(layers: int = 3) -> Model:
     """GPT with tied embeddings."""
     return Model.from_module(GPT(GPTConfig(layers=layers, hidden=128, heads=4, vocab=512, positions=256)), name="llm")
+
+
+def wide(layers: int = 4) -> Model:
+    """Enough parameters for several buckets (50 million a layer), at no cost: there is no data."""
+    return Model.from_module(GPT(GPTConfig(layers, hidden=2048, heads=16, vocab=512, positions=256)), name="llm")
 
 
 LANGUAGE = LlamaConfig(layers=3, hidden=128, ffn=256, heads=8, kv_heads=4, vocab=384)

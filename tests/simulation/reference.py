@@ -238,7 +238,8 @@ class _Writer:
     def _waits_for(self, stage: StageName) -> list[Key]:
         """Ends of the stages, or of the transfers, that bring what a stage needs."""
         chunk, phase, microbatch = stage
-        others = self._sources(chunk) if phase == "F" else self._consumers(chunk)
+        chunks, sources, has_backward = range(self.model.num_chunks), self.model.chunk_sources, self.model.has_backward
+        others = sources(chunk) if phase == "F" else [c for c in chunks if chunk in sources(c) and has_backward(c)]
         waits: list[Key] = [("end", chunk, "F", microbatch)] if phase == "B" else []
         for other in others:
             if self._rank(other) == self._rank(chunk):
@@ -251,19 +252,10 @@ class _Writer:
         """Chunks on other ranks that get what a stage makes."""
         chunk, phase, _ = stage
         if phase == "F":
-            others = [c for c in range(self.model.num_chunks) if chunk in self._sources(c)]
+            others = [c for c in range(self.model.num_chunks) if chunk in self.model.chunk_sources(c)]
         else:
-            others = [c for c in self._sources(chunk) if self.model.has_backward(c)]
+            others = [c for c in self.model.chunk_sources(chunk) if self.model.has_backward(c)]
         return [other for other in others if self._rank(other) != self._rank(chunk)]
-
-    def _sources(self, chunk: int) -> list[int]:
-        return self.model.chunk_sources(chunk)
-
-    def _consumers(self, chunk: int) -> list[int]:
-        """Chunks that send gradients to a chunk."""
-        return [
-            c for c in range(self.model.num_chunks) if chunk in self._sources(c) and self.model.has_backward(c)
-        ]
 
     # -- sends -----------------------------------------------------------------------------------------------------
     def _send_latency(self, send: Key, source: int, target: int) -> float:

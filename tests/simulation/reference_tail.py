@@ -140,3 +140,22 @@ def _step(expansion: Expansion, rank: int, elements: int, barrier: float, slices
     if job.parallel.dp > 1 and job.parallel.zero and not job.training.overlap.param_gather:
         group = job.cluster.place_group("dp", [model.gpu(rank, replica) for replica in range(job.parallel.dp)])
         slices.append(collective(expansion, OpKind.ALL_GATHER, group, elements * tensor_bytes, slices[-1].end_s))
+
+
+def gather_times(expansion: Expansion) -> dict[int, float]:
+    """When the parameters of every block are there: buckets in the order of the forward pass, one after the other."""
+    job = expansion.model.job
+    ready: dict[int, float] = {}
+    for rank in range(job.parallel.pp):
+        group = job.cluster.place_group("dp", [expansion.model.gpu(rank, d) for d in range(job.parallel.dp)])
+        held = trainable(expansion, rank)
+        for item in held:
+            item.ready_s = 0.0
+        now = 0.0
+        for bucket in buckets(held, job.parallel.dp, several=True):
+            now = collective(expansion, OpKind.ALL_GATHER, group, 2 * sum(h.elements for h in bucket), now).end_s
+            for block in expansion.model.blocks:
+                used = {id(use.parameter) for use in block.trace.parameters}
+                if block.rank == rank and used & {id(item.parameter) for item in bucket}:
+                    ready[block.number] = now
+    return ready

@@ -36,9 +36,7 @@ EQUAL_STAGES: LatencyRules = {OpKind.MATMUL: matmul_rule, OpKind.CROSS_ENTROPY: 
 def equal_stages(p: int, m: int, schedule: str) -> TrainingJob:
     """p blocks with one matrix product each, one per rank."""
     blocks = [Linear(WIDTH, WIDTH) for _ in range(p - 1)]
-    return job_of(
-        chain(*blocks, Distance()), text_items(1) * m, Parallel(pp=p), schedule=schedule, override=FREE_LINKS
-    )
+    return job_of(chain(*blocks, Distance()), text_items(1) * m, Parallel(pp=p), schedule=schedule, override=FREE_LINKS)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
@@ -126,7 +124,8 @@ def test_a_frozen_encoder_in_front_costs_no_backward_time() -> None:
     """Cornstarch eqs. 3.1 to 3.3: nothing trains at or above it, so neither gradient is computed."""
     full, cold = frozen(), frozen("vit")
     assert stage_seconds(cold, "vit", Phase.BACKWARD) == 0.0 < stage_seconds(full, "vit", Phase.BACKWARD)
-    assert not [s for rank in cold.timeline.ranks for s in rank.stages if s.module == "vit" and s.phase is Phase.BACKWARD]
+    phases = {stage.phase for rank in cold.timeline.ranks for stage in rank.stages if stage.module == "vit"}
+    assert phases == {Phase.FORWARD}
     assert stage_seconds(cold, "vit", Phase.FORWARD) == stage_seconds(full, "vit", Phase.FORWARD)
     assert flop_of(cold, "vit", *GRADIENTS) == 0.0
     # what drops out of the model FLOP is just the encoder's backward pass, less the recomputed part of attention

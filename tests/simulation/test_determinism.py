@@ -32,10 +32,10 @@ def test_two_runs_are_identical(tmp_path: Path) -> None:
 
 
 def test_processes_with_other_hash_seeds_are_identical(tmp_path: Path) -> None:
-    code = f"from pathlib import Path; from simulation.test_determinism import digest; print(digest(Path({str(tmp_path)!r})))"
+    code = "import sys, pathlib, simulation.test_determinism as t; print(t.digest(pathlib.Path(sys.argv[1])))"
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
     for seed in ("0", "1"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
-        result = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=120
-        )
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": paths}
+        command = [sys.executable, "-c", code, str(tmp_path)]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
         assert result.stdout.strip() == digest(tmp_path)

@@ -5,42 +5,23 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from simulation.comparison import assert_equal
-from simulation.jobs import Distance, gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items
-from simulation.reference import Expansion, expand
-from simulation.reference_tail import buckets, collective, tail_of, trainable
+from simulation.comparison import assert_tails_equal
+from simulation.jobs import Distance, gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items, wide
+from simulation.reference import expand
+from simulation.reference_tail import gather_times
 
 from semu.graph.operator import Phase
 from semu.hardware.cluster import Cluster
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import collective_latency
-from semu.job import TrainingJob
 from semu.nn import InputSpec, Linear, ModalityModule, ModalityRole, Model, Sequential
 from semu.parallel.config import Parallel
 from semu.report import Report
 from semu.simulation import simulate
-from semu_models.gpt import GPT, GPTConfig
 
 
 def on_grid(latency_s: float) -> float:
     return float(round(Fraction(latency_s) * 2**40) / Fraction(2**40))
-
-
-def wide(layers: int = 4) -> Model:
-    """Enough parameters for several buckets (50 million a layer), at no cost: there is no data."""
-    return Model.from_module(GPT(GPTConfig(layers, hidden=2048, heads=16, vocab=512, positions=256)), name="llm")
-
-
-def assert_tails_equal(job: TrainingJob) -> None:
-    report, expansion = simulate(job), expand(job)
-    assert_equal(report, expansion)
-    tail = tail_of(expansion)
-    for rank, slices in zip(report.timeline.ranks, tail.slices, strict=True):
-        seen = [p for p in rank.outer if p.kind is not OpKind.P2P]
-        assert sorted((p.start_s, p.end_s, p.net_bytes, p.kind.value) for p in seen) == sorted(
-            (p.start_s, p.end_s, p.net_bytes, p.kind.value) for p in slices
-        )
-    assert report.iteration_time_s == tail.iteration_s
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["after", "overlapped"])
@@ -119,25 +100,6 @@ def test_hiding_communication_never_costs_time(model: object, items: object) -> 
 
 
 # -- gathers before the first forwards ---------------------------------------------------------------------------------
-def gather_times(expansion: Expansion) -> dict[int, float]:
-    """When the parameters of every block are there: buckets in the order of the forward pass, one after the other."""
-    job = expansion.model.job
-    ready: dict[int, float] = {}
-    for rank in range(job.parallel.pp):
-        group = job.cluster.place_group("dp", [expansion.model.gpu(rank, d) for d in range(job.parallel.dp)])
-        held = trainable(expansion, rank)
-        for item in held:
-            item.ready_s = 0.0
-        now = 0.0
-        for bucket in buckets(held, job.parallel.dp, several=True):
-            now = collective(expansion, OpKind.ALL_GATHER, group, 2 * sum(h.elements for h in bucket), now).end_s
-            for block in expansion.model.blocks:
-                used = {id(use.parameter) for use in block.trace.parameters}
-                if block.rank == rank and used & {id(item.parameter) for item in bucket}:
-                    ready[block.number] = now
-    return ready
-
-
 @pytest.mark.parametrize(("pp", "tp"), [(1, 1), (2, 1), (2, 2), (3, 1)])
 @pytest.mark.parametrize("kind", ["text", "vlm", "t2v"])
 def test_first_forwards_wait_for_their_parameters(kind: str, pp: int, tp: int) -> None:

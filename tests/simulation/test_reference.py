@@ -8,8 +8,13 @@ from random import Random
 import pytest
 from simulation.comparison import assert_equal
 from simulation.jobs import (
+    WIDTH,
+    Along,
+    Distance,
+    Fork,
     attention_encoder,
     carry_along,
+    chain,
     gpt,
     job_of,
     overlap,
@@ -22,6 +27,7 @@ from simulation.jobs import (
 from simulation.reference import expand
 
 from semu.job import TrainingJob
+from semu.nn import Linear
 from semu.parallel.config import Parallel
 from semu.simulation import simulate
 
@@ -113,6 +119,11 @@ def test_a_tensor_that_two_chunks_of_a_rank_keep_is_stored_once(pp: int, recompu
 @pytest.mark.parametrize("pipeline", [False, True], ids=["wait", "overlap_pp"])
 def test_a_tensor_carried_along_is_kept_where_it_is_needed(pp: int, pipeline: bool) -> None:
     check(job_of(carry_along(), text_items(3, seed=1), Parallel(pp=pp), overlap=overlap(pipeline=pipeline)))
+
+
+def test_recomputation_of_a_block_with_an_output_that_gets_no_gradient() -> None:
+    """The second tensor of the fork is handed on to the end and ends there unread."""
+    check(job_of(chain(Linear(WIDTH, WIDTH), Fork(), Along(), Distance()), text_items(3), recompute="full"))
 
 
 @pytest.mark.parametrize("seed", range(12))
