@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from semu.engine.template import CostColumns, TemplateLibrary
 from semu.errors import ConfigError
 from semu.graph.dim import DimTable, as_int
-from semu.graph.operator import Operator
-from semu.hardware.device import DeviceProfile
-from semu.hardware.kinds import OpKind, Provenance
+from semu.graph.operator import Operator, Phase
+from semu.hardware.device import Device, DeviceKind, DeviceProfile, Direction, Stream
+from semu.hardware.kinds import DType, OpKind, Provenance
 from semu.hardware.network import CommGroup, collective_cost
 from semu.units import TIME_GRID_PER_S
 
@@ -81,7 +81,7 @@ class CostModel:
     def __init__(self, library: TemplateLibrary, profile: DeviceProfile, rules: LatencyRules | None = None) -> None:
         self.library = library
         self.profile = profile
-        self.rules = dict(rules or {})
+        self.rules = check_rules(rules)
         n = len(library.operators)
         self._flop_rate, self._mem_rate = np.ones(n), np.ones(n)
         self._fixed, self._p, self._short = np.zeros(n), np.full(n, np.inf), np.zeros(n)
@@ -157,6 +157,51 @@ class CostModel:
         result[self._is_idle(columns)] = 0.0
         return result
 
+    def outer_latency(
+        self,
+        kind: OpKind,
+        path: str,
+        *,
+        group: CommGroup | None = None,
+        mem_bytes: NDArray[np.int64] | int = 0,
+        net_bytes: NDArray[np.int64] | int = 0,
+    ) -> NDArray[np.float64]:
+        """Latencies of an operator outside stages (a transfer, a reduction, the optimizer step).
+
+        Args:
+            kind: a communication kind with its ``group``, or a compute kind. path: name, for rules and errors.
+            mem_bytes, net_bytes: [bytes], for one or many shapes.
+        Returns:
+            float64[num_shapes] [s], on the time grid; nothing to do takes no time. Custom rules apply.
+        """
+        memory, network = np.atleast_1d(np.asarray(mem_bytes)), np.atleast_1d(np.asarray(net_bytes))
+        if group is not None:
+            cost = collective_cost(self.profile, kind, group)
+            transfer = network / cost.bytes_per_s
+            seconds = cost.latency_s + transfer + np.sqrt(cost.c_s * transfer)
+            stream = Stream(Device(DeviceKind.LINK, port=group.port, direction=Direction.OUT), group.name)
+            key: tuple[int, ...] = (group.num_ranks, group.num_nodes)
+            phase = Phase.FORWARD if kind is OpKind.P2P else Phase.REDUCTION
+        else:
+            efficiency = self.profile.efficiency(kind)
+            seconds = efficiency.t0_s + memory / (efficiency.mem * self.profile.mem_bytes_per_s.value)
+            stream, key, phase = Stream(Device(DeviceKind.COMPUTE), "compute"), (), Phase.OPTIMIZER
+        memory, network = np.broadcast_arrays(memory, network)
+        result: NDArray[np.float64] = np.rint(seconds * TIME_GRID_PER_S) / TIME_GRID_PER_S
+        rule = self.rules.get(kind)
+        if rule is not None:
+            operator = Operator(-1, path, kind, phase, stream, 0, 0, 0, DType.BF16, key, (), (), (), 0, 0, 1)
+            keys = np.repeat(np.array(key, dtype=np.int64)[:, None], len(result), axis=1)
+            seen = RuleInput(operator, self.profile, np.zeros(len(result)), memory, network, keys, result.copy())
+            result = _ruled(rule, seen)
+        return np.where((memory == 0) & (network == 0), 0.0, result)
+
+    def outer_provenance(self, kind: OpKind, group: CommGroup | None) -> Provenance:
+        """Provenance of the coefficients of an operator outside stages."""
+        if group is not None:
+            return self.profile.links[group.port].of(kind).provenance
+        return self.profile.efficiency(kind).provenance
+
     def bound(self, row: int, columns: CostColumns, weights: NDArray[np.float64]) -> str:
         """Which term of the roofline is longest: ``compute``, ``memory``, ``network``, or ``fixed``.
 
@@ -187,26 +232,53 @@ class CostModel:
             rule = self.rules.get(operator.kind)
             if rule is None:
                 continue
-            latency = rule(
-                RuleInput(
-                    operator,
-                    self.profile,
-                    columns.flop[row],
-                    columns.mem_bytes[row],
-                    columns.net_bytes[row],
-                    DimTable.build(operator.key).evaluate(columns.symbols),
-                    result[row].copy(),
-                )
+            seen = RuleInput(
+                operator,
+                self.profile,
+                columns.flop[row],
+                columns.mem_bytes[row],
+                columns.net_bytes[row],
+                DimTable.build(operator.key).evaluate(columns.symbols),
+                result[row].copy(),
             )
-            if latency is None:
-                continue
-            values = np.broadcast_to(np.asarray(latency, dtype=np.float64), result[row].shape)
-            if not np.all(np.isfinite(values)) or np.any(values < 0):
-                raise ConfigError(
-                    "a latency rule returned an impossible latency",
-                    where=operator.path,
-                    expected="finite seconds >= 0",
-                    got=values.min(),
-                    nearest=0,
-                )
-            result[row] = np.rint(values * TIME_GRID_PER_S) / TIME_GRID_PER_S
+            result[row] = _ruled(rule, seen)
+
+
+def _ruled(rule: LatencyRule, seen: RuleInput) -> NDArray[np.float64]:
+    """What a custom rule says, checked and on the time grid; semu's own latency where it says nothing."""
+    said = rule(seen)
+    if said is None:
+        return seen.default_s
+    values = np.asarray(said, dtype=np.float64)
+    where = seen.operator.path or seen.operator.kind.value
+    if values.ndim > 1 or (values.ndim == 1 and values.shape != seen.default_s.shape):
+        raise ConfigError(
+            "a latency rule returned the wrong number of latencies",
+            where=where,
+            expected=f"one number, or {len(seen.default_s)}",
+            got=values.shape,
+        )
+    if not np.all(np.isfinite(values)) or np.any(values < 0):
+        raise ConfigError(
+            "a latency rule returned an impossible latency",
+            where=where,
+            expected="finite seconds >= 0",
+            got=values.min(),
+            nearest=0,
+        )
+    on_grid: NDArray[np.float64] = np.rint(np.broadcast_to(values, seen.default_s.shape) * TIME_GRID_PER_S)
+    return on_grid / TIME_GRID_PER_S
+
+
+def check_rules(rules: LatencyRules | None) -> dict[OpKind, LatencyRule]:
+    """Custom rules, by kind.
+
+    Raises:
+        ConfigError: a key that is no ``OpKind``, or a rule that cannot be called.
+    """
+    for kind, rule in (rules or {}).items():
+        if not isinstance(kind, OpKind):
+            raise ConfigError("latency rules go by kind", where="latency_rules", expected="an OpKind", got=repr(kind))
+        if not callable(rule):
+            raise ConfigError("a latency rule is a function", where=f"latency_rules[{kind}]", got=repr(rule))
+    return dict(rules or {})

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from semu.engine.costs import CostModel, LatencyRules
 from semu.engine.stage import ROLES, ExpandedStage, build_stages
 from semu.engine.template import TemplateLibrary, compile_template, stream_names
-from semu.engine.timeline import MemoryCurve, PeakMemory
+from semu.engine.timeline import MemoryCurve, PeakMemory, compress_steps
 from semu.errors import ConfigError
 from semu.graph.graph import Graph
 from semu.graph.tensor import Role
@@ -87,8 +87,8 @@ class GraphTimeline:
         time = np.concatenate(([0.0], self.stage.event_time))
         delta = np.concatenate((base[:, None], self.stage.event_bytes), axis=1)
         level = np.cumsum(delta, axis=1)
-        keep = np.append(time[1:] > time[:-1], True)
-        return MemoryCurve(time[keep], level[:, keep], ROLES, self.capacity_bytes)
+        times, levels = compress_steps(time, level)
+        return MemoryCurve(times, levels, ROLES, self.capacity_bytes)
 
     @cached_property
     def peak(self) -> PeakMemory:

@@ -161,27 +161,42 @@ class StageProgram:
         )
         return costs
 
-    def times(self, latency: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def times(
+        self, latency: NDArray[np.float64], release: NDArray[np.float64] | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Start and end [s] of every operator, relative to the stage's beginning, for one shape.
 
         Args:
             latency: float64[num_rows] [s], all rows of the library.
+            release: float64[num_ops] [s], earliest starts relative to the stage's beginning.
         """
         from semu.engine.stage_kernels import time_stage
 
         start, end, exposed = np.zeros(self.num_ops), np.zeros(self.num_ops), np.zeros(self.num_streams)
-        time_stage(latency[self.rows], self.pred_ptr, self.pred, self.stream, self.num_streams, start, end, exposed)
+        time_stage(
+            latency[self.rows],
+            release if release is not None else np.zeros(0),
+            self.pred_ptr,
+            self.pred,
+            self.stream,
+            self.num_streams,
+            start,
+            end,
+            exposed,
+        )
         return start, end
 
-    def expand(self, latency: NDArray[np.float64], size: NDArray[np.int64]) -> ExpandedStage:
+    def expand(
+        self, latency: NDArray[np.float64], size: NDArray[np.int64], release: NDArray[np.float64] | None = None
+    ) -> ExpandedStage:
         """Operators and memory events of one shape.
 
         Args:
-            latency: float64[num_rows] [s]. size: int64[num_size_rows] [bytes].
+            latency: float64[num_rows] [s]. size: int64[num_size_rows] [bytes]. release: as ``times``.
         """
         from semu.engine.stage_kernels import memory_of_stage
 
-        start, end = self.times(latency)
+        start, end = self.times(latency, release)
         event_time = np.zeros(2 * len(self.size_row) + 1)
         event_bytes = np.zeros((len(ROLES), len(event_time)), dtype=np.int64)
         *_, num_events = memory_of_stage(

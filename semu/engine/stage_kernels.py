@@ -18,12 +18,21 @@ Bool = NDArray[np.bool_]
 
 @njit(cache=True, nogil=True)
 def time_stage(
-    latency: F64, pred_ptr: I32, pred: I32, stream: I32, num_streams: int, start: F64, end: F64, exposed: F64
+    latency: F64,
+    release: F64,
+    pred_ptr: I32,
+    pred: I32,
+    stream: I32,
+    num_streams: int,
+    start: F64,
+    end: F64,
+    exposed: F64,
 ) -> float:
     """Start and end of every operator of one stage that begins at 0 (DESIGN §3.3).
 
     Args:
-        latency: float64[num_ops] [s]. pred_ptr, pred: CSR predecessors, int32[num_ops + 1], int32[num_preds].
+        latency: float64[num_ops] [s]. release: float64[num_ops] [s], earliest starts; float64[0]: none.
+        pred_ptr, pred: CSR predecessors, int32[num_ops + 1], int32[num_preds].
         stream: int32[num_ops]. num_streams: number of streams.
         start, end: float64[num_ops] [s], written.
         exposed: float64[num_streams] [s], added to: time that the compute stream waited, by the stream of the operator
@@ -42,6 +51,8 @@ def time_stage(
                 blocker = pred[e]
         if s == 0 and blocker >= 0:
             exposed[stream[blocker]] += begin - free[0]
+        if len(release) > 0 and release[op] > begin:
+            begin = release[op]
         start[op] = begin
         end[op] = begin + latency[op]
         free[s] = end[op]
@@ -71,6 +82,8 @@ def memory_of_stage(
     event_bytes: I64,
 ) -> tuple[int, int, int, int]:
     """Memory of one stage relative to its beginning; frees come before allocations at equal times.
+
+    What exists before, does not survive and is touched by nobody goes at the end.
 
     Args:
         start, end: float64[num_ops] [s].
@@ -134,6 +147,14 @@ def memory_of_stage(
             if live > peak:
                 peak = live
                 peak_op = op
+    last = end.max() if len(end) > 0 else 0.0
+    for storage in range(len(left)):
+        if touches[storage] == 0 and alive_before[storage] and not alive_after[storage]:
+            live -= size[storage]
+            if record:
+                event_time[num_events] = last
+                event_bytes[group[storage], num_events] = -size[storage]
+                num_events += 1
     return int(peak), int(live), int(peak_op), num_events
 
 
@@ -175,12 +196,13 @@ def run_stage(
     group = np.zeros(0, dtype=np.int32)
     event_time = np.empty(0)
     event_bytes = np.empty((0, 0), dtype=np.int64)
+    release = np.empty(0)
     for b in range(latency.shape[0]):
         for op in range(num_ops):
             op_latency[op] = latency[b, row[op]]
         for storage in range(num_storages):
             op_size[storage] = size[b, size_row[storage]]
-        stage_latency[b] = time_stage(op_latency, pred_ptr, pred, stream, num_streams, start, end, exposed[b])
+        stage_latency[b] = time_stage(op_latency, release, pred_ptr, pred, stream, num_streams, start, end, exposed[b])
         peak[b], net[b], peak_op[b], _ = memory_of_stage(
             start,
             end,
@@ -229,6 +251,9 @@ def run_serial_stage(
     come = np.zeros(num_ops + 1, dtype=np.int32)
     gone = np.zeros(num_ops + 1, dtype=np.int32)
     num_events = 0
+    unread = np.zeros(num_storages, dtype=np.bool_)
+    for storage in range(num_storages):
+        unread[storage] = touches[storage] == 0 and alive_before[storage] and not alive_after[storage]
     for op in range(num_ops):
         for e in range(touch_ptr[op], touch_ptr[op + 1]):
             if not alive[touch[e]]:
@@ -266,4 +291,7 @@ def run_serial_stage(
             while e < gone[op]:
                 live -= op_size[event[e]]
                 e += 1
+        for storage in range(num_storages):
+            if unread[storage]:
+                live -= op_size[storage]
         peak[b], net[b], peak_op[b] = highest, live, at

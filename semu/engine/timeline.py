@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from semu.graph.operator import OpKind, Phase
 from semu.graph.tensor import Role
+from semu.hardware.kinds import Provenance
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class OuterSlice:
         start_s, end_s: [s].
         net_bytes: wire bytes per rank, 0 for compute.
         group_ranks: ranks of the communicator, 1 for compute.
+        provenance: of the coefficients behind its latency.
     """
 
     name: str
@@ -60,6 +62,7 @@ class OuterSlice:
     end_s: float
     net_bytes: int
     group_ranks: int
+    provenance: Provenance = Provenance.DEFAULT
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,30 @@ class MemoryCurve:
     def peak_bytes(self) -> int:
         """Highest total."""
         return int(self.total.max())
+
+
+def compress_steps(
+    time: NDArray[np.float64], level: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """A step function with at most two points per moment: the last, and the highest where it is only passed through
+    (something lived for no time at all).
+
+    Args:
+        time: float64[n] [s], non-decreasing, n >= 1. level: int64[num_roles, n] [bytes], after each event.
+    Returns:
+        (times, levels) of the points kept.
+    """
+    total = level.sum(axis=0)
+    last = np.append(time[1:] > time[:-1], True)
+    moment = np.concatenate(([0], np.cumsum(last)[:-1]))
+    ends = np.flatnonzero(last)
+    highest = np.maximum.reduceat(total, np.concatenate(([0], ends[:-1] + 1)))
+    around = np.maximum(total[ends], np.concatenate((total[:1] * 0, total[ends][:-1])))
+    is_top = (total == highest[moment]) & (total > around[moment])
+    passed = np.flatnonzero(is_top)
+    first = passed[np.diff(moment[passed], prepend=-1) > 0]
+    keep = np.union1d(ends, first)
+    return time[keep], level[:, keep]
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from semu.schedule import SCHEDULES
 from semu.schedule.problem import lower
 from semu.simulation.assemble import assemble_report
 from semu.simulation.evaluate import BatchShapes, distinct_shapes, evaluate, template_latencies
+from semu.simulation.gather import parameter_gathers
 from semu.simulation.layout import build_layout
 from semu.simulation.pipeline import run_replicas
-from semu.simulation.reduction import gather_floors, rank_tails
+from semu.simulation.reduction import rank_tails
 
 __all__ = ["simulate"]
 
@@ -66,8 +67,8 @@ def simulate(
     schedule = SCHEDULES[training.schedule](pipeline)
     schedule.validate(pipeline)
     problem = lower(schedule, pipeline, overlapped_sends=training.overlap.pipeline)
-    floor, gathers = gather_floors(layout, evaluation, problem)
-    run = run_replicas(layout, evaluation, problem, floor)
+    gathers = parameter_gathers(layout, evaluation.cost_model)
+    run = run_replicas(layout, evaluation, problem, gathers)
     tails = rank_tails(layout, evaluation, run)
     say("finding the memory peaks")
     return assemble_report(layout, evaluation, run, tails, gathers)

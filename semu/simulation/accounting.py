@@ -101,7 +101,7 @@ def _stage_times(
             shapes = run.shape[:, problem.microbatch[nodes]]
             busy += float(weights @ stage.latency[shapes].sum(axis=1))
             exposed += np.einsum("r,rns->s", weights, stage.exposed[shapes])
-    wait = float(weights @ (run.end - run.start - run.latency)[:, :n].sum(axis=1))
+    wait = float(weights @ (run.latency - run.plain)[:, :n].sum(axis=1))
     gaps = _pipeline_gaps(run)
     return (
         (busy - float(exposed[1:].sum())) / num_ranks,
@@ -137,7 +137,7 @@ def bubble_ratio(run: PipelineRun, replica: int) -> float:
     makespan = float(run.makespan()[replica])
     if makespan == 0:
         return 0.0
-    return 1.0 - float(run.latency[replica, :n].sum()) / (run.problem.shape.num_ranks * makespan)
+    return 1.0 - float(run.plain[replica, :n].sum()) / (run.problem.shape.num_ranks * makespan)
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,7 @@ def count_work(layout: Layout, evaluation: Evaluation) -> Work:
 
 def _tokens(layout: Layout, evaluation: Evaluation, uses: NDArray[np.float64]) -> int:
     """Tokens of the last modality module's first data stream (the backbone's text, the decoder's video)."""
-    stream = layout.job.model.modules[-1].inputs[0].stream
+    fed = [module.inputs[0].stream for module in layout.job.model.modules if module.inputs]
+    stream = fed[-1] if fed else ""
     column = evaluation.shapes.columns.get(f"{stream}.tokens")
     return int(column @ uses) if column is not None else 0

@@ -20,15 +20,16 @@ from semu.engine.timeline import (
     StageSlice,
 )
 from semu.graph.tensor import Role
-from semu.hardware.kinds import DType, OpKind
+from semu.hardware.kinds import DType, OpKind, Provenance
 from semu.job import Precision
 from semu.report import RankMemoryRow, Report, TopOperator
 from semu.simulation.accounting import breakdown, bubble_ratio, count_work
 from semu.simulation.evaluate import Evaluation
+from semu.simulation.gather import ParameterGather, held_by_rank
 from semu.simulation.layout import Layout
 from semu.simulation.memory import RankMemory, RankPeak, rank_static
 from semu.simulation.pipeline import PipelineRun
-from semu.simulation.reduction import ParameterGather, RankTail, held_by_rank
+from semu.simulation.reduction import RankTail
 
 NUM_TOP_OPERATORS = 10
 
@@ -55,7 +56,7 @@ def assemble_report(
     capacity = int(profile.memory_bytes.value)
     timeline = _timeline(layout, evaluation, run, tails, gathers, memories, slowest, iteration)
     top, seconds = _operators(layout, evaluation, run, slowest)
-    _add_outer(seconds, layout, timeline)
+    _add_outer(seconds, timeline)
     everything = sum(seconds.values()) or 1.0
     provenance = {name: value / everything for name, value in sorted(seconds.items())}
     return Report(
@@ -234,9 +235,14 @@ class _RankBuilder:
                         float(run.end[self.replica, node]),
                         int(run.sent[j, shape]),
                         2,
+                        self._link_provenance(transfer.source, transfer.target),
                     )
                 )
         return [send for send in sends if send.net_bytes]
+
+    def _link_provenance(self, source: int, target: int) -> Provenance:
+        pair = self.layout.mesh.pp_pair(source, target, dp=int(self.run.first[self.replica]))
+        return self.evaluation.cost_model.outer_provenance(OpKind.P2P, pair)
 
     def _expand(self, number: int) -> StageOperators:
         node = int(self.memory.nodes[number])
@@ -384,16 +390,9 @@ def _operators(
     return top, provenance
 
 
-def _add_outer(seconds: dict[str, float], layout: Layout, timeline: IterationTimeline) -> None:
+def _add_outer(seconds: dict[str, float], timeline: IterationTimeline) -> None:
     """Add transfers, reductions, gathers and the optimizer step to the time by provenance."""
-    profile, mesh = layout.job.cluster.profile, layout.mesh
     for rank in timeline.ranks:
         for piece in rank.outer:
-            if piece.kind.is_communication:
-                ports = {"dp": mesh.dp_group(rank.rank).port, "tp": mesh.worst_tp_group.port}
-                neighbour = min(rank.rank + 1, layout.job.parallel.pp - 1)
-                port = ports.get(piece.stream) or mesh.pp_pair(max(neighbour - 1, 0), neighbour).port
-                found = profile.links[port].of(piece.kind).provenance
-            else:
-                found = profile.efficiency(piece.kind).provenance
-            seconds[found.value] = seconds.get(found.value, 0.0) + piece.end_s - piece.start_s
+            name = piece.provenance.value
+            seconds[name] = seconds.get(name, 0.0) + piece.end_s - piece.start_s

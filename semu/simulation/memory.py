@@ -8,6 +8,7 @@ stage could hold the peak, is the stage expanded operator by operator.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,14 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.stage import ROLES, ExpandedStage, StageProgram
+from semu.engine.timeline import compress_steps
 from semu.graph.operator import Phase
 from semu.graph.tensor import Role
 from semu.parallel.data import StaticBytes, static_bytes
-from semu.schedule.schedule import StageKey
 from semu.simulation.evaluate import Evaluation
+from semu.simulation.gather import held_by_rank
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
-from semu.simulation.reduction import held_by_rank
+from semu.simulation.transfers import leaving_positions
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class RankPeak:
 
     Attributes:
         size_bytes: static and dynamic together. replica: the distinct replica that reaches it.
-        node: the stage during which it is reached, -1: before any stage.
+        node: the stage during which it is reached, -1: between stages.
     """
 
     size_bytes: int
@@ -96,6 +98,9 @@ class RankMemory:
         """Operators and memory events of a stage, relative to its beginning; cached by chunk, phase and shape."""
         problem = self.run.problem
         shape = int(self.run.stage_shape(replica)[node])
+        release = self.run.release.get((replica, node))
+        if release is not None:
+            return self.program(node).expand(self.evaluation.latency[shape], self.evaluation.size[shape], release)
         key = (int(problem.chunk[node]), int(problem.phase[node]), shape)
         if key not in self._expanded:
             self._expanded[key] = self.program(node).expand(self.evaluation.latency[shape], self.evaluation.size[shape])
@@ -114,12 +119,11 @@ class RankMemory:
         for j in self._receives:
             times.append(run.start[:, problem.num_stages + j])
             sizes.append(run.sent[j][run.shape[:, problem.transfers[j].stage.microbatch]])
-        sends: dict[StageKey, list[int]] = {}
         for j in self._sends:
-            sends.setdefault(problem.transfers[j].stage, []).append(problem.num_stages + j)
-        for stage, nodes in sends.items():
-            times.append(run.end[:, nodes].max(axis=1))
-            sizes.append(-self._released(stage.chunk, stage.phase)[run.shape[:, stage.microbatch]])
+            stage = problem.transfers[j].stage
+            released = self._released(stage.chunk, problem.transfers[j].consumer.chunk, stage.phase)
+            times.append(run.end[:, problem.num_stages + j])
+            sizes.append(-released[run.shape[:, stage.microbatch]])
         if not times:
             return GroundEvents(np.zeros((run.num_replicas, 0)), np.zeros((run.num_replicas, 0), dtype=np.int64))
         time, size = np.stack(times, axis=1), np.stack(sizes, axis=1)
@@ -135,18 +139,19 @@ class RankMemory:
         loaded: NDArray[np.int64] = sizes[[k for k, source in enumerate(arrivals) if source < 0]].sum(axis=0)
         return loaded
 
-    def _released(self, chunk: int, phase: Phase) -> NDArray[np.int64]:
-        """Bytes that go when a stage's results have been sent and are not kept: int64[num_shapes]."""
+    def _released(self, chunk: int, consumer: int, phase: Phase) -> NDArray[np.int64]:
+        """Bytes that go when a stage's results have been sent to a consumer and are not kept: int64[num_shapes]."""
         stages, costs = self.layout.chunks[chunk], self.evaluation.chunks[chunk]
         if phase is Phase.FORWARD:
-            return self._unkept(stages.forward, costs.leaving)
+            return self._unkept(stages.forward, costs.leaving, range(len(stages.forward.leaving)))
         assert stages.backward is not None
-        return self._unkept(stages.backward, costs.gradient_leaving)
+        sent = leaving_positions(self.layout, chunk, consumer, phase)
+        return self._unkept(stages.backward, costs.gradient_leaving, sent)
 
     @staticmethod
-    def _unkept(stage: StageProgram, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        rows = {row: k for k, (row, kept) in enumerate(zip(stage.leaving, stage.leaving_kept, strict=True))
-                if row >= 0 and not kept}  # fmt: skip
+    def _unkept(stage: StageProgram, sizes: NDArray[np.int64], positions: Iterable[int]) -> NDArray[np.int64]:
+        """Bytes of the tensors at some positions that nobody keeps; a tensor that stands at two counts once."""
+        rows = {stage.leaving[k]: k for k in positions if stage.leaving[k] >= 0 and not stage.leaving_kept[k]}
         total: NDArray[np.int64] = sizes[list(rows.values())].sum(axis=0)
         return total
 
@@ -156,9 +161,12 @@ class RankMemory:
         static = rank_static(self.layout, self.rank).total
         if not len(self.nodes):
             return RankPeak(static, 0, -1)
-        low, high = self._summits()
+        low, high, between = self._summits()
         replica, top = (int(i) for i in np.unravel_index(np.argmax(low), low.shape))
         best = RankPeak(static + max(int(low[replica, top]), 0), replica, int(self.nodes[top]))
+        idle = int(np.argmax(between))
+        if static + int(between[idle]) > best.size_bytes:
+            best = RankPeak(static + int(between[idle]), idle, -1)
         doubtful = np.argwhere((high > low) & (static + high > best.size_bytes))
         bounds = high[doubtful[:, 0], doubtful[:, 1]]
         for number in np.lexsort((doubtful[:, 1], doubtful[:, 0], -bounds)):
@@ -170,8 +178,12 @@ class RankMemory:
                 best = RankPeak(exact, replica, int(self.nodes[position]))
         return best
 
-    def _summits(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Bounds of the highest dynamic allocation during each stage: int64[num_replicas, num_stages of the rank]."""
+    def _summits(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Bounds of the highest dynamic allocation during each stage, and the highest one between stages.
+
+        Returns:
+            lower and upper bounds: int64[num_replicas, num_stages of the rank]; between: int64[num_replicas].
+        """
         from semu.engine.pipeline_kernels import stage_summits
 
         run, problem = self.run, self.run.problem
@@ -183,11 +195,17 @@ class RankMemory:
                 if stage is not None:
                     mine = np.flatnonzero((problem.chunk[self.nodes] == chunk) & (problem.phase[self.nodes] == phase))
                     net[:, mine], peak[:, mine] = stage.net[shapes[:, mine]], stage.peak[shapes[:, mine]]
+        for (replica, node), _ in self.run.release.items():
+            here = np.flatnonzero(self.nodes == node)
+            if len(here):
+                level = np.cumsum(self.expand(replica, node).event_bytes.sum(axis=0))
+                net[replica, here], peak[replica, here] = level[-1], max(int(level.max()), 0)
         low, high = np.zeros_like(net), np.zeros_like(net)
+        between = np.zeros(len(net), dtype=np.int64)
         start = np.ascontiguousarray(run.start[:, self.nodes])
         end = np.ascontiguousarray(run.end[:, self.nodes])
-        stage_summits(start, end, net, peak, self.ground.time, self.ground.size, low, high)
-        return low, high
+        stage_summits(start, end, net, peak, self.ground.time, self.ground.size, low, high, between)
+        return low, high, between
 
     def _exact_summit(self, replica: int, node: int) -> int:
         curve_time, curve = self._curve(replica, only=node)
@@ -214,7 +232,8 @@ class RankMemory:
                 times.append(run.end[replica, node : node + 1])
                 deltas.append(stage.event_bytes.sum(axis=1, keepdims=True))
         time, delta = np.concatenate(times), np.concatenate(deltas, axis=1)
-        order = np.lexsort((delta.sum(axis=0), time))
-        time, level = time[order], np.cumsum(delta[:, order], axis=1)
-        keep = np.append(time[1:] > time[:-1], True)
-        return time[keep], level[:, keep]
+        rank = np.ones(len(time), dtype=np.int64)  # at equal times: frees outside, then stages in order, then the rest
+        outside = slice(1, 1 + ground.time.shape[1])
+        rank[outside] = np.where(ground.size[replica] < 0, 0, 2)
+        order = np.lexsort((rank, time))
+        return compress_steps(time[order], np.cumsum(delta[:, order], axis=1))

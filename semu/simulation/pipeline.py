@@ -1,17 +1,21 @@
-"""The pipeline of every distinct replica: node latencies from stage costs, then one fixed-order kernel call."""
+"""The pipeline of every distinct replica: node latencies from stage costs, then the fixed-order kernel."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import InternalError
+from semu.hardware.kinds import OpKind
+from semu.hardware.network import CommGroup
 from semu.schedule.problem import PipelineProblem
 from semu.simulation.evaluate import Evaluation
+from semu.simulation.gather import ParameterGather, stretch
 from semu.simulation.layout import Layout
-from semu.simulation.transfers import p2p_latency, transfer_bytes
+from semu.simulation.transfers import transfer_bytes
 
 
 @dataclass(frozen=True)
@@ -22,19 +26,23 @@ class PipelineRun:
         problem: structure. shape: int64[num_replicas, num_microbatches], shape of each microbatch.
         count: int64[num_replicas], how many data-parallel replicas are equal to this one.
         first: int64[num_replicas], the first of them.
-        latency: float64[num_replicas, num_nodes] [s], without waiting for parameters.
-        start, end: float64[num_replicas, num_nodes] [s].
+        plain: float64[num_replicas, num_nodes] [s], latency without waiting for parameters.
+        latency: float64[num_replicas, num_nodes] [s], with it. start, end: float64[num_replicas, num_nodes] [s].
         sent: int64[num_transfers, num_shapes] [bytes].
+        release: (replica, node) -> earliest starts of the operators of a stage that waits for parameters, relative to
+            its beginning: float64[num_ops] [s].
     """
 
     problem: PipelineProblem
     shape: NDArray[np.int64]
     count: NDArray[np.int64]
     first: NDArray[np.int64]
+    plain: NDArray[np.float64]
     latency: NDArray[np.float64]
     start: NDArray[np.float64]
     end: NDArray[np.float64]
     sent: NDArray[np.int64]
+    release: Mapping[tuple[int, int], NDArray[np.float64]]
 
     @property
     def num_replicas(self) -> int:
@@ -52,8 +60,54 @@ class PipelineRun:
         return last
 
 
-def node_latencies(
-    layout: Layout, evaluation: Evaluation, problem: PipelineProblem, shape: NDArray[np.int64], sent: NDArray[np.int64]
+def run_replicas(
+    layout: Layout, evaluation: Evaluation, problem: PipelineProblem, gathers: Mapping[int, ParameterGather]
+) -> PipelineRun:
+    """Time the pipeline of every distinct replica.
+
+    Args:
+        layout, evaluation, problem: the job. gathers: overlapped parameter gathers by rank.
+    """
+    pairs = sorted({(t.source, t.target) for t in problem.transfers})
+    links = [tuple(layout.mesh.pp_pair(*pair, dp=dp) for pair in pairs) for dp in range(layout.job.parallel.dp)]
+    kinds = {placement: number for number, placement in enumerate(dict.fromkeys(links))}
+    rows = np.concatenate((evaluation.shapes.index, [[kinds[placement]] for placement in links]), axis=1)
+    distinct, first, count = np.unique(rows, axis=0, return_index=True, return_counts=True)
+    order = np.argsort(first, kind="stable")
+    shape, first, count = distinct[order, :-1], first[order], count[order]
+    sent = transfer_bytes(layout, evaluation, problem)
+    plain = _node_latencies(evaluation, problem, shape, sent, [dict(zip(pairs, links[r], strict=True)) for r in first])
+    start, end = np.zeros_like(plain), np.zeros_like(plain)
+    latency = plain.copy()
+    _time(problem, latency, start, end)
+    release = stretch(
+        layout, evaluation, problem, gathers, shape, latency, start, lambda: _time(problem, latency, start, end)
+    )
+    return PipelineRun(problem, shape, count, first, plain, latency, start, end, sent, release)
+
+
+def _time(
+    problem: PipelineProblem, latency: NDArray[np.float64], start: NDArray[np.float64], end: NDArray[np.float64]
+) -> None:
+    """Fill in start and end of every replica."""
+    from semu.engine.kernels import fixed_order_times
+
+    cursor = np.zeros(len(problem.stream_ptr) - 1, dtype=np.int64)
+    none = np.zeros(0)
+    for row in range(len(latency)):
+        timed = fixed_order_times(
+            problem.stream_ptr, problem.pred_ptr, problem.pred, latency[row], none, start[row], end[row], cursor
+        )
+        if timed < problem.num_nodes:
+            raise InternalError("a validated schedule deadlocked", where=problem.schedule.name)
+
+
+def _node_latencies(
+    evaluation: Evaluation,
+    problem: PipelineProblem,
+    shape: NDArray[np.int64],
+    sent: NDArray[np.int64],
+    links: list[dict[tuple[int, int], CommGroup]],
 ) -> NDArray[np.float64]:
     """Latency of every stage and transfer for every distinct replica: float64[num_replicas, num_nodes] [s]."""
     latency = np.zeros((len(shape), problem.num_nodes))
@@ -62,63 +116,16 @@ def node_latencies(
             if stage is not None:
                 nodes = np.flatnonzero((problem.chunk == number) & (problem.phase == phase))
                 latency[:, nodes] = stage.latency[shape[:, problem.microbatch[nodes]]]
-    profile = layout.job.cluster.profile
     by_edge: dict[tuple[int, int, int, int], list[int]] = {}
     for j, transfer in enumerate(problem.transfers):
         key = (transfer.source, transfer.target, transfer.stage.chunk, transfer.consumer.chunk)
         by_edge.setdefault(key, []).append(j)
     for (source, target, _, _), numbers in by_edge.items():
-        group = layout.mesh.pp_pair(source, target)
-        by_shape = p2p_latency(profile, group, sent[numbers])
         microbatches = np.array([problem.transfers[j].stage.microbatch for j in numbers])
         columns = problem.num_stages + np.array(numbers)
-        latency[:, columns] = by_shape[np.arange(len(numbers))[None, :], shape[:, microbatches]]
+        group_of = [link[source, target] for link in links]
+        for group in dict.fromkeys(group_of):
+            by_shape = evaluation.cost_model.outer_latency(OpKind.P2P, "send", group=group, net_bytes=sent[numbers[0]])
+            rows = np.array([replica for replica, other in enumerate(group_of) if other == group])
+            latency[np.ix_(rows, columns)] = by_shape[shape[np.ix_(rows, microbatches)]]
     return latency
-
-
-def run_replicas(
-    layout: Layout, evaluation: Evaluation, problem: PipelineProblem, floor: NDArray[np.float64] | None = None
-) -> PipelineRun:
-    """Time the pipeline of every distinct replica.
-
-    Args:
-        layout, evaluation, problem: the job. floor: float64[num_nodes] [s], earliest end of each node, or None.
-    """
-    from semu.engine.kernels import fixed_order_times
-
-    distinct, first, count = np.unique(evaluation.shapes.index, axis=0, return_index=True, return_counts=True)
-    order = np.argsort(first, kind="stable")
-    shape = distinct[order]
-    sent = transfer_bytes(layout, evaluation, problem)
-    latency = node_latencies(layout, evaluation, problem, shape, sent)
-    start, end = np.zeros_like(latency), np.zeros_like(latency)
-    release = _release(problem, floor) if floor is not None else np.zeros(0)
-    cursor = np.zeros(len(problem.stream_ptr) - 1, dtype=np.int64)
-    for row in range(len(shape)):
-        timed = fixed_order_times(
-            problem.stream_ptr,
-            problem.pred_ptr,
-            problem.pred,
-            latency[row],
-            release,
-            start[row],
-            end[row],
-            cursor,
-        )
-        if timed < problem.num_nodes:
-            raise InternalError("a validated schedule deadlocked", where=problem.schedule.name)
-    if floor is not None:
-        np.maximum(end, floor, out=end)
-    return PipelineRun(problem, shape, count[order], first[order], latency, start, end, sent)
-
-
-def _release(problem: PipelineProblem, floor: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Earliest starts that follow from earliest ends: whatever comes after a node, on its stream or by dependency."""
-    release = np.zeros(problem.num_nodes)
-    first = set(problem.stream_ptr[:-1].tolist())
-    for node in np.flatnonzero(floor > 0):
-        if node + 1 < problem.num_nodes and node + 1 not in first:
-            release[node + 1] = max(release[node + 1], floor[node])
-    node_of_edge = np.repeat(np.arange(problem.num_nodes), np.diff(problem.pred_ptr))
-    np.maximum.at(release, node_of_edge, floor[problem.pred])
-    return release

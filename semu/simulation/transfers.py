@@ -1,24 +1,42 @@
-"""Bytes and latencies of everything that crosses ranks outside stages: P2P sends and data-parallel collectives."""
+"""Bytes of everything that crosses ranks outside stages: P2P sends and data-parallel collectives."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.engine.costs import CostModel
+from semu.engine.timeline import OuterSlice
 from semu.graph.operator import Phase
-from semu.hardware.device import DeviceProfile
 from semu.hardware.kinds import OpKind
-from semu.hardware.network import CommGroup, collective_cost, wire_factor
+from semu.hardware.network import CommGroup, wire_factor
 from semu.schedule.problem import PipelineProblem
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
-from semu.units import TIME_GRID_PER_S, quantize_time
 
 
-def collective_time(profile: DeviceProfile, kind: OpKind, group: CommGroup, buffer_bytes: int) -> tuple[float, int]:
-    """Latency [s] on the time grid, and wire bytes per rank, of one collective over a buffer (nccl-tests' sense)."""
+def collective(
+    model: CostModel, name: str, kind: OpKind, group: CommGroup, buffer_bytes: int, begin_s: float
+) -> OuterSlice:
+    """One collective over a buffer (nccl-tests' sense) that begins at a given time."""
     wire = int(wire_factor(kind, group.num_ranks) * buffer_bytes)
-    return quantize_time(collective_cost(profile, kind, group).time_s(wire)), wire
+    latency = float(model.outer_latency(kind, name, group=group, net_bytes=wire)[0])
+    provenance = model.outer_provenance(kind, group)
+    return OuterSlice(name, kind, group.name, begin_s, begin_s + latency, wire, group.num_ranks, provenance)
+
+
+def moved(piece: OuterSlice, begin_s: float) -> OuterSlice:
+    """The same operator, beginning at another time."""
+    return replace(piece, start_s=begin_s, end_s=begin_s + (piece.end_s - piece.start_s))
+
+
+def leaving_positions(layout: Layout, source: int, target: int, phase: Phase) -> list[int]:
+    """Positions, in the carry between two chunks, of the tensors (or gradients) that ``source`` hands to ``target``."""
+    arrivals = layout.chunks[target if phase is Phase.FORWARD else source].arrivals
+    other = source if phase is Phase.FORWARD else target
+    return [k for k, chunk in enumerate(arrivals) if chunk == other]
 
 
 def edge_bytes(layout: Layout, evaluation: Evaluation, source: int, target: int, phase: Phase) -> NDArray[np.int64]:
@@ -27,14 +45,9 @@ def edge_bytes(layout: Layout, evaluation: Evaluation, source: int, target: int,
     Returns:
         int64[num_shapes].
     """
-    if phase is Phase.FORWARD:
-        arrivals, sizes = layout.chunks[target].arrivals, evaluation.chunks[target].arriving
-        other = source
-    else:
-        arrivals, sizes = layout.chunks[source].arrivals, evaluation.chunks[source].gradient_leaving
-        other = target
-    rows = [k for k, chunk in enumerate(arrivals) if chunk == other and k < len(sizes)]
-    total: NDArray[np.int64] = sizes[rows].sum(axis=0)
+    chunks = evaluation.chunks
+    sizes = chunks[target].arriving if phase is Phase.FORWARD else chunks[source].gradient_leaving
+    total: NDArray[np.int64] = sizes[leaving_positions(layout, source, target, phase)].sum(axis=0)
     return total
 
 
@@ -49,12 +62,3 @@ def transfer_bytes(layout: Layout, evaluation: Evaluation, problem: PipelineProb
         rows.append(known[key])
     num_shapes = evaluation.latency.shape[0]
     return np.stack(rows) if rows else np.zeros((0, num_shapes), dtype=np.int64)
-
-
-def p2p_latency(profile: DeviceProfile, group: CommGroup, size_bytes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Latency [s], on the time grid, of sends of many sizes; nothing to send takes no time."""
-    cost = collective_cost(profile, OpKind.P2P, group)
-    transfer = size_bytes / cost.bytes_per_s
-    latency = cost.latency_s + transfer + np.sqrt(cost.c_s * transfer)
-    on_grid: NDArray[np.float64] = np.where(size_bytes > 0, np.rint(latency * TIME_GRID_PER_S) / TIME_GRID_PER_S, 0.0)
-    return on_grid

@@ -166,6 +166,12 @@ def test_negative_sizes_are_refused() -> None:
     assert len(graph.tensors) == 4
 
 
+def test_an_empty_tensor_is_allowed() -> None:
+    graph = Graph()
+    graph.add_view(graph.add_tensor((0, 8), DType.BF16), (8, 0))
+    assert graph.storages[0].size_bytes == 0
+
+
 def test_subgraphs_nest_and_say_where_they_begin_and_end() -> None:
     graph = chain()
     assert [(g.path, g.parent, g.first, g.last) for g in graph.subgraphs] == [("mlp", None, 0, 2), ("mlp.up", 0, 0, 1)]

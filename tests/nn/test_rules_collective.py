@@ -13,7 +13,7 @@ from semu.graph.graph import Graph
 from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
 from semu.hardware.network import CommGroup
-from semu.nn import Linear, functional
+from semu.nn import Linear, Tensor, functional
 from semu.nn.block import TracedBlock, trace_block
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, all_to_all, reduce_scatter_tokens, send, wire_bytes
 from semu.nn.sharding import ShardingPlan, ShardingStyle
@@ -107,6 +107,16 @@ def test_without_overlap_the_streams_take_turns() -> None:
     for before, operator in pairwise(operators):
         assert (before.index in operator.after) or before.stream == operator.stream
     assert len({op.stream for op in operators}) == 2
+
+
+@pytest.mark.parametrize("overlap_tp", [False, True])
+def test_what_has_nothing_to_do_with_a_collective_waits_for_it_unless_overlapped(overlap_tp: bool) -> None:
+    def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return all_reduce(x), functional.gelu(y)
+
+    x = spec(M, H, grad=False)
+    block = trace_block(Apply(both), [x, x], options(2, overlap_tp=overlap_tp))
+    assert [op.after for op in block.graph.operators] == [(), () if overlap_tp else (0,)]
 
 
 def test_with_overlap_only_data_is_waited_for() -> None:

@@ -176,6 +176,15 @@ def test_all_leading_axes_are_rows() -> None:
     assert block.output_specs[0].shape == (6, 8, N)
 
 
+def test_all_leading_axes_are_rows_of_a_split_weight_too() -> None:
+    column = run(Linear(K, N), spec(6, 8, K), tp=2, style=ShardingStyle.COLUMN)
+    assert rows(forward(column)) == [product("F", 48, N // 2, K)]
+    assert (column.output_specs[0].shape, column.output_specs[0].shards) == ((6, 8, N), (1, 1, 2))
+    row_split = run(Linear(K, N), spec(6, 8, K, shards=(1, 1, 2)), tp=2, style=ShardingStyle.ROW)
+    assert rows(forward(row_split))[0] == product("F", 48, N, K // 2)
+    assert (row_split.output_specs[0].shape, row_split.output_specs[0].shards) == ((6, 8, N), (1, 1, 1))
+
+
 def test_tokens_of_a_batch_stay_symbols() -> None:
     packing = Sequences.of_stream("text", 2)
     layer = Linear(K, N, bias=False)

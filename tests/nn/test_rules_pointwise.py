@@ -36,6 +36,12 @@ def test_gated_activation_halves_the_width(tp: int) -> None:
     assert (block.output_specs[0].shape, block.output_specs[0].shards) == ((M, H // 2), (1, tp))
 
 
+def test_gated_activation_halves_the_last_axis_only() -> None:
+    block = run(Apply(F.swiglu), spec(3, 4, 10))
+    assert block.output_specs[0].shape == (3, 4, 5)
+    assert rows(forward(block)) == [("activation", "F", 0, 2 * 120 + 2 * 60, 0)]
+
+
 def test_gated_activation_needs_an_even_width() -> None:
     with pytest.raises(GraphError, match="a gated activation halves its input; expected an even width; got 7"):
         run(Apply(F.swiglu), spec(M, 7))

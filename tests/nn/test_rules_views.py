@@ -70,6 +70,16 @@ def test_unflatten_and_flatten_are_free_both_ways(tp: int) -> None:
     assert shapes(back, back.outputs) == [(M, H // tp)]
 
 
+def test_only_the_last_axes_take_part() -> None:
+    x = spec(3, M, H, shards=(1, 1, 2))
+    parts = run(Apply(lambda x: x.split((12, 4))), x, tp=2)
+    assert [out.shape for out in parts.output_specs] == [(3, M, 12), (3, M, 4)]
+    heads = run(Apply(lambda x: x.unflatten(2, 8)), x, tp=2)
+    assert (heads.output_specs[0].shape, heads.output_specs[0].shards) == ((3, M, 2, 8), (1, 1, 2, 1))
+    flat = run(Apply(lambda x: x.flatten()), spec(3, M, 2, 8, shards=(1, 1, 2, 1)), tp=2)
+    assert (flat.output_specs[0].shape, flat.output_specs[0].shards) == ((3, M, H), (1, 1, 2))
+
+
 def test_unflatten_needs_the_right_sizes() -> None:
     with pytest.raises(GraphError, match="the axis does not unfold; expected 4 x 5; got 16"):
         run(Apply(lambda x: x.unflatten(4, 5)), spec(M, H))

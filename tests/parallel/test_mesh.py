@@ -36,6 +36,11 @@ def spread(ranks: list[int], gpus_per_node: int) -> tuple[int, int, int]:
     return len(ranks), len(nodes), min(nodes.values())
 
 
+def farthest(groups: list[list[int]], gpus_per_node: int) -> tuple[int, int, int]:
+    """The group on the most nodes, among those the one with the emptiest node: it is the slowest."""
+    return max((spread(ranks, gpus_per_node) for ranks in groups), key=lambda found: (found[1], -found[2]))
+
+
 def shape(group: CommGroup) -> tuple[int, int, int]:
     return group.num_ranks, group.num_nodes, group.ranks_per_node
 
@@ -48,7 +53,9 @@ def test_every_rank_is_where_the_order_puts_it(parallel: Parallel, nodes: int, g
 
 
 @pytest.mark.parametrize(("parallel", "nodes", "gpus"), SHAPES, ids=IDS)
-def test_groups_hold_the_ranks_that_agree_in_all_other_coordinates(parallel: Parallel, nodes: int, gpus: int) -> None:
+def test_groups_hold_the_ranks_that_agree_in_all_other_coordinates_and_the_worst_peer_stands_for_all(
+    parallel: Parallel, nodes: int, gpus: int
+) -> None:
     mesh = Mesh(parallel, Cluster("h100", nodes, gpus))
     ranks = list(enumerate(coordinates(parallel)))
     for p, d in product(range(parallel.pp), range(parallel.dp)):
@@ -56,13 +63,16 @@ def test_groups_hold_the_ranks_that_agree_in_all_other_coordinates(parallel: Par
         assert shape(mesh.tp_group(p, d)) == spread(tensor, gpus)
         assert mesh.tp_group(p, d).name == "tp"
     for p in range(parallel.pp):
-        data = [rank for rank, (pp, _, _, tp) in ranks if (pp, tp) == (p, 0)]
-        assert shape(mesh.dp_group(p)) == spread(data, gpus)
+        data = [[r for r, (pp, _, _, tp) in ranks if (pp, tp) == (p, t)] for t in range(parallel.tp)]
+        assert shape(mesh.dp_group(p)) == farthest(data, gpus)
         assert mesh.dp_group(p).num_ranks == parallel.dp * parallel.cp
     for source, target, d in product(range(parallel.pp), range(parallel.pp), range(parallel.dp)):
         if source != target:
-            pair = [rank for rank, (pp, dp, cp, tp) in ranks if pp in (source, target) and (dp, cp, tp) == (d, 0, 0)]
-            assert shape(mesh.pp_pair(source, target, d)) == spread(pair, gpus)
+            pairs = [
+                [r for r, (pp, dp, cp, tp) in ranks if pp in (source, target) and (dp, cp, tp) == (d, 0, t)]
+                for t in range(parallel.tp)
+            ]
+            assert shape(mesh.pp_pair(source, target, d)) == farthest(pairs, gpus)
 
 
 WORST = [*SHAPES, (Parallel(tp=2, cp=3), 2, 3), (Parallel(tp=2, dp=3), 2, 3)]

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from simulation.reference_costs import latency_of, on_grid, symbols_of, value
 from simulation.reference_memory import Curve, RankStatic, memory_of, static_of
-from simulation.reference_model import Block, CutModel, symbols_of, value
+from simulation.reference_model import Block, CutModel
 
 from semu.graph.operator import Operator
 from semu.hardware.kinds import OpKind
-from semu.hardware.network import CommGroup, collective_latency
+from semu.hardware.network import collective_latency
 from semu.job import TrainingJob
-
-ATTENTION = (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
 
 Key = tuple[object, ...]
 """Name of a node: ("begin" or "end", chunk, phase, microbatch), ("operator", chunk, phase, microbatch, i),
@@ -26,11 +25,6 @@ Key = tuple[object, ...]
 
 StageName = tuple[int, str, int]
 """Chunk, "F" or "B", microbatch."""
-
-
-def on_grid(latency_s: float) -> float:
-    """A latency rounded to a multiple of 2^-40 s."""
-    return round(latency_s * 2**40) / 2**40
 
 
 @dataclass
@@ -117,33 +111,6 @@ def expand(job: TrainingJob, gather_ready: dict[int, float] | None = None) -> Ex
     return Expansion(model, replicas, [static_of(model, rank) for rank in range(job.parallel.pp)])
 
 
-def latency_of(operator: Operator, symbols: dict[str, int], model: CutModel) -> float:
-    """Latency of one operator [s]; one with nothing to do takes no time."""
-    profile = model.job.cluster.profile
-    flop, mem, net = (value(d, symbols) for d in (operator.flop, operator.mem_bytes, operator.net_bytes))
-    if operator.kind.is_communication:
-        group = model.tp_group if operator.stream.name == "tp" else CommGroup(operator.stream.name, 2)
-        return on_grid(collective_latency(profile, operator.kind, group, net))
-    if operator.flop != 0 and flop == 0:
-        return 0.0
-    peak = profile.peak_flop_per_s(operator.dtype)
-    if operator.kind not in ATTENTION:
-        efficiency = profile.efficiency(operator.kind, dtype=operator.dtype)
-        return on_grid(efficiency.latency_s(flop, mem, peak, profile.mem_bytes_per_s.value))
-    tokens, _, pairs, _, _, head_dim, _, share = (value(d, symbols) for d in operator.key)
-    efficiency = profile.efficiency(operator.kind, dtype=operator.dtype, head_dim=head_dim)
-    return on_grid(
-        efficiency.latency_s(
-            flop,
-            mem,
-            peak,
-            profile.mem_bytes_per_s.value,
-            sequence_tokens=pairs / tokens,
-            is_causal=share == 2,
-        )
-    )
-
-
 def stage_orders(model: CutModel, num_microbatches: int) -> list[list[StageName]]:
     """Stages of every rank under GPipe or 1F1B; a rank's chunks stand together."""
     job = model.job
@@ -213,7 +180,10 @@ class _Writer:
         for block in blocks if phase == "F" else blocks[::-1]:
             for operator in block.operators(phase):
                 key = ("operator", *stage, len(written))
-                node = Node(latency_of(operator, symbols, self.model), [("begin", *stage)])
+                node = Node(
+                    latency_of(operator, symbols, self.model.job.cluster.profile, self.model.tp_group),
+                    [("begin", *stage)],
+                )
                 node.after += [last_on[name] for name in last_on if name == operator.stream.name or not overlaps]
                 node.after += self._writers(block, operator, microbatch, key)
                 if phase == "F":

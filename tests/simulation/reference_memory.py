@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from simulation.reference_model import Block, CutModel, value
+from simulation.reference_costs import value
+from simulation.reference_model import Block, CutModel
 
 if TYPE_CHECKING:
     from simulation.reference import Replica

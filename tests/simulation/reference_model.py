@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from semu.graph.dim import Dim, Poly
 from semu.graph.operator import Operator
 from semu.hardware.network import CommGroup
 from semu.job import Recompute, TrainingJob
@@ -13,32 +12,6 @@ from semu.nn import InputSpec, Module, Sequences
 from semu.nn.block import CarrySpec, TracedBlock, trace_block
 from semu.nn.tracing import TraceOptions
 from semu.parallel.tensor import megatron_plan
-from semu.workload import Microbatch
-
-
-def value(dim: Dim, symbols: dict[str, int]) -> int:
-    """A size for one microbatch."""
-    if not isinstance(dim, Poly):
-        return dim
-    total = 0
-    for monomial, coefficient in dim.terms.items():
-        for name in monomial:
-            coefficient *= symbols[name]
-        total += coefficient
-    return total
-
-
-def symbols_of(microbatch: Microbatch, divisor: int) -> dict[str, int]:
-    """What the sizes of one microbatch depend on; token axes are padded to a multiple of ``divisor``."""
-    result: dict[str, int] = {}
-    for name, lengths in microbatch.streams.items():
-        result[f"{name}.shard"] = (sum(lengths) + divisor - 1) // divisor
-        result[f"{name}.pairs"] = sum(length * length for length in lengths)
-        result[f"{name}.sequences"] = len(lengths)
-        for other, partners in microbatch.streams.items():
-            if other != name and len(lengths) == len(partners):
-                result[f"{name}*{other}.pairs"] = sum(a * b for a, b in zip(lengths, partners, strict=True))
-    return result
 
 
 @dataclass

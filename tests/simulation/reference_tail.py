@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from simulation.reference import Expansion, on_grid
+from simulation.reference import Expansion
+from simulation.reference_costs import on_grid
 
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup, collective_latency, wire_factor

@@ -19,7 +19,8 @@ from simulation.jobs import (
     vlm,
     vlm_items,
 )
-from simulation.reference_model import CutModel, symbols_of, value
+from simulation.reference_costs import symbols_of, value
+from simulation.reference_model import CutModel
 
 from semu.graph.operator import Phase
 from semu.hardware.kinds import DType, OpKind

@@ -1,0 +1,68 @@
+"""What one operator costs for one microbatch: the scalar formulas of ``semu.hardware``, on the time grid."""
+
+from __future__ import annotations
+
+from semu.graph.dim import Dim, Poly
+from semu.graph.operator import Operator
+from semu.hardware.device import DeviceProfile
+from semu.hardware.kinds import OpKind
+from semu.hardware.network import CommGroup, collective_latency
+from semu.workload import Microbatch
+
+ATTENTION = (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
+
+
+def on_grid(latency_s: float) -> float:
+    """A latency rounded to a multiple of 2^-40 s."""
+    return round(latency_s * 2**40) / 2**40
+
+
+def value(dim: Dim, symbols: dict[str, int]) -> int:
+    """A size for one microbatch."""
+    if not isinstance(dim, Poly):
+        return dim
+    total = 0
+    for monomial, coefficient in dim.terms.items():
+        for name in monomial:
+            coefficient *= symbols[name]
+        total += coefficient
+    return total
+
+
+def symbols_of(microbatch: Microbatch, divisor: int) -> dict[str, int]:
+    """What the sizes of one microbatch depend on; token axes are padded to a multiple of ``divisor``."""
+    result: dict[str, int] = {}
+    for name, lengths in microbatch.streams.items():
+        result[f"{name}.shard"] = (sum(lengths) + divisor - 1) // divisor
+        result[f"{name}.pairs"] = sum(length * length for length in lengths)
+        result[f"{name}.sequences"] = len(lengths)
+        for other, partners in microbatch.streams.items():
+            if other != name and len(lengths) == len(partners):
+                result[f"{name}*{other}.pairs"] = sum(a * b for a, b in zip(lengths, partners, strict=True))
+    return result
+
+
+def latency_of(operator: Operator, symbols: dict[str, int], profile: DeviceProfile, tp_group: CommGroup) -> float:
+    """Latency of one operator [s]; one with nothing to do takes no time."""
+    flop, mem, net = (value(d, symbols) for d in (operator.flop, operator.mem_bytes, operator.net_bytes))
+    if operator.kind.is_communication:
+        group = tp_group if operator.stream.name == "tp" else CommGroup(operator.stream.name, 2)
+        return on_grid(collective_latency(profile, operator.kind, group, net))
+    if operator.flop != 0 and flop == 0:
+        return 0.0
+    peak = profile.peak_flop_per_s(operator.dtype)
+    if operator.kind not in ATTENTION:
+        efficiency = profile.efficiency(operator.kind, dtype=operator.dtype)
+        return on_grid(efficiency.latency_s(flop, mem, peak, profile.mem_bytes_per_s.value))
+    tokens, _, pairs, _, _, head_dim, _, share = (value(d, symbols) for d in operator.key)
+    efficiency = profile.efficiency(operator.kind, dtype=operator.dtype, head_dim=head_dim)
+    return on_grid(
+        efficiency.latency_s(
+            flop,
+            mem,
+            peak,
+            profile.mem_bytes_per_s.value,
+            sequence_tokens=pairs / tokens,
+            is_causal=share == 2,
+        )
+    )
