@@ -67,6 +67,14 @@ def _positive(value: object, where: str) -> None:
         raise ConfigError("not a count", where=where, expected="an integer >= 1", got=value, nearest=1)
 
 
+def _overlap(value: object) -> Overlap:
+    if value is None:
+        return Overlap()
+    if not isinstance(value, Overlap):
+        raise ConfigError("not an Overlap", where="training.overlap", expected="semu.Overlap(...)", got=repr(value))
+    return value
+
+
 @dataclass(frozen=True)
 class Training:
     """Training options (run.toml ``[training]`` and ``[overlap]``).
@@ -123,7 +131,7 @@ class Training:
             "optimizer": _enum(Optimizer, optimizer, "training.optimizer"),
             "recompute": _enum(Recompute, recompute, "training.recompute"),
             "schedule": schedule,
-            "overlap": overlap if overlap is not None else Overlap(),
+            "overlap": _overlap(overlap),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

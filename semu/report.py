@@ -179,14 +179,20 @@ class Report:
         def timeline(path: Path) -> None:
             from semu.plots import draw_timeline
 
-            draw_timeline(path, self.timeline, title=self.title)
+            draw_timeline(path, self.timeline, title=self.title + self._replica_note())
 
         def memory(path: Path) -> None:
             from semu.plots import draw_memory
 
-            draw_memory(path, self.timeline, title=self.title)
+            draw_memory(path, self.timeline, title=self.title + self._replica_note())
 
         return [("result.json", result), ("trace.json", trace), ("timeline.png", timeline), ("memory.png", memory)]
+
+    def _replica_note(self) -> str:
+        """Which replica the pictures show, where there are several different ones."""
+        if self.num_distinct_replicas == 1:
+            return ""
+        return f", replica {self.slowest_replica} (the slowest of {self.num_distinct_replicas} different ones)"
 
     @staticmethod
     def _write(path: Path, write: Callable[[Path], None]) -> Path:

@@ -15,6 +15,7 @@ from semu.graph.operator import Operator, Phase
 from semu.hardware.device import Device, DeviceKind, DeviceProfile, Direction, Stream
 from semu.hardware.kinds import DType, OpKind, Provenance
 from semu.hardware.network import CommGroup, collective_cost
+from semu.hardware.number import worst_provenance
 from semu.units import TIME_GRID_PER_S
 
 ATTENTION_KEY = ("tokens", "key_tokens", "pairs", "heads", "kv_heads", "d", "d_v", "share")
@@ -115,7 +116,11 @@ class CostModel:
         if head_dim is not None:
             self._short[row] = efficiency.s0_tokens
             self._attention.append(row)
-        self.coefficients.append(Coefficients(efficiency.provenance, efficiency.source, efficiency.relative_error))
+        provenance = efficiency.provenance
+        if operator.flop != 0 and operator.dtype in (DType.FP32, DType.TF32):
+            is_own = (operator.kind, operator.dtype) in self.profile.variants
+            provenance = provenance if is_own else worst_provenance(provenance, Provenance.TRANSFERRED)
+        self.coefficients.append(Coefficients(provenance, efficiency.source, efficiency.relative_error))
 
     def latencies(self, columns: CostColumns) -> NDArray[np.float64]:
         """Latency of every operator for every shape.

@@ -56,7 +56,6 @@ class Template:
         carry_in, carry_out: storages of the tensors that arrive and leave in the forward half.
         gradient_in, gradient_out: storages of the gradients that arrive and leave in the backward half; -1: none.
         groups: communicator of each link stream.
-        gradient_ready: (position in the backward half, local elements, path) of every parameter gradient.
     """
 
     forward: HalfTemplate

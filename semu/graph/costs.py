@@ -25,9 +25,9 @@ def check_costs(stream: Stream, flop: Dim, mem_bytes: Dim, net_bytes: Dim, where
             got=net_bytes,
             nearest=0,
         )
-    if kind is DeviceKind.LINK and flop != 0:
+    if kind is not DeviceKind.COMPUTE and flop != 0:
         raise GraphError(
-            "arithmetic on a link",
+            "arithmetic on a link" if kind is DeviceKind.LINK else "arithmetic on a host, which launches and stores",
             where=where,
             expected=f"a compute device, or flop = 0 on {stream.device.name}",
             got=flop,

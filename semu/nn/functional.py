@@ -17,6 +17,7 @@ from semu.nn.rules.pointwise import (
     gated_activation,
     gated_add,
     modulate,
+    multiply,
     rope,
 )
 from semu.nn.rules.views import flatten, split, split_heads, unflatten
@@ -42,6 +43,7 @@ __all__ = [
     "mean_squared_error",
     "merge_tokens",
     "modulate",
+    "multiply",
     "norm",
     "rms_norm",
     "rope",

@@ -87,6 +87,8 @@ class Model:
             for source in module.sources:
                 if source not in known:
                     raise unknown_name("source module", source, known, where=f"{name}.{module.name}.sources")
+            if not module.blocks():
+                raise ConfigError("a module without layers", where=f"{name}.{module.name}", expected="one or more")
             known.append(module.name)
         self.name = name
         self.modules = tuple(modules)

@@ -141,9 +141,24 @@ class Tensor:
 
         return add(self, other)
 
+    def __mul__(self, other: Tensor) -> Tensor:
+        from semu.nn.functional import multiply
+
+        return multiply(self, other)
+
+    def __sub__(self, other: Tensor) -> Tensor:
+        from semu.nn.functional import add
+
+        return add(self, other)
+
     def detach(self) -> Tensor:
         """The same tensor node, as a new leaf without gradient history."""
         return replace(self, requires_grad=False)
+
+
+def laid_out_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """A side output of a kernel with the global shape, shards and packing of another tensor."""
+    return replace(tensor, shape=like.shape, shards=like.shards, sequences=like.sequences)
 
 
 def local_shape(shape: Sequence[Dim], shards: Sequence[int], where: str) -> tuple[Dim, ...]:

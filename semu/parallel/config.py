@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
-from semu.errors import ConfigError
+from semu.errors import ConfigError, unknown_name
 from semu.nn.sharding import ShardingStyle
 
 _SIZES = ("dp", "tp", "pp", "vpp", "cp", "ep")
@@ -49,8 +49,8 @@ class Parallel:
         zero: 0 replicates the optimizer, 1 shards it over dp (Megatron's distributed optimizer), 2 | 3 shard
             gradients | parameters too.
         partition: how layers are cut into pipeline stages: ``"parameters"`` (Megatron's way) or ``"latency"``.
-        plan: extra sharding styles, module-path pattern -> style, for modules that semu does not know, e.g.
-            ``{"blocks.*.up": ShardingStyle.COLUMN}``; patterns as in ``fnmatch``.
+        plan: extra sharding styles, module-path pattern -> style or its value, for modules that semu does not know,
+            e.g. ``{"blocks.*.up": ShardingStyle.COLUMN}``; patterns as in ``fnmatch``, the first that matches wins.
     """
 
     dp: int = 1
@@ -87,6 +87,8 @@ class Parallel:
                 expected="'parameters' or 'latency'",
                 got=self.partition,
             )
+
+        object.__setattr__(self, "plan", {pattern: _style(pattern, style) for pattern, style in self.plan.items()})
 
     @property
     def num_gpus(self) -> int:
@@ -127,3 +129,14 @@ class Parallel:
         """Short form, ``dp8-tp2-pp4``; vpp, cp and ep only where they are not 1."""
         always = [f"dp{self.dp}", f"tp{self.tp}", f"pp{self.pp}"]
         return "-".join(always + [f"{n}{getattr(self, n)}" for n in ("vpp", "cp", "ep") if getattr(self, n) > 1])
+
+
+_PLAN_STYLES = (ShardingStyle.REPLICATED, ShardingStyle.COLUMN, ShardingStyle.ROW, ShardingStyle.VOCABULARY)
+
+
+def _style(pattern: str, style: ShardingStyle | str) -> ShardingStyle:
+    legal = [member.value for member in _PLAN_STYLES]
+    value = style.value if isinstance(style, ShardingStyle) else style
+    if value not in legal:
+        raise unknown_name("sharding style", str(value), legal, where=f"parallel.plan[{pattern!r}]")
+    return ShardingStyle(value)

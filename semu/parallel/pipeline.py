@@ -41,7 +41,7 @@ def partition(weights: Sequence[float], num_parts: int) -> list[int]:
     n = len(weights)
     if num_parts > n:
         raise ConfigError(
-            f"{n} blocks cannot be cut into {num_parts} stages",
+            f"{n} blocks cannot be cut into {num_parts} stages: only members of a Sequential can be cut apart",
             where="parallel.pp",
             expected=f"<= {n}",
             got=num_parts,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 
+from semu.errors import unknown_name
 from semu.nn.layers import Embedding
 from semu.nn.model import Model
 from semu.nn.module import Module
@@ -29,6 +31,9 @@ def megatron_plan(model: Model, parallel: Parallel) -> ShardingPlan:
     """The sharding plan of a model: known blocks as Megatron splits them, then the job's own patterns.
 
     A pattern of ``parallel.plan`` wins over the table; what neither names is replicated.
+
+    Raises:
+        ConfigError: a pattern that matches no module.
     """
     styles: dict[str, ShardingStyle] = {}
     own = ShardingPlan(patterns=parallel.plan)
@@ -37,6 +42,7 @@ def megatron_plan(model: Model, parallel: Parallel) -> ShardingPlan:
             for kind, parts in MEGATRON_STYLES.items():
                 if isinstance(module, kind):
                     styles.update({f"{path}.{part}" if part else path: style for part, style in parts.items()})
+    _check_patterns(model, parallel)
     if parallel.plan:
         styles = {path: own.pattern_style(path) or style for path, style in styles.items()}
     return ShardingPlan(
@@ -45,3 +51,11 @@ def megatron_plan(model: Model, parallel: Parallel) -> ShardingPlan:
         styles=styles if parallel.tp > 1 else {},
         patterns=parallel.plan if parallel.tp > 1 else {},
     )
+
+
+def _check_patterns(model: Model, parallel: Parallel) -> None:
+    """Refuse a pattern that matches no module: it is a slip of the pen that would leave modules replicated."""
+    paths = [path for m in model.modules for path, _ in m.body.named_modules(m.name)]
+    for pattern in parallel.plan:
+        if not any(fnmatchcase(path, pattern) for path in paths):
+            raise unknown_name("module pattern", pattern, paths, where="parallel.plan")

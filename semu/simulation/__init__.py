@@ -57,7 +57,7 @@ def simulate(
     layout = build_layout(
         job,
         lambda library: template_latencies(
-            library, shapes.columns, CostModel(library, job.cluster.profile, latency_rules), serial=serial
+            library, shapes, CostModel(library, job.cluster.profile, latency_rules), serial=serial
         ),
     )
     say("costing the stages")
@@ -106,6 +106,16 @@ def _refuse_unmodelled(job: TrainingJob) -> None:
             expected="bf16, fp16, tf32 or fp32",
             got="fp8",
             nearest="bf16",
+        )
+    consumers = [source for module in job.model.modules for source in module.sources]
+    twice = next((name for name in consumers if consumers.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            "a module that feeds several others is not modelled by this version",
+            where=f"model.{twice}",
+            expected="at most one module with it among its sources",
+            got=consumers.count(twice),
+            nearest=1,
         )
     if job.training.schedule not in SCHEDULES:
         raise unknown_name("schedule", job.training.schedule, SCHEDULES, where="training.schedule")

@@ -24,7 +24,7 @@ class Breakdown:
         compute: kernels of forward and backward stages.
         exposed_communication: by communicator (``tp``, ``pp``, ``dp``): compute waited for a transfer.
         bubble: compute waited for another rank's work, or for a slower replica.
-        optimizer: the optimizer step. other: everything else (nothing yet).
+        optimizer: the optimizer step. other: what none of these explains (rounding; a test holds it at that).
     """
 
     compute: float
@@ -50,31 +50,35 @@ def breakdown(
     """Attribute every second of every rank.
 
     A gap before a stage counts as exposed pipeline communication as far as a transfer that ends exactly then lasted,
-    else as bubble; so does the time at the end of a rank that no collective, gather or optimizer step explains.
+    else as bubble; so does the time after a rank's last stage in which no collective, gather or optimizer step runs.
     """
     weights = run.count / run.count.sum()
-    compute, exposed_inner, exposed_pp, gather_wait = _stage_times(layout, evaluation, run, weights)
+    num_ranks = len(tails)
+    compute, exposed_inner, exposed_pp, waited, bubble = _stage_times(layout, evaluation, run, weights)
     exposed = dict.fromkeys(layout.streams[1:], 0.0)
     for number, name in enumerate(layout.streams[1:], start=1):
         exposed[name] += float(exposed_inner[number])
     exposed["pp"] = exposed.get("pp", 0.0) + exposed_pp
-    exposed["dp"] = exposed.get("dp", 0.0) + gather_wait
+    exposed["dp"] = exposed.get("dp", 0.0) + waited
     optimizer = 0.0
-    num_ranks = len(tails)
     for rank, tail in enumerate(tails):
         done = run.end[:, np.flatnonzero(run.problem.node_rank == rank)].max(axis=1, initial=0.0)
+        idle = iteration_time_s - done
         for piece in (*tail.reductions, *tail.gathers):
             late = _visible(piece, done)
+            idle = idle - late
             exposed[piece.stream] = exposed.get(piece.stream, 0.0) + float(weights @ late) / num_ranks
         if tail.optimizer is not None:
-            optimizer += (tail.optimizer.end_s - tail.optimizer.start_s) / num_ranks
-    busy = compute + sum(exposed.values()) + optimizer
+            step = tail.optimizer.end_s - tail.optimizer.start_s
+            idle = idle - step
+            optimizer += step / num_ranks
+        bubble += float(weights @ idle) / num_ranks
     return Breakdown(
         compute=compute,
         exposed_communication={name: value for name, value in exposed.items() if value > 0},
-        bubble=iteration_time_s - busy,
+        bubble=bubble,
         optimizer=optimizer,
-        other=0.0,
+        other=iteration_time_s - (compute + sum(exposed.values()) + bubble + optimizer),
     )
 
 
@@ -86,8 +90,8 @@ def _visible(piece: OuterSlice, done: NDArray[np.float64]) -> NDArray[np.float64
 
 def _stage_times(
     layout: Layout, evaluation: Evaluation, run: PipelineRun, weights: NDArray[np.float64]
-) -> tuple[float, NDArray[np.float64], float, float]:
-    """Mean per rank of: compute, exposed time per stream, exposed P2P, waiting for parameters [s]."""
+) -> tuple[float, NDArray[np.float64], float, float, float]:
+    """Mean per rank of: compute, exposed time per stream, exposed P2P, waiting for parameters, bubble [s]."""
     problem = run.problem
     n = problem.num_stages
     num_ranks = problem.shape.num_ranks
@@ -102,17 +106,18 @@ def _stage_times(
             busy += float(weights @ stage.latency[shapes].sum(axis=1))
             exposed += np.einsum("r,rns->s", weights, stage.exposed[shapes])
     wait = float(weights @ (run.latency - run.plain)[:, :n].sum(axis=1))
-    gaps = _pipeline_gaps(run)
+    gaps, explained = _pipeline_gaps(run)
     return (
         (busy - float(exposed[1:].sum())) / num_ranks,
         exposed / num_ranks,
-        float(weights @ gaps.sum(axis=1)) / num_ranks,
+        float(weights @ explained.sum(axis=1)) / num_ranks,
         wait / num_ranks,
+        float(weights @ (gaps - explained).sum(axis=1)) / num_ranks,
     )
 
 
-def _pipeline_gaps(run: PipelineRun) -> NDArray[np.float64]:
-    """Per replica and stage: the part of the gap before it that a transfer ending at its start explains [s]."""
+def _pipeline_gaps(run: PipelineRun) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Per replica and stage: the gap before it, and the part that a transfer ending at its start explains [s]."""
     problem = run.problem
     n = problem.num_stages
     previous = np.zeros((run.num_replicas, n))
@@ -128,7 +133,7 @@ def _pipeline_gaps(run: PipelineRun) -> NDArray[np.float64]:
     for column in range(len(nodes)):
         target = nodes[column]
         explained[:, target] = np.maximum(explained[:, target], np.where(binding[:, column], lasted[:, column], 0.0))
-    return explained
+    return gap, explained
 
 
 def bubble_ratio(run: PipelineRun, replica: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,14 +52,13 @@ class ChunkCosts:
     Attributes:
         forward, backward: stage costs; backward None where there is none.
         arriving, leaving: int64[num_tensors, num_shapes] [bytes], forward carry.
-        gradient_arriving, gradient_leaving: the same for gradients.
+        gradient_leaving: the same for the gradients that the backward stage sends.
     """
 
     forward: StageCosts
     backward: StageCosts | None
     arriving: NDArray[np.int64]
     leaving: NDArray[np.int64]
-    gradient_arriving: NDArray[np.int64]
     gradient_leaving: NDArray[np.int64]
 
 
@@ -103,15 +102,13 @@ def evaluate(layout: Layout, shapes: BatchShapes, cost_model: CostModel) -> Eval
     )
 
 
-def _chunk_costs(chunk: ChunkStages, columns: CostColumns, run: object) -> ChunkCosts:
-    assert callable(run)
+def _chunk_costs(chunk: ChunkStages, columns: CostColumns, run: Callable[[StageProgram], StageCosts]) -> ChunkCosts:
     backward = chunk.backward
     return ChunkCosts(
         forward=run(chunk.forward),
         backward=run(backward) if backward is not None else None,
         arriving=_sizes(columns, chunk.forward.arriving),
         leaving=_sizes(columns, chunk.forward.leaving),
-        gradient_arriving=_sizes(columns, backward.arriving if backward is not None else ()),
         gradient_leaving=_sizes(columns, backward.leaving if backward is not None else ()),
     )
 
@@ -125,15 +122,16 @@ def _sizes(columns: CostColumns, rows: Sequence[int]) -> NDArray[np.int64]:
 
 
 def template_latencies(
-    library: TemplateLibrary, columns: Mapping[str, NDArray[np.int64]], cost_model: CostModel, *, serial: bool
+    library: TemplateLibrary, shapes: BatchShapes, cost_model: CostModel, *, serial: bool
 ) -> list[float]:
-    """Mean forward plus backward latency [s] of each template over the given shapes, for balancing stages."""
-    costs = library.evaluate(columns)
+    """Mean forward plus backward latency [s] of each template over all microbatches, for balancing stages."""
+    costs = library.evaluate(shapes.columns)
+    uses = np.bincount(shapes.index.ravel()) / shapes.index.size
     latency = np.ascontiguousarray(cost_model.latencies(costs).T)
     size = np.ascontiguousarray(costs.size_bytes.T)
     streams = stream_names(library)
     result = []
     for number in range(len(library.templates)):
         stages = build_stages(library, [number], streams, serial=serial)
-        result.append(float(sum(stage.run(latency, size).latency.mean() for stage in stages if stage is not None)))
+        result.append(sum(float(uses @ stage.run(latency, size).latency) for stage in stages if stage is not None))
     return result

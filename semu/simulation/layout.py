@@ -56,7 +56,6 @@ class ChunkStages:
     Attributes:
         chunk: where it is. blocks: its blocks. forward, backward: its stages; backward None: nothing to do.
         arrivals: per arriving tensor, the chunk that makes it, or -1 for the data loader.
-        is_linked: the gradients of arriving tensors that leave the backward stage, by position.
     """
 
     chunk: Chunk

@@ -85,7 +85,8 @@ def test_the_optimizer_waits_for_every_rank() -> None:
 @pytest.mark.parametrize(
     ("model", "items"), [(gpt, text_items), (wide, text_items), (vlm, vlm_items), (t2v, t2v_items)]
 )
-def test_hiding_communication_never_costs_time(model: object, items: object) -> None:
+def test_hiding_the_reduction_never_costs_time(model: object, items: object) -> None:
+    """Hiding the gathers may: they come in buckets, each with a latency, and the first forwards wait for the last."""
     assert callable(model)
     assert callable(items)
     times = {}
@@ -95,8 +96,7 @@ def test_hiding_communication_never_costs_time(model: object, items: object) -> 
             job = job_of(model(), items(4), Parallel(dp=2, pp=2), overlap=options)
             times[gradients, parameters] = simulate(job).iteration_time_s
     assert times[True, False] <= times[False, False]
-    assert times[True, True] <= times[False, True] <= times[False, False]
-    assert times[True, True] <= times[True, False]
+    assert times[True, True] <= times[False, True]
 
 
 # -- gathers before the first forwards ---------------------------------------------------------------------------------

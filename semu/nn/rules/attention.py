@@ -8,7 +8,7 @@ from semu.errors import GraphError
 from semu.graph.dim import Dim, divide
 from semu.graph.operator import OpKind
 from semu.hardware.kinds import DType
-from semu.nn.tensor import Sequences, Tensor
+from semu.nn.tensor import Sequences, Tensor, laid_out_like
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
@@ -75,7 +75,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
             extra_outputs=[(k.local_shape, k.dtype), (v.local_shape, v.dtype)],
         )
         grad_k, grad_v = trace.side_outputs(2)
-        return [grad_q, _shaped(grad_k, k), _shaped(grad_v, v)]
+        return [grad_q, laid_out_like(grad_k, k), laid_out_like(grad_v, v)]
 
     trace.record([q, k, v], [y], backward)
     return y
@@ -110,9 +110,3 @@ def _int(dim: Dim, x: Tensor) -> int:
 def _one_sequence(x: Tensor) -> Sequences:
     tokens = x.shape[0]
     return Sequences("tokens", tokens, tokens * tokens, 1, tokens)
-
-
-def _shaped(gradient: Tensor, like: Tensor) -> Tensor:
-    from dataclasses import replace
-
-    return replace(gradient, shape=like.shape, shards=like.shards, sequences=like.sequences)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from semu.errors import GraphError
-from semu.graph.dim import Dim
+from semu.graph.dim import Dim, divide
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
-from semu.nn.tensor import Tensor
+from semu.nn.tensor import Tensor, laid_out_like
 
 
 def _like(
@@ -59,6 +59,23 @@ def add(a: Tensor, b: Tensor) -> Tensor:
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         return [gradients[0], gradients[0]]
+
+    a.trace.record([a, b], [y], backward)
+    return y
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """Elementwise product. Saves both operands."""
+    _same_layout(a, b, "a multiplication")
+    y = _like(a, OpKind.ADD, [a, b], 3 * a.size_bytes, "multiply")
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        return [
+            _like(a, OpKind.ADD, [grad, other], 3 * a.size_bytes, "multiply_bw") if wanted.requires_grad else None
+            for wanted, other in ((a, b), (b, a))
+        ]
 
     a.trace.record([a, b], [y], backward)
     return y
@@ -138,8 +155,6 @@ def gated_activation(x: Tensor, name: str) -> Tensor:
 
 
 def _half(dim: Dim) -> Dim:
-    from semu.graph.dim import divide
-
     return divide(dim, 2, "a gated tensor", "gated activation")
 
 
@@ -200,7 +215,7 @@ def modulate(x: Tensor, condition: Tensor) -> Tensor:
             "modulate_bw",
             extra_outputs=inner,
         )
-        grad_condition = _as(condition, x.trace.side_outputs(1)[0]) if inner else None
+        grad_condition = laid_out_like(x.trace.side_outputs(1)[0], condition) if inner else None
         return [grad_x, grad_condition]
 
     x.trace.record([x, condition], [y], backward)
@@ -229,15 +244,8 @@ def gated_add(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
             "gated_add_bw",
             extra_outputs=inner,
         )
-        grad_gate = _as(gate, x.trace.side_outputs(1)[0]) if inner else None
+        grad_gate = laid_out_like(x.trace.side_outputs(1)[0], gate) if inner else None
         return [grad, grad_branch, grad_gate]
 
     x.trace.record([x, branch, gate], [y], backward)
     return y
-
-
-def _as(like: Tensor, gradient: Tensor) -> Tensor:
-    """The side output ``gradient`` with the global shape and shards of ``like``."""
-    from dataclasses import replace
-
-    return replace(gradient, shape=like.shape, shards=like.shards, sequences=like.sequences)

@@ -1,0 +1,188 @@
+"""The timeline of one replica: every rank's stages and outer operators, expanded and with memory on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from semu.engine.stage import ROLES
+from semu.engine.timeline import (
+    IterationTimeline,
+    MemoryCurve,
+    OperatorTable,
+    OuterSlice,
+    PeakMemory,
+    RankTimeline,
+    StageOperators,
+    StageSlice,
+)
+from semu.graph.tensor import Role
+from semu.hardware.kinds import OpKind, Provenance
+from semu.simulation.evaluate import Evaluation
+from semu.simulation.gather import ParameterGather
+from semu.simulation.layout import Layout
+from semu.simulation.memory import RankMemory, rank_static
+from semu.simulation.pipeline import PipelineRun
+from semu.simulation.reduction import RankTail
+
+
+def build_timeline(
+    layout: Layout,
+    evaluation: Evaluation,
+    run: PipelineRun,
+    tails: list[RankTail],
+    gathers: Mapping[int, ParameterGather],
+    memories: list[RankMemory],
+    replica: int,
+    iteration: float,
+) -> IterationTimeline:
+    """The iteration as one distinct replica lives it, all pipeline ranks."""
+    tables: dict[int, OperatorTable] = {}
+    ranks = tuple(
+        _RankBuilder(layout, evaluation, run, memory, replica, tables).build(tails[rank], gathers.get(rank))
+        for rank, memory in enumerate(memories)
+    )
+    return IterationTimeline(ranks, iteration, float(run.makespan()[replica]))
+
+
+class _RankBuilder:
+    """One rank of one replica as a ``RankTimeline``."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        evaluation: Evaluation,
+        run: PipelineRun,
+        memory: RankMemory,
+        replica: int,
+        tables: dict[int, OperatorTable],
+    ) -> None:
+        self.layout, self.evaluation, self.run = layout, evaluation, run
+        self.memory, self.replica, self.tables = memory, replica, tables
+
+    def build(self, tail: RankTail, gather: ParameterGather | None) -> RankTimeline:
+        run, problem, rank = self.run, self.run.problem, self.memory.rank
+        stages = tuple(
+            StageSlice(
+                rank=rank,
+                label=str(problem.stages[node]),
+                module=self.layout.chunks[problem.chunk[node]].module,
+                chunk=int(problem.chunk[node]),
+                microbatch=int(problem.microbatch[node]),
+                phase=problem.stages[node].phase,
+                start_s=float(run.start[self.replica, node]),
+                end_s=float(run.end[self.replica, node]),
+            )
+            for node in self.memory.nodes
+        )
+        outer = [*(gather.slices if gather is not None else ()), *self._sends(), *tail.reductions, *tail.gathers]
+        if tail.optimizer is not None:
+            outer.append(tail.optimizer)
+        return RankTimeline(
+            rank=rank,
+            gpu=self.layout.mesh.gpu(pp=rank, dp=int(run.first[self.replica])),
+            replica=int(run.first[self.replica]),
+            stages=stages,
+            outer=tuple(sorted(outer, key=lambda piece: (piece.start_s, piece.end_s, piece.name))),
+            find_peak=self._peak,
+            expand=self._expand,
+            build_memory=self._curve,
+        )
+
+    def _sends(self) -> list[OuterSlice]:
+        run, problem = self.run, self.run.problem
+        sends = []
+        for j, transfer in enumerate(problem.transfers):
+            if transfer.source == self.memory.rank:
+                node = problem.num_stages + j
+                shape = run.shape[self.replica][transfer.stage.microbatch]
+                sends.append(
+                    OuterSlice(
+                        f"send {transfer.stage} to rank {transfer.target}",
+                        OpKind.P2P,
+                        "pp",
+                        float(run.start[self.replica, node]),
+                        float(run.end[self.replica, node]),
+                        int(run.sent[j, shape]),
+                        2,
+                        self._link_provenance(transfer.source, transfer.target),
+                    )
+                )
+        return [send for send in sends if send.net_bytes]
+
+    def _link_provenance(self, source: int, target: int) -> Provenance:
+        pair = self.layout.mesh.pp_pair(source, target, dp=int(self.run.first[self.replica]))
+        return self.evaluation.cost_model.outer_provenance(OpKind.P2P, pair)
+
+    def _expand(self, number: int) -> StageOperators:
+        node = int(self.memory.nodes[number])
+        stage = self.memory.expand(self.replica, node)
+        rows = self.memory.program(node).rows
+        shape = int(self.run.stage_shape(self.replica)[node])
+        begin = self.run.start[self.replica, node]
+        columns = self.evaluation.columns
+        return StageOperators(
+            table=self._table(node),
+            start_s=begin + stage.start,
+            end_s=begin + stage.end,
+            flop=columns.flop[rows, shape],
+            mem_bytes=columns.mem_bytes[rows, shape],
+            net_bytes=columns.net_bytes[rows, shape],
+        )
+
+    def _table(self, node: int) -> OperatorTable:
+        problem = self.run.problem
+        key = int(problem.chunk[node]) * 2 + int(problem.phase[node])
+        if key not in self.tables:
+            program = self.memory.program(node)
+            blocks = self.layout.chunks[problem.chunk[node]].blocks
+            library = self.layout.library
+            operators = [library.operators[row] for row in program.rows]
+            groups = [library.groups[row] for row in program.rows]
+            self.tables[key] = OperatorTable(
+                paths=tuple(
+                    ".".join(part for part in (blocks[b].path, op.path) if part)
+                    for b, op in zip(program.block, operators, strict=True)
+                ),
+                kinds=tuple(op.kind for op in operators),
+                phases=tuple(op.phase for op in operators),
+                streams=tuple(op.stream.name for op in operators),
+                group_ranks=tuple(group.num_ranks if group is not None else 1 for group in groups),
+            )
+        return self.tables[key]
+
+    def _curve(self) -> MemoryCurve:
+        times, dynamic = self.memory.curve(self.replica)
+        static = rank_static(self.layout, self.memory.rank)
+        by_role = dynamic.copy()
+        for role, size in (
+            (Role.PARAMETER, static.parameters),
+            (Role.GRADIENT, static.gradients),
+            (Role.OPTIMIZER_STATE, static.optimizer),
+        ):
+            by_role[ROLES.index(role)] += size
+        return MemoryCurve(times, by_role, ROLES, int(self.layout.job.cluster.profile.memory_bytes.value))
+
+    def _peak(self, curve: MemoryCurve) -> PeakMemory:
+        position = int(np.argmax(curve.total))
+        time = float(curve.times_s[position])
+        stage, operator = self._at(time)
+        return PeakMemory(
+            time_s=time,
+            size_bytes=int(curve.total[position]),
+            stage=stage,
+            operator=operator,
+            by_role={role: int(curve.by_role[i, position]) for i, role in enumerate(ROLES)},
+        )
+
+    def _at(self, time: float) -> tuple[str, str]:
+        """Stage and operator that run at a time: the last operator to start by then."""
+        run = self.run
+        for number, node in enumerate(self.memory.nodes):
+            if run.start[self.replica, node] <= time < run.end[self.replica, node]:
+                operators = self._expand(number)
+                started = np.flatnonzero(operators.start_s <= time)
+                path = operators.table.paths[int(started[-1])] if len(started) else ""
+                return str(run.problem.stages[node]), path
+        return "", ""

@@ -1,0 +1,99 @@
+"""The report's tables: memory by rank, the operators that cost most, time by provenance of the coefficients."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import numpy as np
+
+from semu.engine.timeline import IterationTimeline
+from semu.report import RankMemoryRow, TopOperator
+from semu.simulation.evaluate import Evaluation
+from semu.simulation.gather import held_by_rank
+from semu.simulation.layout import Layout
+from semu.simulation.memory import RankMemory, RankPeak, rank_static
+from semu.simulation.pipeline import PipelineRun
+
+NUM_TOP_OPERATORS = 10
+
+
+def rank_row(layout: Layout, run: PipelineRun, memory: RankMemory, peak: RankPeak) -> RankMemoryRow:
+    """One pipeline rank's memory."""
+    chunks = layout.chunks_of(memory.rank)
+    stage, operator = "", ""
+    if peak.node >= 0:
+        stage = str(run.problem.stages[peak.node])
+        costs = memory.evaluation.chunks[run.problem.chunk[peak.node]]
+        part = costs.forward if run.problem.phase[peak.node] == 0 else costs.backward
+        assert part is not None
+        position = int(part.peak_op[run.stage_shape(peak.replica)[peak.node]])
+        program = memory.program(peak.node)
+        if position >= 0:
+            block = layout.chunks[run.problem.chunk[peak.node]].blocks[program.block[position]]
+            operator = ".".join(p for p in (block.path, layout.library.operators[program.rows[position]].path) if p)
+    return RankMemoryRow(
+        rank=memory.rank,
+        chunks=", ".join(f"{c.chunk.index}: {c.module}[{c.chunk.first}:{c.chunk.last}]" for c in chunks),
+        parameters=sum(held.elements for _, _, held in held_by_rank(layout, memory.rank)),
+        static_bytes=rank_static(layout, memory.rank).total,
+        peak_bytes=peak.size_bytes,
+        peak_stage=stage,
+        peak_operator=operator,
+    )
+
+
+def top_operators(
+    layout: Layout, evaluation: Evaluation, run: PipelineRun, replica: int
+) -> tuple[tuple[TopOperator, ...], dict[str, float]]:
+    """The operators that cost most on one replica, and the stage time [s] by provenance of its coefficients."""
+    library, model = layout.library, evaluation.cost_model
+    uses = np.bincount(run.shape[replica], minlength=evaluation.latency.shape[0]).astype(np.float64)
+    per_row = uses @ evaluation.latency
+    calls: Counter[int] = Counter()
+    where: dict[int, str] = {}
+    for chunk in layout.chunks:
+        for stage in (chunk.forward, chunk.backward):
+            if stage is not None:
+                for row, block in zip(stage.rows.tolist(), stage.block.tolist(), strict=True):
+                    calls[row] += 1
+                    where.setdefault(row, chunk.blocks[block].path)
+    time: dict[tuple[str, str, str], list[float]] = {}
+    label: dict[tuple[str, str, str], int] = {}
+    provenance: dict[str, float] = {}
+    for row, count in calls.items():
+        operator = library.operators[row]
+        total = float(per_row[row]) * count
+        path = re.sub(r"\.\d+\b", "", ".".join(p for p in (where[row], operator.path) if p))
+        key = (path, operator.kind.value, operator.phase.name.lower())
+        entry = time.setdefault(key, [0.0, 0.0])
+        entry[0] += total
+        entry[1] += count * len(run.shape[replica])
+        label.setdefault(key, row)
+        source = model.coefficients[row].provenance.value
+        provenance[source] = provenance.get(source, 0.0) + total
+    everything = sum(provenance.values()) or 1.0
+    ranked = sorted(time.items(), key=lambda item: (-item[1][0], item[0]))[:NUM_TOP_OPERATORS]
+    top = tuple(
+        TopOperator(
+            path=key[0],
+            kind=key[1],
+            phase=key[2],
+            time_s=total,
+            share=total / everything,
+            calls=int(count),
+            bound=model.bound(label[key], evaluation.columns, uses),
+            provenance=model.coefficients[label[key]].provenance.value,
+            source=model.coefficients[label[key]].source,
+        )
+        for key, (total, count) in ranked
+    )
+    return top, provenance
+
+
+def add_outer(seconds: dict[str, float], timeline: IterationTimeline) -> None:
+    """Add transfers, reductions, gathers and the optimizer step to the time by provenance."""
+    for rank in timeline.ranks:
+        for piece in rank.outer:
+            name = piece.provenance.value
+            seconds[name] = seconds.get(name, 0.0) + piece.end_s - piece.start_s
