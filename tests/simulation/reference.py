@@ -56,7 +56,8 @@ class Replica:
     Attributes:
         nodes: by name. orders: stages of each rank in order. operators: of each stage in issue order.
         sent_bytes: of each send. memory: dynamic memory of each rank as (time, bytes) steps.
-        compute_s, exposed_s: means over the ranks: kernels; waiting for the streams ``tp`` and ``pp``.
+        compute_s, exposed_s: means over the ranks: kernels; waiting for the streams ``tp`` and ``pp``. Nothing where
+            operators wait for parameters.
     """
 
     nodes: dict[Key, Node]
@@ -162,7 +163,8 @@ class _Writer:
         self._take_longest_paths()
         replica = Replica(self.nodes, self.orders, self.operators, self.sent, [])
         replica.memory = memory_of(self.model, replica, self.symbols)
-        _attribute(replica)
+        if not self.gather_ready:
+            _attribute(replica)
         return replica
 
     def _rank(self, chunk: int) -> int:

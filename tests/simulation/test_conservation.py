@@ -219,7 +219,7 @@ def test_memory_curves_end_where_they_began(report: Report) -> None:
         assert curve.by_role.min() >= 0
         assert (curve.by_role[:, -1] == curve.by_role.min(axis=1)).all()
         assert curve.total.max() <= peak
-        assert (curve.times_s[1:] > curve.times_s[:-1]).all()
+        assert (curve.times_s[1:] >= curve.times_s[:-1]).all()
         assert curve.times_s[-1] <= report.makespan_s
 
 

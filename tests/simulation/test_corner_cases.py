@@ -1,8 +1,4 @@
-"""Where ``semu.simulate`` departs from its own rules; each test says what should hold.
-
-Every test here fails today and is marked so (``xfail``, strict: when the gap is closed the mark must go, and the test
-belongs to its neighbours in ``test_reference`` or ``test_reduction``).
-"""
+"""Models, placements and rules that are easy to get wrong: each was wrong once."""
 
 from __future__ import annotations
 
@@ -31,12 +27,16 @@ from simulation.reference_tail import gather_times
 
 from semu.errors import ConfigError
 from semu.hardware.kinds import OpKind
+from semu.job import TrainingJob
 from semu.nn import InputSpec, Linear, ModalityModule, ModalityRole, Model, Module, Sequential, Tensor
 from semu.nn import functional as F
 from semu.nn.module import Parameter
 from semu.parallel.config import Parallel
-from semu.report import Report
 from semu.simulation import simulate
+
+
+def check(job: TrainingJob) -> None:
+    assert_equal(simulate(job), expand(job))
 
 
 def linear() -> Linear:
@@ -48,54 +48,8 @@ def module(name: str, *blocks: Module, sources: tuple[str, ...] = (), has_data: 
     return ModalityModule(name, ModalityRole.ENCODER, Sequential(*blocks), inputs, sources)
 
 
-def assert_memory_ends_where_it_began(report: Report) -> None:
-    for rank, static in zip(report.timeline.ranks, report.static_memory_bytes, strict=True):
-        assert rank.memory.total[-1] == static
-        assert rank.memory.by_role.min() >= 0
-
-
-# engine/stage.py, _Joiner._program: a storage in ``alive_before`` that no operator touches and that does not survive
-# is never freed: ``memory_of_stage`` frees a storage when its count of touches falls to 0, and this one starts there.
-
-@pytest.mark.parametrize("kind", ["chain", "t2v"])
-def test_an_arriving_tensor_that_nobody_reads_is_freed(kind: str) -> None:
-    if kind == "t2v":  # the loss alone on the last rank: caption and timestep end there unread
-        job = job_of(t2v(), t2v_items(2), Parallel(pp=10))
-    else:
-        job = job_of(chain(linear(), Fork(), Along(), Distance()), text_items(2), Parallel(pp=4))
-    report = simulate(job)
-    assert_memory_ends_where_it_began(report)
-    assert_equal(report, expand(job))
-
-
-# simulation/memory.py, RankMemory.peak: looks during stages only. Between stages a rank may hold a tensor that is being
-# sent together with one that is being received; the curve of the timeline shows it, the reported peak does not.
-
-def test_a_peak_between_two_stages_is_reported() -> None:
-    job = job_of(carry_along(), text_items(3), Parallel(pp=3))
-    report = simulate(job)
-    assert list(report.peak_memory_bytes) == [rank.memory.peak_bytes for rank in report.timeline.ranks]
-
-
-# simulation/memory.py, RankMemory._released: takes all that leaves a stage for sent, also what goes to a chunk of the
-# same rank, which frees it again.
-
-def test_gradients_for_two_encoders_of_which_one_is_on_the_same_rank() -> None:
-    model = Model(
-        "two-encoders",
-        [
-            module("near", linear(), linear()),
-            module("far", linear(), linear()),
-            module("backbone", SumOfThree(), Distance(), sources=("near", "far")),
-        ],
-    )
-    job = job_of(model, text_items(3), Parallel(pp=2))
-    assert_memory_ends_where_it_began(simulate(job))
-    assert_equal(simulate(job), expand(job))
-
-
 class SumOfThree(Module):
-    """Data and two encoders."""
+    """Data and two encoders; the second encoder's gradient is that of the sum itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,34 +57,6 @@ class SumOfThree(Module):
 
     def forward(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         return self.first(x) + self.second(y) + z
-
-
-# simulation/layout.py: a module that two others read. The two gradients that come back are neither added (no operator)
-# nor stored (one buffer is freed, two are received); it must be modelled, or refused in _refuse_unmodelled.
-
-def test_a_module_that_feeds_two_others() -> None:
-    model = Model(
-        "diamond",
-        [
-            module("source", linear(), linear()),
-            module("left", linear(), linear(), sources=("source",), has_data=False),
-            module("end", SumOfThree(), Distance(), sources=("source", "left")),
-        ],
-    )
-    try:
-        report = simulate(job_of(model, text_items(2), Parallel(pp=3)))
-    except ConfigError:
-        return
-    assert_memory_ends_where_it_began(report)
-
-
-# simulation/accounting.py, _tokens: ``modules[-1].inputs[0]`` where the last module has no input of its own.
-
-def test_a_backbone_without_data_of_its_own() -> None:
-    model = Model(
-        "no-data", [module("encoder", linear()), module("end", Distance(), sources=("encoder",), has_data=False)]
-    )
-    assert_equal(simulate(job_of(model, text_items(2))), expand(job_of(model, text_items(2))))
 
 
 class Times(Module):
@@ -148,8 +74,67 @@ class Times(Module):
         return F.mean_squared_error(y) if self.ends else y
 
 
-# simulation/reduction.py, _gradient_ready: ``seen`` keeps the first entry of a parameter that two chunks of a rank use,
-# which is the later chunk's, whose backward stage comes first; its gradient is complete only after the earlier chunk's.
+# -- memory ------------------------------------------------------------------------------------------------------------
+def test_an_arriving_tensor_that_nobody_reads_goes_with_its_stage() -> None:
+    check(job_of(chain(linear(), Fork(), Along(), Distance()), text_items(2), Parallel(pp=4)))
+    # the loss alone on the last rank: caption and timestep end there unread
+    check(job_of(t2v(), t2v_items(2), Parallel(pp=10)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("pp", [2, 3, 4])
+def test_a_peak_between_two_stages(pp: int, seed: int) -> None:
+    """A waiting rank may hold a tensor that is being sent together with one that is being received."""
+    for pipeline in (False, True):
+        check(job_of(carry_along(), text_items(3, seed), Parallel(pp=pp), overlap=overlap(pipeline=pipeline)))
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("pp", range(1, 7))
+def test_two_encoders(pp: int, recompute: str) -> None:
+    """The backbone's gradients for the two may leave for another rank, stay, or both at once."""
+    model = Model(
+        "two-encoders",
+        [
+            module("near", linear(), linear()),
+            module("far", linear(), linear()),
+            module("backbone", SumOfThree(), Distance(), sources=("near", "far")),
+        ],
+    )
+    check(job_of(model, text_items(3), Parallel(pp=pp), recompute=recompute))
+
+
+def test_operators_without_duration_count_alike_in_peak_and_curve() -> None:
+    rules = {kind: lambda row: 0.0 for kind in (OpKind.ADD, OpKind.NORM, OpKind.MATMUL, OpKind.ACTIVATION)}
+    job = job_of(gpt(), text_items(3), Parallel(pp=2))
+    report = simulate(job, latency_rules=rules)
+    assert list(report.peak_memory_bytes) == [rank.memory.peak_bytes for rank in report.timeline.ranks]
+    assert all(
+        rank.memory.total[-1] == s for rank, s in zip(report.timeline.ranks, report.static_memory_bytes, strict=True)
+    )
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+def test_a_module_that_feeds_two_others_is_refused() -> None:
+    model = Model(
+        "diamond",
+        [
+            module("source", linear(), linear()),
+            module("left", linear(), linear(), sources=("source",), has_data=False),
+            module("end", SumOfThree(), Distance(), sources=("source", "left")),
+        ],
+    )
+    with pytest.raises(ConfigError, match="source"):
+        simulate(job_of(model, text_items(2), Parallel(pp=3)))
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_a_last_module_without_data_of_its_own(pp: int) -> None:
+    end = module("end", Distance(), sources=("encoder",), has_data=False)
+    job = job_of(Model("no-data", [module("encoder", linear()), end]), text_items(2), Parallel(pp=pp))
+    check(job)
+    assert simulate(job).tokens == sum(item.tokens("text") for item in text_items(2))
+
 
 def test_a_parameter_shared_by_two_chunks_is_reduced_when_both_are_done() -> None:
     width = 8192
@@ -171,43 +156,39 @@ def test_a_parameter_shared_by_two_chunks_is_reduced_when_both_are_done() -> Non
     assert_tails_equal(job_of(model, text_items(2), Parallel(dp=2), overlap=overlap(gradients=True)))
 
 
-# simulation/pipeline.py, node_latencies: ``mesh.pp_pair(source, target)`` is replica 0's pair for all replicas; another
-# replica's pair may cross nodes (or NVLink islands) where this one does not. Per replica, or the worst pair, as for tp.
-
-def test_each_replica_sends_over_its_own_links() -> None:
+# -- replicas ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(4))
+def test_each_replica_sends_over_its_own_links(seed: int) -> None:
     """Two nodes of three GPUs: replica 0 crosses nodes between ranks 1 and 2, replica 1 between ranks 0 and 1."""
-    job = job_of(gpt(), text_items(4), Parallel(dp=2, pp=3), gpus_per_node=3)
-    assert_equal(simulate(job), expand(job))
+    check(job_of(gpt(), text_items(4, seed), Parallel(dp=2, pp=3), gpus_per_node=3))
 
 
-# simulation/reduction.py, gather_floors: one floor for all replicas, with the rest of the work of the cheapest shape,
-# so that the slowest replica waits too little (up to 2 % of the iteration in such jobs). It takes a floor per replica.
-
-@pytest.mark.parametrize("kind", ["text", "vlm"])
-def test_every_replica_waits_for_its_parameters(kind: str) -> None:
-    model, items = {"text": (wide, text_items), "vlm": (vlm, vlm_items)}[kind]
-    job = job_of(model(), items(4, seed=2), Parallel(dp=2), overlap=overlap(parameters=True))
-    expected = expand(job, gather_times(expand(job)))
-    assert simulate(job).makespan_s == max(replica.makespan_s for replica in expected.replicas)
+def test_nvlink_does_not_reach_all_of_a_large_node() -> None:
+    """Twelve GPUs on one node, NVLink joins eight: some replicas meet over PCIe, some do not."""
+    check(job_of(gpt(), text_items(12), Parallel(dp=6, pp=2)))
 
 
-# simulation/transfers.py (p2p_latency, collective_time) and reduction.py (_finish) never see ``latency_rules``, which
-# are documented as "custom latencies by operator kind"; used, or refused by name.
+@pytest.mark.parametrize(("pp", "tp", "tensor"), [(1, 1, False), (2, 2, True), (3, 1, False)])
+@pytest.mark.parametrize("kind", ["text", "vlm", "t2v"])
+def test_every_replica_waits_for_its_parameters(kind: str, pp: int, tp: int, tensor: bool) -> None:
+    """Operator by operator, also where replicas differ and where collectives run beside kernels."""
+    model, items = {"text": (wide, text_items), "vlm": (vlm, vlm_items), "t2v": (t2v, t2v_items)}[kind]
+    options = overlap(parameters=True, tensor=tensor)
+    job = job_of(model(), items(4, seed=2), Parallel(dp=2, pp=pp, tp=tp), overlap=options)
+    free = expand(job)
+    assert_equal(simulate(job), expand(job, gather_times(free)))
 
+
+# -- custom rules ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", [OpKind.P2P, OpKind.OPTIMIZER, OpKind.REDUCE_SCATTER, OpKind.ALL_GATHER])
 def test_custom_rules_reach_the_operators_outside_stages(kind: OpKind) -> None:
     job = job_of(gpt(), text_items(4), Parallel(dp=2, pp=2))
-    try:
-        slow = simulate(job, latency_rules={kind: lambda row: 1.0})
-    except ConfigError:
-        return
-    assert slow.iteration_time_s > 1.0
-
-
-# engine/stage_kernels.py, memory_of_stage: counts what an operator of no duration holds; the curve of the timeline, a
-# step function of time, cannot. The two should agree on one rule.
-
-def test_operators_without_duration_count_alike_in_peak_and_curve() -> None:
-    rules = {kind: lambda row: 0.0 for kind in (OpKind.ADD, OpKind.NORM, OpKind.MATMUL, OpKind.ACTIVATION)}
-    report = simulate(job_of(gpt(), text_items(3), Parallel(pp=2)), latency_rules=rules)
-    assert list(report.peak_memory_bytes) == [rank.memory.peak_bytes for rank in report.timeline.ranks]
+    report, plain = simulate(job, latency_rules={kind: lambda row: 0.5}), simulate(job)
+    seen = set()
+    for rank, before in zip(report.timeline.ranks, plain.timeline.ranks, strict=True):
+        old = {piece.name: piece for piece in before.outer}
+        for piece in rank.outer:
+            lasts = old[piece.name].end_s - old[piece.name].start_s
+            seen.add(piece.kind)
+            assert piece.end_s - piece.start_s == (0.5 if piece.kind is kind else lasts)
+    assert kind in seen

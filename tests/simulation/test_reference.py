@@ -115,10 +115,9 @@ def test_a_tensor_that_two_chunks_of_a_rank_keep_is_stored_once(pp: int, recompu
     check(job_of(attention_encoder(), text_items(3), Parallel(pp=pp), recompute=recompute))
 
 
-@pytest.mark.parametrize("pp", [1, 2, 3, 4])
-@pytest.mark.parametrize("pipeline", [False, True], ids=["wait", "overlap_pp"])
-def test_a_tensor_carried_along_is_kept_where_it_is_needed(pp: int, pipeline: bool) -> None:
-    check(job_of(carry_along(), text_items(3, seed=1), Parallel(pp=pp), overlap=overlap(pipeline=pipeline)))
+@pytest.mark.parametrize("pp", [1, 5, 7])
+def test_a_tensor_carried_along_is_kept_where_it_is_needed(pp: int) -> None:
+    check(job_of(carry_along(), text_items(3), Parallel(pp=pp)))
 
 
 def test_recomputation_of_a_block_with_an_output_that_gets_no_gradient() -> None:
