@@ -7,6 +7,7 @@ graph is a template for many shapes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -193,9 +194,14 @@ class Graph:
         openings: dict[int, list[Subgraph]] = {}
         for group in self.subgraphs:
             openings.setdefault(group.first, []).append(group)
+        change = [0] * (len(self.operators) + 1)
+        for group in self.subgraphs:
+            change[group.first] += 1
+            change[group.last if group.last is not None else len(self.operators)] -= 1
+        depths = list(itertools.accumulate(change))
         lines = []
         for operator in self.operators:
-            depth = sum(group.holds(operator.index) for group in self.subgraphs)
+            depth = depths[operator.index]
             for group in openings.get(operator.index, ()):
                 if group.holds(operator.index):
                     lines.append("  " * self._depth(group) + f"{group.name}:")

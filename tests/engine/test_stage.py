@@ -23,7 +23,7 @@ STEP_S = 2.0**-30
 
 @dataclass
 class RandomBlock:
-    """A block with as many tensors in as out. ``flags``: for which a gradient flows, behind and in front of it."""
+    """A block with as many tensors in as out; gradients arrive for some outputs and leave for some inputs."""
 
     graph: Graph
     num_forward: int
@@ -47,30 +47,33 @@ class RandomBlock:
 
 
 def random_block(random: Random, carry: int, behind: list[bool], before: list[bool], *, serial: bool) -> RandomBlock:
-    """Operators on three streams that read and write at random; every arriving tensor is read by somebody."""
+    """Operators on three streams that read and write at random; some arriving tensors nobody reads."""
     graph = Graph()
 
     def operate(known: list[int], must: list[int], count: int) -> None:
+        new: list[int] = []
         for number in range(max(count, len(must))):
             reads = must[number : number + 1] + random.sample(known, min(len(known), random.randint(1, 2)))
             made = [graph.add_tensor((1,), DType.UINT8) for _ in range(random.randint(1, 2))]
-            changed = [random.choice(reads)] if random.random() < 0.15 else []
+            own = [tensor for tensor in reads if tensor in new]  # changed in place, as collectives do
+            changed = [random.choice(own)] if own and random.random() < 0.4 else []
             stream = random.choice(STREAMS)
             last = graph.operators[-1] if graph.operators else None
             after = [last.index] if serial and last is not None and last.stream != stream else []
             graph.add_operator(OpKind.CUSTOM, stream, inputs=reads, outputs=[*made, *changed], after=after)
             known += made
+            new += made
 
     inputs = [graph.add_input((1,), DType.UINT8, name=f"x{k}") for k in range(carry)]
     forward = list(inputs)
-    operate(forward, inputs, random.randint(carry, 7))
+    operate(forward, random.sample(inputs, random.randint(0, carry)), random.randint(carry, 7))
     num_forward = len(graph.operators)
     outputs = random.sample(forward, carry)
     arrive = [graph.add_input((1,), DType.UINT8, name=f"dy{k}") if flag else None for k, flag in enumerate(behind)]
     gradients = [tensor for tensor in arrive if tensor is not None]
     known = [*gradients, *random.sample(forward, min(3, len(forward)))]
     if gradients:
-        operate(known, gradients, random.randint(carry, 7))
+        operate(known, random.sample(gradients, random.randint(0, len(gradients))), random.randint(carry, 7))
     fresh = gradients + [tensor for tensor in known if tensor > max(gradients, default=0)]
     leaving = iter(random.sample(fresh, sum(before)))
     leave = [next(leaving) if flag else None for flag in before]
@@ -177,13 +180,14 @@ class Chain:
         before, after = self.lifetimes(phase)
         change: dict[int, int] = {0: 0}
         written = self.write(phase)
-        for home in {home for entry in written for home in entry.touches}:
+        stage_end = max(entry.end for entry in written)
+        for home in before.union(*(entry.touches for entry in written)):
             users = [entry for entry in written if home in entry.touches]
             if home not in before:
                 first = min(entry.start for entry in users)
                 change[first] = change.get(first, 0) + self.bytes[home]
-            if home not in after:
-                last = max(entry.end for entry in users)
+            if home not in after:  # one that arrives and is not touched goes with the stage
+                last = max((entry.end for entry in users), default=stage_end)
                 change[last] = change.get(last, 0) - self.bytes[home]
         level, levels = 0, {}
         for step in sorted(change):
@@ -216,14 +220,26 @@ def test_times_and_exposed_communication(seed: int, serial: bool) -> None:
         assert costs.latency.tolist() == [longest * STEP_S]
         assert costs.exposed[0, 0] == 0.0
         assert costs.exposed.sum() == (longest - kernels) * STEP_S
-        if serial:  # one operator at a time: between two kernels, all the time counts for the last one waited for
-            exposed = dict.fromkeys(NAMES, 0)
-            for number, entry in enumerate(written):
-                if entry.stream != "compute":
-                    following = [other.stream for other in written[number:]]
-                    run = following[: following.index("compute")] if "compute" in following else following
-                    exposed[run[-1]] += entry.latency
-            assert costs.exposed[0].tolist() == [exposed[name] * STEP_S for name in NAMES]
+        if serial:  # one operator at a time: a stream is exposed for as long as its operators take
+            assert stage.is_serial
+            for number, name in enumerate(NAMES[1:], start=1):
+                busy = sum(entry.latency for entry in written if entry.stream == name)
+                assert costs.exposed[0, number] == busy * STEP_S
+
+
+@SEEDS
+def test_operators_that_wait_for_something_outside(seed: int) -> None:
+    chain = Chain(seed, serial=False)
+    random = Random(seed)
+    for phase, stage in stages(chain):
+        written = chain.write(phase)
+        release = [random.choice([0, random.randint(1, 60)]) for _ in written]
+        for entry, earliest in zip(written, release, strict=True):
+            entry.start = max([earliest, *(written[n].end for n in entry.after)])
+            entry.end = entry.start + entry.latency
+        start, end = stage.times(chain.latency, np.array(release) * STEP_S)
+        assert start.tolist() == [entry.start * STEP_S for entry in written]
+        assert end.tolist() == [entry.end * STEP_S for entry in written]
 
 
 @SEEDS

@@ -270,6 +270,16 @@ def test_lint_finds(name: str) -> None:
         graph.lint()
 
 
+def test_lint_names_the_operator() -> None:
+    graph = chain()
+    break_dependency_forward(graph)
+    with pytest.raises(GraphError, match=r"^mlp\.reduce: "):
+        graph.lint()
+    change_operator(graph, 1, path="")
+    with pytest.raises(GraphError, match="^operator 1: "):
+        graph.lint()
+
+
 def test_lint_lets_static_tensors_be_read_unwritten() -> None:
     graph = Graph()
     for role in (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE):

@@ -91,6 +91,11 @@ def test_parameters_have_positive_integer_dimensions(dim: object) -> None:
         Parameter(4, dim)  # type: ignore[arg-type]
 
 
+def test_a_parameter_may_be_a_single_number() -> None:
+    assert Parameter(1).numel == 1
+    assert Parameter().numel == 1
+
+
 def test_a_module_without_forward() -> None:
     with pytest.raises(GraphError, match="Module does not define forward"):
         run(Module(), spec(4, 4))

@@ -123,6 +123,14 @@ def test_recomputation_inside_recomputation_runs_a_third_time() -> None:
     assert saved_bytes(nested) == X
 
 
+@pytest.mark.parametrize("trained", [0, 1], ids=("trained before", "trained inside"))
+def test_a_trained_member_anywhere_makes_the_outer_part_worth_recomputing(trained: int) -> None:
+    members = [Linear(H, H).requires_grad_(trained == i) for i in range(2)]
+    block = run(Recompute(Sequential(members[0], Recompute(members[1]))), spec(T, H, grad=False))
+    assert sum(gradients_written(block).values()) == 2
+    assert block.output_specs[0].requires_grad
+
+
 def test_an_input_that_passes_through_is_not_marked_as_trained() -> None:
     """A frozen context that a layer hands on unchanged needs no gradient, recomputed or not."""
 

@@ -10,6 +10,7 @@ from semu.graph.operator import OpKind
 from semu.nn import GELU, LayerNorm, Linear, Module, SelfAttention, Sequential, TransformerLayer
 from semu.nn.block import trace_block
 from semu.nn.sharding import ShardingPlan, ShardingStyle
+from semu.nn.tracing import TraceOptions
 
 T = 32
 COLUMN, ROW, REPLICATED = ShardingStyle.COLUMN, ShardingStyle.ROW, ShardingStyle.REPLICATED
@@ -31,6 +32,11 @@ def test_an_exact_path_wins_over_patterns_and_the_first_pattern_over_later_ones(
 def test_where_the_plan_is_silent_everything_is_replicated() -> None:
     assert ShardingPlan().style("anything.at.all") is REPLICATED
     assert ShardingPlan(patterns={"llm.*": COLUMN}).style("LLM.up") is REPLICATED
+
+
+def test_by_default_there_is_one_rank() -> None:
+    assert (ShardingPlan().tp, ShardingPlan().sequence_parallel, ShardingPlan().token_shards) == (1, False, 1)
+    assert TraceOptions().tp_group.num_ranks == 1
 
 
 @pytest.mark.parametrize(("tp", "sp", "shards"), [(1, True, 1), (4, False, 1), (4, True, 4)])
