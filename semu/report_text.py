@@ -135,7 +135,7 @@ def _operators(report: Report) -> Iterator[str]:
     if not report.top_operators:
         return
     sources = list(dict.fromkeys((row.provenance, row.source) for row in report.top_operators))
-    yield "operators that cost most (share of all stage time)"
+    yield "operators that cost most (share of all stage time of the slowest replica)"
     rows: list[Sequence[str]] = [("  share", "time", "calls", "bound by", "operator", "phase", "coefficients")]
     rows += [_operator_cells(row, sources.index((row.provenance, row.source)) + 1) for row in report.top_operators]
     yield from align_columns(rows, (True, True, True, False, False, False, False))

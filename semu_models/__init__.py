@@ -1,7 +1,8 @@
 """Models that papers trained, described with ``semu.nn``; none of them knows its parallelism.
 
-One file per family, a frozen configuration beside its module; ``registry`` names the models, ``setups`` the published
-training configurations. ``semu_models.vlm_m()`` or ``semu_models.build("vlm-m")`` makes a ``semu.nn.Model``.
+One file per family, a frozen configuration beside its module (``decoder`` and ``language`` hold what language models
+share); ``registry`` names the models, ``setups`` the published training configurations. ``semu_models.vlm_m()`` or
+``semu_models.build("vlm-m")`` makes a ``semu.nn.Model``.
 """
 
 from semu_models.dit import DiT, DiTConfig, dit_5b, dit_30b

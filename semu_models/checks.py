@@ -1,11 +1,27 @@
-"""Checks that every family's configuration shares; each raises ConfigError with the place and the nearest value."""
+"""Checks that configurations and lists share; each raises ConfigError with the place and the nearest value."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
-from semu.errors import ConfigError
+from semu.errors import ConfigError, unknown_name
+
+_T = TypeVar("_T")
+
+
+def find_named(kind: str, name: str, entries: Mapping[str, _T], *, where: str | None = None) -> _T:
+    """The entry of a name.
+
+    Args:
+        kind: what the entries are, for the error. name: one of ``entries``. where: place of the name, for the error.
+    Raises:
+        ConfigError: an unknown name, with a 'did you mean'.
+    """
+    if name not in entries:
+        raise unknown_name(kind, name, entries, where=where)
+    return entries[name]
 
 
 def check_sizes(config: Any) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semu.nn import Embedding, LMHead, ModalityModule, ModalityRole, Model, Sequential, TransformerLayer
+from semu.nn import Model, TransformerLayer
 from semu_models.checks import check_divides, check_sizes
+from semu_models.decoder import Decoder, decoder_model
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ GPT3_175B = GPTConfig(layers=96, hidden=12288, heads=96)
 """GPT-3 (2005.14165 Table 2.1) with Megatron-LM's padded vocabulary (2104.04473 §5.1)."""
 
 
-class GPT(Sequential):
+class GPT(Decoder):
     """Token ids [tokens] of the text stream -> scalar loss.
 
     With l layers of width h, vocabulary V and s positions it has 12 l h^2 (1 + 13 / (12 h)) + (V + s) h parameters
@@ -43,16 +44,13 @@ class GPT(Sequential):
     """
 
     def __init__(self, config: GPTConfig) -> None:
-        embedding = Embedding(config.vocab, config.hidden, positions=config.positions)
-        layers = {
-            f"layers.{i}": TransformerLayer(config.hidden, 4 * config.hidden, config.heads)
-            for i in range(config.layers)
-        }
-        head = LMHead(config.hidden, config.vocab, tied=embedding)
-        super().__init__({"embedding": embedding, **layers, "head": head})
+        def layer() -> TransformerLayer:
+            return TransformerLayer(config.hidden, 4 * config.hidden, config.heads)
+
+        super().__init__(config.layers, config.hidden, config.vocab, layer, positions=config.positions, tied=True)
         self.config = config
 
 
 def gpt3_175b() -> Model:
     """GPT-3 175B, context 2048."""
-    return Model("gpt3-175b", [ModalityModule("llm", ModalityRole.BACKBONE, GPT(GPT3_175B))])
+    return decoder_model("gpt3-175b", GPT(GPT3_175B))

@@ -5,21 +5,20 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from semu.nn import LMHead, Sequential
+from semu_models.decoder import Decoder
 from semu_models.gpt import GPT, GPTConfig
 from semu_models.llama import Llama, LlamaConfig
 from semu_models.qwen import Qwen, QwenConfig
 
-LanguageConfig: TypeAlias = GPTConfig | LlamaConfig | QwenConfig
-"""Configuration of a language model; its type tells the family."""
+LanguageConfig: TypeAlias = GPTConfig | LlamaConfig
+"""Configuration of a language model; its type tells the family (a ``QwenConfig`` is a ``LlamaConfig``)."""
 
 
-def language_model(config: LanguageConfig) -> Sequential:
+def language_model(config: LanguageConfig) -> Decoder:
     """Members ``embedding``, ``layers.0`` ..., ``head``: ids [tokens] -> scalar loss."""
     if isinstance(config, GPTConfig):
         return GPT(config)
-    if isinstance(config, QwenConfig):
-        return Qwen(config)
-    return Llama(config)
+    return Qwen(config) if isinstance(config, QwenConfig) else Llama(config)
 
 
 def text_encoder(config: LanguageConfig) -> Sequential:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from semu.nn import Embedding, LMHead, ModalityModule, ModalityRole, Model, Sequential, TransformerLayer
+from semu.nn import Model, TransformerLayer
 from semu_models.checks import check_divides, check_sizes
+from semu_models.decoder import Decoder, decoder_model
 
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Sizes of a Llama.
+    """Sizes of a Llama, and of the families that build on it (they change the class attribute and the defaults).
 
     Attributes:
         layers, hidden, ffn, heads: of the transformer; ``ffn`` is the width of gate and of up.
         kv_heads: key/value heads, a divisor of heads.
         vocab: rows of the token table and of the output table.
+        QKV_BIAS: whether the family's queries, keys and values have biases.
     Raises:
         ConfigError: a size below 1, heads that do not divide.
     """
@@ -26,6 +29,7 @@ class LlamaConfig:
     heads: int
     kv_heads: int
     vocab: int
+    QKV_BIAS: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_sizes(self)
@@ -43,12 +47,12 @@ LM_5B = LlamaConfig(layers=24, hidden=4096, ffn=11008, heads=32, kv_heads=32, vo
 """DIP Table 1's "LM 5B", whose shape is not printed: LM 7B with 24 layers (5.1 B; 7.1 B with ViT 2B in front)."""
 
 
-class Llama(Sequential):
+class Llama(Decoder):
     """Token ids [tokens] of the text stream -> scalar loss."""
 
     def __init__(self, config: LlamaConfig) -> None:
-        layers = {
-            f"layers.{i}": TransformerLayer(
+        def layer() -> TransformerLayer:
+            return TransformerLayer(
                 config.hidden,
                 config.ffn,
                 config.heads,
@@ -57,28 +61,23 @@ class Llama(Sequential):
                 gated=True,
                 rms_norm=True,
                 bias=False,
+                qkv_bias=config.QKV_BIAS,
             )
-            for i in range(config.layers)
-        }
-        embedding = Embedding(config.vocab, config.hidden)
-        super().__init__({"embedding": embedding, **layers, "head": LMHead(config.hidden, config.vocab, rms_norm=True)})
+
+        super().__init__(config.layers, config.hidden, config.vocab, layer, rms_norm=True)
         self.config = config
-
-
-def _model(name: str, config: LlamaConfig) -> Model:
-    return Model(name, [ModalityModule("llm", ModalityRole.BACKBONE, Llama(config))])
 
 
 def llama3_8b() -> Model:
     """Llama 3 8B."""
-    return _model("llama3-8b", LLAMA3_8B)
+    return decoder_model("llama3-8b", Llama(LLAMA3_8B))
 
 
 def lm_5b() -> Model:
     """The language model of DIP Table 1's vision-language model, alone."""
-    return _model("lm-5b", LM_5B)
+    return decoder_model("lm-5b", Llama(LM_5B))
 
 
 def lm_7b() -> Model:
     """The unimodal model of DIP Table 1."""
-    return _model("lm-7b", LM_7B)
+    return decoder_model("lm-7b", Llama(LM_7B))

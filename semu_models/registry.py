@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
-from semu.errors import unknown_name
 from semu.nn import Model
 from semu.units import format_count
+from semu_models.checks import find_named
 from semu_models.dit import dit_5b, dit_30b
 from semu_models.gpt import gpt3_175b
 from semu_models.llama import llama3_8b, lm_5b, lm_7b
@@ -77,17 +77,8 @@ MODELS: Mapping[str, ModelEntry] = MappingProxyType({entry.name: entry for entry
 
 
 def find_model(name: str, *, where: str | None = None) -> ModelEntry:
-    """The entry of a name.
-
-    Args:
-        name: one of ``MODELS``. where: place of the name, for the error.
-    Raises:
-        ConfigError: an unknown name, with a 'did you mean'.
-    """
-    entry = MODELS.get(name)
-    if entry is None:
-        raise unknown_name("model", name, MODELS, where=where)
-    return entry
+    """The entry of a name in ``MODELS``; arguments and errors as ``build``."""
+    return find_named("model", name, MODELS, where=where)
 
 
 def build(name: str, *, where: str | None = None) -> Model:

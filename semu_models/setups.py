@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from semu.errors import ConfigError, unknown_name
+from semu.errors import ConfigError
 from semu.job import Recompute, Training
 from semu.parallel.config import Parallel
+from semu_models.checks import find_named
 from semu_models.registry import find_model
 
 VLM_BATCH: Mapping[str, object] = MappingProxyType({"kind": "vlm", "seed": 0})
@@ -155,7 +156,4 @@ def find_setup(name: str, *, where: str | None = None) -> Setup:
     Raises:
         ConfigError: an unknown name, with a 'did you mean'.
     """
-    setup = SETUPS.get(name)
-    if setup is None:
-        raise unknown_name("setup", name, SETUPS, where=where)
-    return setup
+    return find_named("setup", name, SETUPS, where=where)

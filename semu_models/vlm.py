@@ -44,6 +44,9 @@ class ImageTextEmbedding(Module):
 def make_vlm(name: str, config: VLMConfig) -> Model:
     """Modules ``vit`` (encoder) and ``llm`` (backbone).
 
+    The adapter is the encoder's last block: freezing ``vit`` freezes it too, freezing ``vit.embedding`` and
+    ``vit.layers`` keeps it training.
+
     Args:
         name: for reports. config: encoder and backbone.
     """

@@ -131,6 +131,17 @@ def test_a_setup_with_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert "semu: training.global_batch: 16 -> 128" in err
 
 
+def test_what_stderr_tells_is_in_the_result_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "lm-7b", "--set", "training.micro_batch=2", "--set", "batch.kind=vlm", "--json"]
+    _, out, err = run(capsys, *words, "--out", str(tmp_path))
+    warnings = json.loads(out)["warnings"]
+    (change,) = (text for text in warnings if text.startswith("training.global_batch: 73 -> 146"))
+    (stream,) = (text for text in warnings if "'vision'" in text)
+    assert err.startswith(f"semu: {change}\nsemu: {stream}\n")
+    assert json.loads((tmp_path / "result.json").read_text())["warnings"] == warnings
+    assert f"warning: {change}" in run(capsys, *words[:-1])[1]
+
+
 def test_set_changes_the_run(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--set", "training.seq_len=1024", "--set", "parallel.zero=0", "--profile", "h200"]
     _, out, _ = run(capsys, "simulate", tiny, "--json", *words)
@@ -308,6 +319,15 @@ def test_lists(what: str, names: list[str], capsys: pytest.CaptureFixture[str]) 
     assert (code, [row.split()[0] for row in rows]) == (0, names)
     code, out, _ = run(capsys, "list", what, "--json")
     assert (code, [row["name"] for row in json.loads(out)[what]]) == (0, names)
+
+
+def test_list_alone_lists_the_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, _ = run(capsys, "list")
+    names = [row.split()[0] for row in text.strip().split("\n")[1:]]
+    assert (code, names) == (0, ["models", "setups", "devices", "schedules"])
+    rows = json.loads(run(capsys, "list", "--json")[1])["lists"]
+    assert [row["name"] for row in rows] == names
+    assert all(run(capsys, "list", name)[0] == 0 for name in names)
 
 
 def test_a_listed_device_tells_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -155,6 +155,10 @@ def test_long_pipelines_show_their_highest_ranks(count: int, shown: int) -> None
         assert f"{count - 4} more with peaks of {hidden[0]:.2f} to {hidden[-1]:.2f} are hidden" in text
 
 
+def test_operators_are_said_to_be_of_the_slowest_replica() -> None:
+    assert "operators that cost most (share of all stage time of the slowest replica)" in render(make_report())
+
+
 def test_operators_refer_to_the_sources_of_their_coefficients() -> None:
     text = render(make_report())
     assert line(text, "30.0%") == "30.0% 1.500 s 4,096 compute llm.layers.mlp.up forward fitted [1]"

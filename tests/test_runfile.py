@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import semu_models
 from semu.errors import ConfigError
 from semu.job import Precision, Recompute, TrainingJob
 from semu.runfile import Overrides, Places, format_toml, load_run, resolve_run
+from semu.simulation import simulate
 from semu.workload import make_batch
 
 DESIGN_EXAMPLE = """\
@@ -90,8 +92,9 @@ def test_a_setup_is_its_own_job(name: str) -> None:
     setup = semu_models.SETUPS[name]
     job = load_run(name)
     assert job.model.num_parameters() == semu_models.build(setup.model).num_parameters()
-    assert (job.cluster.label(), job.parallel, job.training) == (setup.cluster, setup.parallel, setup.training)
+    assert (job.cluster.label(), job.parallel) == (setup.cluster, setup.parallel)
     assert job.batch == make_batch(setup.batch)
+    assert job.training == replace(setup.training, seq_len=setup.training.seq_len or job.batch.default_seq_len)
     assert resolve_run(name).notes == ()
 
 
@@ -291,6 +294,106 @@ def test_sizes_that_do_not_fit_together(tmp_path: Path) -> None:
     assert (wrong_batch.where, wrong_batch.nearest) == ("--set training.global_batch", 96)
     assert refused(run, "parallel.tp=0").where == "--set parallel.tp"
     assert refused("vlm-m", parallel="dp2").where == "--parallel parallel"
+
+
+@pytest.mark.parametrize(
+    ("run", "flags", "nearest"),
+    [
+        ("vlm-m", {"cluster": "h800:8x8"}, "dp = 2"),  # tp8-pp4
+        ("vlm-l", {"cluster": "h800:3x8"}, "pp = 3"),  # tp8-pp8
+        ("vlm-l", {"cluster": "h800:512x8", "parallel": "dp3-tp8-pp8"}, "dp = 64"),
+        ("lm-7b", {"cluster": "h800:1x2", "parallel": "dp3-tp4"}, "nodes = 6"),
+        ("lm-7b", {"cluster": "h800:1x8", "parallel": "dp2-tp3"}, "nodes = 1, gpus_per_node = 6"),
+        ("lm-7b", {"cluster": "h800:8x8", "parallel": "dp2-pp3"}, "pp = 32"),
+        ("lm-7b", {"cluster": "h800:16x8", "parallel": "dp2-pp3"}, "nodes = 1, gpus_per_node = 6"),  # 34 blocks < 64
+        ("lm-7b", {"cluster": "h800:3x5", "parallel": "dp3-tp16"}, None),
+    ],
+)
+def test_a_cluster_of_the_wrong_size_gets_a_size_that_loads(
+    run: str, flags: dict[str, str], nearest: str | None
+) -> None:
+    assert refused(run, **flags).nearest == nearest
+    if nearest is not None:
+        changes = [part.replace(" ", "") for part in nearest.split(", ")]
+        tables = {"dp": "parallel", "pp": "parallel", "nodes": "cluster", "gpus_per_node": "cluster"}
+        job = load_run(run, [f"{tables[change.partition('=')[0]]}.{change}" for change in changes], **flags)
+        assert job.cluster.num_gpus == job.parallel.num_gpus
+
+
+# -- what the batch and the model decide ---------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("run", "assignment", "seq_len"),
+    [
+        ("vlm-s", "batch.seed=1", 8192),
+        ("vlm-s", "training.seq_len=4096", 4096),
+        ("t2v-s", "batch.seed=1", None),
+        ("lm-7b", "training.micro_batch=1", 4096),
+    ],
+)
+def test_the_context_length_that_is_used_is_dumped(run: str, assignment: str, seq_len: int | None) -> None:
+    resolved = resolve_run(run, Overrides([assignment]))
+    assert tomllib.loads(resolved.to_toml())["training"].get("seq_len") == seq_len
+    assert resolved.job().training.seq_len == seq_len
+
+
+def test_a_file_without_a_context_length_gets_the_batchs(tmp_path: Path) -> None:
+    assert resolve_run(write(tmp_path, TRANSFORMER)).config["training"]["seq_len"] == 2048
+
+
+EYES = """\
+[model]
+name = "vlm-s"
+[cluster]
+device = "h800"
+nodes = 2
+[parallel]
+tp = 4
+pp = 4
+[training]
+global_batch = 2
+[batch]
+kind = "file"
+path = "meta.jsonl"
+"""
+
+
+@pytest.mark.parametrize("line", ['{"text_tokens": 3000, "images": 0}', '{"text_tokens": 3000}'])
+def test_a_file_without_images_is_what_the_model_reads(line: str, tmp_path: Path) -> None:
+    write(tmp_path, f"{line}\n" * 4, "meta.jsonl")
+    run = resolve_run(write(tmp_path, EYES))
+    assert (run.config["batch"]["contents"], run.config["training"]["seq_len"]) == ("vlm", 8192)
+    first = run.batch.microbatches(2, 1)[0]
+    assert first.streams == {"text": (3000, 3000), "vision": (), "vision_tokens": ()}
+    report = simulate(run.job())
+    assert report.tokens == 12000
+    assert report.fits
+    again = resolve_run(write(tmp_path, run.to_toml(), "again.toml"))
+    assert again.config == {**run.config, "batch": {**run.config["batch"], "path": str(tmp_path / "meta.jsonl")}}
+    language = resolve_run(write(tmp_path, EYES.replace("vlm-s", "llama3-8b"), "language.toml"))
+    assert (language.config["batch"]["contents"], language.config["training"]["seq_len"]) == ("text", 2048)
+
+
+def test_a_stream_that_nobody_reads_is_told() -> None:
+    (note,) = resolve_run("lm-7b", Overrides(["batch.kind=vlm"])).notes
+    assert "'vision'" in note
+    assert "lm-7b" in note
+    (note,) = resolve_run("t2v-s", Overrides(["model.name=llama3-8b"])).notes
+    assert "'video'" in note
+
+
+def test_a_model_that_does_not_train_is_told() -> None:
+    assert resolve_run("vlm-s", Overrides(['model.frozen=["encoder"]'])).notes == ()
+    (note,) = resolve_run("vlm-s", Overrides(['model.frozen=["encoder", "llm"]'])).notes
+    assert "every parameter is frozen" in note
+
+
+def test_layers_can_be_frozen_without_the_adapter() -> None:
+    job = load_run("vlm-s", ['model.frozen=["vit.embedding", "vit.layers"]'])
+    trainable = [name for name, p in job.model.named_parameters() if p.requires_grad and name.startswith("vit.")]
+    assert trainable
+    assert all(name.startswith("vit.adapter.") for name in trainable)
+    whole = load_run("vlm-s", ['model.frozen=["encoder"]'])
+    assert not [name for name, p in whole.model.named_parameters() if p.requires_grad and name.startswith("vit.")]
 
 
 # -- overrides -----------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NoReturn
 
@@ -21,8 +21,13 @@ class Command(StrEnum):
 LATER = ("schedules", "search", "grid", "what-if", "calibrate", "validate", "plan", "run")
 """Commands of the full design that this version does not have."""
 
-LISTS = ("models", "setups", "devices", "schedules")
-"""What ``semu list`` knows."""
+LISTS: Mapping[str, str] = {
+    "models": "models by name, with their parameters",
+    "setups": "published runs: model, cluster, parallelism and batch",
+    "devices": "device profiles and their peaks",
+    "schedules": "pipeline schedules",
+}
+"""What ``semu list`` knows, and what each list holds."""
 
 _EPILOG = """\
 RUN is a TOML file or the name of a shipped setup (semu list setups), which brings its cluster, parallelism and batch.
@@ -32,8 +37,13 @@ examples:
   semu simulate vlm-m --cluster h800:8x8 --parallel dp8-tp2-pp4 --out out
   semu simulate run.toml --set training.recompute=none --json
 
-exit codes: 0 ok, 2 bad input, 3 does not fit in memory (the result is still printed), 5 a default coefficient under
---strict, 70 a defect in semu, 130 interrupted
+model.frozen lists modality modules, roles and module paths. What it names is frozen whole: "encoder" also freezes the
+adapter at the encoder's end, which keeps training under
+
+  semu simulate vlm-m --set 'model.frozen=["vit.embedding", "vit.layers"]'
+
+exit codes: 0 ok, 2 bad input, 3 does not fit in memory (the result is still printed), 4 an illegal
+schedule, 5 a default coefficient under --strict, 70 a defect in semu, 130 interrupted
 """
 
 
@@ -119,7 +129,9 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
         description="List what semu ships.",
         allow_abbrev=False,
     )
-    listing.add_argument("what", metavar="WHAT", help="one of " + ", ".join(LISTS))
+    listing.add_argument(
+        "what", metavar="WHAT", nargs="?", help="one of " + ", ".join(LISTS) + "; without it, what each of them holds"
+    )
     return parser, {Command.SIMULATE: simulate, Command.LIST: listing}
 
 

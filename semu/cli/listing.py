@@ -13,12 +13,15 @@ from semu.units import GIB
 
 
 def list_command(arguments: argparse.Namespace) -> int:
-    """Print one list; returns the exit code.
+    """Print one list, or which lists there are; returns the exit code.
 
     Raises:
         ConfigError: an unknown list.
     """
     what = arguments.what
+    if what is None:
+        _list_lists(arguments.json)
+        return 0
     if what not in LISTS:
         raise unknown_name("list", what, LISTS, where="semu list")
     text, rows = _LISTS[what]
@@ -27,6 +30,13 @@ def list_command(arguments: argparse.Namespace) -> int:
     else:
         emit(text())
     return 0
+
+
+def _list_lists(is_json: bool) -> None:
+    if is_json:
+        emit_json({"lists": [{"name": name, "description": text} for name, text in LISTS.items()]})
+    else:
+        emit(_table(("list", "what it holds"), [list(item) for item in LISTS.items()]))
 
 
 # -- models and setups ---------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
@@ -40,6 +41,8 @@ def simulate_command(arguments: argparse.Namespace) -> int:
 
         with run.places.located():
             report = simulate(job, progress=progress)
+        if run.notes:  # files and --json must tell what stderr has told
+            report = replace(report, warnings=(*report.warnings, *run.notes))
         if arguments.strict:
             _refuse_defaults(report)
         if arguments.out is not None:

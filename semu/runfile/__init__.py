@@ -9,7 +9,7 @@ Files:
     overrides.py     what the command line changes
     resolve.py       all of these and the defaults -> ``RunConfig``
     transformer.py   ``[model.transformer]``
-    build.py         resolved tables -> ``TrainingJob``
+    build.py         resolved tables -> model, batch, ``TrainingJob``
     toml_text.py     writing TOML
 
 ``load_run("run.toml", ["parallel.tp=4"])`` is all that most callers need; ``resolve_run`` gives the tables first.

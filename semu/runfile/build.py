@@ -1,4 +1,4 @@
-"""Resolved tables become a ``TrainingJob``."""
+"""Resolved tables become a model, a batch and a ``TrainingJob``."""
 
 from __future__ import annotations
 
@@ -6,34 +6,81 @@ from collections.abc import Mapping
 from typing import Any
 
 import semu_models
+from semu.errors import ConfigError
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Overlap, Parallel
 from semu.runfile.transformer import TransformerConfig
-from semu.workload import make_batch
+from semu.workload import AbstractBatch, make_batch
+
+Tables = Mapping[str, Mapping[str, Any]]
 
 
-def build_job(config: Mapping[str, Mapping[str, Any]]) -> TrainingJob:
-    """The job that resolved tables describe.
+def build_model(config: Tables) -> Model:
+    """The model of ``[model]``, its frozen parts frozen.
 
-    Args:
-        config: as ``RunConfig.config``.
+    ``frozen`` names modality modules, roles and module paths; everything below them is frozen, an encoder's adapter
+    too: ``["vit.embedding", "vit.layers"]`` instead of ``["encoder"]`` keeps the adapter of a vision-language model.
+
     Raises:
-        ConfigError: values out of range or that do not fit together; ``where`` is the dotted key, or a file's line.
+        ConfigError: an unknown model or module path, sizes of a transformer that do not fit together.
     """
-    return TrainingJob(
-        model=_model(config["model"]),
-        cluster=Cluster(**config["cluster"]),
-        parallel=Parallel(**config["parallel"]),
-        training=Training(**config["training"], overlap=Overlap(**config["overlap"])),
-        batch=make_batch(config["batch"]),
-    )
-
-
-def _model(table: Mapping[str, Any]) -> Model:
+    table = config["model"]
     if "name" in table:
         model = semu_models.build(table["name"], where="model.name")
     else:
         model = TransformerConfig.from_table(table["transformer"]).model()
     return model.freeze(table["frozen"])
+
+
+def build_batch(config: Tables, model: Model) -> AbstractBatch:
+    """The batch of ``[batch]``; what a file without ``contents`` holds is what the model reads.
+
+    Raises:
+        ConfigError: an unknown key, a value out of range, a bad file.
+    """
+    return make_batch(config["batch"], streams=streams_read(model))
+
+
+def build_job(config: Tables, model: Model, batch: AbstractBatch) -> TrainingJob:
+    """The job that resolved tables describe.
+
+    Args:
+        config: as ``RunConfig.config``. model, batch: made of it.
+    Raises:
+        ConfigError: values out of range or that do not fit together; ``where`` is the dotted key, or a file's line.
+    """
+    cluster = Cluster(**config["cluster"])
+    parallel = Parallel(**config["parallel"])
+    training = Training(**config["training"], overlap=Overlap(**config["overlap"]))
+    try:
+        return TrainingJob(model, cluster, parallel, training, batch)
+    except ConfigError as error:
+        if error.where == "parallel" and error.nearest is None:
+            error.nearest = nearest_size(model, cluster, parallel)
+        raise
+
+
+def streams_read(model: Model) -> tuple[str, ...]:
+    """Streams of the batch that some module of the model reads."""
+    return tuple(dict.fromkeys(spec.stream for module in model.modules for spec in module.inputs))
+
+
+def nearest_size(model: Model, cluster: Cluster, parallel: Parallel) -> str | None:
+    """One change after which the ranks are as many as the GPUs; None where no single change does it.
+
+    In this order: another dp, another pp (with a block for every rank), another cluster.
+    """
+    need, have = parallel.num_gpus, cluster.num_gpus
+    if need == have:
+        return None
+    blocks = sum(len(module.blocks()) for module in model.modules)
+    for name, size, limit in (("dp", parallel.dp, have), ("pp", parallel.pp, blocks)):
+        others = need // size
+        if have % others == 0 and have // others <= limit:
+            return f"{name} = {have // others}"
+    per_node = cluster.gpus_per_node
+    if need % per_node == 0:
+        return f"nodes = {need // per_node}"
+    return f"nodes = 1, gpus_per_node = {need}" if need < per_node else None

@@ -5,21 +5,23 @@ Relative paths in a file start from the file's folder, those on the command line
 
 ``training.global_batch``, where neither the file nor ``--set`` gives it, is microbatches x dp x micro_batch: a setup
 keeps its microbatches per replica when its parallelism is changed; a file without a global batch gets
-``semu_models.setups.default_microbatches``.
+``semu_models.setups.default_microbatches``. ``training.seq_len`` becomes the batch's own context length, and the
+``contents`` of a metadata file what the model reads, where nobody gives them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from semu.errors import ConfigError
 from semu.job import Training, TrainingJob
+from semu.nn import Model
 from semu.parallel.config import Overlap, Parallel
-from semu.runfile.build import build_job
+from semu.runfile.build import build_batch, build_job, build_model, streams_read
 from semu.runfile.limits import refuse_unmodelled
 from semu.runfile.overrides import Overrides
 from semu.runfile.places import Places
@@ -27,6 +29,7 @@ from semu.runfile.schema import SCHEMA, TABLES, check_schema
 from semu.runfile.sources import move_paths, options_table, read_source
 from semu.runfile.toml_text import format_toml
 from semu.runfile.transformer import TransformerConfig
+from semu.workload import AbstractBatch, FileBatch
 from semu_models import Setup
 from semu_models.setups import default_microbatches
 
@@ -38,11 +41,14 @@ class RunConfig:
     Attributes:
         config: table -> key -> value, in the words of the run file; relative paths start from the current folder.
         places: where each value came from.
-        notes: what was decided for the user, a sentence each.
+        model, batch: made of the tables.
+        notes: what was decided for the user, and what looks unintended, a sentence each.
     """
 
     config: Mapping[str, Mapping[str, Any]]
     places: Places
+    model: Model = field(repr=False, compare=False)
+    batch: AbstractBatch = field(repr=False, compare=False)
     notes: tuple[str, ...] = ()
 
     def job(self) -> TrainingJob:
@@ -52,7 +58,7 @@ class RunConfig:
             ConfigError: values out of range or that do not fit together, with their places.
         """
         with self.places.located():
-            return build_job(self.config)
+            return build_job(self.config, self.model, self.batch)
 
     def to_toml(self) -> str:
         """A run file that loads back to the same job from any folder."""
@@ -94,7 +100,12 @@ def resolve_run(name_or_path: str | os.PathLike[str], overrides: Overrides | Non
     notes = [_set_global_batch(resolved, places, setup)]
     if changes.seed is not None and resolved["batch"]["kind"] == "text":
         notes.append("--seed has no effect: a batch of text sequences draws nothing")
-    return RunConfig(resolved, places, tuple(note for note in notes if note is not None))
+    with places.located():
+        model = build_model(resolved)
+        batch = build_batch(resolved, model)
+    _set_from_batch(resolved, batch)
+    notes += _doubts(model, batch)
+    return RunConfig(resolved, places, model, batch, tuple(note for note in notes if note is not None))
 
 
 def _require(config: Mapping[str, Any], places: Places) -> None:
@@ -151,3 +162,22 @@ def _set_global_batch(config: dict[str, dict[str, Any]], places: Places, setup: 
     change = "not given, taken as" if before is None else f"{before} ->"
     product = f"{count} microbatches per replica x dp {parallel['dp']} x micro_batch {training['micro_batch']}"
     return f"training.global_batch: {change} {training['global_batch']} = {product}"
+
+
+def _set_from_batch(config: dict[str, dict[str, Any]], batch: AbstractBatch) -> None:
+    """Write what the batch decided: the context length, the kind of samples that a file holds."""
+    seq_len = batch.context_length(config["training"].get("seq_len"))
+    if seq_len is not None:
+        config["training"] = _ordered({**config["training"], "seq_len": seq_len}, "training")
+    if isinstance(batch, FileBatch):
+        config["batch"]["contents"] = batch.metadata.contents.value
+
+
+def _doubts(model: Model, batch: AbstractBatch) -> Iterator[str]:
+    """What is legal but hardly meant."""
+    read = streams_read(model)
+    for stream in batch.input_streams:
+        if stream not in read:
+            yield f"batch.kind: no module of {model.name} reads the stream {stream!r}, so that it costs nothing"
+    if model.num_parameters(trainable_only=True) == 0:
+        yield "model.frozen: every parameter is frozen, so that nothing is trained: there is no backward pass"

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from semu.errors import ConfigError
-from semu.nn import Embedding, LMHead, ModalityModule, ModalityRole, Model, Sequential, TransformerLayer
+from semu.nn import Model, TransformerLayer
+from semu_models.decoder import Decoder, decoder_model
 
 _WHERE = "model.transformer"
 _REQUIRED = ("layers", "hidden", "heads", "vocab")
@@ -102,8 +103,9 @@ class TransformerConfig:
 
     def model(self) -> Model:
         """A new model: token ids [tokens] of the text stream -> scalar loss."""
-        layers = {
-            f"layers.{i}": TransformerLayer(
+
+        def layer() -> TransformerLayer:
+            return TransformerLayer(
                 self.hidden,
                 self.ffn,
                 self.heads,
@@ -116,13 +118,17 @@ class TransformerConfig:
                 qkv_bias=self.qkv_bias,
                 dropout=self.dropout,
             )
-            for i in range(self.layers)
-        }
-        embedding = Embedding(self.vocab, self.hidden, positions=self.positions)
-        tied = embedding if self.tied_embeddings else None
-        head = LMHead(self.hidden, self.vocab, rms_norm=self.rms_norm, tied=tied)
-        body = Sequential({"embedding": embedding, **layers, "head": head})
-        return Model(f"transformer-{self.layers}x{self.hidden}", [ModalityModule("llm", ModalityRole.BACKBONE, body)])
+
+        body = Decoder(
+            self.layers,
+            self.hidden,
+            self.vocab,
+            layer,
+            positions=self.positions,
+            tied=self.tied_embeddings,
+            rms_norm=self.rms_norm,
+        )
+        return decoder_model(f"transformer-{self.layers}x{self.hidden}", body)
 
 
 def _check_size(name: str, value: int | None) -> None:

@@ -108,7 +108,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
         "training": {
             "micro_batch": training.micro_batch,
             "global_batch": training.global_batch,
-            "seq_len": training.seq_len,
+            "seq_len": job.batch.context_length(training.seq_len),
             "precision": training.precision.value,
             "grad_dtype": training.grad_dtype.value,
             "optimizer": training.optimizer.value,

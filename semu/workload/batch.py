@@ -130,6 +130,15 @@ class AbstractBatch(ABC):
     def default_seq_len(self) -> int | None:
         """Context length [tokens] where the job names none; None: no limit of its own."""
 
+    def context_length(self, seq_len: int | None) -> int | None:
+        """The context length that is used [tokens]: the job's, or the batch's own where the job names none."""
+        return self.default_seq_len if seq_len is None else seq_len
+
+    @property
+    def input_streams(self) -> tuple[str, ...]:
+        """Streams that a model may read (not ``vision_tokens``, which an encoder makes of ``vision``)."""
+        return tuple(name for name in self.microbatches(1, 1)[0].lengths if name != "vision_tokens")
+
     @abstractmethod
     def describe(self) -> dict[str, object]:
         """What the batch is, for result.json: plain numbers, strings, lists and dicts."""
@@ -153,6 +162,11 @@ class TextBatch(AbstractBatch):
         length = self.seq_len if seq_len is None else seq_len
         check_request(count, micro_batch, length)
         return [Microbatch({"text": (length,) * micro_batch}, samples=micro_batch)] * count
+
+    @property
+    def input_streams(self) -> tuple[str, ...]:
+        """Text."""
+        return ("text",)
 
     @property
     def default_seq_len(self) -> int:

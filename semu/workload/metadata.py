@@ -7,21 +7,24 @@ A line is one JSON object; all keys are optional, empty lines are skipped::
     {"text_tokens": 38, "video_seconds": 4.2, "resolution": [256, 256]}  a clip and its caption
 
     text_tokens     tokens of text, without the images' tokens; default 0
-    images          a count, or for each image the patches that enter the encoder and the tokens that enter the backbone
+    images          a count (0 too), or for each image the patches that enter the encoder and the tokens that enter the
+                    backbone
     video_seconds   playing time of the sample's clip [s]
     resolution      [height, width] of the clip [px]; default 256 x 256
 
-A file holds one kind of samples: with clips it is ``t2v``, else with images ``vlm``, else ``text``.
+A file holds one kind of samples. Where nobody says which (``contents``; a run file's model says it too), the keys do:
+with ``video_seconds`` it is ``t2v``, else with ``images`` ``vlm``, even if every count is 0, else ``text``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +45,25 @@ class Contents(Enum):
     T2V = "t2v"
 
 
+STREAMS: Mapping[Contents, tuple[str, ...]] = MappingProxyType(
+    {Contents.TEXT: ("text",), Contents.VLM: ("text", "vision"), Contents.T2V: ("text", "video")}
+)
+"""Streams that a model may read, by kind of samples."""
+
+
+def contents_for(streams: Collection[str]) -> Contents | None:
+    """The kind of samples that a model needs.
+
+    Args:
+        streams: what the model reads. None is the answer where they tell nothing.
+    """
+    if "vision" in streams:
+        return Contents.VLM
+    if "video" in streams:
+        return Contents.T2V
+    return Contents.TEXT if "text" in streams else None
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One line of a metadata file.
@@ -49,14 +71,14 @@ class Sample:
     Attributes:
         line: its number in the file, from 1.
         text_tokens: >= 0.
-        images: (patches, tokens) of each image, each >= 1.
+        images: (patches, tokens) of each image, each >= 1; None: the line does not mention images.
         video_seconds: > 0, or None.
         resolution: (height, width) of the clip [px].
     """
 
     line: int
     text_tokens: int = 0
-    images: tuple[tuple[int, int], ...] = ()
+    images: tuple[tuple[int, int], ...] | None = None
     video_seconds: float | None = None
     resolution: tuple[int, int] = DEFAULT_RESOLUTION
 
@@ -83,8 +105,9 @@ class Metadata:
 
     def image_text(self) -> ImageTextSamples:
         """The samples of a ``text`` or ``vlm`` file."""
-        counts = np.array([len(sample.images) for sample in self.samples], np.int64)
-        images = np.array([image for sample in self.samples for image in sample.images], np.int64).reshape(-1, 2)
+        listed = [sample.images or () for sample in self.samples]
+        counts = np.array([len(images) for images in listed], np.int64)
+        images = np.array([image for images in listed for image in images], np.int64).reshape(-1, 2)
         return ImageTextSamples(
             text_tokens=np.array([sample.text_tokens for sample in self.samples], np.int64),
             image_ptr=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
@@ -110,7 +133,7 @@ def read_metadata(path: str | Path, contents: Contents | None = None) -> Metadat
 
     Args:
         path: of the file.
-        contents: what it must hold; None: whatever it holds.
+        contents: what it must hold; None: what its keys say.
     Raises:
         ConfigError: no such file, no samples in it, or a bad line (``where`` is ``file.jsonl:LINE``).
     """
@@ -152,7 +175,7 @@ def _read_line(line: bytes, number: int, place: str) -> Sample:
         return Sample(
             line=number,
             text_tokens=check_count(value.get("text_tokens", 0), "text_tokens", low=0),
-            images=tuple(_read_images(value.get("images", 0), place)),
+            images=tuple(_read_images(value["images"], place)) if "images" in value else None,
             video_seconds=(
                 check_number(value["video_seconds"], "video_seconds", high=1e6, above=True)
                 if "video_seconds" in value
@@ -198,7 +221,7 @@ def _check_keys(value: Mapping[str, object], legal: tuple[str, ...], what: str, 
 def _infer(samples: tuple[Sample, ...]) -> Contents:
     if any(sample.video_seconds is not None for sample in samples):
         return Contents.T2V
-    return Contents.VLM if any(sample.images for sample in samples) else Contents.TEXT
+    return Contents.VLM if any(sample.images is not None for sample in samples) else Contents.TEXT
 
 
 def _check_kind(sample: Sample, kind: Contents, place: str) -> None:
@@ -207,7 +230,12 @@ def _check_kind(sample: Sample, kind: Contents, place: str) -> None:
     if has_video and kind is not Contents.T2V:
         raise ConfigError("a clip in a file of text or images", where=place, expected=f"samples of kind {kind.value}")
     if sample.images and kind is not Contents.VLM:
-        raise ConfigError("an image in a file without images", where=place, expected=f"samples of kind {kind.value}")
+        raise ConfigError(
+            "an image in a file without images",
+            where=place,
+            expected=f"samples of kind {kind.value}",
+            nearest='contents = "vlm"' if kind is Contents.TEXT else None,
+        )
     if kind is Contents.T2V and not has_video:
         raise ConfigError("a sample without a clip in a file of clips", where=place, expected="the key 'video_seconds'")
     if sample.text_tokens == 0 and not sample.images:

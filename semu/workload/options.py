@@ -6,12 +6,13 @@
     t2v                   resolution, max_seconds, max_clips
     file                  path (required), contents, images_max, attend_across_samples, max_seconds, max_clips
 
+``contents`` (text | vlm | t2v) says what samples the file holds; without it, the streams that the model reads say it.
 Other keys, and keys of another kind, are errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from semu.errors import ConfigError, unknown_name
 from semu.workload.batch import AbstractBatch, text_batch
 from semu.workload.checks import check_seed
+from semu.workload.metadata import contents_for
 from semu.workload.recorded import file_batch
 from semu.workload.t2v import t2v_batch
 from semu.workload.vlm import vlm_batch
@@ -43,7 +45,10 @@ _COMMON = ("kind", "seed")
 
 
 def make_batch(
-    options: Mapping[str, object], where: str = "batch", base_dir: str | Path | None = None
+    options: Mapping[str, object],
+    where: str = "batch",
+    base_dir: str | Path | None = None,
+    streams: Collection[str] | None = None,
 ) -> AbstractBatch:
     """The batch that run.toml's ``[batch]`` describes.
 
@@ -51,6 +56,7 @@ def make_batch(
         options: the table, see the module's table of keys.
         where: place of the table, for messages: an error's ``where`` is ``{where}.{key}``, or the line of a file.
         base_dir: folder that a relative ``path`` starts from; None: the current one.
+        streams: what the model reads, which decides the contents of a file that does not name them; None: unknown.
     Raises:
         ConfigError: an unknown key (with a 'did you mean'), a key of another kind, a value out of range, a bad file.
     """
@@ -70,6 +76,9 @@ def make_batch(
             )
         raise unknown_name("batch option", key, legal, where=f"{where}.{key}")
     arguments: dict[str, Any] = {key: value for key, value in options.items() if key != "kind"}
+    if kind is BatchKind.FILE and streams is not None and "contents" not in arguments:
+        contents = contents_for(streams)
+        arguments |= {} if contents is None else {"contents": contents.value}
     try:
         return _BUILDERS[kind](arguments, base_dir)
     except ConfigError as error:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from semu.errors import ConfigError, unknown_name
 from semu.workload.batch import DEFAULT_TEXT_SEQ_LEN, AbstractBatch, Microbatch, check_request
 from semu.workload.checks import check_count, check_flag, check_seed
-from semu.workload.metadata import Contents, Metadata, read_metadata
+from semu.workload.metadata import STREAMS, Contents, Metadata, read_metadata
 from semu.workload.t2v import MAX_CLIPS, MAX_SECONDS, Clips, VideoTokenizer, check_max_seconds
 from semu.workload.vlm import DEFAULT_VLM_SEQ_LEN, ImageTextSamples
 
@@ -54,13 +54,18 @@ class FileBatch(AbstractBatch):
         defaults = {Contents.TEXT: DEFAULT_TEXT_SEQ_LEN, Contents.VLM: DEFAULT_VLM_SEQ_LEN, Contents.T2V: None}
         return defaults[self.metadata.contents]
 
+    @property
+    def input_streams(self) -> tuple[str, ...]:
+        """Text, and what comes with it."""
+        return STREAMS[self.metadata.contents]
+
     def microbatches(self, count: int, micro_batch: int, seq_len: int | None = None) -> list[Microbatch]:
         """``count`` microbatches from the beginning of the file.
 
         Raises:
             ConfigError: a sample larger than the context (``where`` is its line), or too few samples.
         """
-        context = self.default_seq_len if seq_len is None else seq_len
+        context = self.context_length(seq_len)
         check_request(count, micro_batch, context)
         if self.metadata.contents is Contents.T2V or context is None:  # only clips have no default context
             return self._group_clips(count, micro_batch, context)
@@ -144,7 +149,8 @@ def file_batch(
 
     Args:
         path: of the file.
-        kind: ``"text"``, ``"vlm"`` or ``"t2v"``: what the file must hold; None: whatever it holds.
+        kind: ``"text"``, ``"vlm"`` or ``"t2v"``: what the file must hold; None: what its keys say, see
+            ``semu.workload.metadata``.
         seed, images_max, attend_across_samples, max_seconds, max_clips, tokenizer: see ``FileBatch``.
     Raises:
         ConfigError: no such file, no samples in it, a bad line (``where`` is ``file.jsonl:LINE``), a bad option.

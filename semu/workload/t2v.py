@@ -158,6 +158,11 @@ class T2vBatch(AbstractBatch):
         check_count(self.max_clips, "batch.max_clips")
 
     @property
+    def input_streams(self) -> tuple[str, ...]:
+        """Captions and latent tokens."""
+        return ("text", "video")
+
+    @property
     def default_seq_len(self) -> None:
         """None: groups are limited by playing time."""
         return None

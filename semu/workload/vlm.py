@@ -143,6 +143,11 @@ class VlmBatch(AbstractBatch):
         check_flag(self.attend_across_samples, "batch.attend_across_samples")
 
     @property
+    def input_streams(self) -> tuple[str, ...]:
+        """Text and patches."""
+        return ("text", "vision")
+
+    @property
     def default_seq_len(self) -> int:
         """8192 tokens."""
         return DEFAULT_VLM_SEQ_LEN

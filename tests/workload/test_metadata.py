@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semu.errors import ConfigError
-from semu.workload import Contents, FileBatch, file_batch, read_metadata
+from semu.workload import Contents, FileBatch, file_batch, read_metadata, shape_columns
 from semu.workload.recorded import FileBatch as RecordedBatch
 
 images = st.one_of(
@@ -55,7 +55,7 @@ def test_packing_a_file_equals_the_loop(tmp_path_factory: pytest.TempPathFactory
 
 
 def test_kinds_are_inferred(tmp_path: Path) -> None:
-    text = file_batch(write(tmp_path / "t.jsonl", [{"text_tokens": 5}, "", {"text_tokens": 7, "images": 0}]))
+    text = file_batch(write(tmp_path / "t.jsonl", [{"text_tokens": 5}, "", {"text_tokens": 7}]))
     assert text.metadata.contents is Contents.TEXT and text.default_seq_len == 2048
     assert text.microbatches(1, 1)[0].streams == {"text": (5, 7)}
     vlm = file_batch(write(tmp_path / "v.jsonl", [{"text_tokens": 5}, {"images": 1}]))
@@ -65,6 +65,25 @@ def test_kinds_are_inferred(tmp_path: Path) -> None:
     assert clip.metadata.contents is Contents.T2V and clip.default_seq_len is None
     microbatch = clip.microbatches(1, 1)[0]
     assert microbatch.streams == {"text": (5,), "video": (4 * 256,)} and microbatch.video_seconds == 2.0
+
+
+@pytest.mark.parametrize("images", [0, []])
+def test_no_images_on_purpose_is_vlm(tmp_path: Path, images: object) -> None:
+    path = write(tmp_path / "z.jsonl", [{"text_tokens": 5}, {"text_tokens": 7, "images": images}])
+    batch = file_batch(path)
+    assert (batch.metadata.contents, batch.default_seq_len) == (Contents.VLM, 8192)
+    (microbatch,) = batch.microbatches(1, 1)
+    assert microbatch.streams == {"text": (5, 7), "vision": (), "vision_tokens": ()}
+    assert {name: int(column[0]) for name, column in shape_columns([microbatch], 2).items()} == {
+        "text.shard": 6,
+        "text.tokens": 12,
+        "text.pairs": 74,
+        "text.sequences": 2,
+        **{f"{name}.{what}": 0 for name in ("vision", "vision_tokens") for what in ("shard", "tokens", "pairs")},
+        **{f"{name}.sequences": 0 for name in ("vision", "vision_tokens")},
+        **{"vision*vision_tokens.pairs": 0, "vision_tokens*vision.pairs": 0},
+    }
+    assert file_batch(path, "text").microbatches(1, 1)[0].streams == {"text": (5, 7)}
 
 
 def test_clips_of_a_file(tmp_path: Path) -> None:

@@ -42,6 +42,42 @@ def test_a_file_is_found_from_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("streams", "contents"),
+    [
+        (("vision", "text"), "vlm"),
+        (("vision",), "vlm"),
+        (("text", "video"), "t2v"),
+        (("text",), "text"),
+        (("audio",), "text"),  # tells nothing: the file's keys do
+        (None, "text"),
+    ],
+)
+def test_the_model_decides_what_a_file_holds(tmp_path: Path, streams: tuple[str, ...] | None, contents: str) -> None:
+    sample = '{"text_tokens": 4, "video_seconds": 1}\n' if contents == "t2v" else '{"text_tokens": 4}\n'
+    (tmp_path / "m.jsonl").write_text(sample)
+    options = {"kind": "file", "path": "m.jsonl"}
+    batch = make_batch(options, WHERE, tmp_path, streams)
+    assert batch == file_batch(tmp_path / "m.jsonl", contents)
+    if contents == "vlm":
+        assert make_batch({**options, "contents": "text"}, WHERE, tmp_path, streams).default_seq_len == 2048
+
+
+def test_images_for_a_model_without_eyes_name_line_and_way_out(tmp_path: Path) -> None:
+    (tmp_path / "m.jsonl").write_text('{"text_tokens": 4}\n{"images": 2}\n')
+    with pytest.raises(ConfigError, match="an image in a file without images") as caught:
+        make_batch({"kind": "file", "path": "m.jsonl"}, WHERE, tmp_path, ("text",))
+    assert (caught.value.where, caught.value.nearest) == (f"{tmp_path / 'm.jsonl'}:2", 'contents = "vlm"')
+
+
+@pytest.mark.parametrize("options", [{}, {"kind": "vlm"}, {"kind": "t2v"}, {"kind": "vlm", "images_mean": 0}])
+def test_a_batch_tells_its_streams_without_drawing(options: dict[str, object]) -> None:
+    batch = make_batch(options)
+    assert set(batch.input_streams) == set(AbstractBatch.input_streams.fget(batch))  # type: ignore[attr-defined]
+    assert batch.context_length(None) == batch.default_seq_len
+    assert batch.context_length(9000) == 9000
+
+
+@pytest.mark.parametrize(
     ("options", "key", "message"),
     [
         ({"kind": "vml"}, "kind", "did you mean 'vlm'"),
