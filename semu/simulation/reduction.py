@@ -115,6 +115,10 @@ def _gradient_ready(
                     key = id(held.parameter)
                     ready[key] = max(ready.get(key, 0.0), float(ends[position[number] + held.writer]))
                     elements[key] = held.elements
+    for _, _, held in held_by_rank(layout, rank):  # what no gradient reaches is reduced all the same, at the end
+        if held.parameter.requires_grad and id(held.parameter) not in ready:
+            ready[id(held.parameter)] = _rank_end(run, rank)
+            elements[id(held.parameter)] = held.elements
     order = sorted(ready, key=lambda key: ready[key])
     return [ready[key] for key in order], [elements[key] for key in order]
 
