@@ -276,7 +276,7 @@ def test_lint_names_the_operator() -> None:
     with pytest.raises(GraphError, match=r"^mlp\.reduce: "):
         graph.lint()
     change_operator(graph, 1, path="")
-    with pytest.raises(GraphError, match="^operator 1: "):
+    with pytest.raises(GraphError, match=r"^operator 1: "):
         graph.lint()
 
 

@@ -1,4 +1,4 @@
-"""Models, placements and rules that are easy to get wrong: each was wrong once."""
+"""Models, placements and rules that are easy to get wrong: most were wrong once."""
 
 from __future__ import annotations
 
