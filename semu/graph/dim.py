@@ -102,7 +102,7 @@ def divide(dim: Dim, divisor: int, what: str, where: str) -> Dim:
         return dim
     for monomial, coefficient in _terms(dim).items():
         if coefficient % divisor:
-            nearest = coefficient // divisor * divisor or divisor
+            nearest = max(round(coefficient / divisor), 1) * divisor
             raise GraphError(
                 f"{what} cannot be split {divisor} ways",
                 where=where,

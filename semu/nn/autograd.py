@@ -60,6 +60,8 @@ def _distribute(
 def _accumulate(trace: Trace, flowing: dict[int, Tensor | None], tensor: Tensor, gradient: Tensor | None) -> None:
     """Add a gradient to what has already arrived; the sum is a kernel of its own, as in PyTorch."""
     known = flowing.get(id(tensor))
+    if known is not None and gradient is None:
+        return
     if known is not None and gradient is not None:
         gradient = trace.emit(
             OpKind.ADD,

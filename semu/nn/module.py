@@ -196,7 +196,10 @@ class Sequential(ModuleList):
             if isinstance(module, Module):
                 self._append(module)
             else:
-                self._children().update(module)
+                for name, member in module.items():
+                    if name in self._children():
+                        raise ConfigError("two members of one name", where=type(self).__name__, got=name)
+                    self._children()[name] = member
 
     def forward(self, *args: Any) -> Any:
         """Run the members in order."""

@@ -71,7 +71,7 @@ class Parallel:
                 raise ConfigError(
                     "not a parallel size", where=f"parallel.{name}", expected="an integer >= 1", got=value, nearest=1
                 )
-        if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
+        if not isinstance(self.zero, int) or isinstance(self.zero, bool) or self.zero not in (0, 1, 2, 3):
             raise ConfigError("unknown ZeRO stage", where="parallel.zero", expected="0, 1, 2 or 3", got=self.zero)
         if not isinstance(self.sequence_parallel, bool):
             raise ConfigError(

@@ -34,11 +34,13 @@ def partition(weights: Sequence[float], num_parts: int) -> list[int]:
         ``num_parts + 1`` boundaries, first 0, last ``len(weights)``. Among the cuts with the lightest heaviest part,
         the one whose sum of squared part weights is smallest, then the lexicographically first.
     Raises:
-        ConfigError: fewer blocks than parts.
+        ConfigError: fewer blocks than parts, or no parts.
     Source:
         Linear partition problem, exact by dynamic programming, O(num_parts x blocks^2); DIP §2.2 enumerates instead.
     """
     n = len(weights)
+    if num_parts < 1:
+        raise ConfigError("no stages to cut into", where="parallel.pp", expected=">= 1", got=num_parts, nearest=1)
     if num_parts > n:
         raise ConfigError(
             f"{n} blocks cannot be cut into {num_parts} stages: only members of a Sequential can be cut apart",

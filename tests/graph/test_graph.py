@@ -199,6 +199,10 @@ def break_dependency_forward(graph: Graph) -> None:
     change_operator(graph, 1, after=(2,))
 
 
+def break_dependency_self(graph: Graph) -> None:
+    change_operator(graph, 1, after=(1,))
+
+
 def break_dependency_negative(graph: Graph) -> None:
     change_operator(graph, 1, after=(-1,))
 
@@ -246,6 +250,7 @@ def break_overlap(graph: Graph) -> None:
 
 BREAKS = {
     "dependency on a later operator": (break_dependency_forward, "a dependency does not point back"),
+    "dependency on itself": (break_dependency_self, "a dependency does not point back"),
     "dependency on no operator": (break_dependency_negative, "a dependency does not point back"),
     "read before written": (break_read_before_write, "read before it is written"),
     "dangling input": (break_dangling_input, "unknown tensor"),

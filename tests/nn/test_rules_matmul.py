@@ -266,6 +266,8 @@ def test_batched_product(left: bool, right: bool) -> None:
     a, b = 2 * BATCH * P * Q, 2 * BATCH * Q * S
     assert saved(block) == ({"input1": b} if left else {}) | ({"input0": a} if right else {})
     assert block.output_specs[0].shape == (BATCH, P, S)
+    keys = [(BATCH * P, Q, S)] * left + [(BATCH * Q, S, P)] * right  # result's rows and columns, inner length
+    assert [op.key for op in block.graph.operators] == [(BATCH * P, S, Q), *keys]
     shapes = [block.graph.tensors[node].shape if node is not None else None for node in block.input_gradients]
     assert shapes == [(BATCH, P, Q) if left else None, (BATCH, Q, S) if right else None]
 

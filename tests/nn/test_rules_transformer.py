@@ -26,7 +26,7 @@ from nn.tracing_kit import (
 
 from semu.graph.operator import Operator, OpKind
 from semu.hardware.kinds import DType
-from semu.nn import Embedding, LMHead, Sequences, TransformerLayer
+from semu.nn import Embedding, LMHead, SelfAttention, Sequences, TransformerLayer
 from semu.nn.block import CarrySpec, TracedBlock
 
 S, B, HEADS, H = 32, 3, 8, 64
@@ -100,6 +100,12 @@ def test_rotary_embeddings_keep_rotated_copies() -> None:
     kept = saved(run_megatron(module, carry(1, False)))
     assert sum(kept.values()) == paper_bytes(1, False, dropout=False) + 4 * SBH
     assert kept["attention.rope"] == kept["attention.rope'"] == 2 * SBH
+
+
+def test_attention_does_no_more_than_it_is_asked_to() -> None:
+    block = run_megatron(SelfAttention(H, HEADS), carry(1, False))
+    assert [op.kind.value for op in forward(block)] == ["matmul", "attention_forward", "matmul"]
+    assert forward(block)[1].causal_flop == forward(block)[1].flop
 
 
 def test_llama_layer() -> None:

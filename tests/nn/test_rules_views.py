@@ -85,6 +85,10 @@ def test_unflatten_needs_the_right_sizes() -> None:
         run(Apply(lambda x: x.unflatten(4, 5)), spec(M, H))
 
 
+def test_two_axes_flatten_into_one() -> None:
+    assert run(Apply(lambda x: x.flatten()), spec(M, H)).output_specs[0].shape == (M * H,)
+
+
 def test_flatten_needs_two_axes_and_a_whole_last_one() -> None:
     with pytest.raises(GraphError, match="nothing to flatten"):
         run(Apply(lambda x: x.flatten()), spec(M, 4, 4, shards=(1, 1, 2)), tp=2)

@@ -37,6 +37,7 @@ def test_where_the_plan_is_silent_everything_is_replicated() -> None:
 def test_by_default_there_is_one_rank() -> None:
     assert (ShardingPlan().tp, ShardingPlan().sequence_parallel, ShardingPlan().token_shards) == (1, False, 1)
     assert TraceOptions().tp_group.num_ranks == 1
+    assert not TraceOptions().overlap_tp
 
 
 @pytest.mark.parametrize(("tp", "sp", "shards"), [(1, True, 1), (4, False, 1), (4, True, 4)])

@@ -92,6 +92,10 @@ def test_other_options_are_checked(change: dict[str, object], where: str) -> Non
     assert caught.value.expected
 
 
+def test_by_default_data_parallel_communication_hides_and_no_other() -> None:
+    assert Overlap() == Overlap(grad_reduce=True, param_gather=True, tensor_parallel=False, pipeline=False)
+
+
 @pytest.mark.parametrize("name", ["grad_reduce", "param_gather", "tensor_parallel", "pipeline"])
 def test_overlap_is_made_of_switches(name: str) -> None:
     assert getattr(Overlap(**{name: True}), name) is True

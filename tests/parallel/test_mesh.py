@@ -92,3 +92,11 @@ def test_neighbours_in_a_node_meet_over_nvlink_and_others_over_the_nic() -> None
     assert mesh.tp_group().port is Port.NVLINK
     assert mesh.dp_group(0).port is Port.NVLINK
     assert mesh.pp_pair(0, 1).port is Port.NIC
+
+
+def test_neighbours_that_nvlink_does_not_join_meet_over_pcie() -> None:
+    """Bridges join GPUs 0 and 1, and 2 and 3."""
+    mesh = Mesh(Parallel(pp=4), Cluster("h100", 1, 4, {"nvlink_gpus": 2}))
+    ports = {(a, b): mesh.pp_pair(a, b).port for a in range(4) for b in range(4) if a != b}
+    joined = {(0, 1), (1, 0), (2, 3), (3, 2)}
+    assert ports == {pair: Port.NVLINK if pair in joined else Port.PCIE for pair in ports}

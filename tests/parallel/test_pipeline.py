@@ -47,6 +47,9 @@ def test_the_cut_is_the_one_that_enumeration_finds(weight: list[int], data: st.D
         ([0, 0, 0], 2),
         ([5, 1, 1, 1, 5], 3),
         ([9, 1, 1, 1, 1, 1, 1], 3),
+        ([5, 3, 8, 1], 3),
+        ([3, 4, 7, 1], 3),
+        ([1, 9, 7, 2, 5, 3], 4),
         ([1, 3, 3, 0, 8, 1, 13], 4),
         ([1, 7, 2, 5, 2, 13], 5),
         ([5, 1, 3, 6, 2, 8, 1, 13], 6),
@@ -54,7 +57,7 @@ def test_the_cut_is_the_one_that_enumeration_finds(weight: list[int], data: st.D
     ids=str,
 )
 def test_among_the_best_cuts_the_most_even_one_then_the_first(weight: list[int], num_parts: int) -> None:
-    """Also where making the beginning alone as light as possible would spoil the rest."""
+    """Also where a more even cut has a heavier part, and where the best beginning alone would spoil the rest."""
     assert partition(weight, num_parts) == by_enumeration(weight, num_parts)
 
 

@@ -156,10 +156,8 @@ def test_a_parameter_shared_by_two_chunks_is_reduced_when_both_are_done() -> Non
     assert_tails_equal(job_of(model, text_items(2), Parallel(dp=2), overlap=overlap(gradients=True)))
 
 
-# Open: simulation/reduction.py, _gradient_ready, leaves out a trainable parameter that no operator writes a gradient
-# for (``held.writer < 0``), while static memory, the tensor-parallel sum of replicated gradients and Adam count it. Its
-# buffer is reduced all the same, as Megatron-LM's contiguous buffers are.
 def test_a_parameter_that_the_loss_does_not_reach_is_reduced_and_stepped() -> None:
+    """Its buffer is there, and is reduced with the others, as Megatron-LM's contiguous buffers are."""
     model = chain(linear(), Fork(), Along(), Distance())  # the fork's second product ends nowhere
     report = simulate(job_of(model, text_items(2), Parallel(dp=2)))
     (scatter,) = (piece for piece in report.timeline.ranks[0].outer if piece.kind is OpKind.REDUCE_SCATTER)
