@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.costs import CostModel, LatencyRules
-from semu.engine.stage import ROLES, ExpandedStage, build_stages
+from semu.engine.join import build_stages
+from semu.engine.stage import ROLES, ExpandedStage
 from semu.engine.template import TemplateLibrary, compile_template, stream_names
 from semu.engine.timeline import MemoryCurve, PeakMemory, compress_steps
 from semu.errors import ConfigError

@@ -1,8 +1,8 @@
 """``simulate``: a training job becomes a ``Report``.
 
-The steps, one file each: ``layout`` (trace, cut, join), ``evaluate`` (stage costs of every distinct microbatch),
-``gather``, ``pipeline`` and ``reduction`` (times, with ``transfers``), ``memory``, ``accounting``, ``rank_timeline``,
-``tables`` and ``assemble`` (the report).
+The steps, one file each: ``tracer`` and ``layout`` (trace, cut, join), ``evaluate`` (stage costs of every distinct
+microbatch), ``gather``, ``pipeline`` and ``reduction`` (times, with ``transfers``), ``memory``, ``accounting``,
+``rank_timeline``, ``tables`` and ``assemble`` (the report).
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.costs import CostModel
-from semu.engine.stage import StageCosts, StageProgram, build_stages
+from semu.engine.join import build_stages
+from semu.engine.stage import StageCosts, StageProgram
 from semu.engine.template import CostColumns, TemplateLibrary, stream_names
 from semu.simulation.layout import ChunkStages, Layout
 from semu.workload.batch import Microbatch, shape_columns

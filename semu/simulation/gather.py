@@ -19,7 +19,8 @@ from semu.hardware.kinds import OpKind
 from semu.parallel.data import gradient_buckets
 from semu.schedule.problem import PipelineProblem
 from semu.simulation.evaluate import Evaluation
-from semu.simulation.layout import HeldParameter, Layout
+from semu.simulation.layout import Layout
+from semu.simulation.tracer import HeldParameter
 from semu.simulation.transfers import collective
 
 
