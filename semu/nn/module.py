@@ -6,6 +6,7 @@ or a parameter to an attribute registers it under that name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ class Parameter:
     Args:
         shape: global shape, positive integers.
         requires_grad: false: frozen.
+    Attributes:
+        shape, requires_grad: as above. numel: number of elements. name: of the attribute that holds it first.
     Raises:
         ConfigError: a dimension that is not a positive integer.
     """
@@ -27,16 +30,9 @@ class Parameter:
             if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
                 raise ConfigError("not a parameter dimension", expected="an integer >= 1", got=dim, nearest=1)
         self.shape = shape
+        self.numel = math.prod(shape)
         self.requires_grad = requires_grad
         self.name = "parameter"
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        count = 1
-        for dim in self.shape:
-            count *= dim
-        return count
 
     def __repr__(self) -> str:
         return f"Parameter{self.shape}" + ("" if self.requires_grad else " frozen")

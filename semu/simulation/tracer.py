@@ -44,11 +44,12 @@ class Block:
 
 @dataclass(frozen=True)
 class _Placed:
-    """A block that has been traced forward: where, what, from what."""
+    """A block in its place: where, what, from what; blocks of equal ``key`` trace alike."""
 
     path: str
     body: Module
     specs: tuple[CarrySpec, ...]
+    key: object
 
 
 class ModelTracer:
@@ -63,7 +64,9 @@ class ModelTracer:
         self.mesh = Mesh(job.parallel, job.cluster)
         self.templates: list[Template] = []
         self._number: dict[int, int] = {}
+        self._keys: dict[object, int] = {}
         self._known: dict[object, TracedBlock] = {}
+        self._writers: dict[int, dict[int, int]] = {}
         training = job.training
         self.options = TraceOptions(
             plan=megatron_plan(job.model, job.parallel),
@@ -84,7 +87,7 @@ class ModelTracer:
                 specs += outputs[source]
             group = []
             for path, body in module.blocks():
-                group.append(_Placed(path, body, tuple(specs)))
+                group.append(self._place(path, body, tuple(specs)))
                 specs = list(self._trace(group[-1], None).output_specs)
             outputs[module.name] = tuple(specs)
             placed.append(group)
@@ -116,23 +119,25 @@ class ModelTracer:
         packing = None if spec.per_sequence else sequences
         return CarrySpec(shape, (1,) * len(shape), spec.dtype(self.options.tensor_dtype), False, packing)
 
-    def _trace(self, place: _Placed, gradients: Sequence[bool] | None) -> TracedBlock:
-        full = self.job.training.recompute is Recompute.FULL
+    def _place(self, path: str, body: Module, specs: tuple[CarrySpec, ...]) -> _Placed:
         plan = self.options.plan
         styles: tuple[object, ...] = ()
         if plan.tp > 1:
-            names = [name for name, _ in place.body.named_modules()]
-            styles = tuple(plan.style(f"{place.path}.{name}" if name else place.path) for name in names)
-        key = (place.body.fingerprint(), place.specs, styles)
-        default = self._known.get(key)
+            styles = tuple(plan.style(name) for name, _ in body.named_modules(path))
+        key = (body.fingerprint(), specs, styles)
+        return _Placed(path, body, specs, self._keys.setdefault(key, len(self._keys)))
+
+    def _trace(self, place: _Placed, gradients: Sequence[bool] | None) -> TracedBlock:
+        full = self.job.training.recompute is Recompute.FULL
+        default = self._known.get(place.key)
         if default is None:
             default = trace_block(place.body, place.specs, self.options, root=place.path, full_recompute=full)
-            self._known[key] = default
+            self._known[place.key] = default
         if gradients is None or all(
             flag or tensor is None for flag, tensor in zip(gradients, default.output_gradients, strict=True)
         ):
             return default
-        precise = (key, tuple(gradients))
+        precise = (place.key, tuple(gradients))
         if precise not in self._known:
             self._known[precise] = trace_block(
                 place.body, place.specs, self.options, root=place.path, full_recompute=full, gradients=gradients
@@ -159,8 +164,11 @@ class ModelTracer:
 
     def _held(self, body: Module, traced: TracedBlock, path: str) -> tuple[HeldParameter, ...]:
         """The block's own parameters, matched with the traced twin's by position."""
-        backward = traced.graph.operators[traced.num_forward :]
-        writer = {tensor: op.index - traced.num_forward for op in backward for tensor in op.outputs}
+        writer = self._writers.get(id(traced))
+        if writer is None:
+            backward = traced.graph.operators[traced.num_forward :]
+            writer = {tensor: op.index - traced.num_forward for op in backward for tensor in op.outputs}
+            self._writers[id(traced)] = writer
         by_path = dict(body.named_parameters())
         return tuple(
             HeldParameter(
