@@ -115,7 +115,7 @@ def _half(
 ) -> HalfTemplate:
     arrival = {graph.tensors[t].storage: -1 - k for k, t in enumerate(arriving) if t is not None}
     static = {s.index for s in graph.storages if s.role.is_static}
-    written: set[int] = set()
+    written: dict[int, int] = {}
     preds: list[tuple[int, ...]] = []
     touches: list[tuple[int, ...]] = []
     for operator in graph.operators[first:last]:
@@ -125,7 +125,7 @@ def _half(
             store = graph.tensors[tensor].storage
             if store in arrival and store not in written:
                 before.add(arrival[store])
-        written.update(graph.tensors[t].storage for t in operator.outputs)
+        written.update((graph.tensors[t].storage, operator.index - first) for t in operator.outputs)
         preds.append(tuple(sorted(before)))
         touches.append(tuple(s for s in dict.fromkeys(stores) if s not in static))
     return HalfTemplate(
@@ -133,17 +133,16 @@ def _half(
         rows=np.arange(first, last, dtype=np.int32),
         preds=tuple(preds),
         touches=tuple(touches),
-        producers=tuple(_producer(graph, tensor, first, last, arrival) for tensor in leaving),
+        producers=tuple(_producer(graph, tensor, written, arrival) for tensor in leaving),
     )
 
 
-def _producer(graph: Graph, tensor: int | None, first: int, last: int, arrival: Mapping[int, int]) -> int | None:
+def _producer(graph: Graph, tensor: int | None, written: Mapping[int, int], arrival: Mapping[int, int]) -> int | None:
+    """Who made a leaving tensor: the half's last writer of its storage, else the arriving tensor over it."""
     if tensor is None:
         return None
-    operator = graph.producer(tensor)
-    if operator is not None and first <= operator < last:
-        return operator - first
-    return arrival.get(graph.tensors[tensor].storage)
+    storage = graph.tensors[tensor].storage
+    return written.get(storage, arrival.get(storage))
 
 
 @dataclass(frozen=True)
