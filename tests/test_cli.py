@@ -135,7 +135,7 @@ def test_what_stderr_tells_is_in_the_result_too(tmp_path: Path, capsys: pytest.C
     words = ["simulate", "lm-7b", "--set", "training.micro_batch=2", "--set", "batch.kind=vlm", "--json"]
     _, out, err = run(capsys, *words, "--out", str(tmp_path))
     warnings = json.loads(out)["warnings"]
-    (change,) = (text for text in warnings if text.startswith("training.global_batch: 73 -> 146"))
+    (change,) = (text for text in warnings if text.startswith("training.global_batch: 73 -> 72"))
     (stream,) = (text for text in warnings if "'vision'" in text)
     assert err.startswith(f"semu: {change}\nsemu: {stream}\n")
     assert json.loads((tmp_path / "result.json").read_text())["warnings"] == warnings

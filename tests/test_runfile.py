@@ -409,7 +409,9 @@ def test_the_size_of_a_setup_changes_its_global_batch() -> None:
         setup.parallel.sequence_parallel,
     )
     bigger = load_run("vlm-m", ["training.micro_batch=2"])
-    assert bigger.num_microbatches == job.num_microbatches
+    assert bigger.training.global_batch == setup.training.global_batch
+    rounded = load_run("lm-7b", ["training.micro_batch=5"])
+    assert (rounded.num_microbatches, rounded.training.global_batch) == (73 // 5, 73 // 5 * 5)
     fixed = load_run("vlm-m", ["training.global_batch=8"], cluster="h800:8x8", parallel="dp8-tp2-pp4")
     assert fixed.num_microbatches == 1
 

@@ -4,9 +4,9 @@ Later sources win: the file or setup; ``--cluster``, ``--parallel``, ``--profile
 Relative paths in a file start from the file's folder, those on the command line from the current one.
 
 ``training.global_batch``, where neither the file nor ``--set`` gives it, is microbatches x dp x micro_batch: a setup
-keeps its microbatches per replica when its parallelism is changed; a file without a global batch gets
-``semu_models.setups.default_microbatches``. ``training.seq_len`` becomes the batch's own context length, and the
-``contents`` of a metadata file what the model reads, where nobody gives them.
+keeps its items per replica when its parallelism or its micro_batch is changed (rounded down to whole microbatches); a
+file without a global batch gets ``semu_models.setups.default_microbatches``. ``training.seq_len`` becomes the batch's
+own context length, and the ``contents`` of a metadata file what the model reads, where nobody gives them.
 """
 
 from __future__ import annotations
@@ -154,7 +154,11 @@ def _set_global_batch(config: dict[str, dict[str, Any]], places: Places, setup: 
     before = training.get("global_batch")
     if before is not None and (setup is None or "training.global_batch" in places.flags):
         return None
-    count = default_microbatches(parallel["pp"]) if setup is None else setup.num_microbatches
+    if setup is None:
+        count = default_microbatches(parallel["pp"])
+    else:
+        items = setup.num_microbatches * setup.training.micro_batch
+        count = max(items // training["micro_batch"], 1)
     training["global_batch"] = count * parallel["dp"] * training["micro_batch"]
     config["training"] = _ordered(training, "training")
     if before == training["global_batch"]:
