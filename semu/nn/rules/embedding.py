@@ -10,6 +10,7 @@ from semu.graph.dim import Dim
 from semu.graph.operator import OpKind, Phase
 from semu.nn.module import Parameter
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
+from semu.nn.rules.views import copy_like
 from semu.nn.sharding import ShardingStyle
 from semu.nn.tensor import Sequences, Tensor
 
@@ -102,48 +103,15 @@ def scatter_tokens(x: Tensor, into: Tensor) -> Tensor:
     trace = into.trace
     if x.shape[-1] != into.shape[-1]:
         raise GraphError("widths differ", where=trace.where, expected=str(into.shape[-1]), got=x.shape[-1])
-    y = trace.emit(
-        OpKind.COPY,
-        [into, x],
-        into.shape,
-        shards=into.shards,
-        dtype=into.dtype,
-        sequences=into.sequences,
-        mem_bytes=2 * into.size_bytes + x.size_bytes,
-        key=(into.numel,),
-        name="scatter_tokens",
-    )
+    y = copy_like(into, [into, x], 2 * into.size_bytes + x.size_bytes, "scatter_tokens")
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients
         assert grad is not None
-        grad_x = None
-        if x.requires_grad:
-            grad_x = trace.emit(
-                OpKind.COPY,
-                [grad],
-                x.shape,
-                shards=x.shards,
-                dtype=x.dtype,
-                sequences=x.sequences,
-                mem_bytes=2 * x.size_bytes,
-                key=(x.numel,),
-                name="gather_tokens",
-            )
-        grad_into = None
-        if into.requires_grad:
-            grad_into = trace.emit(
-                OpKind.COPY,
-                [grad],
-                into.shape,
-                shards=into.shards,
-                dtype=into.dtype,
-                sequences=into.sequences,
-                mem_bytes=2 * into.size_bytes,
-                key=(into.numel,),
-                name="mask_tokens",
-            )
-        return [grad_x, grad_into]
+        return [
+            copy_like(x, [grad], 2 * x.size_bytes, "gather_tokens") if x.requires_grad else None,
+            copy_like(into, [grad], 2 * into.size_bytes, "mask_tokens") if into.requires_grad else None,
+        ]
 
     trace.record([x, into], [y], backward)
     return y

@@ -10,6 +10,25 @@ from semu.graph.operator import OpKind
 from semu.nn.tensor import Tensor
 
 
+def copy_like(like: Tensor, sources: Sequence[Tensor], mem_bytes: Dim, name: str) -> Tensor:
+    """Append a copying kernel whose result looks like another tensor.
+
+    Args:
+        like: shape, shards, type and packing of the result. sources: what is read. mem_bytes: bytes moved on one rank.
+    """
+    return like.trace.emit(
+        OpKind.COPY,
+        sources,
+        like.shape,
+        shards=like.shards,
+        dtype=like.dtype,
+        sequences=like.sequences,
+        mem_bytes=mem_bytes,
+        key=(like.numel,),
+        name=name,
+    )
+
+
 def split(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     """Views of consecutive parts of the last axis.
 
@@ -32,19 +51,7 @@ def split(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         arrived = [gradient for gradient in gradients if gradient is not None]
-        return [
-            x.trace.emit(
-                OpKind.COPY,
-                arrived,
-                x.shape,
-                shards=x.shards,
-                dtype=x.dtype,
-                sequences=x.sequences,
-                mem_bytes=2 * x.size_bytes,
-                key=(x.numel,),
-                name="concatenate_grad",
-            )
-        ]
+        return [copy_like(x, arrived, 2 * x.size_bytes, "concatenate_grad")]
 
     x.trace.record([x], parts, backward)
     return parts
