@@ -7,10 +7,8 @@ have no goal, but for one limit in seconds. Contenders take turns, and the faste
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -19,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -31,22 +28,11 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from _pipeline import NUM_RANKS, Pipeline, make_pipeline, make_storages
+from _rows import Row, print_rows
 
 from semu.engine import kernels
 
 SECONDS_PER_ROW = 2.0
-
-
-@dataclass(frozen=True)
-class Row:
-    """One thing measured, as DESIGN §6 wants it."""
-
-    name: str
-    value: float | None
-    unit: str
-    reference: str
-    goal: str | None
-    holds: bool | None
 
 
 def fastest(contenders: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
@@ -251,21 +237,5 @@ def measure(quick: bool) -> Iterator[Row]:
     yield from measure_columns(seconds)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON list of rows")
-    parser.add_argument("--quick", action="store_true", help="small sizes, some seconds")
-    options = parser.parse_args()
-    rows = list(measure(options.quick))
-    if options.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
-        return
-    print(f"{'name':44} {'value':>10} {'unit':14} {'goal':8} {'holds':6} reference")
-    for row in rows:
-        holds = "" if row.holds is None else "yes" if row.holds else "NO"
-        value = "-" if row.value is None else f"{row.value:.3g}"
-        print(f"{row.name:44} {value:>10} {row.unit:14} {row.goal or '':8} {holds:6} {row.reference}")
-
-
 if __name__ == "__main__":
-    main()
+    print_rows(__doc__, measure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -42,6 +43,12 @@ def test_figure_7_has_its_five_operators(tmp_path: Path) -> None:
     output = run(ROOT / "examples" / "01_model.py", tmp_path)
     for name in ("norm.layer_norm ", "linear ", "linear.grad_bw", "linear.weight_bw", "norm.layer_norm_bw"):
         assert re.search(rf"us +compute +{re.escape(name)}", output), name
+
+
+def test_published_figures_are_met_where_the_paper_leaves_nothing_open(tmp_path: Path) -> None:
+    rows = json.loads(run(ROOT / "benchmarks" / "published.py", tmp_path, "--quick", "--json"))
+    assert [row["name"] for row in rows if row["holds"] is False] == []
+    assert sum(row["holds"] is True for row in rows) == 3
 
 
 def test_python_in_the_readme_runs(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ class _Joiner:
         self.maps: list[list[int]] = []
 
     def build(self, has_consumer: bool, borrowed: Sequence[bool]) -> tuple[StageProgram, StageProgram | None]:
+        """The two stages; arguments as ``build_stages``."""
         templates = [self.library.templates[b] for b in self.blocks]
         self._number_storages()
         carry_in = [self.maps[0][s] for s in templates[0].carry_in]
@@ -168,6 +169,7 @@ class _Chain:
 
     @property
     def touched(self) -> set[int]:
+        """Storages that any operator touches."""
         return {s for touches in self.touches for s in touches}
 
 

@@ -66,6 +66,16 @@ def time_stage(
 
 
 @njit(cache=True, nogil=True)
+def _earliest(head: I32, stop: I32, order: I32, time: F64) -> int:
+    """The stream whose next operator comes first; -1: none has one left. The lower stream wins a tie."""
+    best = -1
+    for s in range(len(head)):
+        if head[s] < stop[s] and (best < 0 or time[order[head[s]]] < time[order[head[best]]]):
+            best = s
+    return best
+
+
+@njit(cache=True, nogil=True)
 def memory_of_stage(
     start: F64,
     end: F64,
@@ -98,7 +108,6 @@ def memory_of_stage(
     Returns:
         (peak above the beginning [bytes], net change [bytes], operator at the peak or -1, number of events).
     """
-    num_streams = len(order_ptr) - 1
     head_start = order_ptr[:-1].copy()
     head_end = order_ptr[:-1].copy()
     left = touches.copy()
@@ -109,16 +118,8 @@ def memory_of_stage(
     num_events = 0
     record = len(event_time) > 0
     for _ in range(2 * len(start)):
-        best_start, best_end = -1, -1
-        for s in range(num_streams):
-            if head_start[s] < order_ptr[s + 1] and (
-                best_start < 0 or start[order[head_start[s]]] < start[order[head_start[best_start]]]
-            ):
-                best_start = s
-            if head_end[s] < head_start[s] and (
-                best_end < 0 or end[order[head_end[s]]] < end[order[head_end[best_end]]]
-            ):
-                best_end = s
+        best_start = _earliest(head_start, order_ptr[1:], order, start)
+        best_end = _earliest(head_end, head_start, order, end)
         if best_end >= 0 and (best_start < 0 or end[order[head_end[best_end]]] <= start[order[head_start[best_start]]]):
             op = order[head_end[best_end]]
             head_end[best_end] += 1

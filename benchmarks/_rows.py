@@ -1,0 +1,41 @@
+"""What every benchmark prints: rows of name, value, unit, reference, goal, holds (DESIGN §6)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing measured, as DESIGN §6 wants it."""
+
+    name: str
+    value: float | None
+    unit: str
+    reference: str
+    goal: str | None = None
+    holds: bool | None = None
+
+
+def print_rows(description: str | None, measure: Callable[[bool], Iterable[Row]]) -> None:
+    """Run a benchmark from the command line.
+
+    Args:
+        description: its docstring. measure: whether it shall be quick -> its rows.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", action="store_true", help="print one JSON list of rows")
+    parser.add_argument("--quick", action="store_true", help="small sizes, some seconds")
+    options = parser.parse_args()
+    rows = list(measure(options.quick))
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+        return
+    print(f"{'name':52} {'value':>10} {'unit':14} {'goal':12} {'holds':6} reference")
+    for row in rows:
+        holds = "" if row.holds is None else "yes" if row.holds else "NO"
+        value = "-" if row.value is None else f"{row.value:.4g}"
+        print(f"{row.name:52} {value:>10} {row.unit:14} {row.goal or '':12} {holds:6} {row.reference}")
