@@ -7,17 +7,18 @@ graph is a template for many shapes.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from semu.errors import GraphError
 from semu.graph.costs import check_costs
 from semu.graph.dim import Dim, product
 from semu.graph.lint import check_graph
+from semu.graph.nesting import check_closing, check_feed, check_opening
 from semu.graph.operator import Operator, Phase
-from semu.graph.subgraph import Subgraph
+from semu.graph.subgraph import Level, Replication, Subgraph
 from semu.graph.tensor import Role, Storage, TensorNode
 from semu.hardware.device import Stream
 from semu.hardware.kinds import DType, OpKind
@@ -47,6 +48,8 @@ class Graph:
         self.outputs: list[int] = []
         self._writer: dict[int, int] = {}
         self._open: list[int] = []
+        self._feeds: dict[int, list[tuple[int, int]]] = {}
+        self._keys: dict[str, int] = {}
 
     # -- building ------------------------------------------------------------------------------------------------
     def add_tensor(
@@ -74,7 +77,7 @@ class Graph:
         """Add another shape of a tensor over the same storage; costs nothing. Returns the new tensor's index."""
         base = self.tensors[self._known_tensor(tensor, "view")]
         self._check_shape(shape, base.name)
-        return self._append_tensor(base.storage, shape, base.dtype, base.name)
+        return self._append_tensor(base.storage, shape, base.dtype, base.name, base.index)
 
     def add_operator(
         self,
@@ -145,22 +148,80 @@ class Graph:
         return self._writer.get(self.tensors[tensor].storage)
 
     @contextmanager
-    def subgraph(self, name: str) -> Iterator[Subgraph]:
-        """Open a named subgraph: operators appended inside belong to it; may be nested."""
-        parent = self._open[-1] if self._open else None
-        path = name if parent is None else f"{self.subgraphs[parent].path}.{name}"
-        index = len(self.subgraphs)
-        opened = Subgraph(index, name, path, parent, len(self.operators), None)
+    def subgraph(
+        self,
+        name: str,
+        *,
+        level: Level | None = None,
+        replicas: int = 1,
+        replication: Replication = Replication.PEERS,
+        key: str = "",
+        mirrors: Subgraph | None = None,
+    ) -> Iterator[Subgraph]:
+        """Open a named subgraph: operators appended inside belong to it; may be nested.
+
+        Args:
+            name: last part of its path.
+            level: how large a piece it is; a STAGE is simulated as one atomic unit (DESIGN §3.8).
+            replicas, replication: how many equal copies it stands for, and where they are (``Replication``).
+            key: name of its structure; another structure under the same key is refused when the subgraph closes.
+            mirrors: an earlier chain; copy k of this chain reads copy ``replicas - 1 - k`` of it.
+        Raises:
+            GraphError: see ``semu.graph.nesting``.
+        """
+        around = [self.subgraphs[index] for index in self._open]
+        path = name if not around else f"{around[-1].path}.{name}"
+        opened = Subgraph(
+            index=len(self.subgraphs),
+            name=name,
+            path=path,
+            parent=self._open[-1] if self._open else None,
+            first=len(self.operators),
+            last=None,
+            level=level,
+            replicas=replicas,
+            replication=replication,
+            key=key,
+            mirrors=mirrors.index if mirrors is not None else None,
+            first_tensor=len(self.tensors),
+        )
+        check_opening(opened, around, self.subgraphs)
         self.subgraphs.append(opened)
-        self._open.append(index)
+        self._open.append(opened.index)
+        self._feeds[opened.index] = []
         try:
             yield opened
         finally:
             self._open.pop()
-            self.subgraphs[index] = Subgraph(index, name, path, parent, opened.first, len(self.operators))
+            self.subgraphs[opened.index] = replace(
+                opened,
+                last=len(self.operators),
+                last_tensor=len(self.tensors),
+                feeds=tuple(self._feeds.pop(opened.index)),
+            )
+        check_closing(self, self.subgraphs[opened.index], self._keys)
 
-    def _append_tensor(self, storage: int, shape: Sequence[Dim], dtype: DType, name: str) -> int:
-        node = TensorNode(len(self.tensors), storage, tuple(shape), dtype, name)
+    def feed(self, output: int, given: int) -> None:
+        """In each further copy of the innermost open chain, ``output`` of the copy before takes the place of ``given``.
+
+        Args:
+            output: tensor made inside the chain. given: tensor from outside that its first copy reads.
+        Raises:
+            GraphError: no chain is open, or the tensors do not fit.
+        """
+        self._known_tensor(output, "feed")
+        self._known_tensor(given, "feed")
+        chain = next(
+            (index for index in reversed(self._open) if self.subgraphs[index].replication is Replication.CHAIN), None
+        )
+        feeds = self._feeds[chain] if chain is not None else []
+        check_feed(self, self.subgraphs[chain] if chain is not None else None, output, feeds, given)
+        feeds.append((given, output))
+
+    def _append_tensor(
+        self, storage: int, shape: Sequence[Dim], dtype: DType, name: str, base: int | None = None
+    ) -> int:
+        node = TensorNode(len(self.tensors), storage, tuple(shape), dtype, name, base)
         self.tensors.append(node)
         return node.index
 
@@ -191,73 +252,12 @@ class Graph:
 
     def to_text(self) -> str:
         """Readable form: one line per operator, indented by subgraph."""
-        openings: dict[int, list[Subgraph]] = {}
-        for group in self.subgraphs:
-            openings.setdefault(group.first, []).append(group)
-        change = [0] * (len(self.operators) + 1)
-        for group in self.subgraphs:
-            change[group.first] += 1
-            change[group.last if group.last is not None else len(self.operators)] -= 1
-        depths = list(itertools.accumulate(change))
-        lines = []
-        for operator in self.operators:
-            depth = depths[operator.index]
-            for group in openings.get(operator.index, ()):
-                if group.holds(operator.index):
-                    lines.append("  " * self._depth(group) + f"{group.name}:")
-            reads = ", ".join(self._tensor_text(tensor) for tensor in operator.inputs)
-            writes = ", ".join(self._tensor_text(tensor) for tensor in operator.outputs)
-            costs = [
-                f"{name} {cost}"
-                for name, cost in (
-                    ("flop", operator.flop),
-                    ("mem", operator.mem_bytes),
-                    ("net", operator.net_bytes),
-                )
-                if cost != 0
-            ]
-            lines.append(
-                "  " * depth + f"%{operator.index} {operator.phase.name.lower()} {operator.kind.value}"
-                f"({reads}) -> {writes or 'nothing'} on {operator.stream.device.name}/{operator.stream.name}"
-                f" [{'; '.join(costs)}]" + (f" after {list(operator.after)}" if operator.after else "")
-            )
-        return "\n".join(lines)
+        from semu.graph.export import to_text
 
-    def _depth(self, group: Subgraph) -> int:
-        depth, parent = 0, group.parent
-        while parent is not None:
-            depth, parent = depth + 1, self.subgraphs[parent].parent
-        return depth
-
-    def _tensor_text(self, tensor: int) -> str:
-        node = self.tensors[tensor]
-        shape = " x ".join(str(dim) for dim in node.shape) or "scalar"
-        return f"{node.name or f't{tensor}'}:{node.dtype.value}[{shape}]"
+        return to_text(self)
 
     def to_networkx(self) -> networkx.DiGraph:
-        """Operators and tensors as a ``networkx.DiGraph``: nodes ``("operator", i)`` and ``("tensor", j)``.
+        """Operators and tensors as a ``networkx.DiGraph``: see ``semu.graph.export.to_networkx``."""
+        from semu.graph.export import to_networkx
 
-        Edges: tensor -> operator that reads it, operator -> tensor that it writes, operator -> operator where the
-        order is not implied by such a path. Only a tensor's first writer has an edge to it, so
-        that writing in place makes no cycle. Node attribute ``data`` holds the semu object.
-        """
-        import networkx
-
-        result = networkx.DiGraph()
-        for tensor in self.tensors:
-            result.add_node(("tensor", tensor.index), data=tensor)
-        made: dict[int, int] = {}
-        touched: set[int] = set()
-        for operator in self.operators:
-            node = ("operator", operator.index)
-            result.add_node(node, data=operator)
-            result.add_edges_from((("tensor", tensor), node) for tensor in operator.inputs)
-            implied = {made[tensor] for tensor in operator.inputs if tensor in made}
-            result.add_edges_from((("operator", b), node) for b in operator.after if b not in implied)
-            touched.update(operator.inputs)
-            for output in operator.outputs:
-                if output not in touched:
-                    result.add_edge(node, ("tensor", output))
-                    made[output] = operator.index
-            touched.update(operator.outputs)
-        return result
+        return to_networkx(self)

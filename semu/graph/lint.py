@@ -17,7 +17,8 @@ def check_graph(graph: Graph) -> None:
 
     Raises:
         GraphError: a dangling reference, a dependency that does not point back, a tensor read before it is written,
-            costs that a device cannot serve, subgraphs that overlap without nesting.
+            costs that a device cannot serve, subgraphs that overlap without nesting, a rank whose operators have
+            different numbers of peers.
     """
     for tensor in graph.tensors:
         if not 0 <= tensor.storage < len(graph.storages):
@@ -29,6 +30,7 @@ def check_graph(graph: Graph) -> None:
         _check_operator(graph, operator, written)
         written.update(graph.tensors[tensor].storage for tensor in operator.outputs)
     _check_nesting(graph)
+    _check_peers(graph)
 
 
 def _check_operator(graph: Graph, operator: Operator, written: set[int]) -> None:
@@ -64,3 +66,24 @@ def _check_nesting(graph: Graph) -> None:
         if around and last > around[-1][0]:
             raise GraphError("two subgraphs overlap without nesting", where=path, got=around[-1][1])
         around.append((last, path))
+
+
+def _check_peers(graph: Graph) -> None:
+    """All operators of a rank must have as many peers: a GPU is there once or n times."""
+    known: dict[int, tuple[tuple[int, ...], str]] = {}
+    replicated = [group for group in graph.subgraphs if group.has_peers]
+    for operator in graph.operators if replicated else ():
+        peers = tuple(group.replicas for group in replicated if group.holds(operator.index))
+        where = operator.path or f"operator {operator.index}"
+        expected, other = known.setdefault(operator.stream.device.rank, (peers, where))
+        if peers != expected:
+            raise GraphError(
+                f"rank {operator.stream.device.rank} has different numbers of peers in one graph",
+                where=where,
+                expected=f"{_peers_text(expected)}, as for {other}",
+                got=_peers_text(peers),
+            )
+
+
+def _peers_text(peers: tuple[int, ...]) -> str:
+    return " x ".join(map(str, peers)) + " peers" if peers else "no peers"

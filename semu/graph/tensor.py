@@ -54,6 +54,7 @@ class TensorNode:
         shape: local shape on one rank.
         dtype: element type.
         name: for people.
+        base: the tensor that it is a view of, None for the first tensor of a storage.
     """
 
     index: int
@@ -61,3 +62,4 @@ class TensorNode:
     shape: tuple[Dim, ...]
     dtype: DType
     name: str
+    base: int | None = None

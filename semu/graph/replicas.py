@@ -1,0 +1,232 @@
+"""Replicas written out: ``unrolled`` (chains only, for the engine), ``expanded`` (peers too, for checks and exports).
+
+A copy of a chain reads its own tensors, the copy before's where it is fed, the opposite copy's of a chain that it
+mirrors; who reads a chain from outside reads its last copy. A peer's copy runs on GPUs of its own and reads what its
+own copy made; who reads peers from outside waits for all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from semu.graph.graph import Graph
+from semu.graph.subgraph import Replication, Subgraph
+from semu.hardware.device import Stream
+
+_Copies = dict[int, int]
+"""Open replicated subgraph -> number of the copy that is being written, outermost first."""
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """A graph with replicas written out.
+
+    Attributes:
+        graph: the new graph; the given one where there was nothing to write out.
+        operators: per operator of the given graph, its copies in the new one.
+        subgraphs: per subgraph of the given graph, its copies in the new one.
+    """
+
+    graph: Graph
+    operators: tuple[tuple[int, ...], ...]
+    subgraphs: tuple[tuple[int, ...], ...]
+
+
+def unrolled(graph: Graph) -> Unrolled:
+    """Write out chains; peers stay what they are."""
+    if not any(group.is_chain for group in graph.subgraphs):
+        return Unrolled(
+            graph,
+            tuple((index,) for index in range(len(graph.operators))),
+            tuple((index,) for index in range(len(graph.subgraphs))),
+        )
+    return _Writer(graph, with_peers=False).write()
+
+
+def expanded(graph: Graph, *, peers: bool = True) -> Graph:
+    """The graph without replicas: every copy is there.
+
+    Args:
+        graph: any finished graph. peers: false: only chains are written out.
+    Returns:
+        A new graph. Copy k > 0 of a peer runs on rank ``r + k R`` (R: ranks of the given graph; nested peers count in
+        mixed radix), its pools are named ``pool+k``; further copies of a subgraph are named ``name#k``.
+    """
+    return _Writer(graph, with_peers=peers).write().graph
+
+
+class _Writer:
+    def __init__(self, graph: Graph, *, with_peers: bool) -> None:
+        self.old, self.new = graph, Graph()
+        self.with_peers = with_peers
+        self.num_ranks = 1 + max((op.stream.device.rank for op in graph.operators), default=0)
+        self.replicated = [g for g in graph.subgraphs if g.is_chain or (with_peers and g.has_peers)]
+        self.tensor_owners = [self._owners(lambda g, t=t: g.made(t)) for t in range(len(graph.tensors))]
+        self.operator_owners = [self._owners(lambda g, i=i: g.holds(i)) for i in range(len(graph.operators))]
+        self.tensors: dict[tuple[int, tuple[int, ...]], int] = {}
+        self.operators: dict[tuple[int, tuple[int, ...]], int] = {}
+        self.subgraphs: list[list[int]] = [[] for _ in graph.subgraphs]
+        self.children: dict[int | None, list[Subgraph]] = {}
+        for group in graph.subgraphs:
+            self.children.setdefault(group.parent, []).append(group)
+        self.producers = _data_producers(graph)
+
+    def _owners(self, holds: object) -> tuple[Subgraph, ...]:
+        return tuple(g for g in self.replicated if holds(g))  # type: ignore[operator]
+
+    def write(self) -> Unrolled:
+        self._region(None, 0, len(self.old.operators), {})
+        for tensor in range(len(self.old.tensors)):  # those that no operator touches
+            for copies in self._all_copies(self.tensor_owners[tensor]):
+                self._tensor(tensor, copies)
+        for tensor in self.old.outputs:
+            for copies in self._all_copies(self.tensor_owners[tensor]):
+                self.new.mark_output(self._tensor(tensor, copies))
+        return Unrolled(
+            self.new,
+            tuple(
+                tuple(self.operators[i, tuple(c.values())] for c in self._all_copies(owners))
+                for i, owners in enumerate(self.operator_owners)
+            ),
+            tuple(tuple(copies) for copies in self.subgraphs),
+        )
+
+    @staticmethod
+    def _all_copies(owners: tuple[Subgraph, ...]) -> Iterator[_Copies]:
+        for numbers in itertools.product(*(range(g.replicas) for g in owners)):
+            yield {g.index: k for g, k in zip(owners, numbers, strict=True)}
+
+    # -- subgraphs and operators ---------------------------------------------------------------------------------
+    def _region(self, group: Subgraph | None, first: int, last: int, copies: _Copies) -> None:
+        """Write the operators and subgraphs directly inside a subgraph."""
+        at = first
+        for child in self.children.get(group.index if group is not None else None, ()):
+            for index in range(at, child.first):
+                self._operator(index, copies)
+            self._subgraph(child, copies)
+            at = child.last if child.last is not None else last
+        for index in range(at, last):
+            self._operator(index, copies)
+
+    def _subgraph(self, group: Subgraph, copies: _Copies) -> None:
+        is_written_out = group in self.replicated
+        for k in range(group.replicas if is_written_out else 1):
+            inside = {**copies, group.index: k} if is_written_out else copies
+            name = group.name if k == 0 else f"{group.name}#{k}"
+            left = 1 if is_written_out else group.replicas
+            with self.new.subgraph(name, level=group.level, replicas=left, replication=Replication.PEERS) as opened:
+                self.subgraphs[group.index].append(opened.index)
+                self._region(group, group.first, group.last if group.last is not None else 0, inside)
+
+    def _operator(self, index: int, copies: _Copies) -> None:
+        operator = self.old.operators[index]
+        inputs = [self._read(tensor, copies) for tensor in operator.inputs]
+        outputs = [self._read(tensor, copies, is_fed=False) for tensor in operator.outputs]
+        produced = self.producers[index]
+        after = [new for before in operator.after for new in self._waits(before, copies, before in produced)]
+        device = operator.stream.device
+        moved = replace(device, rank=device.rank + self._peer(copies) * self.num_ranks)
+        own = tuple(copies[g.index] for g in self.operator_owners[index])
+        self.operators[index, own] = self.new.add_operator(
+            operator.kind,
+            Stream(moved, operator.stream.name),
+            inputs=inputs,
+            outputs=outputs,
+            flop=operator.flop,
+            mem_bytes=operator.mem_bytes,
+            net_bytes=operator.net_bytes,
+            dtype=operator.dtype,
+            key=operator.key,
+            path=operator.path,
+            phase=operator.phase,
+            after=after,
+            recomputed_flop=operator.recomputed_flop,
+            causal_flop=operator.causal_flop,
+            copies=operator.copies,
+        )
+
+    def _waits(self, before: int, copies: _Copies, is_data: bool) -> list[int]:
+        """Copies of an earlier operator that an operator waits for, beside the producers of what it reads."""
+        owners = self.operator_owners[before]
+        chosen, every = self._choose(owners, copies)
+        if is_data and not every:
+            return []
+        result = []
+        for candidate in self._all_copies(owners):
+            if all(candidate[index] == k for index, k in chosen.items() if index not in every):
+                result.append(self.operators[before, tuple(candidate.values())])
+        return result
+
+    def _choose(self, owners: tuple[Subgraph, ...], copies: Mapping[int, int]) -> tuple[_Copies, set[int]]:
+        """Which copy of each owner a reader sees, and the owners of which it sees every copy (peers from outside)."""
+        open_groups = [self.old.subgraphs[index] for index in copies]
+        own = {owner.index for owner in owners}
+        peers = [group for group in open_groups if group.has_peers and group.index not in own]
+        chosen: _Copies = {}
+        every: set[int] = set()
+        for owner in owners:
+            mirror = next((g for g in open_groups if g.mirrors == owner.index), None)
+            peer = next((g for g in peers if g.replicas == owner.replicas), None)
+            if owner.index in copies:
+                chosen[owner.index] = copies[owner.index]
+            elif mirror is not None:
+                chosen[owner.index] = owner.replicas - 1 - copies[mirror.index]
+            elif owner.has_peers and peer is not None:
+                chosen[owner.index] = copies[peer.index]
+                peers.remove(peer)
+            elif owner.has_peers:
+                chosen[owner.index] = 0
+                every.add(owner.index)
+            else:
+                chosen[owner.index] = owner.replicas - 1
+        return chosen, every
+
+    def _peer(self, copies: Mapping[int, int]) -> int:
+        """Number of the peers' copy: mixed radix over the open peers, the outermost counts most."""
+        number = 0
+        for index, k in copies.items():
+            group = self.old.subgraphs[index]
+            if group.has_peers:
+                number = number * group.replicas + k
+        return number
+
+    # -- tensors -------------------------------------------------------------------------------------------------
+    def _read(self, tensor: int, copies: _Copies, *, is_fed: bool = True) -> int:
+        """The instance of a tensor that an operator (or a view) in these copies means."""
+        for position, (index, k) in enumerate(reversed(copies.items()) if is_fed else ()):
+            fed = dict(self.old.subgraphs[index].feeds).get(tensor)
+            if fed is not None and k > 0:
+                around = dict(list(copies.items())[: len(copies) - position])
+                return self._read(fed, {**around, index: k - 1}, is_fed=False)
+        chosen, _ = self._choose(self.tensor_owners[tensor], copies)
+        return self._tensor(tensor, chosen)
+
+    def _tensor(self, tensor: int, own: _Copies) -> int:
+        """The instance of a tensor in the given copies of its owners; made on first use."""
+        key = (tensor, tuple(own.values()))
+        if key not in self.tensors:
+            node = self.old.tensors[tensor]
+            storage = self.old.storages[node.storage]
+            if node.base is not None:
+                made = self.new.add_view(self._read(node.base, own), node.shape)
+            else:
+                peer = self._peer(own)
+                pool = storage.pool if peer == 0 else f"{storage.pool}+{peer}"
+                made = self.new.add_tensor(node.shape, node.dtype, storage.role, name=node.name, pool=pool)
+                if tensor in self.old.inputs:
+                    self.new.inputs.append(made)
+            self.tensors[key] = made
+        return self.tensors[key]
+
+
+def _data_producers(graph: Graph) -> list[set[int]]:
+    """Per operator, the operators that had last written what it reads."""
+    writer: dict[int, int] = {}
+    result: list[set[int]] = []
+    for operator in graph.operators:
+        stores = (graph.tensors[tensor].storage for tensor in operator.inputs)
+        result.append({writer[store] for store in stores if store in writer})
+        writer.update((graph.tensors[tensor].storage, operator.index) for tensor in operator.outputs)
+    return result
