@@ -21,11 +21,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from semu import engine, errors, graph, hardware, nn, parallel, schedule, workload
-    from semu.engine.simulator import GraphTimeline, run
+    from semu.engine.checkpoint import Checkpoint
+    from semu.engine.result_cache import ResultCache
+    from semu.engine.shapes import ShapeSweep, sweep
+    from semu.engine.simulator import GraphTimeline, Simulation, run
+    from semu.engine.span import Span
     from semu.engine.timeline import IterationTimeline, MemoryCurve
     from semu.errors import ConfigError, GraphError, ScheduleError, SemuError
     from semu.graph.graph import Graph
+    from semu.graph.level import Level
     from semu.graph.operator import OpKind, Phase
+    from semu.graph.parts import include
+    from semu.graph.subgraph import Replication
     from semu.graph.tensor import Role
     from semu.hardware.cluster import Cluster
     from semu.hardware.kinds import DType, Port, Provenance
@@ -35,11 +42,12 @@ if TYPE_CHECKING:
     from semu.parallel.config import Overlap, Parallel
     from semu.report import Report
     from semu.schedule.schedule import Schedule
-    from semu.simulation import simulate
+    from semu.simulation import JobCheckpoint, prepare, simulate
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Checkpoint": "semu.engine.checkpoint",
     "Cluster": "semu.hardware.cluster",
     "ConfigError": "semu.errors",
     "DType": "semu.hardware.kinds",
@@ -49,6 +57,8 @@ _HOMES = {
     "Input": "semu.nn.block",
     "InputSpec": "semu.nn.model",
     "IterationTimeline": "semu.engine.timeline",
+    "JobCheckpoint": "semu.simulation",
+    "Level": "semu.graph.level",
     "MemoryCurve": "semu.engine.timeline",
     "ModalityModule": "semu.nn.model",
     "ModalityRole": "semu.nn.model",
@@ -61,20 +71,29 @@ _HOMES = {
     "Precision": "semu.job",
     "Provenance": "semu.hardware.kinds",
     "Recompute": "semu.job",
+    "Replication": "semu.graph.subgraph",
     "Report": "semu.report",
+    "ResultCache": "semu.engine.result_cache",
     "Role": "semu.graph.tensor",
     "Schedule": "semu.schedule.schedule",
     "ScheduleError": "semu.errors",
     "SemuError": "semu.errors",
+    "ShapeSweep": "semu.engine.shapes",
+    "Simulation": "semu.engine.simulator",
+    "Span": "semu.engine.span",
     "Training": "semu.job",
     "TrainingJob": "semu.job",
+    "prepare": "semu.simulation",
     "run": "semu.engine.simulator",
+    "include": "semu.graph.parts",
     "simulate": "semu.simulation",
+    "sweep": "semu.engine.shapes",
     "trace": "semu.nn.block",
 }
 _MODULES = ("engine", "errors", "graph", "hardware", "nn", "parallel", "schedule", "workload")
 
 __all__ = [
+    "Checkpoint",
     "Cluster",
     "ConfigError",
     "DType",
@@ -84,6 +103,8 @@ __all__ = [
     "Input",
     "InputSpec",
     "IterationTimeline",
+    "JobCheckpoint",
+    "Level",
     "MemoryCurve",
     "ModalityModule",
     "ModalityRole",
@@ -96,11 +117,16 @@ __all__ = [
     "Precision",
     "Provenance",
     "Recompute",
+    "Replication",
     "Report",
+    "ResultCache",
     "Role",
     "Schedule",
     "ScheduleError",
     "SemuError",
+    "ShapeSweep",
+    "Simulation",
+    "Span",
     "Training",
     "TrainingJob",
     "__version__",
@@ -108,11 +134,14 @@ __all__ = [
     "errors",
     "graph",
     "hardware",
+    "include",
     "nn",
     "parallel",
+    "prepare",
     "run",
     "schedule",
     "simulate",
+    "sweep",
     "trace",
     "workload",
 ]

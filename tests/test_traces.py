@@ -6,18 +6,21 @@ import json
 from collections import defaultdict
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulation.jobs import job_of, overlap, vlm, vlm_items
 
 from semu.engine.sampling import pool_step_function, sample_step_function
 from semu.engine.timeline import IterationTimeline, OuterSlice
 from semu.errors import ConfigError
 from semu.graph.operator import OpKind
+from semu.parallel.config import Parallel
+from semu.simulation import simulate
 from semu.traces import write_rank_trace, write_trace
 from semu.traces.columns import microseconds, ticks
 from tests.timeline_fixture import make_timeline
@@ -124,7 +127,8 @@ def test_stages_and_step_are_annotations(document: dict, timeline: IterationTime
     steps = [e for e in annotations if e["name"] == "ProfilerStep#0"]
     assert [e["pid"] for e in steps] == [rank.rank for rank in timeline.ranks]
     assert all(e["dur"] == pytest.approx(timeline.iteration_time_s * 1e6, abs=1e-3) for e in steps)
-    stages = [e for e in annotations if names[e["pid"], e["tid"]] == "stages"]
+    stages = [e for e in annotations if e["args"]["level"] == "stage"]
+    assert {names[e["pid"], e["tid"]] for e in stages} == {"stages"}
     expected = [
         (rank.rank, f"{stage.label} {stage.module}", stage.microbatch)
         for rank in timeline.ranks
@@ -132,14 +136,124 @@ def test_stages_and_step_are_annotations(document: dict, timeline: IterationTime
     ]
     assert [(e["pid"], e["name"], e["args"]["microbatch"]) for e in stages] == expected
     assert {names[e["pid"], e["tid"]] for e in steps} == {"iteration"}
+    assert {e["args"]["level"] for e in steps} == {"iteration"}
+
+
+def layers_of(timeline: IterationTimeline) -> list[tuple[int, int, int, str, float, float]]:
+    """(rank, chunk, microbatch, block, start, end) [us] of each run of a block's operators, times as written."""
+    found = []
+    for rank in timeline.ranks:
+        for stage, ops in rank.stage_operators():
+            rows = list(zip(ops.table.blocks, ops.start_s, ops.end_s, strict=True))
+            for block, run in groupby(rows, lambda row: row[0]):
+                members = list(run)
+                spans = ticks(np.array([min(row[1] for row in members), max(row[2] for row in members)]))
+                found.append((rank.rank, stage.chunk, stage.microbatch, block, *microseconds(spans)))
+    return found
+
+
+def assert_layers_nest(document: dict, timeline: IterationTimeline) -> int:
+    """Each is there once, in its stage's slice or, if it overlaps another, on a track of layers; returns how many."""
+    names = stream_names(document)
+    written, beside = [], 0
+    stages: dict[tuple[int, int, int], list[tuple[float, float]]] = defaultdict(list)
+    current: dict[tuple[int, int], dict] = {}
+    for event in slices_of(document, "user_annotation"):
+        args, end = event["args"], event["ts"] + event["dur"]
+        track = (event["pid"], event["tid"])
+        if args["level"] == "stage":
+            stages[event["pid"], args["chunk"], args["microbatch"]].append((event["ts"], end))
+            current[track] = event
+        elif args["level"] == "layer":
+            assert set(args) == {"level", "chunk", "microbatch"}
+            place = (event["pid"], args["chunk"], args["microbatch"])
+            written.append((*place, event["name"], event["ts"], end))
+            assert any(low <= event["ts"] and end <= high for low, high in stages[place])
+            if names[track] == "stages":
+                stage = current[track]
+                assert (stage["args"]["chunk"], stage["args"]["microbatch"]) == place[1:]
+                assert stage["ts"] <= event["ts"] <= end <= stage["ts"] + stage["dur"]
+            else:
+                assert names[track].startswith("stages, lane ")
+                beside += 1
+    assert sorted(written) == sorted(layers_of(timeline))
+    return beside
+
+
+def test_layers_are_inside_their_stages(document: dict, timeline: IterationTimeline) -> None:
+    """In the fixture's backward stages a layer begins while a collective of the one before it is still on its way."""
+    assert assert_layers_nest(document, timeline) > 0
+    order = {
+        names: e["args"]["sort_index"]
+        for e in document["traceEvents"]
+        if e["name"] == "thread_sort_index"
+        for names in [stream_names(document)[e["pid"], e["tid"]]]
+        if e["pid"] == 0
+    }
+    assert order["iteration"] < order["stages"] == order["stages, lane 2"] < order["stream 7 (compute)"]
+
+
+def test_operators_are_inside_their_layers(document: dict, timeline: IterationTimeline) -> None:
+    """Every kernel of a stage is within a slice of its block that belongs to its microbatch's stage, as written."""
+    layers = defaultdict(list)
+    for event in slices_of(document, "user_annotation"):
+        if event["args"]["level"] == "layer":
+            layers[event["pid"], event["name"]].append((event["ts"], event["ts"] + event["dur"]))
+    kernels = defaultdict(int)
+    for event in slices_of(document, "kernel"):
+        path = event["name"].split(": ")[-1].split(" ")[0]
+        block = ".".join(path.split(".")[:3])
+        if (event["pid"], block) in layers:
+            spans = layers[event["pid"], block]
+            assert sum(low <= event["ts"] and event["ts"] + event["dur"] <= high for low, high in spans) == 1
+            kernels[event["pid"]] += 1
+    for rank in timeline.ranks:
+        assert kernels[rank.rank] == sum(len(ops.table.paths) for _, ops in rank.stage_operators())
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_levels_of_a_simulated_job(overlapped: bool, tmp_path: Path) -> None:
+    """With a microbatch without images, whose encoder stages take no time."""
+    items = vlm_items(4, empty=(0, 2))
+    timeline = simulate(job_of(vlm(), items, Parallel(tp=2, pp=3), overlap=overlap(tensor=overlapped))).timeline
+    assert any(stage.start_s == stage.end_s for rank in timeline.ranks for stage in rank.stages)
+    write_trace(tmp_path / "t.json", timeline, title="", metadata={})
+    document = json.loads((tmp_path / "t.json").read_text())
+    assert_tracks_nest(document)
+    assert_layers_nest(document, timeline)
+    assert_microbatches(document, timeline)
+
+
+def test_microbatches_last_from_first_to_last_stage(document: dict, timeline: IterationTimeline) -> None:
+    assert_microbatches(document, timeline)
+
+
+def assert_microbatches(document: dict, timeline: IterationTimeline) -> None:
+    found = {}
+    names = stream_names(document)
+    for event in slices_of(document, "microbatch"):
+        assert event["pid"] == len(timeline.ranks)
+        assert names[event["pid"], event["tid"]].split(",")[0] == "microbatches"
+        assert event["name"] == f"microbatch {event['args']['microbatch']}"
+        assert event["args"]["level"] == "microbatch"
+        found[event["args"]["microbatch"]] = (event["ts"], event["ts"] + event["dur"])
+    stages = [stage for rank in timeline.ranks for stage in rank.stages]
+    expected = {}
+    for number in {stage.microbatch for stage in stages}:
+        own = [stage for stage in stages if stage.microbatch == number]
+        times = ticks(np.array([min(stage.start_s for stage in own), max(stage.end_s for stage in own)]))
+        expected[number] = tuple(microseconds(times))
+    assert found == expected
+    assert len(slices_of(document, "microbatch")) == len(expected)
 
 
 def test_processes_are_named_and_sorted(document: dict) -> None:
     events = document["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert names == {0: "rank 0 (gpu 0)", 1: "rank 1 (gpu 8)", 2: "rank 2 (gpu 16)", 3: "rank 3 (gpu 24)"}
+    ranks = {0: "rank 0 (gpu 0)", 1: "rank 1 (gpu 8)", 2: "rank 2 (gpu 16)", 3: "rank 3 (gpu 24)"}
+    assert names == {**ranks, 4: "microbatches"}
     order = {e["pid"]: e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"}
-    assert sorted(order, key=order.__getitem__) == [0, 1, 2, 3]
+    assert sorted(order, key=order.__getitem__) == [4, 0, 1, 2, 3]
     tracks = {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"}
     for name in ("thread_name", "thread_sort_index"):
         assert {(e["pid"], e["tid"]) for e in events if e["name"] == name} == tracks
@@ -225,6 +339,8 @@ def test_rank_trace_is_that_rank(timeline: IterationTimeline, document: dict, tm
     assert kernels == [[e[c] for c in columns] for e in slices_of(document, "kernel") if e["pid"] == 2]
     stages = [e["name"] for e in slices_of(one, "gpu_user_annotation")]
     assert stages == [f"{stage.label} {stage.module}" for stage in timeline.ranks[2].stages]
+    assert {e["args"]["level"] for e in slices_of(one, "user_annotation")} == {"iteration", "stage", "layer"}
+    assert not slices_of(one, "microbatch")
     with pytest.raises(ConfigError, match="nearest legal: 3"):
         write_rank_trace(tmp_path / "rank9.json", timeline, 9)
     assert [path.name for path in tmp_path.iterdir()] == ["rank2.json"]

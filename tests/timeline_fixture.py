@@ -94,7 +94,8 @@ def make_template(module: str, num_layers: int, phase: Phase) -> Template:
                 phases = (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT) if is_matmul else (Phase.INPUT_GRADIENT,)
             for number, part in enumerate(phases):
                 length = int(ms * 0.3779 * TICKS_PER_MS) | 1
-                rows.append((f"{module}.layers.{layer}.{name}", kind, part, stream, 1 if stream == "compute" else 2))
+                block, ranks = f"{module}.layers.{layer}", 1 if stream == "compute" else 2
+                rows.append((f"{block}.{name}", kind, part, stream, ranks, block))
                 start.append(clock)
                 end.append(clock + length)
                 saved.append((saved_mib << 20) if number == 0 else 0)

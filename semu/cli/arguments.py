@@ -150,6 +150,13 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
         dest="assignments",
         help="set any key of the run file, e.g. training.micro_batch=2; may be repeated, wins over the others",
     )
+    speed = parser.add_argument_group("speed")
+    speed.add_argument(
+        "--cache",
+        metavar="DIR|FILE",
+        help="keep results of model blocks in a file, and take from it what another run has computed; runs may share "
+        "it and it may be deleted at any moment, no result depends on it (without the option: $SEMU_CACHE)",
+    )
     output = parser.add_argument_group("output")
     output.add_argument("--out", metavar="DIR", help="write result.json, trace.json, timeline.png and memory.png")
     output.add_argument("--strict", action="store_true", help="refuse coefficients that are mere defaults (exit 5)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, sa
 from semu.errors import MemoryLimitError, MissingCoefficientError
 
 if TYPE_CHECKING:
+    from semu.engine.result_cache import ResultCache
     from semu.report import Report
 
 
@@ -40,7 +42,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         from semu.simulation import simulate
 
         with run.places.located():
-            report = simulate(job, progress=progress)
+            report = simulate(job, progress=progress, cache=_result_cache(arguments.cache))
         if run.notes:  # files and --json must tell what stderr has told
             report = replace(report, warnings=(*report.warnings, *run.notes))
         if arguments.strict:
@@ -59,6 +61,14 @@ def simulate_command(arguments: argparse.Namespace) -> int:
 
     say(fit_sentence(report))
     return MemoryLimitError.exit_code
+
+
+def _result_cache(path: str | None) -> ResultCache | None:
+    """The cache that ``--cache`` names, else the one of ``SEMU_CACHE``; None: no file."""
+    from semu.engine.result_cache import ResultCache
+
+    place = path or os.environ.get("SEMU_CACHE")
+    return ResultCache(place, warn=say) if place else None
 
 
 def _refuse_defaults(report: Report) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from semu.units import TIME_GRID_PER_S
 
 ATTENTION_KEY = ("tokens", "key_tokens", "pairs", "heads", "kv_heads", "d", "d_v", "share")
 """Meaning of an attention operator's shape key; share is 2 where causal halves the pairs, else 1."""
+ATTENTION_USED = (0, 2, 7)  # positions of what a latency depends on
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class CostModel:
         self._flop_rate, self._mem_rate = np.ones(n), np.ones(n)
         self._fixed, self._p, self._short = np.zeros(n), np.full(n, np.inf), np.zeros(n)
         self._net_rate, self._corner = np.ones(n), np.zeros(n)
+        self._has_flop = np.array([operator.flop != 0 for operator in library.operators], dtype=np.bool_)
         self._attention: list[int] = []
         self.coefficients: list[Coefficients] = []
         for row, (operator, group) in enumerate(zip(library.operators, library.groups, strict=True)):
@@ -122,11 +125,22 @@ class CostModel:
             provenance = provenance if is_own else worst_provenance(provenance, Provenance.TRANSFERRED)
         self.coefficients.append(Coefficients(provenance, efficiency.source, efficiency.relative_error))
 
-    def latencies(self, columns: CostColumns) -> NDArray[np.float64]:
+    @cached_property
+    def _attention_keys(self) -> tuple[DimTable, ...]:
+        """Tokens, pairs and share of the attention operators."""
+        keys = [self.library.operators[row].key for row in self._attention]
+        return tuple(DimTable.build([key[position] for key in keys]) for position in ATTENTION_USED)
+
+    def numbers(self, row: int) -> tuple[float, ...]:
+        """Every coefficient that an operator's latency is computed with."""
+        terms = (self._flop_rate, self._mem_rate, self._net_rate, self._fixed, self._p, self._corner, self._short)
+        return tuple(float(term[row]) for term in terms)
+
+    def latencies(self, columns: CostColumns, rows: NDArray[np.integer] | None = None) -> NDArray[np.float64]:
         """Latency of every operator for every shape.
 
         Args:
-            columns: evaluated costs.
+            columns: evaluated costs. rows: int[num_ops], the operators that they are of; None: all of the library.
         Returns:
             float64[num_ops, num_shapes] [s], on the time grid; an operator that does nothing takes no time.
         Raises:
@@ -135,31 +149,29 @@ class CostModel:
         from semu.engine.kernels import roofline_latency
 
         flop = columns.flop
-        if self._attention:
-            rows = np.array(self._attention)
-            keys = [self.library.operators[row].key for row in rows]
-            tokens, pairs, share = (
-                DimTable.build([key[position] for key in keys]).evaluate(columns.symbols) for position in (0, 2, 7)
-            )
-            per_length = tokens / np.maximum(pairs, 1)
+        wanted = np.arange(len(self.library.operators)) if rows is None else rows
+        _, place, number = np.intersect1d(wanted, self._attention, assume_unique=True, return_indices=True)
+        if len(place):
+            tokens, pairs, share = (t.select(number).evaluate(columns.symbols) for t in self._attention_keys)
+            short = self._short[wanted[place], None] * np.where(share == 2, 1.0, 0.5)
             flop = flop.copy()
-            flop[rows] *= 1.0 + self._short[rows, None] * np.where(share == 2, 1.0, 0.5) * per_length
+            flop[place] *= 1.0 + short * (tokens / np.maximum(pairs, 1))
         result = np.empty(flop.shape)
         roofline_latency(
             flop,
             columns.mem_bytes.astype(np.float64),
             columns.net_bytes.astype(np.float64),
-            self._flop_rate,
-            self._mem_rate,
-            self._net_rate,
-            self._fixed,
-            self._p,
-            self._corner,
+            self._flop_rate[wanted],
+            self._mem_rate[wanted],
+            self._net_rate[wanted],
+            self._fixed[wanted],
+            self._p[wanted],
+            self._corner[wanted],
             result,
         )
         if self.rules:
-            self._apply_rules(columns, result)
-        result[self._is_idle(columns)] = 0.0
+            self._apply_rules(columns, wanted, result)
+        result[self._is_idle(columns, wanted)] = 0.0
         return result
 
     def outer_latency(
@@ -222,18 +234,17 @@ class CostModel:
         }
         return max(terms, key=lambda name: terms[name])
 
-    def _is_idle(self, columns: CostColumns) -> NDArray[np.bool_]:
+    def _is_idle(self, columns: CostColumns, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Operators without work: no FLOP where the kind has some (an empty batch), and no bytes on the wire."""
-        has_flop = np.array([op.flop != 0 for op in self.library.operators])
         idle: NDArray[np.bool_] = np.where(
-            has_flop[:, None],
+            self._has_flop[rows, None],
             columns.flop == 0,
             (columns.mem_bytes == 0) & (columns.net_bytes == 0),
         )
         return idle
 
-    def _apply_rules(self, columns: CostColumns, result: NDArray[np.float64]) -> None:
-        for row, operator in enumerate(self.library.operators):
+    def _apply_rules(self, columns: CostColumns, rows: NDArray[np.integer], result: NDArray[np.float64]) -> None:
+        for row, operator in enumerate(self.library.operators[number] for number in rows):
             rule = self.rules.get(operator.kind)
             if rule is None:
                 continue

@@ -138,12 +138,12 @@ class _Joiner:
         return StageProgram(
             rows=np.array(chain.rows, dtype=np.int32),
             block=np.array(chain.block, dtype=np.int32),
-            pred_ptr=_pointer(len(p) for p in chain.preds),
+            pred_ptr=pointer(len(p) for p in chain.preds),
             pred=np.array([p for preds in chain.preds for p in preds], dtype=np.int32),
             stream=stream,
-            order_ptr=_pointer(np.bincount(stream, minlength=num_streams).tolist()),
+            order_ptr=pointer(np.bincount(stream, minlength=num_streams).tolist()),
             order=np.argsort(stream, kind="stable").astype(np.int32),
-            touch_ptr=_pointer(len(t) for t in chain.touches),
+            touch_ptr=pointer(len(t) for t in chain.touches),
             touch=np.array(touch, dtype=np.int32),
             touches=np.bincount(np.array(touch, dtype=np.int64), minlength=len(used)).astype(np.int32),
             size_row=np.array([self.size_row[s] for s in used], dtype=np.int32),
@@ -179,6 +179,6 @@ def _resolve(producer: int | None, first: int, producers: list[int | None]) -> i
     return producer + first if producer >= 0 else producers[-1 - producer]
 
 
-def _pointer(lengths: Iterable[int]) -> NDArray[np.int32]:
+def pointer(lengths: Iterable[int]) -> NDArray[np.int32]:
     """CSR pointer: 0, then the running sum of the lengths."""
     return np.array([0, *itertools.accumulate(lengths)], dtype=np.int32)

@@ -1,116 +1,146 @@
-"""``run``: times and memory of one graph on one simulated rank; ``GraphTimeline``: what came out.
+"""``Simulation``: one graph on the devices of a profile; ``run``: the short way.
 
-This is the engine's door for graphs built by hand or traced from a single module; ``semu.simulate`` runs whole jobs.
+This is the engine's door for graphs built by hand or traced from modules; ``semu.simulate`` runs whole jobs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.engine.checkpoint import Checkpoint
+from semu.engine.consolidate import Consolidated, consolidate
 from semu.engine.costs import CostModel, LatencyRules
-from semu.engine.join import build_stages
-from semu.engine.stage import ROLES, ExpandedStage
-from semu.engine.template import TemplateLibrary, compile_template, stream_names
-from semu.engine.timeline import MemoryCurve, PeakMemory, compress_steps
-from semu.errors import ConfigError
+from semu.engine.graph_timeline import GraphSpan, GraphTimeline, Totals
+from semu.engine.nodes import node_graph
+from semu.engine.partition import Partition
+from semu.engine.sides import Side, Sides
+from semu.engine.template import TemplateLibrary, compile_template
+from semu.errors import GraphError
 from semu.graph.graph import Graph
-from semu.graph.tensor import Role
+from semu.graph.replicas import Unrolled, unrolled
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.device import Stream
-from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 
+__all__ = ["GraphSpan", "GraphTimeline", "Simulation", "Totals", "run"]
 
-@dataclass(frozen=True)
-class GraphTimeline:
-    """A simulated graph.
 
-    Attributes:
-        graph: the graph. start, end: float64[num_ops] [s]. exposed: float64[num_streams] [s].
-        stage: operators and memory events. capacity_bytes: size of the memory pool.
-        streams: stream names, the compute stream first.
-        stream_of: int32[num_ops], index into ``streams``.
-        static_bytes: parameters, gradients and optimizer states by role.
-        initial_bytes: inputs that exist before the first operator, by role.
+class Simulation:
+    """A graph to be simulated.
+
+    Args:
+        graph: operators in issue order; stages are atomic units, between units whoever can start first goes first.
+        profile: the device, e.g. ``Cluster("h100").profile``.
+        shapes: value of each symbol, for a graph with symbolic sizes.
+        groups: communicator of each link stream, for collectives.
+        latency_rules: custom latencies by operator kind.
+        reuse: false: equal units are simulated again and again (for comparison).
+    Raises:
+        GraphError: the graph breaks an invariant (``Graph.lint``).
     """
 
-    graph: Graph
-    start: NDArray[np.float64]
-    end: NDArray[np.float64]
-    exposed: NDArray[np.float64]
-    stage: ExpandedStage
-    capacity_bytes: int
-    streams: tuple[str, ...]
-    stream_of: NDArray[np.int32]
-    static_bytes: Mapping[Role, int]
-    initial_bytes: Mapping[Role, int]
+    def __init__(
+        self,
+        graph: Graph,
+        profile: DeviceProfile,
+        *,
+        shapes: Mapping[str, int] | None = None,
+        groups: Mapping[Stream, CommGroup] | None = None,
+        latency_rules: LatencyRules | None = None,
+        reuse: bool = True,
+    ) -> None:
+        graph.lint()
+        self.graph, self.profile, self.shapes = graph, profile, dict(shapes or {})
+        self._groups, self._rules, self._reuse = dict(groups or {}), latency_rules, reuse
+        self._seen = _snapshot(graph)
 
     @property
-    def makespan_s(self) -> float:
-        """End of the last operator [s]."""
-        return float(self.end.max(initial=0.0))
+    def capacity_bytes(self) -> int:
+        """Size of a GPU's memory pool."""
+        return int(self.profile.memory_bytes.value)
 
-    def busy_s(self, stream: str) -> float:
-        """Time during which a stream works [s].
+    @cached_property
+    def _unrolled(self) -> Unrolled:
+        return unrolled(self.graph)
+
+    @cached_property
+    def _costs(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Latency [s] of every operator and size [bytes] of every storage of the unrolled graph."""
+        graph = self._unrolled.graph
+        template = compile_template(
+            graph, len(graph.operators), inputs=graph.inputs, outputs=graph.outputs, groups=self._groups
+        )
+        library = TemplateLibrary([template])
+        columns = library.evaluate({name: np.array([value], dtype=np.int64) for name, value in self.shapes.items()})
+        latency = CostModel(library, self.profile, self._rules).latencies(columns)[:, 0]
+        return np.ascontiguousarray(latency), np.ascontiguousarray(columns.size_bytes[:, 0])
+
+    @property
+    def size_bytes(self) -> NDArray[np.int64]:
+        """Size of every storage of the graph with chains written out: int64[num_storages] [bytes]."""
+        return self._costs[1]
+
+    @cached_property
+    def alone(self) -> Consolidated:
+        """Every unit simulated alone; equal ones once."""
+        return consolidate(Partition(self._unrolled.graph), *self._costs, reuse=self._reuse)
+
+    @cached_property
+    def sides(self) -> Sides:
+        """What operators, subgraphs and paths mean as sides of edges."""
+        return Sides(self.graph, self._unrolled, self.alone.partition)
+
+    @cached_property
+    def _state(self) -> Checkpoint:
+        self.check_unchanged()
+        places = self.sides.base()
+        return Checkpoint(self, self.alone, places, node_graph(self.alone, places))
+
+    def checkpoint(self) -> Checkpoint:
+        """Every unit simulated alone and consolidated, no edges yet but the graph's own."""
+        self.check_unchanged()
+        return self._state
+
+    def run(self, edges: Iterable[tuple[Side, Side]] = (), priority: Mapping[Side, int] | None = None) -> GraphTimeline:
+        """Simulate with further edges and priorities: see ``Checkpoint.restore``."""
+        return self.checkpoint().restore(edges, priority)
+
+    def check_unchanged(self) -> None:
+        """Refuse a graph that has grown or was changed since the simulation was made.
 
         Raises:
-            ConfigError: no such stream.
+            GraphError: it did; what there was and what there is.
         """
-        if stream not in self.streams:
-            raise ConfigError("unknown stream", expected=", ".join(self.streams), got=stream)
-        mine = self.stream_of == self.streams.index(stream)
-        return float((self.end - self.start)[mine].sum())
-
-    def idle_s(self, stream: str) -> float:
-        """Time during which a stream does nothing [s]; busy + idle = makespan."""
-        return self.makespan_s - self.busy_s(stream)
-
-    def exposed_communication_s(self) -> dict[str, float]:
-        """Time that compute waits for each communicator [s]."""
-        return {name: float(self.exposed[i]) for i, name in enumerate(self.streams) if i}
-
-    def time_by_kind_s(self) -> dict[OpKind, float]:
-        """Busy time by operator kind [s]."""
-        totals: dict[OpKind, float] = {}
-        for operator, latency in zip(self.graph.operators, self.end - self.start, strict=True):
-            totals[operator.kind] = totals.get(operator.kind, 0.0) + float(latency)
-        return totals
-
-    @cached_property
-    def memory(self) -> MemoryCurve:
-        """Allocated bytes over time."""
-        base = np.array([self.static_bytes.get(role, 0) + self.initial_bytes.get(role, 0) for role in ROLES])
-        time = np.concatenate(([0.0], self.stage.event_time))
-        delta = np.concatenate((base[:, None], self.stage.event_bytes), axis=1)
-        level = np.cumsum(delta, axis=1)
-        times, levels = compress_steps(time, level)
-        return MemoryCurve(times, levels, ROLES, self.capacity_bytes)
-
-    @cached_property
-    def peak(self) -> PeakMemory:
-        """Highest allocation, the operator that reaches it, and what makes it up."""
-        curve = self.memory
-        position = int(np.argmax(curve.total))
-        time = float(curve.times_s[position])
-        started = np.flatnonzero((self.start <= time) & (self.end > time))
-        path = self.graph.operators[int(started[-1])].path if len(started) else ""
-        by_role = {role: int(curve.by_role[i, position]) for i, role in enumerate(ROLES)}
-        return PeakMemory(time, int(curve.total[position]), "", path, by_role)
-
-    def to_text(self) -> str:
-        """One line per operator: start, end [us], stream, path, kind, phase."""
-        lines = []
-        for operator, start, end in zip(self.graph.operators, self.start, self.end, strict=True):
-            lines.append(
-                f"{start * 1e6:12.3f} {end * 1e6:12.3f} us  {operator.stream.name:8} "
-                f"{operator.path or '-':40} {operator.kind.value:20} {operator.phase.name.lower()}"
+        now = _snapshot(self.graph)
+        if now != self._seen:
+            changed = "" if _words(now) != _words(self._seen) else ", some of them replaced"
+            raise GraphError(
+                "the graph has changed since this simulation was made",
+                where="restore",
+                expected=_words(self._seen),
+                got=_words(now) + changed,
+                nearest="a new Simulation of the graph, and a new checkpoint",
             )
-        return "\n".join(lines)
+
+
+_Snapshot = tuple[list[object], ...]
+
+
+def _snapshot(graph: Graph) -> _Snapshot:
+    """The graph's nodes as they are now; they never change, so comparing is comparing identities."""
+    return tuple(
+        list(nodes)
+        for nodes in (graph.operators, graph.tensors, graph.storages, graph.subgraphs, graph.inputs, graph.outputs)
+    )
+
+
+def _words(snapshot: _Snapshot) -> str:
+    names = ("operators", "tensors", "storages", "subgraphs", "inputs", "outputs")
+    return ", ".join(f"{len(nodes)} {name}" for nodes, name in zip(snapshot, names, strict=True))
 
 
 def run(
@@ -121,47 +151,5 @@ def run(
     groups: Mapping[Stream, CommGroup] | None = None,
     latency_rules: LatencyRules | None = None,
 ) -> GraphTimeline:
-    """Simulate a graph: every operator starts when its predecessors have ended and its stream is free.
-
-    Args:
-        graph: operators in issue order.
-        profile: the device, e.g. ``Cluster("h100").profile``.
-        shapes: value of each symbol, for a graph with symbolic sizes.
-        groups: communicator of each link stream, for collectives.
-        latency_rules: custom latencies by operator kind.
-    Raises:
-        GraphError: the graph breaks an invariant (``Graph.lint``).
-    """
-    graph.lint()
-    template = compile_template(
-        graph, len(graph.operators), inputs=graph.inputs, outputs=graph.outputs, groups=groups or {}
-    )
-    library = TemplateLibrary([template])
-    columns = library.evaluate({name: np.array([value], dtype=np.int64) for name, value in (shapes or {}).items()})
-    latency = CostModel(library, profile, latency_rules).latencies(columns)[:, 0]
-    streams = stream_names(library)
-    program, _ = build_stages(library, [0], streams, serial=False)
-    size = columns.size_bytes[:, 0]
-    stage = program.expand(latency, size)
-    costs = program.run(latency[None, :], size[None, :].copy())
-    static: dict[Role, int] = {}
-    for storage in graph.storages:
-        if storage.role.is_static:
-            static[storage.role] = static.get(storage.role, 0) + int(size[storage.index])
-    initial: dict[Role, int] = {}
-    for index in {graph.tensors[tensor].storage for tensor in graph.inputs}:
-        role = graph.storages[index].role
-        if not role.is_static:
-            initial[role] = initial.get(role, 0) + int(size[index])
-    return GraphTimeline(
-        graph=graph,
-        start=stage.start,
-        end=stage.end,
-        exposed=costs.exposed[0],
-        stage=stage,
-        capacity_bytes=int(profile.memory_bytes.value),
-        streams=streams,
-        stream_of=program.stream,
-        static_bytes=static,
-        initial_bytes=initial,
-    )
+    """Simulate a graph once: ``Simulation(graph, profile, ...).run()``."""
+    return Simulation(graph, profile, shapes=shapes, groups=groups, latency_rules=latency_rules).run()

@@ -1,17 +1,21 @@
 """``StageProgram``: the forward or backward stage of a chunk as arrays (``join`` makes them).
 
-``run`` evaluates all microbatches in one kernel call, ``expand`` gives the operators of one microbatch.
+``run`` evaluates all microbatches (``segments`` says how), ``expand`` gives the operators of one microbatch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.graph.tensor import Role
+
+if TYPE_CHECKING:
+    from semu.engine.segments import StageSegments
 
 ROLES: tuple[Role, ...] = tuple(Role)
 """Row order of memory by role."""
@@ -97,6 +101,13 @@ class StageProgram:
         """Number of operators."""
         return len(self.rows)
 
+    @cached_property
+    def segments(self) -> StageSegments:
+        """The stage cut into segments: equal ones are run once."""
+        from semu.engine.segments import split_stage
+
+        return split_stage(self)
+
     def run(self, latency: NDArray[np.float64], size: NDArray[np.int64]) -> StageCosts:
         """Evaluate many shapes.
 
@@ -104,58 +115,9 @@ class StageProgram:
             latency: float64[num_shapes, num_rows] [s], all rows of the library.
             size: int64[num_shapes, num_size_rows] [bytes].
         """
-        from semu.engine.stage_kernels import run_serial_stage, run_stage
-
-        n = len(latency)
-        costs = StageCosts(
-            latency=np.zeros(n),
-            exposed=np.zeros((n, self.num_streams)),
-            peak=np.zeros(n, dtype=np.int64),
-            net=np.zeros(n, dtype=np.int64),
-            peak_op=np.zeros(n, dtype=np.int32),
-        )
-        if self.is_serial:
-            run_serial_stage(
-                latency,
-                self.rows,
-                self.stream,
-                self.touch_ptr,
-                self.touch,
-                self.touches,
-                size,
-                self.size_row,
-                self.alive_before,
-                self.alive_after,
-                costs.latency,
-                costs.exposed,
-                costs.peak,
-                costs.net,
-                costs.peak_op,
-            )
-            return costs
-        run_stage(
-            latency,
-            self.rows,
-            self.pred_ptr,
-            self.pred,
-            self.stream,
-            self.num_streams,
-            self.order_ptr,
-            self.order,
-            self.touch_ptr,
-            self.touch,
-            self.touches,
-            size,
-            self.size_row,
-            self.alive_before,
-            self.alive_after,
-            costs.latency,
-            costs.exposed,
-            costs.peak,
-            costs.net,
-            costs.peak_op,
-        )
-        return costs
+        plan = self.segments
+        by_row = np.ascontiguousarray(latency.T), np.ascontiguousarray(size.T)
+        return plan.compose([segment.run(*by_row) for segment in plan.distinct], by_row[1][plan.unread].sum(axis=0))
 
     def times(
         self, latency: NDArray[np.float64], release: NDArray[np.float64] | None = None

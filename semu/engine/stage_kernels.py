@@ -222,77 +222,56 @@ def run_stage(
 
 
 @njit(cache=True, nogil=True)
-def run_serial_stage(
+def run_segment(
     latency: F64,
     row: I32,
     stream: I32,
-    touch_ptr: I32,
-    touch: I32,
-    touches: I32,
     size: I64,
-    size_row: I32,
-    alive_before: Bool,
-    alive_after: Bool,
-    stage_latency: F64,
+    event_row: I32,
+    come: I32,
+    gone: I32,
+    total: F64,
     exposed: F64,
     peak: I64,
     net: I64,
     peak_op: I32,
 ) -> None:
-    """``run_stage`` where operators run one after another: times are sums, the order of memory events is fixed.
+    """Run operators one after another for many shapes: times are sums, the order of memory events is fixed.
 
-    The order of events is found once, for all shapes: an operator allocates what is not there, then frees what nobody
-    after it touches; that is the order of ``memory_of_stage`` too, because the next operator starts when it ends.
-    Arguments as ``run_stage``.
+    An operator allocates what is not there, then frees what nobody after it touches; that is the order of
+    ``memory_of_stage`` too, because the next operator starts when it ends. Costs have the shapes last, and shapes go
+    in blocks that stay in the cache.
+
+    Args:
+        latency: float64[num_rows, num_shapes] [s]. row: int32[num_ops], which row is an operator's latency.
+        stream: int32[num_ops].
+        size: int64[num_size_rows, num_shapes] [bytes]. event_row: int32[num_events], what comes or goes, in order.
+        come, gone: int32[num_ops], events before the operator runs (its allocations included) and after it.
+        total: float64[num_shapes] [s], zeros, written. exposed: float64[num_streams, num_shapes] [s], zeros, written.
+        peak: int64[num_shapes] [bytes], written: highest allocation above the beginning while an operator runs.
+        net: int64[num_shapes] [bytes], zeros, written. peak_op: int32[num_shapes], written: the first operator there.
     """
-    num_ops, num_storages = len(row), len(size_row)
-    left = touches.copy()
-    alive = alive_before.copy()
-    event = np.empty(2 * num_storages, dtype=np.int32)
-    come = np.zeros(num_ops + 1, dtype=np.int32)
-    gone = np.zeros(num_ops + 1, dtype=np.int32)
-    num_events = 0
-    unread = np.zeros(num_storages, dtype=np.bool_)
-    for storage in range(num_storages):
-        unread[storage] = touches[storage] == 0 and alive_before[storage] and not alive_after[storage]
-    for op in range(num_ops):
-        for e in range(touch_ptr[op], touch_ptr[op + 1]):
-            if not alive[touch[e]]:
-                alive[touch[e]] = True
-                event[num_events] = touch[e]
-                num_events += 1
-        come[op] = num_events
-        for e in range(touch_ptr[op], touch_ptr[op + 1]):
-            left[touch[e]] -= 1
-            if left[touch[e]] == 0 and not alive_after[touch[e]]:
-                alive[touch[e]] = False
-                event[num_events] = touch[e]
-                num_events += 1
-        gone[op] = num_events
-    op_size = np.empty(num_storages, dtype=np.int64)
-    for b in range(latency.shape[0]):
-        total = 0.0
-        for op in range(num_ops):
-            lasts = latency[b, row[op]]
-            total += lasts
+    for first in range(0, len(total), 1024):
+        part = slice(first, min(first + 1024, len(total)))
+        time, live, highest, at = total[part], net[part], peak[part], peak_op[part]
+        event = 0
+        for op in range(len(row)):
+            lasts, waits = latency[row[op], part], exposed[stream[op], part]
+            for b in range(len(time)):
+                time[b] += lasts[b]
             if stream[op] != 0:
-                exposed[b, stream[op]] += lasts
-        stage_latency[b] = total
-        for storage in range(num_storages):
-            op_size[storage] = size[b, size_row[storage]]
-        live, highest, at = np.int64(0), np.int64(0), -1
-        e = 0
-        for op in range(num_ops):
-            while e < come[op]:
-                live += op_size[event[e]]
-                e += 1
-            if live > highest:
-                highest = live
-                at = op
-            while e < gone[op]:
-                live -= op_size[event[e]]
-                e += 1
-        for storage in range(num_storages):
-            if unread[storage]:
-                live -= op_size[storage]
-        peak[b], net[b], peak_op[b] = highest, live, at
+                for b in range(len(time)):
+                    waits[b] += lasts[b]
+            for e in range(event, come[op]):
+                more = size[event_row[e], part]
+                for b in range(len(time)):
+                    live[b] += more[b]
+            for b in range(len(time)):
+                if op == 0 or live[b] > highest[b]:
+                    highest[b] = live[b]
+                    at[b] = op
+            for e in range(come[op], gone[op]):
+                less = size[event_row[e], part]
+                for b in range(len(time)):
+                    live[b] -= less[b]
+            event = gone[op]

@@ -147,7 +147,7 @@ def _producer(graph: Graph, tensor: int | None, written: Mapping[int, int], arri
 
 @dataclass(frozen=True)
 class CostColumns:
-    """Evaluated costs of all operators of a library, for many shapes.
+    """Evaluated costs of operators of a library (all of them, or the rows asked for), for many shapes.
 
     Attributes:
         symbols: symbol -> int64[num_shapes], the shapes.
@@ -172,30 +172,50 @@ class TemplateLibrary:
     def __init__(self, templates: Sequence[Template]) -> None:
         self.templates = tuple(templates)
         self.operators: list[Operator] = []
-        sizes: list[Dim] = []
+        self.sizes: list[Dim] = []
         self.row_offset: list[int] = []
         self.size_offset: list[int] = []
         self.groups: list[CommGroup | None] = []
         for template in self.templates:
             self.row_offset.append(len(self.operators))
-            self.size_offset.append(len(sizes))
+            self.size_offset.append(len(self.sizes))
             self.operators.extend(template.operators)
             self.groups.extend(template.groups.get(op.stream) for op in template.operators)
-            sizes.extend(template.sizes)
+            self.sizes.extend(template.sizes)
         self._flop = DimTable.build([op.flop for op in self.operators])
         self._mem_bytes = DimTable.build([op.mem_bytes for op in self.operators])
         self._net_bytes = DimTable.build([op.net_bytes for op in self.operators])
-        self._sizes = DimTable.build(sizes)
+        self._sizes = DimTable.build(self.sizes)
 
-    def evaluate(self, symbols: Mapping[str, NDArray[np.int64]]) -> CostColumns:
-        """Costs for many shapes, one matrix product per kind of cost. ``symbols``: symbol -> int64[num_shapes]."""
+    def evaluate(
+        self,
+        symbols: Mapping[str, NDArray[np.int64]],
+        rows: NDArray[np.integer] | None = None,
+        size_rows: NDArray[np.integer] | None = None,
+    ) -> CostColumns:
+        """Costs for many shapes, one matrix product per kind of cost.
+
+        Args:
+            symbols: symbol -> int64[num_shapes]; those that the rows need.
+            rows, size_rows: operators and storages to evaluate, in this order; None: all.
+        """
+
+        def values(table: DimTable, wanted: NDArray[np.integer] | None) -> NDArray[np.int64]:
+            return (table if wanted is None else table.select(wanted)).evaluate(symbols)
+
         return CostColumns(
             symbols=symbols,
-            flop=self._flop.evaluate(symbols).astype(np.float64),
-            mem_bytes=self._mem_bytes.evaluate(symbols),
-            net_bytes=self._net_bytes.evaluate(symbols),
-            size_bytes=self._sizes.evaluate(symbols),
+            flop=values(self._flop, rows).astype(np.float64),
+            mem_bytes=values(self._mem_bytes, rows),
+            net_bytes=values(self._net_bytes, rows),
+            size_bytes=values(self._sizes, size_rows),
         )
+
+    def evaluate_sizes(
+        self, symbols: Mapping[str, NDArray[np.int64]], size_rows: NDArray[np.integer]
+    ) -> NDArray[np.int64]:
+        """Sizes of some storages alone: int64[len(size_rows), num_shapes]. Arguments as ``evaluate``."""
+        return self._sizes.select(size_rows).evaluate(symbols)
 
     def total(
         self, dims: Sequence[Dim], symbols: Mapping[str, NDArray[np.int64]], weights: NDArray[np.float64]

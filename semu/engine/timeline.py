@@ -2,6 +2,7 @@
 
 ``IterationTimeline`` holds one ``RankTimeline`` per pipeline rank of the slowest data-parallel replica. Stages and
 outer operators (transfers, reductions, optimizer) are there at once; the operators inside stages are expanded lazily.
+``root``, ``span`` and ``chunk`` give times, costs and memory at every level of nesting (``span``).
 """
 
 from __future__ import annotations
@@ -9,13 +10,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.engine.memory import MemoryCurve, PeakMemory, compress_steps
 from semu.graph.operator import OpKind, Phase
-from semu.graph.tensor import Role
 from semu.hardware.kinds import Provenance
+
+if TYPE_CHECKING:
+    from semu.engine.span import Span
+
+__all__ = [
+    "IterationTimeline",
+    "MemoryCurve",
+    "OperatorTable",
+    "OuterSlice",
+    "PeakMemory",
+    "RankTimeline",
+    "StageOperators",
+    "StageSlice",
+    "compress_steps",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +90,7 @@ class OperatorTable:
         paths: dotted module paths. kinds: operator kinds. phases: FORWARD, RECOMPUTE, INPUT_GRADIENT, ...
         streams: ``"compute"`` or the communicator's name (``"tp"``).
         group_ranks: ranks of the communicator, 1 for compute.
+        blocks: path of the chunk's block that the operator belongs to, a prefix of its own path.
     """
 
     paths: tuple[str, ...]
@@ -80,6 +98,19 @@ class OperatorTable:
     phases: tuple[Phase, ...]
     streams: tuple[str, ...]
     group_ranks: tuple[int, ...]
+    blocks: tuple[str, ...]
+
+    @cached_property
+    def block_starts(self) -> NDArray[np.int64]:
+        """int64[num_runs], the first operator of each run of consecutive operators of one block."""
+        changes = [i for i, block in enumerate(self.blocks) if i == 0 or block != self.blocks[i - 1]]
+        return np.array(changes, dtype=np.int64)
+
+    @cached_property
+    def stream_codes(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+        """The distinct streams, and the position of each operator's stream among them: int64[num_ops]."""
+        names = tuple(dict.fromkeys(self.streams))
+        return names, np.array([names.index(stream) for stream in self.streams], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -97,69 +128,6 @@ class StageOperators:
     flop: NDArray[np.float64]
     mem_bytes: NDArray[np.int64]
     net_bytes: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class PeakMemory:
-    """The highest point of a memory curve: when, in which stage and operator, and what makes it up."""
-
-    time_s: float
-    size_bytes: int
-    stage: str
-    operator: str
-    by_role: dict[Role, int]
-
-
-@dataclass(frozen=True)
-class MemoryCurve:
-    """Allocated bytes of one rank as a step function of time.
-
-    Attributes:
-        times_s: float64[n], non-decreasing; value i holds from times_s[i] to times_s[i + 1].
-        by_role: int64[num_roles, n] [bytes], rows in the order of ``roles``.
-        roles: the rows' roles.
-        capacity_bytes: size of the memory pool.
-    """
-
-    times_s: NDArray[np.float64]
-    by_role: NDArray[np.int64]
-    roles: tuple[Role, ...]
-    capacity_bytes: int
-
-    @cached_property
-    def total(self) -> NDArray[np.int64]:
-        """int64[n] [bytes], all roles together."""
-        total: NDArray[np.int64] = self.by_role.sum(axis=0)
-        return total
-
-    @property
-    def peak_bytes(self) -> int:
-        """Highest total."""
-        return int(self.total.max())
-
-
-def compress_steps(
-    time: NDArray[np.float64], level: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """A step function with at most two points per moment: the last, and the highest where it is only passed through
-    (something lived for no time at all).
-
-    Args:
-        time: float64[n] [s], non-decreasing, n >= 1. level: int64[num_roles, n] [bytes], after each event.
-    Returns:
-        (times, levels) of the points kept.
-    """
-    total = level.sum(axis=0)
-    last = np.append(time[1:] > time[:-1], True)
-    moment = np.concatenate(([0], np.cumsum(last)[:-1]))
-    ends = np.flatnonzero(last)
-    highest = np.maximum.reduceat(total, np.concatenate(([0], ends[:-1] + 1)))
-    around = np.maximum(total[ends], np.concatenate((total[:1] * 0, total[ends][:-1])))
-    is_top = (total == highest[moment]) & (total > around[moment])
-    passed = np.flatnonzero(is_top)
-    first = passed[np.diff(moment[passed], prepend=-1) > 0]
-    keep = np.union1d(ends, first)
-    return time[keep], level[:, keep]
 
 
 @dataclass(frozen=True)
@@ -192,6 +160,17 @@ class RankTimeline:
     def peak(self) -> PeakMemory:
         """The highest point of the memory curve, with the operator there and what makes it up."""
         return self.find_peak(self.memory)
+
+    @cached_property
+    def carried(self) -> dict[int, StageSlice]:
+        """Position in ``outer`` of every transfer -> the stage whose results it carries (its name has the label)."""
+        stages = {stage.label: stage for stage in self.stages}
+        found = {}
+        for number, piece in enumerate(self.outer):
+            stage = next((stages[word] for word in piece.name.split() if word in stages), None)
+            if stage is not None and piece.kind is OpKind.P2P:
+                found[number] = stage
+        return found
 
     def busy_s(self, stream: str = "compute") -> float:
         """Time during which a stream of this rank works [s]; the operators of all stages are expanded.
@@ -229,6 +208,38 @@ class IterationTimeline:
         """1 - (sum of stage times) / (P x makespan) (DESIGN §2); waiting inside a stage counts as busy."""
         stages = sum(stage.end_s - stage.start_s for rank in self.ranks for stage in rank.stages)
         return 1.0 - stages / (len(self.ranks) * self.makespan_s) if self.makespan_s else 0.0
+
+    @cached_property
+    def root(self) -> Span:
+        """The whole iteration; microbatches, stages, layers and operators are inside."""
+        from semu.engine.span_tree import iteration_span
+
+        return iteration_span(self)
+
+    @cached_property
+    def chunks(self) -> tuple[Span, ...]:
+        """Every model chunk: all its stages, from the first to the end of the last, on the rank that holds it."""
+        from semu.engine.span_tree import chunk_spans
+
+        return chunk_spans(self)
+
+    def span(self, path: str) -> Span:
+        """A piece of the iteration by path: ``mb3``, ``mb3/2F3``, ``mb3/2F3/llm.layers.4/attention.qkv``, ``chunk2``.
+
+        Raises:
+            ConfigError: nothing has this path; the nearest legal one is named.
+        """
+        from semu.engine.span_tree import find_span
+
+        return find_span(self, path)
+
+    def chunk(self, number: int) -> Span:
+        """One of ``chunks`` by its number.
+
+        Raises:
+            ConfigError: no such chunk.
+        """
+        return self.span(f"chunk{number}")
 
     def exposed_communication_s(self) -> dict[str, float]:
         """Mean time per rank, inside stages, in which no kernel computes, by communicator [s].

@@ -132,6 +132,11 @@ def as_int(dim: Dim, what: str, where: str) -> int:
     return dim
 
 
+def symbols_of(dim: Dim) -> frozenset[str]:
+    """The symbols that a size depends on."""
+    return frozenset(name for monomial in _terms(dim) for name in monomial)
+
+
 @dataclass(frozen=True)
 class DimTable:
     """Many sizes as one matrix: value[i, b] = sum over j of coefficients[i, j] x monomial_j(shape b).
@@ -159,6 +164,12 @@ class DimTable:
         coefficients = np.zeros((len(dims), len(index)), dtype=np.int64)
         coefficients[rows, columns] = values
         return cls(tuple(index), coefficients)
+
+    def select(self, rows: NDArray[np.integer]) -> DimTable:
+        """The table of some rows, in the order given, with the monomials that they use."""
+        coefficients = self.coefficients[rows]
+        used = np.flatnonzero(coefficients.any(axis=0))
+        return DimTable(tuple(self.monomials[column] for column in used), coefficients[:, used])
 
     def evaluate(self, columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
         """Values for many shapes at once.

@@ -67,9 +67,11 @@ class Graph:
         self.storages.append(storage)
         return self._append_tensor(storage.index, shape, dtype, name)
 
-    def add_input(self, shape: Sequence[Dim], dtype: DType, *, name: str, role: Role = Role.ACTIVATION) -> int:
+    def add_input(
+        self, shape: Sequence[Dim], dtype: DType, *, name: str, role: Role = Role.ACTIVATION, pool: str = HBM
+    ) -> int:
         """Add a tensor that exists before the first operator; returns its index."""
-        tensor = self.add_tensor(shape, dtype, role, name=name)
+        tensor = self.add_tensor(shape, dtype, role, name=name, pool=pool)
         self.inputs.append(tensor)
         return tensor
 

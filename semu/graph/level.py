@@ -6,10 +6,12 @@ from enum import Enum
 
 
 class Level(Enum):
-    """operator < layer < chunk < stage < microbatch < iteration: a piece of one level lies inside one of the next.
+    """operator < layer < chunk < stage < microbatch < iteration: a piece of one level lies inside pieces of the later.
 
-    A layer is any module inside a chunk: a block of the model (``llm.layers.4``) or a part of one (its attention).
-    A chunk is the work of one model chunk within a stage: one module's consecutive layers on one pipeline rank.
+    OPERATOR: one kernel, collective or transfer. LAYER: a module inside a chunk, a block of the model
+    (``llm.layers.4``) or a part of one (its attention); layers nest in layers. CHUNK: consecutive blocks of one
+    modality module on one pipeline rank. STAGE: one forward or backward computation of one chunk for one microbatch.
+    MICROBATCH: all stages of one microbatch, on all ranks. ITERATION: everything between two optimizer steps.
     """
 
     OPERATOR = "operator"
@@ -25,7 +27,7 @@ class Level(Enum):
         return _DEPTHS[self]
 
     def is_inside(self, other: Level) -> bool:
-        """Whether pieces of this level lie inside pieces of the other; no level lies inside itself."""
+        """Whether this level lies below the other; no level lies below itself."""
         return self.depth < other.depth
 
 

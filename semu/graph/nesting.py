@@ -38,10 +38,10 @@ def check_opening(subgraph: Subgraph, around: Sequence[Subgraph], subgraphs: Seq
             expected=f"a level below {above.value}",
             got=subgraph.level.value,
         )
-    chain = next((group for group in around if group.is_chain), None)
+    chain = next((group for group in (*around, subgraph) if group.is_chain), None)
     if chain is not None and subgraph.level is not None and not subgraph.level.is_inside(Level.STAGE):
         raise GraphError(
-            f"a {subgraph.level.value} inside the chain {chain.path}",
+            f"a {subgraph.level.value} in the chain {chain.path}",
             where=where,
             expected="chains inside stages; replicas of stages are peers",
             got=subgraph.level.value,

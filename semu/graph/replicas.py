@@ -123,7 +123,7 @@ class _Writer:
     def _operator(self, index: int, copies: _Copies) -> None:
         operator = self.old.operators[index]
         inputs = [self._read(tensor, copies) for tensor in operator.inputs]
-        outputs = [self._read(tensor, copies, is_fed=False) for tensor in operator.outputs]
+        outputs = [self._read(tensor, copies) for tensor in operator.outputs]
         produced = self.producers[index]
         after = [new for before in operator.after for new in self._waits(before, copies, before in produced)]
         device = operator.stream.device

@@ -42,11 +42,12 @@ def structure_of(graph: Graph, subgraph: Subgraph) -> Structure:
         )
     inner = (g for g in graph.subgraphs if g.index > subgraph.index and first <= g.first and (g.last or last) <= last)
     rows += [
-        (g.first - first, (g.last or last) - first, g.level, g.replicas, g.replication)
+        (g.first - first, (g.last or last) - first, g.level, g.replicas, g.replication, len(g.feeds))
         for g in inner
         if g.replicas > 1 or g.level is not None
     ]
-    rows.append((subgraph.replicas, subgraph.replication))
+    feeds = tuple((_use(graph, storages, given), _use(graph, storages, output)) for given, output in subgraph.feeds)
+    rows.append((subgraph.replicas, subgraph.replication, subgraph.mirrors is not None, feeds))
     return tuple(rows)
 
 

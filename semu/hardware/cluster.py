@@ -135,9 +135,12 @@ class Cluster:
         doubled = [gpu for gpu, count in Counter(gpus).items() if count > 1]
         if doubled:
             raise ConfigError("a GPU occurs twice", where=where, expected="each GPU once", got=doubled[0])
-        per_node = Counter(self.node_of(gpu) for gpu in gpus)
+        for gpu in (min(gpus), max(gpus)):
+            self.node_of(gpu)  # refuses a GPU that is not there
+        places = [divmod(gpu, self.gpus_per_node) for gpu in gpus]
+        per_node = Counter(node for node, _ in places)
         reach = int(self.profile.nvlink_gpus.value)
-        islands = {(self.node_of(gpu), gpu % self.gpus_per_node // reach) for gpu in gpus}
+        islands = {(node, local // reach) for node, local in places}
         local_port = Port.NVLINK if len(islands) == len(per_node) else Port.PCIE
         return CommGroup(name, len(gpus), len(per_node), min(per_node.values()), local_port)
 

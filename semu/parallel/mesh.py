@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,47 +30,54 @@ class Mesh:
 
     def tp_group(self, pp: int = 0, dp: int = 0, cp: int = 0) -> CommGroup:
         """The tensor-parallel group at a pipeline rank, replica and context rank."""
-        return self._place("tp", [self.gpu(pp=pp, dp=dp, cp=cp, tp=t) for t in range(self.parallel.tp)])
+        return self._place("tp", self.gpu(pp=pp, dp=dp, cp=cp), 1, self.parallel.tp)
 
     def dp_group(self, pp: int) -> CommGroup:
         """The group over which a pipeline rank's gradients are reduced (data x context); of the tensor-parallel peers'
         groups the one on the most nodes, because the slowest peer decides."""
         p = self.parallel
-        ranks = [(d, c) for d in range(p.dp) for c in range(p.cp)]
-        groups = [self._place("dp", [self.gpu(pp=pp, dp=d, cp=c, tp=t) for d, c in ranks]) for t in range(p.tp)]
-        return max(groups, key=_spread)
+        first = self.gpu(pp=pp)
+        peers = self._different(first, 1, p.tp)
+        return max((self._place("dp", peer, p.tp, p.dp * p.cp) for peer in peers), key=_spread)
 
     def pp_pair(self, source: int, target: int, dp: int = 0) -> CommGroup:
         """The pair of ranks between two pipeline ranks of one replica; of the tensor-parallel peers' pairs the one
         that crosses nodes, if any does."""
-        pairs = [(self.gpu(pp=source, dp=dp, tp=t), self.gpu(pp=target, dp=dp, tp=t)) for t in range(self.parallel.tp)]
-        node, island = self.cluster.gpus_per_node, int(self.cluster.profile.nvlink_gpus.value)
-
-        def apart(pair: tuple[int, int]) -> tuple[bool, bool]:
-            a, b = pair
-            return a // node != b // node, a % node // island != b % node // island
-
-        farthest = max(pairs, key=apart)
-        distance = apart(farthest)
-        if distance not in self._pairs:
-            self._pairs[distance] = self._place("pp", list(farthest))
-        return self._pairs[distance]
-
-    @cached_property
-    def _pairs(self) -> dict[tuple[bool, bool], CommGroup]:
-        return {}
+        first, distance = self.gpu(pp=source, dp=dp), self.gpu(pp=target) - self.gpu(pp=source)
+        key = (first % self.cluster.gpus_per_node, distance)
+        if key not in self._pairs:
+            peers = self._different(first, 1, self.parallel.tp)
+            pairs = [self.cluster.place_group("pp", [peer, peer + distance]) for peer in peers]
+            self._pairs[key] = max(pairs, key=_spread)
+        return self._pairs[key]
 
     @cached_property
     def worst_tp_group(self) -> CommGroup:
         """The tensor-parallel group that spans the most nodes; all groups are timed as it."""
         p = self.parallel
-        if p.tp == 1:
-            return self.tp_group()
-        groups = [self.tp_group(pp, dp, cp) for pp in range(p.pp) for dp in range(p.dp) for cp in range(p.cp)]
-        return max(groups, key=_spread)
+        firsts = self._different(0, p.tp, p.pp * p.dp * p.cp if p.tp > 1 else 1)
+        return max((self._place("tp", first, 1, p.tp) for first in firsts), key=_spread)
 
-    def _place(self, name: str, gpus: list[int]) -> CommGroup:
-        return self.cluster.place_group(name, gpus)
+    def _different(self, first: int, step: int, count: int) -> range:
+        """Of the GPUs first, first + step, ... (``count`` of them), those that stand differently in their nodes."""
+        node = self.cluster.gpus_per_node
+        return range(first, first + step * min(count, node // math.gcd(step, node)), step)
+
+    def _place(self, name: str, first: int, step: int, count: int) -> CommGroup:
+        """The communicator of GPUs first, first + step, ...; groups that are whole nodes apart are placed alike."""
+        last = first + step * (count - 1)
+        key = (name, first % self.cluster.gpus_per_node, step, count)
+        if key not in self._groups or last >= self.cluster.num_gpus:
+            self._groups[key] = self.cluster.place_group(name, range(first, last + 1, step))
+        return self._groups[key]
+
+    @cached_property
+    def _groups(self) -> dict[tuple[str, int, int, int], CommGroup]:
+        return {}
+
+    @cached_property
+    def _pairs(self) -> dict[tuple[int, int], CommGroup]:
+        return {}
 
 
 def _spread(group: CommGroup) -> tuple[int, bool, int]:

@@ -6,6 +6,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from semu.errors import ConfigError
 
 
@@ -49,39 +52,37 @@ def partition(weights: Sequence[float], num_parts: int) -> list[int]:
             got=num_parts,
             nearest=n,
         )
-    total = [0.0, *itertools.accumulate(float(weight) for weight in weights)]
-    heaviest = _lightest_heaviest(total, num_parts)
-    rest: dict[int, tuple[float, int]] = {n: (0.0, n)}
-    rows = [rest]
-    for part in range(1, num_parts + 1):
-        row: dict[int, tuple[float, int]] = {}
-        for start in range(num_parts - part, n - part + 1):
-            options = (
-                ((total[end] - total[start]) ** 2 + squares, end)
-                for end, (squares, _) in rest.items()
-                if start < end and total[end] - total[start] <= heaviest
-            )
-            best = min(options, default=None)
-            if best is not None:
-                row[start] = best
-        rows.append(row)
-        rest = row
+    total = np.array([0.0, *itertools.accumulate(float(weight) for weight in weights)])
+    weight = np.where(np.arange(n + 1) > np.arange(n + 1)[:, None], total - total[:, None], np.inf)
+    heaviest = _lightest_heaviest(weight, num_parts)
+    squares = np.full((n + 1, n + 1), np.inf)
+    allowed = weight <= heaviest
+    squares[allowed] = [part**2 for part in weight[allowed].tolist()]
+    rest = np.full(n + 1, np.inf)
+    rest[n] = 0.0
+    ends: list[NDArray[np.int64]] = []
+    for _ in range(num_parts):
+        sums = squares + rest
+        ends.append(sums.argmin(axis=1))
+        rest = sums.min(axis=1)
     boundaries = [0]
-    for row in reversed(rows[1:]):
-        boundaries.append(row[boundaries[-1]][1])
+    for end in reversed(ends):
+        boundaries.append(int(end[boundaries[-1]]))
     return boundaries
 
 
-def _lightest_heaviest(total: Sequence[float], num_parts: int) -> float:
-    """Weight of the heaviest part in the best cut, from running sums of the weights."""
-    n = len(total) - 1
-    best = {0: 0.0}
-    for part in range(1, num_parts + 1):
-        best = {
-            end: min(max(heaviest, total[end] - total[cut]) for cut, heaviest in best.items() if cut < end)
-            for end in range(part, n - (num_parts - part) + 1)
-        }
-    return best[n]
+def _lightest_heaviest(weight: NDArray[np.float64], num_parts: int) -> float:
+    """Weight of the heaviest part in the best cut.
+
+    Args:
+        weight: float64[num_blocks + 1, num_blocks + 1], weight of the blocks ``start <= i < end`` at [start, end],
+            infinite where there are none.
+    """
+    best = np.full(len(weight), np.inf)
+    best[0] = 0.0
+    for _ in range(num_parts):
+        best = np.maximum(best[:, None], weight).min(axis=0)
+    return float(best[-1])
 
 
 def place_chunks(blocks_per_module: Sequence[int], weights: Sequence[float], num_ranks: int) -> list[Chunk]:

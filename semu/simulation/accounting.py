@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.timeline import OuterSlice
+from semu.graph.dim import Dim, DimTable
 from semu.graph.operator import Phase
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
@@ -97,43 +98,60 @@ def _stage_times(
     num_ranks = problem.shape.num_ranks
     exposed = np.zeros(len(layout.streams))
     busy = 0.0
+    known: dict[tuple[int, bytes], tuple[float, NDArray[np.float64]]] = {}
     for number, costs in enumerate(evaluation.chunks):
         for phase, stage in enumerate((costs.forward, costs.backward)):
             if stage is None:
                 continue
-            nodes = np.flatnonzero((problem.chunk == number) & (problem.phase == phase))
-            shapes = run.shape[:, problem.microbatch[nodes]]
-            busy += float(weights @ stage.latency[shapes].sum(axis=1))
-            exposed += np.einsum("r,rns->s", weights, stage.exposed[shapes])
-    wait = float(weights @ (run.latency - run.plain)[:, :n].sum(axis=1))
-    gaps, explained = _pipeline_gaps(run)
+            order = problem.microbatch[np.flatnonzero((problem.chunk == number) & (problem.phase == phase))]
+            key = (id(stage), order.tobytes())
+            if key not in known:
+                shapes = run.shape[:, order]
+                latency = float(weights @ stage.latency[shapes].sum(axis=1))
+                known[key] = latency, np.einsum("r,rns->s", weights, stage.exposed[shapes])
+            busy += known[key][0]
+            exposed += known[key][1]
+    wait = float(weights @ (run.latency[:, :n] - run.plain[:, :n]).sum(axis=1)) if run.release else 0.0
+    explained, bubble = _pipeline_gaps(run)
     return (
         (busy - float(exposed[1:].sum())) / num_ranks,
         exposed / num_ranks,
-        float(weights @ explained.sum(axis=1)) / num_ranks,
+        float(weights @ explained) / num_ranks,
         wait / num_ranks,
-        float(weights @ (gaps - explained).sum(axis=1)) / num_ranks,
+        float(weights @ bubble) / num_ranks,
     )
 
 
+_ROWS = 16
+"""Replicas whose gaps are found together, so that the arrays stay in the cache."""
+
+
 def _pipeline_gaps(run: PipelineRun) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Per replica and stage: the gap before it, and the part that a transfer ending at its start explains [s]."""
+    """Per replica, gaps before stages: the part that transfers ending at the stages' starts explain, and the rest [s].
+
+    Returns:
+        float64[num_replicas], float64[num_replicas].
+    """
     problem = run.problem
     n = problem.num_stages
-    previous = np.zeros((run.num_replicas, n))
-    same = problem.node_rank[1:] == problem.node_rank[:-1]
-    previous[:, 1:][:, same] = run.end[:, : n - 1][:, same]
-    gap = run.start[:, :n] - previous
-    explained = np.zeros_like(gap)
+    follows = np.append(False, problem.node_rank[1:] == problem.node_rank[:-1])
     node_of_edge = np.repeat(np.arange(problem.num_nodes), np.diff(problem.pred_ptr))
     is_transfer = (node_of_edge < n) & (problem.pred >= n)
     nodes, transfers = node_of_edge[is_transfer], problem.pred[is_transfer]
-    lasted = np.minimum(gap[:, nodes], run.end[:, transfers] - run.start[:, transfers])
-    binding = run.end[:, transfers] == run.start[:, nodes]
-    for column in range(len(nodes)):
-        target = nodes[column]
-        explained[:, target] = np.maximum(explained[:, target], np.where(binding[:, column], lasted[:, column], 0.0))
-    return gap, explained
+    turn = np.arange(len(nodes)) - np.searchsorted(nodes, nodes)  # first, second, ... transfer that a stage waits for
+    explained, rest = np.zeros(run.num_replicas), np.zeros(run.num_replicas)
+    for first in range(0, run.num_replicas, _ROWS):
+        rows = slice(first, first + _ROWS)
+        start, end = run.start[rows], run.end[rows]
+        gap = start[:, :n].copy()
+        gap[:, follows] -= end[:, :n][:, np.flatnonzero(follows) - 1]
+        part = np.zeros_like(gap)
+        for number in range(int(turn.max(initial=-1)) + 1):
+            here, by = nodes[turn == number], transfers[turn == number]
+            lasted = np.minimum(gap[:, here], end[:, by] - start[:, by])
+            part[:, here] = np.maximum(part[:, here], np.where(end[:, by] == start[:, here], lasted, 0.0))
+        explained[rows], rest[rows] = part.sum(axis=1), (gap - part).sum(axis=1)
+    return explained, rest
 
 
 def bubble_ratio(run: PipelineRun, replica: int) -> float:
@@ -164,27 +182,46 @@ class Work:
 
 def count_work(layout: Layout, evaluation: Evaluation) -> Work:
     """Sum the operators' FLOP over all stages, microbatches, replicas and tensor-parallel ranks."""
-    uses = np.bincount(evaluation.shapes.index.ravel(), minlength=evaluation.latency.shape[0]).astype(np.float64)
-    operators = layout.library.operators
-    again = np.array([op.phase is Phase.RECOMPUTE for op in operators])
-    ranks = np.array([layout.job.parallel.tp / op.copies for op in operators])
-    flop = (evaluation.columns.flop @ uses) * ranks
-    symbols = evaluation.columns.symbols
-    needed = flop - layout.library.total([op.recomputed_flop for op in operators], symbols, uses) * ranks
-    causal = layout.library.total([op.causal_flop for op in operators], symbols, uses) * ranks
-    hardware = model = full = 0.0
+    library, tp = layout.library, layout.job.parallel.tp
+    operators = library.operators
+    uses = np.bincount(evaluation.shapes.index.ravel())
+    symbols = evaluation.shapes.columns
+    work = _totals([op.flop for op in operators], symbols, uses)
+    extra = _totals([op.recomputed_flop for op in operators], symbols, uses)
+    causal = _totals([op.causal_flop for op in operators], symbols, uses)
+    calls = np.zeros(len(operators), dtype=np.int64)
     for chunk in layout.chunks:
         for stage in (chunk.forward, chunk.backward):
             if stage is not None:
-                rows = stage.rows
-                first = rows[~again[rows]]
-                hardware += float(flop[rows].sum())
-                model += float(needed[first].sum())
-                full += float((needed[first] + causal[first]).sum())
-    return Work(model, hardware, full, _tokens(layout, evaluation, uses))
+                calls += np.bincount(stage.rows, minlength=len(operators))
+    hardware = model = full = 0
+    for row in np.flatnonzero(calls).tolist():
+        operator = operators[row]
+        times = int(calls[row]) * (tp // operator.copies)
+        hardware += times * work[row]
+        if operator.phase is not Phase.RECOMPUTE:
+            model += times * (work[row] - extra[row])
+            full += times * (work[row] - extra[row] + causal[row])
+    return Work(float(model), float(hardware), float(full), _tokens(layout, evaluation, uses))
 
 
-def _tokens(layout: Layout, evaluation: Evaluation, uses: NDArray[np.float64]) -> int:
+def _totals(dims: Sequence[Dim], symbols: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]) -> list[int]:
+    """Sum over all microbatches of some size of every operator; whole numbers of any length, so nothing is rounded.
+
+    Args:
+        dims: one size per operator. symbols: symbol -> int64[num_shapes]. uses: int64[num_shapes], microbatches of
+            each shape.
+    """
+    table = DimTable.build(dims)
+    one = np.ones_like(uses)
+    sums = [int(np.prod([symbols[name] for name in monomial] or [one], axis=0) @ uses) for monomial in table.monomials]
+    totals = [0] * len(dims)
+    for row, column in np.argwhere(table.coefficients).tolist():
+        totals[row] += int(table.coefficients[row, column]) * sums[column]
+    return totals
+
+
+def _tokens(layout: Layout, evaluation: Evaluation, uses: NDArray[np.int64]) -> int:
     """Tokens of the last modality module's first data stream (the backbone's text, the decoder's video)."""
     fed = [module.inputs[0].stream for module in layout.job.model.modules if module.inputs]
     stream = fed[-1] if fed else ""

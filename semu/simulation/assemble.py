@@ -14,10 +14,11 @@ from semu.simulation.accounting import breakdown, bubble_ratio, count_work
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather, held_by_rank
 from semu.simulation.layout import Layout
-from semu.simulation.memory import RankMemory, rank_static
+from semu.simulation.memory import RankMemory
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.rank_timeline import build_timeline
 from semu.simulation.reduction import RankTail
+from semu.simulation.replica import ReplicaCosts
 from semu.simulation.tables import add_outer, rank_row, top_operators
 
 
@@ -41,8 +42,9 @@ def assemble_report(
     peak_rate = profile.peak_flop_per_s(job.training.precision.compute_dtype) * gpus * iteration
     is_fp8 = job.training.precision is Precision.FP8
     capacity = int(profile.memory_bytes.value)
-    timeline = build_timeline(layout, evaluation, run, tails, gathers, memories, slowest, iteration)
-    top, seconds = top_operators(layout, evaluation, run, slowest)
+    costs = ReplicaCosts.of(layout, evaluation, run, slowest)
+    timeline = build_timeline(layout, evaluation, run, tails, gathers, memories, slowest, costs, iteration)
+    top, seconds = top_operators(layout, evaluation, costs)
     add_outer(seconds, timeline)
     everything = sum(seconds.values()) or 1.0
     provenance = {name: value / everything for name, value in sorted(seconds.items())}
@@ -61,7 +63,7 @@ def assemble_report(
         tokens=work.tokens,
         bubble_ratio=bubble_ratio(run, slowest),
         peak_memory_bytes=tuple(peak.size_bytes for peak in peaks),
-        static_memory_bytes=tuple(rank_static(layout, rank).total for rank in range(job.parallel.pp)),
+        static_memory_bytes=tuple(memory.static.total for memory in memories),
         reserved_memory_bytes=None,
         capacity_bytes=capacity,
         parameters=job.model.num_parameters(),

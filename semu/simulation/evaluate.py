@@ -1,8 +1,8 @@
-"""Stage costs of a whole batch: one evaluation of all cost rows, one kernel call per distinct chunk and phase."""
+"""Stage costs of a whole batch: its distinct shapes, and what every chunk costs for each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 
 from semu.engine.costs import CostModel
 from semu.engine.join import build_stages
-from semu.engine.stage import StageCosts, StageProgram
+from semu.engine.result_cache import ResultCache
+from semu.engine.stage import StageCosts
 from semu.engine.template import CostColumns, TemplateLibrary, stream_names
-from semu.simulation.layout import ChunkStages, Layout
+from semu.simulation.layout import Layout
+from semu.simulation.segment_costs import stage_costs
+from semu.simulation.shape_costs import ShapeCosts, num_shapes
 from semu.workload.batch import Microbatch, shape_columns
 
 
@@ -68,71 +71,96 @@ class Evaluation:
     """Everything about operators and stages that does not depend on the schedule.
 
     Attributes:
-        shapes: distinct shapes. columns: cost columns. cost_model: how latencies came about.
-        latency: float64[num_shapes, num_rows] [s]. size: int64[num_shapes, num_size_rows] [bytes].
-        chunks: costs per chunk.
+        shapes: distinct shapes. by_shape: costs of single operators. chunks: costs per chunk.
     """
 
     shapes: BatchShapes
-    columns: CostColumns
-    cost_model: CostModel
-    latency: NDArray[np.float64]
-    size: NDArray[np.int64]
+    by_shape: ShapeCosts
     chunks: tuple[ChunkCosts, ...]
 
+    @property
+    def cost_model(self) -> CostModel:
+        """How latencies came about."""
+        return self.by_shape.model
 
-def evaluate(layout: Layout, shapes: BatchShapes, cost_model: CostModel) -> Evaluation:
-    """Cost every stage of the layout for every distinct shape."""
-    columns = layout.library.evaluate(shapes.columns)
-    latency = np.ascontiguousarray(cost_model.latencies(columns).T)
-    size = np.ascontiguousarray(columns.size_bytes.T)
-    known: dict[int, StageCosts] = {}
+    @property
+    def num_shapes(self) -> int:
+        """How many distinct shapes there are."""
+        return num_shapes(self.shapes.columns)
 
-    def run(program: StageProgram) -> StageCosts:
-        if id(program) not in known:
-            known[id(program)] = program.run(latency, size)
-        return known[id(program)]
+    @property
+    def columns(self) -> CostColumns:
+        """Cost columns of everything for all shapes; computed when somebody asks."""
+        return self.by_shape.columns
+
+    @property
+    def latency(self) -> NDArray[np.float64]:
+        """float64[num_shapes, num_rows] [s]; computed when somebody asks."""
+        return self.by_shape.latency
+
+    @property
+    def size(self) -> NDArray[np.int64]:
+        """int64[num_shapes, num_size_rows] [bytes]; computed when somebody asks."""
+        return self.by_shape.size
+
+    def latencies_of(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Latencies for some shapes: float64[n, num_rows] [s]. ``shapes``: int64[n], numbers of shapes."""
+        return self.by_shape.latencies_of(shapes)
+
+    def sizes_of(self, shapes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Storage sizes for some shapes: int64[n, num_size_rows] [bytes]. ``shapes``: int64[n], numbers of shapes."""
+        return self.by_shape.sizes_of(shapes)
+
+
+def evaluate(
+    layout: Layout, shapes: BatchShapes, cost_model: CostModel, cache: ResultCache | None = None
+) -> Evaluation:
+    """Cost every stage of the layout for every distinct shape.
+
+    Args:
+        layout, shapes: the job. cost_model: of the layout's library. cache: see ``stage_costs``.
+    """
+    by_shape = ShapeCosts(cost_model, shapes.columns)
+    programs = [stage for chunk in layout.chunks for stage in (chunk.forward, chunk.backward) if stage is not None]
+    costs = dict(zip(map(id, programs), stage_costs(programs, by_shape, cache), strict=True))
+    rows = sorted({row for program in programs for row in (*program.arriving, *program.leaving)})
+    place = {row: number for number, row in enumerate(rows)}
+    sizes = by_shape.sizes_of_rows(rows)
+
+    def carried(wanted: Sequence[int]) -> NDArray[np.int64]:
+        chosen: NDArray[np.int64] = sizes[[place[row] for row in wanted]]
+        return chosen
 
     return Evaluation(
         shapes=shapes,
-        columns=columns,
-        cost_model=cost_model,
-        latency=latency,
-        size=size,
-        chunks=tuple(_chunk_costs(chunk, columns, run) for chunk in layout.chunks),
+        by_shape=by_shape,
+        chunks=tuple(
+            ChunkCosts(
+                forward=costs[id(chunk.forward)],
+                backward=costs[id(chunk.backward)] if chunk.backward is not None else None,
+                arriving=carried(chunk.forward.arriving),
+                leaving=carried(chunk.forward.leaving),
+                gradient_leaving=carried(chunk.backward.leaving if chunk.backward is not None else ()),
+            )
+            for chunk in layout.chunks
+        ),
     )
-
-
-def _chunk_costs(chunk: ChunkStages, columns: CostColumns, run: Callable[[StageProgram], StageCosts]) -> ChunkCosts:
-    backward = chunk.backward
-    return ChunkCosts(
-        forward=run(chunk.forward),
-        backward=run(backward) if backward is not None else None,
-        arriving=_sizes(columns, chunk.forward.arriving),
-        leaving=_sizes(columns, chunk.forward.leaving),
-        gradient_leaving=_sizes(columns, backward.leaving if backward is not None else ()),
-    )
-
-
-def _sizes(columns: CostColumns, rows: Sequence[int]) -> NDArray[np.int64]:
-    result = np.zeros((len(rows), columns.size_bytes.shape[1]), dtype=np.int64)
-    for i, row in enumerate(rows):
-        if row >= 0:
-            result[i] = columns.size_bytes[row]
-    return result
 
 
 def template_latencies(
-    library: TemplateLibrary, shapes: BatchShapes, cost_model: CostModel, *, serial: bool
+    library: TemplateLibrary,
+    shapes: BatchShapes,
+    cost_model: CostModel,
+    *,
+    serial: bool,
+    cache: ResultCache | None = None,
 ) -> list[float]:
     """Mean forward plus backward latency [s] of each template over all microbatches, for balancing stages."""
-    costs = library.evaluate(shapes.columns)
     uses = np.bincount(shapes.index.ravel()) / shapes.index.size
-    latency = np.ascontiguousarray(cost_model.latencies(costs).T)
-    size = np.ascontiguousarray(costs.size_bytes.T)
     streams = stream_names(library)
-    result = []
-    for number in range(len(library.templates)):
-        stages = build_stages(library, [number], streams, serial=serial)
-        result.append(sum(float(uses @ stage.run(latency, size).latency) for stage in stages if stage is not None))
-    return result
+    halves = [build_stages(library, [number], streams, serial=serial) for number in range(len(library.templates))]
+    programs = [stage for stages in halves for stage in stages if stage is not None]
+    costs = dict(
+        zip(map(id, programs), stage_costs(programs, ShapeCosts(cost_model, shapes.columns), cache), strict=True)
+    )
+    return [sum(float(uses @ costs[id(stage)].latency) for stage in stages if stage is not None) for stages in halves]

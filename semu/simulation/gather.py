@@ -6,18 +6,19 @@ operator of a block whose parameters are not there yet waits inside the stage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.costs import CostModel
+from semu.engine.stage import StageProgram
 from semu.engine.timeline import OuterSlice
-from semu.graph.operator import Phase
+from semu.engine.units import Edges, Slots
 from semu.hardware.kinds import OpKind
 from semu.parallel.data import gradient_buckets
-from semu.schedule.problem import PipelineProblem
+from semu.schedule.units import PipelineUnits
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
 from semu.simulation.tracer import HeldParameter
@@ -29,11 +30,11 @@ class ParameterGather:
     """The gathers of one rank before its first forwards.
 
     Attributes:
-        slices: from time 0. block_ready: (chunk, block) -> when its parameters are there [s].
+        slices: one after another from time 0. last: (chunk, block) -> number of the gather that completes it.
     """
 
     slices: tuple[OuterSlice, ...]
-    block_ready: Mapping[tuple[int, int], float]
+    last: Mapping[tuple[int, int], int]
 
 
 def held_by_rank(layout: Layout, rank: int) -> list[tuple[int, int, HeldParameter]]:
@@ -63,7 +64,7 @@ def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
     group = layout.mesh.dp_group(rank)
     size = job.training.precision.tensor_dtype.size_bytes
     slices: list[OuterSlice] = []
-    ready: dict[tuple[int, int], float] = {}
+    last: dict[tuple[int, int], int] = {}
     buckets = gradient_buckets([h.elements for _, _, h in held], job.parallel.dp, overlapped=True)
     for number, bucket in enumerate(buckets):
         begin = slices[-1].end_s if slices else 0.0
@@ -72,54 +73,100 @@ def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
         )
         for member in bucket.members:
             chunk, block, _ = held[member]
-            ready[chunk, block] = slices[-1].end_s
-    return ParameterGather(tuple(slices), ready)
+            last[chunk, block] = number
+    return ParameterGather(tuple(slices), last)
 
 
-def stretch(
+def first_forward_edges(
     layout: Layout,
     evaluation: Evaluation,
-    problem: PipelineProblem,
+    units: PipelineUnits,
     gathers: Mapping[int, ParameterGather],
     shape: NDArray[np.int64],
-    latency: NDArray[np.float64],
-    start: NDArray[np.float64],
-    run: Callable[[], None],
-) -> dict[tuple[int, int], NDArray[np.float64]]:
-    """Let the first forward stages wait for their parameters, to a fixpoint.
-
-    Each round expands the waiting stages at the starts of the round before and times the pipeline again. Along the
-    chain of first stages every round settles at least one more stage, so there are at most as many as chunks.
+    orders: Sequence[NDArray[np.int32]],
+    num_nodes: int,
+) -> tuple[Edges, Slots]:
+    """Edges from the gathers to the operators that need them, in each chunk's first forward stage.
 
     Args:
-        layout, evaluation, problem, gathers: the job. shape: int64[num_replicas, num_microbatches].
-        latency, start: float64[num_replicas, num_nodes] [s], changed. run: fills ``start`` from ``latency``.
-    Returns:
-        (replica, node) -> earliest starts of the stage's operators: float64[num_ops] [s].
+        layout, evaluation, units, gathers: the job; the gathers are units too, after those of the pipeline, by rank.
+        shape: int64[num_replicas, num_microbatches], distinct replicas. orders: units of each rank in order.
+        num_nodes: units of the pipeline, and gathers.
     """
+    source: list[int] = []
+    owner: list[int] = []
+    op: list[int] = []
+    starts: list[NDArray[np.float64]] = []
+    costs: list[NDArray[np.float64]] = []
+    programs: list[StageProgram] = []
+    prog = np.full(num_nodes, -1, dtype=np.int32)
+    cost_ptr = np.full(num_nodes, -1, dtype=np.int64)
+    number: dict[int, int] = {}
+    gather_unit, filled = units.num_units, 0
+    for rank, gather in sorted(gathers.items()):
+        for unit in sorted(_first_forwards(units, orders[rank]).values()):
+            chunk = layout.chunks[units.chunk[unit % units.size]]
+            program = chunk.forward
+            ready = [gather.last.get((chunk.chunk.index, block), -1) for block in range(len(chunk.blocks))]
+            waits = np.array(ready, dtype=np.int64)[program.block]
+            bound = np.flatnonzero(waits >= 0)
+            latency = evaluation.latencies_of(shape[:, unit // units.size])[:, program.rows]
+            source.extend((gather_unit + waits[bound]).tolist())
+            owner.extend([unit] * len(bound))
+            op.extend(bound.tolist())
+            starts.append(_natural_starts(program, latency)[:, bound])
+            costs.append(latency)
+            if id(program) not in number:
+                number[id(program)] = len(programs)
+                programs.append(program)
+            prog[unit], cost_ptr[unit] = number[id(program)], filled
+            filled += program.num_ops
+        gather_unit += len(gather.slices)
+    by_unit = np.argsort(np.array(owner, dtype=np.int64), kind="stable")
+    count = np.bincount(np.array(owner, dtype=np.int64), minlength=num_nodes)
+    slot = np.empty(len(owner), dtype=np.int32)
+    slot[by_unit] = np.arange(len(owner), dtype=np.int32)
+    nothing = np.full(len(owner), -1, dtype=np.int32)
+    slots = Slots(
+        ptr=np.concatenate(([0], np.cumsum(count))).astype(np.int32),
+        op=np.array(op, dtype=np.int32)[by_unit],
+        start=np.ascontiguousarray(np.concatenate(starts, axis=1)[:, by_unit]),
+        prog=prog,
+        prog_ptr=np.concatenate(([0], np.cumsum([p.num_ops for p in programs]))).astype(np.int32),
+        op_pred_ptr=np.concatenate(([0], np.cumsum(np.concatenate([np.diff(p.pred_ptr) for p in programs])))).astype(
+            np.int32
+        ),
+        op_pred=np.concatenate([p.pred for p in programs]).astype(np.int32),
+        op_stream=np.concatenate([p.stream for p in programs]).astype(np.int32),
+        prog_streams=np.array([p.num_streams for p in programs], dtype=np.int32),
+        cost_ptr=cost_ptr,
+        op_latency=np.ascontiguousarray(np.concatenate(costs, axis=1)),
+    )
+    sources = np.array(source, dtype=np.int32)
+    return Edges(sources, np.array(owner, dtype=np.int32), nothing, np.zeros((len(shape), 0)), slot), slots
+
+
+def _first_forwards(units: PipelineUnits, order: NDArray[np.int32]) -> dict[int, int]:
+    """Chunk -> unit of its first forward stage on this rank."""
+    position = order % units.size
     first: dict[int, int] = {}
-    for node, stage in enumerate(problem.stages):
-        if stage.phase is Phase.FORWARD:
-            first.setdefault(stage.chunk, node)
-    plain = latency.copy()
-    waiting: dict[tuple[int, int], NDArray[np.float64]] = {}
-    for _ in range(len(layout.chunks) + 1 if gathers else 0):
-        waiting, changed = {}, False
-        for chunk_number, node in first.items():
-            chunk = layout.chunks[chunk_number]
-            arrivals = gathers[chunk.chunk.rank].block_ready
-            ready = np.array([arrivals.get((chunk_number, number), 0.0) for number in range(len(chunk.blocks))])
-            for replica in range(len(shape)):
-                late = np.maximum(ready - start[replica, node], 0.0)
-                lasts = plain[replica, node]
-                if late.any():
-                    release = late[chunk.forward.block]
-                    costs = evaluation.latency[shape[replica, problem.microbatch[node]]]
-                    lasts = float(chunk.forward.times(costs, release)[1].max())
-                    waiting[replica, node] = release
-                changed |= lasts != latency[replica, node]
-                latency[replica, node] = lasts
-        if not changed:
-            break
-        run()
-    return waiting
+    for unit, chunk, phase in zip(order.tolist(), units.chunk[position], units.phase[position], strict=True):
+        if phase == 0:
+            first.setdefault(int(chunk), unit)
+    return first
+
+
+def _natural_starts(program: StageProgram, latency: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Start of every operator after its stage's when nothing outside delays it: float64[num_replicas, num_ops] [s].
+
+    Args:
+        latency: float64[num_replicas, num_ops] [s].
+    """
+    if program.is_serial:
+        return np.cumsum(latency, axis=1) - latency
+    rows = np.zeros(int(program.rows.max(initial=-1)) + 1)
+    result = np.empty_like(latency)
+    for replica, lasts in enumerate(latency):
+        rows[program.rows] = lasts
+        result[replica] = program.times(rows)[0]
+    return result

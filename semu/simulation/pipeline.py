@@ -1,21 +1,40 @@
-"""The pipeline of every distinct replica: node latencies from stage costs, then the fixed-order kernel."""
+"""The pipeline of every distinct replica: its stages and transfers as consolidated units, timed under a schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.errors import InternalError
+from semu.engine.units import Edges, UnitGraph, UnitTimes
+from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.schedule.problem import PipelineProblem
+from semu.schedule.units import PipelineUnits
 from semu.simulation.evaluate import Evaluation
-from semu.simulation.gather import ParameterGather, stretch
+from semu.simulation.gather import ParameterGather, first_forward_edges
 from semu.simulation.layout import Layout
-from semu.simulation.transfers import transfer_bytes
+from semu.simulation.transfers import TransferBytes, edge_bytes, transfer_bytes
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The distinct data-parallel replicas of a job.
+
+    Attributes:
+        shape: int64[num_replicas, num_microbatches], shape of each microbatch.
+        count: int64[num_replicas], how many data-parallel replicas are equal to this one.
+        first: int64[num_replicas], the first of them.
+        links: per distinct replica, the link of every pair of ranks.
+    """
+
+    shape: NDArray[np.int64]
+    count: NDArray[np.int64]
+    first: NDArray[np.int64]
+    links: tuple[tuple[CommGroup, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -23,12 +42,10 @@ class PipelineRun:
     """Times of all distinct replicas.
 
     Attributes:
-        problem: structure. shape: int64[num_replicas, num_microbatches], shape of each microbatch.
-        count: int64[num_replicas], how many data-parallel replicas are equal to this one.
-        first: int64[num_replicas], the first of them.
+        problem: structure. shape, count, first: see ``Replicas``.
         plain: float64[num_replicas, num_nodes] [s], latency without waiting for parameters.
         latency: float64[num_replicas, num_nodes] [s], with it. start, end: float64[num_replicas, num_nodes] [s].
-        sent: int64[num_transfers, num_shapes] [bytes].
+        sent: bytes of the transfers.
         release: (replica, node) -> earliest starts of the operators of a stage that waits for parameters, relative to
             its beginning: float64[num_ops] [s].
     """
@@ -41,7 +58,7 @@ class PipelineRun:
     latency: NDArray[np.float64]
     start: NDArray[np.float64]
     end: NDArray[np.float64]
-    sent: NDArray[np.int64]
+    sent: TransferBytes
     release: Mapping[tuple[int, int], NDArray[np.float64]]
 
     @property
@@ -60,72 +77,138 @@ class PipelineRun:
         return last
 
 
-def run_replicas(
-    layout: Layout, evaluation: Evaluation, problem: PipelineProblem, gathers: Mapping[int, ParameterGather]
-) -> PipelineRun:
-    """Time the pipeline of every distinct replica.
+def distinct_replicas(layout: Layout, evaluation: Evaluation, pairs: Sequence[tuple[int, int]]) -> Replicas:
+    """Find equal replicas: the same microbatches in the same order over links of the same kind.
 
     Args:
-        layout, evaluation, problem: the job. gathers: overlapped parameter gathers by rank.
+        layout, evaluation: the job. pairs: ranks that exchange results.
     """
-    pairs = sorted({(t.source, t.target) for t in problem.transfers})
     links = [tuple(layout.mesh.pp_pair(*pair, dp=dp) for pair in pairs) for dp in range(layout.job.parallel.dp)]
     kinds = {placement: number for number, placement in enumerate(dict.fromkeys(links))}
     rows = np.concatenate((evaluation.shapes.index, [[kinds[placement]] for placement in links]), axis=1)
     distinct, first, count = np.unique(rows, axis=0, return_index=True, return_counts=True)
     order = np.argsort(first, kind="stable")
-    shape, first, count = distinct[order, :-1], first[order], count[order]
-    sent = transfer_bytes(layout, evaluation, problem)
-    plain = _node_latencies(evaluation, problem, shape, sent, [dict(zip(pairs, links[r], strict=True)) for r in first])
-    start, end = np.zeros_like(plain), np.zeros_like(plain)
-    latency = plain.copy()
-    _time(problem, latency, start, end)
-    release = stretch(
-        layout, evaluation, problem, gathers, shape, latency, start, lambda: _time(problem, latency, start, end)
-    )
-    return PipelineRun(problem, shape, count, first, plain, latency, start, end, sent, release)
+    first = first[order]
+    return Replicas(np.ascontiguousarray(distinct[order, :-1]), count[order], first, tuple(links[r] for r in first))
 
 
-def _time(
-    problem: PipelineProblem, latency: NDArray[np.float64], start: NDArray[np.float64], end: NDArray[np.float64]
-) -> None:
-    """Fill in start and end of every replica."""
-    from semu.engine.kernels import fixed_order_times
-
-    cursor = np.zeros(len(problem.stream_ptr) - 1, dtype=np.int64)
-    none = np.zeros(0)
-    for row in range(len(latency)):
-        timed = fixed_order_times(
-            problem.stream_ptr, problem.pred_ptr, problem.pred, latency[row], none, start[row], end[row], cursor
-        )
-        if timed < problem.num_nodes:
-            raise InternalError("a validated schedule deadlocked", where=problem.schedule.name)
-
-
-def _node_latencies(
+def consolidated_units(
+    layout: Layout,
     evaluation: Evaluation,
+    units: PipelineUnits,
+    replicas: Replicas,
+    gathers: Mapping[int, ParameterGather],
+) -> UnitGraph:
+    """Every microbatch of every distinct replica simulated alone: stages, transfers and parameter gathers as nodes.
+
+    Args:
+        layout, evaluation, units, replicas: the job. gathers: overlapped gathers by rank, nodes after the pipeline's.
+    """
+    slices = [piece for _, gather in sorted(gathers.items()) for piece in gather.slices]
+    num_gathers = [len(gather.slices) for _, gather in sorted(gathers.items())]
+    latency = np.empty((len(replicas.count), units.num_units + len(slices)))
+    _fill_latencies(layout, evaluation, units, replicas, latency[:, : units.num_units])
+    latency[:, units.num_units :] = [piece.end_s - piece.start_s for piece in slices]
+    gather_streams = units.num_streams + np.repeat(np.arange(len(num_gathers)), num_gathers)
+
+    def name(unit: int) -> str:
+        return units.name(unit) if unit < units.num_units else slices[unit - units.num_units].name
+
+    return UnitGraph.build(
+        latency,
+        (
+            np.arange(latency.shape[1] + 1, dtype=np.int32),
+            np.concatenate((units.stream, gather_streams)).astype(np.int32),
+        ),
+        units.num_streams + len(num_gathers),
+        Edges.between(units.edges, len(latency)),
+        name,
+    )
+
+
+def _fill_latencies(
+    layout: Layout,
+    evaluation: Evaluation,
+    units: PipelineUnits,
+    replicas: Replicas,
+    latency: NDArray[np.float64],
+) -> None:
+    """Latency of every stage and transfer of every replica: float64[num_replicas, num_units] [s], written."""
+    shape = replicas.shape
+    for position, (chunk, half) in enumerate(zip(units.chunk.tolist(), units.phase.tolist(), strict=True)):
+        costs = evaluation.chunks[chunk]
+        stage = costs.forward if half == 0 else costs.backward
+        assert stage is not None
+        latency[:, position :: units.size] = stage.latency[shape]
+    for number in range(units.num_transfers):
+        producer, consumer = units.producer[number], units.consumer[number]
+        ends = int(units.chunk[producer]), int(units.chunk[consumer])
+        phase = Phase.BACKWARD if units.phase[producer] else Phase.FORWARD
+        sizes = edge_bytes(layout, evaluation, *ends, phase)
+        link_of = [links[units.pair[number]] for links in replicas.links]
+        for link in dict.fromkeys(link_of):
+            by_shape = evaluation.cost_model.outer_latency(OpKind.P2P, "send", group=link, net_bytes=sizes)
+            rows = np.array([replica for replica, other in enumerate(link_of) if other == link])
+            latency[rows, units.num_stages + number :: units.size] = by_shape[shape[rows]]
+
+
+def run_pipeline(
+    layout: Layout,
+    evaluation: Evaluation,
+    units: PipelineUnits,
+    replicas: Replicas,
+    nodes: UnitGraph,
+    gathers: Mapping[int, ParameterGather],
     problem: PipelineProblem,
-    shape: NDArray[np.int64],
-    sent: NDArray[np.int64],
-    links: list[dict[tuple[int, int], CommGroup]],
-) -> NDArray[np.float64]:
-    """Latency of every stage and transfer for every distinct replica: float64[num_replicas, num_nodes] [s]."""
-    latency = np.zeros((len(shape), problem.num_nodes))
-    for number, costs in enumerate(evaluation.chunks):
-        for phase, stage in enumerate((costs.forward, costs.backward)):
-            if stage is not None:
-                nodes = np.flatnonzero((problem.chunk == number) & (problem.phase == phase))
-                latency[:, nodes] = stage.latency[shape[:, problem.microbatch[nodes]]]
-    by_edge: dict[tuple[int, int, int, int], list[int]] = {}
-    for j, transfer in enumerate(problem.transfers):
-        key = (transfer.source, transfer.target, transfer.stage.chunk, transfer.consumer.chunk)
-        by_edge.setdefault(key, []).append(j)
-    for (source, target, _, _), numbers in by_edge.items():
-        microbatches = np.array([problem.transfers[j].stage.microbatch for j in numbers])
-        columns = problem.num_stages + np.array(numbers)
-        group_of = [link[source, target] for link in links]
-        for group in dict.fromkeys(group_of):
-            by_shape = evaluation.cost_model.outer_latency(OpKind.P2P, "send", group=group, net_bytes=sent[numbers[0]])
-            rows = np.array([replica for replica, other in enumerate(group_of) if other == group])
-            latency[np.ix_(rows, columns)] = by_shape[shape[np.ix_(rows, microbatches)]]
-    return latency
+) -> PipelineRun:
+    """Time every distinct replica under a schedule: the schedule's edges on the consolidated units.
+
+    Args:
+        nodes: from ``consolidated_units``. problem: the schedule, lowered. others: as there.
+    """
+    orders = units.orders(problem.schedule)
+    new = Edges.between(
+        units.order_edges(orders, overlapped_sends=layout.job.training.overlap.pipeline), len(replicas.count)
+    )
+    slots = None
+    if gathers:
+        waits, slots = first_forward_edges(layout, evaluation, units, gathers, replicas.shape, orders, nodes.num_units)
+        new = new.followed_by(waits)
+    times = nodes.resume(new, slots=slots)
+    unit = np.array(
+        [units.unit(stage) for stage in problem.stages]
+        + [units.transfer(transfer.stage, transfer.consumer) for transfer in problem.transfers],
+        dtype=np.int64,
+    )
+    start, end = times.start[:, unit], times.end[:, unit]
+    return PipelineRun(
+        problem=problem,
+        shape=replicas.shape,
+        count=replicas.count,
+        first=replicas.first,
+        plain=nodes.latency[:, unit],
+        latency=end - start,
+        start=start,
+        end=end,
+        sent=transfer_bytes(layout, evaluation, problem),
+        release=_releases(layout, units, times, unit, problem),
+    )
+
+
+def _releases(
+    layout: Layout,
+    units: PipelineUnits,
+    times: UnitTimes,
+    unit: NDArray[np.int64],
+    problem: PipelineProblem,
+) -> dict[tuple[int, int], NDArray[np.float64]]:
+    """(replica, node) -> earliest starts of the operators of a touched stage, relative to its beginning [s]."""
+    result: dict[tuple[int, int], NDArray[np.float64]] = {}
+    touched = times.touched[:, unit[: problem.num_stages]]
+    for replica, node in np.argwhere(touched).tolist():
+        mine = slice(times.slots.ptr[unit[node]], times.slots.ptr[unit[node] + 1])
+        release = np.zeros(layout.chunks[problem.chunk[node]].forward.num_ops)
+        late = times.release[replica, mine] - times.start[replica, unit[node]]
+        release[times.slots.op[mine]] = np.maximum(late, 0.0)
+        result[replica, node] = release
+    return result

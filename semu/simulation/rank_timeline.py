@@ -19,12 +19,14 @@ from semu.engine.timeline import (
 )
 from semu.graph.tensor import Role
 from semu.hardware.kinds import OpKind, Provenance
+from semu.schedule.schedule import StageKey
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
 from semu.simulation.layout import Layout
-from semu.simulation.memory import RankMemory, rank_static
+from semu.simulation.memory import RankMemory
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.reduction import RankTail
+from semu.simulation.replica import ReplicaCosts
 
 
 def build_timeline(
@@ -35,12 +37,13 @@ def build_timeline(
     gathers: Mapping[int, ParameterGather],
     memories: list[RankMemory],
     replica: int,
+    costs: ReplicaCosts,
     iteration: float,
 ) -> IterationTimeline:
     """The iteration as one distinct replica lives it, all pipeline ranks."""
     tables: dict[int, OperatorTable] = {}
     ranks = tuple(
-        _RankBuilder(layout, evaluation, run, memory, replica, tables).build(tails[rank], gathers.get(rank))
+        _RankBuilder(layout, evaluation, run, memory, replica, costs, tables).build(tails[rank], gathers.get(rank))
         for rank, memory in enumerate(memories)
     )
     return IterationTimeline(ranks, iteration, float(run.makespan()[replica]))
@@ -56,25 +59,29 @@ class _RankBuilder:
         run: PipelineRun,
         memory: RankMemory,
         replica: int,
+        costs: ReplicaCosts,
         tables: dict[int, OperatorTable],
     ) -> None:
         self.layout, self.evaluation, self.run = layout, evaluation, run
-        self.memory, self.replica, self.tables = memory, replica, tables
+        self.memory, self.replica, self.costs, self.tables = memory, replica, costs, tables
 
     def build(self, tail: RankTail, gather: ParameterGather | None) -> RankTimeline:
         run, problem, rank = self.run, self.run.problem, self.memory.rank
+        nodes = self.memory.nodes
+        starts, ends = run.start[self.replica, nodes].tolist(), run.end[self.replica, nodes].tolist()
+        keys = [problem.stages[node] for node in nodes.tolist()]
         stages = tuple(
             StageSlice(
                 rank=rank,
-                label=str(problem.stages[node]),
-                module=self.layout.chunks[problem.chunk[node]].module,
-                chunk=int(problem.chunk[node]),
-                microbatch=int(problem.microbatch[node]),
-                phase=problem.stages[node].phase,
-                start_s=float(run.start[self.replica, node]),
-                end_s=float(run.end[self.replica, node]),
+                label=str(key),
+                module=self.layout.chunks[key.chunk].module,
+                chunk=key.chunk,
+                microbatch=key.microbatch,
+                phase=key.phase,
+                start_s=start,
+                end_s=end,
             )
-            for node in self.memory.nodes
+            for key, start, end in zip(keys, starts, ends, strict=True)
         )
         outer = [*(gather.slices if gather is not None else ()), *self._sends(), *tail.reductions, *tail.gathers]
         if tail.optimizer is not None:
@@ -92,24 +99,21 @@ class _RankBuilder:
 
     def _sends(self) -> list[OuterSlice]:
         run, problem = self.run, self.run.problem
+        ranks = problem.shape.chunk_rank
         sends = []
-        for j, transfer in enumerate(problem.transfers):
-            if transfer.source == self.memory.rank:
-                node = problem.num_stages + j
-                shape = run.shape[self.replica][transfer.stage.microbatch]
-                sends.append(
-                    OuterSlice(
-                        f"send {transfer.stage} to rank {transfer.target}",
-                        OpKind.P2P,
-                        "pp",
-                        float(run.start[self.replica, node]),
-                        float(run.end[self.replica, node]),
-                        int(run.sent[j, shape]),
-                        2,
-                        self._link_provenance(transfer.source, transfer.target),
-                    )
-                )
-        return [send for send in sends if send.net_bytes]
+        for edge in run.sent.edges:
+            if ranks[edge.source] != self.memory.rank:
+                continue
+            target = ranks[edge.consumer]
+            provenance = self._link_provenance(self.memory.rank, target)
+            nodes = problem.num_stages + edge.transfers
+            spans = run.start[self.replica, nodes].tolist(), run.end[self.replica, nodes].tolist()
+            sizes = edge.size[run.shape[self.replica, edge.microbatch]].tolist()
+            for microbatch, start, end, size in zip(edge.microbatch.tolist(), *spans, sizes, strict=True):
+                name = f"send {StageKey(edge.source, edge.phase, microbatch)} to rank {target}"
+                if size:
+                    sends.append(OuterSlice(name, OpKind.P2P, "pp", start, end, size, 2, provenance))
+        return sends
 
     def _link_provenance(self, source: int, target: int) -> Provenance:
         pair = self.layout.mesh.pp_pair(source, target, dp=int(self.run.first[self.replica]))
@@ -119,9 +123,8 @@ class _RankBuilder:
         node = int(self.memory.nodes[number])
         stage = self.memory.expand(self.replica, node)
         rows = self.memory.program(node).rows
-        shape = int(self.run.stage_shape(self.replica)[node])
+        columns, shape = self.costs.columns, self.costs.column[self.run.problem.microbatch[node]]
         begin = self.run.start[self.replica, node]
-        columns = self.evaluation.columns
         return StageOperators(
             table=self._table(node),
             start_s=begin + stage.start,
@@ -149,12 +152,13 @@ class _RankBuilder:
                 phases=tuple(op.phase for op in operators),
                 streams=tuple(op.stream.name for op in operators),
                 group_ranks=tuple(group.num_ranks if group is not None else 1 for group in groups),
+                blocks=tuple(blocks[b].path for b in program.block),
             )
         return self.tables[key]
 
     def _curve(self) -> MemoryCurve:
         times, dynamic = self.memory.curve(self.replica)
-        static = rank_static(self.layout, self.memory.rank)
+        static = self.memory.static
         by_role = dynamic.copy()
         for role, size in (
             (Role.PARAMETER, static.parameters),

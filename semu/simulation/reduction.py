@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from semu.engine.costs import CostModel
 from semu.engine.stage import StageProgram
 from semu.engine.timeline import OuterSlice
-from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
 from semu.nn.rules.optimizer import adam_bytes
 from semu.parallel.data import gradient_buckets
@@ -57,11 +57,11 @@ def rank_tails(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> list
 
 def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> list[OuterSlice]:
     job, model = layout.job, evaluation.cost_model
-    ready, elements = _gradient_ready(layout, evaluation, run, rank)
     slices: list[OuterSlice] = []
     done = _rank_end(run, rank)
     size = job.training.grad_dtype.size_bytes
-    if job.parallel.dp > 1 and elements:
+    ready, elements = _gradient_ready(layout, evaluation, run, rank) if job.parallel.dp > 1 else ([], [])
+    if elements:
         kind = OpKind.REDUCE_SCATTER if job.parallel.zero >= 1 else OpKind.ALL_REDUCE
         group = layout.mesh.dp_group(rank)
         overlapped = job.training.overlap.grad_reduce
@@ -92,35 +92,56 @@ def _gradient_ready(
 ) -> tuple[list[float], list[int]]:
     """When each trainable parameter's gradient is complete on the slowest replica, in that order, and its elements."""
     problem = run.problem
-    last: dict[int, int] = {}
-    for node, stage in enumerate(problem.stages):
-        if stage.phase is not Phase.FORWARD:
-            last[stage.chunk] = node
     ready: dict[int, float] = {}
     elements: dict[int, int] = {}
     for chunk in reversed(layout.chunks_of(rank)):
         if chunk.backward is None:
             continue
-        node = last[chunk.chunk.index]
-        ends = np.stack(
-            [
-                run.start[replica, node] + chunk.backward.times(evaluation.latency[run.stage_shape(replica)[node]])[1]
-                for replica in range(run.num_replicas)
-            ]
-        ).max(axis=0)
-        position = _block_starts(chunk.backward, len(chunk.blocks))
-        for number, block in enumerate(chunk.blocks):
-            for held in block.parameters:
-                if held.parameter.requires_grad and held.writer >= 0:
-                    key = id(held.parameter)
-                    ready[key] = max(ready.get(key, 0.0), float(ends[position[number] + held.writer]))
-                    elements[key] = held.elements
+        starts = _block_starts(chunk.backward, len(chunk.blocks))
+        completed = [
+            (held, starts[number] + held.writer)
+            for number, block in enumerate(chunk.blocks)
+            for held in block.parameters
+            if held.parameter.requires_grad and held.writer >= 0
+        ]
+        node = int(np.flatnonzero((problem.chunk == chunk.chunk.index) & (problem.phase == 1))[-1])
+        writers = np.array([writer for _, writer in completed], dtype=np.int64)
+        ends = _latest_ends(evaluation, run, chunk.backward, node, writers)
+        for (held, _), end in zip(completed, ends.tolist(), strict=True):
+            key = id(held.parameter)
+            ready[key] = max(ready.get(key, 0.0), end)
+            elements[key] = held.elements
     for _, _, held in held_by_rank(layout, rank):  # what no gradient reaches is reduced all the same, at the end
         if held.parameter.requires_grad and id(held.parameter) not in ready:
             ready[id(held.parameter)] = _rank_end(run, rank)
             elements[id(held.parameter)] = held.elements
     order = sorted(ready, key=lambda key: ready[key])
     return [ready[key] for key in order], [elements[key] for key in order]
+
+
+_TOGETHER = 8
+"""Replicas whose operators are timed before asking whether any other could still be later."""
+
+
+def _latest_ends(
+    evaluation: Evaluation, run: PipelineRun, stage: StageProgram, node: int, operators: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Ends of some operators of a stage on the replica where they end last: float64[len(operators)] [s].
+
+    Replicas are asked in order of the stage's end, the last first: one that ends before every operator found so far
+    cannot be later.
+    """
+    order = np.argsort(-run.end[:, node], kind="stable")
+    shapes = run.shape[:, run.problem.microbatch[node]]
+    latest = np.zeros(len(operators))
+    for first in range(0, len(order), _TOGETHER):
+        some = order[first : first + _TOGETHER]
+        if run.end[some[0], node] <= latest.min(initial=np.inf):
+            break
+        for replica, latency in zip(some.tolist(), evaluation.latencies_of(shapes[some]), strict=True):
+            ends = run.start[replica, node] + stage.times(latency)[1][operators]
+            np.maximum(latest, ends, out=latest)
+    return latest
 
 
 def _block_starts(stage: StageProgram, num_blocks: int) -> list[int]:

@@ -7,13 +7,15 @@ from collections import Counter
 
 import numpy as np
 
+from semu.engine.stage import StageProgram
 from semu.engine.timeline import IterationTimeline
 from semu.report import RankMemoryRow, TopOperator
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import held_by_rank
 from semu.simulation.layout import Layout
-from semu.simulation.memory import RankMemory, RankPeak, rank_static
+from semu.simulation.memory import RankMemory, RankPeak
 from semu.simulation.pipeline import PipelineRun
+from semu.simulation.replica import ReplicaCosts
 
 NUM_TOP_OPERATORS = 10
 
@@ -27,7 +29,7 @@ def rank_row(layout: Layout, run: PipelineRun, memory: RankMemory, peak: RankPea
         costs = memory.evaluation.chunks[run.problem.chunk[peak.node]]
         part = costs.forward if run.problem.phase[peak.node] == 0 else costs.backward
         assert part is not None
-        position = int(part.peak_op[run.stage_shape(peak.replica)[peak.node]])
+        position = int(part.peak_op[run.shape[peak.replica, run.problem.microbatch[peak.node]]])
         program = memory.program(peak.node)
         if position >= 0:
             block = layout.chunks[run.problem.chunk[peak.node]].blocks[program.block[position]]
@@ -36,7 +38,7 @@ def rank_row(layout: Layout, run: PipelineRun, memory: RankMemory, peak: RankPea
         rank=memory.rank,
         chunks=", ".join(f"{c.chunk.index}: {c.module}[{c.chunk.first}:{c.chunk.last}]" for c in chunks),
         parameters=sum(held.elements for _, _, held in held_by_rank(layout, memory.rank)),
-        static_bytes=rank_static(layout, memory.rank).total,
+        static_bytes=memory.static.total,
         peak_bytes=peak.size_bytes,
         peak_stage=stage,
         peak_operator=operator,
@@ -44,31 +46,32 @@ def rank_row(layout: Layout, run: PipelineRun, memory: RankMemory, peak: RankPea
 
 
 def top_operators(
-    layout: Layout, evaluation: Evaluation, run: PipelineRun, replica: int
+    layout: Layout, evaluation: Evaluation, costs: ReplicaCosts
 ) -> tuple[tuple[TopOperator, ...], dict[str, float]]:
     """The operators that cost most on one replica, and the stage time [s] by provenance of its coefficients."""
     library, model = layout.library, evaluation.cost_model
-    uses = np.bincount(run.shape[replica], minlength=evaluation.latency.shape[0]).astype(np.float64)
-    per_row = uses @ evaluation.latency
     calls: Counter[int] = Counter()
     where: dict[int, str] = {}
+    known: dict[int, list[tuple[int, int, int]]] = {}
     for chunk in layout.chunks:
         for stage in (chunk.forward, chunk.backward):
             if stage is not None:
-                for row, block in zip(stage.rows.tolist(), stage.block.tolist(), strict=True):
-                    calls[row] += 1
+                if id(stage) not in known:
+                    known[id(stage)] = _occurrences(stage)
+                for row, block, count in known[id(stage)]:
+                    calls[row] += count
                     where.setdefault(row, chunk.blocks[block].path)
     time: dict[tuple[str, str, str], list[float]] = {}
     label: dict[tuple[str, str, str], int] = {}
     provenance: dict[str, float] = {}
     for row, count in calls.items():
         operator = library.operators[row]
-        total = float(per_row[row]) * count
+        total = float(costs.seconds[row]) * count
         path = re.sub(r"\.\d+\b", "", ".".join(p for p in (where[row], operator.path) if p))
         key = (path, operator.kind.value, operator.phase.name.lower())
         entry = time.setdefault(key, [0.0, 0.0])
         entry[0] += total
-        entry[1] += count * len(run.shape[replica])
+        entry[1] += count * len(costs.column)
         label.setdefault(key, row)
         source = model.coefficients[row].provenance.value
         provenance[source] = provenance.get(source, 0.0) + total
@@ -82,13 +85,21 @@ def top_operators(
             time_s=total,
             share=total / everything,
             calls=int(count),
-            bound=model.bound(label[key], evaluation.columns, uses),
+            bound=model.bound(label[key], costs.columns, costs.uses),
             provenance=model.coefficients[label[key]].provenance.value,
             source=model.coefficients[label[key]].source,
         )
         for key, (total, count) in ranked
     )
     return top, provenance
+
+
+def _occurrences(stage: StageProgram) -> list[tuple[int, int, int]]:
+    """(row, block of its first occurrence, number of occurrences) of a stage's operators, in order of occurrence."""
+    rows, first, count = np.unique(stage.rows, return_index=True, return_counts=True)
+    order = np.argsort(first)
+    found = rows[order], stage.block[first[order]], count[order]
+    return list(zip(*(part.tolist() for part in found), strict=True))
 
 
 def add_outer(seconds: dict[str, float], timeline: IterationTimeline) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,14 +51,53 @@ def edge_bytes(layout: Layout, evaluation: Evaluation, source: int, target: int,
     return total
 
 
-def transfer_bytes(layout: Layout, evaluation: Evaluation, problem: PipelineProblem) -> NDArray[np.int64]:
-    """Bytes of every transfer of the problem for every shape: int64[num_transfers, num_shapes]."""
-    known: dict[tuple[int, int, Phase], NDArray[np.int64]] = {}
-    rows = []
-    for transfer in problem.transfers:
+@dataclass(frozen=True)
+class Edge:
+    """All transfers of one phase from one chunk to another.
+
+    Attributes:
+        source, consumer: chunk that sends, chunk that receives. phase: of both stages.
+        transfers: int64[num_microbatches], numbers of the transfers. microbatch: int64[num_microbatches], whose.
+        size: int64[num_shapes] [bytes], what each transfer moves.
+    """
+
+    source: int
+    consumer: int
+    phase: Phase
+    transfers: NDArray[np.int64]
+    microbatch: NDArray[np.int64]
+    size: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TransferBytes:
+    """Bytes of all transfers; transfers of one edge share an array.
+
+    Attributes:
+        edges: in the order of their first transfers. edge: int64[num_transfers], number of each transfer's edge.
+    """
+
+    edges: tuple[Edge, ...]
+    edge: NDArray[np.int64]
+
+    def of(self, transfer: int) -> NDArray[np.int64]:
+        """Bytes of one transfer for every shape: int64[num_shapes]."""
+        edge = self.edges[int(self.edge[transfer])]
+        return edge.size
+
+
+def transfer_bytes(layout: Layout, evaluation: Evaluation, problem: PipelineProblem) -> TransferBytes:
+    """Bytes of every transfer of the problem for every shape."""
+    number: dict[tuple[int, int, Phase], int] = {}
+    edge = np.zeros(len(problem.transfers), dtype=np.int64)
+    microbatch = np.zeros(len(problem.transfers), dtype=np.int64)
+    for j, transfer in enumerate(problem.transfers):
         key = (transfer.stage.chunk, transfer.consumer.chunk, transfer.stage.phase)
-        if key not in known:
-            known[key] = edge_bytes(layout, evaluation, *key)
-        rows.append(known[key])
-    num_shapes = evaluation.latency.shape[0]
-    return np.stack(rows) if rows else np.zeros((0, num_shapes), dtype=np.int64)
+        edge[j] = number.setdefault(key, len(number))
+        microbatch[j] = transfer.stage.microbatch
+    members = [np.flatnonzero(edge == row) for row in number.values()]
+    edges = tuple(
+        Edge(*key, transfers, microbatch[transfers], edge_bytes(layout, evaluation, *key))
+        for key, transfers in zip(number, members, strict=True)
+    )
+    return TransferBytes(edges, edge)

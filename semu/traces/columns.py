@@ -9,13 +9,13 @@ as Perfetto does, keeps slices disjoint. Decimal nanoseconds have none of these 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.timeline import OperatorTable, OuterSlice, RankTimeline, StageOperators
+from semu.engine.timeline import OperatorTable, OuterSlice, StageOperators
 from semu.graph.operator import OpKind, Phase
 
 _TailMaker: TypeAlias = Callable[[float, int, int], str]
@@ -38,20 +38,20 @@ class KernelColumns:
         start_ticks: int64[num_ops], stage by stage, then the operators outside stages.
     """
 
-    def __init__(self, texts: OperatorTexts, rank: RankTimeline) -> None:
+    def __init__(self, texts: OperatorTexts, stages: Sequence[StageOperators], outer: Sequence[OuterSlice]) -> None:
         self._heads: list[str] = []
         self._tails: list[str] = []
         streams = [np.empty(0, dtype=np.int64)]
         times_s = [np.empty((2, 0))]
-        for _, operators in rank.stage_operators():
+        for operators in stages:
             self._heads += texts.heads(operators.table)
             self._tails += texts.tails(operators)
             streams.append(texts.streams(operators.table))
             times_s.append(np.stack((operators.start_s, operators.end_s)))
-        self._heads += [_head(_operator_name(slice_.name, slice_.kind, None, slice_.stream)) for slice_ in rank.outer]
-        self._tails += [_outer_tail(slice_) for slice_ in rank.outer]
-        streams.append(np.array([texts.stream_code(slice_.stream) for slice_ in rank.outer], dtype=np.int64))
-        times_s.append(np.array([(slice_.start_s, slice_.end_s) for slice_ in rank.outer]).reshape(-1, 2).T)
+        self._heads += [_head(_operator_name(slice_.name, slice_.kind, None, slice_.stream)) for slice_ in outer]
+        self._tails += [_outer_tail(slice_) for slice_ in outer]
+        streams.append(np.array([texts.stream_code(slice_.stream) for slice_ in outer], dtype=np.int64))
+        times_s.append(np.array([(slice_.start_s, slice_.end_s) for slice_ in outer]).reshape(-1, 2).T)
         self._streams = np.concatenate(streams)
         self.start_ticks, self._end_ticks = ticks(np.concatenate(times_s, axis=1))
         self._codes = {name: code for name, code in texts.stream_codes.items() if np.any(self._streams == code)}
@@ -64,16 +64,7 @@ class KernelColumns:
         """The stream's operators in order of start, as few groups as hold no overlap: one, unless slices overlap."""
         rows = np.flatnonzero(self._streams == self._codes[stream])
         rows = rows[np.lexsort((self._end_ticks[rows], self.start_ticks[rows]))]
-        starts, ends = self.start_ticks[rows], self._end_ticks[rows]
-        if np.all(starts[1:] >= ends[:-1]):
-            return [rows]
-        lane_ends: list[int] = []
-        lane_of = np.empty(len(rows), dtype=np.int64)
-        for position, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-            lane = next((lane for lane, free in enumerate(lane_ends) if free <= start), len(lane_ends))
-            lane_ends[lane : lane + 1] = [end]
-            lane_of[position] = lane
-        return [rows[lane_of == lane] for lane in range(len(lane_ends))]
+        return [rows[lane] for lane in disjoint_lanes(self.start_ticks[rows], self._end_ticks[rows])]
 
     def kernels(self, rows: NDArray[np.int64], pid: int, number: int) -> list[str]:
         """The events of one track. Correlation 0: the launch is not in the trace."""
@@ -161,6 +152,23 @@ def _tail_maker(kind: OpKind, phase: Phase, group_ranks: int) -> _TailMaker:
 def _outer_tail(slice_: OuterSlice) -> str:
     costs = f',"net_bytes":{slice_.net_bytes},"Group size":{slice_.group_ranks}' if slice_.kind.is_communication else ""
     return f'"kind":"{slice_.kind.value}"{costs}}}}}'
+
+
+def disjoint_lanes(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Positions of slices in as few groups as hold no overlap, filled from the first on: one, unless slices overlap.
+
+    Args:
+        starts, ends: int64[num_slices], in order of start.
+    """
+    if np.all(starts[1:] >= ends[:-1]):
+        return [np.arange(len(starts))]
+    lane_ends: list[int] = []
+    lane_of = np.empty(len(starts), dtype=np.int64)
+    for position, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        lane = next((lane for lane, free in enumerate(lane_ends) if free <= start), len(lane_ends))
+        lane_ends[lane : lane + 1] = [end]
+        lane_of[position] = lane
+    return [np.flatnonzero(lane_of == lane) for lane in range(len(lane_ends))]
 
 
 def ticks(times_s: NDArray[np.float64]) -> NDArray[np.int64]:

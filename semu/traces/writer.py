@@ -7,25 +7,34 @@ environment, it shrinks every kernel to whole microseconds).
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from semu.engine.sampling import sample_step_function
 from semu.engine.timeline import IterationTimeline, RankTimeline
 from semu.errors import ConfigError
-from semu.traces.columns import KernelColumns, OperatorTexts, microseconds, phase_words, ticks
+from semu.graph.level import Level
+from semu.traces.annotations import (
+    compact_json,
+    iteration_slice,
+    microbatch_slices,
+    nested_stages,
+    stage_slices,
+    stage_ticks,
+)
+from semu.traces.columns import KernelColumns, OperatorTexts, microseconds, ticks
 
 _STEP_TRACK = 1
 _STAGE_TRACK = 2
 _COMPUTE_TRACK = 7
 """PyTorch's default stream; communicators get the numbers after it."""
-_STEP_NAME = "ProfilerStep#0"
-"""The name by which HolisticTraceAnalysis knows an iteration."""
+_LAYER_TRACKS = 1001
+"""First of the tracks for layers that overlap others; viewers show them below the stages."""
 _COUNTER_BUCKETS = 2048
 
 
@@ -33,6 +42,8 @@ def write_trace(
     path: str | os.PathLike[str], timeline: IterationTimeline, *, title: str, metadata: Mapping[str, object]
 ) -> None:
     """Write every rank of the iteration into one trace, for Perfetto or chrome://tracing.
+
+    Slices nest: stages hold their layers. Microbatches overlap, so they have a process of their own above the ranks.
 
     Args:
         path: the file to make, ``*.json``; its folder must exist. It appears complete or not at all.
@@ -42,7 +53,8 @@ def write_trace(
     Raises:
         OSError: the file cannot be written.
     """
-    _write_file(path, _header(title, metadata, None), _events(timeline, timeline.ranks, annotate_gpu=False))
+    batches = itertools.chain(_microbatches(timeline), _events(timeline, timeline.ranks, annotate_gpu=False))
+    _write_file(path, _header(title, metadata, None), batches)
 
 
 def write_rank_trace(
@@ -109,28 +121,45 @@ def _write_file(path: str | os.PathLike[str], header: str, batches: Iterable[lis
         temporary.unlink(missing_ok=True)
 
 
+def _microbatches(timeline: IterationTimeline) -> Iterator[list[str]]:
+    """A process for the microbatches, a batch per track."""
+    spans = [span for span in timeline.root.children() if span.level is Level.MICROBATCH]
+    pid = max((rank.rank for rank in timeline.ranks), default=-1) + 1
+    lanes = microbatch_slices(spans, pid)
+    yield from lanes
+    names = {number: _lane_name("microbatches", number - 1) for number in range(1, len(lanes) + 1)}
+    yield _names(pid, "microbatches", -1, names)
+
+
 def _events(timeline: IterationTimeline, ranks: Sequence[RankTimeline], *, annotate_gpu: bool) -> Iterator[list[str]]:
-    """The events as JSON texts, a batch per track: within a track in order of start, outer slices first."""
+    """The events of ranks as JSON texts, a batch per track: within a track in order of start, outer slices first."""
     tracks = _Tracks()
     texts = OperatorTexts()
     for rank in ranks:
-        names = {_STEP_TRACK: "iteration", _STAGE_TRACK: "stages"}
-        yield _step(rank, timeline.iteration_time_s)
-        yield _stage_slices(rank, _STAGE_TRACK, "user_annotation")
-        columns = KernelColumns(texts, rank)
+        names = {_STEP_TRACK: "iteration"}
+        yield iteration_slice(rank, timeline.iteration_time_s, _STEP_TRACK)
+        stages = [operators for _, operators in rank.stage_operators()]
+        for lane, (number, slices) in enumerate(nested_stages(rank, stages, _STAGE_TRACK, _LAYER_TRACKS).items()):
+            names[number] = _lane_name("stages", lane)
+            yield slices
+        columns = KernelColumns(texts, stages, rank.outer)
         for stream in columns.streams():
             for lane, rows in enumerate(columns.lanes(stream)):
                 number = tracks.number(stream, lane)
-                names[number] = f"stream {number} ({stream if lane == 0 else f'{stream}, lane {lane + 1}'})"
+                names[number] = f"stream {number} ({_lane_name(stream, lane)})"
                 kernels = columns.kernels(rows, rank.rank, number)
                 if annotate_gpu and number == _COMPUTE_TRACK:
-                    stages = _stage_slices(rank, _COMPUTE_TRACK, "gpu_user_annotation")
-                    starts = np.concatenate((_stage_ticks(rank)[0], columns.start_ticks[rows]))
-                    both = stages + kernels
+                    annotations = stage_slices(rank, _COMPUTE_TRACK, "gpu_user_annotation")
+                    starts = np.concatenate((stage_ticks(rank)[0], columns.start_ticks[rows]))
+                    both = annotations + kernels
                     kernels = [both[position] for position in np.argsort(starts, kind="stable").tolist()]
                 yield kernels
         yield _counters(rank)
-        yield _names(rank, names)
+        yield _names(rank.rank, f"rank {rank.rank} (gpu {rank.gpu})", rank.rank, names)
+
+
+def _lane_name(name: str, lane: int) -> str:
+    return name if lane == 0 else f"{name}, lane {lane + 1}"
 
 
 class _Tracks:
@@ -144,43 +173,6 @@ class _Tracks:
         return self._numbers.setdefault((stream, lane), _COMPUTE_TRACK + len(self._numbers))
 
 
-def _step(rank: RankTimeline, iteration_time_s: float) -> list[str]:
-    """The iteration as one annotation."""
-    span = ticks(np.array([[0.0], [iteration_time_s]]))
-    return _slices([_STEP_NAME], [{}], rank.rank, _STEP_TRACK, "user_annotation", span)
-
-
-def _stage_slices(rank: RankTimeline, track: int, category: str) -> list[str]:
-    """Stages as annotations, in order of start; what they are goes into the arguments."""
-    names = [f"{stage.label} {stage.module}" for stage in rank.stages]
-    arguments: list[dict[str, object]] = [
-        {"chunk": stage.chunk, "microbatch": stage.microbatch, "phase": phase_words(stage.phase)}
-        for stage in rank.stages
-    ]
-    return _slices(names, arguments, rank.rank, track, category, _stage_ticks(rank))
-
-
-def _stage_ticks(rank: RankTimeline) -> NDArray[np.int64]:
-    """int64[2, num_stages], starts and ends in ticks."""
-    return ticks(np.array([(stage.start_s, stage.end_s) for stage in rank.stages]).reshape(-1, 2).T)
-
-
-def _slices(
-    names: Sequence[str],
-    arguments: Sequence[Mapping[str, object]],
-    pid: int,
-    track: int,
-    category: str,
-    spans: NDArray[np.int64],
-) -> list[str]:
-    """Complete events (``ph: X``) of one track; spans: int64[2, num_slices], starts and ends in ticks."""
-    starts, durations = microseconds(spans[0]), microseconds(spans[1] - spans[0])
-    return [
-        _dump({"ph": "X", "cat": category, "name": name, "pid": pid, "tid": track, "ts": ts, "dur": dur, "args": extra})
-        for name, extra, ts, dur in zip(names, arguments, starts, durations, strict=True)
-    ]
-
-
 def _counters(rank: RankTimeline) -> list[str]:
     """Allocated bytes by role at a few thousand points at most, every peak among them."""
     memory = rank.memory
@@ -189,25 +181,22 @@ def _counters(rank: RankTimeline) -> list[str]:
     times_us = microseconds(ticks(memory.times_s[kept]))
     event = {"ph": "C", "name": "HBM bytes", "pid": rank.rank}
     return [
-        _dump({**event, "ts": time_us, "args": dict(zip(names, sizes, strict=True))})
+        compact_json({**event, "ts": time_us, "args": dict(zip(names, sizes, strict=True))})
         for time_us, sizes in zip(times_us, memory.by_role[:, kept].T.tolist(), strict=True)
     ]
 
 
-def _names(rank: RankTimeline, tracks: Mapping[int, str]) -> list[str]:
-    """Names and positions of the process and its tracks."""
+def _names(pid: int, name: str, position: int, tracks: Mapping[int, str]) -> list[str]:
+    """Names and positions of a process and its tracks."""
     rows: list[tuple[str, int, dict[str, object]]] = [
-        ("process_name", 0, {"name": f"rank {rank.rank} (gpu {rank.gpu})"}),
-        ("process_sort_index", 0, {"sort_index": rank.rank}),
+        ("process_name", 0, {"name": name}),
+        ("process_sort_index", 0, {"sort_index": position}),
     ]
-    for number, name in sorted(tracks.items()):
-        rows.append(("thread_name", number, {"name": name}))
-        rows.append(("thread_sort_index", number, {"sort_index": number}))
+    for number, track in sorted(tracks.items()):
+        rows.append(("thread_name", number, {"name": track}))
+        place = number if number < _LAYER_TRACKS else _STAGE_TRACK
+        rows.append(("thread_sort_index", number, {"sort_index": place}))
     return [
-        _dump({"ph": "M", "name": name, "pid": rank.rank, "tid": track, "args": arguments})
-        for name, track, arguments in rows
+        compact_json({"ph": "M", "name": kind, "pid": pid, "tid": track, "args": arguments})
+        for kind, track, arguments in rows
     ]
-
-
-def _dump(event: Mapping[str, object]) -> str:
-    return json.dumps(event, separators=(",", ":"))

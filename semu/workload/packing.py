@@ -70,8 +70,10 @@ def pack_similar(
         ranked = start + np.argsort(key[start : start + pool], kind="stable")
         bounds = pack_in_order([weight[ranked] for weight in weights], capacities)
         shuffled = np.random.Generator(np.random.PCG64([seed, index])).permutation(bounds.size - 1)
-        orders.extend(ranked[bounds[bin_] : bounds[bin_ + 1]] for bin_ in shuffled)
-        sizes.append(np.diff(bounds)[shuffled])
+        counts = np.diff(bounds)[shuffled]
+        within = np.arange(ranked.size) - np.repeat(np.cumsum(counts) - counts, counts)
+        orders.append(ranked[np.repeat(bounds[:-1][shuffled], counts) + within])
+        sizes.append(counts)
     if not orders:
         return np.zeros(0, np.int64), np.zeros(1, np.int64)
     return np.concatenate(orders), np.concatenate((np.zeros(1, np.int64), np.cumsum(np.concatenate(sizes))))

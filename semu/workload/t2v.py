@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +97,7 @@ class Clips:
             The clips in the order of their groups, and bounds int64[num_groups + 1].
         """
         weights = [self.frames, np.ones_like(self.frames)]
-        capacities = [math.floor(max_seconds * self.fps + 1e-9), max_clips]
+        capacities = [_frames_per_group(max_seconds, self.fps), max_clips]
         if seq_len is not None:
             weights.append(self.video_tokens)
             capacities.append(seq_len)
@@ -171,20 +172,23 @@ class T2vBatch(AbstractBatch):
         """``count`` microbatches of ``micro_batch`` clip groups."""
         check_request(count, micro_batch, seq_len)
         self._check_seq_len(seq_len)
-        needed = count * micro_batch
+        return list(_read(self, count, micro_batch, seq_len))
+
+    def _grouped(self, needed: int, seq_len: int | None) -> tuple[Clips, IntArray]:
+        """Clips in the order of their groups, and the bounds of at least ``needed`` groups."""
         pools: list[Clips] = []
-        while True:
-            for _ in range(max(1, len(pools))):  # twice as many as before
-                pools.append(self._draw(make_generator(self.seed, len(pools))))
-            clips = Clips(
-                np.concatenate([pool.frames for pool in pools]),
-                np.concatenate([pool.video_tokens for pool in pools]),
-                np.concatenate([pool.caption_tokens for pool in pools]),
-                self.tokenizer.fps,
-            )
-            grouped, bounds = clips.group(self.max_seconds, self.max_clips, seq_len, self.seed)
-            if bounds.size > needed:
-                return grouped.microbatches(bounds, count, micro_batch)
+        per_group = _frames_per_group(self.max_seconds, self.tokenizer.fps)
+        frames = 0
+        while max(frames // per_group, CLIP_POOL * len(pools) // self.max_clips) < needed:  # so many there are at least
+            pools.append(self._draw(make_generator(self.seed, len(pools))))
+            frames += int(pools[-1].frames.sum())
+        clips = Clips(
+            np.concatenate([pool.frames for pool in pools]),
+            np.concatenate([pool.video_tokens for pool in pools]),
+            np.concatenate([pool.caption_tokens for pool in pools]),
+            self.tokenizer.fps,
+        )
+        return clips.group(self.max_seconds, self.max_clips, seq_len, self.seed)
 
     def describe(self) -> dict[str, object]:
         """Kind, seed and shapes."""
@@ -221,6 +225,18 @@ class T2vBatch(AbstractBatch):
                 got=seq_len,
                 nearest=longest,
             )
+
+
+def _frames_per_group(max_seconds: float, fps: int) -> int:
+    """Most frames of the clips of a group together."""
+    return math.floor(max_seconds * fps + 1e-9)
+
+
+@lru_cache(maxsize=4)
+def _read(batch: T2vBatch, count: int, micro_batch: int, seq_len: int | None) -> tuple[Microbatch, ...]:
+    """The microbatches of a batch; a job that is simulated again reads the same."""
+    clips, bounds = batch._grouped(count * micro_batch, seq_len)
+    return tuple(clips.microbatches(bounds, count, micro_batch))
 
 
 def check_max_seconds(max_seconds: float, tokenizer: VideoTokenizer) -> None:

@@ -96,15 +96,15 @@ class ImageTextSamples:
         patches, tokens = self.patches.copy(), self.tokens.copy()
         for array in (text, patches, tokens):
             array.flags.writeable = False
-        sample_edges, image_edges = edges.tolist(), self.image_ptr[edges].tolist()
-        batches = []
-        for i in range(count):
-            lengths = {"text": text[text_edges[i] : text_edges[i + 1]]}
-            if self.has_vision:
-                images = slice(image_edges[i], image_edges[i + 1])
-                lengths |= {"vision": patches[images], "vision_tokens": tokens[images]}
-            batches.append(Microbatch.from_arrays(lengths, sample_edges[i + 1] - sample_edges[i]))
-        return batches
+        image_edges = self.image_ptr[edges].tolist()
+        number = np.diff(edges).tolist()
+        spans = zip(text_edges[:-1], text_edges[1:], image_edges[:-1], image_edges[1:], number, strict=True)
+        if not self.has_vision:
+            return [Microbatch.from_arrays({"text": text[a:b]}, samples) for a, b, _, _, samples in spans]
+        return [
+            Microbatch.from_arrays({"text": text[a:b], "vision": patches[c:d], "vision_tokens": tokens[c:d]}, samples)
+            for a, b, c, d, samples in spans
+        ]
 
 
 @dataclass(frozen=True)
@@ -157,17 +157,22 @@ class VlmBatch(AbstractBatch):
         context = self.default_seq_len if seq_len is None else seq_len
         check_request(count, micro_batch, context)
         self._check_context(context)
+        return list(_read(self, count, micro_batch, context))
+
+    def _packed(self, needed: int, context: int) -> tuple[ImageTextSamples, IntArray]:
+        """Samples, and the bounds of at least ``needed`` complete packed sequences of at most ``context`` tokens."""
         share = self._text_only_share(context)
-        needed = count * micro_batch
         blocks: list[tuple[IntArray, IntArray]] = []
-        while True:
-            for _ in range(max(1, len(blocks))):  # twice as many as before
-                blocks.append(self._draw(make_generator(self.seed, len(blocks)), _BLOCK, context, share))
-            images, text = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
-            samples = ImageTextSamples.uniform_images(text, images)
-            bounds = samples.pack(context, self.images_max)
-            if bounds.size - 2 >= needed:  # the last sequence is still open: more samples could fill it
-                return samples.microbatches(bounds, count, micro_batch, self.attend_across_samples)
+        tokens = num_images = 0
+        most = self.images_max if self.images_max is not None else context
+        while max(tokens // context, num_images // most) < needed + 2:  # so many sequences there are at least
+            images, text = self._draw(make_generator(self.seed, len(blocks)), _BLOCK, context, share)
+            blocks.append((images, text))
+            num_images += int(images.sum())
+            tokens += int(text.sum() + TOKENS_PER_IMAGE * images.sum())
+        images, text = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+        samples = ImageTextSamples.uniform_images(text, images)
+        return samples, samples.pack(context, self.images_max)
 
     def describe(self) -> dict[str, object]:
         """Kind, seed and shapes."""
@@ -228,6 +233,13 @@ class VlmBatch(AbstractBatch):
             middle = 0.5 * (below + above)
             below, above = (middle, above) if expected(middle) > self.images_mean else (below, middle)
         return 0.5 * (below + above)
+
+
+@lru_cache(maxsize=4)
+def _read(batch: VlmBatch, count: int, micro_batch: int, context: int) -> tuple[Microbatch, ...]:
+    """The microbatches of a batch; a job that is simulated again reads the same."""
+    samples, bounds = batch._packed(count * micro_batch, context)
+    return tuple(samples.microbatches(bounds, count, micro_batch, batch.attend_across_samples))
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,118 @@
+"""``Checkpoint``: the state of a graph's simulation, to be restored with further edges (PipeWeaver §4.2).
+
+A checkpoint holds every unit simulated alone and the edges so far. It never changes: any number may be held, restored
+in any order and from several threads. ``restore`` times the units as single nodes; only where a new edge binds inside
+one are its operators timed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.engine.nodes import added_edges, node_graph
+from semu.engine.sides import PlaceEdges, Side
+from semu.engine.units import Edges, UnitGraph, UnitTimes
+
+if TYPE_CHECKING:
+    from semu.engine.consolidate import Consolidated, UnitMemory
+    from semu.engine.graph_timeline import GraphTimeline
+    from semu.engine.simulator import Simulation
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state that can be restored.
+
+    Attributes:
+        simulation: of which graph. alone: its units simulated alone.
+        places: all edges so far. nodes: the units with these edges. priority: of the sides given so far.
+    """
+
+    simulation: Simulation
+    alone: Consolidated
+    places: PlaceEdges
+    nodes: UnitGraph
+    priority: Mapping[Side, int] = field(default_factory=dict)
+
+    @property
+    def num_units(self) -> int:
+        """Units: stages, and operators outside them."""
+        return self.nodes.num_units
+
+    def memory(self, stage: str) -> UnitMemory:
+        """Memory profile of a consolidated stage: what it alone touches, relative to its beginning.
+
+        Raises:
+            GraphError: no such stage.
+        """
+        unit = self.simulation.sides.sources(stage)[0][0]
+        return self.alone.memory[int(self.alone.variant[unit])]
+
+    def unit(self, side: Side) -> int:
+        """Number of the unit of a stage, or of an operator outside stages; for ``restore_units``."""
+        return self.simulation.sides.sources(side)[0][0]
+
+    def restore(
+        self, edges: Iterable[tuple[Side, Side]] = (), priority: Mapping[Side, int] | None = None
+    ) -> GraphTimeline:
+        """Go on from here with new edges between subgraphs, for instance a schedule.
+
+        Args:
+            edges: (before, after): operators' indices, subgraphs or their paths.
+            priority: of two units that could start together the lower value goes first; default 0.
+        Returns:
+            The timeline; equal, bit for bit, to simulating everything with these edges from the start.
+        Raises:
+            GraphError: the graph has changed since the checkpoint, an unknown side, edges that close a cycle (printed).
+        """
+        from semu.engine.graph_timeline import GraphTimeline
+
+        self.simulation.check_unchanged()
+        sides = self.simulation.sides
+        wanted = {**self.priority, **(priority or {})}
+        new = sides.edges(edges)
+        rank = sides.priorities(wanted) if wanted else None
+        added = added_edges(self.alone, new)
+        places = self.places.followed_by(new)
+        if added is None:
+            nodes = node_graph(self.alone, places)
+            return GraphTimeline(
+                self.simulation,
+                Checkpoint(self.simulation, self.alone, places, nodes, wanted),
+                self.alone,
+                nodes.resume(rank=rank),
+            )
+        times = self.nodes.resume(added, rank=rank)
+        state = self
+        if len(new.source) or wanted != self.priority:
+            state = Checkpoint(self.simulation, self.alone, places, _joined(self.nodes, added), wanted)
+        return GraphTimeline(self.simulation, state, self.alone, times)
+
+    def restore_units(self, pairs: NDArray[np.integer]) -> UnitTimes:
+        """The quick way, for search: edges from the end of one unit to the start of another, times of units only.
+
+        Args:
+            pairs: int[k, 2], numbers of units (``unit``).
+        Raises:
+            GraphError: the edges close a cycle (printed).
+        """
+        return self.nodes.resume(Edges.between(pairs))
+
+
+def _joined(nodes: UnitGraph, added: Edges) -> UnitGraph:
+    """The units with further edges for good."""
+    if not len(added.source):
+        return nodes
+    return UnitGraph.build(
+        nodes.latency,
+        (nodes.hold_ptr, nodes.hold),
+        nodes.num_streams,
+        nodes.edges.followed_by(added),
+        nodes.name,
+        nodes.slots,
+    )

@@ -1,0 +1,141 @@
+"""``consolidate``: every unit of a partition simulated alone, once for equal ones, and put down as a single node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.engine.join import pointer
+from semu.engine.partition import Partition, UnitShape
+from semu.engine.stage import StageProgram
+
+
+@dataclass(frozen=True)
+class UnitMemory:
+    """Memory of what a unit alone touches, relative to its beginning [bytes].
+
+    Attributes:
+        entry: allocated at its beginning. peak: highest allocation. net: left at its end.
+    """
+
+    entry: int
+    peak: int
+    net: int
+
+
+@dataclass(frozen=True)
+class Consolidated:
+    """Units simulated alone.
+
+    Attributes:
+        partition: the units. latency: float64[num_ops] [s], of every operator.
+        variant: int32[num_units], which distinct (structure, latencies, sizes) a unit is.
+        programs: per variant. unit_latency: float64[num_variants] [s]. memory: per variant.
+        exposed: per variant, float64[streams of the unit] [s].
+        start, end: per variant, float64[num_ops of the unit] [s], relative to the unit's start.
+    """
+
+    partition: Partition
+    latency: NDArray[np.float64]
+    variant: NDArray[np.int32]
+    programs: tuple[StageProgram, ...]
+    unit_latency: NDArray[np.float64]
+    memory: tuple[UnitMemory, ...]
+    exposed: tuple[NDArray[np.float64], ...]
+    start: tuple[NDArray[np.float64], ...]
+    end: tuple[NDArray[np.float64], ...]
+
+    @property
+    def num_simulated(self) -> int:
+        """Units that were really simulated; the others are equal to one of them."""
+        return len(self.programs)
+
+
+def consolidate(
+    partition: Partition, latency: NDArray[np.float64], size: NDArray[np.int64], *, reuse: bool = True
+) -> Consolidated:
+    """Simulate every distinct unit.
+
+    Args:
+        partition: the units. latency: float64[num_ops] [s]. size: int64[num_storages] [bytes].
+        reuse: false: simulate equal units again and again (for comparison).
+    """
+    known: dict[object, int] = {}
+    variant = np.zeros(len(partition.units), dtype=np.int32)
+    members: list[int] = []
+    for number, unit in enumerate(partition.units):
+        lasts = latency[unit.first : unit.last]
+        sizes = size[list(unit.storages)]
+        key = (unit.shape, lasts.tobytes(), sizes.tobytes()) if reuse else number
+        variant[number] = known.setdefault(key, len(known))
+        if variant[number] == len(members):
+            members.append(number)
+    programs: list[StageProgram] = []
+    by_pattern: dict[object, StageProgram] = {}
+    results = []
+    for number in members:
+        unit = partition.units[number]
+        lasts, sizes = latency[unit.first : unit.last], size[list(unit.storages)]
+        row_values, rows = np.unique(lasts, return_inverse=True)
+        size_values, size_rows = np.unique(sizes, return_inverse=True)
+        pattern = (unit.shape, rows.tobytes(), size_rows.tobytes())
+        if pattern not in by_pattern:
+            by_pattern[pattern] = _program(partition.shapes[unit.shape], rows, size_rows)
+        program = by_pattern[pattern]
+        programs.append(program)
+        costs = program.run(row_values[None, :], size_values[None, :])
+        start, end = program.times(row_values)
+        memory = UnitMemory(0, int(costs.peak[0]), int(costs.net[0]))
+        results.append((float(costs.latency[0]), memory, costs.exposed[0], start, end))
+    return Consolidated(
+        partition=partition,
+        latency=latency,
+        variant=variant,
+        programs=tuple(programs),
+        unit_latency=np.array([r[0] for r in results]),
+        memory=tuple(r[1] for r in results),
+        exposed=tuple(r[2] for r in results),
+        start=tuple(r[3] for r in results),
+        end=tuple(r[4] for r in results),
+    )
+
+
+def _program(shape: UnitShape, rows: NDArray[np.integer], size_rows: NDArray[np.integer]) -> StageProgram:
+    """A unit's structure as the arrays that the stage kernels take.
+
+    Args:
+        shape: the structure. rows: int[num_ops], latency row of each operator: equal operators share one,
+            so that equal layers are seen. size_rows: int[num_storages].
+    """
+    stream = np.array(shape.stream, dtype=np.int32)
+    touch = np.array([store for stores in shape.touches for store in stores], dtype=np.int32)
+    num_storages = len(shape.roles)
+    nobody = np.zeros(num_storages, dtype=np.bool_)
+    num_streams = max(shape.num_streams, 1)
+    return StageProgram(
+        rows=rows.astype(np.int32),
+        block=np.array(shape.block, dtype=np.int32),
+        pred_ptr=pointer(len(p) for p in shape.preds),
+        pred=_flat(shape.preds),
+        stream=stream,
+        order_ptr=pointer(np.bincount(stream, minlength=num_streams).tolist()),
+        order=np.argsort(stream, kind="stable").astype(np.int32),
+        touch_ptr=pointer(len(t) for t in shape.touches),
+        touch=touch,
+        touches=np.bincount(touch.astype(np.int64), minlength=num_storages).astype(np.int32),
+        size_row=size_rows.astype(np.int32),
+        role=np.array(shape.roles, dtype=np.int32),
+        alive_before=nobody,
+        alive_after=nobody,
+        arriving=(),
+        leaving=(),
+        leaving_kept=(),
+        num_streams=num_streams,
+    )
+
+
+def _flat(groups: Sequence[Sequence[int]]) -> NDArray[np.int32]:
+    return np.array([item for group in groups for item in group], dtype=np.int32)

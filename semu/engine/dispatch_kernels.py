@@ -1,0 +1,575 @@
+"""Kernels that dispatch units whose order on their streams is not given: what can start first runs first (DESIGN §3.3).
+
+Objects: ``dispatch_units`` (finds order and times), ``replay_units`` (times of many variants in a given order),
+``is_order_forced`` (whether every variant has that order). Units hold streams from their start to their end. Kernels
+trust their input and index with ``np.uint64`` as in ``kernels``; kernels that call each other are in this file.
+
+Arguments that these kernels share; n units, e edges, k new edges, s slots:
+    hold_ptr, hold: CSR int32[n + 1], int32[..], the streams that each unit holds, each once; none, one or several.
+    edge_ptr, edge_target: CSR by source, int32[n + 1], int32[e].
+    edge_op: int32[e], the operator of the source whose end the edge reads; -1: the edge reads the source's own end.
+    edge_lag: float64[e] [s], end of that operator after the source's start when nothing binds inside the source; not
+        read where ``edge_op`` is -1.
+    edge_slot: int32[e], -1: the edge bounds the target's start; else the slot that it releases.
+    new_source, new_target, new_lag, new_op, new_slot: [k], further edges, as above, in any order.
+    slot_ptr: int32[n + 1], first slot of each unit. A slot is an operator that an edge from outside bounds without
+        bounding the unit's start, its release.
+    slot_op: int32[s], position of that operator in its unit.
+    slot_start: float64[s] [s], its start after the unit's when nothing releases it late.
+    prog: int32[n], program of each unit; -1 for a unit without slots. Units that are built alike share one.
+    prog_ptr: int32[num_programs + 1], first operator of each program.
+    op_pred_ptr, op_pred: CSR int32[num_ops + 1], int32[..], predecessors as positions inside the program, earlier ones.
+    op_stream: int32[num_ops], numbered inside the program. prog_streams: int32[num_programs], their number.
+    cost_ptr: int64[n], place in ``op_latency`` of a unit's first operator; -1 for a unit without slots.
+    op_latency: float64[..] [s]. latency: float64[n] [s], of each unit when nothing binds inside.
+    start, end: written: float64[n] [s]. release: written: float64[s] [s], absolute; 0 where nothing came.
+    touched: written: bool[n], a release bound inside, so that the unit's operators were timed again.
+All times are >= 0, finite and on the time grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+I32 = NDArray[np.int32]
+Bool = NDArray[np.bool_]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_ZERO = np.uint64(0)
+_ONE = np.uint64(1)
+
+
+def _kernel(function: _Function) -> _Function:
+    """Compile with numba; the type checker keeps the plain signature."""
+    return cast(_Function, njit(cache=True, nogil=True, error_model="numpy")(function))
+
+
+# --------------------------------------------------------------------------------------------- heaps
+
+
+@_kernel
+def _push(heap: I32, base: np.uint64, size: int, item: int) -> None:
+    """Put ``item`` into the heap of ``size`` items that begins at ``base``."""
+    at = np.uint64(size)
+    while at > _ZERO:
+        parent = (at - _ONE) >> _ONE
+        if heap[base + parent] <= item:
+            break
+        heap[base + at] = heap[base + parent]
+        at = parent
+    heap[base + at] = item
+
+
+@_kernel
+def _pop(heap: I32, base: np.uint64, size: int) -> int:
+    """Take the least item from the heap of ``size`` items that begins at ``base``."""
+    least = heap[base]
+    stop = np.uint64(size - 1)
+    item = heap[base + stop]
+    at, child = _ZERO, _ONE
+    while child < stop:
+        child += np.uint64(heap[base + child + _ONE] < heap[base + child])
+        if heap[base + child] >= item:
+            break
+        heap[base + at] = heap[base + child]
+        at = child
+        child = at + at + _ONE
+    heap[base + at] = item
+    return least  # type: ignore[no-any-return]
+
+
+@_kernel
+def _push_timed(time: F64, item: I32, size: int, new_time: float, new_item: int) -> None:
+    """``_push`` for a heap of (time, item)."""
+    at = np.uint64(size)
+    while at > _ZERO:
+        parent = (at - _ONE) >> _ONE
+        if time[parent] < new_time or (time[parent] == new_time and item[parent] <= new_item):
+            break
+        time[at], item[at] = time[parent], item[parent]
+        at = parent
+    time[at], item[at] = new_time, new_item
+
+
+@_kernel
+def _pop_timed(time: F64, item: I32, size: int) -> int:
+    """Take the item of the least (time, item)."""
+    least = item[0]
+    stop = np.uint64(size - 1)
+    last_time, last_item = time[stop], item[stop]
+    at, child = _ZERO, _ONE
+    while child < stop:
+        other = child + _ONE
+        is_equal = time[other] == time[child]
+        child += np.uint64((time[other] < time[child]) | (is_equal & (item[other] < item[child])))
+        if time[child] > last_time or (time[child] == last_time and item[child] >= last_item):
+            break
+        time[at], item[at] = time[child], item[child]
+        at = child
+        child = at + at + _ONE
+    time[at], item[at] = last_time, last_item
+    return least  # type: ignore[no-any-return]
+
+
+# --------------------------------------------------------------------------------------------- inside a unit
+
+
+@_kernel
+def _largest_step(ptr: I32) -> int:
+    largest = 0
+    for i in range(len(ptr) - 1):
+        largest = max(largest, ptr[i + 1] - ptr[i])
+    return largest
+
+
+@_kernel
+def _time_inside(
+    begin: float,
+    first_slot: int,
+    stop_slot: int,
+    slot_op: I32,
+    release: F64,
+    program: int,
+    prog_ptr: I32,
+    op_pred_ptr: I32,
+    op_pred: I32,
+    op_stream: I32,
+    cost: int,
+    op_latency: F64,
+    op_release: F64,
+    op_end: F64,
+    free: F64,
+) -> float:
+    """Latency [s] of a unit that starts at ``begin`` and whose operators wait for their releases.
+
+    Args:
+        first_slot, stop_slot: its slots. program: its program. cost: place of its first operator in ``op_latency``.
+        op_release: scratch float64[>= number of operators], 0 before and after.
+        op_end: written: ends after ``begin`` [s]. free: scratch float64[>= number of the program's streams].
+        others: see the top of the file.
+    """
+    for slot in range(first_slot, stop_slot):
+        op_release[slot_op[slot]] = max(op_release[slot_op[slot]], release[slot] - begin)
+    free[:] = 0.0
+    first = prog_ptr[program]
+    last_end = 0.0
+    for op in range(prog_ptr[program + 1] - first):
+        stream = op_stream[first + op]
+        time = max(op_release[op], free[stream])
+        for i in range(op_pred_ptr[first + op], op_pred_ptr[first + op + 1]):
+            time = max(time, op_end[op_pred[i]])
+        time += op_latency[cost + op]
+        op_end[op] = time
+        free[stream] = time
+        last_end = max(last_end, time)
+    for slot in range(first_slot, stop_slot):
+        op_release[slot_op[slot]] = 0.0
+    return last_end
+
+
+# --------------------------------------------------------------------------------------------- edges and streams
+
+
+@_kernel
+def _count_missing(num_units: int, edge_target: I32, new_target: I32) -> I32:
+    """Number of edges into each unit."""
+    count = np.zeros(num_units, np.int32)
+    for edge in range(len(edge_target)):
+        count[np.uint64(edge_target[edge])] += 1
+    for edge in range(len(new_target)):
+        count[np.uint64(new_target[edge])] += 1
+    return count
+
+
+@_kernel
+def _edges_by_source(num_units: int, source: I32) -> tuple[I32, I32]:
+    """Linked lists of the new edges: (first of each unit or -1, the following one of each edge or -1)."""
+    head = np.full(num_units if len(source) > 0 else 0, -1, np.int32)
+    following = np.empty(len(source), np.int32)
+    for edge in range(len(source)):
+        following[edge] = head[source[edge]]
+        head[source[edge]] = edge
+    return head, following
+
+
+@_kernel
+def _rooms(num_streams: int, hold: I32) -> I64:
+    """CSR pointer: room for all units of each stream."""
+    ptr = np.zeros(num_streams + 1, np.int64)
+    for i in range(len(hold)):
+        ptr[hold[i] + 1] += 1
+    for stream in range(num_streams):
+        ptr[stream + 1] += ptr[stream]
+    return ptr
+
+
+# --------------------------------------------------------------------------------------------- units
+
+
+@_kernel
+def dispatch_units(
+    hold_ptr: I32,
+    hold: I32,
+    num_streams: int,
+    rank: I32,
+    latency: F64,
+    edge_ptr: I32,
+    edge_target: I32,
+    edge_lag: F64,
+    edge_op: I32,
+    edge_slot: I32,
+    new_source: I32,
+    new_target: I32,
+    new_lag: F64,
+    new_op: I32,
+    new_slot: I32,
+    slot_ptr: I32,
+    slot_op: I32,
+    slot_start: F64,
+    prog: I32,
+    prog_ptr: I32,
+    op_pred_ptr: I32,
+    op_pred: I32,
+    op_stream: I32,
+    prog_streams: I32,
+    cost_ptr: I64,
+    op_latency: F64,
+    start: F64,
+    end: F64,
+    release: F64,
+    touched: Bool,
+    order: I32,
+) -> int:
+    """Again and again start the ready unit with the least (possible start, rank), until none is ready.
+
+    A unit is ready when the sources of all its edges have been dispatched; its possible start is the latest of the
+    edges that bound its start, the times at which its streams become free, and 0. Where ready units wait:
+
+    - in the heap of a stream, by rank: the stream is busy until after now and is the last of the unit's streams to
+      become free, at or after its last edge. One event stands for all that wait for a stream.
+    - as an event of its own: its last edge comes later than now and than its streams become free.
+    - among the candidates, by rank: it may start now. One that finds a stream taken goes to the heap of a stream.
+    - among the late ones, by (possible start, rank): it may start before now. Only an edge into a slot, which does not
+      bound the start, makes a unit ready so late.
+
+    Args:
+        num_streams: number of streams. rank: int32[n], a permutation, position by (priority, id).
+        order: written: int32[n], the units in the order of dispatch.
+        others: see the top of the file.
+    Returns:
+        Number of units dispatched; less than n when the rest waits in a circle (then ``start`` and ``end`` of the rest
+        are undefined).
+    """
+    num_units = len(latency)
+    has_new, has_slots = len(new_source) > 0, len(slot_op) > 0
+    start[:] = 0.0  # until a unit is dispatched: the latest of its edges that have come
+    release[:] = 0.0
+    touched[:] = False
+    unit_of = np.empty(num_units, np.int32)
+    for unit in range(num_units):
+        unit_of[np.uint64(rank[unit])] = unit
+    num_missing = _count_missing(num_units, edge_target, new_target)
+    new_head, new_following = _edges_by_source(num_units, new_source)
+    longest = _largest_step(prog_ptr) if has_slots else 0
+    op_release, op_end = np.zeros(longest), np.empty(longest)
+    inner_free = np.empty(np.max(prog_streams) if has_slots else 0)
+
+    free = np.zeros(num_streams)
+    has_event = np.zeros(num_streams, np.bool_)
+    waiting_ptr = _rooms(num_streams, hold)
+    waiting, num_waiting = np.empty(len(hold), np.int32), np.zeros(num_streams, np.int64)
+    candidate, num_candidates = np.empty(num_units, np.int32), 0
+    late_time, late, num_late = np.empty(num_units), np.empty(num_units, np.int32), 0
+    # An event is a rank (the unit's last edge comes) or -1 - stream (the stream becomes free).
+    event_time, event = np.empty(num_units + num_streams), np.empty(num_units + num_streams, np.int32)
+    num_events = 0
+    fresh = np.empty(num_units, np.int32)
+
+    for place in range(num_units):
+        unit = np.uint64(unit_of[place])
+        if num_missing[unit] == 0:
+            if hold_ptr[unit] == hold_ptr[unit + _ONE]:
+                candidate[num_candidates] = place
+                num_candidates += 1
+            else:
+                stream = hold[hold_ptr[unit]]
+                waiting[waiting_ptr[stream] + num_waiting[stream]] = place
+                num_waiting[stream] += 1
+    for stream in range(num_streams):
+        if num_waiting[stream] > 0:
+            item = _pop(waiting, np.uint64(waiting_ptr[stream]), num_waiting[stream])
+            num_waiting[stream] -= 1
+            _push(candidate, _ZERO, num_candidates, item)
+            num_candidates += 1
+    now = 0.0
+    num_dispatched = 0
+    while True:
+        time = now
+        if num_late > 0:
+            time = late_time[0]
+            unit = np.uint64(unit_of[np.uint64(_pop_timed(late_time, late, num_late))])
+            num_late -= 1
+        elif num_candidates > 0:
+            unit = np.uint64(unit_of[np.uint64(_pop(candidate, _ZERO, num_candidates))])
+            num_candidates -= 1
+        elif num_events > 0:
+            now = event_time[0]
+            while num_events > 0 and event_time[0] == now:
+                item = _pop_timed(event_time, event, num_events)
+                num_events -= 1
+                if item < 0:
+                    s = np.uint64(-1 - item)
+                    has_event[s] = False
+                    item = _pop(waiting, np.uint64(waiting_ptr[s]), num_waiting[s])
+                    num_waiting[s] -= 1
+                _push(candidate, _ZERO, num_candidates, item)
+                num_candidates += 1
+            continue
+        else:
+            break
+        first_hold, stop_hold = np.uint64(hold_ptr[unit]), np.uint64(hold_ptr[unit + _ONE])
+        num_fresh = 0
+        is_free = True
+        for i in range(first_hold, stop_hold):
+            if free[np.uint64(hold[i])] > time:
+                is_free = False
+        if is_free:
+            order[num_dispatched] = unit
+            num_dispatched += 1
+            start[unit] = time
+            last = time + latency[unit]
+            binds = False
+            if has_slots:
+                for slot in range(slot_ptr[unit], slot_ptr[unit + _ONE]):
+                    if release[slot] - time > slot_start[slot]:
+                        binds = True
+            if binds:
+                last = time + _time_inside(
+                    time, slot_ptr[unit], slot_ptr[unit + _ONE], slot_op, release, prog[unit], prog_ptr, op_pred_ptr,
+                    op_pred, op_stream, cost_ptr[unit], op_latency, op_release, op_end, inner_free,
+                )  # fmt: skip
+                touched[unit] = True
+            end[unit] = last
+            for i in range(first_hold, stop_hold):
+                free[np.uint64(hold[i])] = last
+            e, stop_edge = np.uint64(edge_ptr[unit]), np.uint64(edge_ptr[unit + _ONE])
+            new = new_head[unit] if has_new else -1
+            while e < stop_edge or new >= 0:
+                bound = last
+                if e < stop_edge:
+                    target, slot = np.uint64(edge_target[e]), edge_slot[e]
+                    if edge_op[e] >= 0:
+                        bound = time + (op_end[edge_op[e]] if binds else edge_lag[e])
+                    e += _ONE
+                else:
+                    target, slot = np.uint64(new_target[new]), new_slot[new]
+                    if new_op[new] >= 0:
+                        bound = time + (op_end[new_op[new]] if binds else new_lag[new])
+                    new = new_following[new]
+                if slot >= 0:
+                    release[slot] = max(release[slot], bound)
+                elif bound > start[target]:
+                    start[target] = bound
+                num_missing[target] -= 1
+                if num_missing[target] == 0:
+                    fresh[num_fresh] = target
+                    num_fresh += 1
+        else:
+            fresh[0] = unit
+            num_fresh = 1
+        # A stream that becomes free now, or stays so because its unit cannot start, lets the next one try.
+        for i in range(first_hold, stop_hold):
+            s = np.uint64(hold[i])
+            if num_waiting[s] > 0 and not has_event[s]:
+                if free[s] > now:
+                    _push_timed(event_time, event, num_events, free[s], -1 - np.int64(s))
+                    num_events += 1
+                    has_event[s] = True
+                else:
+                    item = _pop(waiting, np.uint64(waiting_ptr[s]), num_waiting[s])
+                    num_waiting[s] -= 1
+                    _push(candidate, _ZERO, num_candidates, item)
+                    num_candidates += 1
+        for f in range(num_fresh):
+            unit = np.uint64(fresh[f])
+            item = rank[unit]
+            bound = -1.0
+            blocker = _ZERO
+            for i in range(np.uint64(hold_ptr[unit]), np.uint64(hold_ptr[unit + _ONE])):
+                s = np.uint64(hold[i])
+                if free[s] > bound:
+                    bound = free[s]
+                    blocker = s
+            is_stream = bound >= start[unit]
+            if not is_stream:
+                bound = start[unit]
+            if bound == now:
+                _push(candidate, _ZERO, num_candidates, item)
+                num_candidates += 1
+            elif bound < now:
+                _push_timed(late_time, late, num_late, bound, item)
+                num_late += 1
+            elif is_stream:
+                _push(waiting, np.uint64(waiting_ptr[blocker]), num_waiting[blocker], item)
+                num_waiting[blocker] += 1
+                if not has_event[blocker]:
+                    _push_timed(event_time, event, num_events, bound, -1 - np.int64(blocker))
+                    num_events += 1
+                    has_event[blocker] = True
+            else:
+                _push_timed(event_time, event, num_events, bound, item)
+                num_events += 1
+    return num_dispatched
+
+
+@_kernel
+def replay_units(
+    order: I32,
+    hold_ptr: I32,
+    hold: I32,
+    num_streams: int,
+    latency: F64,
+    edge_ptr: I32,
+    edge_target: I32,
+    edge_lag: F64,
+    edge_op: I32,
+    edge_slot: I32,
+    new_source: I32,
+    new_target: I32,
+    new_lag: F64,
+    new_op: I32,
+    new_slot: I32,
+    slot_ptr: I32,
+    slot_op: I32,
+    slot_start: F64,
+    prog: I32,
+    prog_ptr: I32,
+    op_pred_ptr: I32,
+    op_pred: I32,
+    op_stream: I32,
+    prog_streams: I32,
+    cost_ptr: I64,
+    op_latency: F64,
+    start: F64,
+    end: F64,
+    release: F64,
+    touched: Bool,
+) -> None:
+    """Time many variants of the same units, dispatched in the same order.
+
+    Args:
+        order: int32[n], all units, the sources of a unit's edges before it.
+        num_streams: number of streams.
+        latency, edge_lag, new_lag, slot_start, op_latency: as at the top of the file, with one row per variant.
+        start, end, release, touched: written: as at the top of the file, with one row per variant.
+        others: see the top of the file.
+    """
+    num_variants, num_units = latency.shape
+    has_new, has_slots = len(new_source) > 0, len(slot_op) > 0
+    new_head, new_following = _edges_by_source(num_units, new_source)
+    longest = _largest_step(prog_ptr) if has_slots else 0
+    op_release, op_end = np.zeros(longest), np.empty(longest)
+    inner_free = np.empty(np.max(prog_streams) if has_slots else 0)
+    free = np.empty(num_streams)
+    start[:] = 0.0
+    release[:] = 0.0
+    touched[:] = False
+    for variant in range(num_variants):
+        starts, ends, releases = start[variant], end[variant], release[variant]
+        latencies, edge_lags, new_lags = latency[variant], edge_lag[variant], new_lag[variant]
+        slot_starts, op_latencies = slot_start[variant], op_latency[variant]
+        free[:] = 0.0
+        for place in range(num_units):
+            unit = np.uint64(order[place])
+            first_hold, stop_hold = np.uint64(hold_ptr[unit]), np.uint64(hold_ptr[unit + _ONE])
+            time = starts[unit]
+            for i in range(first_hold, stop_hold):
+                time = max(time, free[np.uint64(hold[i])])
+            starts[unit] = time
+            last = time + latencies[unit]
+            binds = False
+            if has_slots:
+                for slot in range(slot_ptr[unit], slot_ptr[unit + _ONE]):
+                    if releases[slot] - time > slot_starts[slot]:
+                        binds = True
+            if binds:
+                last = time + _time_inside(
+                    time, slot_ptr[unit], slot_ptr[unit + _ONE], slot_op, releases, prog[unit], prog_ptr, op_pred_ptr,
+                    op_pred, op_stream, cost_ptr[unit], op_latencies, op_release, op_end, inner_free,
+                )  # fmt: skip
+                touched[variant, unit] = True
+            ends[unit] = last
+            for i in range(first_hold, stop_hold):
+                free[np.uint64(hold[i])] = last
+            e, stop_edge = np.uint64(edge_ptr[unit]), np.uint64(edge_ptr[unit + _ONE])
+            new = new_head[unit] if has_new else -1
+            while e < stop_edge or new >= 0:
+                bound = last
+                if e < stop_edge:
+                    target, slot = np.uint64(edge_target[e]), edge_slot[e]
+                    if edge_op[e] >= 0:
+                        bound = time + (op_end[edge_op[e]] if binds else edge_lags[e])
+                    e += _ONE
+                else:
+                    target, slot = np.uint64(new_target[new]), new_slot[new]
+                    if new_op[new] >= 0:
+                        bound = time + (op_end[new_op[new]] if binds else new_lags[new])
+                    new = new_following[new]
+                if slot >= 0:
+                    releases[slot] = max(releases[slot], bound)
+                elif bound > starts[target]:
+                    starts[target] = bound
+
+
+@_kernel
+def is_order_forced(
+    order: I32,
+    hold_ptr: I32,
+    hold: I32,
+    num_streams: int,
+    edge_ptr: I32,
+    edge_target: I32,
+    edge_op: I32,
+    edge_slot: I32,
+    new_source: I32,
+    new_target: I32,
+    new_op: I32,
+    new_slot: I32,
+) -> bool:
+    """Whether edges alone give every stream its order, so that no latency can change it.
+
+    That is: of every two units that follow one another on a stream, the second's start is bounded by an edge that reads
+    the first's end.
+
+    Args:
+        order: int32[n], all units in the order of dispatch. num_streams: number of streams.
+        others: see the top of the file.
+    """
+    following = np.full(len(hold), -1, np.int32)
+    last_hold = np.full(num_streams, -1, np.int64)
+    for place in range(len(order)):
+        unit = order[place]
+        for i in range(hold_ptr[unit], hold_ptr[unit + 1]):
+            if last_hold[hold[i]] >= 0:
+                following[last_hold[hold[i]]] = unit
+            last_hold[hold[i]] = i
+    # Each edge takes away the steps that it forces.
+    for unit in range(len(order)):
+        for e in range(edge_ptr[unit], edge_ptr[unit + 1]):
+            if edge_op[e] < 0 and edge_slot[e] < 0:
+                for i in range(hold_ptr[unit], hold_ptr[unit + 1]):
+                    if following[i] == edge_target[e]:
+                        following[i] = -1
+    for e in range(len(new_source)):
+        if new_op[e] < 0 and new_slot[e] < 0:
+            for i in range(hold_ptr[new_source[e]], hold_ptr[new_source[e] + 1]):
+                if following[i] == new_target[e]:
+                    following[i] = -1
+    return bool(np.all(following < 0))

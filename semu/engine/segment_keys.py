@@ -1,0 +1,67 @@
+"""``SegmentKeys``: what the costs of a segment depend on, as a hash for the result cache, and which symbols.
+
+A key covers the segment's structure, the symbolic costs of its operators and storages, and every coefficient behind
+their latencies. It holds no name but those of the symbols, so that equal work has an equal key in whatever model, job
+or process it occurs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from semu.engine.costs import ATTENTION_KEY, ATTENTION_USED, CostModel
+from semu.engine.segments import Segment, WholeStage
+from semu.graph.dim import Dim, Poly, symbols_of
+from semu.hardware.kinds import OpKind
+
+_DIGEST_BYTES = 16
+
+
+class SegmentKeys:
+    """Keys of segments under one cost model.
+
+    Args:
+        model: rates, and the library that the segments' rows are of. Its custom rules are no part of a key.
+    """
+
+    def __init__(self, model: CostModel) -> None:
+        self._model = model
+        self._operators: dict[int, tuple[bytes, frozenset[str]]] = {}
+        self._sizes: dict[int, tuple[bytes, frozenset[str]]] = {}
+
+    def key(self, segment: Segment | WholeStage) -> bytes:
+        """Hash of everything that the segment's costs depend on but the shape."""
+        content = hashlib.blake2b(segment.structure, digest_size=_DIGEST_BYTES)
+        for row in segment.rows.tolist():
+            content.update(self._operator(row)[0])
+        for row in segment.size_rows.tolist():
+            content.update(self._size(row)[0])
+        return content.digest()
+
+    def symbols(self, segment: Segment | WholeStage) -> tuple[str, ...]:
+        """Symbols that the segment's costs depend on, sorted."""
+        names = [self._operator(row)[1] for row in set(segment.rows.tolist())]
+        names += [self._size(row)[1] for row in set(segment.size_rows.tolist())]
+        return tuple(sorted(frozenset().union(*names)))
+
+    def _operator(self, row: int) -> tuple[bytes, frozenset[str]]:
+        if row not in self._operators:
+            operator = self._model.library.operators[row]
+            dims: list[Dim] = [operator.flop, operator.mem_bytes, operator.net_bytes]
+            is_attention = operator.kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
+            if is_attention and len(operator.key) == len(ATTENTION_KEY):
+                dims += [operator.key[position] for position in ATTENTION_USED]
+            self._operators[row] = _content(dims, self._model.numbers(row))
+        return self._operators[row]
+
+    def _size(self, row: int) -> tuple[bytes, frozenset[str]]:
+        if row not in self._sizes:
+            self._sizes[row] = _content([self._model.library.sizes[row]], ())
+        return self._sizes[row]
+
+
+def _content(dims: list[Dim], numbers: tuple[float, ...]) -> tuple[bytes, frozenset[str]]:
+    """Hash of sizes and numbers, and the symbols of the sizes."""
+    spelt = [list(dim.terms.items()) if isinstance(dim, Poly) else dim for dim in dims]
+    digest = hashlib.blake2b(repr((spelt, numbers)).encode(), digest_size=_DIGEST_BYTES).digest()
+    return digest, frozenset().union(*(symbols_of(dim) for dim in dims))

@@ -1,0 +1,126 @@
+"""``include``: operators of one graph, for instance a traced block, written into another as a subgraph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from semu.errors import GraphError
+from semu.hardware.device import Stream
+
+if TYPE_CHECKING:
+    from semu.graph.graph import Graph
+
+
+def include(
+    graph: Graph,
+    part: Graph,
+    *,
+    tensors: Mapping[int, int] | None = None,
+    operators: range | None = None,
+    rank: int | None = None,
+    pool: str | None = None,
+) -> dict[int, int]:
+    """Append operators of ``part`` to ``graph``, into whatever subgraph is open there, with their subgraphs.
+
+    Args:
+        graph: grows. part: stays as it is; a template that may be included many times.
+        tensors: tensors of ``part`` that exist in ``graph`` already: what arrives from another stage, parameters that
+            several microbatches share, what a forward stage has saved for this backward stage.
+        operators: which ones; default: all. Dependencies on others are kept where those were included before, through
+            the tensors that they made.
+        rank: number of the GPU that they run on; default: as in ``part``. pool: name of the memory pool for new
+            tensors; default: as in ``part``.
+    Returns:
+        tensor of ``part`` -> tensor of ``graph``, for all tensors that the operators touch, and the given ones.
+    Raises:
+        GraphError: operators that ``part`` does not have, a given tensor of another shape or type.
+    """
+    chosen = operators if operators is not None else range(len(part.operators))
+    if chosen.step != 1 or chosen.start < 0 or chosen.stop > len(part.operators):
+        raise GraphError(
+            "not a range of the part's operators",
+            where="include",
+            expected=f"range(first, last) within 0 to {len(part.operators)}",
+            got=chosen,
+        )
+    known = dict(tensors or {})
+    for inner, outer in known.items():
+        _check_given(graph, part, inner, outer)
+    inputs = set(part.inputs)
+
+    def tensor(index: int) -> int:
+        if index not in known:
+            node = part.tensors[index]
+            storage = part.storages[node.storage]
+            if node.base is not None:
+                known[index] = graph.add_view(tensor(node.base), node.shape)
+            elif index in inputs:
+                known[index] = graph.add_input(
+                    node.shape, node.dtype, name=node.name, role=storage.role, pool=pool or storage.pool
+                )
+            else:
+                known[index] = graph.add_tensor(
+                    node.shape, node.dtype, storage.role, name=node.name, pool=pool or storage.pool
+                )
+        return known[index]
+
+    made: dict[int, int] = {}
+
+    def write(index: int) -> None:
+        operator = part.operators[index]
+        device = operator.stream.device
+        made[index] = graph.add_operator(
+            operator.kind,
+            Stream(device if rank is None else replace(device, rank=rank), operator.stream.name),
+            inputs=[tensor(t) for t in operator.inputs],
+            outputs=[tensor(t) for t in operator.outputs],
+            flop=operator.flop,
+            mem_bytes=operator.mem_bytes,
+            net_bytes=operator.net_bytes,
+            dtype=operator.dtype,
+            key=operator.key,
+            path=operator.path,
+            phase=operator.phase,
+            after=[made[before] for before in operator.after if before in made],
+            recomputed_flop=operator.recomputed_flop,
+            causal_flop=operator.causal_flop,
+            copies=operator.copies,
+        )
+
+    _write_region(graph, part, None, chosen, write)
+    for index in part.outputs:
+        if index in known and index not in (tensors or {}):
+            graph.mark_output(known[index])
+    return known
+
+
+def _write_region(graph: Graph, part: Graph, parent: int | None, span: range, write: Callable[[int], None]) -> None:
+    """Operators and subgraphs of ``part`` directly inside one of its subgraphs, as far as they lie in the span."""
+    at = span.start
+    for group in part.subgraphs:
+        last = group.last if group.last is not None else group.first
+        inside = range(max(group.first, span.start), min(last, span.stop))
+        if group.parent != parent or not inside:
+            continue
+        for index in range(at, inside.start):
+            write(index)
+        with graph.subgraph(group.name, level=group.level, replicas=group.replicas, replication=group.replication):
+            _write_region(graph, part, group.index, inside, write)
+        at = inside.stop
+    for index in range(at, span.stop):
+        write(index)
+
+
+def _check_given(graph: Graph, part: Graph, inner: int, outer: int) -> None:
+    if not (0 <= inner < len(part.tensors) and 0 <= outer < len(graph.tensors)):
+        raise GraphError("unknown tensor", where="include", expected="tensor of the part -> tensor of the graph")
+    a, b = part.tensors[inner], graph.tensors[outer]
+    if a.shape != b.shape or a.dtype is not b.dtype:
+        raise GraphError(
+            f"{b.name or f'tensor {outer}'} cannot stand for {a.name or f'tensor {inner}'}",
+            where="include",
+            expected=f"{a.dtype.value}{list(a.shape)}",
+            got=f"{b.dtype.value}{list(b.shape)}",
+        )

@@ -1,0 +1,162 @@
+"""``JobCheckpoint``: every microbatch of a job simulated alone; restored under a schedule's edges, again and again.
+
+Everything that no schedule changes is done once (``prepare``): tracing, costing, consolidating stages and transfers.
+What is left is one kernel call on a few thousand nodes (PipeWeaver §4.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.engine.costs import CostModel, LatencyRules
+from semu.engine.result_cache import ResultCache
+from semu.engine.units import Edges, UnitGraph, UnitTimes
+from semu.errors import unknown_name
+from semu.job import TrainingJob
+from semu.report import Report
+from semu.schedule import SCHEDULES
+from semu.schedule.problem import lower
+from semu.schedule.schedule import PipelineShape, Schedule
+from semu.schedule.units import PipelineUnits
+from semu.simulation.assemble import assemble_report
+from semu.simulation.evaluate import Evaluation, distinct_shapes, evaluate, template_latencies
+from semu.simulation.gather import ParameterGather, parameter_gathers
+from semu.simulation.layout import Layout, build_layout
+from semu.simulation.pipeline import Replicas, consolidated_units, distinct_replicas, run_pipeline
+from semu.simulation.reduction import rank_tails
+from semu.simulation.refusals import check_streams, refuse_unmodelled
+
+SHARED_CACHE = ResultCache()
+"""Results of all simulations of the process that bring no cache."""
+
+
+@dataclass(frozen=True)
+class JobCheckpoint:
+    """A job before its schedule; nothing in it changes, threads may share it.
+
+    Attributes:
+        layout: the model, cut and compiled. evaluation: costs of every stage for every distinct microbatch.
+        units: stages and transfers, microbatch by microbatch. replicas: distinct data-parallel replicas.
+        nodes: the units consolidated, one row of latencies per distinct replica. gathers: overlapped parameter gathers.
+    """
+
+    layout: Layout
+    evaluation: Evaluation
+    units: PipelineUnits
+    replicas: Replicas
+    nodes: UnitGraph
+    gathers: Mapping[int, ParameterGather]
+
+    @property
+    def job(self) -> TrainingJob:
+        """What was prepared."""
+        return self.layout.job
+
+    @property
+    def pipeline_shape(self) -> PipelineShape:
+        """What a schedule must order."""
+        return self.units.shape
+
+    def schedule(self, schedule: Schedule | str | None = None) -> Schedule:
+        """A legal schedule of this pipeline.
+
+        Args:
+            schedule: one to check, the name of a generator, or None for the job's own.
+        Raises:
+            ConfigError: an unknown name. ScheduleError: it does not order this pipeline.
+        """
+        chosen = schedule if schedule is not None else self.job.training.schedule
+        if isinstance(chosen, str):
+            if chosen not in SCHEDULES:
+                raise unknown_name("schedule", chosen, SCHEDULES, where="schedule")
+            chosen = SCHEDULES[chosen](self.units.shape)
+        chosen.validate(self.units.shape)
+        return chosen
+
+    def edges_of(self, schedule: Schedule | str | None = None) -> NDArray[np.int32]:
+        """A schedule as edges between units: int32[k, 2], (before, after).
+
+        Args:
+            schedule: as ``schedule``.
+        """
+        orders = self.units.orders(self.schedule(schedule))
+        return self.units.order_edges(orders, overlapped_sends=self.job.training.overlap.pipeline)
+
+    def restore(self, edges: NDArray[np.integer], *, replica: int | None = None) -> UnitTimes:
+        """Go on from here with new edges: times of all units, the quick way.
+
+        Overlapped parameter gathers run, but no stage waits for them here; ``report`` models that too.
+
+        Args:
+            edges: int[k, 2], (before, after), numbers of units (``units.unit``, ``edges_of``); where they leave the
+                order on a stream open, the unit that can start first goes first.
+            replica: only this distinct replica; None: all.
+        Raises:
+            GraphError: the edges close a cycle (printed).
+        """
+        nodes = self.nodes if replica is None else self.nodes.only(replica)
+        return nodes.resume(Edges.between(edges, len(nodes.latency)))
+
+    def report(
+        self, schedule: Schedule | str | None = None, *, progress: Callable[[str], None] | None = None
+    ) -> Report:
+        """The whole report under a schedule.
+
+        Args:
+            schedule: as ``schedule``. progress: called with a line at the start of each step.
+        """
+        say = progress if progress is not None else _silent
+        say("running the pipeline")
+        legal = self.schedule(schedule)
+        problem = lower(legal, self.units.shape, overlapped_sends=self.job.training.overlap.pipeline)
+        run = run_pipeline(self.layout, self.evaluation, self.units, self.replicas, self.nodes, self.gathers, problem)
+        tails = rank_tails(self.layout, self.evaluation, run)
+        say("finding the memory peaks")
+        return assemble_report(self.layout, self.evaluation, run, tails, self.gathers)
+
+
+def prepare(
+    job: TrainingJob,
+    *,
+    latency_rules: LatencyRules | None = None,
+    progress: Callable[[str], None] | None = None,
+    cache: ResultCache | None = None,
+) -> JobCheckpoint:
+    """Everything about a job that does not depend on its schedule.
+
+    Args: as ``simulate``.
+    Raises:
+        ConfigError: sizes or options that do not fit together, or that this version does not model.
+    """
+    say = progress if progress is not None else _silent
+    results = cache if cache is not None else SHARED_CACHE
+    refuse_unmodelled(job)
+    parallel, training = job.parallel, job.training
+    say("reading the batch")
+    count = job.num_microbatches * parallel.dp
+    microbatches = job.batch.microbatches(count, training.micro_batch, training.seq_len)
+    shapes = distinct_shapes(microbatches, parallel.dp, parallel.token_divisor)
+    check_streams(job, shapes)
+    say("tracing the model")
+    serial = not training.overlap.tensor_parallel
+    layout = build_layout(
+        job,
+        lambda library: template_latencies(
+            library, shapes, CostModel(library, job.cluster.profile, latency_rules), serial=serial, cache=results
+        ),
+    )
+    say("costing the stages")
+    evaluation = evaluate(layout, shapes, CostModel(layout.library, job.cluster.profile, latency_rules), results)
+    units = PipelineUnits.of(layout.pipeline_shape(job.num_microbatches))
+    gathers = parameter_gathers(layout, evaluation.cost_model)
+    replicas = distinct_replicas(layout, evaluation, units.pairs)
+    nodes = consolidated_units(layout, evaluation, units, replicas, gathers)
+    return JobCheckpoint(layout, evaluation, units, replicas, nodes, gathers)
+
+
+def _silent(_: str) -> None:
+    return None

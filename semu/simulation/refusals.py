@@ -1,0 +1,69 @@
+"""What this version would get wrong is refused before anything is simulated (DESIGN §3.10)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from semu.errors import ConfigError, unknown_name
+from semu.job import Precision, TrainingJob
+from semu.schedule import SCHEDULES
+from semu.simulation.evaluate import BatchShapes
+
+
+def refuse_unmodelled(job: TrainingJob) -> None:
+    """Say no to what this version would get wrong."""
+    parallel = job.parallel
+    for name, legal in (("vpp", 1), ("cp", 1), ("ep", 1)):
+        value = getattr(parallel, name)
+        if value != legal:
+            raise ConfigError(
+                f"{name} = {value} is not modelled by this version",
+                where=f"parallel.{name}",
+                expected=str(legal),
+                got=value,
+                nearest=legal,
+            )
+    if parallel.zero > 1:
+        raise ConfigError(
+            f"ZeRO-{parallel.zero} is not modelled by this version",
+            where="parallel.zero",
+            expected="0 or 1",
+            got=parallel.zero,
+            nearest=1,
+        )
+    if job.training.precision is Precision.FP8:
+        raise ConfigError(
+            "fp8 training (casts and scaling factors) is not modelled by this version",
+            where="training.precision",
+            expected="bf16, fp16, tf32 or fp32",
+            got="fp8",
+            nearest="bf16",
+        )
+    consumers = [source for module in job.model.modules for source in module.sources]
+    twice = next((name for name in consumers if consumers.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            "a module that feeds several others is not modelled by this version",
+            where=f"model.{twice}",
+            expected="at most one module with it among its sources",
+            got=consumers.count(twice),
+            nearest=1,
+        )
+    if job.training.schedule not in SCHEDULES:
+        raise unknown_name("schedule", job.training.schedule, SCHEDULES, where="training.schedule")
+
+
+def check_streams(job: TrainingJob, shapes: BatchShapes) -> None:
+    """Every stream that the model reads must be in the batch, with something in it."""
+    have = {name.split(".")[0] for name in shapes.columns if name.endswith(".tokens")}
+    for module in job.model.modules:
+        for spec in module.inputs:
+            if spec.stream not in have:
+                raise ConfigError(
+                    f"module {module.name} reads the stream {spec.stream!r}, which the batch does not have",
+                    where="batch.kind",
+                    expected=f"a batch with the stream {spec.stream!r}",
+                    got=", ".join(sorted(have)) or "an empty batch",
+                )
+    if not any(int(np.sum(column)) for name, column in shapes.columns.items() if name.endswith(".tokens")):
+        raise ConfigError("the batch is empty", where="batch", expected="at least one token", got="none")

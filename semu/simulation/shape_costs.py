@@ -1,0 +1,119 @@
+"""``ShapeCosts``: latencies and sizes of single operators and storages, costed only for the shapes asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.engine.costs import CostModel
+from semu.engine.template import CostColumns
+from semu.errors import InternalError
+
+Columns = Mapping[str, NDArray[np.int64]]
+"""Symbol -> int64[num_shapes]."""
+
+
+@dataclass(frozen=True)
+class ShapeCosts:
+    """Costs of a library's operators and storages for the shapes of a batch.
+
+    Attributes:
+        model: how latencies come about. symbols: the shapes.
+    """
+
+    model: CostModel
+    symbols: Columns
+
+    @cached_property
+    def columns(self) -> CostColumns:
+        """Cost columns of everything for all shapes."""
+        return self.model.library.evaluate(self.symbols)
+
+    @cached_property
+    def latency(self) -> NDArray[np.float64]:
+        """float64[num_shapes, num_rows] [s]."""
+        return np.ascontiguousarray(self.model.latencies(self.columns).T)
+
+    @cached_property
+    def size(self) -> NDArray[np.int64]:
+        """int64[num_shapes, num_size_rows] [bytes]."""
+        return np.ascontiguousarray(self.columns.size_bytes.T)
+
+    def latencies_of(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Latencies for some shapes.
+
+        Args:
+            shapes: int64[n], numbers of shapes.
+        Returns:
+            float64[n, num_rows] [s].
+        """
+        if self.model.rules or "latency" in self.__dict__:  # custom rules are asked once, about everything
+            chosen: NDArray[np.float64] = self.latency[shapes]
+            return chosen
+        distinct, place = np.unique(shapes, return_inverse=True)
+        none = np.zeros(0, dtype=np.int64)
+        columns = self.model.library.evaluate(self._symbols_of(distinct), size_rows=none)
+        result: NDArray[np.float64] = self.model.latencies(columns).T[place]
+        return result
+
+    def sizes_of(self, shapes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Storage sizes for some shapes.
+
+        Args:
+            shapes: int64[n], numbers of shapes.
+        Returns:
+            int64[n, num_size_rows] [bytes].
+        """
+        if "size" in self.__dict__:
+            chosen: NDArray[np.int64] = self.size[shapes]
+            return chosen
+        distinct, place = np.unique(shapes, return_inverse=True)
+        every = np.arange(len(self.model.library.sizes))
+        result: NDArray[np.int64] = self.model.library.evaluate_sizes(self._symbols_of(distinct), every).T[place]
+        return result
+
+    def _symbols_of(self, shapes: NDArray[np.int64]) -> Columns:
+        return {name: column[shapes] for name, column in self.symbols.items()}
+
+    def sizes_of_rows(self, rows: Sequence[int]) -> NDArray[np.int64]:
+        """Sizes of a few storages for all shapes.
+
+        Args:
+            rows: size rows; a negative one is no storage.
+        Returns:
+            int64[len(rows), num_shapes] [bytes], 0 for no storage.
+        """
+        wanted = np.array(rows, dtype=np.int64)
+        result = np.zeros((len(rows), num_shapes(self.symbols)), dtype=np.int64)
+        result[wanted >= 0] = self.model.library.evaluate_sizes(self.symbols, wanted[wanted >= 0])
+        return result
+
+
+def num_shapes(columns: Columns) -> int:
+    """How many shapes the columns hold; 1 where there is no symbol."""
+    return len(next(iter(columns.values()))) if columns else 1
+
+
+def distinct_rows(columns: Columns, symbols: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct values of some symbols, in order, and which of them each shape has.
+
+    Returns:
+        int64[num_distinct, num_symbols], int64[num_shapes].
+    """
+    count = num_shapes(columns)
+    if not symbols:
+        return np.zeros((1, 0), dtype=np.int64), np.zeros(count, dtype=np.int64)
+    missing = next((name for name in symbols if name not in columns), None)
+    if missing is not None:
+        raise InternalError(f"no value for symbol {missing!r}", expected=", ".join(sorted(columns)), got=missing)
+    order = np.lexsort([columns[name] for name in reversed(symbols)])
+    table = np.stack([columns[name][order] for name in symbols], axis=1)
+    is_new = np.ones(count, dtype=np.bool_)
+    is_new[1:] = (table[1:] != table[:-1]).any(axis=1)
+    place = np.empty(count, dtype=np.int64)
+    place[order] = np.cumsum(is_new) - 1
+    return np.ascontiguousarray(table[is_new]), place
