@@ -1,4 +1,4 @@
-"""Speed of the engine's kernels: start and end times in a fixed order, and peak memory.
+"""Speed of the engine's kernels: start and end times in a fixed order and in a dynamic one, and peak memory.
 
 A row with a goal is a ratio within this run against a named reference: the same loops in C (when a C compiler is
 there), SimPy and networkx (when installed). Absolute figures drift from machine to machine and from run to run, so they
@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -27,25 +26,14 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from _dynamic import Units, latencies, measure_orders
 from _pipeline import NUM_RANKS, Pipeline, make_pipeline, make_storages
 from _rows import Row, print_rows
+from _timing import fastest
 
-from semu.engine import kernels
+from semu.engine import dispatch_kernels, kernels
 
 SECONDS_PER_ROW = 2.0
-
-
-def fastest(contenders: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Shortest time [s] of each contender, over as many turns as fit in ``seconds``, at least three."""
-    best = dict.fromkeys(contenders, float("inf"))
-    begun, turns = time.perf_counter(), 0
-    while turns < 3 or time.perf_counter() - begun < seconds:
-        for name, run in contenders.items():
-            start = time.perf_counter()
-            run()
-            best[name] = min(best[name], time.perf_counter() - start)
-        turns += 1
-    return best
 
 
 @contextmanager
@@ -63,10 +51,13 @@ def compiled_reference() -> Iterator[tuple[str, ctypes.CDLL] | None]:
         yield f"C, {Path(compiler).name} -O3 -march=native", ctypes.CDLL(str(library))
 
 
-def bind(function: Any, count: int, arrays: tuple[NDArray[Any], ...]) -> Callable[[], int]:
-    """A C function with its arguments: a count, then pointers."""
+def bind(function: Any, *arguments: int | NDArray[Any]) -> Callable[[], int]:
+    """A C function with its arguments: counts and pointers."""
     function.restype = ctypes.c_int64
-    return partial(function, ctypes.c_int64(count), *(ctypes.c_void_p(array.ctypes.data) for array in arrays))
+    return partial(
+        function,
+        *(ctypes.c_int64(a) if isinstance(a, int) else ctypes.c_void_p(a.ctypes.data) for a in arguments),
+    )
 
 
 def simpy_ends(pipeline: Pipeline, latency: list[float]) -> list[float]:
@@ -129,8 +120,8 @@ def measure_size(num_nodes: int, c: tuple[str, ctypes.CDLL] | None, seconds: flo
     assert times["semu"]() == n, "the pipeline deadlocks"
     peaks["semu"]()
     if c is not None:
-        times["C"] = bind(c[1].fixed_order_roofline_times, len(cursor), arguments)
-        peaks["C"] = bind(c[1].ordered_peak_memory, NUM_RANKS, (*storages, peak, node))
+        times["C"] = bind(c[1].fixed_order_roofline_times, len(cursor), *arguments)
+        peaks["C"] = bind(c[1].ordered_peak_memory, NUM_RANKS, *storages, peak, node)
         expected = (start.copy(), end.copy(), peak.copy(), node.copy())
         for array in (start, end, peak, node):
             array.fill(-1)
@@ -157,6 +148,32 @@ def measure_size(num_nodes: int, c: tuple[str, ctypes.CDLL] | None, seconds: flo
     if goal_s is not None:
         both = times_s["semu"] + peaks_s["semu"]
         rows.append(Row(f"times + peaks, {size}", both, "s", "none", f"<= {goal_s}", both <= goal_s))
+    return rows
+
+
+def measure_dynamic(num_nodes: int, c: tuple[str, ctypes.CDLL] | None, seconds: float) -> list[Row]:
+    """Times of one size against C when the order is found on the way."""
+    pipeline = make_pipeline(num_nodes)
+    n = pipeline.num_nodes
+    units = Units(pipeline, latencies(pipeline))
+    rank = np.arange(n, dtype=np.int32)
+    contenders: dict[str, Callable[[], object]] = {
+        "semu": partial(dispatch_kernels.dispatch_units, *units.arguments(rank))
+    }
+    assert contenders["semu"]() == n, "the pipeline deadlocks"
+    if c is not None:
+        contenders["C"] = bind(c[1].dynamic_order, n, units.num_streams, *units.arguments_for_c(rank))
+        expected = [array.copy() for array in units.results]
+        for array in units.results:
+            array.fill(-1)
+        contenders["C"]()
+        for ours, theirs in zip(expected, units.results, strict=True):
+            assert np.array_equal(ours, theirs), "C finds another order"
+    times_s = fastest(contenders, seconds)
+    name = f"dynamic order, 1e{round(np.log10(num_nodes))} nodes"
+    rows = [Row(name, n / times_s["semu"] / 1e6, "Mnode/s", "none", None, None)]
+    if c is not None:
+        rows.append(compare(name, times_s, "C", c[0], 1.2))
     return rows
 
 
@@ -229,10 +246,13 @@ def measure(quick: bool) -> Iterator[Row]:
     seconds = 0.3 if quick else SECONDS_PER_ROW
     with compiled_reference() as c:
         if c is None:
-            name = "fixed order and peak memory against C"
+            name = "fixed order, peak memory and dynamic order against C"
             yield Row(name, None, "x the time", "no C compiler found", None, None)
         for num_nodes in (10**4, 10**5) if quick else (10**4, 10**6, 10**7):
             yield from measure_size(num_nodes, c, seconds, 0.4 if num_nodes == 10**7 else None)
+        for num_nodes in (10**4, 10**6) if quick else (10**4, 10**6, 10**7):
+            yield from measure_dynamic(num_nodes, c, seconds)
+    yield from measure_orders(seconds)
     yield from measure_libraries(10**4, seconds)
     yield from measure_columns(seconds)
 

@@ -45,6 +45,13 @@ def test_figure_7_has_its_five_operators(tmp_path: Path) -> None:
         assert re.search(rf"us +compute +{re.escape(name)}", output), name
 
 
+def test_equal_stages_are_simulated_once(tmp_path: Path) -> None:
+    output = run(ROOT / "examples" / "04_reuse.py", tmp_path)
+    assert re.search(r"\b112 units, 3 of them simulated", output)  # 8 x (4 forward, 4 backward, 6 transfers)
+    gib = {name: float(re.search(rf"{name} +step .* up to (.*) GiB", output)[1]) for name in ("gpipe", "1f1b")}
+    assert gib["1f1b"] < gib["gpipe"]
+
+
 def test_published_figures_are_met_where_the_paper_leaves_nothing_open(tmp_path: Path) -> None:
     rows = json.loads(run(ROOT / "benchmarks" / "published.py", tmp_path, "--quick", "--json"))
     assert [row["name"] for row in rows if row["holds"] is False] == []

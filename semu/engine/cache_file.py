@@ -131,7 +131,7 @@ class CacheFile:
                     self._make(found)
                 with closing(self._open()) as database:
                     return work(database)
-            except (_Stale, sqlite3.Error, OSError) as error:
+            except (_Stale, sqlite3.Error, UnicodeDecodeError, OSError) as error:  # a damaged schema in a message
                 self._recover(error)
                 if self._is_read_only:
                     return None

@@ -81,11 +81,12 @@ class Checkpoint:
         places = self.places.followed_by(new)
         if added is None:
             nodes = node_graph(self.alone, places)
+            marked = frozenset(zip(new.source.tolist(), new.target.tolist(), strict=True))
             return GraphTimeline(
                 self.simulation,
                 Checkpoint(self.simulation, self.alone, places, nodes, wanted),
                 self.alone,
-                nodes.resume(rank=rank),
+                nodes.resume(rank=rank, marked=marked),
             )
         times = self.nodes.resume(added, rank=rank)
         state = self

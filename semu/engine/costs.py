@@ -131,10 +131,11 @@ class CostModel:
         keys = [self.library.operators[row].key for row in self._attention]
         return tuple(DimTable.build([key[position] for key in keys]) for position in ATTENTION_USED)
 
-    def numbers(self, row: int) -> tuple[float, ...]:
-        """Every coefficient that an operator's latency is computed with."""
-        terms = (self._flop_rate, self._mem_rate, self._net_rate, self._fixed, self._p, self._corner, self._short)
-        return tuple(float(term[row]) for term in terms)
+    @cached_property
+    def numbers(self) -> NDArray[np.float64]:
+        """Every coefficient that operators' latencies are computed with: float64[num_ops, 7]."""
+        rates = (self._flop_rate, self._mem_rate, self._net_rate)
+        return np.stack((*rates, self._fixed, self._p, self._corner, self._short), axis=1)
 
     def latencies(self, columns: CostColumns, rows: NDArray[np.integer] | None = None) -> NDArray[np.float64]:
         """Latency of every operator for every shape.

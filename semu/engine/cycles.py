@@ -61,18 +61,25 @@ def _way_back(after: dict[int, list[int]], root: int) -> list[int]:
 
 
 def cycle_error(
-    base: Edges, new: Edges, done: NDArray[np.int32], n: int, name: Callable[[int], str], limit: int = 12
+    base: Edges,
+    new: Edges,
+    done: NDArray[np.int32],
+    n: int,
+    name: Callable[[int], str],
+    marked: frozenset[tuple[int, int]] = frozenset(),
+    limit: int = 12,
 ) -> GraphError:
     """The error that prints the cycle; edges that were added are marked.
 
     Args:
         base, new: the edges. done: units that could be dispatched. n: number of units. name: name of a unit.
+        marked: (source, target) of edges among ``base`` that were added too.
         limit: longest cycle printed in full.
     """
     source = np.concatenate((base.source, new.source))
     target = np.concatenate((base.target, new.target))
     cycle = find_cycle(source, target, done, n)
-    added = set(zip(new.source.tolist(), new.target.tolist(), strict=True))
+    added = marked | set(zip(new.source.tolist(), new.target.tolist(), strict=True))
     pieces = []
     for position, unit in enumerate(cycle):
         following = cycle[(position + 1) % len(cycle)]

@@ -1,8 +1,8 @@
 """Kernels that dispatch units whose order on their streams is not given: what can start first runs first (DESIGN §3.3).
 
-Objects: ``dispatch_units`` (finds order and times), ``replay_units`` (times of many variants in a given order),
-``is_order_forced`` (whether every variant has that order). Units hold streams from their start to their end. Kernels
-trust their input and index with ``np.uint64`` as in ``kernels``; kernels that call each other are in this file.
+Objects: ``dispatch_units`` (finds order and times), ``replay_units`` (times of many variants in a given order). Units
+hold streams from their start to their end. Kernels trust their input and index with ``np.uint64`` as in ``kernels``;
+kernels that call each other are in this file.
 
 Arguments that these kernels share; n units, e edges, k new edges, s slots:
     hold_ptr, hold: CSR int32[n + 1], int32[..], the streams that each unit holds, each once; none, one or several.
@@ -200,14 +200,69 @@ def _edges_by_source(num_units: int, source: I32) -> tuple[I32, I32]:
 
 
 @_kernel
-def _rooms(num_streams: int, hold: I32) -> I64:
-    """CSR pointer: room for all units of each stream."""
-    ptr = np.zeros(num_streams + 1, np.int64)
-    for i in range(len(hold)):
-        ptr[hold[i] + 1] += 1
-    for stream in range(num_streams):
-        ptr[stream + 1] += ptr[stream]
+def _reads_inside(op: I32) -> bool:
+    """Whether an edge reads the end of an operator."""
+    found = False
+    for edge in range(len(op)):
+        found |= op[edge] >= 0
+    return found
+
+
+@_kernel
+def _holds_one_each(hold_ptr: I32) -> bool:
+    """Whether every unit holds one stream; then a unit's number is its place in ``hold``."""
+    found = True
+    for unit in range(len(hold_ptr)):
+        found &= hold_ptr[unit] == unit
+    return found
+
+
+@_kernel
+def _rooms(number: int, owner: I32) -> I64:
+    """CSR pointer: room for everything that each of ``number`` owners has; -1 has no owner."""
+    ptr = np.zeros(number + 1, np.int64)
+    for i in range(len(owner)):
+        if owner[i] >= 0:
+            ptr[owner[i] + 1] += 1
+    for i in range(number):
+        ptr[i + 1] += ptr[i]
     return ptr
+
+
+@_kernel
+def _holds_same(hold_ptr: I32, hold: I32, one: int, other: int) -> bool:
+    """Whether two units hold the same streams, named in the same order."""
+    first, second = hold_ptr[one], hold_ptr[other]
+    count = hold_ptr[one + 1] - first
+    same = hold_ptr[other + 1] - second == count
+    for i in range(count if same else 0):
+        same &= hold[first + i] == hold[second + i]
+    return bool(same)
+
+
+@_kernel
+def _kinds(hold_ptr: I32, hold: I32) -> tuple[I32, int]:
+    """Units of several streams by what they hold: (int32[n] kind or -1, number of kinds), by a hash table."""
+    num_units, num_kinds, num_places = len(hold_ptr) - 1, 0, 2
+    while num_places < 2 * num_units:
+        num_places *= 2
+    kind = np.full(num_units, -1, np.int32)
+    table = np.full(num_places, -1, np.int32)
+    for unit in range(num_units):
+        if hold_ptr[unit + 1] - hold_ptr[unit] > 1:
+            key = 0
+            for i in range(hold_ptr[unit], hold_ptr[unit + 1]):
+                key = (key * 1000003 + int(hold[i])) & 0x7FFFFFFF
+            place = key & (num_places - 1)
+            while table[place] >= 0 and not _holds_same(hold_ptr, hold, unit, table[place]):
+                place = (place + 1) & (num_places - 1)
+            if table[place] < 0:
+                table[place] = unit
+                kind[unit] = num_kinds
+                num_kinds += 1
+            else:
+                kind[unit] = kind[table[place]]
+    return kind, num_kinds
 
 
 # --------------------------------------------------------------------------------------------- units
@@ -254,6 +309,8 @@ def dispatch_units(
 
     - in the heap of a stream, by rank: the stream is busy until after now and is the last of the unit's streams to
       become free, at or after its last edge. One event stands for all that wait for a stream.
+    - behind the leader of its kind, by rank: a unit with the same streams and a lower rank waits for nothing else, so
+      it goes first whatever happens. Otherwise crowds of units would move from stream to stream at each event.
     - as an event of its own: its last edge comes later than now and than its streams become free.
     - among the candidates, by rank: it may start now. One that finds a stream taken goes to the heap of a stream.
     - among the late ones, by (possible start, rank): it may start before now. Only an edge into a slot, which does not
@@ -269,12 +326,13 @@ def dispatch_units(
     """
     num_units = len(latency)
     has_new, has_slots = len(new_source) > 0, len(slot_op) > 0
+    holds_one, reads_inside = _holds_one_each(hold_ptr), _reads_inside(edge_op)
     start[:] = 0.0  # until a unit is dispatched: the latest of its edges that have come
     release[:] = 0.0
     touched[:] = False
     unit_of = np.empty(num_units, np.int32)
-    for unit in range(num_units):
-        unit_of[np.uint64(rank[unit])] = unit
+    for i in range(num_units):
+        unit_of[np.uint64(rank[i])] = i
     num_missing = _count_missing(num_units, edge_target, new_target)
     new_head, new_following = _edges_by_source(num_units, new_source)
     longest = _largest_step(prog_ptr) if has_slots else 0
@@ -290,27 +348,60 @@ def dispatch_units(
     # An event is a rank (the unit's last edge comes) or -1 - stream (the stream becomes free).
     event_time, event = np.empty(num_units + num_streams), np.empty(num_units + num_streams, np.int32)
     num_events = 0
-    fresh = np.empty(num_units, np.int32)
 
+    has_kinds = not holds_one
+    kind, num_kinds = _kinds(hold_ptr if has_kinds else hold_ptr[:1], hold)
+    queue_ptr = _rooms(num_kinds, kind)
+    queue, num_queued = np.empty(queue_ptr[num_kinds], np.int32), np.zeros(num_kinds, np.int64)
+    leader = np.full(num_kinds, num_units, np.int32)
+
+    fresh, num_fresh = np.empty(num_units, np.int32), 0
     for place in range(num_units):
-        unit = np.uint64(unit_of[place])
-        if num_missing[unit] == 0:
-            if hold_ptr[unit] == hold_ptr[unit + _ONE]:
-                candidate[num_candidates] = place
-                num_candidates += 1
-            else:
-                stream = hold[hold_ptr[unit]]
-                waiting[waiting_ptr[stream] + num_waiting[stream]] = place
-                num_waiting[stream] += 1
-    for stream in range(num_streams):
-        if num_waiting[stream] > 0:
-            item = _pop(waiting, np.uint64(waiting_ptr[stream]), num_waiting[stream])
-            num_waiting[stream] -= 1
-            _push(candidate, _ZERO, num_candidates, item)
-            num_candidates += 1
+        if num_missing[np.uint64(unit_of[place])] == 0:
+            fresh[num_fresh] = unit_of[place]
+            num_fresh += 1
     now = 0.0
     num_dispatched = 0
     while True:
+        for f in range(num_fresh):
+            unit = np.uint64(fresh[f])
+            item = rank[unit]
+            bound, blocker = -1.0, -1
+            first_hold, stop_hold = unit, unit + _ONE
+            if not holds_one:
+                first_hold, stop_hold = np.uint64(hold_ptr[unit]), np.uint64(hold_ptr[unit + _ONE])
+            for i in range(first_hold, stop_hold):
+                s = np.uint64(hold[i])
+                if free[s] > bound:
+                    bound, blocker = free[s], hold[i]
+            is_stream = bound >= start[unit]
+            if not is_stream:
+                bound = start[unit]
+            elif has_kinds and kind[unit] >= 0:
+                k = kind[unit]
+                if leader[k] < item:
+                    _push(queue, np.uint64(queue_ptr[k]), num_queued[k], item)
+                    num_queued[k] += 1
+                    continue
+                leader[k] = item
+            if bound == now:
+                _push(candidate, _ZERO, num_candidates, item)
+                num_candidates += 1
+            elif bound < now:
+                _push_timed(late_time, late, num_late, bound, item)
+                num_late += 1
+            elif is_stream:
+                s = np.uint64(blocker)
+                _push(waiting, np.uint64(waiting_ptr[s]), num_waiting[s], item)
+                num_waiting[s] += 1
+                if not has_event[s]:
+                    _push_timed(event_time, event, num_events, bound, -1 - blocker)
+                    num_events += 1
+                    has_event[s] = True
+            else:
+                _push_timed(event_time, event, num_events, bound, item)
+                num_events += 1
+        num_fresh = 0
         time = now
         if num_late > 0:
             time = late_time[0]
@@ -334,8 +425,9 @@ def dispatch_units(
             continue
         else:
             break
-        first_hold, stop_hold = np.uint64(hold_ptr[unit]), np.uint64(hold_ptr[unit + _ONE])
-        num_fresh = 0
+        first_hold, stop_hold = unit, unit + _ONE
+        if not holds_one:
+            first_hold, stop_hold = np.uint64(hold_ptr[unit]), np.uint64(hold_ptr[unit + _ONE])
         is_free = True
         for i in range(first_hold, stop_hold):
             if free[np.uint64(hold[i])] > time:
@@ -364,8 +456,9 @@ def dispatch_units(
             while e < stop_edge or new >= 0:
                 bound = last
                 if e < stop_edge:
-                    target, slot = np.uint64(edge_target[e]), edge_slot[e]
-                    if edge_op[e] >= 0:
+                    target = np.uint64(edge_target[e])
+                    slot = edge_slot[e] if has_slots else -1
+                    if reads_inside and edge_op[e] >= 0:
                         bound = time + (op_end[edge_op[e]] if binds else edge_lag[e])
                     e += _ONE
                 else:
@@ -381,6 +474,13 @@ def dispatch_units(
                 if num_missing[target] == 0:
                     fresh[num_fresh] = target
                     num_fresh += 1
+            if has_kinds and kind[unit] >= 0 and leader[kind[unit]] == rank[unit]:
+                k = kind[unit]
+                leader[k] = num_units
+                if num_queued[k] > 0:
+                    fresh[num_fresh] = unit_of[_pop(queue, np.uint64(queue_ptr[k]), num_queued[k])]
+                    num_fresh += 1
+                    num_queued[k] -= 1
         else:
             fresh[0] = unit
             num_fresh = 1
@@ -389,7 +489,7 @@ def dispatch_units(
             s = np.uint64(hold[i])
             if num_waiting[s] > 0 and not has_event[s]:
                 if free[s] > now:
-                    _push_timed(event_time, event, num_events, free[s], -1 - np.int64(s))
+                    _push_timed(event_time, event, num_events, free[s], -1 - hold[i])
                     num_events += 1
                     has_event[s] = True
                 else:
@@ -397,35 +497,6 @@ def dispatch_units(
                     num_waiting[s] -= 1
                     _push(candidate, _ZERO, num_candidates, item)
                     num_candidates += 1
-        for f in range(num_fresh):
-            unit = np.uint64(fresh[f])
-            item = rank[unit]
-            bound = -1.0
-            blocker = _ZERO
-            for i in range(np.uint64(hold_ptr[unit]), np.uint64(hold_ptr[unit + _ONE])):
-                s = np.uint64(hold[i])
-                if free[s] > bound:
-                    bound = free[s]
-                    blocker = s
-            is_stream = bound >= start[unit]
-            if not is_stream:
-                bound = start[unit]
-            if bound == now:
-                _push(candidate, _ZERO, num_candidates, item)
-                num_candidates += 1
-            elif bound < now:
-                _push_timed(late_time, late, num_late, bound, item)
-                num_late += 1
-            elif is_stream:
-                _push(waiting, np.uint64(waiting_ptr[blocker]), num_waiting[blocker], item)
-                num_waiting[blocker] += 1
-                if not has_event[blocker]:
-                    _push_timed(event_time, event, num_events, bound, -1 - np.int64(blocker))
-                    num_events += 1
-                    has_event[blocker] = True
-            else:
-                _push_timed(event_time, event, num_events, bound, item)
-                num_events += 1
     return num_dispatched
 
 
@@ -526,50 +597,3 @@ def replay_units(
                     releases[slot] = max(releases[slot], bound)
                 elif bound > starts[target]:
                     starts[target] = bound
-
-
-@_kernel
-def is_order_forced(
-    order: I32,
-    hold_ptr: I32,
-    hold: I32,
-    num_streams: int,
-    edge_ptr: I32,
-    edge_target: I32,
-    edge_op: I32,
-    edge_slot: I32,
-    new_source: I32,
-    new_target: I32,
-    new_op: I32,
-    new_slot: I32,
-) -> bool:
-    """Whether edges alone give every stream its order, so that no latency can change it.
-
-    That is: of every two units that follow one another on a stream, the second's start is bounded by an edge that reads
-    the first's end.
-
-    Args:
-        order: int32[n], all units in the order of dispatch. num_streams: number of streams.
-        others: see the top of the file.
-    """
-    following = np.full(len(hold), -1, np.int32)
-    last_hold = np.full(num_streams, -1, np.int64)
-    for place in range(len(order)):
-        unit = order[place]
-        for i in range(hold_ptr[unit], hold_ptr[unit + 1]):
-            if last_hold[hold[i]] >= 0:
-                following[last_hold[hold[i]]] = unit
-            last_hold[hold[i]] = i
-    # Each edge takes away the steps that it forces.
-    for unit in range(len(order)):
-        for e in range(edge_ptr[unit], edge_ptr[unit + 1]):
-            if edge_op[e] < 0 and edge_slot[e] < 0:
-                for i in range(hold_ptr[unit], hold_ptr[unit + 1]):
-                    if following[i] == edge_target[e]:
-                        following[i] = -1
-    for e in range(len(new_source)):
-        if new_op[e] < 0 and new_slot[e] < 0:
-            for i in range(hold_ptr[new_source[e]], hold_ptr[new_source[e] + 1]):
-                if following[i] == new_target[e]:
-                    following[i] = -1
-    return bool(np.all(following < 0))

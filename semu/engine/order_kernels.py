@@ -1,7 +1,8 @@
 """``time_orders``: times of the same nodes in many given orders, in one call; a search asks for thousands of them.
+``is_order_forced``: whether edges leave any choice.
 
-``kernels.fixed_order_times`` times one order whose nodes are numbered by stream; here the orders are indirect, so that
-nothing but a row of node numbers differs between them. The kernel trusts its input, holds no state and releases the GIL.
+``kernels.fixed_order_times`` times one order whose nodes are numbered by stream. Here orders are indirect: only a row
+of node numbers differs from one to the next. The kernel trusts its input, holds no state and releases the GIL.
 """
 
 from __future__ import annotations
@@ -124,3 +125,50 @@ def time_orders(
                     waiter = following
                 first_waiter[stream] = kept
         timed[row] = num_timed
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def is_order_forced(
+    order: I32,
+    hold_ptr: I32,
+    hold: I32,
+    num_streams: int,
+    edge_ptr: I32,
+    edge_target: I32,
+    edge_op: I32,
+    edge_slot: I32,
+    new_source: I32,
+    new_target: I32,
+    new_op: I32,
+    new_slot: I32,
+) -> bool:
+    """Whether edges alone give every stream its order, so that no latency can change it.
+
+    That is: of every two units that follow one another on a stream, the second's start is bounded by an edge that reads
+    the first's end.
+
+    Args:
+        order: int32[n], all units in the order of dispatch. num_streams: number of streams.
+        others: see the top of ``dispatch_kernels``.
+    """
+    following = np.full(len(hold), -1, np.int32)
+    last_hold = np.full(num_streams, -1, np.int64)
+    for place in range(len(order)):
+        unit = order[place]
+        for i in range(hold_ptr[unit], hold_ptr[unit + 1]):
+            if last_hold[hold[i]] >= 0:
+                following[last_hold[hold[i]]] = unit
+            last_hold[hold[i]] = i
+    # Each edge takes away the steps that it forces.
+    for unit in range(len(order)):
+        for e in range(edge_ptr[unit], edge_ptr[unit + 1]):
+            if edge_op[e] < 0 and edge_slot[e] < 0:
+                for i in range(hold_ptr[unit], hold_ptr[unit + 1]):
+                    if following[i] == edge_target[e]:
+                        following[i] = -1
+    for e in range(len(new_source)):
+        if new_op[e] < 0 and new_slot[e] < 0:
+            for i in range(hold_ptr[new_source[e]], hold_ptr[new_source[e] + 1]):
+                if following[i] == new_target[e]:
+                    following[i] = -1
+    return bool(np.all(following < 0))

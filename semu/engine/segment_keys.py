@@ -51,17 +51,17 @@ class SegmentKeys:
             is_attention = operator.kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
             if is_attention and len(operator.key) == len(ATTENTION_KEY):
                 dims += [operator.key[position] for position in ATTENTION_USED]
-            self._operators[row] = _content(dims, self._model.numbers(row))
+            self._operators[row] = _content(dims, self._model.numbers[row].tobytes())
         return self._operators[row]
 
     def _size(self, row: int) -> tuple[bytes, frozenset[str]]:
         if row not in self._sizes:
-            self._sizes[row] = _content([self._model.library.sizes[row]], ())
+            self._sizes[row] = _content([self._model.library.sizes[row]], b"")
         return self._sizes[row]
 
 
-def _content(dims: list[Dim], numbers: tuple[float, ...]) -> tuple[bytes, frozenset[str]]:
+def _content(dims: list[Dim], numbers: bytes) -> tuple[bytes, frozenset[str]]:
     """Hash of sizes and numbers, and the symbols of the sizes."""
     spelt = [list(dim.terms.items()) if isinstance(dim, Poly) else dim for dim in dims]
-    digest = hashlib.blake2b(repr((spelt, numbers)).encode(), digest_size=_DIGEST_BYTES).digest()
+    digest = hashlib.blake2b(repr(spelt).encode() + numbers, digest_size=_DIGEST_BYTES).digest()
     return digest, frozenset().union(*(symbols_of(dim) for dim in dims))

@@ -7,6 +7,7 @@ in time and the whole stage is one segment. (A pass over all ranks, DIP's segmen
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -209,24 +210,28 @@ def split_stage(program: StageProgram) -> StageSegments:
         none = np.zeros(0, dtype=np.int32)
         return StageSegments((WholeStage(program),), (Run(0, 1, 0),), none, program.num_streams)
     event_row, come, gone = _events(program)
+    before = np.concatenate((np.zeros(1, dtype=np.int32), gone[:-1]))  # events before each operator
+    by_operator = [array.tobytes() for array in (program.rows, program.stream, come - before, gone - come)]
+    by_event = event_row.tobytes()
     borders = np.flatnonzero(np.diff(program.block)) + 1
-    number: dict[bytes, int] = {}
+    number: dict[tuple[bytes, ...], int] = {}
     distinct: list[Segment] = []
     runs: list[Run] = []
-    for first, last in zip([0, *borders.tolist()], [*borders.tolist(), program.num_ops], strict=True):
-        start = int(gone[first - 1]) if first else 0
-        segment = Segment(
-            rows=program.rows[first:last],
-            stream=program.stream[first:last],
-            num_streams=program.num_streams,
-            size_rows=event_row[start : gone[last - 1]],
-            come=come[first:last] - np.int32(start),
-            gone=gone[first:last] - np.int32(start),
-        )
-        content = _structure("", 0, segment.rows, segment.size_rows) + segment.structure
+    for first, last in itertools.pairwise([0, *borders.tolist(), program.num_ops]):
+        start, stop = int(before[first]), int(gone[last - 1])
+        content = (*[array[4 * first : 4 * last] for array in by_operator], by_event[4 * start : 4 * stop])
         if content not in number:
             number[content] = len(distinct)
-            distinct.append(segment)
+            distinct.append(
+                Segment(
+                    rows=program.rows[first:last],
+                    stream=program.stream[first:last],
+                    num_streams=program.num_streams,
+                    size_rows=event_row[start:stop],
+                    come=come[first:last] - np.int32(start),
+                    gone=gone[first:last] - np.int32(start),
+                )
+            )
         if runs and runs[-1].segment == number[content]:
             runs[-1] = Run(runs[-1].segment, runs[-1].count + 1, runs[-1].first)
         else:

@@ -70,6 +70,9 @@ class Sides:
         for group in unrolled.graph.subgraphs:
             self._copy_by_path.setdefault(group.path, group.index)
         self._unit_of_stage = {u.subgraph: i for i, u in enumerate(partition.units) if u.subgraph is not None}
+        self._empty_stages = [
+            s for s, i in self._unit_of_stage.items() if partition.units[i].first == partition.units[i].last
+        ]
 
     def edges(self, pairs: Iterable[tuple[Side, Side]]) -> PlaceEdges:
         """Every pair as edges between places.
@@ -134,7 +137,8 @@ class Sides:
                 units.append(self._unit_of_stage[index])
                 continue
             last = group.last if group.last is not None else group.first
-            for unit in dict.fromkeys(self.partition.unit_of[group.first : last].tolist()):
+            empty = [self._unit_of_stage[stage] for stage in self._empty_stages if self._is_within(stage, index)]
+            for unit in dict.fromkeys([*self.partition.unit_of[group.first : last].tolist(), *empty]):
                 whole = self.partition.units[unit]
                 if self._is_lone(unit) or (whole.subgraph is not None and self._is_within(whole.subgraph, index)):
                     units.append(unit)

@@ -8,7 +8,7 @@ outer operators (transfers, reductions, optimizer) are there at once; the operat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -202,6 +202,10 @@ class IterationTimeline:
     ranks: tuple[RankTimeline, ...]
     iteration_time_s: float
     makespan_s: float
+
+    def __getstate__(self) -> dict[str, object]:
+        """Fields only: spans are made again."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def bubble_ratio(self) -> float:

@@ -207,17 +207,26 @@ class UnitGraph:
             slots=replace(slots, start=slots.start[row], op_latency=slots.op_latency[row]),
         )
 
-    def resume(self, new: Edges | None = None, *, slots: Slots | None = None, rank: I32 | None = None) -> UnitTimes:
+    def resume(
+        self,
+        new: Edges | None = None,
+        *,
+        slots: Slots | None = None,
+        rank: I32 | None = None,
+        marked: frozenset[tuple[int, int]] = frozenset(),
+    ) -> UnitTimes:
         """Times under these edges and new ones.
 
         Args:
             new: further edges. slots: all slots, old ones first, where the new edges add some; default: the old ones.
             rank: int32[num_units], a permutation: which of two units that could start together goes first; default:
                 by number.
+            marked: (source, target) of edges here that a printed cycle shows as added, beside the new ones.
         Raises:
             GraphError: the edges close a cycle; it is printed.
         """
-        from semu.engine.dispatch_kernels import dispatch_units, is_order_forced, replay_units
+        from semu.engine.dispatch_kernels import dispatch_units, replay_units
+        from semu.engine.order_kernels import is_order_forced
 
         num_variants, n = self.latency.shape
         added = new if new is not None else _no_edges(num_variants)
@@ -259,7 +268,7 @@ class UnitGraph:
                 order,
             )
             if done < n:
-                raise cycle_error(self.edges, added, order[:done], n, self.name)
+                raise cycle_error(self.edges, added, order[:done], n, self.name, marked)
 
         dispatch(0)
         if num_variants > 1:

@@ -142,7 +142,7 @@ class Graph:
         return index
 
     def mark_output(self, tensor: int) -> None:
-        """Keep a tensor alive beyond the last operator."""
+        """Keep a tensor alive beyond the last operator: of a chain the last copy's, of peers every copy's."""
         self.outputs.append(self._known_tensor(tensor, "output"))
 
     def producer(self, tensor: int) -> int | None:

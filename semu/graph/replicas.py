@@ -82,8 +82,8 @@ class _Writer:
             for copies in self._all_copies(self.tensor_owners[tensor]):
                 self._tensor(tensor, copies)
         for tensor in self.old.outputs:
-            for copies in self._all_copies(self.tensor_owners[tensor]):
-                self.new.mark_output(self._tensor(tensor, copies))
+            for made in self._reads(tensor, {}):
+                self.new.mark_output(made)
         return Unrolled(
             self.new,
             tuple(
@@ -122,17 +122,18 @@ class _Writer:
 
     def _operator(self, index: int, copies: _Copies) -> None:
         operator = self.old.operators[index]
-        inputs = [self._read(tensor, copies) for tensor in operator.inputs]
+        read = [self._reads(tensor, copies) for tensor in operator.inputs]
         outputs = [self._read(tensor, copies) for tensor in operator.outputs]
-        produced = self.producers[index]
-        after = [new for before in operator.after for new in self._waits(before, copies, before in produced)]
+        explicit = (before for before in operator.after if before not in self.producers[index])
+        waits = [new for before in explicit for new in self._waits(before, copies)]
+        made = (self.new.producer(tensor) for instances in read for tensor in instances)
         device = operator.stream.device
         moved = replace(device, rank=device.rank + self._peer(copies) * self.num_ranks)
         own = tuple(copies[g.index] for g in self.operator_owners[index])
         self.operators[index, own] = self.new.add_operator(
             operator.kind,
             Stream(moved, operator.stream.name),
-            inputs=inputs,
+            inputs=[instances[0] for instances in read],
             outputs=outputs,
             flop=operator.flop,
             mem_bytes=operator.mem_bytes,
@@ -141,18 +142,16 @@ class _Writer:
             key=operator.key,
             path=operator.path,
             phase=operator.phase,
-            after=after,
+            after=[*waits, *(before for before in made if before is not None)],
             recomputed_flop=operator.recomputed_flop,
             causal_flop=operator.causal_flop,
             copies=operator.copies,
         )
 
-    def _waits(self, before: int, copies: _Copies, is_data: bool) -> list[int]:
+    def _waits(self, before: int, copies: _Copies) -> list[int]:
         """Copies of an earlier operator that an operator waits for, beside the producers of what it reads."""
         owners = self.operator_owners[before]
         chosen, every = self._choose(owners, copies)
-        if is_data and not every:
-            return []
         result = []
         for candidate in self._all_copies(owners):
             if all(candidate[index] == k for index, k in chosen.items() if index not in every):
@@ -193,15 +192,34 @@ class _Writer:
         return number
 
     # -- tensors -------------------------------------------------------------------------------------------------
-    def _read(self, tensor: int, copies: _Copies, *, is_fed: bool = True) -> int:
+    def _read(self, tensor: int, copies: _Copies) -> int:
         """The instance of a tensor that an operator (or a view) in these copies means."""
+        return self._reads(tensor, copies)[0]
+
+    def _reads(self, tensor: int, copies: _Copies, *, is_fed: bool = True) -> list[int]:
+        """That instance, and those of the other peers where a reader from outside waits for all of them."""
         for position, (index, k) in enumerate(reversed(copies.items()) if is_fed else ()):
             fed = dict(self.old.subgraphs[index].feeds).get(tensor)
             if fed is not None and k > 0:
-                around = dict(list(copies.items())[: len(copies) - position])
-                return self._read(fed, {**around, index: k - 1}, is_fed=False)
-        chosen, _ = self._choose(self.tensor_owners[tensor], copies)
-        return self._tensor(tensor, chosen)
+                inner = list(copies)[len(copies) - position :]  # who is in a further chain reads the last copy there
+                around = {g: n for g, n in copies.items() if g not in inner or self.old.subgraphs[g].has_peers}
+                return self._reads(fed, {**around, index: k - 1}, is_fed=False)
+        for mirrored, opposite in self._opposites(copies).items() if is_fed else ():
+            fed = dict(self.old.subgraphs[mirrored].feeds).get(tensor)
+            if fed is not None and opposite > 0:  # what the mirrored copy itself was fed
+                return self._reads(fed, {**copies, mirrored: opposite - 1}, is_fed=False)
+        chosen, every = self._choose(self.tensor_owners[tensor], copies)
+        numbers = itertools.product(*(range(self.old.subgraphs[owner].replicas) for owner in sorted(every)))
+        return [self._tensor(tensor, {**chosen, **dict(zip(sorted(every), each, strict=True))}) for each in numbers]
+
+    def _opposites(self, copies: _Copies) -> _Copies:
+        """Mirrored chain -> the copy of it that belongs to the open copies."""
+        result: _Copies = {}
+        for index, k in copies.items():
+            group = self.old.subgraphs[index]
+            if group.mirrors is not None:
+                result.setdefault(group.mirrors, group.replicas - 1 - k)
+        return result
 
     def _tensor(self, tensor: int, own: _Copies) -> int:
         """The instance of a tensor in the given copies of its owners; made on first use."""

@@ -18,7 +18,7 @@ Structure: TypeAlias = tuple[tuple[object, ...], ...]
 def structure_of(graph: Graph, subgraph: Subgraph) -> Structure:
     """A hashable value, equal for subgraphs of equal structure; names, ranks, positions and sizes do not enter.
 
-    One row per operator, then one per subgraph inside.
+    One row per operator, then one per subgraph inside. Where its inputs come from does not enter either.
     """
     first, last = subgraph.first, subgraph.last if subgraph.last is not None else len(graph.operators)
     ranks: dict[int, int] = {}
@@ -35,7 +35,6 @@ def structure_of(graph: Graph, subgraph: Subgraph) -> Structure:
                 operator.dtype,
                 operator.copies,
                 tuple(before - first for before in operator.after if before >= first),
-                any(before < first for before in operator.after),
                 tuple(_use(graph, storages, tensor) for tensor in operator.inputs),
                 tuple(_use(graph, storages, tensor) for tensor in operator.outputs),
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +53,14 @@ def partition(weights: Sequence[float], num_parts: int) -> list[int]:
             got=num_parts,
             nearest=n,
         )
-    total = np.array([0.0, *itertools.accumulate(float(weight) for weight in weights)])
+    return list(_cut(tuple(float(weight) for weight in weights), num_parts))
+
+
+@lru_cache(maxsize=64)
+def _cut(weights: tuple[float, ...], num_parts: int) -> tuple[int, ...]:
+    """``partition``, remembered: a job that is simulated again is cut in the same places."""
+    n = len(weights)
+    total = np.array([0.0, *itertools.accumulate(weights)])
     weight = np.where(np.arange(n + 1) > np.arange(n + 1)[:, None], total - total[:, None], np.inf)
     heaviest = _lightest_heaviest(weight, num_parts)
     squares = np.full((n + 1, n + 1), np.inf)
@@ -68,7 +76,7 @@ def partition(weights: Sequence[float], num_parts: int) -> list[int]:
     boundaries = [0]
     for end in reversed(ends):
         boundaries.append(int(end[boundaries[-1]]))
-    return boundaries
+    return tuple(boundaries)
 
 
 def _lightest_heaviest(weight: NDArray[np.float64], num_parts: int) -> float:

@@ -35,22 +35,24 @@ def megatron_plan(model: Model, parallel: Parallel) -> ShardingPlan:
     Raises:
         ConfigError: a pattern that matches no module.
     """
+    if parallel.plan:
+        _check_patterns(model, parallel)
+    if parallel.tp == 1:
+        return ShardingPlan()
     styles: dict[str, ShardingStyle] = {}
     own = ShardingPlan(patterns=parallel.plan)
+    parts: dict[type[Module], list[tuple[str, ShardingStyle]]] = {}
     for modality in model.modules:
         for path, module in modality.body.named_modules(modality.name):
-            for kind, parts in MEGATRON_STYLES.items():
-                if isinstance(module, kind):
-                    styles.update({f"{path}.{part}" if part else path: style for part, style in parts.items()})
-    _check_patterns(model, parallel)
+            kind = type(module)
+            if kind not in parts:
+                known = [styled.items() for base, styled in MEGATRON_STYLES.items() if issubclass(kind, base)]
+                parts[kind] = [(f".{part}" if part else "", style) for styled in known for part, style in styled]
+            for part, style in parts[kind]:
+                styles[path + part] = style
     if parallel.plan:
         styles = {path: own.pattern_style(path) or style for path, style in styles.items()}
-    return ShardingPlan(
-        tp=parallel.tp,
-        sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
-        styles=styles if parallel.tp > 1 else {},
-        patterns=parallel.plan if parallel.tp > 1 else {},
-    )
+    return ShardingPlan(parallel.tp, parallel.sequence_parallel, styles, parallel.plan)
 
 
 def _check_patterns(model: Model, parallel: Parallel) -> None:

@@ -1,4 +1,5 @@
-"""Pictures of an iteration: ``draw_timeline`` (ranks over time) and ``draw_memory`` (allocated bytes by role).
+"""Pictures: ``draw_timeline`` (ranks over time) and ``draw_memory`` (allocated bytes by role) of an iteration,
+``draw_validation`` (predicted over measured) of many.
 
 Matplotlib is imported when a picture is drawn, and only through ``Figure``: no window, no global state. Sizes, fonts
 and colours are fixed and nothing is dated, so equal input gives equal bytes.
@@ -6,5 +7,6 @@ and colours are fixed and nothing is dated, so equal input gives equal bytes.
 
 from semu.plots.memory import draw_memory
 from semu.plots.timeline import draw_timeline
+from semu.plots.validation import ScatterPoint, draw_validation
 
-__all__ = ["draw_memory", "draw_timeline"]
+__all__ = ["ScatterPoint", "draw_memory", "draw_timeline", "draw_validation"]

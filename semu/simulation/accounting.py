@@ -122,8 +122,8 @@ def _stage_times(
     )
 
 
-_ROWS = 16
-"""Replicas whose gaps are found together, so that the arrays stay in the cache."""
+_TOGETHER = 512
+"""So many stages are looked at together: few enough for the cache."""
 
 
 def _pipeline_gaps(run: PipelineRun) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -134,24 +134,24 @@ def _pipeline_gaps(run: PipelineRun) -> tuple[NDArray[np.float64], NDArray[np.fl
     """
     problem = run.problem
     n = problem.num_stages
-    follows = np.append(False, problem.node_rank[1:] == problem.node_rank[:-1])
+    start, end = run.start.T, run.end.T
+    follows = np.flatnonzero(problem.node_rank[1:] == problem.node_rank[:-1]) + 1
+    gap = start[:n].copy()
+    gap[follows] -= end[follows - 1]
+    explained = np.zeros_like(gap)
     node_of_edge = np.repeat(np.arange(problem.num_nodes), np.diff(problem.pred_ptr))
     is_transfer = (node_of_edge < n) & (problem.pred >= n)
     nodes, transfers = node_of_edge[is_transfer], problem.pred[is_transfer]
     turn = np.arange(len(nodes)) - np.searchsorted(nodes, nodes)  # first, second, ... transfer that a stage waits for
-    explained, rest = np.zeros(run.num_replicas), np.zeros(run.num_replicas)
-    for first in range(0, run.num_replicas, _ROWS):
-        rows = slice(first, first + _ROWS)
-        start, end = run.start[rows], run.end[rows]
-        gap = start[:, :n].copy()
-        gap[:, follows] -= end[:, :n][:, np.flatnonzero(follows) - 1]
-        part = np.zeros_like(gap)
-        for number in range(int(turn.max(initial=-1)) + 1):
-            here, by = nodes[turn == number], transfers[turn == number]
-            lasted = np.minimum(gap[:, here], end[:, by] - start[:, by])
-            part[:, here] = np.maximum(part[:, here], np.where(end[:, by] == start[:, here], lasted, 0.0))
-        explained[rows], rest[rows] = part.sum(axis=1), (gap - part).sum(axis=1)
-    return explained, rest
+    for number in range(int(turn.max(initial=-1)) + 1):
+        mine = np.flatnonzero(turn == number)
+        for first in range(0, len(mine), _TOGETHER):
+            here, by = nodes[mine[first : first + _TOGETHER]], transfers[mine[first : first + _TOGETHER]]
+            arrives = end[by]
+            lasted = np.minimum(gap[here], arrives - start[by])
+            lasted[arrives != start[here]] = 0.0
+            explained[here] = np.maximum(explained[here], lasted)
+    return explained.sum(axis=0), (gap - explained).sum(axis=0)
 
 
 def bubble_ratio(run: PipelineRun, replica: int) -> float:

@@ -12,7 +12,7 @@ from semu.job import Precision, Recompute
 from semu.report import Report
 from semu.simulation.accounting import breakdown, bubble_ratio, count_work
 from semu.simulation.evaluate import Evaluation
-from semu.simulation.gather import ParameterGather, held_by_rank
+from semu.simulation.gather import ParameterGather
 from semu.simulation.layout import Layout
 from semu.simulation.memory import RankMemory
 from semu.simulation.pipeline import PipelineRun
@@ -38,6 +38,7 @@ def assemble_report(
     memories = [RankMemory(layout, evaluation, run, rank) for rank in range(job.parallel.pp)]
     peaks = [memory.peak() for memory in memories]
     work = count_work(layout, evaluation)
+    parameters = job.model.num_parameters()
     gpus = job.cluster.num_gpus
     peak_rate = profile.peak_flop_per_s(job.training.precision.compute_dtype) * gpus * iteration
     is_fp8 = job.training.precision is Precision.FP8
@@ -66,7 +67,7 @@ def assemble_report(
         static_memory_bytes=tuple(memory.static.total for memory in memories),
         reserved_memory_bytes=None,
         capacity_bytes=capacity,
-        parameters=job.model.num_parameters(),
+        parameters=parameters,
         breakdown_s=breakdown(layout, evaluation, run, tails, iteration).to_json(),
         ranks=tuple(rank_row(layout, run, memory, peak) for memory, peak in zip(memories, peaks, strict=True)),
         top_operators=top,
@@ -75,7 +76,7 @@ def assemble_report(
         num_distinct_replicas=run.num_replicas,
         slowest_replica=int(run.first[slowest]),
         job=describe_job(layout),
-        warnings=tuple(_warnings(layout)),
+        warnings=tuple(_warnings(layout, parameters)),
         timeline=timeline,
     )
 
@@ -125,7 +126,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
 _PARALLEL_KEYS = ("dp", "tp", "pp", "vpp", "cp", "ep", "sequence_parallel", "zero", "partition")
 
 
-def _warnings(layout: Layout) -> list[str]:
+def _warnings(layout: Layout, parameters: int) -> list[str]:
     """What a reader should know before trusting the numbers."""
     job = layout.job
     notes = [
@@ -144,10 +145,10 @@ def _warnings(layout: Layout) -> list[str]:
         whole = sum(
             held.elements
             for rank in range(job.parallel.pp)
-            for _, _, held in held_by_rank(layout, rank)
+            for _, _, held in layout.held_by(rank)
             if not held.is_sharded
         )
-        share = whole / max(job.model.num_parameters(), 1)
+        share = whole / max(parameters, 1)
         if share > 0.01:
             notes.append(
                 f"{share:.1%} of the parameters are replicated on every tensor-parallel rank: "

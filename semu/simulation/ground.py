@@ -53,14 +53,16 @@ def ground_events(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank
 def _in_order(time: NDArray[np.float64], size: NDArray[np.int64]) -> GroundEvents:
     """Events sorted by time, then size: first all by time, then the few that share a moment by size."""
     order = np.argsort(time, axis=1, kind="stable")
-    time, size = np.take_along_axis(time, order, axis=1), np.take_along_axis(size, order, axis=1)
+    time = np.ascontiguousarray(np.take_along_axis(time, order, axis=1))
+    size = np.ascontiguousarray(np.take_along_axis(size, order, axis=1))
     is_new = np.ones(time.shape, dtype=np.bool_)
     is_new[:, 1:] = time[:, 1:] != time[:, :-1]
     shared = ~is_new
     shared[:, :-1] |= ~is_new[:, 1:]
     where = np.flatnonzero(shared)
-    moment, sizes = np.cumsum(is_new)[where], size.ravel()[where]
-    size.ravel()[where] = sizes[np.lexsort((sizes, moment))]
+    flat = size.reshape(-1)
+    moment, sizes = np.cumsum(is_new)[where], flat[where]
+    flat[where] = sizes[np.lexsort((sizes, moment))]
     return GroundEvents(time, size)
 
 

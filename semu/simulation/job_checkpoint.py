@@ -6,6 +6,7 @@ What is left is one kernel call on a few thousand nodes (PipeWeaver §4.2).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from semu.engine.costs import CostModel, LatencyRules
 from semu.engine.result_cache import ResultCache
 from semu.engine.units import Edges, UnitGraph, UnitTimes
-from semu.errors import unknown_name
+from semu.errors import ScheduleError, unknown_name
 from semu.job import TrainingJob
 from semu.report import Report
 from semu.schedule import SCHEDULES
@@ -32,6 +33,26 @@ from semu.simulation.refusals import check_streams, refuse_unmodelled
 
 SHARED_CACHE = ResultCache()
 """Results of all simulations of the process that bring no cache."""
+
+
+@dataclass(frozen=True)
+class OrderTimes:
+    """Times of many schedules.
+
+    Attributes:
+        start, end: float64[num_orders, num_units] [s]; undefined and infinite for what a deadlock leaves.
+        is_legal: bool[num_orders], the order does not deadlock.
+    """
+
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+    is_legal: NDArray[np.bool_]
+
+    @property
+    def makespan_s(self) -> NDArray[np.float64]:
+        """float64[num_orders] [s], infinite for an order that deadlocks."""
+        latest: NDArray[np.float64] = self.end.max(axis=1, initial=0.0)
+        return latest
 
 
 @dataclass(frozen=True)
@@ -101,6 +122,53 @@ class JobCheckpoint:
         nodes = self.nodes if replica is None else self.nodes.only(replica)
         return nodes.resume(Edges.between(edges, len(nodes.latency)))
 
+    def restore_orders(self, orders: NDArray[np.integer], *, replica: int = 0) -> OrderTimes:
+        """Times of many schedules in one call, for search.
+
+        Args:
+            orders: int[num_orders, num_stages], each row the units of the stages rank after rank, every rank's in its
+                order (``units.orders`` of a schedule, concatenated). replica: which distinct replica.
+        Raises:
+            ScheduleError: a row that is not an order of each rank's stages.
+        """
+        from semu.engine.order_kernels import time_orders
+
+        units = self.units
+        table = np.ascontiguousarray(orders, dtype=np.int32)
+        expected = np.concatenate([np.flatnonzero(units.stream == rank) for rank in range(units.shape.num_ranks)])
+        bounds = units.stream_ptr[: units.shape.num_ranks + 1]
+        pieces = (
+            [np.sort(table[:, a:b], axis=1) for a, b in itertools.pairwise(bounds.tolist())] if table.ndim == 2 else []
+        )
+        if not pieces or table.shape[1] != len(expected) or (np.concatenate(pieces, axis=1) != expected).any():
+            raise ScheduleError(
+                "not orders of this pipeline's stages",
+                where="orders",
+                expected=f"rows of {len(expected)} units, rank after rank, each once",
+                got=f"shape {table.shape}",
+            )
+        by_target = np.argsort(units.edges[:, 1], kind="stable")
+        source, target = units.edges[by_target, 0], units.edges[by_target, 1]
+        drains = np.zeros((0, 2), dtype=np.int32)
+        if not self.job.training.overlap.pipeline:  # the sender's compute waits for its transfers
+            drains = units.edges[(units.stream[units.edges[:, 1]] >= units.shape.num_ranks)]
+            drains = drains[np.argsort(drains[:, 0], kind="stable")]
+        start, end = np.empty((2, len(table), units.num_units))
+        timed = np.zeros(len(table), dtype=np.int64)
+        time_orders(
+            units.stream_ptr,
+            units.node_orders(table),
+            _pointer(target, units.num_units),
+            np.ascontiguousarray(source),
+            _pointer(drains[:, 0], units.num_units),
+            np.ascontiguousarray(drains[:, 1]),
+            np.ascontiguousarray(self.nodes.latency[replica, : units.num_units]),
+            start,
+            end,
+            timed,
+        )
+        return OrderTimes(start, end, timed == units.num_units)
+
     def report(
         self, schedule: Schedule | str | None = None, *, progress: Callable[[str], None] | None = None
     ) -> Report:
@@ -160,3 +228,8 @@ def prepare(
 
 def _silent(_: str) -> None:
     return None
+
+
+def _pointer(owner: NDArray[np.int32], n: int) -> NDArray[np.int32]:
+    """CSR pointer over a sorted column."""
+    return np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=n)))).astype(np.int32)

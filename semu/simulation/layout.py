@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from semu.engine.join import build_stages
 from semu.engine.stage import StageProgram
-from semu.engine.template import TemplateLibrary, stream_names
+from semu.engine.template import TemplateLibrary
 from semu.job import TrainingJob
 from semu.nn.model import ModalityModule
 from semu.parallel.mesh import Mesh
 from semu.parallel.pipeline import Chunk, place_chunks
 from semu.schedule.schedule import PipelineShape
-from semu.simulation.tracer import Block, ModelTracer
+from semu.simulation.template_cache import LIBRARIES, JoinedLibrary
+from semu.simulation.tracer import Block, HeldParameter, ModelTracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +67,19 @@ class Layout:
         """Chunks of a pipeline rank in order of data flow."""
         return [c for c in self.chunks if c.chunk.rank == rank]
 
+    def held_by(self, rank: int) -> tuple[tuple[int, int, HeldParameter], ...]:
+        """(chunk, block, parameter) for every parameter that a rank stores, each once, in forward order."""
+        return self._held[rank]
+
+    @cached_property
+    def _held(self) -> tuple[tuple[tuple[int, int, HeldParameter], ...], ...]:
+        by_rank: list[dict[int, tuple[int, int, HeldParameter]]] = [{} for _ in range(self.job.parallel.pp)]
+        for chunk in self.chunks:
+            for number, block in enumerate(chunk.blocks):
+                for held in block.parameters:
+                    by_rank[chunk.chunk.rank].setdefault(id(held.parameter), (chunk.chunk.index, number, held))
+        return tuple(tuple(found.values()) for found in by_rank)
+
 
 def build_layout(job: TrainingJob, weigh: Callable[[TemplateLibrary], Sequence[float]]) -> Layout:
     """Trace, cut and compile a job's model.
@@ -76,7 +90,8 @@ def build_layout(job: TrainingJob, weigh: Callable[[TemplateLibrary], Sequence[f
     """
     tracer = ModelTracer(job)
     blocks = tracer.trace_model()
-    library = TemplateLibrary(tracer.templates)
+    joined = _library(tracer)
+    library = joined.library
     flat = [block for group in blocks for block in group]
     if job.parallel.partition == "latency":
         by_template = weigh(library)
@@ -84,26 +99,28 @@ def build_layout(job: TrainingJob, weigh: Callable[[TemplateLibrary], Sequence[f
     else:
         weights = [float(sum(p.parameter.numel for p in block.parameters)) for block in flat]
     chunks = place_chunks([len(group) for group in blocks], weights, job.parallel.pp)
-    streams = stream_names(library)
     return Layout(
         job=job,
         mesh=tracer.mesh,
         library=library,
-        streams=streams,
-        chunks=tuple(_join(job, library, streams, blocks, chunks)),
+        streams=joined.streams,
+        chunks=tuple(_join(job, joined, blocks, chunks)),
     )
 
 
+def _library(tracer: ModelTracer) -> JoinedLibrary:
+    """The templates of a traced model; the same ones in the same order share what was joined of them before."""
+    if not tracer.is_lasting:
+        return JoinedLibrary(tracer.blocks)
+    return LIBRARIES.get(tuple(block.serial for block in tracer.blocks), lambda: JoinedLibrary(tracer.blocks))
+
+
 def _join(
-    job: TrainingJob,
-    library: TemplateLibrary,
-    streams: Sequence[str],
-    blocks: Sequence[Sequence[Block]],
-    chunks: Sequence[Chunk],
+    job: TrainingJob, joined: JoinedLibrary, blocks: Sequence[Sequence[Block]], chunks: Sequence[Chunk]
 ) -> list[ChunkStages]:
     last_chunk = {job.model.modules[chunk.module].name: chunk.index for chunk in chunks}
     consumed = {source for module in job.model.modules for source in module.sources}
-    known: dict[object, tuple[StageProgram, StageProgram | None]] = {}
+    library = joined.library
     result: list[ChunkStages] = []
     for chunk in chunks:
         module = job.model.modules[chunk.module]
@@ -115,18 +132,12 @@ def _join(
         else:
             arrivals = _module_arrivals(module, last_chunk, library, blocks, job)
         has_consumer = chunk.index != last_chunk[module.name] or module.name in consumed
-        borrowed = _borrowed(arrivals, chunk, result)
-        key = (numbers, has_consumer, borrowed)
-        if key not in known:
-            known[key] = build_stages(
-                library,
-                numbers,
-                streams,
-                serial=not job.training.overlap.tensor_parallel,
-                has_consumer=has_consumer,
-                borrowed=borrowed,
-            )
-        forward, backward = known[key]
+        forward, backward = joined.stages(
+            numbers,
+            serial=not job.training.overlap.tensor_parallel,
+            has_consumer=has_consumer,
+            borrowed=_borrowed(arrivals, chunk, result),
+        )
         result.append(ChunkStages(chunk, module.name, own, forward, backward, arrivals))
     return result
 

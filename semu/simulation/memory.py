@@ -15,12 +15,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.stage import ROLES, ExpandedStage, StageProgram
+from semu.engine.stage import ROLES, ExpandedStage, StageCosts, StageProgram
 from semu.engine.timeline import compress_steps
 from semu.graph.tensor import Role
 from semu.parallel.data import StaticBytes, static_bytes
 from semu.simulation.evaluate import Evaluation
-from semu.simulation.gather import held_by_rank
 from semu.simulation.ground import GroundEvents, ground_events
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
@@ -43,7 +42,7 @@ class RankPeak:
 def rank_static(layout: Layout, rank: int) -> StaticBytes:
     """What a rank stores for its parameters all the time."""
     job = layout.job
-    held = [entry[2] for entry in held_by_rank(layout, rank)]
+    held = [entry[2] for entry in layout.held_by(rank)]
     return static_bytes(
         sum(h.elements for h in held),
         sum(h.elements for h in held if h.parameter.requires_grad),
@@ -149,14 +148,13 @@ class RankMemory:
         from semu.engine.pipeline_kernels import stage_summits
 
         run, problem = self.run, self.run.problem
-        shapes = run.shape[:, problem.microbatch[self.nodes]]
-        net, peak = np.zeros(shapes.shape, dtype=np.int64), np.zeros(shapes.shape, dtype=np.int64)
-        for chunk in np.unique(problem.chunk[self.nodes]):
-            costs = self.evaluation.chunks[chunk]
-            for phase, stage in enumerate((costs.forward, costs.backward)):
-                if stage is not None:
-                    mine = np.flatnonzero((problem.chunk[self.nodes] == chunk) & (problem.phase[self.nodes] == phase))
-                    net[:, mine], peak[:, mine] = stage.net[shapes[:, mine]], stage.peak[shapes[:, mine]]
+        nodes = self.nodes
+        shapes = run.shape[:, problem.microbatch[nodes]]
+        kinds, kind = np.unique(2 * problem.chunk[nodes] + problem.phase[nodes], return_inverse=True)
+        costs = [self._costs(*divmod(int(number), 2)) for number in kinds]
+        entry = kind * self.evaluation.num_shapes + shapes
+        net = np.ascontiguousarray(np.concatenate([cost.net for cost in costs])[entry])
+        peak = np.ascontiguousarray(np.concatenate([cost.peak for cost in costs])[entry])
         place = {int(node): number for number, node in enumerate(self.nodes)}
         waiting = [(replica, node) for replica, node in run.release if node in place]
         self._load(int(run.shape[replica, problem.microbatch[node]]) for replica, node in waiting)
@@ -166,10 +164,16 @@ class RankMemory:
             net[replica, here], peak[replica, here] = level[-1], max(int(level.max()), 0)
         low, high = np.zeros_like(net), np.zeros_like(net)
         between = np.zeros(len(net), dtype=np.int64)
-        start = np.ascontiguousarray(run.start[:, self.nodes])
-        end = np.ascontiguousarray(run.end[:, self.nodes])
+        start, end = np.ascontiguousarray(run.start[:, nodes]), np.ascontiguousarray(run.end[:, nodes])
         stage_summits(start, end, net, peak, self.ground.time, self.ground.size, low, high, between)
         return net, low, high, between
+
+    def _costs(self, chunk: int, phase: int) -> StageCosts:
+        """Costs of a chunk's stage."""
+        costs = self.evaluation.chunks[chunk]
+        stage = costs.forward if phase == 0 else costs.backward
+        assert stage is not None
+        return stage
 
     def _exact_summit(self, replica: int, position: int, net: NDArray[np.int64]) -> int:
         """Highest dynamic allocation during a stage, as ``curve`` has it.

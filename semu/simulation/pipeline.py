@@ -109,7 +109,9 @@ def consolidated_units(
     latency = np.empty((len(replicas.count), units.num_units + len(slices)))
     _fill_latencies(layout, evaluation, units, replicas, latency[:, : units.num_units])
     latency[:, units.num_units :] = [piece.end_s - piece.start_s for piece in slices]
-    gather_streams = units.num_streams + np.repeat(np.arange(len(num_gathers)), num_gathers)
+    gather_rank = np.repeat(np.arange(len(num_gathers)), num_gathers)
+    gather = units.num_units + np.arange(len(slices), dtype=np.int32)
+    in_turn = np.stack((gather[:-1], gather[1:]), axis=1)[gather_rank[1:] == gather_rank[:-1]]
 
     def name(unit: int) -> str:
         return units.name(unit) if unit < units.num_units else slices[unit - units.num_units].name
@@ -118,10 +120,10 @@ def consolidated_units(
         latency,
         (
             np.arange(latency.shape[1] + 1, dtype=np.int32),
-            np.concatenate((units.stream, gather_streams)).astype(np.int32),
+            np.concatenate((units.stream, units.num_streams + gather_rank)).astype(np.int32),
         ),
         units.num_streams + len(num_gathers),
-        Edges.between(units.edges, len(latency)),
+        Edges.between(np.concatenate((units.edges, in_turn)), len(latency)),
         name,
     )
 

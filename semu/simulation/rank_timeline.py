@@ -17,9 +17,9 @@ from semu.engine.timeline import (
     StageOperators,
     StageSlice,
 )
+from semu.graph.operator import Phase
 from semu.graph.tensor import Role
 from semu.hardware.kinds import OpKind, Provenance
-from semu.schedule.schedule import StageKey
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
 from semu.simulation.layout import Layout
@@ -27,6 +27,9 @@ from semu.simulation.memory import RankMemory
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.reduction import RankTail
 from semu.simulation.replica import ReplicaCosts
+
+_PHASES = (Phase.FORWARD, Phase.BACKWARD)
+"""Phases of stages by their number."""
 
 
 def build_timeline(
@@ -68,20 +71,22 @@ class _RankBuilder:
     def build(self, tail: RankTail, gather: ParameterGather | None) -> RankTimeline:
         run, problem, rank = self.run, self.run.problem, self.memory.rank
         nodes = self.memory.nodes
-        starts, ends = run.start[self.replica, nodes].tolist(), run.end[self.replica, nodes].tolist()
-        keys = [problem.stages[node] for node in nodes.tolist()]
+        columns = (problem.chunk[nodes], problem.phase[nodes], problem.microbatch[nodes])
+        spans = (run.start[self.replica, nodes], run.end[self.replica, nodes])
         stages = tuple(
-            StageSlice(
-                rank=rank,
-                label=str(key),
-                module=self.layout.chunks[key.chunk].module,
-                chunk=key.chunk,
-                microbatch=key.microbatch,
-                phase=key.phase,
-                start_s=start,
-                end_s=end,
-            )
-            for key, start, end in zip(keys, starts, ends, strict=True)
+            [
+                StageSlice(
+                    rank=rank,
+                    label=f"{chunk}{_PHASES[phase].value}{microbatch}",
+                    module=self.layout.chunks[chunk].module,
+                    chunk=chunk,
+                    microbatch=microbatch,
+                    phase=_PHASES[phase],
+                    start_s=start,
+                    end_s=end,
+                )
+                for chunk, phase, microbatch, start, end in zip(*(c.tolist() for c in (*columns, *spans)), strict=True)
+            ]
         )
         outer = [*(gather.slices if gather is not None else ()), *self._sends(), *tail.reductions, *tail.gathers]
         if tail.optimizer is not None:
@@ -109,9 +114,10 @@ class _RankBuilder:
             nodes = problem.num_stages + edge.transfers
             spans = run.start[self.replica, nodes].tolist(), run.end[self.replica, nodes].tolist()
             sizes = edge.size[run.shape[self.replica, edge.microbatch]].tolist()
+            key, to = f"{edge.source}{edge.phase.value}", f"to rank {target}"
             for microbatch, start, end, size in zip(edge.microbatch.tolist(), *spans, sizes, strict=True):
-                name = f"send {StageKey(edge.source, edge.phase, microbatch)} to rank {target}"
                 if size:
+                    name = f"send {key}{microbatch} {to}"
                     sends.append(OuterSlice(name, OpKind.P2P, "pp", start, end, size, 2, provenance))
         return sends
 

@@ -20,10 +20,9 @@ from semu.hardware.kinds import OpKind
 from semu.nn.rules.optimizer import adam_bytes
 from semu.parallel.data import gradient_buckets
 from semu.simulation.evaluate import Evaluation
-from semu.simulation.gather import held_by_rank
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
-from semu.simulation.transfers import collective
+from semu.simulation.transfers import collective, collectives, moved
 
 
 @dataclass(frozen=True)
@@ -65,16 +64,17 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
         kind = OpKind.REDUCE_SCATTER if job.parallel.zero >= 1 else OpKind.ALL_REDUCE
         group = layout.mesh.dp_group(rank)
         overlapped = job.training.overlap.grad_reduce
+        buckets = gradient_buckets(elements, job.parallel.dp, overlapped=overlapped)
+        names = [f"gradients {number}" for number in range(len(buckets))]
         now = 0.0
-        for number, bucket in enumerate(gradient_buckets(elements, job.parallel.dp, overlapped=overlapped)):
-            begin = max(now, max(ready[i] for i in bucket.members) if overlapped else done)
-            slices.append(collective(model, f"gradients {number}", kind, group, bucket.elements * size, begin))
+        for bucket, piece in zip(
+            buckets, collectives(model, names, kind, group, [bucket.elements * size for bucket in buckets]), strict=True
+        ):
+            slices.append(moved(piece, max(now, max(ready[i] for i in bucket.members) if overlapped else done)))
             now = slices[-1].end_s
         done = max(done, now)
     replicated = sum(
-        held.elements
-        for _, _, held in held_by_rank(layout, rank)
-        if held.parameter.requires_grad and not held.is_sharded
+        held.elements for _, _, held in layout.held_by(rank) if held.parameter.requires_grad and not held.is_sharded
     )
     if job.parallel.tp > 1 and job.parallel.sequence_parallel and replicated:
         group = layout.mesh.worst_tp_group
@@ -111,7 +111,7 @@ def _gradient_ready(
             key = id(held.parameter)
             ready[key] = max(ready.get(key, 0.0), end)
             elements[key] = held.elements
-    for _, _, held in held_by_rank(layout, rank):  # what no gradient reaches is reduced all the same, at the end
+    for _, _, held in layout.held_by(rank):  # what no gradient reaches is reduced all the same, at the end
         if held.parameter.requires_grad and id(held.parameter) not in ready:
             ready[id(held.parameter)] = _rank_end(run, rank)
             elements[id(held.parameter)] = held.elements
@@ -157,7 +157,7 @@ def _tied(
     holders: dict[int, list[int]] = {}
     elements: dict[int, int] = {}
     for rank in range(job.parallel.pp):
-        for _, _, held in held_by_rank(layout, rank):
+        for _, _, held in layout.held_by(rank):
             if held.parameter.requires_grad:
                 holders.setdefault(id(held.parameter), []).append(rank)
                 elements[id(held.parameter)] = held.elements
@@ -175,7 +175,7 @@ def _tied(
 
 def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterSlice], barrier: float) -> RankTail:
     job = layout.job
-    trainable = sum(h.elements for _, _, h in held_by_rank(layout, rank) if h.parameter.requires_grad)
+    trainable = sum(h.elements for _, _, h in layout.held_by(rank) if h.parameter.requires_grad)
     if not trainable:
         return RankTail(tuple(reductions), None, ())
     dtype = job.training.precision.tensor_dtype

@@ -57,8 +57,7 @@ class ShapeCosts:
         distinct, place = np.unique(shapes, return_inverse=True)
         none = np.zeros(0, dtype=np.int64)
         columns = self.model.library.evaluate(self._symbols_of(distinct), size_rows=none)
-        result: NDArray[np.float64] = self.model.latencies(columns).T[place]
-        return result
+        return np.ascontiguousarray(self.model.latencies(columns).T[place])
 
     def sizes_of(self, shapes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Storage sizes for some shapes.
@@ -73,8 +72,7 @@ class ShapeCosts:
             return chosen
         distinct, place = np.unique(shapes, return_inverse=True)
         every = np.arange(len(self.model.library.sizes))
-        result: NDArray[np.int64] = self.model.library.evaluate_sizes(self._symbols_of(distinct), every).T[place]
-        return result
+        return np.ascontiguousarray(self.model.library.evaluate_sizes(self._symbols_of(distinct), every).T[place])
 
     def _symbols_of(self, shapes: NDArray[np.int64]) -> Columns:
         return {name: column[shapes] for name, column in self.symbols.items()}

@@ -16,7 +16,10 @@ from semu.nn.module import Module, Parameter
 
 _PACKAGES = frozenset({"semu", "semu_models"})
 _ATOMS = frozenset({int, bool, str, bytes, type(None)})
-_DESCRIPTION = frozenset({"__module__", "__qualname__", "__doc__", "__annotations__", "__dict__", "__weakref__"})
+_REGISTERS = frozenset({"_modules", "_parameters"})
+_DESCRIPTION = frozenset(
+    {"__module__", "__qualname__", "__doc__", "__annotations__", "__dict__", "__weakref__", "__slotnames__"}
+)
 
 _class_numbers: dict[object, int] = {}
 _counter = itertools.count()
@@ -50,79 +53,94 @@ class StructureReader:
     def read(self, module: Module) -> Structure | None:
         """The structure of a module; None where something in it is hidden."""
         self._modules, self._numbers, self._parameters = {}, {}, []
+        key: list[object] = []
         try:
-            return Structure(self._module(module), tuple(self._parameters))
+            self._module(module, key)
         except _HiddenError:
             return None
+        return Structure(tuple(key), tuple(self._parameters))
 
-    def _module(self, module: Module) -> object:
-        """Class, parameters, submodules and plain attributes; a module that was met before is its number."""
-        known = self._modules.get(id(module))
-        if known is not None:
-            return known
+    def _module(self, module: Module, key: list[object]) -> None:
+        """Append class, parameters, submodules and other attributes; for a module met before, its number."""
+        if id(module) in self._modules:
+            key.append(~self._modules[id(module)])
+            return
         self._modules[id(module)] = len(self._modules)
-        own = [(name, self._parameter(parameter)) for name, parameter in module.own_parameters()]
-        children = [(name, self._module(child)) for name, child in module.named_children()]
-        values: list[object] = []
-        for name, value in module.__dict__.items():
+        state = module.__dict__
+        own, children = state.get("_parameters", {}), state.get("_modules", {})
+        key += (self._class(type(module)), len(own), len(children), len(state))
+        for name, parameter in own.items():
+            if id(parameter) in self._numbers:
+                key += (name, self._numbers[id(parameter)])
+            elif type(parameter) is Parameter:
+                self._numbers[id(parameter)] = len(self._parameters)
+                self._parameters.append(parameter)
+                key += (name, parameter.shape, parameter.numel, parameter.requires_grad)
+            else:
+                raise _HiddenError
+        for name, child in children.items():
+            key.append(name)
+            self._module(child, key)
+        for name, value in state.items():
             kind = type(value)
             if kind in _ATOMS:
-                values += (name, kind, value)
-            elif name not in ("_parameters", "_modules"):
-                values += (name, self._value(value))
-        return self._class(type(module)), *own, *children, *values
-
-    def _parameter(self, parameter: Parameter) -> object:
-        """Shape and whether it trains; one that was met before is its number."""
-        known = self._numbers.get(id(parameter))
-        if known is not None:
-            return known
-        if type(parameter) is not Parameter:
-            raise _HiddenError
-        self._numbers[id(parameter)] = len(self._parameters)
-        self._parameters.append(parameter)
-        return parameter.shape, parameter.numel, parameter.requires_grad
+                key += (name, kind, value)
+            elif id(value) in self._numbers:
+                key += (name, self._numbers[id(value)])
+            elif id(value) in self._modules:
+                key += (name, ~self._modules[id(value)])
+            elif name not in _REGISTERS:
+                key += (name, self._value(value))
 
     def _value(self, value: object) -> object:
-        """An attribute that is no submodule's or parameter's first name, or plain data of any depth."""
+        """Plain data of any depth; neither modules nor parameters, which would have no path."""
         kind = type(value)
         if kind in _ATOMS:
             return kind, value
-        if isinstance(value, Module):
-            return "module", self._met(self._modules, value)
-        if isinstance(value, Parameter):
-            return "parameter", self._met(self._numbers, value)
         if isinstance(value, float) and kind is float:
             return kind, value.hex()  # 0.0 and -0.0 are equal, and not the same
         if isinstance(value, tuple | list) and kind in (tuple, list):
             return kind, tuple([self._value(item) for item in value])
-        if isinstance(value, Enum):
-            return self._class(kind), value.name
-        if is_dataclass(value) and vars(value).keys() == {field.name for field in fields(value)}:
-            return self._class(kind), tuple([(name, self._value(item)) for name, item in vars(value).items()])
+        if _is_known(kind):
+            if isinstance(value, Enum):
+                return kind, value.name
+            if (
+                is_dataclass(value)
+                and hasattr(value, "__dict__")
+                and vars(value).keys() == {field.name for field in fields(value)}
+            ):
+                return kind, tuple([(name, self._value(item)) for name, item in vars(value).items()])
         raise _HiddenError
 
-    @staticmethod
-    def _met(known: dict[int, int], value: object) -> int:
-        """Number of a registered module or parameter; an unregistered one has no path."""
-        if id(value) not in known:
-            raise _HiddenError
-        return known[id(value)]
-
     def _class(self, kind: type) -> int:
-        """Number of a class with its present code, which may have been patched."""
+        """Number of a class of modules with its present methods, which somebody may have replaced."""
         if kind not in self._classes:
-            self._classes[kind] = None
-            try:
-                parts = tuple([self._code(base) for base in kind.__mro__ if base.__module__ != "builtins"])
-                self._classes[kind] = _class_numbers.setdefault((kind, parts), next(_counter))
-            except TypeError:  # an attribute without a hash
-                pass
+            self._classes[kind] = self._number(kind)
         number = self._classes[kind]
         if number is None:
             raise _HiddenError
         return number
 
-    def _code(self, base: type) -> object:
-        """Attributes of a class; its functions must be those of a known package."""
-        ...
+    @staticmethod
+    def _number(kind: type) -> int | None:
+        """Number of a class and its methods, the same in every reader; None: not a known class."""
+        parts: list[object] = []
+        for base in kind.__mro__[:-1]:
+            if not _is_known(base):
+                return None
+            for name, value in vars(base).items():
+                if name in _DESCRIPTION:
+                    continue
+                code = value.fget if isinstance(value, property) else value
+                if isinstance(code, FunctionType) and _is_known(code):
+                    parts += (name, code)
+                elif type(value) in _ATOMS:
+                    parts += (name, type(value), value)
+                else:
+                    return None
+        return _class_numbers.setdefault((kind, tuple(parts)), next(_counter))
+
+
+def _is_known(thing: type | FunctionType) -> bool:
+    """Whether a class or function is of a package whose code hides nothing."""
+    return thing.__module__.partition(".")[0] in _PACKAGES

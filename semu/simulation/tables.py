@@ -11,7 +11,6 @@ from semu.engine.stage import StageProgram
 from semu.engine.timeline import IterationTimeline
 from semu.report import RankMemoryRow, TopOperator
 from semu.simulation.evaluate import Evaluation
-from semu.simulation.gather import held_by_rank
 from semu.simulation.layout import Layout
 from semu.simulation.memory import RankMemory, RankPeak
 from semu.simulation.pipeline import PipelineRun
@@ -37,7 +36,7 @@ def rank_row(layout: Layout, run: PipelineRun, memory: RankMemory, peak: RankPea
     return RankMemoryRow(
         rank=memory.rank,
         chunks=", ".join(f"{c.chunk.index}: {c.module}[{c.chunk.first}:{c.chunk.last}]" for c in chunks),
-        parameters=sum(held.elements for _, _, held in held_by_rank(layout, memory.rank)),
+        parameters=sum(held.elements for _, _, held in layout.held_by(memory.rank)),
         static_bytes=memory.static.total,
         peak_bytes=peak.size_bytes,
         peak_stage=stage,

@@ -1,19 +1,21 @@
-"""``ModelTracer``: the blocks of a job's model, every distinct structure traced and compiled once."""
+"""``ModelTracer``: the blocks of a job's model, every distinct structure traced and compiled once per process."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from semu.engine.template import Template, compile_template
 from semu.job import Recompute, TrainingJob
-from semu.nn.block import CarrySpec, TracedBlock, trace_block
+from semu.nn.block import CarrySpec, trace_block
 from semu.nn.model import InputSpec
 from semu.nn.module import Module, Parameter
+from semu.nn.sharding import ShardingStyle
 from semu.nn.tensor import Sequences
 from semu.nn.tracing import TraceOptions
 from semu.parallel.mesh import Mesh
 from semu.parallel.tensor import megatron_plan
+from semu.simulation.structure import StructureReader
+from semu.simulation.template_cache import BLOCKS, CompiledBlock
 
 
 @dataclass(frozen=True)
@@ -44,29 +46,42 @@ class Block:
 
 @dataclass(frozen=True)
 class _Placed:
-    """A block in its place: where, what, from what; blocks of equal ``key`` trace alike."""
+    """A block in its place: where, what, from what; blocks of equal ``key`` trace alike.
+
+    Attributes:
+        path, body: where, what. specs: what arrives. parameters: as ``body.named_parameters``.
+        key: decides, with the gradients, what is traced. number: of the key, in this job.
+        is_lasting: the key says so also in another call of ``simulate``.
+    """
 
     path: str
     body: Module
     specs: tuple[CarrySpec, ...]
+    parameters: tuple[Parameter, ...]
     key: object
+    number: int
+    is_lasting: bool
 
 
 class ModelTracer:
-    """Traces blocks in order of data flow; equal structures with equal inputs are traced once.
+    """Compiles blocks in order of data flow; equal structures with equal inputs are traced once.
 
     A second walk, against the data flow, finds for which outputs a gradient really arrives (none does for a carry that
     nobody after this block uses), and traces again where that differs.
+
+    Attributes:
+        mesh, options: of the job. blocks: what its templates are made of, in order.
+        is_lasting: all of them may be remembered after this call.
     """
 
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
         self.mesh = Mesh(job.parallel, job.cluster)
-        self.templates: list[Template] = []
-        self._number: dict[int, int] = {}
-        self._keys: dict[object, int] = {}
-        self._known: dict[object, TracedBlock] = {}
-        self._writers: dict[int, dict[int, int]] = {}
+        self.blocks: list[CompiledBlock] = []
+        self._template: dict[int, int] = {}
+        self._reader = StructureReader()
+        self._numbers: dict[object, int] = {}
+        self._known: dict[tuple[int, tuple[bool, ...] | None], CompiledBlock] = {}
         training = job.training
         self.options = TraceOptions(
             plan=megatron_plan(job.model, job.parallel),
@@ -76,20 +91,24 @@ class ModelTracer:
             grad_dtype=training.grad_dtype,
             overlap_tp=training.overlap.tensor_parallel,
         )
+        self._full_recompute = training.recompute is Recompute.FULL
+        self._options_key = options_key(self.options, full_recompute=self._full_recompute)
+        self._paths: dict[object, tuple[str, ...]] = {}
+        self.is_lasting = True
 
     def trace_model(self) -> list[list[Block]]:
         """The blocks of every modality module, in order."""
         outputs: dict[str, tuple[CarrySpec, ...]] = {}
         placed: list[list[_Placed]] = []
         for module in self.job.model.modules:
-            specs = [self._input_spec(spec) for spec in module.inputs]
+            specs = tuple(self._input_spec(spec) for spec in module.inputs)
             for source in module.sources:
                 specs += outputs[source]
             group = []
             for path, body in module.blocks():
-                group.append(self._place(path, body, tuple(specs)))
-                specs = list(self._trace(group[-1], None).output_specs)
-            outputs[module.name] = tuple(specs)
+                group.append(self._place(path, body, specs))
+                specs = self._compile(group[-1], None).output_specs
+            outputs[module.name] = specs
             placed.append(group)
         return self._walk_back(placed, {name: len(specs) for name, specs in outputs.items()})
 
@@ -100,9 +119,9 @@ class ModelTracer:
             gradients: Sequence[bool] | None = wanted.get(module.name)
             blocks: list[Block] = []
             for place in reversed(group):
-                traced = self._trace(place, gradients)
-                blocks.append(Block(place.path, self._template(traced), self._held(place.body, traced, place.path)))
-                gradients = [gradient is not None for gradient in traced.input_gradients]
+                compiled = self._compile(place, gradients)
+                blocks.append(Block(place.path, self._number(compiled), _held(place, compiled)))
+                gradients = compiled.input_gradients
             offset = len(module.inputs)
             for source in module.sources:
                 flags = list(gradients or ())[offset : offset + num_outputs[source]]
@@ -120,63 +139,80 @@ class ModelTracer:
         return CarrySpec(shape, (1,) * len(shape), spec.dtype(self.options.tensor_dtype), False, packing)
 
     def _place(self, path: str, body: Module, specs: tuple[CarrySpec, ...]) -> _Placed:
+        structure = self._reader.read(body)
+        if structure is not None:
+            key, parameters = structure.key, structure.parameters
+        else:
+            key, parameters = body.fingerprint(), tuple(parameter for _, parameter in body.named_parameters())
+        styles: tuple[ShardingStyle | None, ...] = ()
         plan = self.options.plan
-        styles: tuple[object, ...] = ()
         if plan.tp > 1:
-            styles = tuple(plan.style(name) for name, _ in body.named_modules(path))
-        key = (body.fingerprint(), specs, styles)
-        return _Placed(path, body, specs, self._keys.setdefault(key, len(self._keys)))
+            below = self._paths.get(key)
+            if below is None:
+                below = self._paths[key] = tuple(f".{name}" if name else "" for name, _ in body.named_modules())
+            style = plan.style if plan.patterns else plan.styles.get
+            styles = tuple([style(path + name) for name in below])
+        key = (key, specs, styles, self._options_key)
+        number = self._numbers.setdefault(key, len(self._numbers))
+        self.is_lasting &= structure is not None
+        return _Placed(path, body, specs, parameters, key, number, structure is not None)
 
-    def _trace(self, place: _Placed, gradients: Sequence[bool] | None) -> TracedBlock:
-        full = self.job.training.recompute is Recompute.FULL
-        default = self._known.get(place.key)
-        if default is None:
-            default = trace_block(place.body, place.specs, self.options, root=place.path, full_recompute=full)
-            self._known[place.key] = default
+    def _compile(self, place: _Placed, gradients: Sequence[bool] | None) -> CompiledBlock:
+        """The block where gradients arrive for some outputs; None: for all that can have one."""
+        default = self._made(place, None)
         if gradients is None or all(
-            flag or tensor is None for flag, tensor in zip(gradients, default.output_gradients, strict=True)
+            flag or not arrives for flag, arrives in zip(gradients, default.output_gradients, strict=True)
         ):
             return default
-        precise = (place.key, tuple(gradients))
-        if precise not in self._known:
-            self._known[precise] = trace_block(
-                place.body, place.specs, self.options, root=place.path, full_recompute=full, gradients=gradients
-            )
-        return self._known[precise]
+        return self._made(place, tuple(gradients))
 
-    def _template(self, traced: TracedBlock) -> int:
-        """Number of a traced block's template, compiled on first use."""
-        number = self._number.get(id(traced))
-        if number is None:
-            number = self._number[id(traced)] = len(self.templates)
-            self.templates.append(
-                compile_template(
-                    traced.graph,
-                    traced.num_forward,
-                    inputs=traced.inputs,
-                    outputs=traced.outputs,
-                    output_gradients=traced.output_gradients,
-                    input_gradients=traced.input_gradients,
-                    groups=traced.groups,
-                )
+    def _made(self, place: _Placed, gradients: tuple[bool, ...] | None) -> CompiledBlock:
+        """The compiled block, from this job's blocks, the process's, or a new trace."""
+
+        def make() -> CompiledBlock:
+            traced = trace_block(
+                place.body,
+                place.specs,
+                self.options,
+                root=place.path,
+                full_recompute=self._full_recompute,
+                gradients=gradients,
             )
+            return CompiledBlock.of(traced, place.parameters)
+
+        known = self._known.get((place.number, gradients))
+        if known is None:
+            known = BLOCKS.get((place.key, gradients), make) if place.is_lasting else make()
+            self._known[place.number, gradients] = known
+        return known
+
+    def _number(self, compiled: CompiledBlock) -> int:
+        """Number of a block's template in the job's library."""
+        number = self._template.setdefault(compiled.serial, len(self.blocks))
+        if number == len(self.blocks):
+            self.blocks.append(compiled)
         return number
 
-    def _held(self, body: Module, traced: TracedBlock, path: str) -> tuple[HeldParameter, ...]:
-        """The block's own parameters, matched with the traced twin's by position."""
-        writer = self._writers.get(id(traced))
-        if writer is None:
-            backward = traced.graph.operators[traced.num_forward :]
-            writer = {tensor: op.index - traced.num_forward for op in backward for tensor in op.outputs}
-            self._writers[id(traced)] = writer
-        by_path = dict(body.named_parameters())
-        return tuple(
+
+def options_key(options: TraceOptions, *, full_recompute: bool) -> object:
+    """Everything that tracing depends on but the module, what arrives, and the styles of the module's parts."""
+    plan = options.plan
+    own = tuple(getattr(options, item.name) for item in fields(options) if item.name != "plan")
+    of_plan = tuple(getattr(plan, item.name) for item in fields(plan) if item.name not in ("styles", "patterns"))
+    return own, of_plan, full_recompute
+
+
+def _held(place: _Placed, compiled: CompiledBlock) -> tuple[HeldParameter, ...]:
+    """The block's own parameters."""
+    return tuple(
+        [
             HeldParameter(
-                parameter=by_path[use.path],
-                elements=use.numel,
-                is_sharded=use.is_sharded,
-                writer=writer.get(use.gradient, -1) if use.gradient is not None else -1,
-                path=f"{path}.{use.path}",
+                parameter=place.parameters[slot.number],
+                elements=slot.elements,
+                is_sharded=slot.is_sharded,
+                writer=slot.writer,
+                path=f"{place.path}.{slot.path}",
             )
-            for use in traced.parameters
-        )
+            for slot in compiled.slots
+        ]
+    )

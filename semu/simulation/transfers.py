@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,10 +22,27 @@ def collective(
     model: CostModel, name: str, kind: OpKind, group: CommGroup, buffer_bytes: int, begin_s: float
 ) -> OuterSlice:
     """One collective over a buffer (nccl-tests' sense) that begins at a given time."""
-    wire = int(wire_factor(kind, group.num_ranks) * buffer_bytes)
-    latency = float(model.outer_latency(kind, name, group=group, net_bytes=wire)[0])
+    return moved(collectives(model, [name], kind, group, [buffer_bytes])[0], begin_s)
+
+
+def collectives(
+    model: CostModel, names: Sequence[str], kind: OpKind, group: CommGroup, buffer_bytes: Sequence[int]
+) -> list[OuterSlice]:
+    """Collectives of one kind over several buffers, each as if it began at time 0 (see ``moved``)."""
+    factor = wire_factor(kind, group.num_ranks)
+    wire = [int(factor * size) for size in buffer_bytes]
+    if kind in model.rules:  # a custom rule may ask for the name
+        latency = [
+            float(model.outer_latency(kind, name, group=group, net_bytes=size)[0])
+            for name, size in zip(names, wire, strict=True)
+        ]
+    else:
+        latency = model.outer_latency(kind, "", group=group, net_bytes=np.array(wire, dtype=np.int64)).tolist()
     provenance = model.outer_provenance(kind, group)
-    return OuterSlice(name, kind, group.name, begin_s, begin_s + latency, wire, group.num_ranks, provenance)
+    return [
+        OuterSlice(name, kind, group.name, 0.0, seconds, size, group.num_ranks, provenance)
+        for name, seconds, size in zip(names, latency, wire, strict=True)
+    ]
 
 
 def moved(piece: OuterSlice, begin_s: float) -> OuterSlice:

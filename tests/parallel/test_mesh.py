@@ -6,7 +6,10 @@ from collections import Counter
 from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from semu.errors import ConfigError
 from semu.hardware.cluster import Cluster
 from semu.hardware.kinds import Port
 from semu.hardware.network import CommGroup
@@ -100,3 +103,41 @@ def test_neighbours_that_nvlink_does_not_join_meet_over_pcie() -> None:
     ports = {(a, b): mesh.pp_pair(a, b).port for a in range(4) for b in range(4) if a != b}
     joined = {(0, 1), (1, 0), (2, 3), (3, 2)}
     assert ports == {pair: Port.NVLINK if pair in joined else Port.PCIE for pair in ports}
+
+
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 2), st.integers(1, 4), st.integers(1, 8), st.integers(1, 8))
+def test_groups_are_those_of_the_farthest_peers(dp: int, tp: int, cp: int, pp: int, per_node: int, reach: int) -> None:
+    """Against the placement of every peer, on nodes that the dimensions need not divide, with NVLink islands."""
+    parallel = Parallel(dp=dp, tp=tp, pp=pp, cp=cp)
+    nodes = -(-parallel.num_gpus // per_node)
+    cluster = Cluster("h100", nodes, per_node, {"nvlink_gpus": reach})
+    mesh = Mesh(parallel, cluster)
+    ranks = list(enumerate(coordinates(parallel)))
+
+    def slowest(name: str, groups: list[list[int]]) -> CommGroup:
+        placed = [cluster.place_group(name, group) for group in groups]
+        return max(placed, key=lambda g: (g.num_nodes, g.local_port is Port.PCIE, -g.ranks_per_node))
+
+    tensor: dict[tuple[int, int, int], list[int]] = {}
+    for rank, (p, d, c, _) in ranks:
+        tensor.setdefault((p, d, c), []).append(rank)
+    assert mesh.worst_tp_group == slowest("tp", list(tensor.values()))
+    for p in range(pp):
+        data = [[r for r, (own, _, _, t) in ranks if (own, t) == (p, peer)] for peer in range(tp)]
+        assert mesh.dp_group(p) == slowest("dp", data)
+        for d, c in product(range(dp), range(cp)):
+            assert mesh.tp_group(p, d, c) == cluster.place_group("tp", tensor[p, d, c])
+    for source, target, d in product(range(pp), range(pp), range(dp)):
+        if source != target:
+            pairs = [[mesh.gpu(pp=source, dp=d, tp=t), mesh.gpu(pp=target, dp=d, tp=t)] for t in range(tp)]
+            assert mesh.pp_pair(source, target, d) == slowest("pp", pairs)
+
+
+def test_a_group_beyond_the_cluster_is_refused_each_time() -> None:
+    mesh = Mesh(Parallel(tp=4, dp=4), Cluster("h100", 1, 8))
+    assert mesh.tp_group(dp=1).num_ranks == 4
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="no such GPU"):
+            mesh.tp_group(dp=2)
+        with pytest.raises(ConfigError, match="no such GPU"):
+            mesh.dp_group(0)

@@ -61,6 +61,19 @@ def test_among_the_best_cuts_the_most_even_one_then_the_first(weight: list[int],
     assert partition(weight, num_parts) == by_enumeration(weight, num_parts)
 
 
+@given(st.lists(st.integers(0, 2**22), min_size=1, max_size=11), st.data())
+def test_large_weights_are_cut_as_enumeration_says(weight: list[int], data: st.DataObject) -> None:
+    """Sums of at most 11 numbers below 2^22 have squares below 2^53: float64 adds them without rounding."""
+    num_parts = data.draw(st.integers(1, len(weight)))
+    assert partition(weight, num_parts) == by_enumeration(weight, num_parts)
+
+
+def test_the_result_is_the_callers_own() -> None:
+    first = partition([1, 2, 3, 4], 2)
+    first[1] = 99
+    assert partition([1.0, 2.0, 3.0, 4.0], 2) == by_enumeration([1, 2, 3, 4], 2)
+
+
 def test_equal_layers_are_cut_evenly() -> None:
     for layers, stages in ((32, 4), (96, 8), (7, 7)):
         assert set(parts([1.0] * layers, partition([1.0] * layers, stages))) == {layers / stages}

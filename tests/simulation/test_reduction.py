@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from simulation.comparison import assert_tails_equal
 from simulation.jobs import Distance, gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items, wide
 from simulation.reference import expand
 from simulation.reference_tail import gather_times
+from simulation.test_memory_peaks import memories_of
 
 from semu.graph.operator import Phase
 from semu.hardware.cluster import Cluster
@@ -18,6 +23,7 @@ from semu.nn import InputSpec, Linear, ModalityModule, ModalityRole, Model, Sequ
 from semu.parallel.config import Parallel
 from semu.report import Report
 from semu.simulation import simulate
+from semu.simulation.reduction import _latest_ends
 
 
 def on_grid(latency_s: float) -> float:
@@ -181,3 +187,52 @@ def test_backward_of_the_last_microbatch_feeds_the_reduction() -> None:
         if phase is Phase.WEIGHT_GRADIENT
     )
     assert max(p.start_s for p in rank.outer if p.kind is OpKind.REDUCE_SCATTER) == last
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("model", ["gpt", "vlm"])
+def test_gradients_are_ready_when_the_slowest_of_many_replicas_has_them(seed: int, model: str) -> None:
+    """Operator by operator the latest of all replicas, though most of them are never asked."""
+    made, items = (gpt(), text_items(40, seed)) if model == "gpt" else (vlm(), vlm_items(40, seed))
+    job = job_of(made, items, Parallel(dp=20, pp=2))
+    run, memories = memories_of(job)
+    assert run.num_replicas == 20
+    layout, evaluation = memories[0].layout, memories[0].evaluation
+    for chunk in layout.chunks:
+        assert chunk.backward is not None
+        node = max(n for n, s in enumerate(run.problem.stages) if s.chunk == chunk.chunk.index and s.phase.is_backward)
+        ends = [
+            run.start[replica, node] + chunk.backward.times(evaluation.latency[run.stage_shape(replica)[node]])[1]
+            for replica in range(20)
+        ]
+        latest = np.max(ends, axis=0)
+        for operators in (np.arange(chunk.backward.num_ops), np.array([chunk.backward.num_ops - 1]), np.array([0])):
+            found = _latest_ends(evaluation, run, chunk.backward, node, operators)
+            assert found.tolist() == latest[operators].tolist()
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 40), st.lists(st.integers(0, 9), min_size=4, max_size=4)), min_size=1, max_size=30
+    ),
+    st.lists(st.integers(0, 3), max_size=4),
+)
+def test_the_latest_end_of_each_operator(replicas: list[tuple[int, list[int]]], operators: list[int]) -> None:
+    """A stage of four operators in a row: a replica that starts late and runs fast is last at first, not at the end."""
+    latency = np.array([lasts for _, lasts in replicas], dtype=np.float64)
+    start = np.array([[begin] for begin, _ in replicas], dtype=np.float64)
+    ends = start + np.cumsum(latency, axis=1)
+    run = SimpleNamespace(
+        start=start,
+        end=ends[:, -1:],
+        shape=np.arange(len(replicas))[:, None],
+        problem=SimpleNamespace(microbatch=np.zeros(1, dtype=np.int64)),
+    )
+    found = _latest_ends(
+        SimpleNamespace(latencies_of=lambda shapes: latency[shapes]),  # type: ignore[arg-type]
+        run,  # type: ignore[arg-type]
+        SimpleNamespace(times=lambda lasts: (None, np.cumsum(lasts))),  # type: ignore[arg-type]
+        0,
+        np.array(operators, dtype=np.int64),
+    )
+    assert found.tolist() == ends.max(axis=0)[operators].tolist()

@@ -11,6 +11,7 @@ import pytest
 
 from semu.errors import ConfigError
 from semu.workload import Microbatch, T2vBatch, VideoTokenizer, t2v_batch
+from semu.workload.t2v import _read
 
 
 def latent_tokens(frames: int, height: int, width: int) -> int:
@@ -152,3 +153,15 @@ def test_spread_of_fig_4d_lies_between_the_two_resolutions_of_moviegen() -> None
     print("largest / smallest FLOP, published 4.15:", {pixels: round(x, 2) for pixels, x in measured.items()})
     assert measured[256] < 4.15 < measured[768]
     assert measured == pytest.approx({256: 2.5, 512: 4.3, 768: 7.0}, rel=0.05)  # as T2vBatch's docstring says
+
+
+def test_a_batch_that_is_read_again_is_the_same_and_the_callers_own() -> None:
+    first = T2vBatch(seed=3).microbatches(40, 2)
+    again = T2vBatch(seed=3).microbatches(40, 2)
+    assert again == first
+    again.clear()
+    assert T2vBatch(seed=3).microbatches(40, 2) == first
+    _read.cache_clear()
+    assert T2vBatch(seed=3).microbatches(40, 2) == first
+    assert T2vBatch(seed=4).microbatches(40, 2) != first
+    assert T2vBatch(seed=3).microbatches(40, 1) != first

@@ -10,6 +10,7 @@ import pytest
 
 from semu.errors import ConfigError
 from semu.workload import TextPerImage, VlmBatch, shape_columns, vlm_batch
+from semu.workload.vlm import _read
 
 SOURCES = ["laion", "obelics", "mixed", 100.0]
 
@@ -135,3 +136,15 @@ def test_describe_is_plain() -> None:
     described = json.loads(json.dumps(vlm_batch(4, "laion", images_mean=3).describe()))
     assert (described["kind"], described["seed"], described["text_per_image"]) == ("vlm", 4, "laion")
     assert vlm_batch().text_per_image is TextPerImage.MIXED and vlm_batch().default_seq_len == 8192
+
+
+def test_a_batch_that_is_read_again_is_the_same_and_the_callers_own() -> None:
+    first = VlmBatch(seed=3).microbatches(40, 2)
+    again = VlmBatch(seed=3).microbatches(40, 2)
+    assert again == first
+    again.clear()
+    assert VlmBatch(seed=3).microbatches(40, 2) == first
+    _read.cache_clear()
+    assert VlmBatch(seed=3).microbatches(40, 2) == first
+    assert VlmBatch(seed=4).microbatches(40, 2) != first
+    assert VlmBatch(seed=3).microbatches(40, 1) != first
