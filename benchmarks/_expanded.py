@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.costs import CostModel
-from semu.engine.dispatch_kernels import dispatch_units
+from semu.engine.dispatch_kernels import replay_units
+from semu.engine.order_kernels import is_order_forced, topological_order
 from semu.engine.stage import StageProgram
 from semu.engine.template import TemplateLibrary, compile_template
 from semu.engine.units import Edges, UnitGraph, UnitTimes
@@ -182,34 +183,48 @@ def _arriving(spec: InputSpec, token_divisor: int, options: TraceOptions) -> Car
     return CarrySpec(shape, (1,) * len(shape), spec.dtype(options.tensor_dtype), False, packing)
 
 
-def bare_kernel(nodes: UnitGraph, new: Edges | None = None) -> Callable[[], int]:
-    """The dispatching kernel with all its arguments ready, without any Python around it.
+def bare_kernel(nodes: UnitGraph, new: Edges | None = None) -> Callable[[], object]:
+    """The kernels behind ``resume`` with all their arguments ready, without any Python around them.
 
     Args:
-        nodes: of one variant. new: further edges.
+        nodes: whose edges, with the new ones, leave only one order on every stream. new: further edges.
     """
     added = new if new is not None else Edges.between([])
     edges, slots, n = nodes.edges, nodes.slots, nodes.num_units
-    return partial(
-        dispatch_units,
-        nodes.hold_ptr,
-        nodes.hold,
-        nodes.num_streams,
-        np.arange(n, dtype=np.int32),
-        nodes.latency[0],
+    order = np.empty(n, dtype=np.int32)
+    streams = (nodes.hold_ptr, nodes.hold, nodes.num_streams)
+    find = partial(topological_order, nodes.edge_ptr, edges.target, added.source, added.target, order)
+    check = partial(
+        is_order_forced,
+        order,
+        *streams,
         nodes.edge_ptr,
         edges.target,
-        edges.lag[0],
         edges.op,
         edges.slot,
         added.source,
         added.target,
-        added.lag[0],
+        added.op,
+        added.slot,
+    )
+    replay = partial(
+        replay_units,
+        order,
+        *streams,
+        nodes.latency,
+        nodes.edge_ptr,
+        edges.target,
+        edges.lag,
+        edges.op,
+        edges.slot,
+        added.source,
+        added.target,
+        added.lag,
         added.op,
         added.slot,
         slots.ptr,
         slots.op,
-        slots.start[0],
+        slots.start,
         slots.prog,
         slots.prog_ptr,
         slots.op_pred_ptr,
@@ -217,10 +232,16 @@ def bare_kernel(nodes: UnitGraph, new: Edges | None = None) -> Callable[[], int]
         slots.op_stream,
         slots.prog_streams,
         slots.cost_ptr,
-        slots.op_latency[0],
-        np.empty(n),
-        np.empty(n),
-        np.zeros(len(slots.op)),
-        np.zeros(n, dtype=np.bool_),
-        np.empty(n, dtype=np.int32),
+        slots.op_latency,
+        np.empty((1, n)),
+        np.empty((1, n)),
+        np.zeros((1, len(slots.op))),
+        np.zeros((1, n), dtype=np.bool_),
     )
+
+    def call() -> None:
+        assert find() == n, "the edges close a cycle"
+        assert check(), "the edges leave a choice"
+        replay()
+
+    return call

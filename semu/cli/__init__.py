@@ -1,10 +1,11 @@
-"""The command line: ``semu simulate RUN``, ``semu list WHAT``.
+"""The command line: ``semu simulate RUN``, ``semu validate``, ``semu list WHAT``.
 
 Files:
 
     arguments.py   options and help
     command.py     ``main``: runs a command, turns errors into messages and exit codes
     simulate.py    ``semu simulate``
+    validate.py    ``semu validate``
     listing.py     ``semu list``
     console.py     payload on stdout, messages and progress on stderr
 

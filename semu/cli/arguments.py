@@ -15,10 +15,11 @@ class Command(StrEnum):
     """Commands that this version has."""
 
     SIMULATE = "simulate"
+    VALIDATE = "validate"
     LIST = "list"
 
 
-LATER = ("schedules", "search", "grid", "what-if", "calibrate", "validate", "plan", "run")
+LATER = ("schedules", "search", "grid", "what-if", "calibrate", "plan", "run")
 """Commands of the full design that this version does not have."""
 
 LISTS: Mapping[str, str] = {
@@ -43,7 +44,8 @@ adapter at the encoder's end, which keeps training under
   semu simulate vlm-m --set 'model.frozen=["vit.embedding", "vit.layers"]'
 
 exit codes: 0 ok, 2 bad input, 3 does not fit in memory (the result is still printed), 4 an illegal
-schedule, 5 a default coefficient under --strict, 70 a defect in semu, 130 interrupted
+schedule, 5 a default coefficient under --strict, 7 a validation out of tolerance, 70 a defect in semu,
+130 interrupted
 """
 
 
@@ -122,6 +124,14 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
         allow_abbrev=False,
     )
     _add_simulate(simulate)
+    validate = commands.add_parser(
+        Command.VALIDATE,
+        parents=[common],
+        help="compare predictions with published runs",
+        description="Compare predictions with published runs: time and memory, per group and beside a null model.",
+        allow_abbrev=False,
+    )
+    _add_validate(validate)
     listing = commands.add_parser(
         Command.LIST,
         parents=[common],
@@ -132,7 +142,7 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
     listing.add_argument(
         "what", metavar="WHAT", nargs="?", help="one of " + ", ".join(LISTS) + "; without it, what each of them holds"
     )
-    return parser, {Command.SIMULATE: simulate, Command.LIST: listing}
+    return parser, {Command.SIMULATE: simulate, Command.VALIDATE: validate, Command.LIST: listing}
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
@@ -161,3 +171,25 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--out", metavar="DIR", help="write result.json, trace.json, timeline.png and memory.png")
     output.add_argument("--strict", action="store_true", help="refuse coefficients that are mere defaults (exit 5)")
     output.add_argument("--dump-config", action="store_true", help="print the resolved run as TOML and stop")
+
+
+def _add_validate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", metavar="FILE", help="runs as JSON; without it, a small set that ships with semu")
+    parser.add_argument(
+        "--group", action="append", default=[], metavar="NAME", help="only the rows of this group; may be repeated"
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="FILE|NAME",
+        help="a profile TOML or a shipped name for the rows of the device of that name, or, where no row names it, for "
+        "all rows",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="PERCENT",
+        help="exit 7 where the mean absolute error of a group of at least 4 rows is beyond it",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--csv", metavar="FILE", help="write a line per row")
+    output.add_argument("--out", metavar="DIR", help="write validation.json, validation.csv and validation.png")

@@ -77,6 +77,10 @@ def _run(words: list[str]) -> int:
             from semu.cli.simulate import simulate_command
 
             return simulate_command(arguments)
+    if arguments.command == Command.VALIDATE:
+        from semu.cli.validate import validate_command
+
+        return validate_command(arguments)
     from semu.cli.listing import list_command
 
     return list_command(arguments)

@@ -1,5 +1,5 @@
 """``time_orders``: times of the same nodes in many given orders, in one call; a search asks for thousands of them.
-``is_order_forced``: whether edges leave any choice.
+``topological_order`` and ``is_order_forced``: whether edges leave any choice.
 
 ``kernels.fixed_order_times`` times one order whose nodes are numbered by stream. Here orders are indirect: only a row
 of node numbers differs from one to the next. The kernel trusts its input, holds no state and releases the GIL.
@@ -128,6 +128,50 @@ def time_orders(
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def topological_order(edge_ptr: I32, edge_target: I32, new_source: I32, new_target: I32, order: I32) -> int:
+    """Some order of the units in which every edge leads forward (Kahn's algorithm, first come first served).
+
+    Args:
+        edge_ptr, edge_target, new_source, new_target: edges, see the top of ``dispatch_kernels``.
+        order: written: int32[n].
+    Returns:
+        Number of units in the order; less than n when the others are on or behind a cycle.
+    """
+    n = len(order)
+    waits = np.zeros(n, np.int32)
+    head = np.full(n, -1, np.int32)
+    following = np.empty(len(new_source), np.int32)
+    for e in range(len(edge_target)):
+        waits[edge_target[e]] += 1
+    for e in range(len(new_source)):
+        waits[new_target[e]] += 1
+        following[e] = head[new_source[e]]
+        head[new_source[e]] = e
+    num_placed = 0
+    for unit in range(n):
+        if waits[unit] == 0:
+            order[num_placed] = unit
+            num_placed += 1
+    at = 0
+    while at < num_placed:
+        unit = order[at]
+        at += 1
+        for e in range(edge_ptr[unit], edge_ptr[unit + 1]):
+            waits[edge_target[e]] -= 1
+            if waits[edge_target[e]] == 0:
+                order[num_placed] = edge_target[e]
+                num_placed += 1
+        e = head[unit]
+        while e >= 0:
+            waits[new_target[e]] -= 1
+            if waits[new_target[e]] == 0:
+                order[num_placed] = new_target[e]
+                num_placed += 1
+            e = following[e]
+    return num_placed
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def is_order_forced(
     order: I32,
     hold_ptr: I32,
@@ -148,7 +192,7 @@ def is_order_forced(
     the first's end.
 
     Args:
-        order: int32[n], all units in the order of dispatch. num_streams: number of streams.
+        order: int32[n], all units in an order in which every edge leads forward. num_streams: number of streams.
         others: see the top of ``dispatch_kernels``.
     """
     following = np.full(len(hold), -1, np.int32)

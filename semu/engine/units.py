@@ -118,7 +118,8 @@ class UnitTimes:
         start, end: float64[num_variants, num_units] [s].
         release: float64[num_variants, num_slots] [s], absolute, 0 where nothing came. slots: what the columns are.
         touched: bool[num_variants, num_units], the unit's operators were timed again.
-        order: int32[num_units], the order of dispatch (of the last variant, where it is not forced).
+        order: int32[num_units], an order in which they can be timed; where the edges do not force it, that of dispatch
+            (of the last variant).
     """
 
     start: F64
@@ -225,84 +226,92 @@ class UnitGraph:
         Raises:
             GraphError: the edges close a cycle; it is printed.
         """
-        from semu.engine.dispatch_kernels import dispatch_units, replay_units
-        from semu.engine.order_kernels import is_order_forced
+        from semu.engine.order_kernels import is_order_forced, topological_order
 
         num_variants, n = self.latency.shape
         added = new if new is not None else _no_edges(num_variants)
         inner = slots if slots is not None else self.slots
-        places = rank if rank is not None else np.arange(n, dtype=np.int32)
         start, end = np.empty((num_variants, n)), np.empty((num_variants, n))
         release = np.zeros((num_variants, len(inner.op)))
         touched = np.zeros((num_variants, n), dtype=np.bool_)
         order = np.empty(n, dtype=np.int32)
         streams = (self.hold_ptr, self.hold, self.num_streams)
         edges = self.edges
-        links = (self.edge_ptr, edges.target)
+        done = topological_order(self.edge_ptr, edges.target, added.source, added.target, order)
+        if done < n:
+            raise cycle_error(self.edges, added, order[:done], n, self.name, marked)
         program = (inner.prog, inner.prog_ptr, inner.op_pred_ptr, inner.op_pred, inner.op_stream, inner.prog_streams)
+        forced = is_order_forced(
+            order,
+            *streams,
+            self.edge_ptr,
+            edges.target,
+            edges.op,
+            edges.slot,
+            added.source,
+            added.target,
+            added.op,
+            added.slot,
+        )
+        if forced:
+            from semu.engine.dispatch_kernels import replay_units
 
-        def dispatch(v: int) -> None:
-            done = dispatch_units(
+            replay_units(
+                order,
                 *streams,
-                places,
-                self.latency[v],
-                *links,
-                edges.lag[v],
+                self.latency,
+                self.edge_ptr,
+                edges.target,
+                edges.lag,
                 edges.op,
                 edges.slot,
                 added.source,
                 added.target,
-                added.lag[v],
+                added.lag,
                 added.op,
                 added.slot,
                 inner.ptr,
                 inner.op,
-                inner.start[v],
+                inner.start,
                 *program,
                 inner.cost_ptr,
-                inner.op_latency[v],
-                start[v],
-                end[v],
-                release[v],
-                touched[v],
-                order,
+                inner.op_latency,
+                start,
+                end,
+                release,
+                touched,
             )
-            if done < n:
-                raise cycle_error(self.edges, added, order[:done], n, self.name, marked)
+        else:
+            from semu.engine.dispatch_kernels import dispatch_units
 
-        dispatch(0)
-        if num_variants > 1:
-            forced = is_order_forced(
-                order, *streams, *links, edges.op, edges.slot, added.source, added.target, added.op, added.slot
-            )
-            if forced:
-                replay_units(
-                    order,
+            places = rank if rank is not None else np.arange(n, dtype=np.int32)
+            for v in range(num_variants):
+                dispatch_units(
                     *streams,
-                    self.latency,
-                    *links,
-                    edges.lag,
+                    places,
+                    self.latency[v],
+                    self.edge_ptr,
+                    edges.target,
+                    edges.lag[v],
                     edges.op,
                     edges.slot,
                     added.source,
                     added.target,
-                    added.lag,
+                    added.lag[v],
                     added.op,
                     added.slot,
                     inner.ptr,
                     inner.op,
-                    inner.start,
+                    inner.start[v],
                     *program,
                     inner.cost_ptr,
-                    inner.op_latency,
-                    start,
-                    end,
-                    release,
-                    touched,
+                    inner.op_latency[v],
+                    start[v],
+                    end[v],
+                    release[v],
+                    touched[v],
+                    order,
                 )
-            else:
-                for v in range(1, num_variants):
-                    dispatch(v)
         return UnitTimes(start, end, release, inner, touched, order)
 
 

@@ -21,6 +21,7 @@ def include(
     operators: range | None = None,
     rank: int | None = None,
     pool: str | None = None,
+    mark_outputs: bool = False,
 ) -> dict[int, int]:
     """Append operators of ``part`` to ``graph``, into whatever subgraph is open there, with their subgraphs.
 
@@ -32,6 +33,8 @@ def include(
             the tensors that they made.
         rank: number of the GPU that they run on; default: as in ``part``. pool: name of the memory pool for new
             tensors; default: as in ``part``.
+        mark_outputs: what ``part`` marks as outputs outlives the last operator of ``graph`` too, instead of going when
+            nobody reads it any more.
     Returns:
         tensor of ``part`` -> tensor of ``graph``, for all tensors that the operators touch, and the given ones.
     Raises:
@@ -90,7 +93,7 @@ def include(
         )
 
     _write_region(graph, part, None, chosen, write)
-    for index in part.outputs:
+    for index in part.outputs if mark_outputs else ():
         if index in known and index not in (tensors or {}):
             graph.mark_output(known[index])
     return known

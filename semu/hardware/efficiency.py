@@ -99,7 +99,7 @@ class Efficiency:
         compute_s = flop / (self.flop * flop_per_s)
         memory_s = mem_bytes / (self.mem * mem_bytes_per_s)
         longer, shorter = max(compute_s, memory_s), min(compute_s, memory_s)
-        if math.isinf(self.p):
+        if math.isinf(self.p) or longer == 0:
             return self.t0_s + longer
         softened: float = longer * (1.0 + (shorter / longer) ** self.p) ** (1.0 / self.p)
         return self.t0_s + softened

@@ -10,6 +10,7 @@ Files:
     resolve.py       all of these and the defaults -> ``RunConfig``
     transformer.py   ``[model.transformer]``
     build.py         resolved tables -> model, batch, ``TrainingJob``
+    tables.py        tables that a program made -> ``TrainingJob``
     toml_text.py     writing TOML
 
 ``load_run("run.toml", ["parallel.tp=4"])`` is all that most callers need; ``resolve_run`` gives the tables first.
@@ -18,7 +19,17 @@ Files:
 from semu.runfile.overrides import Overrides
 from semu.runfile.places import Places
 from semu.runfile.resolve import RunConfig, load_run, resolve_run
+from semu.runfile.tables import make_job
 from semu.runfile.toml_text import format_toml
 from semu.runfile.transformer import TransformerConfig
 
-__all__ = ["Overrides", "Places", "RunConfig", "TransformerConfig", "format_toml", "load_run", "resolve_run"]
+__all__ = [
+    "Overrides",
+    "Places",
+    "RunConfig",
+    "TransformerConfig",
+    "format_toml",
+    "load_run",
+    "make_job",
+    "resolve_run",
+]

@@ -21,7 +21,7 @@ class Places:
     """Knows, for every dotted key, which line or which command-line flag it came from.
 
     Attributes:
-        name: the run file as the user wrote it, or ``setup NAME``.
+        name: the run file as the user wrote it, or ``setup NAME``; empty: tables that no file holds.
         text: the file's contents; empty for a setup.
         flags: dotted key -> flag that set it.
     """
@@ -46,7 +46,7 @@ class Places:
                 return f"{self.flags[prefix]} {key}"
             if prefix in self._lines:
                 return f"{self.name}:{self._lines[prefix]} {key}"
-        return f"{self.name} {key}"
+        return f"{self.name} {key}".lstrip()
 
     def locate(self, error: SemuError) -> None:
         """Put the place of the offending key into an error that names a key of the schema.

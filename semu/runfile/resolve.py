@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from semu.errors import ConfigError
@@ -93,13 +93,25 @@ def resolve_run(name_or_path: str | os.PathLike[str], overrides: Overrides | Non
     changes = overrides if overrides is not None else Overrides()
     config, places, setup = read_source(os.fspath(name_or_path))
     changes.apply(config, places)
+    run = resolve_tables(config, places, setup)
+    if changes.seed is not None and run.config["batch"]["kind"] == "text":
+        return replace(run, notes=(*run.notes, "--seed has no effect: a batch of text sequences draws nothing"))
+    return run
+
+
+def resolve_tables(config: Mapping[str, Any], places: Places, setup: Setup | None = None) -> RunConfig:
+    """Check tables and fill in defaults.
+
+    Args:
+        config: tables of a run file. places: where they came from. setup: the setup they were, if they were one.
+    Raises:
+        ConfigError: as ``load_run``.
+    """
     check_schema(config, places)
     refuse_unmodelled(config, places)
     _require(config, places)
     resolved = _with_defaults(config, places)
     notes = [_set_global_batch(resolved, places, setup)]
-    if changes.seed is not None and resolved["batch"]["kind"] == "text":
-        notes.append("--seed has no effect: a batch of text sequences draws nothing")
     with places.located():
         model = build_model(resolved)
         batch = build_batch(resolved, model)

@@ -21,8 +21,7 @@ from semu.parallel.data import gradient_buckets
 from semu.schedule.units import PipelineUnits
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
-from semu.simulation.tracer import HeldParameter
-from semu.simulation.transfers import collective
+from semu.simulation.transfers import collectives, moved
 
 
 @dataclass(frozen=True)
@@ -37,19 +36,6 @@ class ParameterGather:
     last: Mapping[tuple[int, int], int]
 
 
-def held_by_rank(layout: Layout, rank: int) -> list[tuple[int, int, HeldParameter]]:
-    """(chunk, block, parameter) for every parameter that a rank stores, each once, in forward order."""
-    seen: set[int] = set()
-    result = []
-    for chunk in layout.chunks_of(rank):
-        for number, block in enumerate(chunk.blocks):
-            for held in block.parameters:
-                if id(held.parameter) not in seen:
-                    seen.add(id(held.parameter))
-                    result.append((chunk.chunk.index, number, held))
-    return result
-
-
 def parameter_gathers(layout: Layout, model: CostModel) -> dict[int, ParameterGather]:
     """The overlapped gathers of every pipeline rank; empty where nothing is gathered before the first forwards."""
     job = layout.job
@@ -60,20 +46,15 @@ def parameter_gathers(layout: Layout, model: CostModel) -> dict[int, ParameterGa
 
 def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
     job = layout.job
-    held = [entry for entry in held_by_rank(layout, rank) if entry[2].parameter.requires_grad]
-    group = layout.mesh.dp_group(rank)
+    held = [entry for entry in layout.held_by(rank) if entry[2].parameter.requires_grad]
     size = job.training.precision.tensor_dtype.size_bytes
-    slices: list[OuterSlice] = []
-    last: dict[tuple[int, int], int] = {}
     buckets = gradient_buckets([h.elements for _, _, h in held], job.parallel.dp, overlapped=True)
-    for number, bucket in enumerate(buckets):
-        begin = slices[-1].end_s if slices else 0.0
-        slices.append(
-            collective(model, f"parameters {number}", OpKind.ALL_GATHER, group, bucket.elements * size, begin)
-        )
-        for member in bucket.members:
-            chunk, block, _ = held[member]
-            last[chunk, block] = number
+    names = [f"parameters {number}" for number in range(len(buckets))]
+    sizes = [bucket.elements * size for bucket in buckets]
+    slices: list[OuterSlice] = []
+    for piece in collectives(model, names, OpKind.ALL_GATHER, layout.mesh.dp_group(rank), sizes):
+        slices.append(moved(piece, slices[-1].end_s if slices else 0.0))
+    last = {held[member][:2]: number for number, bucket in enumerate(buckets) for member in bucket.members}
     return ParameterGather(tuple(slices), last)
 
 

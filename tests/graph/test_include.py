@@ -21,7 +21,7 @@ def parameters(part: semu.Graph) -> list[int]:
 
 def test_an_included_graph_is_the_same_graph() -> None:
     part, graph = block(), semu.Graph()
-    semu.include(graph, part)
+    semu.include(graph, part, mark_outputs=True)
     assert [(op.kind, op.flop, op.mem_bytes, op.after) for op in graph.operators] == [
         (op.kind, op.flop, op.mem_bytes, op.after) for op in part.operators
     ]
@@ -53,6 +53,7 @@ def test_forward_and_backward_stages_from_one_part() -> None:
     num_forward = sum(op.phase is semu.Phase.FORWARD for op in part.operators)
     with graph.subgraph("F", level=Level.STAGE):
         saved = semu.include(graph, part, operators=range(num_forward), rank=3, pool="hbm3")
+    graph.mark_output(saved[part.outputs[0]])
     with graph.subgraph("B", level=Level.STAGE):
         semu.include(graph, part, operators=range(num_forward, len(part.operators)), tensors=saved, rank=3, pool="hbm3")
     assert {op.stream.device.rank for op in graph.operators} == {3}
@@ -75,3 +76,14 @@ def test_a_tensor_of_another_shape_is_refused() -> None:
         semu.include(graph, part, tensors={part.inputs[0]: small})
     with pytest.raises(semu.GraphError, match="unknown tensor"):
         semu.include(graph, part, tensors={part.inputs[0]: 17})
+
+
+def test_an_included_output_goes_with_its_last_reader_unless_it_is_marked() -> None:
+    part = semu.trace(nn.Linear(HIDDEN, HIDDEN), semu.Input((TOKENS, HIDDEN)))
+    levels = []
+    for mark in (False, True):
+        graph = semu.Graph()
+        semu.include(graph, part, mark_outputs=mark)
+        memory = semu.run(graph, semu.Cluster("h800", 1, 1).profile).memory
+        levels.append(int(memory.total[-1]))
+    assert levels[1] - levels[0] == TOKENS * HIDDEN * 2

@@ -1,0 +1,106 @@
+"""``semu validate``: published runs against predictions."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from semu.cli import console
+from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
+from semu.errors import ConfigError, ValidationError, unknown_name
+
+if TYPE_CHECKING:
+    from semu.validation import BadRow, Row
+
+
+def validate_command(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        ConfigError: a runs file that cannot be read, an unknown group or profile, results that cannot be written.
+    """
+    _check_tolerance(arguments.tolerance)
+    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+        progress("reading the runs")
+        from semu.runfile import make_job
+        from semu.validation import Status, published_rows, read_rows, validate
+
+        rows = published_rows() if arguments.runs is None else read_rows(arguments.runs)
+        rows = _of_groups(rows, arguments.group)
+        devices = None if arguments.profile is None else _devices(rows, arguments.profile)
+        progress(f"simulating {len(rows)} rows")
+        result = validate(rows, make_job, devices=devices, progress=_RowCounter())
+    for row in result.rows:
+        if row.status is Status.ERROR:
+            say(f"row {row.id}: {row.reason}")
+    if arguments.csv is not None:
+        from semu.validation.files import write_text
+
+        say(f"wrote {write_text(arguments.csv, result.to_csv())}")
+    if arguments.out is not None:
+        from semu.validation.files import save
+
+        title = f"semu validate: {arguments.runs or 'published runs'}"
+        for file in save(result, arguments.out, title=title):
+            say(f"wrote {file}")
+    if arguments.json:
+        emit_json({"runs": arguments.runs, "tolerance_percent": arguments.tolerance, **result.to_json()})
+    else:
+        emit(repr(result))
+    beyond = [] if arguments.tolerance is None else result.beyond(arguments.tolerance)
+    for sentence in beyond:
+        say(f"out of tolerance ({arguments.tolerance:g} %): {sentence}")
+    return ValidationError.exit_code if beyond else 0
+
+
+class _RowCounter:
+    """Says every few seconds how many rows are done."""
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._said >= console.PATIENCE_S and done < total:
+            self._said = now
+            say(f"{done} of {total} rows done")
+
+
+def _check_tolerance(tolerance: float | None) -> None:
+    if tolerance is not None and not (tolerance >= 0 and math.isfinite(tolerance)):
+        raise ConfigError("not a tolerance", where="--tolerance", expected="percent, >= 0, e.g. 10", got=tolerance)
+
+
+def _of_groups(rows: Sequence[Row | BadRow], groups: Sequence[str]) -> tuple[Row | BadRow, ...]:
+    """The rows of the groups asked for; all, where none is.
+
+    Raises:
+        ConfigError: a group that no row has.
+    """
+    known = dict.fromkeys(row.group for row in rows)
+    for group in groups:
+        if group not in known:
+            raise unknown_name("group", group, known, where="--group")
+    return tuple(row for row in rows if not groups or row.group in groups)
+
+
+def _devices(rows: Sequence[Row | BadRow], profile: str) -> Callable[[Row], str]:
+    """Which device each row runs on: rows of the device that the profile is named after on it, the others on their own;
+    where no row names it, all on it.
+
+    Raises:
+        ConfigError: an unknown device, a profile file that cannot be read.
+    """
+    from semu.hardware.profile import load_profile
+    from semu.validation import Row
+
+    try:
+        name = load_profile(profile).name
+    except ConfigError as error:
+        error.where = f"--profile {error.where}" if error.where is not None else "--profile"
+        raise
+    is_named = any(isinstance(row, Row) and row.profile == name for row in rows)
+    return lambda row: profile if not is_named or row.profile == name else row.profile

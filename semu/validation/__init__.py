@@ -1,0 +1,72 @@
+"""Published runs against predictions: ``validate``.
+
+Files:
+
+    row.py          what a published run is
+    rows.py         reading and checking a runs file
+    published.json  runs that ship with semu
+    jobs.py         a row in the words of a run file
+    resolve.py      settings that a source does not tell
+    evaluate.py     running one row
+    memory.py, activations.py   predicted memory, as a row's source counts it
+    result.py       results, as JSON and CSV
+    scoring.py      errors of groups, and the null model
+    table.py        the same for people
+    files.py        writing them
+
+    from semu.runfile import make_job
+    from semu.validation import read_rows, validate
+
+    result = validate(read_rows("runs.json"), make_job)       # repr(result) is the table
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from semu.validation.evaluate import JobMaker, evaluate_row
+from semu.validation.result import Comparison, Quantity, RowResult, Status, ValidationResult
+from semu.validation.row import BadRow, Row
+from semu.validation.rows import parse_rows, published_rows, read_rows
+from semu.validation.scoring import score
+
+__all__ = [
+    "BadRow",
+    "Comparison",
+    "Quantity",
+    "Row",
+    "RowResult",
+    "Status",
+    "ValidationResult",
+    "evaluate_row",
+    "parse_rows",
+    "published_rows",
+    "read_rows",
+    "score",
+    "validate",
+]
+
+
+def validate(
+    rows: Sequence[Row | BadRow],
+    make_job: JobMaker,
+    *,
+    devices: Callable[[Row], str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ValidationResult:
+    """Run every row and score the predictions.
+
+    Args:
+        rows: as ``read_rows`` gives them. make_job: makes a job of a run file's tables: ``semu.runfile.make_job``.
+        devices: row -> profile name or file; None: the row's own.
+        progress: called after each row with the rows done and all rows.
+    Returns:
+        The result. A row that cannot be run is listed with the reason; it never stops the others.
+    """
+    results = []
+    for number, row in enumerate(rows, start=1):
+        device = None if devices is None or isinstance(row, BadRow) else devices(row)
+        results.append(evaluate_row(row, make_job, device))
+        if progress is not None:
+            progress(number, len(rows))
+    return score(results)

@@ -1,0 +1,58 @@
+"""``activation_bytes``: what transformer layers keep for their backward, as closed forms count it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.engine.timeline import RankTimeline
+from semu.graph.operator import Phase
+from semu.simulation import JobCheckpoint
+from semu.simulation.layout import ChunkStages
+
+_LAYERS = ".layers."
+"""In the path of every transformer layer of a decoder, and of nothing else."""
+
+
+def activation_bytes(checkpoint: JobCheckpoint, rank: RankTimeline) -> int:
+    """Bytes that the layers of a pipeline rank keep, at the moment at which they are most (2205.05198 §4).
+
+    Nothing transient counts, and nothing of embedding and head. A microbatch counts from its forward stage to its
+    backward stage.
+
+    Args:
+        checkpoint: a job whose microbatches are all equal. rank: one of its ranks, simulated.
+    """
+    sizes = checkpoint.evaluation.sizes_of(np.zeros(1, dtype=np.int64))[0]
+    kept = {
+        chunk.chunk.index: _kept_by_layers(chunk, sizes)
+        for chunk in checkpoint.layout.chunks
+        if chunk.chunk.rank == rank.rank
+    }
+    held = most = 0
+    for stage in rank.stages:
+        if stage.phase is Phase.FORWARD:
+            held += kept[stage.chunk]
+            most = max(most, held)
+        elif stage.phase is Phase.BACKWARD:
+            held -= kept[stage.chunk]
+    return most
+
+
+def _kept_by_layers(chunk: ChunkStages, sizes: NDArray[np.int64]) -> int:
+    """Bytes that outlive a chunk's forward stage because a layer needs them.
+
+    A storage belongs to the block that touches it last: a layer's input to the layer, not to the one that makes it.
+    What only waits to be sent does not count.
+    """
+    stage = chunk.forward
+    is_layer = np.array([_LAYERS in block.path for block in chunk.blocks])
+    block_of_touch = np.repeat(stage.block, np.diff(stage.touch_ptr))
+    last = np.full(len(stage.size_row), -1, dtype=np.int64)
+    np.maximum.at(last, stage.touch, block_of_touch)
+    kept = stage.alive_after & (last >= 0) & is_layer[last]
+    total = int(sizes[stage.size_row[kept]].sum())
+    if is_layer[-1]:
+        sent = {row for row, survives in zip(stage.leaving, stage.leaving_kept, strict=True) if not survives}
+        total -= sum(int(sizes[row]) for row in sent if row >= 0)
+    return total

@@ -1,0 +1,229 @@
+"""A row in the words of a run file: ``run_tables``. The one place that says what a published setting means to semu.
+
+Settings that this version of semu cannot be told keep their names here, and whoever makes the job of the tables
+refuses them by name. What a row leaves open follows rules that hold for every row:
+
+* attention: a closed form of 2205.05198 keeps the s x s matrices, so does a kernel that the row calls ``unfused`` or
+  ``local``; anything else is semu's default, a fused kernel.
+* dropout, where it is not told: 0.1 with unfused attention (Megatron-LM's default of that time, and what 34 s b h and
+  5 a s^2 b of 2205.05198 count), else 0.
+* layers per pipeline chunk: equally many; where that does not go, one fewer in the first and the last, which hold the
+  tables (Megatron-LM's ``account-for-embedding-in-pipeline-split``; 2401.10241 §5.1).
+* vocabulary: padded as the row says, else where tensor parallelism does not divide it, to a multiple of 128 tp
+  (Megatron-LM's ``make-vocab-size-divisible-by``).
+* overlap: what the row does not tell is semu's default; sharded parameters that are fetched ahead are
+  ``param_gather``.
+* closed forms count transformer layers only: their model has a vocabulary of tp tokens and no position table. Nor do
+  they depend on how many microbatches follow when a pipeline is full: 2 pp of them are run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from semu.errors import ConfigError, unknown_name
+from semu.validation.row import Measure, Row, Shape
+
+Tables: TypeAlias = dict[str, dict[str, Any]]
+
+UNFUSED = frozenset({"unfused", "local"})
+"""Attention kernels that write the s x s matrices."""
+UNFUSED_DROPOUT = 0.1
+PARTIAL = "partial"
+"""What a row says for a recomputation of some layers."""
+_ZERO: Mapping[str, int] = MappingProxyType({"none": 0, "zero1": 1, "zero2": 2, "fsdp": 3})
+_OVERLAP: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "grad_reduce": ("dp_grad_reduce",),
+        "param_gather": ("dp_param_gather", "fsdp_prefetch"),
+        "tensor_parallel": ("tp_comm",),
+        "pipeline": ("pp_p2p",),
+    }
+)
+"""Key of ``[overlap]`` -> the row's switches that say it, the first that is told counts."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a source may leave open, decided.
+
+    Attributes:
+        micro_batch: sequences. vp: model chunks per pipeline rank. recompute: a word of ``training.recompute``.
+    """
+
+    micro_batch: int
+    vp: int
+    recompute: str
+
+
+def run_tables(row: Row, settings: Settings, device: str) -> Tables:
+    """The run file of a row.
+
+    Args:
+        row: the run. settings: those of the row, or what was decided for it.
+        device: profile name or file.
+    Raises:
+        ConfigError: a word that semu does not know, layers that do not divide into chunks.
+    """
+    if settings.recompute == PARTIAL:
+        raise ConfigError(
+            "recomputation of some layers, the row does not tell how many, is not modelled by this version",
+            where="recompute_kind",
+            expected="none, selective or full",
+            got=PARTIAL,
+        )
+    is_unfused = row.measure is Measure.ANALYTIC or row.attention in UNFUSED
+    nodes = max(row.gpus // row.gpus_per_node, 1)
+    tables: Tables = {
+        "model": {"transformer": _transformer(row, is_unfused=is_unfused)},
+        "cluster": {"device": device, "nodes": nodes, "gpus_per_node": row.gpus // nodes},
+        "parallel": _parallel(row, settings.vp),
+        "training": {
+            "micro_batch": settings.micro_batch,
+            "global_batch": _global_batch(row, settings.micro_batch),
+            "seq_len": row.shape.seq_len,
+            "precision": row.precision,
+            "recompute": settings.recompute,
+            "schedule": _schedule(row, settings.vp),
+        },
+        "overlap": {name: value for name in _OVERLAP if (value := _overlap(row, name)) is not None},
+    }
+    if row.activation_limit is not None:
+        tables["training"]["activation_limit"] = row.activation_limit
+    if is_unfused:
+        tables["training"]["attention"] = "unfused"
+    return tables
+
+
+def _global_batch(row: Row, micro_batch: int) -> int:
+    if row.measure is not Measure.ANALYTIC:
+        return row.global_batch
+    return min(row.global_batch, 2 * row.pp * row.dp * micro_batch)
+
+
+def layers_of_chunks(layers: int, chunks: int) -> list[int]:
+    """Layers of each chunk, in order of data flow; the first also holds the embedding, the last the head.
+
+    Raises:
+        ConfigError: they cannot be shared out evenly, nor with one fewer in the first and the last.
+    """
+    if layers % chunks == 0:
+        return [layers // chunks] * chunks
+    if (layers + 2) % chunks == 0:
+        each = (layers + 2) // chunks
+        return [each - 1, *[each] * (chunks - 2), each - 1]
+    raise ConfigError(
+        f"{layers} layers do not divide into {chunks} chunks",
+        where="model.layers",
+        expected=f"a multiple of {chunks}, or two fewer",
+        got=layers,
+    )
+
+
+def _transformer(row: Row, *, is_unfused: bool) -> dict[str, Any]:
+    shape = row.shape
+    if shape.activation not in (None, "swiglu" if shape.gated_mlp else "gelu"):
+        raise ConfigError(
+            f"activation {shape.activation} with gated_mlp = {str(shape.gated_mlp).lower()} is not modelled",
+            where="model.activation",
+            expected="swiglu with gated_mlp, else gelu",
+            got=shape.activation,
+        )
+    dropout = shape.dropout
+    if dropout is None:
+        dropout = UNFUSED_DROPOUT if is_unfused else 0.0
+    table: dict[str, Any] = {
+        "layers": shape.layers,
+        "hidden": shape.hidden,
+        "ffn": shape.ffn,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab": _vocab(row),
+        "gated_mlp": shape.gated_mlp,
+        "tied_embeddings": shape.tied_embeddings,
+        "rms_norm": _one_of(shape.norm, {"layernorm": False, "rmsnorm": True}, "norm", "model.norm"),
+        "bias": shape.bias,
+        "dropout": dropout,
+        **_positions(row),
+        **_experts(shape),
+    }
+    if shape.qkv_bias is not None:
+        table["qkv_bias"] = shape.qkv_bias
+    if shape.mla is not None:
+        table["mla"] = {name: value for name, value in shape.mla.items() if value is not None}
+    if shape.mtp_layers:
+        table["mtp_layers"] = shape.mtp_layers
+    return table
+
+
+def _positions(row: Row) -> dict[str, Any]:
+    kinds = {"learned": False, "learned_absolute": False, "rope": True, "none": False}
+    is_rotary = _one_of(row.shape.position, kinds, "position", "model.position")
+    if row.shape.position not in ("learned", "learned_absolute") or row.measure is Measure.ANALYTIC:
+        return {"rotary": is_rotary}
+    return {"rotary": is_rotary, "positions": row.shape.positions or row.shape.seq_len}
+
+
+def _experts(shape: Shape) -> dict[str, Any]:
+    """Keys for a mixture of experts; a setting that is null, or that every layer shares, is left out."""
+    if shape.moe is None:
+        return {}
+    names = {"num_experts": "experts", "topk": "top_k", "moe_ffn_hidden": "moe_ffn", "shared_expert_ffn": "shared_ffn"}
+    table = {key: shape.moe[name] for name, key in names.items() if shape.moe.get(name) is not None}
+    for name in ("num_experts", "topk", "moe_ffn_hidden"):
+        if names[name] not in table:
+            raise ConfigError("missing field", where=f"model.moe.{name}", expected="an integer >= 1")
+    if shape.moe.get("layer_freq", 1) not in (None, 1):
+        table["moe_layer_freq"] = shape.moe["layer_freq"]
+    return table
+
+
+def _vocab(row: Row) -> int:
+    if row.measure is Measure.ANALYTIC:
+        return row.tp
+    if row.shape.vocab_padded is not None or row.shape.vocab % row.tp == 0:
+        return row.shape.vocab_padded or row.shape.vocab
+    step = 128 * row.tp
+    return -(-row.shape.vocab // step) * step
+
+
+def _parallel(row: Row, vp: int) -> dict[str, Any]:
+    table: dict[str, Any] = {
+        "dp": row.dp,
+        "tp": row.tp,
+        "pp": row.pp,
+        "vpp": vp,
+        "cp": row.cp,
+        "ep": row.ep,
+        "sequence_parallel": row.sequence_parallel,
+        "zero": _one_of(row.sharding, _ZERO, "sharding", "sharding_kind"),
+    }
+    if row.zero_group is not None and row.zero_group != row.dp:
+        table["zero_group"] = row.zero_group
+    if row.shape.moe is not None and row.etp is not None:
+        table["etp"] = row.etp
+    if row.pp > 1:
+        table["layout"] = {"layers": layers_of_chunks(row.shape.layers, row.pp * vp)}
+    return table
+
+
+def _schedule(row: Row, vp: int) -> str:
+    """semu's name of the schedule: interleaved as soon as a rank holds several chunks."""
+    if row.schedule in (None, "1f1b", "interleaved"):
+        return "interleaved" if vp > 1 else "1f1b"
+    return str(row.schedule)
+
+
+def _overlap(row: Row, name: str) -> object:
+    told = row.overlap or {}
+    return next((told[switch] for switch in _OVERLAP[name] if told.get(switch) is not None), None)
+
+
+def _one_of(word: str, values: Mapping[str, Any], what: str, where: str) -> Any:
+    if word not in values:
+        raise unknown_name(what, word, values, where=where)
+    return values[word]

@@ -1,0 +1,132 @@
+"""Settings that a source does not publish: ``candidates`` and ``choose``.
+
+The rule is the fastest that fits: whoever published a run had tuned it. It looks at few values, which anybody would
+try: a micro batch of 1, 2, 4 or 8 sequences; 1 to 6 model chunks per pipeline rank, or one per layer; recomputation
+none, selective, full, of which the first that fits is the fastest. A value that semu refuses is passed over, and said
+so; where nothing fits, the one that needs the least memory is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from semu.errors import ConfigError, ScheduleError
+from semu.report import Report
+from semu.simulation import JobCheckpoint
+from semu.validation.jobs import Settings, layers_of_chunks
+from semu.validation.row import Row
+
+MICRO_BATCHES = (1, 2, 4, 8)
+MOST_CHUNKS = 6
+RECOMPUTES = ("none", "selective", "full")
+"""From the fastest to the one that needs the least memory."""
+UNKNOWN = "unknown"
+"""What a row says for a recomputation that is not published."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A simulated row: the job before its schedule, and what came of it."""
+
+    checkpoint: JobCheckpoint
+    report: Report
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a row was run.
+
+    Attributes:
+        settings: what was used. run: what came of it.
+        resolved: those of the settings that the source does not tell, field of the row -> value.
+        passed_over: candidates that semu refuses. tried: candidates that were simulated.
+    """
+
+    settings: Settings
+    run: Run
+    resolved: dict[str, object]
+    passed_over: int
+    tried: int
+
+
+def open_settings(row: Row) -> tuple[str, ...]:
+    """The fields of a row that its source does not tell."""
+    told = {
+        "micro_batch": row.micro_batch is not None,
+        "vp": row.vp is not None or row.pp == 1,
+        "recompute": row.recompute != UNKNOWN,
+    }
+    return tuple(name for name, is_told in told.items() if not is_told)
+
+
+def candidates(row: Row) -> Iterator[Settings]:
+    """What is looked at for a row, in order; one, where everything is published. Recomputation changes fastest."""
+    recomputes = RECOMPUTES if row.recompute == UNKNOWN else (row.recompute,)
+    for micro_batch in _micro_batches(row):
+        for vp in _chunk_counts(row):
+            for recompute in recomputes:
+                yield Settings(micro_batch, vp, recompute)
+
+
+def choose(row: Row, simulate: Callable[[Settings], Run]) -> Choice:
+    """Run a row under each candidate and keep the fastest that fits; of equally fast ones, the first.
+
+    Args:
+        row: the run. simulate: simulates it under some settings.
+    Raises:
+        ConfigError, ScheduleError: semu refuses every candidate; the first one's error.
+    """
+    best: tuple[tuple[bool, float], Settings, Run] | None = None
+    refusals: list[ConfigError | ScheduleError] = []
+    tried = 0
+    for _, family in groupby(candidates(row), key=lambda item: (item.micro_batch, item.vp)):
+        for settings in family:
+            try:
+                run = simulate(settings)
+            except (ConfigError, ScheduleError) as error:
+                refusals.append(error)
+                continue
+            tried += 1
+            rank = _rank(run.report)
+            if best is None or rank < best[0]:
+                best = rank, settings, run
+            if run.report.fits:
+                break
+    if best is None:
+        raise refusals[0]
+    _, settings, run = best
+    resolved = {name: getattr(settings, name) for name in open_settings(row)}
+    return Choice(settings, run, resolved, len(refusals), tried)
+
+
+def _rank(report: Report) -> tuple[bool, float]:
+    """Less is better: what fits by its time, then what does not by its memory."""
+    return not report.fits, report.iteration_time_s if report.fits else float(max(report.peak_memory_bytes))
+
+
+def _micro_batches(row: Row) -> tuple[int, ...]:
+    if row.micro_batch is not None:
+        return (row.micro_batch,)
+    return tuple(size for size in MICRO_BATCHES if row.global_batch % (row.dp * size) == 0)
+
+
+def _chunk_counts(row: Row) -> tuple[int, ...]:
+    """Chunks per rank: those among which the layers can be shared out; several where the row says interleaved."""
+    if row.vp is not None or row.pp == 1:
+        return (row.vp or 1,)
+    most = -(-row.shape.layers // row.pp)
+    counts = [*range(2 if row.schedule == "interleaved" else 1, min(MOST_CHUNKS, most) + 1)]
+    if most > MOST_CHUNKS:
+        counts.append(most)
+    legal = tuple(count for count in counts if _divides(row.shape.layers, row.pp * count))
+    return legal or (1,)
+
+
+def _divides(layers: int, chunks: int) -> bool:
+    try:
+        layers_of_chunks(layers, chunks)
+    except ConfigError:
+        return False
+    return True

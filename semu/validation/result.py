@@ -1,0 +1,179 @@
+"""``RowResult``: what became of a row; ``ValidationResult``: all rows with their scores, and how they are written."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from semu.validation.memory import GB_READING
+
+if TYPE_CHECKING:
+    from semu.validation.scoring import GroupScore, NullMfu
+
+SCHEMA_VERSION = 1
+"""Version of ``validation.json``; raised when a key changes its meaning."""
+
+
+class Status(Enum):
+    """Whether a row ran: semu may refuse to model it, or the row itself may be bad."""
+
+    OK = "ok"
+    REFUSED = "refused"
+    ERROR = "error"
+
+
+class Quantity(Enum):
+    """What is compared; the value is its name in ``groups``."""
+
+    TIME = "time"
+    MEMORY = "memory"
+    ACTIVATION = "activation"
+    STATIC = "static"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A predicted and a measured number, in seconds or bytes; None: there is none."""
+
+    predicted: float | None = None
+    measured: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Predicted / measured - 1."""
+        if self.predicted is None or self.measured is None:
+            return None
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """What became of a row.
+
+    Attributes:
+        id, group, trust: of the row; trust empty where it cannot be read.
+        is_scored: whether its errors count. status, reason: whether it ran, and if not, why.
+        fits: whether it fits in memory, None where it did not run.
+        device, precision: what the null model fits one MFU to. scope, measure: of its memory, empty: none.
+        resolved: settings that its source does not tell -> what was used. notes: what to know, a sentence each.
+        compared: the numbers. measured_mfu: the MFU at which the measured time would follow.
+    """
+
+    id: str
+    group: str
+    trust: str
+    is_scored: bool
+    status: Status
+    reason: str | None = None
+    fits: bool | None = None
+    device: str | None = None
+    precision: str | None = None
+    scope: str | None = None
+    measure: str | None = None
+    resolved: Mapping[str, object] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    compared: Mapping[Quantity, Comparison] = field(default_factory=dict)
+    measured_mfu: float | None = None
+
+    def error(self, quantity: Quantity) -> float | None:
+        """Relative error; None: not predicted or not measured."""
+        return self.compared.get(quantity, Comparison()).error
+
+    def to_json(self) -> dict[str, object]:
+        """One of ``rows`` (DESIGN §6)."""
+        time, memory, activation, static = (self.compared.get(quantity, Comparison()) for quantity in Quantity)
+        return {
+            "id": self.id,
+            "group": self.group,
+            "trust": self.trust,
+            "scored": self.is_scored,
+            "status": self.status.value,
+            "reason": self.reason,
+            "fits": self.fits,
+            "device": self.device,
+            "precision": self.precision,
+            "predicted_iteration_time_s": time.predicted,
+            "measured_iteration_time_s": time.measured,
+            "time_error_percent": _percent(time.error),
+            "measured_mfu": self.measured_mfu,
+            "peak_mem_scope": self.scope,
+            "peak_mem_measure": self.measure,
+            "predicted_peak_mem_bytes": memory.predicted,
+            "measured_peak_mem_bytes": memory.measured,
+            "memory_error_percent": _percent(memory.error),
+            "predicted_activation_bytes": activation.predicted,
+            "measured_activation_bytes": activation.measured,
+            "predicted_static_bytes": static.predicted,
+            "measured_static_bytes": static.measured,
+            "resolved": dict(self.resolved),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class ValidationResult:
+    """All rows of a validation with their scores.
+
+    Attributes:
+        rows: in the order of the file. groups: in order of first appearance. overall: all of them together.
+        null_model: the MFU of each device and precision that explains the scored times best.
+    """
+
+    rows: tuple[RowResult, ...]
+    groups: tuple[GroupScore, ...]
+    overall: GroupScore
+    null_model: tuple[NullMfu, ...]
+
+    def __repr__(self) -> str:
+        from semu.validation.table import render
+
+        return render(self)
+
+    def count(self, status: Status) -> int:
+        """How many rows have a status."""
+        return sum(row.status is status for row in self.rows)
+
+    def beyond(self, tolerance_percent: float) -> list[str]:
+        """Groups of at least four rows whose mean error is beyond a tolerance, a sentence each."""
+        from semu.validation.scoring import LEAST_ROWS
+
+        return [
+            f"{group.name}: {quantity.value} MAPE {score.mape:.2f} % of {score.n} rows"
+            for group in self.groups
+            for quantity, score in group.scores.items()
+            if score.n >= LEAST_ROWS and score.mape > tolerance_percent
+        ]
+
+    def to_json(self) -> dict[str, object]:
+        """The document of ``validate --json`` (DESIGN §6), also written to ``validation.json``; errors in percent."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "counts": {status.value: self.count(status) for status in Status},
+            "memory_reading": GB_READING,
+            "rows": [row.to_json() for row in self.rows],
+            "groups": [group.to_json() for group in self.groups],
+            "overall": self.overall.to_json(),
+            "null_model": [vars(mfu).copy() for mfu in self.null_model],
+        }
+
+    def to_csv(self) -> str:
+        """A line per row under a heading; what is not there is empty."""
+        text = io.StringIO()
+        lines = [{**row.to_json(), "resolved": _settings(row), "notes": "; ".join(row.notes)} for row in self.rows]
+        columns = list(lines[0]) if lines else ["id"]
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        return text.getvalue()
+
+
+def _settings(row: RowResult) -> str:
+    return " ".join(f"{name}={value}" for name, value in row.resolved.items())
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share

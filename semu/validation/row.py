@@ -1,0 +1,146 @@
+"""``Row``: a published training run, as the normalised fields of a runs file describe it.
+
+A row says which model was trained, on what, how it was spread, and what came out. ``None`` means: not published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Trust(Enum):
+    """How far a row can be believed; the value is the file's word."""
+
+    PRINTED = "A"
+    INFERRED = "B"
+    SANITY = "C"
+    UNUSABLE = "D"
+    FORMULA = "formula"
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the row's errors count: closed forms do, in activation and static bytes."""
+        return self in (Trust.PRINTED, Trust.INFERRED, Trust.FORMULA)
+
+
+class Scope(Enum):
+    """Whose memory was measured."""
+
+    LAST_RANK = "last_rank"
+    FIRST_STAGE = "first_stage"
+    MAX = "max"
+
+
+class Measure(Enum):
+    """What was measured: bytes in tensors, bytes held by the allocator, a closed form, or gigabytes in print."""
+
+    ALLOCATED = "allocated"
+    RESERVED = "reserved"
+    ANALYTIC = "analytic"
+    PRINTED_GB = "printed_gb"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The transformer of a row.
+
+    Attributes:
+        layers, hidden, ffn, heads, kv_heads, head_dim: sizes; ``ffn`` is the width of gate and of up where gated.
+        vocab: entries that the tokenizer knows. vocab_padded: rows of the table where the source tells.
+        seq_len: tokens of a sequence. positions: rows of a learned position table, None: as many as tokens.
+        gated_mlp, tied_embeddings, bias, qkv_bias: as in ``[model.transformer]``; qkv_bias None: as bias.
+        activation, norm, position: the file's words.
+        dropout: probability, None: not told.
+        moe, mla: sizes of experts and of latent attention, None: dense, ordinary attention.
+        mtp_layers: layers that predict further tokens.
+    """
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    seq_len: int
+    gated_mlp: bool
+    tied_embeddings: bool
+    bias: bool
+    norm: str
+    position: str
+    activation: str | None = None
+    qkv_bias: bool | None = None
+    vocab_padded: int | None = None
+    positions: int | None = None
+    dropout: float | None = None
+    moe: Mapping[str, object] | None = None
+    mla: Mapping[str, object] | None = None
+    mtp_layers: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run.
+
+    Attributes:
+        id, group: names, for reports only. trust: how far to believe it.
+        profile: device. gpus, gpus_per_node: how many.
+        dp, tp, pp, cp, ep, vp: parallel sizes; vp None: not published.
+        micro_batch: sequences, None: not published. global_batch: sequences.
+        precision, recompute, sharding, schedule: the file's words (``*_kind``); recompute also ``unknown``.
+        zero_group: ranks among which ZeRO shards, None: all data-parallel ranks.
+        activation_limit: of automatic zero-bubble schedules. etp: tensor parallelism of the experts.
+        sequence_parallel: as in ``[parallel]``. overlap: switches by the file's names, None or absent: not told.
+        attention: first word of the file's remark on the attention kernel, lower case; empty: none.
+        scope, measure: whose memory, and of which kind.
+        iteration_time_s, peak_mem_bytes, activation_bytes, static_bytes: what came out.
+    """
+
+    id: str
+    group: str
+    trust: Trust
+    shape: Shape
+    profile: str
+    gpus: int
+    gpus_per_node: int
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    vp: int | None
+    micro_batch: int | None
+    global_batch: int
+    precision: str
+    recompute: str
+    sharding: str
+    schedule: str | None
+    sequence_parallel: bool
+    zero_group: int | None = None
+    activation_limit: str | None = None
+    etp: int | None = None
+    overlap: Mapping[str, object] | None = None
+    attention: str = ""
+    scope: Scope | None = None
+    measure: Measure | None = None
+    iteration_time_s: float | None = None
+    peak_mem_bytes: float | None = None
+    activation_bytes: float | None = None
+    static_bytes: float | None = None
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be read.
+
+    Attributes:
+        id: of the row, or its number in the file. group, trust: as far as they can be read, else empty.
+        reason: the field and what is wrong with it.
+    """
+
+    id: str
+    group: str
+    trust: str
+    reason: str

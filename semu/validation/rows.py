@@ -1,0 +1,277 @@
+"""Reading a runs file: ``read_rows``, ``parse_rows``, and the set that ships with semu, ``published_rows``.
+
+A row that lacks a field, or has a wrong one, becomes a ``BadRow`` that names the field; the others are read all the
+same. Fields that semu does not need are not looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TypeVar
+
+from semu.errors import ConfigError, unknown_name
+from semu.validation.row import BadRow, Measure, Row, Scope, Shape, Trust
+
+PUBLISHED = Path(__file__).with_name("published.json")
+"""Published runs that ship with semu, typed in from their sources."""
+
+_E = TypeVar("_E", bound=Enum)
+
+
+def published_rows() -> tuple[Row | BadRow, ...]:
+    """The rows that ship with semu."""
+    return read_rows(PUBLISHED)
+
+
+def read_rows(path: str | os.PathLike[str]) -> tuple[Row | BadRow, ...]:
+    """The rows of a runs file.
+
+    Args:
+        path: a JSON file, a list of objects.
+    Raises:
+        ConfigError: the file cannot be read, is no JSON, or is no list.
+    """
+    where = os.fspath(path)
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the runs file: {error.strerror}", where=where, expected="a JSON file with a list of runs"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("not UTF-8 text", where=where, expected="a JSON file", got=error.reason) from error
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"not valid JSON: {error.msg}", where=f"{where}:{error.lineno}", expected="a list of objects"
+        ) from error
+    except RecursionError as error:
+        raise ConfigError("nested too deeply", where=where, expected="a list of objects") from error
+    if not isinstance(data, list):
+        raise ConfigError("not a list of runs", where=where, expected="a list of objects", got=type(data).__name__)
+    return parse_rows(data)
+
+
+def parse_rows(data: Sequence[object]) -> tuple[Row | BadRow, ...]:
+    """Rows of a runs file that has been read.
+
+    Args:
+        data: its objects; a second one with the same id is a ``BadRow``.
+    """
+    rows: list[Row | BadRow] = []
+    seen: set[str] = set()
+    for number, item in enumerate(data, start=1):
+        row = _parse_row(item, number)
+        if row.id in seen:
+            row = BadRow(f"{row.id} (row {number})", row.group, "", "id: another row has it")
+        seen.add(row.id)
+        rows.append(row)
+    return tuple(rows)
+
+
+def _parse_row(item: object, number: int) -> Row | BadRow:
+    if not isinstance(item, Mapping):
+        return BadRow(f"row {number}", "", "", f"not an object: {type(item).__name__}")
+    name, group, trust = (item.get(key) for key in ("id", "group", "trust"))
+    try:
+        return _row(_Fields(item, ""))
+    except ConfigError as error:
+        return BadRow(
+            name if isinstance(name, str) and name else f"row {number}",
+            group if isinstance(group, str) else "",
+            trust if isinstance(trust, str) else "",
+            str(error),
+        )
+
+
+class _Fields:
+    """Typed access to one object; every error names the field.
+
+    Args:
+        table: the object. path: dotted path of the object in the row, with a dot at its end, or empty.
+    """
+
+    def __init__(self, table: Mapping[str, object], path: str) -> None:
+        self.table, self.path = table, path
+
+    def _get(self, name: str, expected: str) -> object:
+        if name not in self.table:
+            raise ConfigError("missing field", where=self.path + name, expected=expected)
+        return self.table[name]
+
+    def _refuse(self, name: str, expected: str) -> ConfigError:
+        return ConfigError(
+            "a wrong value", where=self.path + name, expected=expected, got=json.dumps(self.table[name])[:60]
+        )
+
+    def size(self, name: str, least: int = 1) -> int:
+        """An integer of at least ``least``."""
+        expected = f"an integer >= {least}"
+        value = self._get(name, expected)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self._refuse(name, expected)
+        return value
+
+    def size_or_none(self, name: str, *, is_optional: bool = False) -> int | None:
+        """An integer of at least one, or null for 'not published'."""
+        if is_optional and name not in self.table:
+            return None
+        return None if self._get(name, "an integer >= 1 or null") is None else self.size(name)
+
+    def amount_or_none(self, name: str, *, is_optional: bool = False) -> float | None:
+        """A positive number, or null."""
+        expected = "a number > 0 or null"
+        if is_optional and name not in self.table:
+            return None
+        value = self._get(name, expected)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise self._refuse(name, expected)
+        return float(value)
+
+    def word(self, name: str) -> str:
+        """A text that is not empty."""
+        value = self._get(name, "a word")
+        if not isinstance(value, str) or not value:
+            raise self._refuse(name, "a word")
+        return value
+
+    def word_or_none(self, name: str, *, is_optional: bool = False) -> str | None:
+        """A text that is not empty, or null."""
+        if is_optional and name not in self.table:
+            return None
+        return None if self._get(name, "a word or null") is None else self.word(name)
+
+    def member(self, name: str, kind: type[_E]) -> _E | None:
+        """One of an enum's words; None: absent or null."""
+        value = self.word_or_none(name, is_optional=True)
+        if value is None:
+            return None
+        words = [str(member.value) for member in kind]
+        if value not in words:
+            raise unknown_name("word", value, words, where=self.path + name)
+        return kind(value)
+
+    def switch(self, name: str) -> bool:
+        """True or false."""
+        value = self._get(name, "true or false")
+        if not isinstance(value, bool):
+            raise self._refuse(name, "true or false")
+        return value
+
+    def switch_or_none(self, name: str) -> bool | None:
+        """True, false; None: absent or null."""
+        return None if self.table.get(name) is None else self.switch(name)
+
+    def child(self, name: str, *, is_optional: bool = False) -> Mapping[str, object] | None:
+        """An object, or None where it is optional and absent or null."""
+        value = self.table.get(name) if is_optional else self._get(name, "an object")
+        if value is None and is_optional:
+            return None
+        if not isinstance(value, Mapping):
+            raise self._refuse(name, "an object")
+        return value
+
+
+_OVERLAPS = ("dp_grad_reduce", "dp_param_gather", "tp_comm", "pp_p2p", "fsdp_prefetch")
+
+
+def _row(fields: _Fields) -> Row:
+    trust = fields.member("trust", Trust)
+    if trust is None:
+        raise ConfigError("missing field", where="trust", expected="one of " + ", ".join(t.value for t in Trust))
+    overlap = _Fields(fields.child("overlap", is_optional=True) or {}, "overlap.")
+    measured = _Fields(fields.child("measured_values", is_optional=True) or {}, "measured_values.")
+    model = fields.child("model")
+    assert model is not None
+    row = Row(
+        id=fields.word("id"),
+        group=fields.word("group"),
+        trust=trust,
+        shape=_shape(_Fields(model, "model.")),
+        profile=fields.word("profile"),
+        **{name: fields.size(name) for name in ("gpus", "gpus_per_node", "dp", "tp", "pp", "cp", "ep", "global_batch")},
+        vp=fields.size_or_none("vp"),
+        micro_batch=fields.size_or_none("micro_batch"),
+        precision=fields.word("precision_kind"),
+        recompute=fields.word("recompute_kind"),
+        sharding=fields.word("sharding_kind"),
+        schedule=fields.word_or_none("schedule_kind"),
+        sequence_parallel=fields.switch("sequence_parallel"),
+        zero_group=fields.size_or_none("zero_group", is_optional=True),
+        activation_limit=fields.word_or_none("activation_limit", is_optional=True),
+        etp=fields.size_or_none("etp", is_optional=True),
+        overlap={name: overlap.switch_or_none(name) for name in _OVERLAPS},
+        attention=_first_word(fields.word_or_none("attention", is_optional=True)),
+        scope=fields.member("peak_mem_scope", Scope),
+        measure=fields.member("peak_mem_measure", Measure),
+        iteration_time_s=fields.amount_or_none("iteration_time_s"),
+        peak_mem_bytes=fields.amount_or_none("peak_mem_bytes"),
+        activation_bytes=measured.amount_or_none("activation_bytes", is_optional=True),
+        static_bytes=measured.amount_or_none("params_grads_optimizer_bytes", is_optional=True),
+    )
+    _check(row)
+    return row
+
+
+def _shape(fields: _Fields) -> Shape:
+    dropout = fields.table.get("dropout")
+    if dropout is not None and (isinstance(dropout, bool) or not isinstance(dropout, int | float)):
+        raise ConfigError("a wrong value", where="model.dropout", expected="a number >= 0 or null", got=dropout)
+    sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "seq_len")
+    return Shape(
+        **{name: fields.size(name) for name in sizes},
+        ffn=fields.size("ffn_hidden"),
+        gated_mlp=fields.switch("gated_mlp"),
+        tied_embeddings=fields.switch("tied_embeddings"),
+        bias=fields.switch("bias_linear"),
+        norm=fields.word("norm"),
+        position=fields.word("position"),
+        activation=fields.word_or_none("activation", is_optional=True),
+        qkv_bias=fields.switch_or_none("attention_bias"),
+        vocab_padded=fields.size_or_none("vocab_padded", is_optional=True),
+        positions=fields.size_or_none("max_position_embeddings", is_optional=True),
+        dropout=None if dropout is None else float(dropout),
+        moe=fields.child("moe", is_optional=True),
+        mla=fields.child("mla", is_optional=True),
+        mtp_layers=0 if fields.table.get("mtp_layers") is None else fields.size("mtp_layers", least=0),
+    )
+
+
+def _first_word(text: str | None) -> str:
+    return "" if text is None else text.split()[0].lower()
+
+
+def _check(row: Row) -> None:
+    """Fields that contradict one another."""
+    ranks = row.dp * row.tp * row.pp * row.cp
+    if ranks != row.gpus:
+        raise ConfigError(
+            "not the product of dp, tp, pp and cp",
+            where="gpus",
+            expected=f"{row.dp} x {row.tp} x {row.pp} x {row.cp} = {ranks}",
+            got=row.gpus,
+        )
+    if row.gpus > row.gpus_per_node and row.gpus % row.gpus_per_node:
+        raise ConfigError(
+            "no whole number of nodes", where="gpus", expected=f"a multiple of {row.gpus_per_node}", got=row.gpus
+        )
+    step = row.dp * (row.micro_batch or 1)
+    if row.global_batch % step:
+        raise ConfigError(
+            "does not divide into microbatches",
+            where="global_batch",
+            expected=f"a multiple of {step}",
+            got=row.global_batch,
+        )
+    if row.peak_mem_bytes is not None:
+        for name, value in (("peak_mem_scope", row.scope), ("peak_mem_measure", row.measure)):
+            if value is None:
+                raise ConfigError("missing beside peak_mem_bytes", where=name, expected="a word")

@@ -1,0 +1,110 @@
+"""``render``: a validation as the tables that people read; errors are predicted / measured - 1."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from semu.report_text import WIDTH, align_columns
+from semu.validation.memory import GB_READING
+from semu.validation.result import Quantity, RowResult, Status, ValidationResult
+from semu.validation.scoring import Errors, GroupScore
+
+_TITLES = {
+    Quantity.TIME: "iteration time",
+    Quantity.MEMORY: "peak memory",
+    Quantity.ACTIVATION: "activation bytes of closed forms",
+    Quantity.STATIC: "static bytes of closed forms",
+}
+_LONGEST_GROUP = 32
+
+
+def render(result: ValidationResult) -> str:
+    """The text behind ``repr(result)``, without a newline at its end; no line is longer than ``WIDTH``, words apart."""
+    sections = [list(_counts(result)), *(list(_errors(result, quantity)) for quantity in Quantity)]
+    sections += [list(_null(result)), list(_reasons(result)), list(_notes(result))]
+    return "\n".join(line for section in sections if section for line in (*section, ""))[:-1]
+
+
+def _counts(result: ValidationResult) -> Iterator[str]:
+    counts = ", ".join(f"{result.count(status)} {status.value}" for status in Status)
+    yield f"{len(result.rows)} rows: {counts}"
+    heads = ("group", "rows", *(status.value for status in Status))
+    rows = [
+        (_name(group), str(group.rows), *(str(group.counts[status]) for status in Status)) for group in result.groups
+    ]
+    yield from align_columns([heads, *rows], (False, True, True, True, True))
+
+
+def _errors(result: ValidationResult, quantity: Quantity) -> Iterator[str]:
+    groups = [group for group in result.groups if quantity in group.scores]
+    if not groups:
+        return
+    has_null = quantity is Quantity.TIME
+    note = f"; {GB_READING}" if quantity is Quantity.MEMORY else ""
+    yield f"{_TITLES[quantity]}, error in %{note}"
+    heads = ("group", "n", "MAPE", "median", "bias", "worst", *(("null MAPE",) if has_null else ()), "worst row")
+    shown = [*groups, result.overall] if len(groups) > 1 else groups
+    rows = [_cells(group, group.scores[quantity], has_null=has_null) for group in shown]
+    for line in align_columns([heads, *rows], (False, *[True] * (len(heads) - 2), False)):
+        yield _cut(line, WIDTH)
+
+
+def _cells(group: GroupScore, errors: Errors, *, has_null: bool) -> tuple[str, ...]:
+    null = () if not has_null else ("" if errors.null_mape is None else f"{errors.null_mape:.2f}",)
+    signed = (f"{value:+.2f}" for value in (errors.bias, errors.worst))
+    sizes = (f"{value:.2f}" for value in (errors.mape, errors.median))
+    return (_name(group), str(errors.n), *sizes, *signed, *null, errors.worst_id)
+
+
+def _null(result: ValidationResult) -> Iterator[str]:
+    if result.null_model:
+        parts = [f"{mfu.device} {mfu.precision} {mfu.mfu:.1%} (n = {mfu.n})" for mfu in result.null_model]
+        yield from _wrap("null model, one MFU per device and precision: " + ", ".join(parts))
+
+
+def _reasons(result: ValidationResult) -> Iterator[str]:
+    """Why rows did not run, with how many rows each reason stopped; every error names its row."""
+    refused = Counter(row.reason or "" for row in result.rows if row.status is Status.REFUSED)
+    if refused:
+        yield "refused"
+        for reason, count in sorted(refused.items(), key=lambda item: (-item[1], item[0])):
+            yield from _wrap(f"{count:>4}  {reason}", indent=6)
+    errors = [row for row in result.rows if row.status is Status.ERROR]
+    if errors:
+        yield "errors"
+        for row in errors:
+            yield from _wrap(f"  {row.id}: {row.reason}", indent=4)
+
+
+def _notes(result: ValidationResult) -> Iterator[str]:
+    noted: dict[tuple[str, ...], list[RowResult]] = {}
+    for row in result.rows:
+        if row.notes:
+            noted.setdefault(row.notes, []).append(row)
+    if noted:
+        yield "notes"
+        for notes, rows in noted.items():
+            yield from _wrap(f"  {_names(rows)}: {'; '.join(notes)}", indent=4)
+
+
+def _names(rows: Sequence[RowResult]) -> str:
+    """One row by its name, several as how many of which group."""
+    if len(rows) == 1:
+        return rows[0].id
+    counts = Counter(row.group for row in rows)
+    return ", ".join(f"{count} of {group}" for group, count in counts.items())
+
+
+def _name(group: GroupScore) -> str:
+    return _cut(group.name or "-", _LONGEST_GROUP)
+
+
+def _cut(text: str, width: int) -> str:
+    """At most ``width`` characters, the end left out."""
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _wrap(text: str, indent: int = 2) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)

@@ -1,0 +1,287 @@
+"""A row becomes the job that a run file of the same settings describes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import semu
+from semu.errors import ConfigError
+from semu.hardware.cluster import Cluster
+from semu.job import Training, TrainingJob
+from semu.nn import Model
+from semu.parallel.config import Overlap, Parallel
+from semu.runfile import load_run, make_job
+from semu.validation.jobs import Settings, layers_of_chunks, run_tables
+from tests.validation.rows_kit import plain_job, row
+
+GPT_RUN = """\
+[model.transformer]
+layers = 4
+hidden = 256
+ffn = 1024
+heads = 4
+vocab = 1024
+tied_embeddings = true
+positions = 512
+
+[cluster]
+device = "a100-80g"
+nodes = 1
+gpus_per_node = 2
+
+[parallel]
+dp = 2
+sequence_parallel = false
+zero = 1
+
+[training]
+micro_batch = 2
+global_batch = 8
+seq_len = 512
+precision = "bf16"
+"""
+
+LLAMA_RUN = """\
+[model.transformer]
+layers = 3
+hidden = 512
+ffn = 1408
+heads = 8
+kv_heads = 4
+head_dim = 64
+vocab = 1536
+gated_mlp = true
+rms_norm = true
+rotary = true
+bias = false
+qkv_bias = true
+
+[cluster]
+device = "h100"
+nodes = 2
+gpus_per_node = 8
+
+[parallel]
+dp = 4
+tp = 4
+sequence_parallel = true
+zero = 0
+
+[training]
+micro_batch = 1
+global_batch = 12
+seq_len = 1024
+precision = "fp16"
+recompute = "full"
+
+[overlap]
+grad_reduce = false
+tensor_parallel = true
+"""
+
+LLAMA_ROW: dict[str, Any] = {
+    "model.layers": 3,
+    "model.hidden": 512,
+    "model.ffn_hidden": 1408,
+    "model.heads": 8,
+    "model.kv_heads": 4,
+    "model.vocab": 1535,  # padded for four tensor-parallel ranks
+    "model.seq_len": 1024,
+    "model.gated_mlp": True,
+    "model.tied_embeddings": False,
+    "model.norm": "rmsnorm",
+    "model.position": "rope",
+    "model.bias_linear": False,
+    "model.attention_bias": True,
+    "model.activation": "swiglu",
+    "profile": "h100",
+    "gpus": 16,
+    "dp": 4,
+    "tp": 4,
+    "micro_batch": 1,
+    "global_batch": 12,
+    "sequence_parallel": True,
+    "precision_kind": "fp16",
+    "recompute_kind": "full",
+    "sharding_kind": "none",
+    "overlap": {"dp_grad_reduce": False, "tp_comm": True, "dp_param_gather": None},
+}
+
+
+def job_of_row(changes: dict[str, Any]) -> TrainingJob:
+    read = row(changes)
+    assert read.micro_batch is not None
+    assert read.vp is not None
+    return make_job(run_tables(read, Settings(read.micro_batch, read.vp, read.recompute), read.profile))
+
+
+@pytest.mark.parametrize(("text", "changes"), [(GPT_RUN, {}), (LLAMA_RUN, LLAMA_ROW)])
+def test_a_row_is_the_job_of_its_run_file(text: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    assert semu.simulate(job_of_row(changes)).to_json() == semu.simulate(load_run(path)).to_json()
+
+
+def test_a_row_is_the_job_made_by_hand() -> None:
+    from semu_models.decoder import decoder_model
+    from semu_models.gpt import GPT, GPTConfig
+
+    model: Model = decoder_model("by hand", GPT(GPTConfig(layers=4, hidden=256, heads=4, vocab=1024, positions=512)))
+    job = TrainingJob(
+        model,
+        Cluster("a100-80g", nodes=1, gpus_per_node=2),
+        Parallel(dp=2, sequence_parallel=False, zero=1),
+        Training(micro_batch=2, global_batch=8, seq_len=512, overlap=Overlap(grad_reduce=False)),
+    )
+    mine, reference = (semu.simulate(other) for other in (job_of_row({"overlap": {"dp_grad_reduce": False}}), job))
+    assert mine.iteration_time_s == reference.iteration_time_s
+    assert mine.peak_memory_bytes == reference.peak_memory_bytes
+    assert (mine.parameters, mine.model_flop) == (reference.parameters, reference.model_flop)
+
+
+def tables(changes: dict[str, Any], vp: int = 1, recompute: str = "none") -> dict[str, dict[str, Any]]:
+    return run_tables(row(changes), Settings(2, vp, recompute), "h100")
+
+
+FORMULA = {"trust": "formula", "peak_mem_scope": "first_stage", "peak_mem_measure": "analytic"}
+MOE = {"num_experts": 8, "topk": 2, "moe_ffn_hidden": 768, "shared_expert_ffn": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "value"),
+    [
+        ({"sharding_kind": "none"}, "parallel.zero", 0),
+        ({"sharding_kind": "zero2"}, "parallel.zero", 2),
+        ({"sharding_kind": "fsdp"}, "parallel.zero", 3),
+        ({"zero_group": 2}, "parallel.zero_group", None),
+        ({"zero_group": 1}, "parallel.zero_group", 1),
+        ({"cp": 2, "gpus": 4}, "parallel.cp", 2),
+        ({"ep": 2}, "parallel.ep", 2),
+        ({}, "parallel.layout", None),
+        ({"gpus": 16, "dp": 16, "global_batch": 32}, "cluster.nodes", 2),
+        ({"gpus": 16, "dp": 16, "global_batch": 32}, "cluster.gpus_per_node", 8),
+        ({}, "cluster.gpus_per_node", 2),
+        ({"precision_kind": "fp8"}, "training.precision", "fp8"),
+        ({"schedule_kind": "1f1b"}, "training.schedule", "1f1b"),
+        ({"schedule_kind": "zb-auto"}, "training.schedule", "zb-auto"),
+        ({"activation_limit": "2p"}, "training.activation_limit", "2p"),
+        ({}, "training.attention", None),
+        ({"attention": "flash"}, "training.attention", None),
+        ({"attention": "auto (whatever is there)"}, "training.attention", None),
+        ({"attention": "unfused"}, "training.attention", "unfused"),
+        ({"attention": "local"}, "training.attention", "unfused"),
+        (FORMULA, "training.attention", "unfused"),
+        ({}, "model.transformer.dropout", 0.0),
+        ({"attention": "unfused"}, "model.transformer.dropout", 0.1),
+        ({"attention": "unfused", "model.dropout": 0.2}, "model.transformer.dropout", 0.2),
+        ({"model.vocab_padded": 1280}, "model.transformer.vocab", 1280),
+        (FORMULA, "model.transformer.vocab", 1),
+        (FORMULA, "model.transformer.positions", None),
+        ({}, "model.transformer.positions", 512),
+        ({"model.max_position_embeddings": 2048}, "model.transformer.positions", 2048),
+        ({"model.position": "rope"}, "model.transformer.positions", None),
+        ({"model.position": "rope"}, "model.transformer.rotary", True),
+        ({"model.moe": MOE}, "model.transformer.experts", 8),
+        ({"model.moe": MOE}, "model.transformer.top_k", 2),
+        ({"model.moe": MOE}, "model.transformer.moe_ffn", 768),
+        ({"model.moe": MOE}, "model.transformer.shared_ffn", None),
+        ({"model.moe": {**MOE, "layer_freq": 2}}, "model.transformer.moe_layer_freq", 2),
+        ({"model.moe": MOE, "etp": 2}, "parallel.etp", 2),
+        ({"etp": 2}, "parallel.etp", None),
+        ({"model.mla": {"q_lora_rank": 192, "v_head_dim": None}}, "model.transformer.mla", {"q_lora_rank": 192}),
+        ({"model.mtp_layers": 1}, "model.transformer.mtp_layers", 1),
+        ({}, "overlap.param_gather", None),
+        ({"overlap": {"fsdp_prefetch": True}}, "overlap.param_gather", True),
+        ({"overlap": {"fsdp_prefetch": True, "dp_param_gather": False}}, "overlap.param_gather", False),
+        ({"overlap": {"pp_p2p": True}}, "overlap.pipeline", True),
+    ],
+)
+def test_what_a_field_means(changes: dict[str, Any], place: str, value: object) -> None:
+    table: Any = tables(changes)
+    *path, key = place.split(".")
+    for part in path:
+        table = table[part]
+    assert table.get(key) == value
+
+
+def test_several_chunks_per_rank_are_interleaved() -> None:
+    changes = {"pp": 2, "gpus": 4, "schedule_kind": "interleaved"}
+    result = tables(changes, vp=2)
+    assert (result["parallel"]["vpp"], result["training"]["schedule"]) == (2, "interleaved")
+    assert result["parallel"]["layout"] == {"layers": [1, 1, 1, 1]}
+    assert tables(changes, vp=1)["training"]["schedule"] == "1f1b"
+
+
+def test_a_closed_form_runs_until_its_pipeline_is_full() -> None:
+    pipeline = {**FORMULA, "pp": 4, "gpus": 8, "dp": 2, "global_batch": 400}
+    assert tables(pipeline)["training"]["global_batch"] == 2 * 4 * 2 * 2  # 2 pp microbatches on dp replicas, of two
+    assert tables({**pipeline, "global_batch": 8})["training"]["global_batch"] == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"sharding_kind": "zero9"}, "sharding_kind"),
+        ({"model.norm": "batchnorm"}, "model.norm"),
+        ({"model.position": "alibi"}, "model.position"),
+        ({"model.activation": "relu"}, "model.activation"),
+        ({"model.activation": "gelu", "model.gated_mlp": True}, "model.activation"),
+        ({"model.moe": {"num_experts": 8}}, "model.moe.topk"),
+        ({"pp": 3, "gpus": 6, "model.layers": 5}, "model.layers"),
+    ],
+)
+def test_words_and_sizes_that_semu_does_not_know(changes: dict[str, Any], where: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        tables(changes)
+    assert caught.value.where == where
+
+
+@given(layers=st.integers(1, 200), chunks=st.integers(1, 64))
+def test_layers_are_shared_out_evenly(layers: int, chunks: int) -> None:
+    even = layers % chunks == 0
+    if not even and (layers + 2) % chunks:
+        with pytest.raises(ConfigError):
+            layers_of_chunks(layers, chunks)
+        return
+    counts = layers_of_chunks(layers, chunks)
+    assert (sum(counts), len(counts)) == (layers, chunks)
+    assert len(set(counts[1:-1])) <= 1
+    assert counts[0] == counts[-1]
+    assert even == (len(set(counts)) == 1)
+    assert even or counts[0] == counts[1] - 1
+
+
+@given(vocab=st.integers(1, 200_000), tp=st.sampled_from([1, 2, 3, 4, 8]))
+def test_a_vocabulary_is_padded_only_where_it_must_be(vocab: int, tp: int) -> None:
+    changes = {"model.vocab": vocab, "tp": tp, "gpus": 2 * tp}
+    padded = tables(changes)["model"]["transformer"]["vocab"]
+    assert padded % tp == 0
+    assert padded == vocab if vocab % tp == 0 else vocab < padded <= vocab + 128 * tp
+
+
+def test_settings_that_run_files_lack_are_refused_by_name() -> None:
+    wanted = tables({})
+    wanted["parallel"]["unheard_of"] = 3
+    with pytest.raises(ConfigError) as caught:
+        make_job(wanted)
+    assert caught.value.where == "parallel.unheard_of"
+    wanted["training"]["schedule"] = "unheard-of"  # a word that semu knows to be wrong comes first
+    with pytest.raises(ConfigError) as caught:
+        make_job(wanted)
+    assert caught.value.where == "training.schedule"
+
+
+def test_unknown_tables_are_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_job({**tables({}), "extras": {"a": 1}})
+    assert caught.value.where == "extras"
+
+
+def test_a_pipeline_can_be_simulated() -> None:
+    report = semu.simulate(plain_job(tables({"pp": 2, "gpus": 4, "schedule_kind": "1f1b"})))
+    assert len(report.peak_memory_bytes) == 2

@@ -1,0 +1,132 @@
+"""Settings that are not published: the fastest that fits, against trying everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semu.errors import ConfigError, ScheduleError
+from semu.validation.jobs import Settings
+from semu.validation.resolve import RECOMPUTES, Run, candidates, choose, open_settings
+from tests.validation.rows_kit import row
+
+OPEN: dict[str, Any] = {
+    "micro_batch": None,
+    "vp": None,
+    "recompute_kind": "unknown",
+    "pp": 2,
+    "gpus": 4,
+    "global_batch": 8,
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a simulation would find."""
+
+    time_s: float
+    memory: int
+    is_refused: bool = False
+
+    def run(self, capacity: int) -> Run:
+        if self.is_refused:
+            raise ConfigError("refused", got=self.time_s)
+        report = SimpleNamespace(
+            fits=self.memory <= capacity, iteration_time_s=self.time_s, peak_memory_bytes=(self.memory - 1, self.memory)
+        )
+        return cast(Run, SimpleNamespace(checkpoint=None, report=report))
+
+
+def test_everything_published_is_one_candidate() -> None:
+    assert list(candidates(row(vp=1))) == [Settings(2, 1, "none")]
+    assert open_settings(row()) == ()
+    assert list(candidates(row(vp=None))) == [Settings(2, 1, "none")]  # one stage has one chunk
+    assert open_settings(row(vp=None)) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "micro_batches", "chunks"),
+    [
+        ({"global_batch": 8}, [1, 2, 4], [1, 2]),
+        ({"global_batch": 12}, [1, 2], [1, 2]),
+        ({"global_batch": 32}, [1, 2, 4, 8], [1, 2]),
+        ({"model.layers": 12}, [1, 2, 4], [1, 2, 3, 6]),
+        ({"model.layers": 32}, [1, 2, 4], [1, 2, 4, 16]),
+        ({"model.layers": 32, "schedule_kind": "interleaved"}, [1, 2, 4], [2, 4, 16]),
+        ({"model.layers": 22, "pp": 8, "gpus": 16}, [1, 2, 4], [1, 3]),
+        ({"model.layers": 7}, [1, 2, 4], [1]),
+        ({"vp": 2}, [1, 2, 4], [2]),
+    ],
+)
+def test_the_candidates(changes: dict[str, Any], micro_batches: list[int], chunks: list[int]) -> None:
+    found = list(candidates(row({**OPEN, **changes})))
+    assert found == [Settings(m, v, r) for m in micro_batches for v in chunks for r in RECOMPUTES]
+
+
+def test_what_was_resolved_is_told() -> None:
+    choice = choose(row(OPEN), lambda settings: Outcome(1.0 / settings.micro_batch, 1).run(1))
+    assert choice.settings == Settings(4, 1, "none")
+    assert choice.resolved == {"micro_batch": 4, "vp": 1, "recompute": "none"}
+    assert (choice.tried, choice.passed_over) == (6, 0)
+    assert choose(row(), lambda _: Outcome(1.0, 1).run(1)).resolved == {}
+
+
+times = st.floats(1.0, 2.0)
+
+
+@given(data=st.data(), capacity=st.integers(0, 100))
+def test_the_fastest_that_fits(data: st.DataObject, capacity: int) -> None:
+    """More recomputation is slower and needs less, the rest is anything."""
+    run_of = row(OPEN)
+    outcomes: dict[Settings, Outcome] = {}
+    for settings in candidates(run_of):
+        before = outcomes.get(Settings(settings.micro_batch, settings.vp, _lighter(settings.recompute)))
+        time_s = data.draw(times) + (before.time_s if before else 0)
+        memory = data.draw(st.integers(1, before.memory if before else 100))
+        outcomes[settings] = Outcome(time_s, memory, data.draw(st.booleans()))
+    legal = {settings: outcome for settings, outcome in outcomes.items() if not outcome.is_refused}
+    fitting = {settings: outcome for settings, outcome in legal.items() if outcome.memory <= capacity}
+    if not legal:
+        with pytest.raises(ConfigError):
+            choose(run_of, lambda settings: outcomes[settings].run(capacity))
+        return
+    choice = choose(run_of, lambda settings: outcomes[settings].run(capacity))
+    chosen = outcomes[choice.settings]
+    if fitting:
+        assert chosen.time_s == min(outcome.time_s for outcome in fitting.values())
+        assert chosen.memory <= capacity
+    else:
+        assert chosen.memory == min(outcome.memory for outcome in legal.values())
+
+
+def _lighter(recompute: str) -> str:
+    position = RECOMPUTES.index(recompute)
+    return RECOMPUTES[position - 1] if position else ""
+
+
+def test_equally_fast_ones_are_decided_by_their_order() -> None:
+    assert choose(row(OPEN), lambda _: Outcome(1.0, 1).run(1)).settings == Settings(1, 1, "none")
+
+
+def test_refused_candidates_are_passed_over() -> None:
+    def simulate(settings: Settings) -> Run:
+        if settings.vp > 1:
+            raise ScheduleError("no")
+        return Outcome(1.0, 1, is_refused=settings.recompute == "none").run(1)
+
+    choice = choose(row(OPEN), simulate)
+    assert choice.settings == Settings(1, 1, "selective")
+    assert choice.passed_over == 3 + 3 * 3
+
+
+def test_where_all_are_refused_the_first_reason_is_told() -> None:
+    def simulate(settings: Settings) -> Run:
+        raise ConfigError(f"no {settings.micro_batch} {settings.vp} {settings.recompute}")
+
+    with pytest.raises(ConfigError, match="no 1 1 none"):
+        choose(row(OPEN), simulate)
