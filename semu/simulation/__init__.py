@@ -2,9 +2,9 @@
 
 The steps, one file each: ``tracer`` and ``layout`` (trace, cut, join; ``structure`` and ``template_cache`` remember
 templates between calls), ``evaluate`` (stage costs of every distinct microbatch, with ``segment_costs`` and
-``shape_costs``), ``job_checkpoint`` (all microbatches simulated alone, to be
-restored under any schedule), ``gather``, ``pipeline`` and ``reduction`` (times, with ``transfers``), ``memory`` and ``ground``,
-``accounting``, ``rank_timeline``, ``tables`` and ``assemble`` (the report).
+``shape_costs``), ``job_checkpoint`` (all microbatches simulated alone, to be restored under any schedule), ``gather``,
+``pipeline`` and ``reduction`` (times, with ``transfers``), ``memory`` and ``ground``, ``accounting``,
+``rank_timeline`` and ``replica``, ``tables`` and ``assemble`` (the report).
 """
 
 from __future__ import annotations
