@@ -154,7 +154,7 @@ def test_wheel_holds_the_two_packages_and_nothing_else(wheel: Path) -> None:
     shipped = {
         file
         for package in PACKAGES
-        for pattern in ("*.py", "*.toml", "py.typed")
+        for pattern in ("*.py", "*.toml", "*.json", "py.typed")
         for file in (ROOT / package).rglob(pattern)
     }
     with zipfile.ZipFile(wheel) as archive:
