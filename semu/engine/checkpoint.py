@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from semu.engine.nodes import added_edges, node_graph
 from semu.engine.sides import PlaceEdges, Side
 from semu.engine.units import Edges, UnitGraph, UnitTimes
+from semu.errors import GraphError
 
 if TYPE_CHECKING:
     from semu.engine.consolidate import Consolidated, UnitMemory
@@ -50,12 +51,23 @@ class Checkpoint:
         Raises:
             GraphError: no such stage.
         """
-        unit = self.simulation.sides.sources(stage)[0][0]
-        return self.alone.memory[int(self.alone.variant[unit])]
+        return self.alone.memory[int(self.alone.variant[self.unit(stage)])]
 
     def unit(self, side: Side) -> int:
-        """Number of the unit of a stage, or of an operator outside stages; for ``restore_units``."""
-        return self.simulation.sides.sources(side)[0][0]
+        """Number of the unit of a stage, or of an operator outside stages; for ``restore_units``.
+
+        Raises:
+            GraphError: anything else.
+        """
+        places = self.simulation.sides.sources(side)
+        if len(places) != 1 or places[0][1] >= 0:
+            raise GraphError(
+                "not one unit",
+                where="unit",
+                expected="a stage, or an operator outside stages",
+                got=f"{side}, which is {len(places)} units or lies inside one",
+            )
+        return places[0][0]
 
     def restore(
         self, edges: Iterable[tuple[Side, Side]] = (), priority: Mapping[Side, int] | None = None
@@ -100,9 +112,10 @@ class Checkpoint:
         Args:
             pairs: int[k, 2], numbers of units (``unit``).
         Raises:
-            GraphError: the edges close a cycle (printed).
+            GraphError: no such unit, or the edges close a cycle (printed).
         """
-        return self.nodes.resume(Edges.between(pairs))
+        self.simulation.check_unchanged()
+        return self.nodes.resume(Edges.given(pairs, self.num_units))
 
 
 def _joined(nodes: UnitGraph, added: Edges) -> UnitGraph:

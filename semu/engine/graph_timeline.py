@@ -49,7 +49,8 @@ class GraphSpan:
         start_s, end_s: of its first and last operator [s].
         busy_s: time [s] that its operators take, by stream name.
         totals: its work, replicas counted.
-        peak_bytes: highest allocation of every pool in that time. net_bytes: what its operators leave behind in it.
+        peak_bytes: highest allocation of every pool in that time.
+        net_change_bytes: what its operators leave behind in every pool.
     """
 
     path: str
@@ -60,7 +61,7 @@ class GraphSpan:
     busy_s: Mapping[str, float]
     totals: Totals
     peak_bytes: Mapping[str, int]
-    net_bytes: Mapping[str, int]
+    net_change_bytes: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -222,6 +223,9 @@ class GraphTimeline:
         group = paths[path]
         mine = slice(group.first, group.last)
         begin, stop = float(self.start[mine].min(initial=np.inf)), float(self.end[mine].max(initial=0.0))
+        for number, unit in enumerate(self.alone.partition.units):
+            if unit.subgraph == group.index:
+                begin, stop = float(self.times.start[0, number]), float(self.times.end[0, number])
         begin = begin if np.isfinite(begin) else stop
         busy: dict[str, float] = {}
         for operator, lasts in zip(self.graph.operators[mine], (self.end - self.start)[mine], strict=True):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from semu.engine.costs import CostModel, LatencyRules
 from semu.engine.join import build_stages
+from semu.engine.symbols import check_sizes, check_symbols
 from semu.engine.template import TemplateLibrary, compile_template, stream_names
 from semu.errors import ConfigError, GraphError
 from semu.graph.graph import Graph
@@ -56,7 +57,10 @@ def sweep(
     special = next((g for g in graph.subgraphs if g.level is Level.STAGE or g.replicas > 1), None)
     if special is not None:
         raise GraphError("a sweep simulates one unit", where=special.path, expected="no stages, no replicas")
-    columns = {name: np.asarray(values, dtype=np.int64) for name, values in shapes.items()}
+    columns = {name: check_sizes(name, values) for name, values in shapes.items()}
+    check_symbols(graph, columns)
+    if len({storage.pool for storage in graph.storages}) > 1:
+        raise GraphError("a sweep has one memory pool", where="graph", expected="tensors in one pool", got="several")
     if len({len(values) for values in columns.values()}) > 1:
         lengths = ", ".join(f"{name}: {len(values)}" for name, values in columns.items())
         raise ConfigError("symbols with different numbers of shapes", where="shapes", expected="equal", got=lengths)

@@ -64,8 +64,10 @@ class Sides:
     def __init__(self, graph: Graph, unrolled: Unrolled, partition: Partition) -> None:
         self.graph, self.unrolled, self.partition = graph, unrolled, partition
         self._by_path: dict[str, int] = {}
+        self._twice: set[str] = set()
         for group in graph.subgraphs:
-            self._by_path.setdefault(group.path, group.index)
+            if self._by_path.setdefault(group.path, group.index) != group.index:
+                self._twice.add(group.path)
         self._copy_by_path: dict[str, int] = {}
         for group in unrolled.graph.subgraphs:
             self._copy_by_path.setdefault(group.path, group.index)
@@ -81,7 +83,10 @@ class Sides:
             GraphError: an unknown side, or an edge inside one unit.
         """
         result = []
-        for before, after in pairs:
+        for pair in pairs:
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise GraphError("not an edge", where="edges", expected="a pair (before, after)", got=repr(pair))
+            before, after = pair
             sources, targets = self.sources(before), self.targets(after)
             for source in sources:
                 for target in targets:
@@ -107,25 +112,39 @@ class Sides:
         """Where an edge from this side reads."""
         if isinstance(side, int | np.integer) and not isinstance(side, bool):
             return [self._end_of(self._copies(int(side))[-1])]
-        units, operators = self._inside(side)
+        units, operators = self._found(side)
         return [(unit, -1) for unit in units] + [self._end_of(index) for index in operators]
 
     def targets(self, side: Side) -> list[Place]:
         """What an edge to this side bounds."""
         if isinstance(side, int | np.integer) and not isinstance(side, bool):
             return [self._start_of(self._copies(int(side))[0])]
-        units, operators = self._inside(side)
+        units, operators = self._found(side)
         return list(dict.fromkeys([(unit, -1) for unit in units] + [self._start_of(index) for index in operators]))
 
     def priorities(self, priority: Mapping[Side, int]) -> NDArray[np.int32]:
         """int32[num_units]: place of every unit when sorted by priority, then number; equal ones keep their order."""
         values = np.zeros(len(self.partition.units), dtype=np.int64)
         for side, value in priority.items():
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or abs(int(value)) >= 2**62:
+                raise GraphError("not a priority", where=_text(side), expected="an integer", got=repr(value))
             for unit, _ in self.sources(side):
                 values[unit] = value
         rank = np.empty(len(values), dtype=np.int32)
         rank[np.argsort(values, kind="stable")] = np.arange(len(values), dtype=np.int32)
         return rank
+
+    def _found(self, side: Side) -> tuple[list[int], list[int]]:
+        """``_inside``; a side that holds nothing would lose the edge."""
+        units, operators = self._inside(side)
+        if not units and not operators:
+            raise GraphError(
+                "an empty subgraph cannot wait or be waited for",
+                where="edges",
+                expected="a subgraph with operators, or a stage",
+                got=_text(side),
+            )
+        return units, operators
 
     def _inside(self, side: Side) -> tuple[list[int], list[int]]:
         """(units, operators inside a unit) that a subgraph stands for, over all its copies."""
@@ -167,6 +186,13 @@ class Sides:
                 return (side.index,)
             raise GraphError("a subgraph of another graph", where=side.path, expected="one of this graph's subgraphs")
         if isinstance(side, str):
+            if side in self._twice:
+                raise GraphError(
+                    "several subgraphs have this path",
+                    where="edges",
+                    expected="a path of one subgraph, or the Subgraph itself",
+                    got=side,
+                )
             if side in self._by_path:
                 return self.unrolled.subgraphs[self._by_path[side]]
             if side in self._copy_by_path:

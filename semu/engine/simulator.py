@@ -18,6 +18,7 @@ from semu.engine.graph_timeline import GraphSpan, GraphTimeline, Totals
 from semu.engine.nodes import node_graph
 from semu.engine.partition import Partition
 from semu.engine.sides import Side, Sides
+from semu.engine.symbols import check_sizes, check_symbols
 from semu.engine.template import TemplateLibrary, compile_template
 from semu.errors import GraphError
 from semu.graph.graph import Graph
@@ -41,6 +42,7 @@ class Simulation:
         reuse: false: equal units are simulated again and again (for comparison).
     Raises:
         GraphError: the graph breaks an invariant (``Graph.lint``).
+        ConfigError: a symbol without a value, or a value that is no size.
     """
 
     def __init__(
@@ -54,6 +56,9 @@ class Simulation:
         reuse: bool = True,
     ) -> None:
         graph.lint()
+        for name, value in (shapes or {}).items():
+            check_sizes(name, [value])
+        check_symbols(graph, shapes or {})
         self.graph, self.profile, self.shapes = graph, profile, dict(shapes or {})
         self._groups, self._rules, self._reuse = dict(groups or {}), latency_rules, reuse
         self._seen = _snapshot(graph)

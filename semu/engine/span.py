@@ -133,7 +133,7 @@ class Span:
         return {rank.rank: rank.memory.highest_within(self.start_s, self.end_s) for rank in self.ranks}
 
     @cached_property
-    def net_bytes_change(self) -> Mapping[int, int]:
+    def net_change_bytes(self) -> Mapping[int, int]:
         """Rank -> allocation at the end minus at the beginning [bytes]; at both as ``MemoryCurve.between`` says."""
         return {rank.rank: rank.memory.between(self.end_s) - rank.memory.between(self.start_s) for rank in self.ranks}
 

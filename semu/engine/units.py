@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.cycles import cycle_error
+from semu.errors import ConfigError, GraphError
 
 F64 = NDArray[np.float64]
 I32 = NDArray[np.int32]
@@ -46,7 +47,7 @@ class Edges:
         Args:
             pairs: int[k, 2], (before, after).
         """
-        table = np.asarray(pairs, dtype=np.int32).reshape(-1, 2)
+        table = np.asarray(pairs).reshape(-1, 2).astype(np.int32)
         nothing = np.full(len(table), -1, dtype=np.int32)
         return cls(
             np.ascontiguousarray(table[:, 0]),
@@ -55,6 +56,34 @@ class Edges:
             np.zeros((num_variants, 0)),
             nothing,
         )
+
+    @classmethod
+    def given(cls, pairs: object, num_units: int, num_variants: int = 1) -> Edges:
+        """``between`` for pairs that somebody else made: checked before a kernel sees them.
+
+        Raises:
+            GraphError: not an integer table of two columns, or a number that is no unit's.
+        """
+        table = np.asarray(pairs)
+        if table.size == 0:
+            table = np.zeros((0, 2), dtype=np.int32)
+        if table.ndim != 2 or table.shape[1] != 2 or not np.issubdtype(table.dtype, np.integer):
+            raise GraphError(
+                "not edges between units",
+                where="restore",
+                expected="integers of shape [k, 2], (before, after)",
+                got=f"{table.dtype} of shape {list(table.shape)}",
+            )
+        if table.size and (table.min() < 0 or table.max() >= num_units):
+            wrong = int(table[(table < 0) | (table >= num_units)][0])
+            raise GraphError(
+                "no such unit",
+                where="restore",
+                expected=f"0 to {num_units - 1}",
+                got=wrong,
+                nearest=min(max(wrong, 0), num_units - 1),
+            )
+        return cls.between(table, num_variants)
 
     def followed_by(self, other: Edges) -> Edges:
         """These edges, then the others."""
@@ -198,7 +227,20 @@ class UnitGraph:
         return int(self.latency.shape[1])
 
     def only(self, variant: int) -> UnitGraph:
-        """One variant alone."""
+        """One variant alone.
+
+        Raises:
+            ConfigError: there is no such variant.
+        """
+        if isinstance(variant, bool) or not 0 <= variant < len(self.latency):
+            last = len(self.latency) - 1
+            raise ConfigError(
+                "no such distinct replica",
+                where="replica",
+                expected=f"0 to {last}",
+                got=variant,
+                nearest=min(max(int(variant), 0), last),
+            )
         row = slice(variant, variant + 1)
         edges, slots = self.edges, self.slots
         return replace(

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from semu.errors import GraphError
 from semu.graph.costs import check_costs
 from semu.graph.dim import Dim, product
@@ -171,6 +173,15 @@ class Graph:
         Raises:
             GraphError: see ``semu.graph.nesting``.
         """
+        if mirrors is not None and mirrors not in self.subgraphs:
+            known = next((g for g in self.subgraphs if (g.index, g.path) == (mirrors.index, mirrors.path)), None)
+            if known is None:
+                raise GraphError(
+                    "a mirrored subgraph of another graph",
+                    where=name,
+                    expected="a chain of this graph",
+                    got=mirrors.path,
+                )
         around = [self.subgraphs[index] for index in self._open]
         path = name if not around else f"{around[-1].path}.{name}"
         opened = Subgraph(
@@ -181,7 +192,7 @@ class Graph:
             first=len(self.operators),
             last=None,
             level=level,
-            replicas=replicas,
+            replicas=int(replicas) if isinstance(replicas, np.integer) else replicas,
             replication=replication,
             key=key,
             mirrors=mirrors.index if mirrors is not None else None,

@@ -26,12 +26,27 @@ def check_opening(subgraph: Subgraph, around: Sequence[Subgraph], subgraphs: Seq
     where = subgraph.path
     replicas: object = subgraph.replicas
     if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1:
-        raise GraphError("a subgraph has at least one replica", where=where, expected=">= 1", got=replicas, nearest=1)
+        raise GraphError(
+            "a subgraph has at least one replica",
+            where=where,
+            expected="an integer >= 1",
+            got=replicas,
+            nearest=1,
+        )
+    level: object = subgraph.level
+    if not isinstance(subgraph.replication, Replication) or not (level is None or isinstance(level, Level)):
+        raise GraphError(
+            "a level and a replication are enum members",
+            where=where,
+            expected="semu.Level and semu.Replication",
+            got=f"level={level!r}, replication={subgraph.replication!r}",
+        )
     if subgraph.level is Level.OPERATOR:
         raise GraphError("a subgraph is larger than an operator", where=where, expected="layer or larger, or None")
     outer = next((group for group in reversed(around) if group.level is not None), None)
     above = outer.level if outer is not None else None
-    if above is not None and subgraph.level is not None and not subgraph.level.is_inside(above):
+    is_part = above is Level.LAYER and subgraph.level is Level.LAYER  # a layer's attention is a layer too
+    if above is not None and subgraph.level is not None and not subgraph.level.is_inside(above) and not is_part:
         raise GraphError(
             f"a {subgraph.level.value} inside a {above.value}",
             where=where,

@@ -11,6 +11,7 @@ from semu.hardware.device import Stream
 
 if TYPE_CHECKING:
     from semu.graph.graph import Graph
+    from semu.graph.subgraph import Subgraph
 
 
 def include(
@@ -41,7 +42,7 @@ def include(
         GraphError: operators that ``part`` does not have, a given tensor of another shape or type.
     """
     chosen = operators if operators is not None else range(len(part.operators))
-    if chosen.step != 1 or chosen.start < 0 or chosen.stop > len(part.operators):
+    if not isinstance(chosen, range) or chosen.step != 1 or chosen.start < 0 or chosen.stop > len(part.operators):
         raise GraphError(
             "not a range of the part's operators",
             where="include",
@@ -92,33 +93,72 @@ def include(
             copies=operator.copies,
         )
 
-    _write_region(graph, part, None, chosen, write)
+    _Regions(graph, part, tensor, write).write(None, chosen)
     for index in part.outputs if mark_outputs else ():
         if index in known and index not in (tensors or {}):
             graph.mark_output(known[index])
     return known
 
 
-def _write_region(graph: Graph, part: Graph, parent: int | None, span: range, write: Callable[[int], None]) -> None:
-    """Operators and subgraphs of ``part`` directly inside one of its subgraphs, as far as they lie in the span."""
-    at = span.start
-    for group in part.subgraphs:
-        last = group.last if group.last is not None else group.first
-        inside = range(max(group.first, span.start), min(last, span.stop))
-        if group.parent != parent or not inside:
-            continue
-        for index in range(at, inside.start):
-            write(index)
-        with graph.subgraph(group.name, level=group.level, replicas=group.replicas, replication=group.replication):
-            _write_region(graph, part, group.index, inside, write)
-        at = inside.stop
-    for index in range(at, span.stop):
-        write(index)
+class _Regions:
+    """Writes the operators and subgraphs of a part that lie in a range of its operators."""
+
+    def __init__(
+        self, graph: Graph, part: Graph, tensor: Callable[[int], int], operator: Callable[[int], None]
+    ) -> None:
+        self.graph, self.part, self.tensor, self.operator = graph, part, tensor, operator
+        self.opened: dict[int, Subgraph] = {}
+
+    def write(self, parent: int | None, span: range) -> None:
+        """Everything directly inside one of the part's subgraphs, as far as it lies in the range."""
+        at = span.start
+        for group in self.part.subgraphs:
+            last = group.last if group.last is not None else group.first
+            inside = range(max(group.first, span.start), min(last, span.stop))
+            if group.parent != parent or not inside:
+                continue
+            for index in range(at, inside.start):
+                self.operator(index)
+            self._subgraph(group, inside, is_whole=inside == range(group.first, last))
+            at = inside.stop
+        for index in range(at, span.stop):
+            self.operator(index)
+
+    def _subgraph(self, group: Subgraph, inside: range, *, is_whole: bool) -> None:
+        mirrored = self.opened.get(group.mirrors) if group.mirrors is not None else None
+        if group.replicas > 1 and (not is_whole or (group.mirrors is not None and mirrored is None)):
+            raise GraphError(
+                "replicas are included whole, a mirror with the chain that it mirrors",
+                where=group.path,
+                expected=f"operators {group.first} to {group.last}, and those of the mirrored chain",
+                got=f"operators {inside.start} to {inside.stop}",
+            )
+        for index in inside:  # what the part made outside is made outside here
+            for tensor in (*self.part.operators[index].inputs, *self.part.operators[index].outputs):
+                if not group.made(tensor):
+                    self.tensor(tensor)
+        with self.graph.subgraph(
+            group.name,
+            level=group.level,
+            replicas=group.replicas,
+            replication=group.replication,
+            key=group.key if is_whole else "",
+            mirrors=mirrored,
+        ) as opened:
+            self.write(group.index, inside)
+            for given, output in group.feeds:
+                self.graph.feed(self.tensor(output), self.tensor(given))
+        self.opened[group.index] = self.graph.subgraphs[opened.index]
 
 
 def _check_given(graph: Graph, part: Graph, inner: int, outer: int) -> None:
     if not (0 <= inner < len(part.tensors) and 0 <= outer < len(graph.tensors)):
-        raise GraphError("unknown tensor", where="include", expected="tensor of the part -> tensor of the graph")
+        raise GraphError(
+            "unknown tensor",
+            where="include",
+            expected="tensor of the part -> tensor of the graph",
+            got=f"{inner}: {outer}",
+        )
     a, b = part.tensors[inner], graph.tensors[outer]
     if a.shape != b.shape or a.dtype is not b.dtype:
         raise GraphError(

@@ -120,7 +120,7 @@ class JobCheckpoint:
             GraphError: the edges close a cycle (printed).
         """
         nodes = self.nodes if replica is None else self.nodes.only(replica)
-        return nodes.resume(Edges.between(edges, len(nodes.latency)))
+        return nodes.resume(Edges.given(edges, nodes.num_units, len(nodes.latency)))
 
     def restore_orders(self, orders: NDArray[np.integer], *, replica: int = 0) -> OrderTimes:
         """Times of many schedules in one call, for search.
@@ -133,14 +133,19 @@ class JobCheckpoint:
         """
         from semu.engine.order_kernels import time_orders
 
-        units = self.units
-        table = np.ascontiguousarray(orders, dtype=np.int32)
+        units, latency = self.units, self.nodes.only(replica).latency[0]
+        table = np.ascontiguousarray(orders)
         expected = np.concatenate([np.flatnonzero(units.stream == rank) for rank in range(units.shape.num_ranks)])
         bounds = units.stream_ptr[: units.shape.num_ranks + 1]
         pieces = (
             [np.sort(table[:, a:b], axis=1) for a, b in itertools.pairwise(bounds.tolist())] if table.ndim == 2 else []
         )
-        if not pieces or table.shape[1] != len(expected) or (np.concatenate(pieces, axis=1) != expected).any():
+        if (
+            not pieces
+            or table.shape[1] != len(expected)
+            or not np.issubdtype(table.dtype, np.integer)
+            or (np.concatenate(pieces, axis=1) != expected).any()
+        ):
             raise ScheduleError(
                 "not orders of this pipeline's stages",
                 where="orders",
@@ -157,12 +162,12 @@ class JobCheckpoint:
         timed = np.zeros(len(table), dtype=np.int64)
         time_orders(
             units.stream_ptr,
-            units.node_orders(table),
+            units.node_orders(table.astype(np.int32)),
             _pointer(target, units.num_units),
             np.ascontiguousarray(source),
             _pointer(drains[:, 0], units.num_units),
             np.ascontiguousarray(drains[:, 1]),
-            np.ascontiguousarray(self.nodes.latency[replica, : units.num_units]),
+            np.ascontiguousarray(latency[: units.num_units]),
             start,
             end,
             timed,

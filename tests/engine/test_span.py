@@ -281,7 +281,7 @@ def test_memory_of_every_level(timeline: IterationTimeline) -> None:
         for rank in span.ranks:
             if span.level.depth >= Level.STAGE.depth:
                 change = between(rank.memory, span.end_s) - between(rank.memory, span.start_s)
-                assert span.net_bytes_change[rank.rank] == change
+                assert span.net_change_bytes[rank.rank] == change
                 if span.duration_s > 0:
                     assert span.peak_bytes[rank.rank] == highest(rank.memory, span.start_s, span.end_s)
             for child in span.children():
@@ -309,12 +309,12 @@ def assert_stages_and_gaps(timeline: IterationTimeline) -> None:
             assert (span.start_s, span.end_s, span.rank) == (stage.start_s, stage.end_s, rank.rank)
             pieces += [rank.memory.highest_within(clock, stage.start_s), span.peak_bytes[rank.rank]]
             change += rank.memory.between(stage.start_s) - rank.memory.between(clock)
-            change += span.net_bytes_change[rank.rank]
+            change += span.net_change_bytes[rank.rank]
             clock = stage.end_s
         pieces.append(rank.memory.highest_within(clock, root.end_s))
         change += rank.memory.between(root.end_s) - rank.memory.between(clock)
         assert max(pieces) == root.peak_bytes[rank.rank] == rank.peak.size_bytes == rank.memory.peak_bytes
-        assert change == root.net_bytes_change[rank.rank] == 0
+        assert change == root.net_change_bytes[rank.rank] == 0
 
 
 def walk_stages(root: Span) -> list[Span]:
@@ -340,8 +340,8 @@ def test_a_forward_stage_leaves_what_its_backward_needs(timeline: IterationTimel
     """The last rank runs forward and backward in turn, nothing else: together they change nothing there."""
     last = timeline.ranks[-1]
     pairs = [s for s in walk_stages(timeline.root) if s.rank == last.rank]
-    assert sum(span.net_bytes_change[last.rank] for span in pairs if "F" in span.name) > 0
-    assert sum(span.net_bytes_change[last.rank] for span in pairs if "B" in span.name) < 0
+    assert sum(span.net_change_bytes[last.rank] for span in pairs if "F" in span.name) > 0
+    assert sum(span.net_change_bytes[last.rank] for span in pairs if "B" in span.name) < 0
 
 
 def test_times_above_layers_expand_nothing() -> None:
@@ -355,7 +355,7 @@ def test_times_above_layers_expand_nothing() -> None:
     for path in ("mb3", "mb3/2F3", "mb3/send 2F3 -> rank 2", "chunk2"):
         assert closed.span(path) == timeline.span(path)
         assert closed.span(path).peak_bytes == timeline.span(path).peak_bytes
-        assert closed.span(path).net_bytes_change == timeline.span(path).net_bytes_change
+        assert closed.span(path).net_change_bytes == timeline.span(path).net_change_bytes
     assert len(closed.span("mb1").children()) == len(timeline.span("mb1").children())
     with pytest.raises(AssertionError):
         closed.span("mb3/2F3").children()
