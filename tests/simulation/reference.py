@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from simulation.reference_costs import latency_of, on_grid, symbols_of, value
 from simulation.reference_memory import Curve, RankStatic, memory_of, static_of
 from simulation.reference_model import Block, CutModel
-from simulation.reference_sharding import GATHER, REDUCE, REPLICATE, Sharding, Unit
+from simulation.reference_sharding import GATHER, REPLICATE, Sharding, Unit
 
 from semu.graph.operator import Operator
 from semu.hardware.kinds import OpKind

@@ -113,7 +113,7 @@ class Sharding:
 
         for unit in reversed(units) if phase == "B" else ():
             if unit.reduced:
-                last = max((place(b) for b in unit.blocks if b.operators("B")))
+                last = max(place(b) for b in unit.blocks if b.operators("B"))
                 after: list[tuple[str, object]] = [(REDUCE, unit)]
                 if self.shards < self.job.parallel.dp:
                     after.append((REPLICATE, unit))
