@@ -7,6 +7,7 @@ parameters and unsharded gradients are storages of it. Their costs are a templat
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,6 +112,30 @@ class ExchangePlan:
     units: tuple[Exchange, ...] = ()
     prefetch: bool = True
     overlap_reduce: bool = True
+
+    def turns(
+        self, order: Sequence[int], busy: Collection[int], *, is_backward: bool
+    ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Which units are gathered before, and reduced after, each turn of a half: turn -> numbers of units.
+
+        Args:
+            order: blocks of the chunk in the order of the half. busy: those with operators in it.
+        """
+        turn_of = {position: turn for turn, position in enumerate(order)}
+        needed: list[tuple[int, int]] = []
+        gathers: dict[int, list[int]] = {}
+        reductions: dict[int, list[int]] = {}
+        for number, unit in enumerate(self.units):
+            used = [turn_of[position] for position in unit.blocks if position in busy]
+            if unit.gathers and used and not (is_backward and unit.keeps):
+                needed.append((min(used), number))
+            if is_backward and unit.reduces:
+                reductions.setdefault(max(used), []).append(number)
+        before = 0
+        for turn, number in sorted(needed):
+            gathers.setdefault(before if self.prefetch else turn, []).append(number)
+            before = turn
+        return gathers, reductions
 
 
 def _collective(kind: OpKind, phase: Phase, stream: Stream, group: CommGroup, buffer_bytes: int) -> Operator:

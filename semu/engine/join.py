@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,11 +139,12 @@ class _Joiner:
     ) -> _Chain:
         chain = _Chain()
         producers: list[int | None] = [None] * num_arriving
-        turns = self._turns(order, halves, is_backward)
+        busy = {position for position in order if halves[position].operators}
+        gathers, reductions = self.exchanges.turns(order, busy, is_backward=is_backward)
         last = -1  # operator of a block
         for turn, position in enumerate(order):
             half, mapping = halves[position], self.maps[position]
-            for number in turns.gathers.get(turn, ()):
+            for number in gathers.get(turn, ()):
                 chain.ready[number] = self._exchange(
                     chain, number, GATHER_BACKWARD if is_backward else GATHER_FORWARD, chain.latest
                 )
@@ -162,39 +162,18 @@ class _Joiner:
             if half.operators:
                 last = len(chain.rows) - 1
                 self._serve(chain, position, first, is_backward)
-            for number in turns.reductions.get(turn, ()):
+            for number in reductions.get(turn, ()):
                 self._reduce(chain, number)
         return chain
 
     # -- exchanges -------------------------------------------------------------------------------------------------
-    def _turns(self, order: Sequence[int], halves: Sequence[HalfTemplate], is_backward: bool) -> _Turns:
-        """Which units are gathered before, and reduced after, each turn of a half."""
-        turns = _Turns()
-        if not self.exchanges.units:
-            return turns
-        turn_of = {position: turn for turn, position in enumerate(order)}
-        needed: list[tuple[int, int]] = []
-        for number, unit in enumerate(self.exchanges.units):
-            used = [turn_of[position] for position in unit.blocks if halves[position].operators]
-            if unit.gathers and used and not (is_backward and unit.keeps):
-                needed.append((min(used), number))
-            if is_backward and unit.reduces:
-                turns.reductions.setdefault(max(used), []).append(number)
-        before = 0
-        for turn, number in sorted(needed):
-            turns.gathers.setdefault(before if self.exchanges.prefetch else turn, []).append(number)
-            before = turn
-        return turns
-
     def _serve(self, chain: _Chain, position: int, first: int, is_backward: bool) -> None:
         """A block's operators wait for its parameters, which stay to its end, and write its gradients."""
         chain.ends = {chain.stream[i]: i for i in range(first, len(chain.rows))}
         for preds in chain.preds[first:] if chain.barrier >= 0 else ():
             preds.append(chain.barrier)
         chain.barrier = -1
-        for unit, number, storages in zip(
-            self.exchanges.units, range(len(self.exchanges.units)), self.unit_maps, strict=True
-        ):
+        for number, (unit, storages) in enumerate(zip(self.exchanges.units, self.unit_maps, strict=True)):
             if position not in unit.blocks:
                 continue
             if unit.gathers:
@@ -270,14 +249,6 @@ class _Joiner:
         )
 
 
-@dataclass
-class _Turns:
-    """Units by the turn of a half before which they are gathered, or after which they are reduced."""
-
-    gathers: dict[int, list[int]] = field(default_factory=dict)
-    reductions: dict[int, list[int]] = field(default_factory=dict)
-
-
 class _Chain:
     """Operators of several halves, one after another, with chunk-wide storage numbers.
 
@@ -299,7 +270,7 @@ class _Chain:
 
     @property
     def latest(self) -> list[int]:
-        """What must be done before the next block, and all that it waits for, may be said to follow."""
+        """What ends the latest block, and the reduction that the next one waits for."""
         return [*self.ends.values(), *([self.barrier] if self.barrier >= 0 else [])]
 
     @property

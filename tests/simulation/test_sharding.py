@@ -312,6 +312,15 @@ def test_a_frozen_block_is_gathered_and_not_reduced() -> None:
     assert found["fsdp", "all_gather"] == 2 * 3 * COUNT // 2  # the frozen one has no backward
 
 
+@pytest.mark.parametrize("zero", [2, 3])
+def test_what_is_frozen_inside_a_block_is_not_reduced(zero: int) -> None:
+    model = gpt().freeze(["llm.layers.1.mlp"])
+    found = traffic(simulate(job_of(model, text_items(2), Parallel(dp=2, zero=zero), overlap=overlap())))
+    trained = model.num_parameters(trainable_only=True)
+    assert trained < model.num_parameters()
+    assert found["fsdp" if zero == 3 else "dp", "reduce_scatter"] == pytest.approx(4 * trained / 2, abs=10)
+
+
 # -- around the stages -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("zero", [2, 3])
 def test_the_optimizer_steps_a_shard(zero: int) -> None:
