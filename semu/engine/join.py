@@ -8,6 +8,17 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.engine.exchange import (
+    BACKWARD_PARAMETERS,
+    FORWARD_PARAMETERS,
+    GATHER_BACKWARD,
+    GATHER_FORWARD,
+    GRADIENTS,
+    REDUCE,
+    REPLICATE,
+    Exchange,
+    ExchangePlan,
+)
 from semu.engine.stage import ROLES, StageProgram
 from semu.engine.template import HalfTemplate, TemplateLibrary
 
@@ -20,6 +31,7 @@ def build_stages(
     serial: bool = True,
     has_consumer: bool = True,
     borrowed: Sequence[bool] = (),
+    exchanges: ExchangePlan | None = None,
 ) -> tuple[StageProgram, StageProgram | None]:
     """Join a chunk's blocks into its forward and its backward stage.
 
@@ -29,24 +41,35 @@ def build_stages(
         serial: communication does not overlap: a block's first operator waits for the last one of the block before.
         has_consumer: false: nobody takes what the chunk returns, nor sends it gradients (the model's end).
         borrowed: per arriving tensor, whether a chunk of the same rank keeps it for its own backward, and so frees it.
+        exchanges: collectives over the data-parallel group inside the stages (ZeRO-2, ZeRO-3).
     Returns:
         (forward, backward); backward is None where nothing in the chunk needs a gradient.
     """
-    joiner = _Joiner(library, blocks, {name: number for number, name in enumerate(streams)}, serial)
+    names = {name: number for number, name in enumerate(streams)}
+    joiner = _Joiner(library, blocks, names, serial, exchanges if exchanges is not None else ExchangePlan())
     return joiner.build(has_consumer, borrowed)
 
 
 class _Joiner:
     """Numbers the storages of a chunk: a carry is one storage, whichever block looks at it."""
 
-    def __init__(self, library: TemplateLibrary, blocks: Sequence[int], streams: dict[str, int], serial: bool) -> None:
+    def __init__(
+        self,
+        library: TemplateLibrary,
+        blocks: Sequence[int],
+        streams: dict[str, int],
+        serial: bool,
+        exchanges: ExchangePlan,
+    ) -> None:
         self.library = library
         self.blocks = list(blocks)
         self.streams = streams
         self.serial = serial
+        self.exchanges = exchanges
         self.size_row: list[int] = []
         self.role: list[int] = []
         self.maps: list[list[int]] = []
+        self.unit_maps: list[list[int]] = []
 
     def build(self, has_consumer: bool, borrowed: Sequence[bool]) -> tuple[StageProgram, StageProgram | None]:
         """The two stages; arguments as ``build_stages``."""
@@ -57,8 +80,8 @@ class _Joiner:
         gradient_in = [self.maps[-1][s] if s >= 0 else -1 for s in templates[-1].gradient_in]
         gradient_out = [self.maps[0][s] if s >= 0 else -1 for s in templates[0].gradient_out]
         order = list(range(len(self.blocks)))
-        forward = self._chain(order, [t.forward for t in templates], len(carry_in))
-        backward = self._chain(order[::-1], [t.backward for t in templates], len(gradient_in))
+        forward = self._chain(order, [t.forward for t in templates], len(carry_in), is_backward=False)
+        backward = self._chain(order[::-1], [t.backward for t in templates], len(gradient_in), is_backward=True)
         exists = set(forward.touched) | set(carry_in)
         saved = {s for s in backward.touched if s in exists}
         lent = {s for s, is_borrowed in zip(carry_in, borrowed, strict=False) if is_borrowed}
@@ -85,11 +108,7 @@ class _Joiner:
     def _number_storages(self) -> None:
         for position, number in enumerate(self.blocks):
             template = self.library.templates[number]
-            first = len(self.size_row)
-            offset = self.library.size_offset[number]
-            self.size_row.extend(range(offset, offset + len(template.sizes)))
-            self.role.extend(ROLES.index(role) for role in template.roles)
-            mapping = list(range(first, first + len(template.sizes)))
+            mapping = self._new_storages(number)
             if position:
                 previous = self.library.templates[self.blocks[position - 1]]
                 for here, there in zip(template.carry_in, previous.carry_out, strict=True):
@@ -102,11 +121,33 @@ class _Joiner:
                 if here >= 0 and there >= 0:
                     self.maps[position][here] = self.maps[position + 1][there]
 
-    def _chain(self, order: Sequence[int], halves: Sequence[HalfTemplate], num_arriving: int) -> _Chain:
+        for unit in self.exchanges.units:
+            mapping = self._new_storages(unit.template)
+            if unit.keeps:
+                mapping[BACKWARD_PARAMETERS] = mapping[FORWARD_PARAMETERS]
+            self.unit_maps.append(mapping)
+
+    def _new_storages(self, number: int) -> list[int]:
+        """Numbers for all storages of a template."""
+        template, first, offset = self.library.templates[number], len(self.size_row), self.library.size_offset[number]
+        self.size_row.extend(range(offset, offset + len(template.sizes)))
+        self.role.extend(ROLES.index(role) for role in template.roles)
+        return list(range(first, first + len(template.sizes)))
+
+    def _chain(
+        self, order: Sequence[int], halves: Sequence[HalfTemplate], num_arriving: int, *, is_backward: bool
+    ) -> _Chain:
         chain = _Chain()
         producers: list[int | None] = [None] * num_arriving
-        for position in order:
+        busy = {position for position in order if halves[position].operators}
+        gathers, reductions = self.exchanges.turns(order, busy, is_backward=is_backward)
+        last = -1  # operator of a block
+        for turn, position in enumerate(order):
             half, mapping = halves[position], self.maps[position]
+            for number in gathers.get(turn, ()):
+                chain.ready[number] = self._exchange(
+                    chain, number, GATHER_BACKWARD if is_backward else GATHER_FORWARD, chain.latest
+                )
             first = len(chain.rows)
             chain.rows.extend((half.rows + self.library.row_offset[self.blocks[position]]).tolist())
             chain.block.extend([position] * len(half.operators))
@@ -114,11 +155,62 @@ class _Joiner:
             for preds in half.preds:
                 known = [p + first if p >= 0 else producers[-1 - p] for p in preds]
                 chain.preds.append([p for p in known if p is not None])
-            if self.serial and half.operators and first and chain.stream[first] != chain.stream[first - 1]:
-                chain.preds[first].append(first - 1)
+            if self.serial and half.operators and last >= 0 and chain.stream[first] != chain.stream[last]:
+                chain.preds[first].append(last)
             chain.touches.extend([mapping[s] for s in touches] for touches in half.touches)
             producers = [_resolve(p, first, producers) for p in half.producers]
+            if half.operators:
+                last = len(chain.rows) - 1
+                self._serve(chain, position, first, is_backward)
+            for number in reductions.get(turn, ()):
+                self._reduce(chain, number)
         return chain
+
+    # -- exchanges -------------------------------------------------------------------------------------------------
+    def _serve(self, chain: _Chain, position: int, first: int, is_backward: bool) -> None:
+        """A block's operators wait for its parameters, which stay to its end, and write its gradients."""
+        chain.ends = {chain.stream[i]: i for i in range(first, len(chain.rows))}
+        for preds in chain.preds[first:] if chain.barrier >= 0 else ():
+            preds.append(chain.barrier)
+        chain.barrier = -1
+        for number, (unit, storages) in enumerate(zip(self.exchanges.units, self.unit_maps, strict=True)):
+            if position not in unit.blocks:
+                continue
+            if unit.gathers:
+                gathered = storages[BACKWARD_PARAMETERS if is_backward else FORWARD_PARAMETERS]
+                for i in chain.ends.values():
+                    chain.touches[i].append(gathered)
+                for preds in chain.preds[first:] if number in chain.ready else ():
+                    preds.append(chain.ready[number])
+            if is_backward:
+                for writer in unit.writers[unit.blocks.index(position)]:
+                    chain.touches[first + writer].append(storages[GRADIENTS])
+
+    def _reduce(self, chain: _Chain, number: int) -> None:
+        """Reduce a unit's gradients behind what has been written down so far."""
+        done = self._exchange(chain, number, REDUCE, chain.latest)
+        if self.exchanges.units[number].replicates:
+            done = self._exchange(chain, number, REPLICATE, [done])
+        if not self.exchanges.overlap_reduce:
+            chain.barrier = done
+
+    def _exchange(self, chain: _Chain, number: int, row: int, preds: Iterable[int]) -> int:
+        """Append a collective of a unit; returns its position."""
+        unit: Exchange = self.exchanges.units[number]
+        storages = self.unit_maps[number]
+        operator = self.library.templates[unit.template].operators[row]
+        touched = {
+            GATHER_FORWARD: [storages[FORWARD_PARAMETERS]],
+            GATHER_BACKWARD: [storages[BACKWARD_PARAMETERS]],
+            REDUCE: [storages[GRADIENTS]],
+            REPLICATE: [],
+        }
+        chain.rows.append(self.library.row_offset[unit.template] + row)
+        chain.block.append(unit.blocks[0])
+        chain.stream.append(self.streams[operator.stream.name])
+        chain.preds.append(list(preds))
+        chain.touches.append(touched[row])
+        return len(chain.rows) - 1
 
     def _program(
         self,
@@ -158,7 +250,13 @@ class _Joiner:
 
 
 class _Chain:
-    """Operators of several halves, one after another, with chunk-wide storage numbers."""
+    """Operators of several halves, one after another, with chunk-wide storage numbers.
+
+    Attributes:
+        rows, block, stream, preds, touches: of each operator.
+        ends: stream -> last operator of the latest block. ready: unit -> its gather.
+        barrier: reduction that the next block waits for, -1: none.
+    """
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -166,6 +264,14 @@ class _Chain:
         self.stream: list[int] = []
         self.preds: list[list[int]] = []
         self.touches: list[list[int]] = []
+        self.ends: dict[int, int] = {}
+        self.ready: dict[int, int] = {}
+        self.barrier = -1
+
+    @property
+    def latest(self) -> list[int]:
+        """What ends the latest block, and the reduction that the next one waits for."""
+        return [*self.ends.values(), *([self.barrier] if self.barrier >= 0 else [])]
 
     @property
     def touched(self) -> set[int]:

@@ -49,6 +49,10 @@ class Parallel:
         zero: 0 replicates the optimizer, 1 shards it over dp (Megatron's distributed optimizer), 2 | 3 shard
             gradients | parameters too.
         partition: how layers are cut into pipeline stages: ``"parameters"`` (Megatron's way) or ``"latency"``.
+        zero_group: ZeRO-3 shards parameters within groups of so many consecutive dp ranks and all-reduces gradients
+            across the groups (HSDP); None: one group of all dp ranks.
+        reshard_after_forward: ZeRO-3 frees a block's gathered parameters after its forward and gathers them again
+            for its backward (all but the model's last block); false: they stay from forward to backward.
         plan: extra sharding styles, module-path pattern -> style or its value, for modules that semu does not know,
             e.g. ``{"blocks.*.up": ShardingStyle.COLUMN}``; patterns as in ``fnmatch``, the first that matches wins.
     """
@@ -63,6 +67,8 @@ class Parallel:
     zero: int = 1
     partition: str = "parameters"
     plan: Mapping[str, ShardingStyle] = field(default_factory=dict)
+    zero_group: int | None = None
+    reshard_after_forward: bool = True
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -73,13 +79,12 @@ class Parallel:
                 )
         if not isinstance(self.zero, int) or isinstance(self.zero, bool) or self.zero not in (0, 1, 2, 3):
             raise ConfigError("unknown ZeRO stage", where="parallel.zero", expected="0, 1, 2 or 3", got=self.zero)
-        if not isinstance(self.sequence_parallel, bool):
-            raise ConfigError(
-                "not a switch",
-                where="parallel.sequence_parallel",
-                expected="true or false",
-                got=self.sequence_parallel,
-            )
+        for name in ("sequence_parallel", "reshard_after_forward"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(
+                    "not a switch", where=f"parallel.{name}", expected="true or false", got=getattr(self, name)
+                )
+        self._check_zero_group()
         if self.partition not in ("parameters", "latency"):
             raise ConfigError(
                 "unknown way to cut layers into stages",
@@ -89,6 +94,33 @@ class Parallel:
             )
 
         object.__setattr__(self, "plan", {pattern: _style(pattern, style) for pattern, style in self.plan.items()})
+
+    def _check_zero_group(self) -> None:
+        size = self.zero_group
+        if size is None:
+            return
+        if self.zero != 3:
+            raise ConfigError(
+                f"sharding groups are ZeRO-3's, and zero = {self.zero}",
+                where="parallel.zero_group",
+                expected="zero = 3, or no zero_group",
+                got=size,
+            )
+        if isinstance(size, bool) or not isinstance(size, int) or size < 2 or self.dp % size:
+            divisors = [n for n in range(2, self.dp + 1) if self.dp % n == 0]
+            known = isinstance(size, int) and divisors
+            raise ConfigError(
+                f"dp = {self.dp} does not divide into sharding groups of {size}",
+                where="parallel.zero_group",
+                expected=f"a divisor of dp = {self.dp}, >= 2",
+                got=size,
+                nearest=min(divisors, key=lambda n: abs(n - int(size))) if known else None,
+            )
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks over which ZeRO-2 and ZeRO-3 shard."""
+        return self.zero_group if self.zero_group is not None else self.dp * self.cp
 
     @property
     def num_gpus(self) -> int:

@@ -1,4 +1,4 @@
-"""Data parallelism: gradient buckets, the bytes of their reduction, what each rank stores (ZeRO-0 and ZeRO-1)."""
+"""Data parallelism: gradient buckets, the bytes of their reduction, what each rank stores (ZeRO-0 to ZeRO-3)."""
 
 from __future__ import annotations
 
@@ -68,18 +68,20 @@ def static_bytes(
 
     Args:
         elements, trainable: local elements of all, and of the trainable, parameters.
-        dp: data-parallel size. zero: 0: the optimizer is replicated, 1: sharded over dp.
+        dp: data-parallel size (ZeRO-3 in groups: of a group).
+        zero: 0: all is replicated; sharded over dp: 1: the optimizer, 2: gradients too, 3: parameters too.
         tensor_dtype, grad_dtype: types of parameters and gradient buffers.
     Returns:
         Parameters; gradient buffers; fp32 master weights (only where parameters are not fp32) and two fp32 moments.
     Source:
         1910.02054 §3.1 (K = 12 bytes), with Megatron-LM's fp32 gradient buffers: 18 bytes per parameter, and
-        6 + 12 / dp under the distributed optimizer. Shards are rounded up.
+        6 + 12 / dp under the distributed optimizer; ZeRO-2 2 + 16 / dp, ZeRO-3 18 / dp (1910.02054 Table 1, there with
+        2-byte gradients). Shards are rounded up.
     """
     master = 0 if tensor_dtype is DType.FP32 else DType.FP32.size_bytes
-    share = -(-trainable // dp) if zero >= 1 else trainable
+    share = -(-trainable // dp)
     return StaticBytes(
-        parameters=elements * tensor_dtype.size_bytes,
-        gradients=trainable * grad_dtype.size_bytes,
-        optimizer=share * (master + 2 * DType.FP32.size_bytes),
+        parameters=(-(-elements // dp) if zero >= 3 else elements) * tensor_dtype.size_bytes,
+        gradients=(share if zero >= 2 else trainable) * grad_dtype.size_bytes,
+        optimizer=(share if zero >= 1 else trainable) * (master + 2 * DType.FP32.size_bytes),
     )

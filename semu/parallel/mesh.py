@@ -40,6 +40,24 @@ class Mesh:
         peers = self._different(first, 1, p.tp)
         return max((self._place("dp", peer, p.tp, p.dp * p.cp) for peer in peers), key=_spread)
 
+    def shard_group(self, pp: int) -> CommGroup:
+        """The group over which ZeRO-3 shards a pipeline rank's parameters: ``dp_group``, or its worst sharding group of
+        consecutive replicas (HSDP)."""
+        p = self.parallel
+        if p.zero_group is None:
+            return self.dp_group(pp)
+        firsts = [self.gpu(pp=pp, dp=dp, tp=tp) for dp in range(0, p.dp, p.zero_group) for tp in range(p.tp)]
+        places = {first % self.cluster.gpus_per_node: first for first in reversed(firsts)}
+        return max((self._place("dp", first, p.tp * p.cp, p.zero_group) for first in places.values()), key=_spread)
+
+    def replica_group(self, pp: int) -> CommGroup:
+        """The ranks that hold the same shard in all sharding groups (HSDP); the group that spans most nodes."""
+        p = self.parallel
+        width = p.tp * p.cp * p.shard_ranks
+        first = self.gpu(pp=pp)
+        peers = self._different(first, 1, width)
+        return max((self._place("dp", peer, width, p.dp * p.cp // p.shard_ranks) for peer in peers), key=_spread)
+
     def pp_pair(self, source: int, target: int, dp: int = 0) -> CommGroup:
         """The pair of ranks between two pipeline ranks of one replica; of the tensor-parallel peers' pairs the one
         that crosses nodes, if any does."""

@@ -67,6 +67,8 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "partition": ValueKind.STRING,
             "modules": ValueKind.TABLE,
             "layout": ValueKind.TABLE,
+            "zero_group": ValueKind.INTEGER,
+            "reshard_after_forward": ValueKind.SWITCH,
         },
         "training": {
             "micro_batch": ValueKind.INTEGER,

@@ -76,7 +76,7 @@ def assemble_report(
         num_distinct_replicas=run.num_replicas,
         slowest_replica=int(run.first[slowest]),
         job=describe_job(layout),
-        warnings=tuple(_warnings(layout, parameters)),
+        warnings=tuple(_warnings(layout, parameters, run.num_replicas)),
         timeline=timeline,
     )
 
@@ -103,7 +103,10 @@ def describe_job(layout: Layout) -> dict[str, object]:
             "nodes": job.cluster.nodes,
             "gpus_per_node": job.cluster.gpus_per_node,
         },
-        "parallel": {name: getattr(job.parallel, name) for name in _PARALLEL_KEYS},
+        "parallel": {
+            name: getattr(job.parallel, name)
+            for name in (*_PARALLEL_KEYS, *(_SHARDING_KEYS if job.parallel.zero == 3 else ()))
+        },
         "chunks": [
             {"chunk": c.chunk.index, "rank": c.chunk.rank, "module": c.module, "blocks": [c.chunk.first, c.chunk.last]}
             for c in layout.chunks
@@ -124,15 +127,21 @@ def describe_job(layout: Layout) -> dict[str, object]:
 
 
 _PARALLEL_KEYS = ("dp", "tp", "pp", "vpp", "cp", "ep", "sequence_parallel", "zero", "partition")
+_SHARDING_KEYS = ("zero_group", "reshard_after_forward")
 
 
-def _warnings(layout: Layout, parameters: int) -> list[str]:
+def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
     """What a reader should know before trusting the numbers."""
     job = layout.job
     notes = [
         "not modelled by this version: reserved memory (peaks are allocated bytes), CPU launch time, library "
         "workspaces, slowdown of kernels beside communication"
     ]
+    if job.parallel.zero >= 2 and num_replicas > 1:
+        notes.append(
+            f"ZeRO-{job.parallel.zero} with unequal microbatches: the collectives inside stages wait for no other "
+            "replica, so that the iteration lasts at least as long as said"
+        )
     phases = {op.phase for op in layout.library.operators}
     if job.training.recompute is Recompute.FULL and Phase.INPUT_GRADIENT in phases and Phase.RECOMPUTE not in phases:
         notes.append(

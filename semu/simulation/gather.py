@@ -39,7 +39,7 @@ class ParameterGather:
 def parameter_gathers(layout: Layout, model: CostModel) -> dict[int, ParameterGather]:
     """The overlapped gathers of every pipeline rank; empty where nothing is gathered before the first forwards."""
     job = layout.job
-    if job.parallel.dp == 1 or job.parallel.zero == 0 or not job.training.overlap.param_gather:
+    if job.parallel.dp == 1 or job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather:
         return {}
     return {rank: _gather(layout, model, rank) for rank in range(job.parallel.pp)}
 

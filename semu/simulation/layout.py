@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from semu.engine.exchange import ExchangeCosts, ExchangePlan
 from semu.engine.stage import StageProgram
 from semu.engine.template import TemplateLibrary
 from semu.job import TrainingJob
@@ -14,6 +15,7 @@ from semu.nn.model import ModalityModule
 from semu.parallel.mesh import Mesh
 from semu.parallel.pipeline import Chunk, place_chunks
 from semu.schedule.schedule import PipelineShape
+from semu.simulation.exchanges import plan_exchanges
 from semu.simulation.template_cache import LIBRARIES, JoinedLibrary
 from semu.simulation.tracer import Block, HeldParameter, ModelTracer
 
@@ -90,7 +92,7 @@ def build_layout(job: TrainingJob, weigh: Callable[[TemplateLibrary], Sequence[f
     """
     tracer = ModelTracer(job)
     blocks = tracer.trace_model()
-    joined = _library(tracer)
+    joined = _library(tracer, ())
     library = joined.library
     flat = [block for group in blocks for block in group]
     if job.parallel.partition == "latency":
@@ -99,24 +101,32 @@ def build_layout(job: TrainingJob, weigh: Callable[[TemplateLibrary], Sequence[f
     else:
         weights = [float(sum(p.parameter.numel for p in block.parameters)) for block in flat]
     chunks = place_chunks([len(group) for group in blocks], weights, job.parallel.pp)
+    exchanges, plans = plan_exchanges(job, tracer.mesh, blocks, chunks, len(tracer.blocks))
+    if exchanges:
+        joined = _library(tracer, exchanges)
     return Layout(
         job=job,
         mesh=tracer.mesh,
-        library=library,
+        library=joined.library,
         streams=joined.streams,
-        chunks=tuple(_join(job, joined, blocks, chunks)),
+        chunks=tuple(_join(job, joined, blocks, chunks, plans)),
     )
 
 
-def _library(tracer: ModelTracer) -> JoinedLibrary:
+def _library(tracer: ModelTracer, exchanges: tuple[ExchangeCosts, ...]) -> JoinedLibrary:
     """The templates of a traced model; the same ones in the same order share what was joined of them before."""
     if not tracer.is_lasting:
-        return JoinedLibrary(tracer.blocks)
-    return LIBRARIES.get(tuple(block.serial for block in tracer.blocks), lambda: JoinedLibrary(tracer.blocks))
+        return JoinedLibrary(tracer.blocks, exchanges)
+    key = tuple(block.serial for block in tracer.blocks)
+    return LIBRARIES.get((key, exchanges) if exchanges else key, lambda: JoinedLibrary(tracer.blocks, exchanges))
 
 
 def _join(
-    job: TrainingJob, joined: JoinedLibrary, blocks: Sequence[Sequence[Block]], chunks: Sequence[Chunk]
+    job: TrainingJob,
+    joined: JoinedLibrary,
+    blocks: Sequence[Sequence[Block]],
+    chunks: Sequence[Chunk],
+    plans: Sequence[ExchangePlan | None],
 ) -> list[ChunkStages]:
     last_chunk = {job.model.modules[chunk.module].name: chunk.index for chunk in chunks}
     consumed = {source for module in job.model.modules for source in module.sources}
@@ -137,6 +147,7 @@ def _join(
             serial=not job.training.overlap.tensor_parallel,
             has_consumer=has_consumer,
             borrowed=_borrowed(arrivals, chunk, result),
+            exchanges=plans[chunk.index],
         )
         result.append(ChunkStages(chunk, module.name, own, forward, backward, arrivals))
     return result

@@ -46,7 +46,7 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
     return static_bytes(
         sum(h.elements for h in held),
         sum(h.elements for h in held if h.parameter.requires_grad),
-        dp=job.parallel.dp,
+        dp=job.parallel.shard_ranks if job.parallel.zero >= 2 else job.parallel.dp,
         zero=job.parallel.zero,
         tensor_dtype=job.training.precision.tensor_dtype,
         grad_dtype=job.training.grad_dtype,

@@ -3,7 +3,8 @@
 Data-parallel collectives start when the slowest replica is ready. The optimizer starts when every rank's gradients
 are reduced, because the gradient norm is global (Megatron-LM's clipping). With ZeRO-1 the gradients are reduce-
 scattered, each rank steps its shard, and the parameters are gathered: after the step, or (``overlap.param_gather``)
-during the next iteration's first forwards (``gather``).
+during the next iteration's first forwards (``gather``). With ZeRO-2 and ZeRO-3 the gradients are reduced inside the
+stages (``exchanges``), and with ZeRO-3 the parameters are gathered there.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
     slices: list[OuterSlice] = []
     done = _rank_end(run, rank)
     size = job.training.grad_dtype.size_bytes
-    ready, elements = _gradient_ready(layout, evaluation, run, rank) if job.parallel.dp > 1 else ([], [])
+    reduces = job.parallel.dp > 1 and job.parallel.zero <= 1
+    ready, elements = _gradient_ready(layout, evaluation, run, rank) if reduces else ([], [])
     if elements:
         kind = OpKind.REDUCE_SCATTER if job.parallel.zero >= 1 else OpKind.ALL_REDUCE
         group = layout.mesh.dp_group(rank)
@@ -78,6 +80,8 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
     )
     if job.parallel.tp > 1 and job.parallel.sequence_parallel and replicated:
         group = layout.mesh.worst_tp_group
+        if job.parallel.zero >= 2:
+            replicated = -(-replicated // job.parallel.shard_ranks)
         slices.append(collective(model, "replicated gradients", OpKind.ALL_REDUCE, group, replicated * size, done))
     return slices
 
@@ -179,13 +183,14 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
     if not trainable:
         return RankTail(tuple(reductions), None, ())
     dtype = job.training.precision.tensor_dtype
-    share = -(-trainable // job.parallel.dp) if job.parallel.zero >= 1 else trainable
+    shards = job.parallel.shard_ranks if job.parallel.zero >= 2 else job.parallel.dp
+    share = -(-trainable // shards) if job.parallel.zero >= 1 else trainable
     traffic = adam_bytes(share, tensor_dtype=dtype, grad_dtype=job.training.grad_dtype)
     latency = float(model.outer_latency(OpKind.OPTIMIZER, "adam", mem_bytes=traffic)[0])
     provenance = model.outer_provenance(OpKind.OPTIMIZER, None)
     step = OuterSlice("Adam step", OpKind.OPTIMIZER, "compute", barrier, barrier + latency, 0, 1, provenance)
     gathers: tuple[OuterSlice, ...] = ()
-    if job.parallel.dp > 1 and job.parallel.zero >= 1 and not job.training.overlap.param_gather:
+    if job.parallel.dp > 1 and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
         group = layout.mesh.dp_group(rank)
         size = trainable * dtype.size_bytes
         gathers = (collective(model, "parameters", OpKind.ALL_GATHER, group, size, step.end_s),)

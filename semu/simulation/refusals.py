@@ -23,14 +23,8 @@ def refuse_unmodelled(job: TrainingJob) -> None:
                 got=value,
                 nearest=legal,
             )
-    if parallel.zero > 1:
-        raise ConfigError(
-            f"ZeRO-{parallel.zero} is not modelled by this version",
-            where="parallel.zero",
-            expected="0 or 1",
-            got=parallel.zero,
-            nearest=1,
-        )
+    if parallel.zero >= 2:
+        _check_sharding(job)
     if job.training.precision is Precision.FP8:
         raise ConfigError(
             "fp8 training (casts and scaling factors) is not modelled by this version",
@@ -51,6 +45,27 @@ def refuse_unmodelled(job: TrainingJob) -> None:
         )
     if job.training.schedule not in SCHEDULES:
         raise unknown_name("schedule", job.training.schedule, SCHEDULES, where="training.schedule")
+
+
+def _check_sharding(job: TrainingJob) -> None:
+    """ZeRO-2 and ZeRO-3 reduce gradients in every microbatch's backward, and run one microbatch after the other."""
+    zero = job.parallel.zero
+    if job.parallel.pp > 1:  # so does DeepSpeed: "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism"
+        raise ConfigError(
+            f"ZeRO-{zero} with pipeline parallelism is not modelled by this version",
+            where="parallel.zero",
+            expected=f"0 or 1 with pp = {job.parallel.pp}, or pp = 1",
+            got=zero,
+            nearest=1,
+        )
+    if zero == 3 and job.training.schedule != "1f1b" and job.num_microbatches > 1:
+        raise ConfigError(
+            "ZeRO-3 runs each microbatch's backward right after its forward",
+            where="training.schedule",
+            expected="1f1b",
+            got=job.training.schedule,
+            nearest="1f1b",
+        )
 
 
 def check_streams(job: TrainingJob, shapes: BatchShapes) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from semu.engine.exchange import ExchangeCosts, ExchangePlan
 from semu.engine.join import build_stages
 from semu.engine.stage import StageProgram
 from semu.engine.template import Template, TemplateLibrary, compile_template, stream_names
@@ -32,6 +33,7 @@ class ParameterSlot:
         number: which of the block's parameters, in the order of ``named_parameters``. path: below the block.
         elements: local elements. is_sharded: split over the tensor-parallel group.
         writer: position, in the block's backward half, of the operator that completes its gradient; -1: frozen.
+        writers: positions of all operators that write it.
     """
 
     number: int
@@ -39,6 +41,7 @@ class ParameterSlot:
     elements: int
     is_sharded: bool
     writer: int
+    writers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +93,7 @@ class CompiledBlock:
                     elements=use.numel,
                     is_sharded=use.is_sharded,
                     writer=writer.get(use.gradient, -1) if use.gradient is not None else -1,
+                    writers=tuple(op.index - traced.num_forward for op in backward if use.gradient in op.outputs),
                 )
                 for use in traced.parameters
             ),
@@ -136,21 +140,34 @@ class JoinedLibrary:
 
     Args:
         blocks: compiled blocks in the order of the library's templates.
+        exchanges: what collectives inside stages move; their templates follow.
     """
 
-    def __init__(self, blocks: Sequence[CompiledBlock]) -> None:
-        self.library = TemplateLibrary([block.template for block in blocks])
+    def __init__(self, blocks: Sequence[CompiledBlock], exchanges: Sequence[ExchangeCosts] = ()) -> None:
+        self.library = TemplateLibrary([item.template for item in blocks] + [item.template() for item in exchanges])
         self.streams = stream_names(self.library)
         self._stages: Recent[tuple[StageProgram, StageProgram | None]] = Recent(256)
 
     def stages(
-        self, numbers: tuple[int, ...], *, serial: bool, has_consumer: bool, borrowed: tuple[bool, ...]
+        self,
+        numbers: tuple[int, ...],
+        *,
+        serial: bool,
+        has_consumer: bool,
+        borrowed: tuple[bool, ...],
+        exchanges: ExchangePlan | None = None,
     ) -> tuple[StageProgram, StageProgram | None]:
         """Forward and backward stage of a chunk; arguments as ``build_stages``."""
         return self._stages.get(
-            (numbers, serial, has_consumer, borrowed),
+            (numbers, serial, has_consumer, borrowed, exchanges),
             lambda: build_stages(
-                self.library, numbers, self.streams, serial=serial, has_consumer=has_consumer, borrowed=borrowed
+                self.library,
+                numbers,
+                self.streams,
+                serial=serial,
+                has_consumer=has_consumer,
+                borrowed=borrowed,
+                exchanges=exchanges,
             ),
         )
 

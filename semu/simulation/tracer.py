@@ -26,6 +26,7 @@ class HeldParameter:
         parameter: the model's. elements: local elements. is_sharded: split over the tensor-parallel group.
         writer: position, in the block's backward half, of the operator that completes its gradient; -1: frozen.
         path: dotted path in the model.
+        writers: positions, in the block's backward half, of all operators that write its gradient.
     """
 
     parameter: Parameter
@@ -33,6 +34,7 @@ class HeldParameter:
     is_sharded: bool
     writer: int
     path: str
+    writers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,7 @@ def _held(place: _Placed, compiled: CompiledBlock) -> tuple[HeldParameter, ...]:
                 is_sharded=slot.is_sharded,
                 writer=slot.writer,
                 path=f"{place.path}.{slot.path}",
+                writers=slot.writers,
             )
             for slot in compiled.slots
         ]

@@ -42,6 +42,16 @@ def test_the_distributed_optimizer_stores_6_and_12_over_dp(dp: int) -> None:
 
 
 @pytest.mark.paper
+@pytest.mark.parametrize("dp", [1, 2, 8, 64])
+def test_sharded_gradients_and_parameters(dp: int) -> None:
+    """1910.02054 Table 1: 2 + (2 + 12) / dp and (2 + 2 + 12) / dp; with fp32 gradients 4 instead of the second 2."""
+    assert stored(64 * MILLION, dp=dp, zero=2, grad=DType.BF16).total == 64 * MILLION * 2 + 64 * MILLION * 14 // dp
+    assert stored(64 * MILLION, dp=dp, zero=3, grad=DType.BF16).total == 64 * MILLION * 16 // dp
+    assert stored(64 * MILLION, dp=dp, zero=3).total == 64 * MILLION * 18 // dp
+    assert stored(10, 4, dp=4, zero=3) == StaticBytes(2 * 3, 4 * 1, 12 * 1)
+
+
+@pytest.mark.paper
 def test_zero_paper_baseline_with_half_precision_gradients() -> None:
     """1910.02054 §3.1: 2 + 2 + K, K = 12."""
     assert stored(MILLION, grad=DType.BF16).total == 16 * MILLION

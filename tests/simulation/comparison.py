@@ -80,15 +80,17 @@ def assert_attribution_equal(report: Report, expected: Expansion) -> None:
     breakdown = report.breakdown_s
     exposed = dict(breakdown["exposed_communication"])  # type: ignore[call-overload]
     assert breakdown["compute"] == pytest.approx(sum(r.compute_s for r in replicas) / len(replicas), rel=1e-12)
-    for stream in ("tp", "pp"):
+    for name in replicas[0].exposed_s:
+        streams = ("tp", "dp", "fsdp", "hsdp") if name == "links" else (name,)
         outside = sum(
             piece.end_s - piece.start_s
             for rank in report.timeline.ranks
             for piece in rank.outer
-            if piece.stream == stream and piece.kind is not OpKind.P2P
+            if piece.stream in streams and piece.kind is not OpKind.P2P
         ) / len(report.timeline.ranks)
-        written = sum(r.exposed_s[stream] for r in replicas) / len(replicas) + outside
-        assert exposed.get(stream, 0.0) == pytest.approx(written, rel=1e-9, abs=1e-15), stream
+        written = sum(r.exposed_s[name] for r in replicas) / len(replicas) + outside
+        found = sum(exposed.get(stream, 0.0) for stream in streams)
+        assert found == pytest.approx(written, rel=1e-9, abs=1e-15), name
 
 
 def assert_tails_equal(job: TrainingJob) -> None:

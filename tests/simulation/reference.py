@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from simulation.reference_costs import latency_of, on_grid, symbols_of, value
 from simulation.reference_memory import Curve, RankStatic, memory_of, static_of
 from simulation.reference_model import Block, CutModel
+from simulation.reference_sharding import GATHER, REPLICATE, Sharding, Unit
 
 from semu.graph.operator import Operator
 from semu.hardware.kinds import OpKind
@@ -21,6 +22,7 @@ from semu.job import TrainingJob
 
 Key = tuple[object, ...]
 """Name of a node: ("begin" or "end", chunk, phase, microbatch), ("operator", chunk, phase, microbatch, i),
+("link", chunk, phase, microbatch, i, "gather" or "reduce" or "replicate", unit),
 ("send", from chunk, to chunk, phase, microbatch)."""
 
 StageName = tuple[int, str, int]
@@ -43,7 +45,7 @@ class StageOperator:
     """One operator of one stage."""
 
     key: Key
-    block: Block
+    block: Block | None
     operator: Operator
     flop: int
     net_bytes: int
@@ -144,6 +146,7 @@ class _Writer:
         self.sent: dict[Key, int] = {}
         self.writer: dict[tuple[tuple[int, int], int], Key] = {}
         self.orders = stage_orders(model, len(symbols))
+        self.sharding = Sharding(model)
 
     def write(self) -> Replica:
         last_send: dict[tuple[int, int], Key] = {}
@@ -162,9 +165,9 @@ class _Writer:
                         before.append(send)
         self._take_longest_paths()
         replica = Replica(self.nodes, self.orders, self.operators, self.sent, [])
-        replica.memory = memory_of(self.model, replica, self.symbols)
+        replica.memory = memory_of(self.model, replica, self.symbols, self.sharding.held(replica))
         if not self.gather_ready:
-            _attribute(replica)
+            _attribute(replica, "links" if self.sharding.units else "tp")
         return replica
 
     def _rank(self, chunk: int) -> int:
@@ -178,23 +181,47 @@ class _Writer:
         end = self.nodes["end", *stage] = Node(after=[("begin", *stage)])
         written: list[StageOperator] = []
         last_on: dict[str, Key] = {}
-        blocks = self.model.chunk(chunk)
-        for block in blocks if phase == "F" else blocks[::-1]:
-            for operator in block.operators(phase):
+        links: dict[str, Key] = {}
+        ready: dict[int, Key] = {}
+        barrier: list[Key] = []
+        latest: list[Key] = []
+        for what, item in self.sharding.turns(chunk, phase):
+            if isinstance(item, Unit):
+                number = self.sharding.units.index(item)
+                key = ("link", *stage, len(written), what, number)
+                operator, latency = self.sharding.operator(what, item)
+                name = operator.stream.name
+                node = Node(latency, [("begin", *stage), *([links[name]] if name in links else [])])
+                node.after += [links["reduced"]] if what == REPLICATE else [*latest, *barrier]
+                if what == GATHER:
+                    ready[number] = key
+                elif not self.model.job.training.overlap.grad_reduce:
+                    barrier.append(key)
+                links[name] = links["reduced"] = key
+                self.nodes[key] = node
+                end.after.append(key)
+                written.append(StageOperator(key, None, operator, 0, operator.net_bytes))  # type: ignore[arg-type]
+                continue
+            assert isinstance(item, Block)
+            waits = [ready[n] for n in ready if item in self.sharding.units[n].blocks] + barrier
+            if item.operators(phase):
+                latest = []
+            for operator in item.operators(phase):
                 key = ("operator", *stage, len(written))
                 node = Node(
                     latency_of(operator, symbols, self.model.job.cluster.profile, self.model.tp_group),
-                    [("begin", *stage)],
+                    [("begin", *stage), *waits],
                 )
                 node.after += [last_on[name] for name in last_on if name == operator.stream.name or not overlaps]
-                node.after += self._writers(block, operator, microbatch, key)
+                node.after += self._writers(item, operator, microbatch, key)
                 if phase == "F":
-                    node.not_before_s = self.gather_ready.get(block.number, 0.0)
+                    node.not_before_s = self.gather_ready.get(item.number, 0.0)
                 self.nodes[key] = node
                 end.after.append(key)
                 last_on[operator.stream.name] = key
+                latest.append(key)
                 flop, net = value(operator.flop, symbols), value(operator.net_bytes, symbols)
-                written.append(StageOperator(key, block, operator, flop, net))
+                written.append(StageOperator(key, item, operator, flop, net))
         self.operators[stage] = written
 
     def _writers(self, block: Block, operator: Operator, microbatch: int, key: Key) -> list[Key]:
@@ -263,10 +290,14 @@ class _Writer:
                 path.pop()
 
 
-def _attribute(replica: Replica) -> None:
-    """Means over the ranks of the time in kernels and of the time lost to the streams ``tp`` and ``pp``."""
+def _attribute(replica: Replica, inside: str) -> None:
+    """Means over the ranks of the time in kernels, of that lost to links inside stages, and of that lost to ``pp``.
+
+    Args:
+        inside: ``tp``, or ``links`` where data-parallel collectives run in stages too.
+    """
     num_ranks = len(replica.orders)
-    replica.exposed_s = {"tp": 0.0, "pp": 0.0}
+    replica.exposed_s = {inside: 0.0, "pp": 0.0}
     for order in replica.orders:
         free = 0.0
         for stage in order:
@@ -274,7 +305,7 @@ def _attribute(replica: Replica) -> None:
             kernels = [replica.nodes[o.key] for o in replica.operators[stage] if not o.operator.kind.is_communication]
             busy = sum(node.latency_s for node in kernels)
             replica.compute_s += busy / num_ranks
-            replica.exposed_s["tp"] += (end - begin - busy) / num_ranks
+            replica.exposed_s[inside] += (end - begin - busy) / num_ranks
             sends = [replica.nodes[key] for key in replica.nodes["begin", *stage].after if key[0] == "send"]
             lasted = [node.latency_s for node in sends if node.end_s == begin]
             replica.exposed_s["pp"] += max([min(begin - free, latency) for latency in lasted], default=0.0) / num_ranks

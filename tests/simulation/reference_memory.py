@@ -56,26 +56,38 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
     elements = sum(use.numel for use in uses.values())
     trainable = sum(use.numel for use in uses.values() if use.parameter.requires_grad)
     tensor_bytes = job.training.precision.tensor_dtype.size_bytes
-    own = (trainable + job.parallel.dp - 1) // job.parallel.dp if job.parallel.zero else trainable
+    zero, shards = job.parallel.zero, (job.parallel.zero_group or job.parallel.dp)
+    own = (trainable + shards - 1) // shards if zero else trainable
     state = 4 + 4 + (4 if tensor_bytes < 4 else 0)
-    gradients = trainable * job.training.grad_dtype.size_bytes
-    return RankStatic(elements, trainable, elements * tensor_bytes, gradients, own * state)
+    gradients = (own if zero >= 2 else trainable) * job.training.grad_dtype.size_bytes
+    parameters = ((elements + shards - 1) // shards if zero == 3 else elements) * tensor_bytes
+    return RankStatic(elements, trainable, parameters, gradients, own * state)
 
 
-def memory_of(model: CutModel, replica: Replica, symbols: list[dict[str, int]]) -> list[Curve]:
-    """Dynamic memory of every rank."""
-    lives = _Lives(model, replica, symbols)
+def memory_of(
+    model: CutModel, replica: Replica, symbols: list[dict[str, int]], held: list[tuple[float, float, int]]
+) -> list[Curve]:
+    """Dynamic memory of every rank; ``held``: further (from, to, bytes), of every rank."""
+    lives = _Lives(model, replica, symbols, held)
     return [lives.curve(rank) for rank in range(model.job.parallel.pp)]
 
 
 class _Lives:
     """When every storage is used: (home, microbatch) -> intervals; it lives from the first start to the last end."""
 
-    def __init__(self, model: CutModel, replica: Replica, symbols: list[dict[str, int]]) -> None:
-        self.model, self.replica, self.symbols = model, replica, symbols
+    def __init__(
+        self,
+        model: CutModel,
+        replica: Replica,
+        symbols: list[dict[str, int]],
+        held: list[tuple[float, float, int]],
+    ) -> None:
+        self.model, self.replica, self.symbols, self.held = model, replica, symbols, held
         self.uses: dict[tuple[tuple[int, int], int], list[Interval]] = {}
         for stage, operators in replica.operators.items():
             for entry in operators:
+                if entry.block is None:
+                    continue
                 node = replica.nodes[entry.key]
                 for tensor in {*entry.operator.inputs, *entry.operator.outputs}:
                     self._use(entry.block, tensor, stage[2], (node.start_s, node.end_s))
@@ -138,5 +150,8 @@ class _Lives:
                 first, last = min(start for start, _ in intervals), max(end for _, end in intervals)
                 change[first] = change.get(first, 0) + size
                 change[last] = change.get(last, 0) - size
+        for start, end, size in self.held:
+            change[start] = change.get(start, 0) + size
+            change[end] = change.get(end, 0) - size
         times = sorted(change)
         return Curve(times, list(accumulate(change[time] for time in times)))

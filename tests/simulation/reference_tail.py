@@ -60,7 +60,7 @@ def tail_of(expansion: Expansion) -> Tail:
         group = job.cluster.place_group("dp", [model.gpu(rank, replica) for replica in range(parallel.dp)])
         kind = OpKind.REDUCE_SCATTER if parallel.zero else OpKind.ALL_REDUCE
         done = ends[rank]
-        if parallel.dp > 1:
+        if parallel.dp > 1 and parallel.zero <= 1:
             now = 0.0
             for bucket in buckets(held[rank], parallel.dp, overlap.grad_reduce):
                 ready = max(item.ready_s for item in bucket) if overlap.grad_reduce else ends[rank]
@@ -69,6 +69,8 @@ def tail_of(expansion: Expansion) -> Tail:
                 now = slices[-1].end_s
             done = max(done, now)
         whole = sum(item.elements for item in held[rank] if not item.is_sharded)
+        if parallel.zero >= 2:
+            whole = -(-whole // (parallel.zero_group or parallel.dp))
         if parallel.tp > 1 and parallel.sequence_parallel and whole:
             slices.append(collective(expansion, OpKind.ALL_REDUCE, model.tp_group, whole * grad_bytes, done))
     _tie(expansion, held, ends, tail)
@@ -132,13 +134,14 @@ def _step(expansion: Expansion, rank: int, elements: int, barrier: float, slices
     model = expansion.model
     job, profile = model.job, model.job.cluster.profile
     tensor_bytes, grad_bytes = job.training.precision.tensor_dtype.size_bytes, job.training.grad_dtype.size_bytes
-    own = (elements + job.parallel.dp - 1) // job.parallel.dp if job.parallel.zero else elements
+    shards = job.parallel.zero_group or job.parallel.dp
+    own = (elements + shards - 1) // shards if job.parallel.zero else elements
     # gradient read, two moments read and written, fp32 master read and written, 16-bit parameter written
     traffic = own * (grad_bytes + 16 + (8 + tensor_bytes if tensor_bytes < 4 else 8))
     efficiency = profile.efficiency(OpKind.OPTIMIZER)
     latency = on_grid(efficiency.latency_s(0, traffic, 1.0, profile.mem_bytes_per_s.value))
     slices.append(Slice(OpKind.OPTIMIZER, barrier, barrier + latency))
-    if job.parallel.dp > 1 and job.parallel.zero and not job.training.overlap.param_gather:
+    if job.parallel.dp > 1 and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
         group = job.cluster.place_group("dp", [model.gpu(rank, replica) for replica in range(job.parallel.dp)])
         slices.append(collective(expansion, OpKind.ALL_GATHER, group, elements * tensor_bytes, slices[-1].end_s))
 

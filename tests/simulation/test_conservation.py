@@ -40,6 +40,11 @@ JOBS = {
     "vlm": lambda: job_of(vlm(), vlm_items(4, empty=(2,)), Parallel(dp=2, pp=3), overlap=Overlap(pipeline=True)),
     "vlm-frozen": lambda: job_of(vlm(frozen=["vit"]), vlm_items(4), Parallel(pp=4, tp=2), schedule="gpipe"),
     "t2v": lambda: job_of(t2v(), t2v_items(4), Parallel(dp=2, pp=2), overlap=Overlap(), recompute="full"),
+    "text-zero2": lambda: job_of(gpt(), text_items(6), Parallel(dp=2, tp=2, zero=2), overlap=Overlap()),
+    "vlm-zero3": lambda: job_of(
+        vlm(), vlm_items(8, empty=(2,)), Parallel(dp=4, zero=3, zero_group=2), overlap=Overlap()
+    ),
+    "t2v-zero3-late": lambda: job_of(t2v(frozen=["llm"]), t2v_items(4), Parallel(dp=2, tp=2, zero=3)),
     "all-overlap": lambda: job_of(
         vlm(), vlm_items(6), Parallel(dp=2, tp=2, pp=2), overlap=Overlap(True, True, True, True)
     ),

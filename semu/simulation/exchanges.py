@@ -1,0 +1,135 @@
+"""Which collectives of ZeRO-2 and ZeRO-3 run inside the stages, and what they move.
+
+ZeRO-2: gradients are reduce-scattered bucket by bucket in every microbatch's backward and only the shard is kept, as
+DeepSpeed does (1910.02054 §5.2; its engine reduces at every accumulation step from stage 2 on). A bucket closes at the
+end of the block that fills it.
+
+ZeRO-3: torch FSDP (Zhao et al. 2304.11277). A unit is a block; parameters that several blocks share are a unit of their
+own that stays gathered from its first forward to its last backward, as FSDP's root unit does. Gathers and reductions of
+a group are one communicator's, so they share a stream (§3.3.2). Prefetching does not reach across modality modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from semu.engine.exchange import Exchange, ExchangeCosts, ExchangePlan
+from semu.job import TrainingJob
+from semu.parallel.data import gradient_buckets
+from semu.parallel.mesh import Mesh
+from semu.parallel.pipeline import Chunk
+from semu.simulation.tracer import Block, HeldParameter
+
+FSDP_STREAM = "fsdp"
+
+Members = list[tuple[int, HeldParameter]]
+"""(position of a block in its chunk, a parameter that it uses)."""
+
+
+def plan_exchanges(
+    job: TrainingJob,
+    mesh: Mesh,
+    blocks: Sequence[Sequence[Block]],
+    chunks: Sequence[Chunk],
+    first_template: int,
+) -> tuple[tuple[ExchangeCosts, ...], list[ExchangePlan | None]]:
+    """The collectives inside all stages of a job.
+
+    Args:
+        job: what is trained. mesh: its groups. blocks: of every modality module. chunks: in order of data flow.
+        first_template: number, in the library, of the first template of an exchange.
+    Returns:
+        What they move, each once, in the order of the templates; the units of every chunk, None without any.
+    """
+    if job.parallel.zero < 2 or job.parallel.dp * job.parallel.cp == 1:
+        return (), [None] * len(chunks)
+    planner = _Planner(job, mesh, first_template)
+    plans: list[ExchangePlan | None] = [
+        planner.plan(blocks[chunk.module][chunk.first : chunk.last], chunk.rank, is_last=chunk.index == len(chunks) - 1)
+        for chunk in chunks
+    ]
+    return tuple(planner.templates), plans
+
+
+class _Planner:
+    """Makes units, and one template for units of equal costs."""
+
+    def __init__(self, job: TrainingJob, mesh: Mesh, first_template: int) -> None:
+        self.job, self.mesh, self.first_template = job, mesh, first_template
+        self.templates: dict[ExchangeCosts, int] = {}
+
+    def plan(self, blocks: Sequence[Block], rank: int, *, is_last: bool) -> ExchangePlan:
+        """The units of a chunk; ``is_last``: it ends the model."""
+        overlap = self.job.training.overlap
+        if self.job.parallel.zero == 2:
+            units = self._buckets(blocks, rank)
+        else:
+            units = self._units(blocks, rank, is_last=is_last)
+        return ExchangePlan(tuple(units), prefetch=overlap.param_gather, overlap_reduce=overlap.grad_reduce)
+
+    def _buckets(self, blocks: Sequence[Block], rank: int) -> list[Exchange]:
+        """Blocks from the last to the first, until a bucket is full; what blocks share is a bucket of its own."""
+        shared, own = _split(blocks)
+        filled = {position: _elements(members, written=True) for position, members in own.items()}
+        order = [position for position in sorted(own, reverse=True) if filled[position]]
+        overlapped = self.job.training.overlap.grad_reduce
+        buckets = gradient_buckets(
+            [filled[position] for position in order], self.job.parallel.dp, overlapped=overlapped
+        )
+        contents = [[entry for turn in bucket.members for entry in own[order[turn]]] for bucket in buckets]
+        if _elements(shared, written=True):
+            contents.append(shared)
+        return [self._exchange(members, rank, gathers=False, keeps=False) for members in contents]
+
+    def _units(self, blocks: Sequence[Block], rank: int, *, is_last: bool) -> list[Exchange]:
+        """One unit for what several blocks share, and one for every block with parameters."""
+        shared, own = _split(blocks)
+        reshards = self.job.parallel.reshard_after_forward
+        units = [self._exchange(shared, rank, gathers=True, keeps=True)] if shared else []
+        for position in sorted(own):
+            keeps = not reshards or (is_last and position == len(blocks) - 1)
+            units.append(self._exchange(own[position], rank, gathers=True, keeps=keeps))
+        return units
+
+    def _exchange(self, members: Members, rank: int, *, gathers: bool, keeps: bool) -> Exchange:
+        training, parallel = self.job.training, self.job.parallel
+        blocks = tuple(sorted({position for position, _ in members}))
+        is_grouped = parallel.zero_group is not None and parallel.zero_group < parallel.dp
+        costs = ExchangeCosts(
+            parameter_bytes=_elements(members) * training.precision.tensor_dtype.size_bytes if gathers else 0,
+            gradient_bytes=_elements(members, written=True) * training.grad_dtype.size_bytes,
+            stream=FSDP_STREAM if gathers else "dp",
+            group=self.mesh.shard_group(rank),
+            replicas=self.mesh.replica_group(rank) if is_grouped else None,
+        )
+        return Exchange(
+            template=self.first_template + self.templates.setdefault(costs, len(self.templates)),
+            blocks=blocks,
+            gathers=gathers,
+            keeps=keeps,
+            writers=tuple(
+                tuple(sorted({w for position, held in members if position == block for w in held.writers}))
+                for block in blocks
+            ),
+            replicates=is_grouped,
+        )
+
+
+def _split(blocks: Sequence[Block]) -> tuple[Members, dict[int, Members]]:
+    """The parameters that several blocks use, and by position those that one block uses, in forward order."""
+    uses: dict[int, Members] = {}
+    for position, block in enumerate(blocks):
+        for held in block.parameters:
+            uses.setdefault(id(held.parameter), []).append((position, held))
+    shared: Members = []
+    own: dict[int, Members] = {}
+    for members in uses.values():
+        is_shared = len({position for position, _ in members}) > 1
+        (shared if is_shared else own.setdefault(members[0][0], [])).extend(members)
+    return shared, own
+
+
+def _elements(members: Members, *, written: bool = False) -> int:
+    """Elements of the distinct parameters; ``written``: of those whose gradient somebody writes."""
+    chosen = {id(held.parameter): held.elements for _, held in members if held.writers or not written}
+    return sum(chosen.values())

@@ -1,0 +1,192 @@
+"""ZeRO-2 and ZeRO-3 for the slow reference: which collectives run in a stage, in which order, and what they hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from simulation.reference_costs import on_grid
+from simulation.reference_model import Block, CutModel
+
+from semu.hardware.kinds import OpKind
+from semu.hardware.network import CommGroup, collective_latency, wire_factor
+
+if TYPE_CHECKING:
+    from simulation.reference import Replica
+
+GATHER, REDUCE, REPLICATE = "gather", "reduce", "replicate"
+KINDS = {GATHER: OpKind.ALL_GATHER, REDUCE: OpKind.REDUCE_SCATTER, REPLICATE: OpKind.ALL_REDUCE}
+
+
+@dataclass(eq=False)
+class Unit:
+    """Parameters that move together.
+
+    Attributes:
+        chunk: of it. blocks: that use it, in forward order. elements, reduced: of its parameters, and of those that get
+            a gradient. parameters: their identities. gathers, keeps: whether sharded; whether it stays to the backward.
+    """
+
+    chunk: int
+    blocks: list[Block]
+    elements: int
+    reduced: int
+    parameters: set[int]
+    gathers: bool
+    keeps: bool = False
+
+    def writes(self, block: Block, operator: object) -> bool:
+        """Whether an operator of a block writes a gradient of the unit."""
+        return any(
+            use.gradient is not None and use.gradient in operator.outputs  # type: ignore[attr-defined]
+            for use in block.trace.parameters
+            if id(use.parameter) in self.parameters
+        )
+
+
+class Sharding:
+    """The units of a job; none below ZeRO-2.
+
+    Attributes:
+        units: of all chunks. shards: ranks that a parameter is split over.
+    """
+
+    def __init__(self, model: CutModel) -> None:
+        self.model, self.job = model, model.job
+        parallel = self.job.parallel
+        self.shards = (parallel.zero_group or parallel.dp) if parallel.zero >= 2 else 1
+        self.units: list[Unit] = []
+        if parallel.zero >= 2 and parallel.dp > 1:
+            for chunk in range(model.num_chunks):
+                self._split(chunk)
+
+    def _split(self, chunk: int) -> None:
+        blocks = self.model.chunk(chunk)
+        users: dict[int, list[Block]] = {}
+        for block in blocks:
+            for use in block.trace.parameters:
+                users.setdefault(id(use.parameter), []).append(block)
+        shared = {key for key, found in users.items() if len(found) > 1}
+        by_block = [self._unit(chunk, [b], {id(u.parameter) for u in b.trace.parameters} - shared) for b in blocks]
+        both = [self._unit(chunk, [b for b in blocks if any(b in users[key] for key in shared)], shared)]
+        if self.job.parallel.zero == 3:
+            for unit in by_block:
+                unit.keeps = not self.job.parallel.reshard_after_forward or unit.blocks[-1] is self.model.blocks[-1]
+            both[0].keeps = True
+            self.units += [unit for unit in both + by_block if unit.elements]
+            return
+        limit = max(40_000_000, 1_000_000 * self.job.parallel.dp)
+        groups: list[list[Unit]] = [[]]
+        for unit in [unit for unit in reversed(by_block) if unit.reduced]:
+            if self.job.training.overlap.grad_reduce and sum(other.reduced for other in groups[-1]) >= limit:
+                groups.append([])
+            groups[-1].append(unit)
+        for group in [*groups, both]:
+            owned = set().union(*(unit.parameters for unit in group))
+            merged = self._unit(chunk, [b for b in blocks if any(b in unit.blocks for unit in group)], owned)
+            if merged.reduced:
+                self.units.append(merged)
+
+    def _unit(self, chunk: int, blocks: list[Block], owned: set[int]) -> Unit:
+        uses = {id(u.parameter): u for block in blocks for u in block.trace.parameters if id(u.parameter) in owned}
+        unit = Unit(chunk, blocks, sum(u.numel for u in uses.values()), 0, owned, self.job.parallel.zero == 3)
+        written = set()
+        for block in blocks:
+            for use in block.trace.parameters:
+                if id(use.parameter) in owned and any(use.gradient in o.outputs for o in block.operators("B")):
+                    written.add(id(use.parameter))
+        unit.reduced = sum(uses[key].numel for key in written)
+        return unit
+
+    def turns(self, chunk: int, phase: str) -> list[tuple[str, object]]:
+        """Blocks and collectives of a stage as the host issues them."""
+        blocks = self.model.chunk(chunk)
+        turns: list[tuple[str, object]] = [("block", b) for b in (blocks if phase == "F" else blocks[::-1])]
+        units = [unit for unit in self.units if unit.chunk == chunk]
+
+        def place(block: Block) -> int:
+            return turns.index(("block", block))
+
+        def first(unit: Unit) -> Block:
+            return min((b for b in unit.blocks if b.operators(phase)), key=place)
+
+        for unit in reversed(units) if phase == "B" else ():
+            if unit.reduced:
+                last = max(place(b) for b in unit.blocks if b.operators("B"))
+                after: list[tuple[str, object]] = [(REDUCE, unit)]
+                if self.shards < self.job.parallel.dp:
+                    after.append((REPLICATE, unit))
+                turns[last + 1 : last + 1] = after
+        gathered = [u for u in units if u.gathers and any(b.operators(phase) for b in u.blocks)]
+        gathered = [u for u in gathered if phase == "F" or not u.keeps]
+        gathered.sort(key=lambda u: place(first(u)))
+        targets = [first(u) for u in gathered]
+        if self.job.training.overlap.param_gather:  # one block ahead
+            front = blocks[0] if phase == "F" else blocks[-1]
+            targets = [front, *targets[:-1]][: len(targets)]
+        for unit, target in zip(gathered, targets, strict=True):
+            turns.insert(place(target), (GATHER, unit))
+        return turns
+
+    # -- what a collective costs -------------------------------------------------------------------------------------
+    def group(self, across: bool) -> CommGroup:
+        """Consecutive replicas, or the replicas of one shard; the placement on most nodes."""
+        dp, tp = self.job.parallel.dp, self.job.parallel.tp
+        if across:
+            lists = [range(first, dp, self.shards) for first in range(self.shards)]
+        else:
+            lists = [range(first, first + self.shards) for first in range(0, dp, self.shards)]
+        groups = [
+            self.job.cluster.place_group("dp", [self.model.gpu(0, replica, t) for replica in ranks])
+            for ranks in lists
+            for t in range(tp)
+        ]
+        return max(groups, key=lambda group: group.num_nodes)
+
+    def operator(self, what: str, unit: Unit) -> tuple[SimpleNamespace, float]:
+        """A collective and its latency [s]."""
+        training = self.job.training
+        kind, group = KINDS[what], self.group(what == REPLICATE)
+        size = unit.reduced * training.grad_dtype.size_bytes
+        if what == GATHER:
+            size = unit.elements * training.precision.tensor_dtype.size_bytes
+        if what == REPLICATE:
+            size = (size + self.shards - 1) // self.shards
+        wire = int(wire_factor(kind, group.num_ranks) * size)
+        stream = "hsdp" if what == REPLICATE else "fsdp" if unit.gathers else "dp"
+        latency = on_grid(collective_latency(self.job.cluster.profile, kind, group, wire))
+        made = SimpleNamespace(
+            kind=kind, stream=SimpleNamespace(name=stream), flop=0, net_bytes=wire, inputs=(), outputs=()
+        )
+        return made, latency
+
+    # -- what is held ------------------------------------------------------------------------------------------------
+    def held(self, replica: Replica) -> list[tuple[float, float, int]]:
+        """(from, to, bytes) of gathered parameters and of unsharded gradients."""
+        result = []
+        microbatches = sorted({stage[2] for stage in replica.operators})
+        tensor = self.job.training.precision.tensor_dtype.size_bytes
+        for unit in self.units:
+            for number in microbatches:
+                spans: dict[str, tuple[float, float]] = {}
+                for phase in "FB":
+                    entries = replica.operators.get((unit.chunk, phase, number), [])
+                    inside = [replica.nodes[e.key] for e in entries if e.block in unit.blocks]
+                    gathers = [replica.nodes[e.key] for e in entries if e.key[-2:] == (GATHER, self.units.index(unit))]
+                    if inside and unit.gathers:
+                        start = min((node.start_s for node in gathers), default=0.0)
+                        spans[phase] = start, max(node.end_s for node in inside)
+                    writers = [
+                        replica.nodes[e.key]
+                        for e in entries
+                        if phase == "B" and e.block in unit.blocks and unit.writes(e.block, e.operator)
+                    ]
+                    if writers:
+                        done = next(e for e in entries if e.key[-2:] == (REDUCE, self.units.index(unit)))
+                        size = unit.reduced * self.job.training.grad_dtype.size_bytes
+                        result.append((min(n.start_s for n in writers), replica.nodes[done.key].end_s, size))
+                if unit.keeps and "B" in spans:
+                    spans = {"FB": (spans["F"][0], spans["B"][1])}
+                result += [(*span, unit.elements * tensor) for span in spans.values()]
+        return result
