@@ -115,7 +115,12 @@ def describe_job(layout: Layout) -> dict[str, object]:
             "precision": training.precision.value,
             "grad_dtype": training.grad_dtype.value,
             "optimizer": training.optimizer.value,
-            "recompute": training.recompute.value,
+            "recompute": training.recompute.value
+            if training.recompute_modules is None
+            else list(training.recompute_modules),
+            "recompute_layers": training.recompute_layers,
+            "recompute_method": training.recompute_method.value if training.recompute_method else None,
+            "attention": training.attention.value,
             "schedule": training.schedule,
         },
         "overlap": vars(training.overlap).copy(),
