@@ -1,4 +1,4 @@
-"""Which layers of a chunk full recomputation covers: the first N, or all of them in groups of N (Megatron-LM's methods).
+"""Which layers of a chunk full recomputation covers: the first N, or all of them in groups of N, as Megatron-LM.
 
 Which layers those are is known only when the model has been cut, so such a job is traced twice.
 """
