@@ -28,7 +28,8 @@ def saved_rows(chunk: ChunkStages) -> list[int]:
     read = np.zeros(len(stage.size_row), dtype=np.bool_)
     read[stage.touch[is_layer[reader]]] = True
     arriving = [row for row in stage.arriving if row >= 0]
-    return stage.size_row[read & stage.alive_before & ~np.isin(stage.size_row, arriving)].tolist()
+    kept = stage.size_row[read & stage.alive_before & ~np.isin(stage.size_row, arriving)]
+    return [int(row) for row in kept]
 
 
 class SavedActivations:
