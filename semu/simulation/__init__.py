@@ -1,6 +1,6 @@
 """``simulate``: a training job becomes a ``Report``; ``prepare``: the part of it that no schedule changes.
 
-The steps, one file each: ``tracer``, ``recompute_units`` and ``layout`` (trace, cut, join), ``evaluate`` (stage costs of
+The steps, a file each: ``tracer``, ``recompute_units`` and ``layout`` (trace, cut, join), ``evaluate`` (stage costs of
 every distinct microbatch, with ``segment_costs`` and ``shape_costs``), ``job_checkpoint`` (all microbatches simulated
 alone, to be restored under any schedule), ``gather``, ``pipeline`` and ``reduction`` (times, with ``transfers``),
 ``memory``, ``saved``, ``accounting``, ``rank_timeline``, ``tables`` and ``assemble`` (the report).
