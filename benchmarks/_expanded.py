@@ -20,7 +20,7 @@ from semu.engine.order_kernels import is_order_forced, topological_order
 from semu.engine.stage import StageProgram
 from semu.engine.template import TemplateLibrary, compile_template
 from semu.engine.units import Edges, UnitGraph, UnitTimes
-from semu.job import Recompute, TrainingJob
+from semu.job import Attention, Recompute, TrainingJob
 from semu.nn.block import CarrySpec, trace_block
 from semu.nn.model import InputSpec
 from semu.nn.tensor import Sequences
@@ -144,6 +144,8 @@ def trace_anew(job: TrainingJob) -> NDArray[np.float64]:
         tensor_dtype=training.precision.tensor_dtype,
         grad_dtype=training.grad_dtype,
         overlap_tp=training.overlap.tensor_parallel,
+        fused_attention=training.attention is Attention.FUSED,
+        recompute=training.recompute_plan,
     )
     is_full = training.recompute is Recompute.FULL
     outputs: dict[str, tuple[CarrySpec, ...]] = {}

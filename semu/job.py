@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -11,6 +12,7 @@ from semu.hardware.cluster import Cluster
 from semu.hardware.kinds import DType
 from semu.nn.model import Model
 from semu.nn.module import Module
+from semu.nn.recompute_plan import KIND_ALIASES, RECOMPUTE_KINDS, RULE_KINDS, RecomputePlan, is_pattern
 from semu.parallel.config import Overlap, Parallel
 from semu.workload.batch import AbstractBatch, text_batch
 
@@ -41,7 +43,22 @@ class Recompute(Enum):
     """Which activations are computed again in the backward pass instead of kept."""
 
     NONE = "none"
+    SELECTIVE = "selective"
     FULL = "full"
+
+
+class RecomputeMethod(Enum):
+    """Which layers of a stage full recomputation covers (Megatron-LM's ``--recompute-method``)."""
+
+    UNIFORM = "uniform"
+    BLOCK = "block"
+
+
+class Attention(Enum):
+    """How attention is computed: one FlashAttention kernel, or separate kernels that keep the scores."""
+
+    FUSED = "fused"
+    UNFUSED = "unfused"
 
 
 class Optimizer(Enum):
@@ -75,6 +92,66 @@ def _overlap(value: object) -> Overlap:
     return value
 
 
+def _recompute(value: object, modules: object) -> tuple[Recompute, tuple[str, ...] | None]:
+    """The mode, and the modules that SELECTIVE names."""
+    mode = _enum(Recompute, value, "training.recompute") if isinstance(value, Recompute | str) else None
+    if mode is not None and modules is None:
+        return mode, None
+    if mode is not Recompute.SELECTIVE and modules is not None:
+        raise ConfigError(
+            "modules to recompute, and recompute is not selective",
+            where="training.recompute_modules",
+            expected='nothing, or recompute = "selective"',
+            got=repr(modules),
+            nearest='recompute = "selective"',
+        )
+    named = value if mode is None else modules
+    names = list(named) if isinstance(named, list | tuple) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            "neither a recompute mode nor a list of modules",
+            where="training.recompute",
+            expected="none, selective, full or a list of " + ", ".join(RECOMPUTE_KINDS),
+            got=repr(named),
+            nearest="selective",
+        )
+    modes = [name for name in names if name in ("none", "selective", "full")]
+    if modes:
+        raise ConfigError(
+            f"{modes[0]!r} says it all, it is no module of a list",
+            where="training.recompute",
+            expected=f"{modes[0]!r}, or a list of module kinds",
+            got=repr(names),
+            nearest=modes[0],
+        )
+    return Recompute.SELECTIVE, tuple(names)
+
+
+def _recompute_method(mode: Recompute, layers: object, method: object) -> RecomputeMethod | None:
+    """The method; only full recomputation has one, and it needs a number of layers."""
+    chosen = None if method is None else _enum(RecomputeMethod, method, "training.recompute_method")
+    if layers is not None:
+        _positive(layers, "training.recompute_layers")
+    key = "recompute_layers" if layers is not None else "recompute_method" if chosen is not None else None
+    if key is not None and mode is not Recompute.FULL:
+        raise ConfigError(
+            f"{key} is of full recomputation, and recompute = {mode.value}",
+            where=f"training.{key}",
+            expected='nothing, or recompute = "full"',
+            got=layers if layers is not None else str(method),
+            nearest='recompute = "full"',
+        )
+    if chosen is not None and layers is None:
+        raise ConfigError(
+            f"recompute_method = {chosen.value} needs a number of layers",
+            where="training.recompute_layers",
+            expected="an integer >= 1",
+            got="nothing",
+            nearest=1,
+        )
+    return RecomputeMethod.BLOCK if layers is not None and chosen is None else chosen
+
+
 @dataclass(frozen=True)
 class Training:
     """Training options (run.toml ``[training]`` and ``[overlap]``).
@@ -86,9 +163,15 @@ class Training:
         precision: arithmetic; an enum member or its value.
         grad_dtype: element type of the gradient buffers: FP32 (Megatron's default) or BF16.
         optimizer: an enum member or its value.
-        recompute: activation recomputation; an enum member or its value.
+        recompute: activation recomputation; an enum member or its value, or a list: SELECTIVE, of the module kinds
+            (``semu.nn.recompute_plan.RECOMPUTE_KINDS``) and module paths that it names.
         schedule: name of the pipeline schedule, see ``semu.schedule.SCHEDULES``.
         overlap: which communication may hide behind computation.
+        attention: FUSED or UNFUSED; an enum member or its value.
+        recompute_layers, recompute_method: which layers ``recompute = full`` covers, chunk by chunk. BLOCK: the first
+            ``recompute_layers``, each by itself. UNIFORM: all of them in groups of ``recompute_layers`` (the last may
+            be smaller), one kept input per group. None: every layer by itself; layers without a method: BLOCK.
+        recompute_modules: what SELECTIVE recomputes; None: the attention core. A list as ``recompute`` lands here.
     """
 
     micro_batch: int
@@ -100,6 +183,10 @@ class Training:
     recompute: Recompute
     schedule: str
     overlap: Overlap
+    attention: Attention = Attention.FUSED
+    recompute_layers: int | None = None
+    recompute_method: RecomputeMethod | None = None
+    recompute_modules: tuple[str, ...] | None = None
 
     def __init__(
         self,
@@ -109,9 +196,13 @@ class Training:
         precision: Precision | str = Precision.BF16,
         grad_dtype: DType | str = DType.FP32,
         optimizer: Optimizer | str = Optimizer.ADAM,
-        recompute: Recompute | str = Recompute.NONE,
+        recompute: Recompute | str | Sequence[str] = Recompute.NONE,
         schedule: str = "1f1b",
         overlap: Overlap | None = None,
+        attention: Attention | str = Attention.FUSED,
+        recompute_layers: int | None = None,
+        recompute_method: RecomputeMethod | str | None = None,
+        recompute_modules: Sequence[str] | None = None,
     ) -> None:
         _positive(micro_batch, "training.micro_batch")
         _positive(global_batch, "training.global_batch")
@@ -122,6 +213,7 @@ class Training:
             raise ConfigError(
                 "not a gradient type", where="training.grad_dtype", expected="fp32, bf16 or fp16", got=gradient.value
             )
+        mode, modules = _recompute(recompute, recompute_modules)
         values = {
             "micro_batch": micro_batch,
             "global_batch": global_batch,
@@ -129,12 +221,23 @@ class Training:
             "precision": _enum(Precision, precision, "training.precision"),
             "grad_dtype": gradient,
             "optimizer": _enum(Optimizer, optimizer, "training.optimizer"),
-            "recompute": _enum(Recompute, recompute, "training.recompute"),
+            "recompute": mode,
             "schedule": schedule,
             "overlap": _overlap(overlap),
+            "attention": _enum(Attention, attention, "training.attention"),
+            "recompute_layers": recompute_layers,
+            "recompute_method": _recompute_method(mode, recompute_layers, recompute_method),
+            "recompute_modules": modules,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def recompute_plan(self) -> RecomputePlan:
+        """What is recomputed inside layers: something under SELECTIVE only."""
+        if self.recompute is not Recompute.SELECTIVE:
+            return RecomputePlan()
+        return RecomputePlan.of(self.recompute_modules or ("core_attn",))
 
 
 @dataclass(frozen=True)
@@ -173,6 +276,7 @@ class TrainingJob:
         object.__setattr__(self, "batch", batch if batch is not None else text_batch())
         self._check_cluster()
         self._check_batch()
+        self._check_recompute()
 
     def _check_cluster(self) -> None:
         need, have = self.parallel.num_gpus, self.cluster.num_gpus
@@ -199,6 +303,28 @@ class TrainingJob:
                 got=self.training.global_batch,
                 nearest=max(per_step, below),
             )
+
+    def _check_recompute(self) -> None:
+        """Every name of the list must stand for something in the model."""
+        names = self.training.recompute_modules or ()
+        if all(name in RULE_KINDS for name in names):
+            return
+        found = [(path, item) for m in self.model.modules for path, item in m.body.named_modules(m.name)]
+        known = {item.recompute_kind for _, item in found} - {""}
+        for name in names:
+            if is_pattern(name):
+                if not any(RecomputePlan.of((name,)).matches(path) for path, _ in found):
+                    raise unknown_name("module path", name, [path for path, _ in found], where="training.recompute")
+            elif KIND_ALIASES.get(name, name) not in known | set(RULE_KINDS):
+                legal = sorted(known | set(RULE_KINDS))
+                if name in RECOMPUTE_KINDS or name in KIND_ALIASES:
+                    raise ConfigError(
+                        f"the model has no module of kind {name!r}",
+                        where="training.recompute",
+                        expected=", ".join(legal),
+                        got=name,
+                    )
+                raise unknown_name("module kind", name, legal, where="training.recompute")
 
     @property
     def num_microbatches(self) -> int:

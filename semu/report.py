@@ -46,6 +46,9 @@ class RankMemoryRow:
         rank: pipeline rank. chunks: what it holds, for people. parameters: local elements.
         static_bytes: parameters, gradients, optimizer state. peak_bytes: highest allocation over all replicas.
         peak_stage, peak_operator: where the peak is.
+        activation_bytes: most that the layers have saved for their backward passes at once; blocks that start from
+            data or end in a loss, and what kernels need for a moment, are left out (2205.05198 counts so).
+        layer_parameters: local elements of those layers.
     """
 
     rank: int
@@ -55,6 +58,8 @@ class RankMemoryRow:
     peak_bytes: int
     peak_stage: str
     peak_operator: str
+    activation_bytes: int = 0
+    layer_parameters: int = 0
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ class Decoder(Sequential):
         positions: rows of a learned position table; None: no table.
         tied: the output projection shares the token table.
         rms_norm: the final norm is RMS instead of layer norm.
+        dropout: probability behind the embedding.
     """
 
     def __init__(
@@ -28,8 +29,9 @@ class Decoder(Sequential):
         positions: int | None = None,
         tied: bool = False,
         rms_norm: bool = False,
+        dropout: float = 0.0,
     ) -> None:
-        embedding = Embedding(vocab, hidden, positions=positions)
+        embedding = Embedding(vocab, hidden, positions=positions, dropout=dropout)
         head = LMHead(hidden, vocab, rms_norm=rms_norm, tied=embedding if tied else None)
         super().__init__({"embedding": embedding, **{f"layers.{i}": layer() for i in range(layers)}, "head": head})
 

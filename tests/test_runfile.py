@@ -253,8 +253,6 @@ def test_a_wrong_type_is_refused(assignment: str, expected: str) -> None:
         ("parallel.zero=4", "0 or 1 or 2 or 3"),
         ("parallel.modules.encoder.tp=2", "one parallelism"),
         ("parallel.layout.chunks=[1]", "parallel.partition"),
-        ("training.recompute=selective", "none or full"),
-        ('training.recompute=["attention"]', "none or full"),
         ("training.schedule=interleaved", "1f1b, gpipe"),
         ("training.optimizer=sgd", "adam"),
         ("training.precision=fp8", "bf16 or fp16 or tf32 or fp32"),

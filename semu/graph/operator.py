@@ -49,7 +49,8 @@ class Operator:
         outputs: tensors written, by index.
         after: operators that must end first, by index; data dependencies included.
         recomputed_flop: the part of ``flop`` that repeats forward work inside the kernel (FlashAttention's backward
-            computes q k^T again); hardware does it, model FLOP leave it out.
+            computes q k^T again) or works on scores that a causal mask hides (unfused attention); hardware does it,
+            model FLOP leave it out.
         causal_flop: what counting causal attention in full, not halved, would add to the model FLOP.
         copies: ranks of the tensor-parallel group that do this very work, each for itself (1: it is split).
     """

@@ -127,7 +127,7 @@ def trace_block(
 
 
 def _run_forward(trace: Trace, module: Module, arrived: list[Tensor], full_recompute: bool) -> tuple[Tensor, ...]:
-    is_data = bool(arrived) and arrived[0].dtype in (DType.INT64, DType.UINT8)
+    is_data = bool(arrived) and starts_from_data(arrived[0].dtype)
     if full_recompute and not is_data and not _ends_in_loss(trace, module, arrived):
         returned = recompute(trace, module, arrived)
     else:
@@ -139,6 +139,11 @@ def _run_forward(trace: Trace, module: Module, arrived: list[Tensor], full_recom
                 "a block must return tensors", where=trace.root or type(module).__name__, got=type(output).__name__
             )
     return outputs
+
+
+def starts_from_data(dtype: DType) -> bool:
+    """Whether a first input of this type is integer data, not an activation."""
+    return dtype in (DType.INT64, DType.UINT8)
 
 
 def _ends_in_loss(trace: Trace, module: Module, arrived: list[Tensor]) -> bool:

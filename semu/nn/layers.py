@@ -27,6 +27,8 @@ class Linear(Module):
 class LayerNorm(Module):
     """Layer norm over the last axis with weight and bias (``affine``)."""
 
+    recompute_kind = "layernorm"
+
     def __init__(self, features: int, *, affine: bool = True) -> None:
         super().__init__()
         self.weight = Parameter(features) if affine else None
@@ -40,6 +42,8 @@ class LayerNorm(Module):
 class RMSNorm(Module):
     """RMS norm over the last axis with a weight."""
 
+    recompute_kind = "layernorm"
+
     def __init__(self, features: int) -> None:
         super().__init__()
         self.weight = Parameter(features)
@@ -50,10 +54,11 @@ class RMSNorm(Module):
 
 
 class Embedding(Module):
-    """Token table [vocab, width]; with ``positions``, a learned position table is added."""
+    """Token table [vocab, width]; with ``positions``, a learned position table is added; then dropout."""
 
-    def __init__(self, num_embeddings: int, width: int, positions: int | None = None) -> None:
+    def __init__(self, num_embeddings: int, width: int, positions: int | None = None, *, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout
         self.weight = Parameter(num_embeddings, width)
         self.positions = Parameter(positions, width) if positions is not None else None
 
@@ -62,7 +67,7 @@ class Embedding(Module):
         x = F.embedding(ids, self.weight)
         if self.positions is not None:
             x = F.add_parameter(x, self.positions, self.positions.shape[0])
-        return F.shard_tokens(x)
+        return F.dropout(F.shard_tokens(x), self.dropout)
 
 
 class GELU(Module):

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semu.errors import ConfigError, GraphError
+
+if TYPE_CHECKING:
+    from semu.nn.tracing import Trace
 
 
 class Parameter:
@@ -39,7 +42,13 @@ class Parameter:
 
 
 class Module:
-    """Base of all layers and models."""
+    """Base of all layers and models.
+
+    Attributes:
+        recompute_kind: what lists of ``training.recompute`` call modules of this class; empty: nothing.
+    """
+
+    recompute_kind = ""
 
     def __init__(self) -> None:
         self._children()
@@ -76,8 +85,28 @@ class Module:
                 expected="a symbolic tensor; semu.trace(module, ...) makes them",
                 got=", ".join(type(arg).__name__ for arg in args) or "no argument",
             )
+        if trace.recomputes(self):
+            return self._checkpoint(trace, args, kwargs)
         with trace.scope(self):
             return self.forward(*args, **kwargs)
+
+    def _checkpoint(self, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``forward`` and keep its inputs only."""
+        from semu.nn.autograd import recompute
+
+        if kwargs or not all(hasattr(arg, "trace") for arg in args):
+            raise GraphError(
+                f"{type(self).__name__} cannot be recomputed: recompute keeps tensors only",
+                where=trace.where,
+                expected="positional tensors",
+                got=", ".join([*(type(arg).__name__ for arg in args), *kwargs]),
+            )
+
+        def run(*inputs: Any) -> Any:
+            with trace.scope(self):
+                return self.forward(*inputs)
+
+        return recompute(trace, run, args)
 
     # -- the tree ------------------------------------------------------------------------------------------------
     def named_children(self) -> Iterator[tuple[str, Module]]:

@@ -20,6 +20,7 @@ from semu.hardware.device import Device, DeviceKind, Direction, Stream
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.nn.module import Module, Parameter
+from semu.nn.recompute_plan import OUTPUT_KINDS, RecomputePlan
 from semu.nn.sharding import ShardingPlan, ShardingStyle
 from semu.nn.tensor import Sequences, Tensor, local_shape
 
@@ -41,6 +42,8 @@ class TraceOptions:
         tensor_dtype: element type of parameters and activations.
         grad_dtype: element type of the gradient buffers.
         overlap_tp: tensor-parallel collectives run beside independent kernels; false: compute waits for each.
+        fused_attention: attention is one FlashAttention kernel; false: separate kernels that write the scores.
+        recompute: parts of the block that are computed again in the backward pass.
     """
 
     plan: ShardingPlan = field(default_factory=ShardingPlan)
@@ -49,6 +52,8 @@ class TraceOptions:
     tensor_dtype: DType = DType.BF16
     grad_dtype: DType = DType.FP32
     overlap_tp: bool = False
+    fused_attention: bool = True
+    recompute: RecomputePlan = field(default_factory=RecomputePlan)
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,8 @@ class Trace:
         self._parameter_paths = {id(p): path for path, p in module.named_parameters()} if module is not None else {}
         self._grad_enabled = True
         self._touched_trainable = False
+        self._dropped: dict[int, Callable[[], Tensor]] = {}
+        self._made_again: dict[int, Tensor] = {}
 
     # -- where we are --------------------------------------------------------------------------------------------
     @property
@@ -160,6 +167,43 @@ class Trace:
             yield lambda: self._touched_trainable
         finally:
             self._touched_trainable = before or self._touched_trainable
+
+    # -- recomputation -------------------------------------------------------------------------------------------
+    def recomputes(self, module: Module) -> bool:
+        """Whether a module is computed again from its inputs."""
+        plan = self.options.recompute
+        if module.recompute_kind in OUTPUT_KINDS or not (plan.kinds or plan.patterns):
+            return False
+        path = self._module_paths.get(id(module)) if plan.patterns else None
+        where = ".".join(part for part in (self.root, path) if part) if path is not None else ""
+        return plan.names(module.recompute_kind, where)
+
+    def drop_output(self, kind: str, output: Tensor, again: Callable[[], Tensor]) -> None:
+        """Drop a kernel's output after the forward pass, where its kind is to be recomputed.
+
+        Args:
+            kind: one of ``OUTPUT_KINDS``. output: what the kernel made.
+            again: appends the kernel once more; called before the first backward operator that reads the output.
+        """
+        plan = self.options.recompute
+        if kind in plan.kinds or (kind == "layernorm" and plan.matches(self.where)):
+            path = self._path
+
+            def make() -> Tensor:
+                with self.at(path, Phase.RECOMPUTE), self.no_grad():
+                    return again()
+
+            self._dropped[self.graph.tensors[output.node].storage] = make
+
+    def _read(self, tensor: Tensor, phase: Phase) -> int:
+        """The node that an operator reads: of a dropped tensor, in the backward pass, the one made again."""
+        storage = self.graph.tensors[tensor.node].storage
+        if storage not in self._dropped or phase not in (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT):
+            return tensor.node
+        if storage not in self._made_again:
+            self._made_again[storage] = self._dropped[storage]()
+        again = self._made_again[storage]
+        return again.node if again.shape == tensor.shape else self.graph.add_view(again.node, tensor.local_shape)
 
     # -- tensors -------------------------------------------------------------------------------------------------
     def input(
@@ -247,7 +291,8 @@ class Trace:
             extra_outputs: local shapes and dtypes of side outputs (statistics); reach them by ``side_outputs``.
         """
         path = ".".join(part for part in (self.path, name) if part)
-        reads = [item.node if isinstance(item, Tensor) else item.tensor for item in inputs]
+        now = phase if phase is not None else self.phase
+        reads = [self._read(item, now) if isinstance(item, Tensor) else item.tensor for item in inputs]
         writes = [use.gradient for use in gradients if use.gradient is not None]
         writes += [tensor.node for tensor in updates]
         result: Tensor | None = None
@@ -276,7 +321,7 @@ class Trace:
             dtype=self.options.compute_dtype,
             key=key,
             path=path,
-            phase=phase if phase is not None else self.phase,
+            phase=now,
             after=after,
             copies=self._copies(inputs, result),
         )

@@ -16,9 +16,12 @@ class SelfAttention(Module):
         hidden: width. heads: query heads. kv_heads: key/value heads, a divisor of heads; None: heads.
         head_dim: None: hidden / heads. causal: mask the future. rotary: rotate q and k (RoPE).
         bias, qkv_bias: biases of the output and of the QKV projection (None: as ``bias``).
+        dropout: probability on the attention probabilities; a fused kernel keeps no mask of it.
     Raises:
         ConfigError: heads that do not divide.
     """
+
+    recompute_kind = "attention"
 
     def __init__(
         self,
@@ -31,8 +34,10 @@ class SelfAttention(Module):
         rotary: bool = False,
         bias: bool = True,
         qkv_bias: bool | None = None,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        self.dropout = dropout
         self.heads = heads
         self.kv_heads = kv_heads if kv_heads is not None else heads
         self.head_dim = head_dim if head_dim is not None else _divide(hidden, heads, "hidden", "heads")
@@ -48,7 +53,7 @@ class SelfAttention(Module):
         q, k, v = F.split_heads(self.qkv(x), (self.heads, self.kv_heads, self.kv_heads), self.head_dim)
         if self.rotary:
             q, k = F.rope(q), F.rope(k)
-        out: Tensor = self.out(F.attention(q, k, v, causal=self.causal).flatten())
+        out: Tensor = self.out(F.attention(q, k, v, causal=self.causal, dropout=self.dropout).flatten())
         return out
 
 
@@ -58,6 +63,8 @@ class CrossAttention(Module):
     Args:
         hidden: width of the queries. heads: heads. context: width of the other stream; None: hidden. bias: biases.
     """
+
+    recompute_kind = "attention"
 
     def __init__(self, hidden: int, heads: int, context: int | None = None, *, bias: bool = True) -> None:
         super().__init__()
@@ -82,6 +89,8 @@ class MLP(Module):
         hidden: width. ffn: inner width. out: width of the result; None: hidden. gated: SwiGLU. bias: biases.
     """
 
+    recompute_kind = "mlp"
+
     def __init__(
         self, hidden: int, ffn: int, out: int | None = None, *, gated: bool = False, bias: bool = True
     ) -> None:
@@ -103,7 +112,8 @@ class TransformerLayer(Module):
     Args:
         hidden, ffn, heads, kv_heads, head_dim: sizes.
         causal: mask the future. rotary: RoPE. gated: SwiGLU. rms_norm: RMS instead of layer norm.
-        bias, qkv_bias: biases of the projections. dropout: probability after attention and MLP.
+        bias, qkv_bias: biases of the projections. dropout: probability on the attention's
+            probabilities, after attention and after MLP.
     """
 
     def __init__(
@@ -125,7 +135,15 @@ class TransformerLayer(Module):
         super().__init__()
         self.attention_norm = RMSNorm(hidden) if rms_norm else LayerNorm(hidden)
         self.attention = SelfAttention(
-            hidden, heads, kv_heads, head_dim=head_dim, causal=causal, rotary=rotary, bias=bias, qkv_bias=qkv_bias
+            hidden,
+            heads,
+            kv_heads,
+            head_dim=head_dim,
+            causal=causal,
+            rotary=rotary,
+            bias=bias,
+            qkv_bias=qkv_bias,
+            dropout=dropout,
         )
         self.mlp_norm = RMSNorm(hidden) if rms_norm else LayerNorm(hidden)
         self.mlp = MLP(hidden, ffn, gated=gated, bias=bias)

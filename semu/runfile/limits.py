@@ -24,7 +24,6 @@ _MODELLED_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _KNOWN_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "training.precision": tuple(item.value for item in Precision),
-        "training.recompute": ("none", "selective", "full"),
     }
 )
 """Words of the format beyond the modelled ones."""
@@ -61,7 +60,7 @@ def refuse_unmodelled(config: Mapping[str, object], places: Places) -> None:
             raise _refusal(key, size, tuple(map(str, sizes)), max(sizes), places)
     for key, words in _MODELLED_WORDS.items():
         word = _get(config, key)
-        if word is None or word in words:
+        if word is None or word in words or (key == "training.recompute" and isinstance(word, list)):
             continue
         if isinstance(word, str) and word not in _KNOWN_WORDS.get(key, ()):
             known = (*words, *_KNOWN_WORDS.get(key, ()))

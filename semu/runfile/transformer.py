@@ -27,7 +27,8 @@ class TransformerConfig:
         tied_embeddings: the output projection shares the token table.
         rms_norm: RMS instead of layer norm. rotary: rotary positions.
         bias, qkv_bias: biases of the projections, and of queries, keys and values.
-        dropout: probability after attention and feed-forward network, in [0, 1).
+        dropout: probability on the attention's probabilities, after attention, feed-forward network and embedding,
+            in [0, 1).
         positions: rows of a learned position table; None: no table.
     Raises:
         ConfigError: a size below one, heads that do not divide, a probability out of range.
@@ -127,6 +128,7 @@ class TransformerConfig:
             positions=self.positions,
             tied=self.tied_embeddings,
             rms_norm=self.rms_norm,
+            dropout=self.dropout,
         )
         return decoder_model(f"transformer-{self.layers}x{self.hidden}", body)
 

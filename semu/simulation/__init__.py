@@ -1,9 +1,9 @@
 """``simulate``: a training job becomes a ``Report``; ``prepare``: the part of it that no schedule changes.
 
-The steps, one file each: ``tracer`` and ``layout`` (trace, cut, join; ``structure`` and ``template_cache`` remember
+The steps, one file each: ``tracer``, ``recompute_units`` and ``layout`` (trace, cut, join; ``structure`` and ``template_cache`` remember
 templates between calls), ``evaluate`` (stage costs of every distinct microbatch, with ``segment_costs`` and
 ``shape_costs``), ``job_checkpoint`` (all microbatches simulated alone, to be restored under any schedule), ``gather``,
-``pipeline`` and ``reduction`` (times, with ``transfers``), ``memory`` and ``ground``, ``accounting``,
+``pipeline`` and ``reduction`` (times, with ``transfers``), ``memory``, ``saved`` and ``ground``, ``accounting``,
 ``rank_timeline`` and ``replica``, ``tables`` and ``assemble`` (the report).
 """
 

@@ -19,6 +19,7 @@ from semu.simulation.pipeline import PipelineRun
 from semu.simulation.rank_timeline import build_timeline
 from semu.simulation.reduction import RankTail
 from semu.simulation.replica import ReplicaCosts
+from semu.simulation.saved import SavedActivations
 from semu.simulation.tables import add_outer, rank_row, top_operators
 
 
@@ -38,6 +39,7 @@ def assemble_report(
     memories = [RankMemory(layout, evaluation, run, rank) for rank in range(job.parallel.pp)]
     peaks = [memory.peak() for memory in memories]
     work = count_work(layout, evaluation)
+    saved = SavedActivations(layout, evaluation, run)
     parameters = job.model.num_parameters()
     gpus = job.cluster.num_gpus
     peak_rate = profile.peak_flop_per_s(job.training.precision.compute_dtype) * gpus * iteration
@@ -69,7 +71,7 @@ def assemble_report(
         capacity_bytes=capacity,
         parameters=parameters,
         breakdown_s=breakdown(layout, evaluation, run, tails, iteration).to_json(),
-        ranks=tuple(rank_row(layout, run, memory, peak) for memory, peak in zip(memories, peaks, strict=True)),
+        ranks=tuple(rank_row(layout, run, memory, peak, saved) for memory, peak in zip(memories, peaks, strict=True)),
         top_operators=top,
         provenance=provenance,
         num_microbatches=job.num_microbatches,
@@ -118,7 +120,12 @@ def describe_job(layout: Layout) -> dict[str, object]:
             "precision": training.precision.value,
             "grad_dtype": training.grad_dtype.value,
             "optimizer": training.optimizer.value,
-            "recompute": training.recompute.value,
+            "recompute": training.recompute.value
+            if training.recompute_modules is None
+            else list(training.recompute_modules),
+            "recompute_layers": training.recompute_layers,
+            "recompute_method": training.recompute_method.value if training.recompute_method else None,
+            "attention": training.attention.value,
             "schedule": training.schedule,
         },
         "overlap": vars(training.overlap).copy(),
@@ -148,6 +155,12 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
             "recompute = full changes nothing: no block between data and loss; put the layers in an nn.Sequential, or "
             "wrap them in nn.Recompute"
         )
+    if (
+        job.training.recompute is Recompute.SELECTIVE
+        and Phase.INPUT_GRADIENT in phases
+        and Phase.RECOMPUTE not in phases
+    ):
+        notes.append("recompute changes nothing: the model runs none of the modules that it names where gradients flow")
     if job.training.precision.tensor_dtype is DType.FP32:
         notes.append("fused attention is costed as in half precision, scaled by the peak; libraries have none in fp32")
     if job.parallel.tp > 1:

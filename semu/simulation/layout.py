@@ -16,6 +16,7 @@ from semu.parallel.mesh import Mesh
 from semu.parallel.pipeline import Chunk, place_chunks
 from semu.schedule.schedule import PipelineShape
 from semu.simulation.exchanges import plan_exchanges
+from semu.simulation.recompute_units import recompute_units
 from semu.simulation.template_cache import LIBRARIES, JoinedLibrary
 from semu.simulation.tracer import Block, HeldParameter, ModelTracer
 
@@ -101,6 +102,12 @@ def build_layout(job: TrainingJob, weigh: Callable[[TemplateLibrary], Sequence[f
     else:
         weights = [float(sum(p.parameter.numel for p in block.parameters)) for block in flat]
     chunks = place_chunks([len(group) for group in blocks], weights, job.parallel.pp)
+    if job.training.recompute_layers is not None:
+        units, chunks = recompute_units(job, blocks, chunks)
+        tracer = ModelTracer(job)
+        blocks = tracer.trace_model(units)
+        joined = _library(tracer)
+        library = joined.library
     exchanges, plans = plan_exchanges(job, tracer.mesh, blocks, chunks, len(tracer.blocks))
     if exchanges:
         joined = _library(tracer, exchanges)

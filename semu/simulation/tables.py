@@ -15,11 +15,14 @@ from semu.simulation.layout import Layout
 from semu.simulation.memory import RankMemory, RankPeak
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.replica import ReplicaCosts
+from semu.simulation.saved import SavedActivations
 
 NUM_TOP_OPERATORS = 10
 
 
-def rank_row(layout: Layout, run: PipelineRun, memory: RankMemory, peak: RankPeak) -> RankMemoryRow:
+def rank_row(
+    layout: Layout, run: PipelineRun, memory: RankMemory, peak: RankPeak, saved: SavedActivations
+) -> RankMemoryRow:
     """One pipeline rank's memory."""
     chunks = layout.chunks_of(memory.rank)
     stage, operator = "", ""
@@ -41,6 +44,10 @@ def rank_row(layout: Layout, run: PipelineRun, memory: RankMemory, peak: RankPea
         peak_bytes=peak.size_bytes,
         peak_stage=stage,
         peak_operator=operator,
+        activation_bytes=saved.peak(memory.rank),
+        layer_parameters=sum(
+            held.elements for c, b, held in layout.held_by(memory.rank) if layout.chunks[c].blocks[b].is_layer
+        ),
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from semu.job import Recompute, TrainingJob
-from semu.nn.block import CarrySpec, trace_block
+from semu.job import Attention, Recompute, TrainingJob
+from semu.nn.block import CarrySpec, starts_from_data, trace_block
 from semu.nn.model import InputSpec
 from semu.nn.module import Module, Parameter
 from semu.nn.sharding import ShardingStyle
@@ -39,11 +39,29 @@ class HeldParameter:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of the model: where it is, which template it uses, what it holds."""
+    """A block of the model: where it is, which template it uses, what it holds.
+
+    Attributes:
+        is_layer: tensors to tensors: it neither starts from data nor ends in a loss, so it can be recomputed.
+    """
 
     path: str
     template: int
     parameters: tuple[HeldParameter, ...]
+    is_layer: bool = True
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Something to trace as one block: a block of the model, or several that are recomputed together.
+
+    Attributes:
+        path, body: where, what. is_recomputed: keep only its inputs.
+    """
+
+    path: str
+    body: Module
+    is_recomputed: bool
 
 
 @dataclass(frozen=True)
@@ -53,7 +71,7 @@ class _Placed:
     Attributes:
         path, body: where, what. specs: what arrives. parameters: as ``body.named_parameters``.
         key: decides, with the gradients, what is traced. number: of the key, in this job.
-        is_lasting: the key says so also in another call of ``simulate``.
+        is_lasting: the key says so also in another call of ``simulate``. is_recomputed: as the unit.
     """
 
     path: str
@@ -63,6 +81,12 @@ class _Placed:
     key: object
     number: int
     is_lasting: bool
+    is_recomputed: bool
+
+    @property
+    def is_data(self) -> bool:
+        """Whether it starts from what the data loader gives as integers."""
+        return bool(self.specs) and starts_from_data(self.specs[0].dtype)
 
 
 class ModelTracer:
@@ -92,23 +116,31 @@ class ModelTracer:
             tensor_dtype=training.precision.tensor_dtype,
             grad_dtype=training.grad_dtype,
             overlap_tp=training.overlap.tensor_parallel,
+            fused_attention=training.attention is Attention.FUSED,
+            recompute=training.recompute_plan,
         )
-        self._full_recompute = training.recompute is Recompute.FULL
-        self._options_key = options_key(self.options, full_recompute=self._full_recompute)
+        self._options_key = tuple(options_key(self.options, full_recompute=again) for again in (False, True))
         self._paths: dict[object, tuple[str, ...]] = {}
         self.is_lasting = True
 
-    def trace_model(self) -> list[list[Block]]:
-        """The blocks of every modality module, in order."""
+    def trace_model(self, units: Sequence[Sequence[Unit]] | None = None) -> list[list[Block]]:
+        """The blocks of every modality module, in order.
+
+        Args:
+            units: what to trace, module by module; None: every block of the model, recomputed as the job says.
+        """
+        if units is None:
+            again = self.job.training.recompute is Recompute.FULL
+            units = [[Unit(path, body, again) for path, body in m.blocks()] for m in self.job.model.modules]
         outputs: dict[str, tuple[CarrySpec, ...]] = {}
         placed: list[list[_Placed]] = []
-        for module in self.job.model.modules:
+        for module, own in zip(self.job.model.modules, units, strict=True):
             specs = tuple(self._input_spec(spec) for spec in module.inputs)
             for source in module.sources:
                 specs += outputs[source]
             group = []
-            for path, body in module.blocks():
-                group.append(self._place(path, body, specs))
+            for unit in own:
+                group.append(self._place(unit, specs))
                 specs = self._compile(group[-1], None).output_specs
             outputs[module.name] = specs
             placed.append(group)
@@ -122,7 +154,8 @@ class ModelTracer:
             blocks: list[Block] = []
             for place in reversed(group):
                 compiled = self._compile(place, gradients)
-                blocks.append(Block(place.path, self._number(compiled), _held(place, compiled)))
+                is_layer = not place.is_data and all(spec.shape for spec in compiled.output_specs)
+                blocks.append(Block(place.path, self._number(compiled), _held(place, compiled), is_layer))
                 gradients = compiled.input_gradients
             offset = len(module.inputs)
             for source in module.sources:
@@ -140,24 +173,29 @@ class ModelTracer:
         packing = None if spec.per_sequence else sequences
         return CarrySpec(shape, (1,) * len(shape), spec.dtype(self.options.tensor_dtype), False, packing)
 
-    def _place(self, path: str, body: Module, specs: tuple[CarrySpec, ...]) -> _Placed:
+    def _place(self, unit: Unit, specs: tuple[CarrySpec, ...]) -> _Placed:
+        path, body = unit.path, unit.body
         structure = self._reader.read(body)
         if structure is not None:
             key, parameters = structure.key, structure.parameters
         else:
             key, parameters = body.fingerprint(), tuple(parameter for _, parameter in body.named_parameters())
         styles: tuple[ShardingStyle | None, ...] = ()
-        plan = self.options.plan
-        if plan.tp > 1:
+        again: tuple[bool, ...] = ()
+        plan, recompute = self.options.plan, self.options.recompute
+        if plan.tp > 1 or recompute.patterns:
             below = self._paths.get(key)
             if below is None:
                 below = self._paths[key] = tuple(f".{name}" if name else "" for name, _ in body.named_modules())
-            style = plan.style if plan.patterns else plan.styles.get
-            styles = tuple([style(path + name) for name in below])
-        key = (key, specs, styles, self._options_key)
+            if plan.tp > 1:
+                style = plan.style if plan.patterns else plan.styles.get
+                styles = tuple([style(path + name) for name in below])
+            if recompute.patterns:
+                again = tuple([recompute.matches(path + name) for name in below])
+        key = (key, specs, styles, again, self._options_key[unit.is_recomputed])
         number = self._numbers.setdefault(key, len(self._numbers))
         self.is_lasting &= structure is not None
-        return _Placed(path, body, specs, parameters, key, number, structure is not None)
+        return _Placed(path, body, specs, parameters, key, number, structure is not None, unit.is_recomputed)
 
     def _compile(self, place: _Placed, gradients: Sequence[bool] | None) -> CompiledBlock:
         """The block where gradients arrive for some outputs; None: for all that can have one."""
@@ -177,7 +215,7 @@ class ModelTracer:
                 place.specs,
                 self.options,
                 root=place.path,
-                full_recompute=self._full_recompute,
+                full_recompute=place.is_recomputed,
                 gradients=gradients,
             )
             return CompiledBlock.of(traced, place.parameters)

@@ -25,9 +25,26 @@ from nn.tracing_kit import (
 
 from semu.errors import GraphError
 from semu.hardware.kinds import DType
-from semu.nn import GELU, Embedding, Linear, LMHead, Module, Sequences, Sequential, Tensor, TransformerLayer
+from semu.hardware.network import CommGroup
+from semu.nn import (
+    GELU,
+    Embedding,
+    Linear,
+    LMHead,
+    Model,
+    Module,
+    Sequences,
+    Sequential,
+    Tensor,
+    TransformerLayer,
+    functional,
+)
 from semu.nn.block import TracedBlock, trace_block
 from semu.nn.recompute import Recompute
+from semu.nn.recompute_plan import RecomputePlan
+from semu.nn.tracing import TraceOptions
+from semu.parallel.config import Parallel
+from semu.parallel.tensor import megatron_plan
 
 T, H, HEADS = 32, 16, 4
 X = 2 * T * H
@@ -195,6 +212,83 @@ def test_recompute_keeps_tensors_only() -> None:
 
     with pytest.raises(GraphError, match="recompute keeps tensors only; expected tensors; got int"):
         run(Numbers(), spec(T, H))
+
+
+# -- kinds and paths inside a block --------------------------------------------------------------------------------
+def planned(plan: RecomputePlan, tp: int, sp: bool, *, fused: bool = False, grad: bool = True) -> TracedBlock:
+    module = TransformerLayer(H, 4 * H, HEADS, rotary=True, dropout=0.1)
+    model = Model.from_module(module, name="block")
+    chosen = TraceOptions(
+        plan=megatron_plan(model, Parallel(tp=tp, sequence_parallel=sp)),
+        tp_group=CommGroup("tp", tp, 1),
+        fused_attention=fused,
+        recompute=plan,
+    )
+    block = trace_block(module, [spec(T, H, shards=(tp if sp else 1, 1), grad=grad)], chosen, root="block")
+    block.graph.lint()
+    return block
+
+
+PLANS = [
+    (RecomputePlan(("core_attn",)), 5 * HEADS * T * T, "tp"),
+    (RecomputePlan(("act",)), 4 * X, "tp"),
+    (RecomputePlan(("layernorm",)), 2 * X, "tokens"),
+    (RecomputePlan(("mlp",)), 8 * X, "tp"),
+    (RecomputePlan(patterns=("block.mlp",)), 8 * X, "tp"),
+    (RecomputePlan(patterns=("*.mlp_norm",)), X, "tokens"),
+    (RecomputePlan(patterns=("block.mlp.up",)), 4 * X, "tp"),
+]
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=("unfused", "fused"))
+@pytest.mark.parametrize(("tp", "sp"), GROUPS, ids=NAMES)
+@pytest.mark.parametrize(("plan", "less", "over"), PLANS, ids=[str(p[0].kinds or p[0].patterns) for p in PLANS])
+def test_parts_that_are_recomputed(plan: RecomputePlan, less: int, over: str, tp: int, sp: bool, fused: bool) -> None:
+    kept, again = planned(RecomputePlan(), tp, sp, fused=fused), planned(plan, tp, sp, fused=fused)
+    shards = tp if over == "tp" or sp else 1
+    if fused and plan.kinds == ("core_attn",):
+        less = 4 * HEADS * T  # log-sum-exp of the kernel
+    if plan.patterns == ("block.mlp.up",):
+        less = 0  # its output is the input of the non-linearity: made again, and kept all the same
+    assert saved_bytes(kept) - saved_bytes(again) == less // shards
+    assert rows(forward(again)) == rows(forward(kept))
+    assert rows([op for op in backward(again) if op.phase is not R]) == rows(backward(kept))
+    assert [op for op in backward(again) if op.phase is R]
+    assert gradients_written(again) == gradients_written(kept)
+
+
+def test_a_dropped_output_is_made_once_for_all_its_readers() -> None:
+    """Without sequence parallelism the norm's output is read by one product, dropped and made once."""
+    again = planned(RecomputePlan(("act", "layernorm")), 1, False)
+    made = [op.path for op in backward(again) if op.phase is R]
+    assert made == ["mlp.gelu", "mlp_norm.layer_norm", "attention_norm.layer_norm"]
+
+
+def test_nothing_is_made_again_for_a_frozen_product() -> None:
+    module = TransformerLayer(H, 4 * H, HEADS).requires_grad_(False)
+    plan = RecomputePlan(("act", "layernorm"))
+    block = trace_block(module, [spec(T, H)], TraceOptions(recompute=plan))
+    assert not [op for op in backward(block) if op.phase is R]
+
+
+def test_a_module_called_with_numbers_is_not_recomputed() -> None:
+    class Scaled(Module):
+        recompute_kind = "mlp"
+
+        def forward(self, x: Tensor, factor: int) -> Tensor:
+            return functional.gelu(x) if factor else x
+
+    class Outer(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Scaled()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner(x, 2)
+            return out
+
+    with pytest.raises(GraphError, match="Scaled cannot be recomputed"):
+        trace_block(Outer(), [spec(T, H)], TraceOptions(recompute=RecomputePlan(("mlp",))))
 
 
 def test_symbolic_tokens() -> None:

@@ -205,7 +205,10 @@ def job_of(
     *,
     overlap: Overlap = NO_OVERLAP,
     schedule: str = "1f1b",
-    recompute: str = "none",
+    recompute: str | list[str] = "none",
+    recompute_layers: int | None = None,
+    recompute_method: str | None = None,
+    attention: str = "fused",
     override: dict[str, object] | None = None,
     gpus_per_node: int = 0,
 ) -> TrainingJob:
@@ -222,6 +225,9 @@ def job_of(
             schedule=schedule,
             recompute=recompute,
             overlap=overlap,
+            recompute_layers=recompute_layers,
+            recompute_method=recompute_method,
+            attention=attention,
         ),
         ListedBatch(tuple(items)),
     )

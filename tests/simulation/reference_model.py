@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from semu.graph.operator import Operator
+from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
-from semu.job import Recompute, TrainingJob
-from semu.nn import InputSpec, Module, Sequences
+from semu.job import TrainingJob
+from semu.nn import InputSpec, Module, Sequences, Sequential
 from semu.nn.block import CarrySpec, TracedBlock, trace_block
+from semu.nn.recompute_plan import RecomputePlan
 from semu.nn.tracing import TraceOptions
 from semu.parallel.tensor import megatron_plan
 
@@ -21,7 +23,7 @@ class Block:
     Attributes:
         number: position in the model. module: number of its modality module. path, body: what it is.
         specs: what arrives. sources: who makes it, as (block, output); None: the data loader.
-        trace: its operators. rank, chunk: where it runs.
+        trace: its operators. again: its inputs are kept and the rest is recomputed. rank, chunk: where it runs.
     """
 
     number: int
@@ -31,8 +33,22 @@ class Block:
     specs: list[CarrySpec]
     sources: list[tuple[int, int] | None]
     trace: TracedBlock
+    again: bool = False
     rank: int = -1
     chunk: int = -1
+
+    @property
+    def is_layer(self) -> bool:
+        """Made of tensors, not of token ids, and no loss."""
+        return self.specs[0].dtype is not DType.INT64 and all(spec.shape != () for spec in self.trace.output_specs)
+
+    def saved(self) -> set[int]:
+        """Storages that its backward pass reads of its forward pass or of its inputs."""
+        graph = self.trace.graph
+        made = {t for op in self.operators("F") for t in (*op.inputs, *op.outputs)} | set(self.trace.inputs)
+        read = {t for op in self.operators("B") for t in (*op.inputs, *op.outputs)}
+        both = {graph.tensors[t].storage for t in made} & {graph.tensors[t].storage for t in read}
+        return {storage for storage in both if not graph.storages[storage].role.is_static}
 
     def operators(self, phase: str) -> list[Operator]:
         """Those of the forward ("F") or of the backward ("B") pass."""
@@ -63,12 +79,15 @@ class CutModel:
             tensor_dtype=job.training.precision.tensor_dtype,
             grad_dtype=job.training.grad_dtype,
             overlap_tp=job.training.overlap.tensor_parallel,
+            fused_attention=job.training.attention.value == "fused",
+            recompute=_plan(job),
         )
         self.blocks: list[Block] = []
-        self._trace_all()
-        for block in reversed(self.blocks):
-            self._trace_again(block)
+        again = job.training.recompute.value == "full"
+        self._trace_all([[(path, body, again) for path, body in module.blocks()] for module in job.model.modules])
         self._cut()
+        if job.training.recompute_layers is not None:
+            self._trace_by_layers(job.training.recompute_layers)
         self._same: dict[tuple[int, int], tuple[int, int]] = {}
         for block in self.blocks:
             self._join(block)
@@ -111,7 +130,34 @@ class CutModel:
         first = self.chunk(chunk)[0]
         return list(dict.fromkeys(self.blocks[source[0]].chunk for source in first.sources if source is not None))
 
-    def _trace_all(self) -> None:
+    def _trace_by_layers(self, count: int) -> None:
+        """Trace once more with what is recomputed in every chunk: its first layers, or groups of all its layers."""
+        cut = self.blocks
+        pieces: list[list[tuple[str, Module, bool]]] = [[] for _ in self.job.model.modules]
+        places: list[tuple[int, int]] = []
+        for chunk in range(self.num_chunks):
+            own = [block for block in cut if block.chunk == chunk]
+            layers = [block for block in own if block.is_layer]
+            by_block = self.job.training.recompute_method.value == "block"  # type: ignore[union-attr]
+            for block in own:
+                if by_block or not block.is_layer:
+                    parts = [(block.path, block.body, block in layers[:count])]
+                else:
+                    turn = layers.index(block)
+                    members = layers[turn : turn + count] if turn % count == 0 else []
+                    name = self.job.model.modules[block.module].name
+                    parts = [(block.path, block.body, True)] if len(members) == 1 else []
+                    if len(members) > 1:
+                        group = Sequential({member.path[len(name) + 1 :]: member.body for member in members})
+                        parts = [(name, group, True)]
+                pieces[block.module] += parts
+                places += [(block.rank, chunk)] * len(parts)
+        self.blocks = []
+        self._trace_all(pieces)
+        for block, (rank, chunk) in zip(self.blocks, places, strict=True):
+            block.rank, block.chunk = rank, chunk
+
+    def _trace_all(self, pieces: list[list[tuple[str, Module, bool]]]) -> None:
         last: dict[str, Block] = {}
         for number, module in enumerate(self.job.model.modules):
             specs = [self._data(spec) for spec in module.inputs]
@@ -119,12 +165,14 @@ class CutModel:
             for name in module.sources:
                 specs += last[name].trace.output_specs
                 sources += [(last[name].number, k) for k in range(len(last[name].trace.outputs))]
-            for path, body in module.blocks():
-                trace = self._trace(body, specs, path, None)
-                last[module.name] = Block(len(self.blocks), number, path, body, specs, sources, trace)
+            for path, body, again in pieces[number]:
+                trace = self._trace(body, specs, path, None, again)
+                last[module.name] = Block(len(self.blocks), number, path, body, specs, sources, trace, again)
                 self.blocks.append(last[module.name])
                 specs = list(trace.output_specs)
                 sources = [(len(self.blocks) - 1, k) for k in range(len(specs))]
+        for block in reversed(self.blocks):
+            self._trace_again(block)
 
     def _data(self, spec: InputSpec) -> CarrySpec:
         packing = Sequences.of_stream(spec.stream, self.job.parallel.tp)
@@ -133,9 +181,10 @@ class CutModel:
         dtype = spec.dtype(self._options.tensor_dtype)
         return CarrySpec(shape, (1,) * len(shape), dtype, False, None if spec.per_sequence else packing)
 
-    def _trace(self, body: Module, specs: list[CarrySpec], path: str, gradients: list[bool] | None) -> TracedBlock:
-        full = self.job.training.recompute is Recompute.FULL
-        return trace_block(body, specs, self._options, root=path, full_recompute=full, gradients=gradients)
+    def _trace(
+        self, body: Module, specs: list[CarrySpec], path: str, gradients: list[bool] | None, again: bool
+    ) -> TracedBlock:
+        return trace_block(body, specs, self._options, root=path, full_recompute=again, gradients=gradients)
 
     def _trace_again(self, block: Block) -> None:
         """A gradient arrives only for what somebody downstream differentiates."""
@@ -144,7 +193,7 @@ class CutModel:
             arrives = [False] * len(block.trace.outputs)
             for consumer, k, output in consumers:
                 arrives[output] |= consumer.trace.input_gradients[k] is not None
-            block.trace = self._trace(block.body, block.specs, block.path, arrives)
+            block.trace = self._trace(block.body, block.specs, block.path, arrives, block.again)
 
     def _cut(self) -> None:
         """Lightest heaviest rank, then smallest sum of squares, then the first cut."""
@@ -177,3 +226,10 @@ class CutModel:
                 other = self.home(maker, maker.trace.graph.tensors[there].storage)
                 if own != other:
                     self._same[own] = other
+
+
+def _plan(job: TrainingJob) -> RecomputePlan:
+    """What selective recomputation names."""
+    training = job.training
+    names = training.recompute_modules or ("core_attn",)
+    return RecomputePlan.of(tuple(names)) if training.recompute.value == "selective" else RecomputePlan()

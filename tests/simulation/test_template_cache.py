@@ -24,6 +24,7 @@ from semu.hardware.network import CommGroup
 from semu.job import Training, TrainingJob
 from semu.nn import Linear, Model, Module, Tensor
 from semu.nn import functional as F
+from semu.nn.recompute_plan import RecomputePlan
 from semu.nn.sharding import ShardingPlan, ShardingStyle
 from semu.nn.tracing import TraceOptions
 from semu.parallel.config import Parallel
@@ -224,6 +225,8 @@ OTHER_OPTIONS: dict[str, object] = {
     "tensor_dtype": DType.FP32,
     "grad_dtype": DType.BF16,
     "overlap_tp": True,
+    "fused_attention": False,
+    "recompute": RecomputePlan(("mlp",)),
 }
 OTHER_PLAN: dict[str, object] = {"tp": 2, "sequence_parallel": True}
 

@@ -4,15 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from semu.errors import GraphError
-from semu.graph.dim import Dim, divide
+from semu.graph.dim import divide
 from semu.graph.operator import OpKind
 from semu.hardware.kinds import DType
-from semu.nn.tensor import Sequences, Tensor, laid_out_like
+from semu.nn.autograd import recompute
+from semu.nn.rules.unfused_attention import attention_sizes, unfused_attention
+from semu.nn.tensor import Tensor, laid_out_like
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
-    """softmax(q k^T) v inside each sequence.
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, dropout: float = 0.0) -> Tensor:
+    """softmax(q k^T) v inside each sequence: one fused kernel, or separate ones, as the trace's options say.
+
+    Args:
+        q, k, v, causal: see ``fused_attention``.
+        dropout: probability on the attention probabilities; the fused kernel draws it again in its backward.
+    Returns:
+        [query tokens, heads, d_v]. Under recomputation of ``core_attn`` only q, k and v are kept (2205.05198 §5).
+    """
+    trace = q.trace
+
+    def core(*parts: Tensor) -> Tensor:
+        if trace.options.fused_attention:
+            return fused_attention(*parts, causal=causal)
+        return unfused_attention(*parts, causal=causal, dropout=dropout)
+
+    if "core_attn" not in trace.options.recompute.kinds:
+        return core(q, k, v)
+    result = recompute(trace, core, (q, k, v))
+    assert isinstance(result, Tensor)
+    return result
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    """One kernel each way.
 
     Args:
         q: [query tokens, heads, d]. k: [key tokens, kv heads, d]. v: [key tokens, kv heads, d_v]; heads a multiple of
@@ -27,10 +51,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     Saves q, k, v, the output and one fp32 log-sum-exp per query and head.
     """
     trace = q.trace
-    heads, kv_heads = _heads(q, k, v)
-    d, d_v = _int(q.shape[2], q), _int(v.shape[2], v)
-    packing = q.sequences or _one_sequence(q)
-    pairs = packing.pairs_with(k.sequences or _one_sequence(k), trace.where)
+    heads, kv_heads, d, d_v, pairs = attention_sizes(q, k, v)
     share = 2 if causal else 1
     local_heads = heads // q.shards[1]
     forward_flop = divide(2 * pairs * local_heads * (d + d_v), share, "attention FLOP", trace.where)
@@ -79,34 +100,3 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
 
     trace.record([q, k, v], [y], backward)
     return y
-
-
-def _heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int]:
-    where = q.trace.where
-    if not (q.ndim == k.ndim == v.ndim == 3):
-        raise GraphError("attention needs [tokens, heads, dim]", where=where, got=f"{q.shape}, {k.shape}, {v.shape}")
-    heads, kv_heads = _int(q.shape[1], q), _int(k.shape[1], k)
-    if k.shape[:2] != v.shape[:2] or q.shape[2] != k.shape[2]:
-        raise GraphError("q, k and v do not fit together", where=where, got=f"{q.shape}, {k.shape}, {v.shape}")
-    if heads % kv_heads:
-        raise GraphError(
-            "query heads per key head must be whole", where=where, expected=f"a multiple of {kv_heads}", got=heads
-        )
-    if q.shards != k.shards or q.shards != v.shards or q.shards[0] != 1 or q.shards[2] != 1:
-        raise GraphError(
-            "q, k and v must be split over heads alike, tokens whole",
-            where=where,
-            got=f"{q.shards}, {k.shards}, {v.shards}",
-        )
-    return heads, kv_heads
-
-
-def _int(dim: Dim, x: Tensor) -> int:
-    if not isinstance(dim, int):
-        raise GraphError("heads and head size must not depend on the batch", where=x.trace.where, got=dim)
-    return dim
-
-
-def _one_sequence(x: Tensor) -> Sequences:
-    tokens = x.shape[0]
-    return Sequences("tokens", tokens, tokens * tokens, 1, tokens)

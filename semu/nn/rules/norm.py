@@ -27,19 +27,24 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
     uses = [trace.parameter(parameter) for parameter in (weight, bias) if parameter is not None]
     rows = product(x.local_shape[:-1])
     statistics = rows * num_statistics * DType.FP32.size_bytes
-    y = trace.emit(
-        OpKind.NORM,
-        [x, *uses],
-        x.shape,
-        shards=x.shards,
-        dtype=x.dtype,
-        sequences=x.sequences,
-        mem_bytes=2 * x.size_bytes + statistics,
-        key=(rows, x.shape[-1]),
-        name=name,
-        extra_outputs=[((rows, num_statistics), DType.FP32)],
-    )
+
+    def normalise() -> Tensor:
+        return trace.emit(
+            OpKind.NORM,
+            [x, *uses],
+            x.shape,
+            shards=x.shards,
+            dtype=x.dtype,
+            sequences=x.sequences,
+            mem_bytes=2 * x.size_bytes + statistics,
+            key=(rows, x.shape[-1]),
+            name=name,
+            extra_outputs=[((rows, num_statistics), DType.FP32)],
+        )
+
+    y = normalise()
     (saved,) = trace.side_outputs(1)
+    trace.drop_output("layernorm", y, normalise)
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients

@@ -123,7 +123,12 @@ def add_parameter(x: Tensor, parameter: Parameter, rows: int) -> Tensor:
 
 def activation(x: Tensor, name: str) -> Tensor:
     """An elementwise non-linearity (``gelu``, ``silu``, ...). Saves its input."""
-    y = _like(x, OpKind.ACTIVATION, [x], 2 * x.size_bytes, name)
+
+    def apply() -> Tensor:
+        return _like(x, OpKind.ACTIVATION, [x], 2 * x.size_bytes, name)
+
+    y = apply()
+    x.trace.drop_output("act", y, apply)
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients
@@ -143,7 +148,12 @@ def gated_activation(x: Tensor, name: str) -> Tensor:
         )
     half = (*x.shape[:-1], width // 2)
     out_bytes = x.size_bytes
-    y = _like(x, OpKind.ACTIVATION, [x], out_bytes + _half(out_bytes), name, shape=half)
+
+    def apply() -> Tensor:
+        return _like(x, OpKind.ACTIVATION, [x], out_bytes + _half(out_bytes), name, shape=half)
+
+    y = apply()
+    x.trace.drop_output("act", y, apply)
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients

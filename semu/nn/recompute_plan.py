@@ -1,0 +1,68 @@
+"""``RecomputePlan``: which parts of a block are computed again in the backward pass, by module kind or by path.
+
+Kinds are Megatron-LM's words (``--recompute-modules``). A module class says what it is in ``recompute_kind``, so a
+user's own module joins by naming itself. Two kinds are single kernels whose *output* is dropped and made again when
+the backward pass first reads it (Megatron core's ``CheckpointWithoutOutput``): checkpointing them as modules would
+keep their input and, as the input of what follows, their output too, and save nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+
+RECOMPUTE_KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "core_attn": "scores, softmax, dropout and context of any attention; queries, keys and values are kept",
+        "attention": "SelfAttention and CrossAttention with their projections; their inputs are kept",
+        "mlp": "MLP; its input is kept",
+        "layernorm": "LayerNorm and RMSNorm: the output is dropped, the input is kept",
+        "act": "the non-linearity of a feed-forward network: the output is dropped, the input is kept",
+    }
+)
+"""Kind -> what is computed again."""
+
+KIND_ALIASES: Mapping[str, str] = MappingProxyType({"norm": "layernorm", "core_attention": "core_attn"})
+"""Other words for kinds."""
+
+OUTPUT_KINDS = ("layernorm", "act")
+"""Kinds whose output is dropped."""
+
+RULE_KINDS = ("core_attn", "act")
+"""Kinds that operator rules know; no module class stands for them."""
+
+
+@dataclass(frozen=True)
+class RecomputePlan:
+    """What is computed again inside a block.
+
+    Attributes:
+        kinds: module kinds. patterns: ``fnmatch`` patterns of module paths from the model's root; each such module is
+            computed again from its inputs (a norm: as the kind ``layernorm``).
+    """
+
+    kinds: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, names: tuple[str, ...]) -> RecomputePlan:
+        """The plan of a list of kinds and path patterns."""
+        return cls(
+            kinds=tuple(sorted({KIND_ALIASES.get(name, name) for name in names if not is_pattern(name)})),
+            patterns=tuple(sorted({name for name in names if is_pattern(name)})),
+        )
+
+    def matches(self, path: str) -> bool:
+        """Whether a pattern names the module at ``path``."""
+        return any(fnmatchcase(path, pattern) for pattern in self.patterns)
+
+    def names(self, kind: str, path: str) -> bool:
+        """Whether the module (or rule) of some kind at ``path`` is computed again."""
+        return kind in self.kinds or self.matches(path)
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a word of a list is a module path, not a kind."""
+    return "." in name or "*" in name
