@@ -1,10 +1,10 @@
 """``simulate``: a training job becomes a ``Report``; ``prepare``: the part of it that no schedule changes.
 
-The steps, one file each: ``tracer``, ``recompute_units`` and ``layout`` (trace, cut, join; ``structure`` and ``template_cache`` remember
-templates between calls), ``evaluate`` (stage costs of every distinct microbatch, with ``segment_costs`` and
-``shape_costs``), ``job_checkpoint`` (all microbatches simulated alone, to be restored under any schedule), ``gather``,
-``pipeline`` and ``reduction`` (times, with ``transfers``), ``memory``, ``saved`` and ``ground``, ``accounting``,
-``rank_timeline`` and ``replica``, ``tables`` and ``assemble`` (the report).
+The steps, one file each: ``tracer``, ``recompute_units``, ``exchanges`` and ``layout`` (trace, cut, join; ``structure``
+and ``template_cache`` remember templates between calls), ``evaluate`` (stage costs of every distinct microbatch, with
+``segment_costs`` and ``shape_costs``), ``job_checkpoint`` (all microbatches simulated alone, to be restored under any
+schedule), ``gather``, ``pipeline`` and ``reduction`` (times, with ``transfers``), ``memory``, ``ground`` and ``saved``,
+``accounting``, ``rank_timeline`` and ``replica``, ``tables`` and ``assemble`` (the report).
 """
 
 from __future__ import annotations
