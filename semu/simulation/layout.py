@@ -106,7 +106,7 @@ def build_layout(job: TrainingJob, weigh: Callable[[TemplateLibrary], Sequence[f
         units, chunks = recompute_units(job, blocks, chunks)
         tracer = ModelTracer(job)
         blocks = tracer.trace_model(units)
-        joined = _library(tracer)
+        joined = _library(tracer, ())
         library = joined.library
     exchanges, plans = plan_exchanges(job, tracer.mesh, blocks, chunks, len(tracer.blocks))
     if exchanges:
