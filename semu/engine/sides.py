@@ -109,18 +109,26 @@ class Sides:
         )
 
     def sources(self, side: Side) -> list[Place]:
-        """Where an edge from this side reads."""
+        """Where an edge from this side reads.
+
+        Raises:
+            GraphError: an unknown side, or one that holds nothing.
+        """
+        return self._something(self._ends(side), side)
+
+    def _ends(self, side: Side) -> list[Place]:
         if isinstance(side, int | np.integer) and not isinstance(side, bool):
             return [self._end_of(self._copies(int(side))[-1])]
-        units, operators = self._found(side)
+        units, operators = self._inside(side)
         return [(unit, -1) for unit in units] + [self._end_of(index) for index in operators]
 
     def targets(self, side: Side) -> list[Place]:
         """What an edge to this side bounds."""
         if isinstance(side, int | np.integer) and not isinstance(side, bool):
             return [self._start_of(self._copies(int(side))[0])]
-        units, operators = self._found(side)
-        return list(dict.fromkeys([(unit, -1) for unit in units] + [self._start_of(index) for index in operators]))
+        units, operators = self._inside(side)
+        places = [(unit, -1) for unit in units] + [self._start_of(index) for index in operators]
+        return self._something(list(dict.fromkeys(places)), side)
 
     def priorities(self, priority: Mapping[Side, int]) -> NDArray[np.int32]:
         """int32[num_units]: place of every unit when sorted by priority, then number; equal ones keep their order."""
@@ -128,23 +136,23 @@ class Sides:
         for side, value in priority.items():
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or abs(int(value)) >= 2**62:
                 raise GraphError("not a priority", where=_text(side), expected="an integer", got=repr(value))
-            for unit, _ in self.sources(side):
+            for unit, _ in self._ends(side):
                 values[unit] = value
         rank = np.empty(len(values), dtype=np.int32)
         rank[np.argsort(values, kind="stable")] = np.arange(len(values), dtype=np.int32)
         return rank
 
-    def _found(self, side: Side) -> tuple[list[int], list[int]]:
-        """``_inside``; a side that holds nothing would lose the edge."""
-        units, operators = self._inside(side)
-        if not units and not operators:
+    @staticmethod
+    def _something(places: list[Place], side: Side) -> list[Place]:
+        """A side that holds nothing would lose the edge."""
+        if not places:
             raise GraphError(
                 "an empty subgraph cannot wait or be waited for",
                 where="edges",
                 expected="a subgraph with operators, or a stage",
                 got=_text(side),
             )
-        return units, operators
+        return places
 
     def _inside(self, side: Side) -> tuple[list[int], list[int]]:
         """(units, operators inside a unit) that a subgraph stands for, over all its copies."""

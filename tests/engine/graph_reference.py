@@ -167,6 +167,8 @@ class Reference:
             if nodes[b].unit != node.unit
         ]
         for edge in edges:
+            if not self.points(edge[0]) or not self.points(edge[1]):
+                raise Refused("nothing on one side", [])
             for before in self.points(edge[0]):
                 for after in self.points(edge[1]):
                     if before.unit == after.unit:
@@ -192,7 +194,7 @@ class Reference:
         """Dispatch unit after unit.
 
         Raises:
-            Refused: an edge from a unit to itself, or a cycle.
+            Refused: an edge from a unit to itself, or with nothing on one side, or a cycle.
         """
         nodes, units = self.written.nodes, self.written.units
         bounds, ranks = self.bounds(edges), self.priorities(priority or {})
