@@ -76,6 +76,7 @@ class CacheFile:
         is_folder = os.path.isdir(place) or place.endswith(os.sep) or not (has_suffix or os.path.exists(place))
         self.path = Path(os.path.realpath(os.path.join(place, FILE_NAME) if is_folder else place))
         self._warn = warn
+        self._is_named_by_us = is_folder
         self._said = self._is_off = self._is_read_only = False
 
     def read(self, queries: Sequence[tuple[bytes, Words]]) -> list[tuple[Words, Words]]:
@@ -124,6 +125,10 @@ class CacheFile:
                 found = self._look()
                 if found is _Found.NOTHING and not creates:
                     return None
+                if found is _Found.FOREIGN and self._is_named_by_us and self.path.is_file():
+                    self._make(found)  # in a folder for caches, under our name: its header is damaged
+                    self._say(f"the cache {self.path} was damaged and has been made anew")
+                    continue
                 if found is _Found.FOREIGN:
                     self._stop("is not a cache of semu and is left alone")
                     return None

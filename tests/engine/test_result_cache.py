@@ -557,3 +557,22 @@ def test_processes_share_a_file(path: Path) -> None:
     for key in range(3):
         assert known(ResultCache(path), key, range(500)) == list(range(500))
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("damage", [b"\0\0\0\0", b"nothing like a database"])
+def test_a_damaged_header_under_our_own_name_is_made_anew_and_said_once(tmp_path: Path, damage: bytes) -> None:
+    said: list[str] = []
+    shapes, values = np.array([[1], [2]]), np.array([[10, 11], [20, 21]])
+    ResultCache(tmp_path).store(b"key", shapes, values)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(damage + file.read_bytes()[len(damage) :])
+    cache = ResultCache(tmp_path, warn=said.append)
+    found, _ = cache.lookup(b"key", shapes)
+    assert not found.any()
+    cache.store(b"key", shapes, values)
+    assert len(said) == 1
+    assert "made anew" in said[0]
+    found, again = ResultCache(tmp_path, warn=said.append).lookup(b"key", shapes)
+    assert found.all()
+    assert again.tolist() == values.tolist()
+    assert len(said) == 1
