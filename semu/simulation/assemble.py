@@ -118,7 +118,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
             "recompute": training.recompute.value,
             "schedule": training.schedule,
         },
-        "overlap": vars(training.overlap).copy(),
+        "overlap": {**vars(training.overlap), "pipeline": job.overlaps_sends},
         "batch": job.batch.describe(),
     }
 

@@ -170,7 +170,7 @@ def run_pipeline(
     """
     orders = units.orders(problem.schedule)
     new = Edges.between(
-        units.order_edges(orders, overlapped_sends=layout.job.training.overlap.pipeline), len(replicas.count)
+        units.order_edges(orders, overlapped_sends=layout.job.overlaps_sends), len(replicas.count)
     )
     slots = None
     if gathers:
