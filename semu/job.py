@@ -233,7 +233,7 @@ class TrainingJob:
             raise ConfigError(
                 f"{count} microbatches do not divide by pp = {pp}, as interleaved 1F1B (vpp = {vpp}) needs",
                 where="training.global_batch",
-                expected=f"a multiple of dp x micro_batch x pp = {self.parallel.dp} x {self.training.micro_batch} x {pp}",
+                expected=f"a multiple of (dp x micro_batch) x pp = {per_step} x {pp}",
                 got=self.training.global_batch,
                 nearest=nearest_multiple(count, pp) * per_step,
             )

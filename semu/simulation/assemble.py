@@ -105,7 +105,13 @@ def describe_job(layout: Layout) -> dict[str, object]:
         },
         "parallel": {name: getattr(job.parallel, name) for name in _PARALLEL_KEYS},
         "chunks": [
-            {"chunk": c.chunk.index, "rank": c.chunk.rank, "module": c.module, "blocks": [c.chunk.first, c.chunk.last]}
+            {
+                "chunk": c.chunk.index,
+                "rank": c.chunk.rank,
+                "virtual_stage": c.chunk.slot,
+                "module": c.module,
+                "blocks": [c.chunk.first, c.chunk.last],
+            }
             for c in layout.chunks
         ],
         "training": {
