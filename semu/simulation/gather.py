@@ -65,7 +65,8 @@ def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
     size = job.training.precision.tensor_dtype.size_bytes
     slices: list[OuterSlice] = []
     last: dict[tuple[int, int], int] = {}
-    buckets = gradient_buckets([h.elements for _, _, h in held], job.parallel.dp, overlapped=True)
+    slots = [layout.chunks[chunk].chunk.slot for chunk, _, _ in held]
+    buckets = gradient_buckets([h.elements for _, _, h in held], job.parallel.dp, overlapped=True, slots=slots)
     for number, bucket in enumerate(buckets):
         begin = slices[-1].end_s if slices else 0.0
         slices.append(

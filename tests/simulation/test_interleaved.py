@@ -218,6 +218,19 @@ def test_a_virtual_stage_is_reduced_while_earlier_ones_compute() -> None:
         assert [stage.chunk for stage in rank.stages if stage.start_s >= begin] == [rank.rank] * 2
 
 
+@pytest.mark.parametrize("hidden", [False, True], ids=["after", "overlapped"])
+def test_every_virtual_stage_has_buckets_of_its_own(hidden: bool) -> None:
+    """A small model: one bucket per virtual stage, reduced from the last to the first, gathered from the first on."""
+    job = job_of(gpt(4), text_items(8), Parallel(dp=2, pp=2, vpp=3), overlap=overlap(gradients=hidden, parameters=True))
+    report = simulate(job)
+    for rank in report.timeline.ranks:
+        reductions = [piece for piece in rank.outer if piece.kind is OpKind.REDUCE_SCATTER]
+        gathers = [piece for piece in rank.outer if piece.kind is OpKind.ALL_GATHER]
+        assert len(reductions) == len(gathers) == 3
+        assert [2 * piece.net_bytes for piece in gathers] == [piece.net_bytes for piece in reversed(reductions)]
+        assert (reductions[0].start_s < rank.stages[-1].end_s) == hidden
+
+
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (3, 2)])
 def test_first_forwards_of_every_virtual_stage_wait_for_their_parameters(pp: int, vpp: int) -> None:
     parallel = Parallel(dp=2, pp=pp, vpp=vpp)
