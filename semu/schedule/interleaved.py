@@ -2,7 +2,8 @@
 
 Equal virtual stages of forward time f and backward time b: makespan (m v + p - 1)(f + b), bubble ratio
 (p - 1) / (m v + p - 1), so that the bubble is v times smaller than 1F1B's. Rank r runs min(m v, 2 (p - r - 1) +
-(v - 1) p) forwards before it alternates, and holds the activations of one virtual stage more than that at most.
+(v - 1) p) forwards before it alternates, and holds the activations of one virtual stage more than that at most: on the
+first rank those of L (1 + (p - 1) / (p v)) of the model's L layers (2205.05198 §4.2.3).
 """
 
 from __future__ import annotations

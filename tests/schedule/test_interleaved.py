@@ -94,13 +94,17 @@ def test_makespan_and_bubble_of_equal_stages(name: str) -> None:
 
 @pytest.mark.paper
 def test_activations_in_flight() -> None:
-    """A rank holds one virtual stage more than it warms up with; breadth first, all."""
+    """A rank holds one virtual stage more than it warms up with; breadth first, all. 2205.05198 §4.2.3: the first rank
+    holds L (1 + (p - 1) / (p v)) layers."""
     for p, m, v in SIZES:
         shape = PipelineShape.chain(p, m, v)
         for rank in range(p):
             warm_up = 2 * (p - rank - 1) + (v - 1) * p if v > 1 else p - rank - 1
             assert most_held(SCHEDULES["interleaved"](shape), rank) == min(m * v, warm_up + 1)
             assert most_held(SCHEDULES["gpipe"](shape), rank) == m * v
+        if v > 1 and m > p:
+            layers = Fraction(most_held(SCHEDULES["interleaved"](shape), 0), p * v)
+            assert layers == 1 + Fraction(p - 1, p * v)
 
 
 def most_held(schedule: Schedule, rank: int) -> int:
