@@ -14,6 +14,7 @@ from semu.nn.model import Model
 from semu.nn.module import Module
 from semu.nn.recompute_plan import KIND_ALIASES, RECOMPUTE_KINDS, RULE_KINDS, RecomputePlan, is_pattern
 from semu.parallel.config import Overlap, Parallel
+from semu.parallel.pipeline import nearest_multiple
 from semu.workload.batch import AbstractBatch, text_batch
 
 
@@ -68,6 +69,9 @@ class Optimizer(Enum):
 
 
 _E = TypeVar("_E", bound=Enum)
+
+_GROUPED = ("1f1b", "interleaved")
+"""Schedules that run virtual stages in turn, with as many microbatches at a time as there are pipeline ranks."""
 
 
 def _enum(kind: type[_E], value: object, where: str) -> _E:
@@ -277,6 +281,7 @@ class TrainingJob:
         self._check_cluster()
         self._check_batch()
         self._check_recompute()
+        self._check_virtual_stages()
 
     def _check_cluster(self) -> None:
         need, have = self.parallel.num_gpus, self.cluster.num_gpus
@@ -330,3 +335,31 @@ class TrainingJob:
     def num_microbatches(self) -> int:
         """Microbatches of one data-parallel replica in one iteration."""
         return self.training.global_batch // (self.parallel.dp * self.training.micro_batch)
+
+    @property
+    def overlaps_sends(self) -> bool:
+        """Whether P2P sends run beside the sender's compute; interleaving does that unless told otherwise."""
+        chosen = self.training.overlap.pipeline
+        return chosen if chosen is not None else self.parallel.vpp > 1
+
+    def _check_virtual_stages(self) -> None:
+        pp, vpp, count = self.parallel.pp, self.parallel.vpp, self.num_microbatches
+        if vpp == 1:
+            return
+        if pp == 1:
+            raise ConfigError(
+                "virtual stages need several pipeline ranks to take turns on",
+                where="parallel.vpp",
+                expected="vpp = 1, or pp >= 2",
+                got=vpp,
+                nearest=1,
+            )
+        if count % pp and self.training.schedule in _GROUPED:
+            per_step = self.parallel.dp * self.training.micro_batch
+            raise ConfigError(
+                f"{count} microbatches do not divide by pp = {pp}, as interleaved 1F1B (vpp = {vpp}) needs",
+                where="training.global_batch",
+                expected=f"a multiple of (dp x micro_batch) x pp = {per_step} x {pp}",
+                got=self.training.global_batch,
+                nearest=nearest_multiple(count, pp) * per_step,
+            )

@@ -119,7 +119,8 @@ def _ranks(report: Report) -> Iterator[str]:
 
 def _rank_cells(row: RankMemoryRow, capacity_bytes: int) -> tuple[str, ...]:
     share = _percent(row.peak_bytes / capacity_bytes) + ("" if row.peak_bytes <= capacity_bytes else " !")
-    peak_at = " ".join(part for part in (row.peak_stage, row.peak_operator) if part) or "static memory alone"
+    operator = _cut_left(row.peak_operator, 35 - len(row.peak_stage))
+    peak_at = " ".join(part for part in (row.peak_stage, operator) if part) or "static memory alone"
     return (
         str(row.rank),
         _cut(row.chunks, 30),
@@ -127,7 +128,7 @@ def _rank_cells(row: RankMemoryRow, capacity_bytes: int) -> tuple[str, ...]:
         f"{row.static_bytes / GIB:.2f}",
         f"{row.peak_bytes / GIB:.2f}",
         share,
-        _cut_left(peak_at, 36),
+        peak_at,
     )
 
 

@@ -118,6 +118,22 @@ def test_simulate_json_is_the_report(tiny: str, capsys: pytest.CaptureFixture[st
     assert {"compute", "exposed_communication", "bubble", "optimizer", "other"} <= set(document["breakdown_s"])
 
 
+def test_virtual_stages_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """The bubble shrinks; chunks name their virtual stages; more of them than blocks are refused at the flag."""
+    reports = {}
+    for vpp in (1, 2):
+        words = ["simulate", "lm-7b", "--cluster", "h800:4x8", "--parallel", f"dp1-tp8-pp4-vpp{vpp}", "--json"]
+        code, out, _ = run(capsys, *words, "--set", "training.global_batch=8")
+        assert code == 0
+        reports[vpp] = json.loads(out)
+    assert reports[2]["bubble_ratio"] < reports[1]["bubble_ratio"]
+    places = [(chunk["rank"], chunk["virtual_stage"]) for chunk in reports[2]["job"]["chunks"]]
+    assert places == [(rank, slot) for slot in range(2) for rank in range(4)]
+    words[words.index("--parallel") + 1] = "dp1-tp8-pp4-vpp9"
+    code, error = error_of(capsys, *words[:-1], "--set", "training.global_batch=8")
+    assert (code, error["where"], error["nearest"]) == (2, "--parallel parallel.vpp", 8)
+
+
 def test_a_setup_with_flags(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["simulate", "vlm-m", "--cluster", "h800:8x8", "--parallel", "dp8-tp2-pp4", "--seed", "3", "--json"]
     code, out, err = run(capsys, *words)
@@ -209,7 +225,7 @@ def test_what_does_not_fit_is_printed_and_exits_3(
         (["--cluster", "h10:1x8"], "--cluster", "h100"),
         (["--parallel", "dp8"], "--parallel parallel", "dp = 4"),
         (["--set", "training.global_batch=7"], "--set training.global_batch", 6),
-        (["--set", "parallel.vpp=2"], "--set parallel.vpp", 1),
+        (["--set", "parallel.cp=2"], "--set parallel.cp", 1),
         (["--set", "training.schedule=1f1"], "--set training.schedule", "1f1b"),
         (["--profile", "absent/device.toml"], "absent/device.toml", None),
         (["--seed", "x"], "semu simulate", None),

@@ -247,13 +247,11 @@ def test_a_wrong_type_is_refused(assignment: str, expected: str) -> None:
     ("assignment", "expected"),
     [
         ("model.hf_config=config.json", "model.name or [model.transformer]"),
-        ("parallel.vpp=2", "1"),
         ("parallel.cp=2", "1"),
         ("parallel.ep=4", "1"),
         ("parallel.zero=4", "0 or 1 or 2 or 3"),
         ("parallel.modules.encoder.tp=2", "one parallelism"),
         ("parallel.layout.chunks=[1]", "parallel.partition"),
-        ("training.schedule=interleaved", "1f1b, gpipe"),
         ("training.optimizer=sgd", "adam"),
         ("training.precision=fp8", "bf16 or fp16 or tf32 or fp32"),
         ("model.transformer.experts=8", "a dense model"),
@@ -267,6 +265,33 @@ def test_what_is_not_modelled_is_refused_by_name(assignment: str, expected: str)
     assert error.where == f"--set {key}"
     assert error.expected is not None
     assert expected in error.expected
+
+
+@pytest.mark.parametrize(
+    ("assignments", "where", "nearest"),
+    [
+        (("parallel.vpp=2", "parallel.pp=1", "parallel.tp=8"), "--set parallel.vpp", 1),
+        (("parallel.vpp=2", "training.global_batch=70"), "--set training.global_batch", 68),
+        (("parallel.vpp=2", "training.global_batch=2", "parallel.dp=1"), "--set training.global_batch", 4),
+    ],
+)
+def test_virtual_stages_that_do_not_fit_are_refused(assignments: tuple[str, ...], where: str, nearest: int) -> None:
+    error = refused("lm-7b", *assignments)
+    assert (error.where, error.nearest) == (where, nearest)
+
+
+def test_virtual_stages_in_a_file(tmp_path: Path) -> None:
+    """A batch that nobody gave is a multiple of pp microbatches; sends overlap unless the file says otherwise."""
+    text = '[model]\nname = "lm-7b"\n[cluster]\ndevice = "h800"\nnodes = 3\n[parallel]\ntp = 8\npp = 3\nvpp = 2\n'
+    job = load_run(write(tmp_path, text))
+    assert (job.parallel.vpp, job.num_microbatches, job.overlaps_sends) == (2, 15, True)
+    assert not load_run(write(tmp_path, text + "[overlap]\npipeline = false\n")).overlaps_sends
+    assert load_run(write(tmp_path, text), ["parallel.vpp=1"]).num_microbatches == 16
+    run = write(tmp_path, text + "[training]\nglobal_batch = 16\n")
+    error = refused(run)
+    assert (error.where, error.nearest) == (f"{run}:11 training.global_batch", 15)
+    again = write(tmp_path, resolve_run(write(tmp_path, text)).to_toml())
+    assert load_run(again).overlaps_sends
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32", "fp32"])

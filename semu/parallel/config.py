@@ -22,18 +22,19 @@ class Overlap:
         param_gather: ZeRO-1's parameter all-gather runs while the first forward computes.
         tensor_parallel: tensor-parallel collectives run beside independent kernels of the same stage
             (weight gradients); false: the rank's compute waits for each of them.
-        pipeline: P2P sends run beside compute; false: the sender's compute waits (Megatron's 1F1B).
+        pipeline: P2P sends run beside compute; false: the sender's compute waits (Megatron's 1F1B); None: true where
+            ranks have several virtual stages (vpp > 1), else false (``TrainingJob.overlaps_sends``).
     """
 
     grad_reduce: bool = True
     param_gather: bool = True
     tensor_parallel: bool = False
-    pipeline: bool = False
+    pipeline: bool | None = None
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if not isinstance(value, bool):
+            if not isinstance(value, bool) and not (value is None and item.name == "pipeline"):
                 raise ConfigError("not a switch", where=f"overlap.{item.name}", expected="true or false", got=value)
 
 
@@ -43,7 +44,7 @@ class Parallel:
 
     Attributes:
         dp, tp, pp: data-, tensor- and pipeline-parallel sizes, >= 1.
-        vpp: model chunks per pipeline rank, >= 1.
+        vpp: virtual stages per pipeline rank, >= 1; group g of all pp x vpp groups of layers is on rank g mod pp.
         cp, ep: context- and expert-parallel sizes, >= 1.
         sequence_parallel: shard activations over the sequence between tensor-parallel regions (2205.05198).
         zero: 0 replicates the optimizer, 1 shards it over dp (Megatron's distributed optimizer), 2 | 3 shard

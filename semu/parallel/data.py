@@ -24,19 +24,25 @@ class Bucket:
     members: tuple[int, ...]
 
 
-def gradient_buckets(elements: Sequence[int], dp: int, *, overlapped: bool) -> list[Bucket]:
+def gradient_buckets(
+    elements: Sequence[int], dp: int, *, overlapped: bool, slots: Sequence[int] | None = None
+) -> list[Bucket]:
     """Group parameters, in the order in which their gradients become ready, into buckets.
 
     Args:
         elements: local elements of each trainable parameter.
         dp: data-parallel size.
         overlapped: false: one bucket (nothing is gained by several).
+        slots: virtual stage of each parameter; each has buckets of its own (Megatron-LM wraps each model chunk alone).
     """
     limit = max(MIN_BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * dp)
     buckets: list[Bucket] = []
     members: list[int] = []
     size = 0
     for number, count in enumerate(elements):
+        if slots is not None and members and slots[number] != slots[members[-1]]:
+            buckets.append(Bucket(size, tuple(members)))
+            members, size = [], 0
         members.append(number)
         size += count
         if overlapped and size >= limit:

@@ -15,11 +15,12 @@ from semu.errors import ConfigError
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive blocks of one modality module on one pipeline rank.
+    """Consecutive blocks of one modality module in one virtual stage of a pipeline rank.
 
     Attributes:
         index: global number, module by module. rank: pipeline rank. module: number of the modality module.
         first, last: its blocks are ``first <= i < last`` of the module's blocks.
+        slot: which of its rank's virtual stages it belongs to.
     """
 
     index: int
@@ -27,6 +28,7 @@ class Chunk:
     module: int
     first: int
     last: int
+    slot: int = 0
 
 
 def partition(weights: Sequence[float], num_parts: int) -> list[int]:
@@ -93,27 +95,46 @@ def _lightest_heaviest(weight: NDArray[np.float64], num_parts: int) -> float:
     return float(best[-1])
 
 
-def place_chunks(blocks_per_module: Sequence[int], weights: Sequence[float], num_ranks: int) -> list[Chunk]:
-    """Cut all modules' blocks, in order, into one contiguous group per rank; a group that crosses a module boundary
-    becomes several chunks (mixed partitioning, DIP Fig. 5a).
+def place_chunks(
+    blocks_per_module: Sequence[int], weights: Sequence[float], num_ranks: int, num_slots: int = 1
+) -> list[Chunk]:
+    """Cut all modules' blocks, in order, into contiguous groups, one per rank and slot; group g is on rank
+    g mod num_ranks, slot g div num_ranks (2104.04473 §2.2). A group that crosses a module boundary becomes several
+    chunks (mixed partitioning, DIP Fig. 5a).
 
     Args:
         blocks_per_module: number of blocks of each modality module.
         weights: weight of every block, module by module.
-        num_ranks: pipeline ranks.
+        num_ranks: pipeline ranks. num_slots: virtual stages per rank.
     Returns:
         Chunks in the order of data flow, which is also their numbering.
     Raises:
-        ConfigError: fewer blocks than ranks.
+        ConfigError: fewer blocks than groups.
     """
-    boundaries = partition(weights, num_ranks)
+    if num_slots > 1 and num_ranks <= len(weights) < num_ranks * num_slots:
+        most = len(weights) // num_ranks
+        raise ConfigError(
+            f"{len(weights)} blocks cannot be cut into {num_ranks} x {num_slots} virtual stages: only members of a "
+            "Sequential can be cut apart",
+            where="parallel.vpp",
+            expected=f"<= {most}",
+            got=num_slots,
+            nearest=most,
+        )
+    boundaries = partition(weights, num_ranks if num_ranks > len(weights) else num_ranks * num_slots)
     chunks: list[Chunk] = []
     offset = 0
     for module, count in enumerate(blocks_per_module):
-        for rank in range(num_ranks):
-            first = max(boundaries[rank], offset)
-            last = min(boundaries[rank + 1], offset + count)
+        for group, (begin, end) in enumerate(itertools.pairwise(boundaries)):
+            slot, rank = divmod(group, num_ranks)
+            first, last = max(begin, offset), min(end, offset + count)
             if first < last:
-                chunks.append(Chunk(len(chunks), rank, module, first - offset, last - offset))
+                chunks.append(Chunk(len(chunks), rank, module, first - offset, last - offset, slot))
         offset += count
     return chunks
+
+
+def nearest_multiple(count: int, size: int) -> int:
+    """The multiple of ``size`` that lies nearest to ``count``, at least ``size``; the lower one of two as near."""
+    below = count // size * size
+    return below if below and count - below <= below + size - count else below + size

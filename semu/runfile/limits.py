@@ -11,7 +11,7 @@ from semu.runfile.places import Places
 from semu.schedule import SCHEDULES
 
 _MODELLED_SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType(
-    {"parallel.vpp": (1,), "parallel.cp": (1,), "parallel.ep": (1,), "parallel.zero": (0, 1, 2, 3)}
+    {"parallel.cp": (1,), "parallel.ep": (1,), "parallel.zero": (0, 1, 2, 3)}
 )
 _MODELLED_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -5,8 +5,9 @@ Relative paths in a file start from the file's folder, those on the command line
 
 ``training.global_batch``, where neither the file nor ``--set`` gives it, is microbatches x dp x micro_batch: a setup
 keeps its items per replica when its parallelism or its micro_batch is changed (rounded down to whole microbatches); a
-file without a global batch gets ``semu_models.setups.default_microbatches``. ``training.seq_len`` becomes the batch's
-own context length, and the ``contents`` of a metadata file what the model reads, where nobody gives them.
+file without a global batch gets ``semu_models.setups.default_microbatches``. With vpp > 1 either is rounded down to a
+multiple of pp microbatches. ``training.seq_len`` becomes the batch's own context length, and the ``contents`` of a
+metadata file what the model reads, where nobody gives them.
 """
 
 from __future__ import annotations
@@ -171,6 +172,8 @@ def _set_global_batch(config: dict[str, dict[str, Any]], places: Places, setup: 
     else:
         items = setup.num_microbatches * setup.training.micro_batch
         count = max(items // training["micro_batch"], 1)
+    if parallel["vpp"] > 1:
+        count = max(count // parallel["pp"], 1) * parallel["pp"]
     training["global_batch"] = count * parallel["dp"] * training["micro_batch"]
     config["training"] = _ordered(training, "training")
     if before == training["global_batch"]:

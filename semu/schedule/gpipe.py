@@ -1,7 +1,8 @@
 """GPipe: all forwards, then all backwards (Huang et al., 1811.06965 §2.3).
 
 Equal stages of forward time f and backward time b: makespan (m + p - 1)(f + b), bubble ratio (p - 1) / (m + p - 1);
-every rank holds the activations of all m microbatches.
+every rank holds the activations of all m microbatches. Several virtual stages per rank run breadth first, all
+microbatches through one, then through the next (2211.05953 §4.1): with p <= m, m v + p - 1 in the place of m + p - 1.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ def gpipe(shape: PipelineShape) -> Schedule:
     Args:
         shape: ranks, chunks and microbatches.
     """
-    microbatches = range(shape.num_microbatches)
+    turns = [(slot, i) for slot in range(shape.num_slots) for i in range(shape.num_microbatches)]
     return Schedule.build(
         "gpipe",
         (
-            [stage for i in microbatches for stage in shape.forward(rank, i)]
-            + [stage for i in reversed(microbatches) for stage in shape.backward(rank, i)]
+            [stage for slot, i in turns for stage in shape.forward(rank, i, slot)]
+            + [stage for slot, i in reversed(turns) for stage in shape.backward(rank, i, slot)]
             for rank in range(shape.num_ranks)
         ),
     )

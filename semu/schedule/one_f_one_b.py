@@ -1,20 +1,27 @@
 """1F1B: one forward, one backward in turn (PipeDream-Flush: 2006.09503 §3; Megatron-LM: 2104.04473 §2.2).
 
 Equal stages of forward time f and backward time b: makespan (m + p - 1)(f + b), bubble ratio (p - 1) / (m + p - 1) as
-GPipe, but rank r holds at most min(m, p - r) microbatches' activations.
+GPipe, but rank r holds at most min(m, p - r) microbatches' activations. Several virtual stages per rank take turns as
+in Megatron-LM: see ``interleaved``.
 """
 
 from __future__ import annotations
 
+from semu.schedule.interleaved import interleaved
 from semu.schedule.schedule import PipelineShape, Schedule, StageKey
 
 
 def one_f_one_b(shape: PipelineShape) -> Schedule:
-    """The non-interleaved 1F1B schedule; a rank runs all its chunks, in order, where one forward stands.
+    """The 1F1B schedule, interleaved where ranks have several virtual stages; a rank runs all chunks of a virtual stage
+    where one forward stands.
 
     Args:
         shape: ranks, chunks and microbatches.
+    Raises:
+        ScheduleError: as ``interleaved``.
     """
+    if shape.num_slots > 1:
+        return interleaved(shape)
     return Schedule.build("1f1b", (_order(shape, rank) for rank in range(shape.num_ranks)))
 
 

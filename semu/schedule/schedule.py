@@ -48,6 +48,7 @@ class PipelineShape:
         chunk_rank: rank of each chunk.
         sources: per chunk, the chunks whose forward output it reads.
         has_backward: per chunk, whether it has a backward stage.
+        chunk_slot: per chunk, which of its rank's virtual stages it belongs to; by default all belong to the first.
     """
 
     num_ranks: int
@@ -55,16 +56,30 @@ class PipelineShape:
     chunk_rank: tuple[int, ...]
     sources: tuple[tuple[int, ...], ...]
     has_backward: tuple[bool, ...]
+    chunk_slot: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.chunk_slot:
+            object.__setattr__(self, "chunk_slot", (0,) * len(self.chunk_rank))
+        if len(self.chunk_slot) != len(self.chunk_rank) or min(self.chunk_slot, default=0) < 0:
+            raise ScheduleError(
+                "not a slot for every chunk",
+                where="chunk_slot",
+                expected=f"{len(self.chunk_rank)} numbers >= 0",
+                got=self.chunk_slot,
+            )
 
     @classmethod
-    def chain(cls, num_ranks: int, num_microbatches: int) -> PipelineShape:
-        """One chunk per rank, one after another, all with a backward stage."""
+    def chain(cls, num_ranks: int, num_microbatches: int, num_slots: int = 1) -> PipelineShape:
+        """One chunk per rank and slot, one after another over the ranks, slot by slot, all with a backward stage."""
+        count = num_ranks * num_slots
         return cls(
             num_ranks,
             num_microbatches,
-            tuple(range(num_ranks)),
-            tuple((c - 1,) if c else () for c in range(num_ranks)),
-            (True,) * num_ranks,
+            tuple(c % num_ranks for c in range(count)),
+            tuple((c - 1,) if c else () for c in range(count)),
+            (True,) * count,
+            tuple(c // num_ranks for c in range(count)),
         )
 
     @property
@@ -72,19 +87,28 @@ class PipelineShape:
         """Number of model chunks."""
         return len(self.chunk_rank)
 
-    def chunks_of(self, rank: int) -> list[int]:
-        """Chunks held by a rank, in order of data flow."""
-        return [chunk for chunk, holder in enumerate(self.chunk_rank) if holder == rank]
+    @property
+    def num_slots(self) -> int:
+        """Virtual stages per rank."""
+        return max(self.chunk_slot, default=0) + 1
 
-    def forward(self, rank: int, microbatch: int) -> list[StageKey]:
-        """All forward stages of a rank for one microbatch, in order."""
-        return [StageKey(chunk, Phase.FORWARD, microbatch) for chunk in self.chunks_of(rank)]
+    def chunks_of(self, rank: int, slot: int | None = None) -> list[int]:
+        """Chunks held by a rank, in order of data flow; of one of its virtual stages, or of all."""
+        return [
+            chunk
+            for chunk, place in enumerate(zip(self.chunk_rank, self.chunk_slot, strict=True))
+            if place[0] == rank and slot in (None, place[1])
+        ]
 
-    def backward(self, rank: int, microbatch: int) -> list[StageKey]:
-        """All backward stages of a rank for one microbatch, in order."""
+    def forward(self, rank: int, microbatch: int, slot: int | None = None) -> list[StageKey]:
+        """Forward stages of a rank (or of one of its virtual stages) for one microbatch, in order."""
+        return [StageKey(chunk, Phase.FORWARD, microbatch) for chunk in self.chunks_of(rank, slot)]
+
+    def backward(self, rank: int, microbatch: int, slot: int | None = None) -> list[StageKey]:
+        """Backward stages of a rank (or of one of its virtual stages) for one microbatch, in order."""
         return [
             StageKey(chunk, Phase.BACKWARD, microbatch)
-            for chunk in reversed(self.chunks_of(rank))
+            for chunk in reversed(self.chunks_of(rank, slot))
             if self.has_backward[chunk]
         ]
 

@@ -110,7 +110,13 @@ def describe_job(layout: Layout) -> dict[str, object]:
             for name in (*_PARALLEL_KEYS, *(_SHARDING_KEYS if job.parallel.zero == 3 else ()))
         },
         "chunks": [
-            {"chunk": c.chunk.index, "rank": c.chunk.rank, "module": c.module, "blocks": [c.chunk.first, c.chunk.last]}
+            {
+                "chunk": c.chunk.index,
+                "rank": c.chunk.rank,
+                "virtual_stage": c.chunk.slot,
+                "module": c.module,
+                "blocks": [c.chunk.first, c.chunk.last],
+            }
             for c in layout.chunks
         ],
         "training": {
@@ -128,7 +134,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
             "attention": training.attention.value,
             "schedule": training.schedule,
         },
-        "overlap": vars(training.overlap).copy(),
+        "overlap": {**vars(training.overlap), "pipeline": job.overlaps_sends},
         "batch": job.batch.describe(),
     }
 

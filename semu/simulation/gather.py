@@ -48,7 +48,8 @@ def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
     job = layout.job
     held = [entry for entry in layout.held_by(rank) if entry[2].parameter.requires_grad]
     size = job.training.precision.tensor_dtype.size_bytes
-    buckets = gradient_buckets([h.elements for _, _, h in held], job.parallel.dp, overlapped=True)
+    slots = [layout.chunks[chunk].chunk.slot for chunk, _, _ in held]
+    buckets = gradient_buckets([h.elements for _, _, h in held], job.parallel.dp, overlapped=True, slots=slots)
     names = [f"parameters {number}" for number in range(len(buckets))]
     sizes = [bucket.elements * size for bucket in buckets]
     slices: list[OuterSlice] = []

@@ -105,7 +105,7 @@ class JobCheckpoint:
             schedule: as ``schedule``.
         """
         orders = self.units.orders(self.schedule(schedule))
-        return self.units.order_edges(orders, overlapped_sends=self.job.training.overlap.pipeline)
+        return self.units.order_edges(orders, overlapped_sends=self.job.overlaps_sends)
 
     def restore(self, edges: NDArray[np.integer], *, replica: int | None = None) -> UnitTimes:
         """Go on from here with new edges: times of all units, the quick way.
@@ -155,7 +155,7 @@ class JobCheckpoint:
         by_target = np.argsort(units.edges[:, 1], kind="stable")
         source, target = units.edges[by_target, 0], units.edges[by_target, 1]
         drains = np.zeros((0, 2), dtype=np.int32)
-        if not self.job.training.overlap.pipeline:  # the sender's compute waits for its transfers
+        if not self.job.overlaps_sends:  # the sender's compute waits for its transfers
             drains = units.edges[(units.stream[units.edges[:, 1]] >= units.shape.num_ranks)]
             drains = drains[np.argsort(drains[:, 0], kind="stable")]
         start, end = np.empty((2, len(table), units.num_units))
@@ -185,7 +185,7 @@ class JobCheckpoint:
         say = progress if progress is not None else _silent
         say("running the pipeline")
         legal = self.schedule(schedule)
-        problem = lower(legal, self.units.shape, overlapped_sends=self.job.training.overlap.pipeline)
+        problem = lower(legal, self.units.shape, overlapped_sends=self.job.overlaps_sends)
         run = run_pipeline(self.layout, self.evaluation, self.units, self.replicas, self.nodes, self.gathers, problem)
         tails = rank_tails(self.layout, self.evaluation, run)
         say("finding the memory peaks")

@@ -64,6 +64,7 @@ class Layout:
             chunk_rank=tuple(c.chunk.rank for c in self.chunks),
             sources=tuple(tuple(dict.fromkeys(a for a in c.arrivals if a >= 0)) for c in self.chunks),
             has_backward=tuple(c.backward is not None for c in self.chunks),
+            chunk_slot=tuple(c.chunk.slot for c in self.chunks),
         )
 
     def chunks_of(self, rank: int) -> list[ChunkStages]:
@@ -101,7 +102,7 @@ def build_layout(job: TrainingJob, weigh: Callable[[TemplateLibrary], Sequence[f
         weights = [by_template[block.template] for block in flat]
     else:
         weights = [float(sum(p.parameter.numel for p in block.parameters)) for block in flat]
-    chunks = place_chunks([len(group) for group in blocks], weights, job.parallel.pp)
+    chunks = place_chunks([len(group) for group in blocks], weights, job.parallel.pp, job.parallel.vpp)
     if job.training.recompute_layers is not None:
         units, chunks = recompute_units(job, blocks, chunks)
         tracer = ModelTracer(job)

@@ -169,9 +169,7 @@ def run_pipeline(
         nodes: from ``consolidated_units``. problem: the schedule, lowered. others: as there.
     """
     orders = units.orders(problem.schedule)
-    new = Edges.between(
-        units.order_edges(orders, overlapped_sends=layout.job.training.overlap.pipeline), len(replicas.count)
-    )
+    new = Edges.between(units.order_edges(orders, overlapped_sends=layout.job.overlaps_sends), len(replicas.count))
     slots = None
     if gathers:
         waits, slots = first_forward_edges(layout, evaluation, units, gathers, replicas.shape, orders, nodes.num_units)

@@ -61,12 +61,12 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
     done = _rank_end(run, rank)
     size = job.training.grad_dtype.size_bytes
     reduces = job.parallel.dp > 1 and job.parallel.zero <= 1
-    ready, elements = _gradient_ready(layout, evaluation, run, rank) if reduces else ([], [])
+    ready, elements, slots = _gradient_ready(layout, evaluation, run, rank) if reduces else ([], [], [])
     if elements:
         kind = OpKind.REDUCE_SCATTER if job.parallel.zero >= 1 else OpKind.ALL_REDUCE
         group = layout.mesh.dp_group(rank)
         overlapped = job.training.overlap.grad_reduce
-        buckets = gradient_buckets(elements, job.parallel.dp, overlapped=overlapped)
+        buckets = gradient_buckets(elements, job.parallel.dp, overlapped=overlapped, slots=slots)
         names = [f"gradients {number}" for number in range(len(buckets))]
         now = 0.0
         for bucket, piece in zip(
@@ -93,11 +93,13 @@ def _rank_end(run: PipelineRun, rank: int) -> float:
 
 def _gradient_ready(
     layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int
-) -> tuple[list[float], list[int]]:
-    """When each trainable parameter's gradient is complete on the slowest replica, in that order, and its elements."""
+) -> tuple[list[float], list[int], list[int]]:
+    """When each trainable parameter's gradient is complete on the slowest replica, in that order; its elements and its
+    virtual stage."""
     problem = run.problem
     ready: dict[int, float] = {}
     elements: dict[int, int] = {}
+    slots: dict[int, int] = {}
     for chunk in reversed(layout.chunks_of(rank)):
         if chunk.backward is None:
             continue
@@ -115,12 +117,14 @@ def _gradient_ready(
             key = id(held.parameter)
             ready[key] = max(ready.get(key, 0.0), end)
             elements[key] = held.elements
-    for _, _, held in layout.held_by(rank):  # what no gradient reaches is reduced all the same, at the end
+            slots[key] = chunk.chunk.slot
+    for number, _, held in layout.held_by(rank):  # what no gradient reaches is reduced all the same, at the end
         if held.parameter.requires_grad and id(held.parameter) not in ready:
             ready[id(held.parameter)] = _rank_end(run, rank)
             elements[id(held.parameter)] = held.elements
+            slots[id(held.parameter)] = layout.chunks[number].chunk.slot
     order = sorted(ready, key=lambda key: ready[key])
-    return [ready[key] for key in order], [elements[key] for key in order]
+    return [ready[key] for key in order], [elements[key] for key in order], [slots[key] for key in order]
 
 
 _TOGETHER = 8

@@ -93,12 +93,12 @@ def test_other_options_are_checked(change: dict[str, object], where: str) -> Non
 
 
 def test_by_default_data_parallel_communication_hides_and_no_other() -> None:
-    assert Overlap() == Overlap(grad_reduce=True, param_gather=True, tensor_parallel=False, pipeline=False)
+    assert Overlap() == Overlap(grad_reduce=True, param_gather=True, tensor_parallel=False, pipeline=None)
 
 
 @pytest.mark.parametrize("name", ["grad_reduce", "param_gather", "tensor_parallel", "pipeline"])
 def test_overlap_is_made_of_switches(name: str) -> None:
     assert getattr(Overlap(**{name: True}), name) is True
     with pytest.raises(ConfigError, match="not a switch") as caught:
-        Overlap(**{name: 1})  # type: ignore[arg-type]
+        Overlap(**{name: None if name == "grad_reduce" else 1})  # type: ignore[arg-type]
     assert caught.value.where == f"overlap.{name}"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semu.errors import ConfigError
-from semu.parallel.pipeline import partition, place_chunks
+from semu.parallel.pipeline import nearest_multiple, partition, place_chunks
 
 weights = st.lists(st.integers(0, 9), min_size=1, max_size=9)
 
@@ -121,3 +121,52 @@ def test_a_stage_across_two_modules_is_two_chunks() -> None:
         (1, 0, 1, 0, 1),
         (2, 1, 1, 1, 4),
     ]
+
+
+# -- virtual stages ----------------------------------------------------------------------------------------------
+@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=3), st.data())
+def test_groups_are_dealt_to_the_ranks_in_turn(modules: list[list[int]], data: st.DataObject) -> None:
+    flat = [weight for module in modules for weight in module]
+    num_ranks = data.draw(st.integers(1, len(flat)))
+    num_slots = data.draw(st.integers(1, len(flat) // num_ranks))
+    counts = [len(module) for module in modules]
+    together = place_chunks(counts, flat, num_ranks * num_slots)
+    chunks = place_chunks(counts, flat, num_ranks, num_slots)
+    assert [(c.index, c.module, c.first, c.last) for c in chunks] == [
+        (c.index, c.module, c.first, c.last) for c in together
+    ]
+    dealt = [(slot, rank) for slot in range(num_slots) for rank in range(num_ranks)]
+    assert [(c.slot, c.rank) for c in chunks] == [dealt[c.rank] for c in together]
+
+
+@pytest.mark.parametrize("num_slots", [2, 4, 8])
+def test_gpt3_is_cut_as_megatron_does(num_slots: int) -> None:
+    """96 layers on 12 ranks: as many in every virtual stage, the embedding with the first, the head with the last."""
+    hidden, vocab, positions = 12288, 51200, 2048
+    layer = 12 * hidden**2 + 13 * hidden
+    weights = [(vocab + positions) * hidden, *[layer] * 96, vocab * hidden + 2 * hidden]
+    chunks = place_chunks([98], weights, 12, num_slots)
+    each = 96 // (12 * num_slots)
+    assert [c.last - c.first for c in chunks] == [each + 1] + [each] * (12 * num_slots - 2) + [each + 1]
+
+
+def test_a_large_embedding_takes_the_place_of_layers() -> None:
+    """Llama 3 8B: embedding and head weigh as much as 2.4 layers each, so fewer layers stand beside them."""
+    layer, vocabulary = 218_112_000, 128256 * 4096
+    chunks = place_chunks([34], [vocabulary, *[layer] * 32, vocabulary], 4, 2)
+    assert [c.last - c.first for c in chunks] == [3, 4, 4, 5, 5, 5, 5, 3]
+
+
+def test_too_many_virtual_stages() -> None:
+    with pytest.raises(ConfigError, match="7 blocks cannot be cut into 2 x 4 virtual stages") as caught:
+        place_chunks([3, 4], [1.0] * 7, 2, 4)
+    assert (caught.value.where, caught.value.got, caught.value.nearest) == ("parallel.vpp", 4, 3)
+    with pytest.raises(ConfigError, match="7 blocks cannot be cut into 8 stages") as caught:
+        place_chunks([3, 4], [1.0] * 7, 8, 2)
+    assert (caught.value.where, caught.value.nearest) == ("parallel.pp", 7)
+
+
+@given(st.integers(1, 60), st.integers(1, 12))
+def test_the_nearest_multiple(count: int, size: int) -> None:
+    multiples = [size * number for number in range(1, 61)]
+    assert nearest_multiple(count, size) == min(multiples, key=lambda multiple: (abs(multiple - count), multiple))

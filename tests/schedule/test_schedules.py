@@ -15,7 +15,7 @@ from semu.schedule.schedule import PipelineShape, Schedule
 
 F, B = Phase.FORWARD, Phase.BACKWARD
 SIZES = [(p, m) for p in range(1, 9) for m in range(1, 17)]
-CLOSED_FORMS = ("1f1b", "gpipe")
+CLOSED_FORMS = ("1f1b", "gpipe", "interleaved")
 FORWARD_S, BACKWARD_S = 3.0, 7.0
 
 

@@ -115,8 +115,10 @@ def expand(job: TrainingJob, gather_ready: dict[int, float] | None = None) -> Ex
 
 
 def stage_orders(model: CutModel, num_microbatches: int) -> list[list[StageName]]:
-    """Stages of every rank under GPipe or 1F1B; a rank's chunks stand together."""
+    """Stages of every rank under GPipe or 1F1B; the chunks of a rank's virtual stage stand together."""
     job = model.job
+    if job.parallel.vpp > 1:
+        return _interleaved_orders(model, num_microbatches)
     orders = []
     for rank in range(job.parallel.pp):
         held = [c for c in range(model.num_chunks) if model.chunk(c)[0].rank == rank]
@@ -132,6 +134,47 @@ def stage_orders(model: CutModel, num_microbatches: int) -> list[list[StageName]
             turns += [("B", i) for i in range(num_microbatches - warm_up, num_microbatches)]
         orders.append([(chunk, phase, i) for phase, i in turns for chunk in (held if phase == "F" else back)])
     return orders
+
+
+def _interleaved_orders(model: CutModel, num_microbatches: int) -> list[list[StageName]]:
+    """Several virtual stages per rank: breadth first under GPipe, else in Megatron's turns.
+
+    Forwards go by groups of pp microbatches, within a group by virtual stage, within that by microbatch; backwards
+    alike, from the last virtual stage to the first. A backward begins when all forwards but those that lie between are
+    issued: 2 for every rank behind this one, pp for every virtual stage but one.
+    """
+    job = model.job
+    pp, vpp = job.parallel.pp, job.parallel.vpp
+    everything = [(slot, i) for slot in range(vpp) for i in range(num_microbatches)]
+    orders = []
+    for rank in range(pp):
+        if job.training.schedule == "gpipe":
+            turns = [("F", *turn) for turn in everything] + [("B", *turn) for turn in reversed(everything)]
+        else:
+            assert job.training.schedule in ("1f1b", "interleaved")
+            forwards = sorted(everything, key=lambda turn: (turn[1] // pp, turn[0], turn[1]))
+            backwards = sorted(everything, key=lambda turn: (turn[1] // pp, -turn[0], turn[1]))
+            ahead = min(len(forwards), 2 * (pp - 1 - rank) + pp * (vpp - 1))
+            turns = [("F", *turn) for turn in forwards[:ahead]]
+            for forward, backward in zip(forwards[ahead:], backwards, strict=False):
+                turns += [("F", *forward), ("B", *backward)]
+            turns += [("B", *turn) for turn in backwards[len(backwards) - ahead :]]
+        order: list[StageName] = []
+        for phase, slot, i in turns:
+            held = [
+                c for c in range(model.num_chunks) if (model.chunk(c)[0].rank, model.chunk(c)[0].slot) == (rank, slot)
+            ]
+            if phase == "B":
+                held = [c for c in reversed(held) if model.has_backward(c)]
+            order += [(chunk, phase, i) for chunk in held]
+        orders.append(order)
+    return orders
+
+
+def overlaps_sends(job: TrainingJob) -> bool:
+    """Sends run beside the sender's compute if asked for, and by default where ranks have several virtual stages."""
+    chosen = job.training.overlap.pipeline
+    return job.parallel.vpp > 1 if chosen is None else chosen
 
 
 class _Writer:
@@ -161,7 +204,7 @@ class _Writer:
                     previous = [last_send[pair]] if pair in last_send else []
                     self.nodes[send] = Node(self._send_latency(send, *pair), [("end", *stage), *previous])
                     last_send[pair] = send
-                    if not self.model.job.training.overlap.pipeline:
+                    if not overlaps_sends(self.model.job):
                         before.append(send)
         self._take_longest_paths()
         replica = Replica(self.nodes, self.orders, self.operators, self.sent, [])

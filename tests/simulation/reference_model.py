@@ -23,7 +23,7 @@ class Block:
     Attributes:
         number: position in the model. module: number of its modality module. path, body: what it is.
         specs: what arrives. sources: who makes it, as (block, output); None: the data loader.
-        trace: its operators. again: its inputs are kept and the rest is recomputed. rank, chunk: where it runs.
+        trace: its operators. again: its inputs are kept and the rest is recomputed. rank, slot, chunk: where it runs.
     """
 
     number: int
@@ -35,6 +35,7 @@ class Block:
     trace: TracedBlock
     again: bool = False
     rank: int = -1
+    slot: int = -1
     chunk: int = -1
 
     @property
@@ -196,19 +197,22 @@ class CutModel:
             block.trace = self._trace(block.body, block.specs, block.path, arrives, block.again)
 
     def _cut(self) -> None:
-        """Lightest heaviest rank, then smallest sum of squares, then the first cut."""
+        """Lightest heaviest group, then smallest sum of squares, then the first cut; groups are dealt to the ranks."""
         weights = [sum(use.parameter.numel for use in block.trace.parameters) for block in self.blocks]
 
         def score(cuts: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
             parts = [sum(weights[a:b]) for a, b in pairwise((0, *cuts, len(weights)))]
             return max(parts), sum(part**2 for part in parts), cuts
 
-        cuts = min(combinations(range(1, len(weights)), self.job.parallel.pp - 1), key=score)
+        pp, vpp = self.job.parallel.pp, self.job.parallel.vpp
+        places = [(slot, rank) for slot in range(vpp) for rank in range(pp)]
+        cuts = min(combinations(range(1, len(weights)), len(places) - 1), key=score)
         chunk, previous = -1, (-1, -1)
         for block in self.blocks:
-            block.rank = sum(block.number >= cut for cut in cuts)
-            if (block.rank, block.module) != previous:
-                chunk, previous = chunk + 1, (block.rank, block.module)
+            group = sum(block.number >= cut for cut in cuts)
+            block.slot, block.rank = places[group]
+            if (group, block.module) != previous:
+                chunk, previous = chunk + 1, (group, block.module)
             block.chunk = chunk
 
     def _join(self, block: Block) -> None:

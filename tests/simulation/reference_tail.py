@@ -36,11 +36,13 @@ class Tail:
 
 @dataclass
 class Held:
-    """A trainable parameter on a rank: local elements, whether split, and when its gradient is complete [s]."""
+    """A trainable parameter on a rank: local elements, whether split, its first virtual stage, and when its gradient is
+    complete [s]."""
 
     parameter: Parameter
     elements: int
     is_sharded: bool
+    slot: int
     ready_s: float
 
 
@@ -90,7 +92,7 @@ def trainable(expansion: Expansion, rank: int) -> list[Held]:
         for use in block.trace.parameters if block.rank == rank else ():
             if not use.parameter.requires_grad:
                 continue
-            item = found.setdefault(id(use.parameter), Held(use.parameter, use.numel, use.is_sharded, 0.0))
+            item = found.setdefault(id(use.parameter), Held(use.parameter, use.numel, use.is_sharded, block.slot, 0.0))
             for replica in expansion.replicas:
                 for operators in replica.operators.values():
                     for entry in operators:
@@ -100,10 +102,12 @@ def trainable(expansion: Expansion, rank: int) -> list[Held]:
 
 
 def buckets(held: list[Held], dp: int, several: bool) -> list[list[Held]]:
-    """Gradients in order of readiness, at least 40 million elements (a million per replica) together."""
+    """Gradients in order of readiness, at least 40 million elements (a million per replica) together, of one virtual
+    stage."""
     groups: list[list[Held]] = [[]]
     for item in sorted(held, key=lambda item: item.ready_s):
-        if several and sum(other.elements for other in groups[-1]) >= max(40_000_000, 1_000_000 * dp):
+        is_full = several and sum(other.elements for other in groups[-1]) >= max(40_000_000, 1_000_000 * dp)
+        if is_full or (groups[-1] and groups[-1][-1].slot != item.slot):
             groups.append([])
         groups[-1].append(item)
     return [group for group in groups if group]

@@ -23,6 +23,7 @@ JOBS = {
     "vlm overlapped": lambda: job_of(vlm(), vlm_items(8), Parallel(dp=2, pp=4), overlap=overlap(pipeline=True)),
     "t2v": lambda: job_of(t2v(), t2v_items(6), Parallel(dp=2, pp=5), schedule="gpipe"),
     "one rank": lambda: job_of(gpt(), text_items(3)),
+    "interleaved": lambda: job_of(vlm(), vlm_items(8), Parallel(dp=2, pp=2, vpp=3), overlap=overlap(pipeline=True)),
 }
 
 

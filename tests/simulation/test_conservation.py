@@ -48,6 +48,7 @@ JOBS = {
     "all-overlap": lambda: job_of(
         vlm(), vlm_items(6), Parallel(dp=2, tp=2, pp=2), overlap=Overlap(True, True, True, True)
     ),
+    "interleaved": lambda: job_of(vlm(), vlm_items(8), Parallel(dp=2, tp=2, pp=2, vpp=2), overlap=Overlap()),
 }
 
 

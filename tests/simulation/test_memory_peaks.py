@@ -43,13 +43,14 @@ JOBS = {
     "kept": lambda: job_of(attention_encoder(), text_items(5), Parallel(pp=2), overlap=overlap(pipeline=True)),
     "along": lambda: job_of(carry_along(), text_items(5), Parallel(pp=5), overlap=overlap(pipeline=True)),
     "gathers": lambda: job_of(wide(), text_items(6), Parallel(dp=2, pp=2), overlap=overlap(parameters=True)),
+    "interleaved": lambda: job_of(vlm(), vlm_items(8), Parallel(dp=2, pp=2, vpp=2), overlap=overlap(pipeline=True)),
 }
 
 
 def memories_of(job: TrainingJob) -> tuple[PipelineRun, list[RankMemory]]:
     """The run of a job under its own schedule, and every rank's memory."""
     ready = prepare(job)
-    problem = lower(ready.schedule(), ready.pipeline_shape, overlapped_sends=job.training.overlap.pipeline)
+    problem = lower(ready.schedule(), ready.pipeline_shape, overlapped_sends=job.overlaps_sends)
     run = run_pipeline(ready.layout, ready.evaluation, ready.units, ready.replicas, ready.nodes, ready.gathers, problem)
     return run, [RankMemory(ready.layout, ready.evaluation, run, rank) for rank in range(job.parallel.pp)]
 

@@ -18,6 +18,7 @@ def states() -> list[JobCheckpoint]:
     jobs = [
         job_of(vlm(), vlm_items(8, empty=(3,)), Parallel(dp=2, tp=2, pp=4)),
         job_of(gpt(), text_items(5), Parallel(tp=2, pp=3), overlap=overlap(tensor=True, pipeline=True)),
+        job_of(vlm(), vlm_items(4), Parallel(pp=2, vpp=2)),
     ]
     return [semu.prepare(job) for job in jobs]
 
@@ -32,10 +33,10 @@ def shuffled(state: JobCheckpoint, random: Random, swaps: int) -> list[np.ndarra
     return orders
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, 1, 2])
 def test_many_orders_at_once_are_each_alone(number: int) -> None:
     state, random = states()[number], Random(5)
-    overlapped = state.job.training.overlap.pipeline
+    overlapped = state.job.overlaps_sends
     tried = [shuffled(state, random, swaps) for swaps in (0, 0, 1, 2, 3, 4, 6, 8, 12, 20)]
     times = state.restore_orders(np.stack([np.concatenate(orders) for orders in tried]), replica=0)
     n = state.units.num_units
