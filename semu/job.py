@@ -50,6 +50,19 @@ class Optimizer(Enum):
     ADAM = "adam"
 
 
+class Fp8Weights(Enum):
+    """How often fp8 linears cast their weights.
+
+    ITERATION: once, after the step; both copies (plain and transposed) are kept, 2 bytes per element. Megatron-LM's
+    default: it tells Transformer Engine the first microbatch, which fills the layer's weight workspace.
+    MICROBATCH: in every forward; nothing is kept but the transposed copy until the backward (Megatron-LM's
+    ``disable_parameter_transpose_cache``, and torchao's float8 linears).
+    """
+
+    ITERATION = "iteration"
+    MICROBATCH = "microbatch"
+
+
 _E = TypeVar("_E", bound=Enum)
 
 
@@ -75,6 +88,44 @@ def _overlap(value: object) -> Overlap:
     return value
 
 
+def _at_least_zero(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise ConfigError("out of range", where=where, expected="a finite number >= 0", got=value, nearest=0)
+    return float(value)
+
+
+def _switch(value: object, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError("not a switch", where=where, expected="true or false", got=value)
+    return value
+
+
+def _state_dtype(value: object, where: str, legal: tuple[DType, ...]) -> DType:
+    chosen = _enum(DType, value, where)
+    if chosen not in legal:
+        words = " or ".join(dtype.value for dtype in legal)
+        raise ConfigError(
+            "not an optimizer state type", where=where, expected=words, got=chosen.value, nearest=legal[0].value
+        )
+    return chosen
+
+
+def _master_dtype(value: object, precision: Precision) -> DType:
+    """Type of the master weights; as wide as the parameters at least."""
+    where = "training.master_dtype"
+    chosen = _state_dtype(value, where, (DType.FP32, DType.BF16, DType.FP16))
+    if chosen is not DType.FP32 and chosen is not precision.tensor_dtype:
+        legal = dict.fromkeys((DType.FP32.value, precision.tensor_dtype.value))
+        raise ConfigError(
+            f"no master weights in {chosen.value} for parameters in {precision.tensor_dtype.value}",
+            where=where,
+            expected=" or ".join(legal),
+            got=chosen.value,
+            nearest=DType.FP32.value,
+        )
+    return chosen
+
+
 @dataclass(frozen=True)
 class Training:
     """Training options (run.toml ``[training]`` and ``[overlap]``).
@@ -89,6 +140,14 @@ class Training:
         recompute: activation recomputation; an enum member or its value.
         schedule: name of the pipeline schedule, see ``semu.schedule.SCHEDULES``.
         overlap: which communication may hide behind computation.
+        master_dtype: of the optimizer's copy of the parameters; the parameters' own type: no copy.
+        optimizer_state_dtype: of Adam's two moments, FP32 or BF16.
+        fp8_weights: how often fp8 linears cast their weights; without fp8 it has no effect.
+        gradient_clipping: the global gradient norm is found and the gradients are scaled by it before every step
+            (Megatron-LM's ``--clip-grad 1.0``, which is its default); here off unless asked for.
+        loss_scaling: fp16's dynamic loss scale: gradients are unscaled and searched for infinities before every step.
+        overhead_s: time of an iteration outside the model (data loading, logging) [s]; default 0.
+        jitter: relative standard deviation of each stage's latency, for ``simulate(samples=...)``; default 0.
     """
 
     micro_batch: int
@@ -100,6 +159,13 @@ class Training:
     recompute: Recompute
     schedule: str
     overlap: Overlap
+    master_dtype: DType
+    optimizer_state_dtype: DType
+    fp8_weights: Fp8Weights
+    gradient_clipping: bool
+    loss_scaling: bool
+    overhead_s: float
+    jitter: float
 
     def __init__(
         self,
@@ -112,6 +178,13 @@ class Training:
         recompute: Recompute | str = Recompute.NONE,
         schedule: str = "1f1b",
         overlap: Overlap | None = None,
+        master_dtype: DType | str = DType.FP32,
+        optimizer_state_dtype: DType | str = DType.FP32,
+        fp8_weights: Fp8Weights | str = Fp8Weights.ITERATION,
+        gradient_clipping: bool = False,
+        loss_scaling: bool = False,
+        overhead_s: float = 0.0,
+        jitter: float = 0.0,
     ) -> None:
         _positive(micro_batch, "training.micro_batch")
         _positive(global_batch, "training.global_batch")
@@ -122,16 +195,33 @@ class Training:
             raise ConfigError(
                 "not a gradient type", where="training.grad_dtype", expected="fp32, bf16 or fp16", got=gradient.value
             )
+        arithmetic = _enum(Precision, precision, "training.precision")
+        if _switch(loss_scaling, "training.loss_scaling") and arithmetic is not Precision.FP16:
+            raise ConfigError(
+                "a loss scale is for fp16",
+                where="training.loss_scaling",
+                expected="false, or training.precision = fp16",
+                got=f"true with {arithmetic.value}",
+                nearest="false",
+            )
+        states = (DType.FP32, DType.BF16)
         values = {
             "micro_batch": micro_batch,
             "global_batch": global_batch,
             "seq_len": seq_len,
-            "precision": _enum(Precision, precision, "training.precision"),
+            "precision": arithmetic,
             "grad_dtype": gradient,
             "optimizer": _enum(Optimizer, optimizer, "training.optimizer"),
             "recompute": _enum(Recompute, recompute, "training.recompute"),
             "schedule": schedule,
             "overlap": _overlap(overlap),
+            "master_dtype": _master_dtype(master_dtype, arithmetic),
+            "optimizer_state_dtype": _state_dtype(optimizer_state_dtype, "training.optimizer_state_dtype", states),
+            "fp8_weights": _enum(Fp8Weights, fp8_weights, "training.fp8_weights"),
+            "gradient_clipping": _switch(gradient_clipping, "training.gradient_clipping"),
+            "loss_scaling": loss_scaling,
+            "overhead_s": _at_least_zero(overhead_s, "training.overhead_s"),
+            "jitter": _at_least_zero(jitter, "training.jitter"),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

@@ -39,7 +39,14 @@ class Parameter:
 
 
 class Module:
-    """Base of all layers and models."""
+    """Base of all layers and models.
+
+    Attributes:
+        fp8_region: under fp8, the linears below run in fp8 (True), do not (False), or as outside (None). True for
+            transformer layers, as Megatron-LM enters ``fp8_autocast`` around its transformer block only.
+    """
+
+    fp8_region: bool | None = None
 
     def __init__(self) -> None:
         self._children()

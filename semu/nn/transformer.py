@@ -106,6 +106,8 @@ class TransformerLayer(Module):
         bias, qkv_bias: biases of the projections. dropout: probability after attention and MLP.
     """
 
+    fp8_region = True
+
     def __init__(
         self,
         hidden: int,

@@ -50,6 +50,9 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
         zero=job.parallel.zero,
         tensor_dtype=job.training.precision.tensor_dtype,
         grad_dtype=job.training.grad_dtype,
+        master_dtype=job.training.master_dtype,
+        state_dtype=job.training.optimizer_state_dtype,
+        fp8_elements=layout.kept_fp8_elements(rank),
     )
 
 

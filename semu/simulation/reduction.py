@@ -8,7 +8,7 @@ during the next iteration's first forwards (``gather``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from semu.engine.costs import CostModel
 from semu.engine.stage import StageProgram
 from semu.engine.timeline import OuterSlice
-from semu.hardware.kinds import OpKind
+from semu.hardware.kinds import DType, OpKind
 from semu.nn.rules.optimizer import adam_bytes
 from semu.parallel.data import gradient_buckets
+from semu.simulation.clipping import gradient_checks
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
-from semu.simulation.transfers import collective, collectives, moved
+from semu.simulation.transfers import collective, collectives, moved, on_device
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,25 @@ class RankTail:
     Attributes:
         reductions: gradient collectives, in order. optimizer: the Adam step, or None where nothing trains.
         gathers: parameter all-gathers after the step.
+        checks: what the gradients go through before the step: unscaling, their norm, scaling (``gradient_checks``).
+        casts: fp8 copies of the weights, made after the step for the whole next iteration.
     """
 
     reductions: tuple[OuterSlice, ...]
     optimizer: OuterSlice | None
     gathers: tuple[OuterSlice, ...]
+    checks: tuple[OuterSlice, ...] = ()
+    casts: tuple[OuterSlice, ...] = ()
+
+    @property
+    def steps(self) -> tuple[OuterSlice, ...]:
+        """The optimizer step with what surrounds it."""
+        return (*self.checks, *((self.optimizer,) if self.optimizer else ()), *self.casts)
 
     @property
     def end_s(self) -> float:
         """End of the last of them [s]."""
-        slices = (*self.reductions, *((self.optimizer,) if self.optimizer else ()), *self.gathers)
+        slices = (*self.reductions, *self.steps, *self.gathers)
         return max((s.end_s for s in slices), default=0.0)
 
 
@@ -51,7 +61,11 @@ def rank_tails(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> list
     reductions = [_reduce(layout, evaluation, run, rank) for rank in range(job.parallel.pp)]
     reductions = _tied(layout, evaluation.cost_model, run, reductions)
     barrier = max([float(run.makespan().max())] + [slices[-1].end_s for slices in reductions if slices])
-    return [_finish(layout, evaluation.cost_model, rank, slices, barrier) for rank, slices in enumerate(reductions)]
+    checks, barrier = gradient_checks(layout, evaluation.cost_model, barrier)
+    return [
+        replace(_finish(layout, evaluation.cost_model, rank, slices, barrier), checks=checks[rank])
+        for rank, slices in enumerate(reductions)
+    ]
 
 
 def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> list[OuterSlice]:
@@ -180,13 +194,27 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
         return RankTail(tuple(reductions), None, ())
     dtype = job.training.precision.tensor_dtype
     share = -(-trainable // job.parallel.dp) if job.parallel.zero >= 1 else trainable
-    traffic = adam_bytes(share, tensor_dtype=dtype, grad_dtype=job.training.grad_dtype)
-    latency = float(model.outer_latency(OpKind.OPTIMIZER, "adam", mem_bytes=traffic)[0])
-    provenance = model.outer_provenance(OpKind.OPTIMIZER, None)
-    step = OuterSlice("Adam step", OpKind.OPTIMIZER, "compute", barrier, barrier + latency, 0, 1, provenance)
+    traffic = adam_bytes(
+        share,
+        tensor_dtype=dtype,
+        grad_dtype=job.training.grad_dtype,
+        master_dtype=job.training.master_dtype,
+        state_dtype=job.training.optimizer_state_dtype,
+    )
+    step = replace(on_device(model, "adam", OpKind.OPTIMIZER, traffic, barrier), name="Adam step")
     gathers: tuple[OuterSlice, ...] = ()
     if job.parallel.dp > 1 and job.parallel.zero >= 1 and not job.training.overlap.param_gather:
         group = layout.mesh.dp_group(rank)
         size = trainable * dtype.size_bytes
         gathers = (collective(model, "parameters", OpKind.ALL_GATHER, group, size, step.end_s),)
-    return RankTail(tuple(reductions), step, gathers)
+    casts = _weight_casts(layout, model, rank, gathers[-1].end_s if gathers else step.end_s)
+    return RankTail(tuple(reductions), step, gathers, casts=casts)
+
+
+def _weight_casts(layout: Layout, model: CostModel, rank: int, begin_s: float) -> tuple[OuterSlice, ...]:
+    """The rank's fp8 weights, cast for the next iteration: read in the parameters' type, two fp8 copies written."""
+    elements = layout.kept_fp8_elements(rank)
+    if not elements:
+        return ()
+    traffic = elements * (layout.job.training.precision.tensor_dtype.size_bytes + 2 * DType.FP8.size_bytes)
+    return (on_device(model, "fp8 weights", OpKind.CAST, traffic, begin_s),)

@@ -32,6 +32,7 @@ class ParameterSlot:
         number: which of the block's parameters, in the order of ``named_parameters``. path: below the block.
         elements: local elements. is_sharded: split over the tensor-parallel group.
         writer: position, in the block's backward half, of the operator that completes its gradient; -1: frozen.
+        is_fp8: the weight of a linear that runs in fp8.
     """
 
     number: int
@@ -39,6 +40,7 @@ class ParameterSlot:
     elements: int
     is_sharded: bool
     writer: int
+    is_fp8: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +92,7 @@ class CompiledBlock:
                     elements=use.numel,
                     is_sharded=use.is_sharded,
                     writer=writer.get(use.gradient, -1) if use.gradient is not None else -1,
+                    is_fp8=use.is_fp8,
                 )
                 for use in traced.parameters
             ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from semu.job import Recompute, TrainingJob
+from semu.job import Fp8Weights, Recompute, TrainingJob
 from semu.nn.block import CarrySpec, trace_block
 from semu.nn.model import InputSpec
 from semu.nn.module import Module, Parameter
@@ -25,7 +25,7 @@ class HeldParameter:
     Attributes:
         parameter: the model's. elements: local elements. is_sharded: split over the tensor-parallel group.
         writer: position, in the block's backward half, of the operator that completes its gradient; -1: frozen.
-        path: dotted path in the model.
+        path: dotted path in the model. is_fp8: the weight of a linear that runs in fp8.
     """
 
     parameter: Parameter
@@ -33,6 +33,7 @@ class HeldParameter:
     is_sharded: bool
     writer: int
     path: str
+    is_fp8: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class ModelTracer:
             tensor_dtype=training.precision.tensor_dtype,
             grad_dtype=training.grad_dtype,
             overlap_tp=training.overlap.tensor_parallel,
+            cast_weights=training.fp8_weights is Fp8Weights.MICROBATCH,
         )
         self._full_recompute = training.recompute is Recompute.FULL
         self._options_key = options_key(self.options, full_recompute=self._full_recompute)
@@ -212,6 +214,7 @@ def _held(place: _Placed, compiled: CompiledBlock) -> tuple[HeldParameter, ...]:
                 is_sharded=slot.is_sharded,
                 writer=slot.writer,
                 path=f"{place.path}.{slot.path}",
+                is_fp8=slot.is_fp8,
             )
             for slot in compiled.slots
         ]
