@@ -17,9 +17,7 @@ SCALAR_BYTES = 4
 """One fp32 number: the sum of squares, or whether anything is infinite."""
 
 
-def gradient_checks(
-    layout: Layout, model: CostModel, begin_s: float
-) -> tuple[list[tuple[OuterSlice, ...]], float]:
+def gradient_checks(layout: Layout, model: CostModel, begin_s: float) -> tuple[list[tuple[OuterSlice, ...]], float]:
     """What happens to the gradients before the step.
 
     Args:
