@@ -258,7 +258,6 @@ def test_a_wrong_type_is_refused(assignment: str, expected: str) -> None:
         ('training.recompute=["attention"]', "none or full"),
         ("training.schedule=interleaved", "1f1b, gpipe"),
         ("training.optimizer=sgd", "adam"),
-        ("training.precision=fp8", "bf16 or fp16 or tf32 or fp32"),
         ("model.transformer.experts=8", "a dense model"),
         ("model.transformer.top_k=2", "a dense model"),
         ("model.transformer.moe_ffn=512", "a dense model"),

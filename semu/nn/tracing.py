@@ -80,12 +80,13 @@ class ParameterUse:
 
 @dataclass(frozen=True)
 class TapeStep:
-    """One differentiable step: what went in, what came out, how gradients flow back."""
+    """One differentiable step: what went in, what came out, how gradients flow back; where it was done."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     backward: Backward
     path: str
+    in_fp8_region: bool = False
 
 
 class Trace:
@@ -157,14 +158,14 @@ class Trace:
             self._path, self._in_fp8_region = outer, outside
 
     @contextmanager
-    def at(self, path: str, phase: Phase) -> Iterator[None]:
+    def at(self, path: str, phase: Phase, *, in_fp8_region: bool = False) -> Iterator[None]:
         """Emit for another place and phase (the backward pass)."""
-        old_path, old_phase = self._path, self.phase
-        self._path, self.phase = path, phase
+        old_path, old_phase, old_region = self._path, self.phase, self._in_fp8_region
+        self._path, self.phase, self._in_fp8_region = path, phase, in_fp8_region
         try:
             yield
         finally:
-            self._path, self.phase = old_path, old_phase
+            self._path, self.phase, self._in_fp8_region = old_path, old_phase, old_region
 
     @contextmanager
     def no_grad(self) -> Iterator[None]:
@@ -349,4 +350,4 @@ class Trace:
     def record(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Backward) -> None:
         """Put a step on the tape, unless no gradient flows through it."""
         if self._grad_enabled and any(output.requires_grad for output in outputs):
-            self.tape.append(TapeStep(tuple(inputs), tuple(outputs), backward, self._path))
+            self.tape.append(TapeStep(tuple(inputs), tuple(outputs), backward, self._path, self._in_fp8_region))

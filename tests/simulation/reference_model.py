@@ -63,6 +63,7 @@ class CutModel:
             tensor_dtype=job.training.precision.tensor_dtype,
             grad_dtype=job.training.grad_dtype,
             overlap_tp=job.training.overlap.tensor_parallel,
+            cast_weights=job.training.fp8_weights.value == "microbatch",
         )
         self.blocks: list[Block] = []
         self._trace_all()

@@ -73,11 +73,13 @@ def tail_of(expansion: Expansion) -> Tail:
             slices.append(collective(expansion, OpKind.ALL_REDUCE, model.tp_group, whole * grad_bytes, done))
     _tie(expansion, held, ends, tail)
     barrier = max([*ends, *(piece.end_s for slices in tail.slices for piece in slices)])
+    barrier = _check(expansion, held, barrier, tail)
     for rank, slices in enumerate(tail.slices):
         elements = sum(item.elements for item in held[rank])
         if elements:
             _step(expansion, rank, elements, barrier, slices)
     tail.iteration_s = max([barrier, *(piece.end_s for slices in tail.slices for piece in slices)])
+    tail.iteration_s += on_grid(job.training.overhead_s)
     return tail
 
 
@@ -127,20 +129,65 @@ def _tie(expansion: Expansion, held: list[list[Held]], ends: list[float], tail: 
                 tail.slices[rank].append(collective(expansion, OpKind.ALL_REDUCE, group, size, start))
 
 
+def _check(expansion: Expansion, held: list[list[Held]], begin_s: float, tail: Tail) -> float:
+    """Loss scale, norm and clipping, one after the other on all ranks together; returns when they are done [s]."""
+    model = expansion.model
+    job = model.job
+    parallel, training = job.parallel, job.training
+    passes: list[int | None] = []  # how often every gradient is moved; None: an all-reduce of four bytes
+    if training.loss_scaling:
+        passes += [2, None]
+    if training.gradient_clipping:
+        passes += [1, None, 2]
+    now = begin_s
+    together = parallel.num_gpus if parallel.zero else parallel.num_gpus // parallel.dp
+    for times in passes:
+        ends = [now]
+        for rank, slices in enumerate(tail.slices):
+            own = sum(item.elements for item in held[rank])
+            own = (own + parallel.dp - 1) // parallel.dp if parallel.zero else own
+            if times is not None and own:
+                size = times * own * training.grad_dtype.size_bytes
+                slices.append(_kernel(expansion, OpKind.OPTIMIZER, size, now))
+                ends.append(slices[-1].end_s)
+            elif times is None and together > 1:
+                replicas = range(parallel.dp if parallel.zero else 1)
+                gpus = [model.gpu(p, d, t) for p in range(parallel.pp) for d in replicas for t in range(parallel.tp)]
+                group = job.cluster.place_group("world", gpus)
+                slices.append(collective(expansion, OpKind.ALL_REDUCE, group, 4, now))
+                ends.append(slices[-1].end_s)
+        now = max(ends)
+    return now
+
+
+def _kernel(expansion: Expansion, kind: OpKind, size: int, start_s: float) -> Slice:
+    """One memory-bound kernel."""
+    profile = expansion.model.job.cluster.profile
+    latency = profile.efficiency(kind).latency_s(0, size, 1.0, profile.mem_bytes_per_s.value)
+    return Slice(kind, start_s, start_s + on_grid(latency))
+
+
 def _step(expansion: Expansion, rank: int, elements: int, barrier: float, slices: list[Slice]) -> None:
     """Adam on the rank's share, then the gather of the parameters where it does not hide."""
     model = expansion.model
-    job, profile = model.job, model.job.cluster.profile
+    job = model.job
     tensor_bytes, grad_bytes = job.training.precision.tensor_dtype.size_bytes, job.training.grad_dtype.size_bytes
     own = (elements + job.parallel.dp - 1) // job.parallel.dp if job.parallel.zero else elements
-    # gradient read, two moments read and written, fp32 master read and written, 16-bit parameter written
-    traffic = own * (grad_bytes + 16 + (8 + tensor_bytes if tensor_bytes < 4 else 8))
-    efficiency = profile.efficiency(OpKind.OPTIMIZER)
-    latency = on_grid(efficiency.latency_s(0, traffic, 1.0, profile.mem_bytes_per_s.value))
-    slices.append(Slice(OpKind.OPTIMIZER, barrier, barrier + latency))
+    master, state = job.training.master_dtype.size_bytes, job.training.optimizer_state_dtype.size_bytes
+    # gradient read, two moments and the master read and written, parameter written (or, without master, both)
+    weight = (
+        2 * tensor_bytes
+        if job.training.master_dtype is job.training.precision.tensor_dtype
+        else 2 * master + tensor_bytes
+    )
+    slices.append(_kernel(expansion, OpKind.OPTIMIZER, own * (grad_bytes + 4 * state + weight), barrier))
     if job.parallel.dp > 1 and job.parallel.zero and not job.training.overlap.param_gather:
         group = job.cluster.place_group("dp", [model.gpu(rank, replica) for replica in range(job.parallel.dp)])
         slices.append(collective(expansion, OpKind.ALL_GATHER, group, elements * tensor_bytes, slices[-1].end_s))
+    uses = {id(use.parameter): use for block in model.blocks if block.rank == rank for use in block.trace.parameters}
+    cast = sum(use.numel for use in uses.values() if use.is_fp8)
+    if cast and job.training.fp8_weights.value == "iteration":
+        slices.append(_kernel(expansion, OpKind.CAST, cast * (tensor_bytes + 1 + 1), slices[-1].end_s))
 
 
 def gather_times(expansion: Expansion) -> dict[int, float]:
