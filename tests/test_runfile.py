@@ -619,3 +619,25 @@ def test_written_toml_reads_back(table: dict[str, object]) -> None:
 def test_what_toml_cannot_say_is_refused() -> None:
     with pytest.raises(TypeError, match="NoneType"):
         format_toml({"a": None})
+
+
+def test_precision_and_what_is_outside_the_model() -> None:
+    words = {
+        "precision": "fp8",
+        "fp8_weights": "microbatch",
+        "master_dtype": "bf16",
+        "optimizer_state_dtype": "bf16",
+        "gradient_clipping": "true",
+        "overhead_s": "0.25",
+        "jitter": "0.03",
+    }
+    training = load_run("lm-7b", [f"training.{key}={value}" for key, value in words.items()]).training
+    found = {key: getattr(training, key) for key in words}
+    assert {key: getattr(value, "value", value) for key, value in found.items()} == words | {
+        "gradient_clipping": True,
+        "overhead_s": 0.25,
+        "jitter": 0.03,
+    }
+    assert load_run("lm-7b", ["training.precision=fp16", "training.loss_scaling=true"]).training.loss_scaling
+    assert refused("lm-7b", "training.loss_scaling=true").where.endswith("training.loss_scaling")  # type: ignore[union-attr]
+    assert refused("lm-7b", "training.jitter=-1").nearest == 0

@@ -43,7 +43,8 @@ class Module:
 
     Attributes:
         fp8_region: under fp8, the linears below run in fp8 (True), do not (False), or as outside (None). True for
-            transformer layers, as Megatron-LM enters ``fp8_autocast`` around its transformer block only.
+            transformer layers, as Megatron-LM enters ``fp8_autocast`` around its transformer block only. It counts on
+            a pipeline block (a member of a modality module's ``Sequential``) and below, not on the ``Sequential``.
     """
 
     fp8_region: bool | None = None

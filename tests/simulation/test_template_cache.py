@@ -224,6 +224,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "tensor_dtype": DType.FP32,
     "grad_dtype": DType.BF16,
     "overlap_tp": True,
+    "cast_weights": True,
 }
 OTHER_PLAN: dict[str, object] = {"tp": 2, "sequence_parallel": True}
 
