@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from semu.engine.timeline import IterationTimeline
 from semu.errors import ConfigError
 
@@ -63,6 +66,37 @@ class RankMemoryRow:
 
 
 @dataclass(frozen=True)
+class IterationSamples:
+    """Iterations drawn with random stage latencies.
+
+    Attributes:
+        count: how many. jitter: relative standard deviation of each stage's latency. seed: of the draws.
+        p50_s, p95_s: the smallest drawn iteration time that at least half, 95 %, of the samples do not exceed [s].
+    """
+
+    count: int
+    jitter: float
+    seed: int
+    p50_s: float
+    p95_s: float
+
+    @classmethod
+    def of(cls, times: NDArray[np.float64], jitter: float, seed: int) -> IterationSamples:
+        """Quantiles of drawn iteration times: float64[count] [s]."""
+        p50, p95 = (float(value) for value in np.quantile(times, (0.5, 0.95), method="inverted_cdf"))
+        return cls(len(times), jitter, seed, p50, p95)
+
+    def to_json(self) -> dict[str, object]:
+        """As ``samples`` of ``simulate --json``."""
+        return {
+            "count": self.count,
+            "jitter": self.jitter,
+            "seed": self.seed,
+            "iteration_time_s": {"p50": self.p50_s, "p95": self.p95_s},
+        }
+
+
+@dataclass(frozen=True)
 class Report:
     """Result of ``semu.simulate``.
 
@@ -75,7 +109,7 @@ class Report:
         peak_memory_bytes, static_memory_bytes, reserved_memory_bytes: per pipeline rank, highest over its ranks.
         capacity_bytes: device memory. breakdown_s: see DESIGN §6. timeline: of the slowest replica.
         ranks, top_operators: tables. provenance: share of time by provenance of its coefficients.
-        job: resolved inputs. warnings: what a reader should know.
+        job: resolved inputs. warnings: what a reader should know. samples: iterations with jitter, where asked for.
     """
 
     title: str
@@ -106,6 +140,7 @@ class Report:
     job: Mapping[str, object]
     warnings: tuple[str, ...]
     timeline: IterationTimeline = field(repr=False)
+    samples: IterationSamples | None = None
 
     @property
     def fits(self) -> bool:
@@ -145,6 +180,7 @@ class Report:
             "slowest_replica": self.slowest_replica,
             "job": dict(self.job),
             "warnings": list(self.warnings),
+            **({"samples": self.samples.to_json()} if self.samples is not None else {}),
         }
 
     def __repr__(self) -> str:

@@ -72,6 +72,11 @@ def _summary(report: Report) -> Iterator[str]:
         replicas += f"; slowest of {report.num_distinct_replicas} distinct replicas: {report.slowest_replica}"
     full = _percent(report.mfu_full_attention)
     yield _line("iteration time", format_time(report.iteration_time_s), replicas)
+    if report.samples is not None:
+        drawn = report.samples
+        note = f"half of {drawn.count} iterations with jitter {drawn.jitter:g} take no longer (seed {drawn.seed})"
+        yield _line("p50", format_time(drawn.p50_s), note)
+        yield _line("p95", format_time(drawn.p95_s), "95 % take no longer")
     yield _line("tokens/s/GPU", f"{report.tokens_per_s_per_gpu:,.1f}", f"{report.tokens:,} tokens per iteration")
     yield _line("model TFLOP/s/GPU", f"{report.model_tflop_per_s_per_gpu:.1f}", "")
     yield _line("MFU", _percent(report.mfu), f"{peak}; causal attention counted half (in full: {full})")

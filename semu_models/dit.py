@@ -93,6 +93,8 @@ class VideoEmbedding(Module):
 class DiTLayer(Module):
     """Modulated self-attention, cross-attention on the caption, modulated feed-forward network."""
 
+    fp8_region = True
+
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
         hidden = config.hidden

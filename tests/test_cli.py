@@ -92,6 +92,23 @@ def test_simulate_prints_the_table_of_the_report(tiny: str, capsys: pytest.Captu
     assert (code, out) == (0, repr(simulate(load_run(tiny))) + "\n")
 
 
+def test_samples_of_the_iteration(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("simulate", tiny, "--json", "--samples", "30", "--seed", "4")
+    code, out, _ = run(capsys, *words, "--set", "training.jitter=0.1")
+    document = json.loads(out)
+    expected = simulate(load_run(tiny, ["training.jitter=0.1"]), samples=30, seed=4).samples
+    assert expected is not None
+    assert (code, document["samples"]) == (0, expected.to_json())
+    assert document["samples"]["iteration_time_s"]["p50"] < document["samples"]["iteration_time_s"]["p95"]
+    code, out, err = run(capsys, *words)
+    both = json.loads(out)["samples"]["iteration_time_s"]
+    assert (code, both["p50"]) == (0, both["p95"])
+    assert "training.jitter is 0" in err
+    code, _, err = run(capsys, "simulate", tiny, "--samples", "-1")
+    assert code == 2
+    assert "samples" in err
+
+
 def test_simulate_json_is_the_report(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "simulate", tiny, "--json")
     report = simulate(load_run(tiny))

@@ -253,7 +253,6 @@ def test_a_wrong_type_is_refused(assignment: str, expected: str) -> None:
         ("parallel.modules.encoder.tp=2", "one parallelism"),
         ("parallel.layout.chunks=[1]", "parallel.partition"),
         ("training.optimizer=sgd", "adam"),
-        ("training.precision=fp8", "bf16 or fp16 or tf32 or fp32"),
         ("model.transformer.experts=8", "a dense model"),
         ("model.transformer.top_k=2", "a dense model"),
         ("model.transformer.moe_ffn=512", "a dense model"),
@@ -655,3 +654,25 @@ def test_sharding_is_read_and_written_back(tmp_path: Path) -> None:
     assert parts(again) == parts(resolved.job())
     error = refused(str(tmp_path / "run.toml"), "parallel.zero_group=7")
     assert (error.where, error.nearest) == ("--set parallel.zero_group", 6)
+
+
+def test_precision_and_what_is_outside_the_model() -> None:
+    words = {
+        "precision": "fp8",
+        "fp8_weights": "microbatch",
+        "master_dtype": "bf16",
+        "optimizer_state_dtype": "bf16",
+        "gradient_clipping": "true",
+        "overhead_s": "0.25",
+        "jitter": "0.03",
+    }
+    training = load_run("lm-7b", [f"training.{key}={value}" for key, value in words.items()]).training
+    found = {key: getattr(training, key) for key in words}
+    assert {key: getattr(value, "value", value) for key, value in found.items()} == words | {
+        "gradient_clipping": True,
+        "overhead_s": 0.25,
+        "jitter": 0.03,
+    }
+    assert load_run("lm-7b", ["training.precision=fp16", "training.loss_scaling=true"]).training.loss_scaling
+    assert refused("lm-7b", "training.loss_scaling=true").where.endswith("training.loss_scaling")  # type: ignore[union-attr]
+    assert refused("lm-7b", "training.jitter=-1").nearest == 0

@@ -151,7 +151,10 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     change.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="e.g. h800:8x8; devices: see semu list devices")
     change.add_argument("--parallel", metavar="SIZES", help="e.g. dp8-tp2-pp4; sizes that are not named become 1")
     change.add_argument("--profile", metavar="FILE|NAME", help="another device: a profile TOML or a shipped name")
-    change.add_argument("--seed", type=int, metavar="N", help="seed of the batch")
+    change.add_argument("--seed", type=int, metavar="N", help="seed of the batch and of --samples")
+    change.add_argument(
+        "--samples", type=int, default=0, metavar="N", help="draw N iterations with training.jitter: p50 and p95"
+    )
     change.add_argument(
         "--set",
         action="append",

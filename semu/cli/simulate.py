@@ -41,8 +41,11 @@ def simulate_command(arguments: argparse.Namespace) -> int:
             return 0
         from semu.simulation import simulate
 
+        cache = _result_cache(arguments.cache)
+        if arguments.samples and not job.training.jitter:
+            say("--samples: training.jitter is 0, so that all samples are alike")
         with run.places.located():
-            report = simulate(job, progress=progress, cache=_result_cache(arguments.cache))
+            report = simulate(job, progress=progress, cache=cache, samples=arguments.samples, seed=arguments.seed or 0)
         if run.notes:  # files and --json must tell what stderr has told
             report = replace(report, warnings=(*report.warnings, *run.notes))
         if arguments.strict:

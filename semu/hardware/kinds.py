@@ -23,6 +23,7 @@ class OpKind(Enum):
     EMBEDDING = "embedding"
     CROSS_ENTROPY = "cross_entropy"
     COPY = "copy"
+    CAST = "cast"
     OPTIMIZER = "optimizer"
     CUSTOM = "custom"
     ALL_REDUCE = "all_reduce"

@@ -36,7 +36,7 @@ def backward(
         incoming = [flowing.get(id(output)) for output in step.outputs]
         if not any(id(output) in flowing for output in step.outputs):
             continue
-        with trace.at(step.path, Phase.INPUT_GRADIENT):
+        with trace.at(step.path, Phase.INPUT_GRADIENT, in_fp8_region=step.in_fp8_region):
             results = step.backward(incoming)
             _distribute(trace, flowing, step, results)
     return [flowing.get(id(tensor)) for tensor in wanted]

@@ -46,9 +46,13 @@ class Module:
 
     Attributes:
         recompute_kind: what lists of ``training.recompute`` call modules of this class; empty: nothing.
+        fp8_region: under fp8, the linears below run in fp8 (True), do not (False), or as outside (None). True for
+            transformer layers, as Megatron-LM enters ``fp8_autocast`` around its transformer block only. It counts on
+            a pipeline block (a member of a modality module's ``Sequential``) and below, not on the ``Sequential``.
     """
 
     recompute_kind = ""
+    fp8_region: bool | None = None
 
     def __init__(self) -> None:
         self._children()

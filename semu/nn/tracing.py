@@ -38,12 +38,13 @@ class TraceOptions:
     Attributes:
         plan: sharding styles by module path.
         tp_group: placement of the tensor-parallel group.
-        compute_dtype: precision of the matrix products.
+        compute_dtype: precision of the matrix products; FP8: of the linears in an ``fp8_region`` only.
         tensor_dtype: element type of parameters and activations.
         grad_dtype: element type of the gradient buffers.
         overlap_tp: tensor-parallel collectives run beside independent kernels; false: compute waits for each.
         fused_attention: attention is one FlashAttention kernel; false: separate kernels that write the scores.
         recompute: parts of the block that are computed again in the backward pass.
+        cast_weights: under fp8, every microbatch casts its weights; false: it finds them cast (once an iteration).
     """
 
     plan: ShardingPlan = field(default_factory=ShardingPlan)
@@ -54,6 +55,12 @@ class TraceOptions:
     overlap_tp: bool = False
     fused_attention: bool = True
     recompute: RecomputePlan = field(default_factory=RecomputePlan)
+    cast_weights: bool = False
+
+    @property
+    def plain_dtype(self) -> DType:
+        """Precision of what does not run in fp8."""
+        return self.tensor_dtype if self.compute_dtype is DType.FP8 else self.compute_dtype
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,7 @@ class ParameterUse:
         path: where it is used. parameter: the model's parameter. numel: local elements.
         is_sharded: split over the tensor-parallel group (else every rank holds it whole).
         tensor, gradient: its tensor node, and its gradient buffer's (None when frozen).
+        is_fp8: the weight of a linear that runs in fp8.
     """
 
     path: str
@@ -72,16 +80,18 @@ class ParameterUse:
     is_sharded: bool
     tensor: int
     gradient: int | None
+    is_fp8: bool = False
 
 
 @dataclass(frozen=True)
 class TapeStep:
-    """One differentiable step: what went in, what came out, how gradients flow back."""
+    """One differentiable step: what went in, what came out, how gradients flow back; where it was done."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     backward: Backward
     path: str
+    in_fp8_region: bool = False
 
 
 class Trace:
@@ -105,6 +115,7 @@ class Trace:
         self._module_paths = {id(child): path for path, child in module.named_modules()} if module is not None else {}
         self._parameter_paths = {id(p): path for path, p in module.named_parameters()} if module is not None else {}
         self._grad_enabled = True
+        self._in_fp8_region = False
         self._touched_trainable = False
         self._dropped: dict[int, Callable[[], Tensor]] = {}
         self._made_again: dict[int, Tensor] = {}
@@ -125,6 +136,16 @@ class Trace:
         """Sharding style of the module whose forward is running."""
         return self.options.plan.style(self.where)
 
+    @property
+    def is_fp8(self) -> bool:
+        """Whether linears of the module whose forward is running run in fp8."""
+        return self._in_fp8_region and self.options.compute_dtype is DType.FP8
+
+    @property
+    def grad_enabled(self) -> bool:
+        """Whether steps are recorded."""
+        return self._grad_enabled
+
     @contextmanager
     def scope(self, module: Module) -> Iterator[None]:
         """Enter a module: its operators form a subgraph."""
@@ -133,22 +154,25 @@ class Trace:
         if path is None:
             path = f"{outer}.{type(module).__name__.lower()}" if outer else type(module).__name__.lower()
         self._path = path
+        outside = self._in_fp8_region
+        if module.fp8_region is not None:
+            self._in_fp8_region = module.fp8_region
         name = path.removeprefix(f"{outer}.") if outer else path
         try:
             with self.graph.subgraph(name) if name else nullcontext():
                 yield
         finally:
-            self._path = outer
+            self._path, self._in_fp8_region = outer, outside
 
     @contextmanager
-    def at(self, path: str, phase: Phase) -> Iterator[None]:
+    def at(self, path: str, phase: Phase, *, in_fp8_region: bool = False) -> Iterator[None]:
         """Emit for another place and phase (the backward pass)."""
-        old_path, old_phase = self._path, self.phase
-        self._path, self.phase = path, phase
+        old_path, old_phase, old_region = self._path, self.phase, self._in_fp8_region
+        self._path, self.phase, self._in_fp8_region = path, phase, in_fp8_region
         try:
             yield
         finally:
-            self._path, self.phase = old_path, old_phase
+            self._path, self.phase, self._in_fp8_region = old_path, old_phase, old_region
 
     @contextmanager
     def no_grad(self) -> Iterator[None]:
@@ -221,7 +245,9 @@ class Trace:
         node = self.graph.add_input(local_shape(shape, cut, name), dtype, name=name)
         return Tensor(self, node, tuple(shape), cut, dtype, requires_grad, sequences)
 
-    def parameter(self, parameter: Parameter, shards: Sequence[int] | None = None) -> ParameterUse:
+    def parameter(
+        self, parameter: Parameter, shards: Sequence[int] | None = None, *, is_fp8: bool = False
+    ) -> ParameterUse:
         """The local part of a parameter; the first use registers it."""
         self._touched_trainable |= parameter.requires_grad
         use = self.parameters.get(id(parameter))
@@ -237,7 +263,7 @@ class Trace:
                 gradient = self.graph.add_tensor(shape, self.options.grad_dtype, Role.GRADIENT, name=f"{path}.grad")
             numel = product(shape)
             assert isinstance(numel, int)
-            use = ParameterUse(path, parameter, numel, any(n > 1 for n in cut), tensor, gradient)
+            use = ParameterUse(path, parameter, numel, any(n > 1 for n in cut), tensor, gradient, is_fp8)
             self.parameters[id(parameter)] = use
         return use
 
@@ -275,6 +301,7 @@ class Trace:
         role: Role = Role.ACTIVATION,
         name: str = "",
         extra_outputs: Sequence[tuple[Sequence[Dim], DType]] = (),
+        arithmetic: DType | None = None,
     ) -> Tensor:
         """Append one operator and return its output.
 
@@ -289,6 +316,7 @@ class Trace:
             phase: default: the trace's current phase.
             name: appended to the module's path.
             extra_outputs: local shapes and dtypes of side outputs (statistics); reach them by ``side_outputs``.
+            arithmetic: precision of the computation; default: the options' plain one.
         """
         path = ".".join(part for part in (self.path, name) if part)
         now = phase if phase is not None else self.phase
@@ -318,7 +346,7 @@ class Trace:
             causal_flop=causal_flop,
             mem_bytes=mem_bytes,
             net_bytes=net_bytes,
-            dtype=self.options.compute_dtype,
+            dtype=arithmetic if arithmetic is not None else self.options.plain_dtype,
             key=key,
             path=path,
             phase=now,
@@ -367,4 +395,4 @@ class Trace:
     def record(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Backward) -> None:
         """Put a step on the tape, unless no gradient flows through it."""
         if self._grad_enabled and any(output.requires_grad for output in outputs):
-            self.tape.append(TapeStep(tuple(inputs), tuple(outputs), backward, self._path))
+            self.tape.append(TapeStep(tuple(inputs), tuple(outputs), backward, self._path, self._in_fp8_region))

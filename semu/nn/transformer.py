@@ -116,6 +116,8 @@ class TransformerLayer(Module):
             probabilities, after attention and after MLP.
     """
 
+    fp8_region = True
+
     def __init__(
         self,
         hidden: int,

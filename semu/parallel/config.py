@@ -50,8 +50,9 @@ class Parallel:
         zero: 0 replicates the optimizer, 1 shards it over dp (Megatron's distributed optimizer), 2 | 3 shard
             gradients | parameters too.
         partition: how layers are cut into pipeline stages: ``"parameters"`` (Megatron's way) or ``"latency"``.
-        zero_group: ZeRO-3 shards parameters within groups of so many consecutive dp ranks and all-reduces gradients
-            across the groups (HSDP); None: one group of all dp ranks.
+        zero_group: ZeRO-1 shards the optimizer, ZeRO-3 the parameters too, within groups of so many consecutive dp
+            ranks; gradients are all-reduced across the groups (Megatron-LM's distributed-optimizer instances; HSDP);
+            None: one group of all dp ranks.
         reshard_after_forward: ZeRO-3 frees a block's gathered parameters after its forward and gathers them again
             for its backward (all but the model's last block); false: they stay from forward to backward.
         plan: extra sharding styles, module-path pattern -> style or its value, for modules that semu does not know,
@@ -100,11 +101,11 @@ class Parallel:
         size = self.zero_group
         if size is None:
             return
-        if self.zero != 3:
+        if self.zero not in (1, 3):
             raise ConfigError(
-                f"sharding groups are ZeRO-3's, and zero = {self.zero}",
+                f"sharding groups are of ZeRO-1 and ZeRO-3, and zero = {self.zero}",
                 where="parallel.zero_group",
-                expected="zero = 3, or no zero_group",
+                expected="zero = 1 or 3, or no zero_group",
                 got=size,
             )
         if isinstance(size, bool) or not isinstance(size, int) or size < 2 or self.dp % size:
@@ -120,8 +121,13 @@ class Parallel:
 
     @property
     def shard_ranks(self) -> int:
-        """Ranks over which ZeRO-2 and ZeRO-3 shard."""
+        """Ranks over which ZeRO shards."""
         return self.zero_group if self.zero_group is not None else self.dp * self.cp
+
+    @property
+    def is_sharded_in_groups(self) -> bool:
+        """Whether there are several sharding groups."""
+        return self.shard_ranks < self.dp * self.cp
 
     @property
     def num_gpus(self) -> int:

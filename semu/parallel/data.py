@@ -68,7 +68,16 @@ class StaticBytes:
 
 
 def static_bytes(
-    elements: int, trainable: int, *, dp: int, zero: int, tensor_dtype: DType, grad_dtype: DType
+    elements: int,
+    trainable: int,
+    *,
+    dp: int,
+    zero: int,
+    tensor_dtype: DType,
+    grad_dtype: DType,
+    master_dtype: DType = DType.FP32,
+    state_dtype: DType = DType.FP32,
+    fp8_elements: int = 0,
 ) -> StaticBytes:
     """Static memory of mixed-precision Adam.
 
@@ -77,17 +86,20 @@ def static_bytes(
         dp: data-parallel size (ZeRO-3 in groups: of a group).
         zero: 0: all is replicated; sharded over dp: 1: the optimizer, 2: gradients too, 3: parameters too.
         tensor_dtype, grad_dtype: types of parameters and gradient buffers.
+        master_dtype, state_dtype: types of master weights and moments.
+        fp8_elements: local elements of weights of which two fp8 copies (plain, transposed) stay, beside them.
     Returns:
-        Parameters; gradient buffers; fp32 master weights (only where parameters are not fp32) and two fp32 moments.
+        Parameters; gradient buffers; master weights (only where their type is another one) and two moments.
     Source:
         1910.02054 §3.1 (K = 12 bytes), with Megatron-LM's fp32 gradient buffers: 18 bytes per parameter, and
         6 + 12 / dp under the distributed optimizer; ZeRO-2 2 + 16 / dp, ZeRO-3 18 / dp (1910.02054 Table 1, there with
         2-byte gradients). Shards are rounded up.
     """
-    master = 0 if tensor_dtype is DType.FP32 else DType.FP32.size_bytes
+    master = 0 if tensor_dtype is master_dtype else master_dtype.size_bytes
     share = -(-trainable // dp)
+    held = -(-elements // dp) if zero >= 3 else elements
     return StaticBytes(
-        parameters=(-(-elements // dp) if zero >= 3 else elements) * tensor_dtype.size_bytes,
+        parameters=held * tensor_dtype.size_bytes + 2 * fp8_elements * DType.FP8.size_bytes,
         gradients=(share if zero >= 2 else trainable) * grad_dtype.size_bytes,
-        optimizer=(share if zero >= 1 else trainable) * (master + 2 * DType.FP32.size_bytes),
+        optimizer=(share if zero >= 1 else trainable) * (master + 2 * state_dtype.size_bytes),
     )

@@ -15,7 +15,7 @@ _MODELLED_SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType(
 )
 _MODELLED_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "training.precision": tuple(item.value for item in Precision if item is not Precision.FP8),
+        "training.precision": tuple(item.value for item in Precision),
         "training.optimizer": tuple(item.value for item in Optimizer),
         "training.recompute": tuple(item.value for item in Recompute),
         "training.schedule": tuple(SCHEDULES),

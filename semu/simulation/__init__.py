@@ -3,8 +3,9 @@
 The steps, one file each: ``tracer``, ``recompute_units``, ``exchanges`` and ``layout`` (trace, cut, join; ``structure``
 and ``template_cache`` remember templates between calls), ``evaluate`` (stage costs of every distinct microbatch, with
 ``segment_costs`` and ``shape_costs``), ``job_checkpoint`` (all microbatches simulated alone, to be restored under any
-schedule), ``gather``, ``pipeline`` and ``reduction`` (times, with ``transfers``), ``memory``, ``ground`` and ``saved``,
-``accounting``, ``rank_timeline`` and ``replica``, ``tables`` and ``assemble`` (the report).
+schedule), ``gather``, ``pipeline`` and ``reduction`` (times, with ``transfers``; ``clipping`` between reduction and
+step), ``memory``, ``ground`` and ``saved``, ``accounting``, ``rank_timeline`` and ``replica``, ``tables`` and
+``assemble`` (the report); ``samples`` (jitter).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ def simulate(
     latency_rules: LatencyRules | None = None,
     progress: Callable[[str], None] | None = None,
     cache: ResultCache | None = None,
+    samples: int = 0,
+    seed: int = 0,
 ) -> Report:
     """Predict one training iteration: time, memory of every rank, timeline.
 
@@ -35,10 +38,14 @@ def simulate(
         progress: called with a line at the start of each step.
         cache: results of model blocks that were computed before, e.g. ``ResultCache("folder")``; it changes no result.
             None: one in memory, shared by all simulations of the process. Custom latencies are not cached.
+        samples: so many iterations are drawn with ``training.jitter``; the report gives their p50 and p95. 0: none.
+        seed: of the draws.
     Returns:
         The report. A job that does not fit in memory is reported (``fits`` is False), not refused.
     Raises:
         ConfigError: sizes or options that do not fit together, or that this version does not model.
         ScheduleError: the schedule cannot order this pipeline.
     """
-    return prepare(job, latency_rules=latency_rules, progress=progress, cache=cache).report(progress=progress)
+    return prepare(job, latency_rules=latency_rules, progress=progress, cache=cache).report(
+        progress=progress, samples=samples, seed=seed
+    )

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from semu.engine.timeline import OuterSlice
 from semu.graph.dim import Dim, DimTable
 from semu.graph.operator import Phase
+from semu.job import TrainingJob
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.reduction import RankTail
+from semu.units import TIME_GRID_PER_S
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class Breakdown:
         compute: kernels of forward and backward stages.
         exposed_communication: by communicator (``tp``, ``pp``, ``dp``): compute waited for a transfer.
         bubble: compute waited for another rank's work, or for a slower replica.
-        optimizer: the optimizer step. other: what none of these explains (rounding; a test holds it at that).
+        optimizer: the optimizer step with clipping and casts of weights. overhead: ``training.overhead_s``.
+        other: what none of these explains (rounding; a test holds it at that).
     """
 
     compute: float
@@ -33,6 +36,7 @@ class Breakdown:
     bubble: float
     optimizer: float
     other: float
+    overhead: float = 0.0
 
     def to_json(self) -> dict[str, object]:
         """As ``breakdown_s`` of ``simulate --json``."""
@@ -41,8 +45,14 @@ class Breakdown:
             "exposed_communication": dict(self.exposed_communication),
             "bubble": self.bubble,
             "optimizer": self.optimizer,
+            **({"overhead": self.overhead} if self.overhead else {}),
             "other": self.other,
         }
+
+
+def overhead_s(job: TrainingJob) -> float:
+    """Time of an iteration outside the model [s], on the time grid."""
+    return round(job.training.overhead_s * TIME_GRID_PER_S) / TIME_GRID_PER_S
 
 
 def breakdown(
@@ -62,24 +72,29 @@ def breakdown(
     exposed["pp"] = exposed.get("pp", 0.0) + exposed_pp
     exposed["dp"] = exposed.get("dp", 0.0) + waited
     optimizer = 0.0
+    overhead = overhead_s(layout.job)
     for rank, tail in enumerate(tails):
         done = run.end[:, np.flatnonzero(run.problem.node_rank == rank)].max(axis=1, initial=0.0)
-        idle = iteration_time_s - done
+        idle = iteration_time_s - overhead - done
         for piece in (*tail.reductions, *tail.gathers):
             late = _visible(piece, done)
             idle = idle - late
             exposed[piece.stream] = exposed.get(piece.stream, 0.0) + float(weights @ late) / num_ranks
-        if tail.optimizer is not None:
-            step = tail.optimizer.end_s - tail.optimizer.start_s
+        for piece in tail.steps:
+            step = piece.end_s - piece.start_s
             idle = idle - step
-            optimizer += step / num_ranks
+            if piece.kind.is_communication:
+                exposed[piece.stream] = exposed.get(piece.stream, 0.0) + step / num_ranks
+            else:
+                optimizer += step / num_ranks
         bubble += float(weights @ idle) / num_ranks
     return Breakdown(
         compute=compute,
         exposed_communication={name: value for name, value in exposed.items() if value > 0},
         bubble=bubble,
         optimizer=optimizer,
-        other=iteration_time_s - (compute + sum(exposed.values()) + bubble + optimizer),
+        other=iteration_time_s - (compute + sum(exposed.values()) + bubble + optimizer + overhead),
+        overhead=overhead,
     )
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from semu.graph.operator import Phase
-from semu.hardware.kinds import DType
-from semu.job import Precision, Recompute
+from semu.hardware.kinds import DType, Provenance
+from semu.job import Precision, Recompute, TrainingJob
 from semu.report import Report
-from semu.simulation.accounting import breakdown, bubble_ratio, count_work
+from semu.simulation.accounting import breakdown, bubble_ratio, count_work, overhead_s
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
 from semu.simulation.layout import Layout
@@ -35,7 +35,7 @@ def assemble_report(
     profile = job.cluster.profile
     makespan = run.makespan()
     slowest = int(np.argmax(makespan))
-    iteration = max(float(makespan.max()), *(tail.end_s for tail in tails))
+    iteration = iteration_time(job, run, tails)
     memories = [RankMemory(layout, evaluation, run, rank) for rank in range(job.parallel.pp)]
     peaks = [memory.peak() for memory in memories]
     work = count_work(layout, evaluation)
@@ -81,6 +81,12 @@ def assemble_report(
         warnings=tuple(_warnings(layout, parameters, run.num_replicas)),
         timeline=timeline,
     )
+
+
+def iteration_time(job: TrainingJob, run: PipelineRun, tails: list[RankTail]) -> float:
+    """End of everything on every rank, and the time outside the model [s], on the time grid."""
+    ends = max(float(run.makespan().max()), *(tail.end_s for tail in tails))
+    return ends + overhead_s(job)
 
 
 def describe_job(layout: Layout) -> dict[str, object]:
@@ -133,6 +139,16 @@ def describe_job(layout: Layout) -> dict[str, object]:
             "recompute_method": training.recompute_method.value if training.recompute_method else None,
             "attention": training.attention.value,
             "schedule": training.schedule,
+            "master_dtype": training.master_dtype.value,
+            "optimizer_state_dtype": training.optimizer_state_dtype.value,
+            **({"fp8_weights": job.fp8_weights.value} if training.precision is Precision.FP8 else {}),
+            "gradient_clipping": training.gradient_clipping,
+            "loss_scaling": training.loss_scaling,
+            "overhead_s": {
+                "value": training.overhead_s,
+                "provenance": (Provenance.SPEC if training.overhead_s else Provenance.DEFAULT).value,
+            },
+            "jitter": training.jitter,
         },
         "overlap": {**vars(training.overlap), "pipeline": job.overlaps_sends},
         "batch": job.batch.describe(),

@@ -94,7 +94,7 @@ class _Planner:
     def _exchange(self, members: Members, rank: int, *, gathers: bool, keeps: bool) -> Exchange:
         training, parallel = self.job.training, self.job.parallel
         blocks = tuple(sorted({position for position, _ in members}))
-        is_grouped = parallel.zero_group is not None and parallel.zero_group < parallel.dp
+        is_grouped = parallel.is_sharded_in_groups
         costs = ExchangeCosts(
             parameter_bytes=_elements(members) * training.precision.tensor_dtype.size_bytes if gathers else 0,
             gradient_bytes=_elements(members, written=True) * training.grad_dtype.size_bytes,

@@ -53,7 +53,7 @@ def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
     names = [f"parameters {number}" for number in range(len(buckets))]
     sizes = [bucket.elements * size for bucket in buckets]
     slices: list[OuterSlice] = []
-    for piece in collectives(model, names, OpKind.ALL_GATHER, layout.mesh.dp_group(rank), sizes):
+    for piece in collectives(model, names, OpKind.ALL_GATHER, layout.mesh.shard_group(rank), sizes):
         slices.append(moved(piece, slices[-1].end_s if slices else 0.0))
     last = {held[member][:2]: number for number, bucket in enumerate(buckets) for member in bucket.members}
     return ParameterGather(tuple(slices), last)

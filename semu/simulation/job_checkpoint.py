@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from semu.engine.result_cache import ResultCache
 from semu.engine.units import Edges, UnitGraph, UnitTimes
 from semu.errors import ScheduleError, unknown_name
 from semu.job import TrainingJob
-from semu.report import Report
+from semu.report import IterationSamples, Report
 from semu.schedule import SCHEDULES
 from semu.schedule.problem import lower
 from semu.schedule.schedule import PipelineShape, Schedule
@@ -30,6 +30,7 @@ from semu.simulation.layout import Layout, build_layout
 from semu.simulation.pipeline import Replicas, consolidated_units, distinct_replicas, run_pipeline
 from semu.simulation.reduction import rank_tails
 from semu.simulation.refusals import check_streams, refuse_unmodelled
+from semu.simulation.samples import check_samples, sample_iterations
 
 SHARED_CACHE = ResultCache()
 """Results of all simulations of the process that bring no cache."""
@@ -175,13 +176,20 @@ class JobCheckpoint:
         return OrderTimes(start, end, timed == units.num_units)
 
     def report(
-        self, schedule: Schedule | str | None = None, *, progress: Callable[[str], None] | None = None
+        self,
+        schedule: Schedule | str | None = None,
+        *,
+        progress: Callable[[str], None] | None = None,
+        samples: int = 0,
+        seed: int = 0,
     ) -> Report:
         """The whole report under a schedule.
 
         Args:
             schedule: as ``schedule``. progress: called with a line at the start of each step.
+            samples, seed: as ``simulate``.
         """
+        check_samples(samples, seed)
         say = progress if progress is not None else _silent
         say("running the pipeline")
         legal = self.schedule(schedule)
@@ -189,7 +197,14 @@ class JobCheckpoint:
         run = run_pipeline(self.layout, self.evaluation, self.units, self.replicas, self.nodes, self.gathers, problem)
         tails = rank_tails(self.layout, self.evaluation, run)
         say("finding the memory peaks")
-        return assemble_report(self.layout, self.evaluation, run, tails, self.gathers)
+        report = assemble_report(self.layout, self.evaluation, run, tails, self.gathers)
+        if not samples:
+            return report
+        say("drawing the samples")
+        times = sample_iterations(
+            self.layout, self.evaluation, self.units, self.replicas, self.nodes, run, samples, seed
+        )
+        return replace(report, samples=IterationSamples.of(times, self.job.training.jitter, seed))
 
 
 def prepare(

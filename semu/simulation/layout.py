@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from semu.engine.exchange import ExchangeCosts, ExchangePlan
 from semu.engine.stage import StageProgram
 from semu.engine.template import TemplateLibrary
-from semu.job import TrainingJob
+from semu.job import Fp8Weights, TrainingJob
 from semu.nn.model import ModalityModule
 from semu.parallel.mesh import Mesh
 from semu.parallel.pipeline import Chunk, place_chunks
@@ -74,6 +74,12 @@ class Layout:
     def held_by(self, rank: int) -> tuple[tuple[int, int, HeldParameter], ...]:
         """(chunk, block, parameter) for every parameter that a rank stores, each once, in forward order."""
         return self._held[rank]
+
+    def kept_fp8_elements(self, rank: int) -> int:
+        """Elements of a rank's weights that are cast to fp8 once an iteration and kept."""
+        if self.job.fp8_weights is not Fp8Weights.ITERATION:
+            return 0
+        return sum(held.elements for _, _, held in self.held_by(rank) if held.is_fp8)
 
     @cached_property
     def _held(self) -> tuple[tuple[tuple[int, int, HeldParameter], ...], ...]:

@@ -46,10 +46,13 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
     return static_bytes(
         sum(h.elements for h in held),
         sum(h.elements for h in held if h.parameter.requires_grad),
-        dp=job.parallel.shard_ranks if job.parallel.zero >= 2 else job.parallel.dp,
+        dp=job.parallel.shard_ranks,
         zero=job.parallel.zero,
         tensor_dtype=job.training.precision.tensor_dtype,
         grad_dtype=job.training.grad_dtype,
+        master_dtype=job.training.master_dtype,
+        state_dtype=job.training.optimizer_state_dtype,
+        fp8_elements=layout.kept_fp8_elements(rank),
     )
 
 

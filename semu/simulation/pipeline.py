@@ -28,12 +28,14 @@ class Replicas:
         shape: int64[num_replicas, num_microbatches], shape of each microbatch.
         count: int64[num_replicas], how many data-parallel replicas are equal to this one.
         first: int64[num_replicas], the first of them.
+        of: int64[dp], which of them each data-parallel replica is.
         links: per distinct replica, the link of every pair of ranks.
     """
 
     shape: NDArray[np.int64]
     count: NDArray[np.int64]
     first: NDArray[np.int64]
+    of: NDArray[np.int64]
     links: tuple[tuple[CommGroup, ...], ...]
 
 
@@ -86,10 +88,14 @@ def distinct_replicas(layout: Layout, evaluation: Evaluation, pairs: Sequence[tu
     links = [tuple(layout.mesh.pp_pair(*pair, dp=dp) for pair in pairs) for dp in range(layout.job.parallel.dp)]
     kinds = {placement: number for number, placement in enumerate(dict.fromkeys(links))}
     rows = np.concatenate((evaluation.shapes.index, [[kinds[placement]] for placement in links]), axis=1)
-    distinct, first, count = np.unique(rows, axis=0, return_index=True, return_counts=True)
+    distinct, first, inverse, count = np.unique(
+        rows, axis=0, return_index=True, return_inverse=True, return_counts=True
+    )
     order = np.argsort(first, kind="stable")
     first = first[order]
-    return Replicas(np.ascontiguousarray(distinct[order, :-1]), count[order], first, tuple(links[r] for r in first))
+    of = np.argsort(order)[inverse.ravel()]
+    shape = np.ascontiguousarray(distinct[order, :-1])
+    return Replicas(shape, count[order], first, of, tuple(links[r] for r in first))
 
 
 def consolidated_units(
@@ -175,11 +181,7 @@ def run_pipeline(
         waits, slots = first_forward_edges(layout, evaluation, units, gathers, replicas.shape, orders, nodes.num_units)
         new = new.followed_by(waits)
     times = nodes.resume(new, slots=slots)
-    unit = np.array(
-        [units.unit(stage) for stage in problem.stages]
-        + [units.transfer(transfer.stage, transfer.consumer) for transfer in problem.transfers],
-        dtype=np.int64,
-    )
+    unit = unit_of_nodes(units, problem)
     start, end = times.start[:, unit], times.end[:, unit]
     return PipelineRun(
         problem=problem,
@@ -192,6 +194,15 @@ def run_pipeline(
         end=end,
         sent=transfer_bytes(layout, evaluation, problem),
         release=_releases(layout, units, times, unit, problem),
+    )
+
+
+def unit_of_nodes(units: PipelineUnits, problem: PipelineProblem) -> NDArray[np.int64]:
+    """The unit of every node of a problem: int64[num_nodes]."""
+    return np.array(
+        [units.unit(stage) for stage in problem.stages]
+        + [units.transfer(transfer.stage, transfer.consumer) for transfer in problem.transfers],
+        dtype=np.int64,
     )
 
 

@@ -88,9 +88,13 @@ class _RankBuilder:
                 for chunk, phase, microbatch, start, end in zip(*(c.tolist() for c in (*columns, *spans)), strict=True)
             ]
         )
-        outer = [*(gather.slices if gather is not None else ()), *self._sends(), *tail.reductions, *tail.gathers]
-        if tail.optimizer is not None:
-            outer.append(tail.optimizer)
+        outer = [
+            *(gather.slices if gather is not None else ()),
+            *self._sends(),
+            *tail.reductions,
+            *tail.gathers,
+            *tail.steps,
+        ]
         return RankTimeline(
             rank=rank,
             gpu=self.layout.mesh.gpu(pp=rank, dp=int(run.first[self.replica])),

@@ -2,14 +2,15 @@
 
 Data-parallel collectives start when the slowest replica is ready. The optimizer starts when every rank's gradients
 are reduced, because the gradient norm is global (Megatron-LM's clipping). With ZeRO-1 the gradients are reduce-
-scattered, each rank steps its shard, and the parameters are gathered: after the step, or (``overlap.param_gather``)
-during the next iteration's first forwards (``gather``). With ZeRO-2 and ZeRO-3 the gradients are reduced inside the
-stages (``exchanges``), and with ZeRO-3 the parameters are gathered there.
+scattered (in groups, ``zero_group``, and then all-reduced across them), each rank steps its shard, and the parameters
+are gathered: after the step, or (``overlap.param_gather``) during the next iteration's first forwards (``gather``).
+With ZeRO-2 and ZeRO-3 the gradients are reduced inside the stages (``exchanges``), and with ZeRO-3 the parameters are
+gathered there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +18,14 @@ from numpy.typing import NDArray
 from semu.engine.costs import CostModel
 from semu.engine.stage import StageProgram
 from semu.engine.timeline import OuterSlice
-from semu.hardware.kinds import OpKind
+from semu.hardware.kinds import DType, OpKind
 from semu.nn.rules.optimizer import adam_bytes
 from semu.parallel.data import gradient_buckets
+from semu.simulation.clipping import gradient_checks
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
-from semu.simulation.transfers import collective, collectives, moved
+from semu.simulation.transfers import collective, collectives, moved, on_device
 
 
 @dataclass(frozen=True)
@@ -33,16 +35,25 @@ class RankTail:
     Attributes:
         reductions: gradient collectives, in order. optimizer: the Adam step, or None where nothing trains.
         gathers: parameter all-gathers after the step.
+        checks: what the gradients go through before the step: unscaling, their norm, scaling (``gradient_checks``).
+        casts: fp8 copies of the weights, made after the step for the whole next iteration.
     """
 
     reductions: tuple[OuterSlice, ...]
     optimizer: OuterSlice | None
     gathers: tuple[OuterSlice, ...]
+    checks: tuple[OuterSlice, ...] = ()
+    casts: tuple[OuterSlice, ...] = ()
+
+    @property
+    def steps(self) -> tuple[OuterSlice, ...]:
+        """The optimizer step with what surrounds it."""
+        return (*self.checks, *((self.optimizer,) if self.optimizer else ()), *self.casts)
 
     @property
     def end_s(self) -> float:
         """End of the last of them [s]."""
-        slices = (*self.reductions, *((self.optimizer,) if self.optimizer else ()), *self.gathers)
+        slices = (*self.reductions, *self.steps, *self.gathers)
         return max((s.end_s for s in slices), default=0.0)
 
 
@@ -52,7 +63,11 @@ def rank_tails(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> list
     reductions = [_reduce(layout, evaluation, run, rank) for rank in range(job.parallel.pp)]
     reductions = _tied(layout, evaluation.cost_model, run, reductions)
     barrier = max([float(run.makespan().max())] + [slices[-1].end_s for slices in reductions if slices])
-    return [_finish(layout, evaluation.cost_model, rank, slices, barrier) for rank, slices in enumerate(reductions)]
+    checks, barrier = gradient_checks(layout, evaluation.cost_model, barrier)
+    return [
+        replace(_finish(layout, evaluation.cost_model, rank, slices, barrier), checks=checks[rank])
+        for rank, slices in enumerate(reductions)
+    ]
 
 
 def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> list[OuterSlice]:
@@ -63,17 +78,15 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
     reduces = job.parallel.dp > 1 and job.parallel.zero <= 1
     ready, elements, slots = _gradient_ready(layout, evaluation, run, rank) if reduces else ([], [], [])
     if elements:
-        kind = OpKind.REDUCE_SCATTER if job.parallel.zero >= 1 else OpKind.ALL_REDUCE
-        group = layout.mesh.dp_group(rank)
         overlapped = job.training.overlap.grad_reduce
         buckets = gradient_buckets(elements, job.parallel.dp, overlapped=overlapped, slots=slots)
-        names = [f"gradients {number}" for number in range(len(buckets))]
+        pieces = _bucket_collectives(layout, model, rank, [bucket.elements * size for bucket in buckets])
         now = 0.0
-        for bucket, piece in zip(
-            buckets, collectives(model, names, kind, group, [bucket.elements * size for bucket in buckets]), strict=True
-        ):
-            slices.append(moved(piece, max(now, max(ready[i] for i in bucket.members) if overlapped else done)))
-            now = slices[-1].end_s
+        for bucket, own in zip(buckets, pieces, strict=True):
+            now = max(now, max(ready[i] for i in bucket.members) if overlapped else done)
+            for piece in own:
+                slices.append(moved(piece, now))
+                now = slices[-1].end_s
         done = max(done, now)
     replicated = sum(
         held.elements for _, _, held in layout.held_by(rank) if held.parameter.requires_grad and not held.is_sharded
@@ -84,6 +97,21 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
             replicated = -(-replicated // job.parallel.shard_ranks)
         slices.append(collective(model, "replicated gradients", OpKind.ALL_REDUCE, group, replicated * size, done))
     return slices
+
+
+def _bucket_collectives(layout: Layout, model: CostModel, rank: int, sizes: list[int]) -> list[tuple[OuterSlice, ...]]:
+    """What reduces each bucket of gradients: an all-reduce; with ZeRO-1 a reduce-scatter, in groups followed by an
+    all-reduce of the shard across them (Megatron-LM's ``--num-distributed-optimizer-instances``)."""
+    parallel, mesh = layout.job.parallel, layout.mesh
+    names = [f"gradients {number}" for number in range(len(sizes))]
+    if parallel.zero == 0:
+        return [(piece,) for piece in collectives(model, names, OpKind.ALL_REDUCE, mesh.dp_group(rank), sizes)]
+    scattered = collectives(model, names, OpKind.REDUCE_SCATTER, mesh.shard_group(rank), sizes)
+    if not parallel.is_sharded_in_groups:
+        return [(piece,) for piece in scattered]
+    shares = [-(-size // parallel.shard_ranks) for size in sizes]
+    summed = collectives(model, names, OpKind.ALL_REDUCE, mesh.replica_group(rank), shares)
+    return list(zip(scattered, summed, strict=True))
 
 
 def _rank_end(run: PipelineRun, rank: int) -> float:
@@ -187,15 +215,28 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
     if not trainable:
         return RankTail(tuple(reductions), None, ())
     dtype = job.training.precision.tensor_dtype
-    shards = job.parallel.shard_ranks if job.parallel.zero >= 2 else job.parallel.dp
-    share = -(-trainable // shards) if job.parallel.zero >= 1 else trainable
-    traffic = adam_bytes(share, tensor_dtype=dtype, grad_dtype=job.training.grad_dtype)
-    latency = float(model.outer_latency(OpKind.OPTIMIZER, "adam", mem_bytes=traffic)[0])
-    provenance = model.outer_provenance(OpKind.OPTIMIZER, None)
-    step = OuterSlice("Adam step", OpKind.OPTIMIZER, "compute", barrier, barrier + latency, 0, 1, provenance)
+    share = -(-trainable // job.parallel.shard_ranks) if job.parallel.zero >= 1 else trainable
+    traffic = adam_bytes(
+        share,
+        tensor_dtype=dtype,
+        grad_dtype=job.training.grad_dtype,
+        master_dtype=job.training.master_dtype,
+        state_dtype=job.training.optimizer_state_dtype,
+    )
+    step = replace(on_device(model, "adam", OpKind.OPTIMIZER, traffic, barrier), name="Adam step")
     gathers: tuple[OuterSlice, ...] = ()
     if job.parallel.dp > 1 and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
-        group = layout.mesh.dp_group(rank)
+        group = layout.mesh.shard_group(rank)
         size = trainable * dtype.size_bytes
         gathers = (collective(model, "parameters", OpKind.ALL_GATHER, group, size, step.end_s),)
-    return RankTail(tuple(reductions), step, gathers)
+    casts = _weight_casts(layout, model, rank, gathers[-1].end_s if gathers else step.end_s)
+    return RankTail(tuple(reductions), step, gathers, casts=casts)
+
+
+def _weight_casts(layout: Layout, model: CostModel, rank: int, begin_s: float) -> tuple[OuterSlice, ...]:
+    """The rank's fp8 weights, cast for the next iteration: read in the parameters' type, two fp8 copies written."""
+    elements = layout.kept_fp8_elements(rank)
+    if not elements:
+        return ()
+    traffic = elements * (layout.job.training.precision.tensor_dtype.size_bytes + 2 * DType.FP8.size_bytes)
+    return (on_device(model, "fp8 weights", OpKind.CAST, traffic, begin_s),)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from semu.errors import ConfigError, unknown_name
+from semu.hardware.kinds import DType
+from semu.hardware.profile import list_profiles, load_profile
 from semu.job import Precision, TrainingJob
 from semu.schedule import SCHEDULES
 from semu.simulation.evaluate import BatchShapes
@@ -26,13 +28,7 @@ def refuse_unmodelled(job: TrainingJob) -> None:
     if parallel.zero >= 2:
         _check_sharding(job)
     if job.training.precision is Precision.FP8:
-        raise ConfigError(
-            "fp8 training (casts and scaling factors) is not modelled by this version",
-            where="training.precision",
-            expected="bf16, fp16, tf32 or fp32",
-            got="fp8",
-            nearest="bf16",
-        )
+        _refuse_without_fp8(job)
     consumers = [source for module in job.model.modules for source in module.sources]
     twice = next((name for name in consumers if consumers.count(name) > 1), None)
     if twice is not None:
@@ -66,6 +62,21 @@ def _check_sharding(job: TrainingJob) -> None:
             got=job.training.schedule,
             nearest="1f1b",
         )
+
+
+def _refuse_without_fp8(job: TrainingJob) -> None:
+    """fp8 products need a device that has them."""
+    profile = job.cluster.profile
+    if DType.FP8 in profile.flop_per_s:
+        return
+    able = [name for name in list_profiles() if DType.FP8 in load_profile(name).flop_per_s]
+    raise ConfigError(
+        f"{profile.name} has no fp8 arithmetic",
+        where="training.precision",
+        expected=f"bf16, or a device with an fp8 peak: {', '.join(able)}",
+        got="fp8",
+        nearest="bf16",
+    )
 
 
 def check_streams(job: TrainingJob, shapes: BatchShapes) -> None:

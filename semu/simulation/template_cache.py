@@ -34,6 +34,7 @@ class ParameterSlot:
         elements: local elements. is_sharded: split over the tensor-parallel group.
         writer: position, in the block's backward half, of the operator that completes its gradient; -1: frozen.
         writers: positions of all operators that write it.
+        is_fp8: the weight of a linear that runs in fp8.
     """
 
     number: int
@@ -41,6 +42,7 @@ class ParameterSlot:
     elements: int
     is_sharded: bool
     writer: int
+    is_fp8: bool
     writers: tuple[int, ...] = ()
 
 
@@ -94,6 +96,7 @@ class CompiledBlock:
                     is_sharded=use.is_sharded,
                     writer=writer.get(use.gradient, -1) if use.gradient is not None else -1,
                     writers=tuple(op.index - traced.num_forward for op in backward if use.gradient in op.outputs),
+                    is_fp8=use.is_fp8,
                 )
                 for use in traced.parameters
             ),

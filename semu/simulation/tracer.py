@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from semu.job import Attention, Recompute, TrainingJob
+from semu.job import Attention, Fp8Weights, Recompute, TrainingJob
 from semu.nn.block import CarrySpec, starts_from_data, trace_block
 from semu.nn.model import InputSpec
 from semu.nn.module import Module, Parameter
@@ -25,7 +25,7 @@ class HeldParameter:
     Attributes:
         parameter: the model's. elements: local elements. is_sharded: split over the tensor-parallel group.
         writer: position, in the block's backward half, of the operator that completes its gradient; -1: frozen.
-        path: dotted path in the model.
+        path: dotted path in the model. is_fp8: the weight of a linear that runs in fp8.
         writers: positions, in the block's backward half, of all operators that write its gradient.
     """
 
@@ -35,6 +35,7 @@ class HeldParameter:
     writer: int
     path: str
     writers: tuple[int, ...] = ()
+    is_fp8: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,7 @@ class ModelTracer:
             overlap_tp=training.overlap.tensor_parallel,
             fused_attention=training.attention is Attention.FUSED,
             recompute=training.recompute_plan,
+            cast_weights=job.fp8_weights is Fp8Weights.MICROBATCH,
         )
         self._options_key = tuple(options_key(self.options, full_recompute=again) for again in (False, True))
         self._paths: dict[object, tuple[str, ...]] = {}
@@ -253,6 +255,7 @@ def _held(place: _Placed, compiled: CompiledBlock) -> tuple[HeldParameter, ...]:
                 writer=slot.writer,
                 path=f"{place.path}.{slot.path}",
                 writers=slot.writers,
+                is_fp8=slot.is_fp8,
             )
             for slot in compiled.slots
         ]

@@ -45,6 +45,12 @@ def collectives(
     ]
 
 
+def on_device(model: CostModel, name: str, kind: OpKind, mem_bytes: int, begin_s: float) -> OuterSlice:
+    """One memory-bound kernel of the compute stream outside stages that begins at a given time."""
+    latency = float(model.outer_latency(kind, name, mem_bytes=mem_bytes)[0])
+    return OuterSlice(name, kind, "compute", begin_s, begin_s + latency, 0, 1, model.outer_provenance(kind, None))
+
+
 def moved(piece: OuterSlice, begin_s: float) -> OuterSlice:
     """The same operator, beginning at another time."""
     return replace(piece, start_s=begin_s, end_s=begin_s + (piece.end_s - piece.start_s))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
@@ -211,6 +212,7 @@ def job_of(
     attention: str = "fused",
     override: dict[str, object] | None = None,
     gpus_per_node: int = 0,
+    **options: Any,
 ) -> TrainingJob:
     """A job that runs all the listed microbatches on one node (or on nodes of ``gpus_per_node``)."""
     layout = parallel if parallel is not None else Parallel()
@@ -228,6 +230,7 @@ def job_of(
             recompute_layers=recompute_layers,
             recompute_method=recompute_method,
             attention=attention,
+            **options,
         ),
         ListedBatch(tuple(items)),
     )

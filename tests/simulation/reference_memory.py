@@ -50,17 +50,24 @@ class RankStatic:
 
 
 def static_of(model: CutModel, rank: int) -> RankStatic:
-    """Parameters, gradient buffers, fp32 master weights and two moments; ZeRO-1 shares the last two groups out."""
+    """Parameters, gradient buffers, master weights and two moments; ZeRO-1 shares the last two groups out.
+
+    Weights of fp8 linears that are cast once an iteration stand there twice more, with one byte each.
+    """
     job = model.job
     uses = {id(use.parameter): use for block in model.blocks if block.rank == rank for use in block.trace.parameters}
     elements = sum(use.numel for use in uses.values())
     trainable = sum(use.numel for use in uses.values() if use.parameter.requires_grad)
     tensor_bytes = job.training.precision.tensor_dtype.size_bytes
+    training = job.training
     zero, shards = job.parallel.zero, (job.parallel.zero_group or job.parallel.dp)
     own = (trainable + shards - 1) // shards if zero else trainable
-    state = 4 + 4 + (4 if tensor_bytes < 4 else 0)
-    gradients = (own if zero >= 2 else trainable) * job.training.grad_dtype.size_bytes
-    parameters = ((elements + shards - 1) // shards if zero == 3 else elements) * tensor_bytes
+    state = 2 * training.optimizer_state_dtype.size_bytes
+    if training.master_dtype is not training.precision.tensor_dtype:
+        state += training.master_dtype.size_bytes
+    gradients = (own if zero >= 2 else trainable) * training.grad_dtype.size_bytes
+    cast = sum(use.numel for use in uses.values() if use.is_fp8) if job.fp8_weights.value == "iteration" else 0
+    parameters = ((elements + shards - 1) // shards if zero == 3 else elements) * tensor_bytes + 2 * cast
     return RankStatic(elements, trainable, parameters, gradients, own * state)
 
 

@@ -82,6 +82,7 @@ class CutModel:
             overlap_tp=job.training.overlap.tensor_parallel,
             fused_attention=job.training.attention.value == "fused",
             recompute=_plan(job),
+            cast_weights=job.fp8_weights.value == "microbatch",
         )
         self.blocks: list[Block] = []
         again = job.training.recompute.value == "full"

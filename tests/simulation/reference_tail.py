@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 from simulation.reference import Expansion
 from simulation.reference_costs import on_grid
+from simulation.reference_model import CutModel
 
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup, collective_latency, wire_factor
@@ -59,15 +61,22 @@ def tail_of(expansion: Expansion) -> Tail:
     tail = Tail([[] for _ in range(parallel.pp)])
     grad_bytes = job.training.grad_dtype.size_bytes
     for rank, slices in enumerate(tail.slices):
-        group = job.cluster.place_group("dp", [model.gpu(rank, replica) for replica in range(parallel.dp)])
-        kind = OpKind.REDUCE_SCATTER if parallel.zero else OpKind.ALL_REDUCE
+        group = worst_group(model, rank, 1, parallel.dp)
+        width = parallel.zero_group or parallel.dp
         done = ends[rank]
         if parallel.dp > 1 and parallel.zero <= 1:
             now = 0.0
             for bucket in buckets(held[rank], parallel.dp, overlap.grad_reduce):
                 ready = max(item.ready_s for item in bucket) if overlap.grad_reduce else ends[rank]
                 size = sum(item.elements for item in bucket) * grad_bytes
-                slices.append(collective(expansion, kind, group, size, max(now, ready)))
+                if not parallel.zero:
+                    slices.append(collective(expansion, OpKind.ALL_REDUCE, group, size, max(now, ready)))
+                else:
+                    inner = worst_group(model, rank, 1, width)
+                    slices.append(collective(expansion, OpKind.REDUCE_SCATTER, inner, size, max(now, ready)))
+                    if width < parallel.dp:
+                        across, share = worst_group(model, rank, width, parallel.dp // width), -(-size // width)
+                        slices.append(collective(expansion, OpKind.ALL_REDUCE, across, share, slices[-1].end_s))
                 now = slices[-1].end_s
             done = max(done, now)
         whole = sum(item.elements for item in held[rank] if not item.is_sharded)
@@ -77,12 +86,23 @@ def tail_of(expansion: Expansion) -> Tail:
             slices.append(collective(expansion, OpKind.ALL_REDUCE, model.tp_group, whole * grad_bytes, done))
     _tie(expansion, held, ends, tail)
     barrier = max([*ends, *(piece.end_s for slices in tail.slices for piece in slices)])
+    barrier = _check(expansion, held, barrier, tail)
     for rank, slices in enumerate(tail.slices):
         elements = sum(item.elements for item in held[rank])
         if elements:
             _step(expansion, rank, elements, barrier, slices)
     tail.iteration_s = max([barrier, *(piece.end_s for slices in tail.slices for piece in slices)])
+    tail.iteration_s += on_grid(job.training.overhead_s)
     return tail
+
+
+def worst_group(model: CutModel, rank: int, step: int, size: int) -> CommGroup:
+    """Of the groups of ``size`` replicas at distance ``step``, on every tensor-parallel peer, the most spread one."""
+    job = model.job
+    first = [d for d in range(job.parallel.dp) if d // step % size == 0 and d + step * (size - 1) < job.parallel.dp]
+    gpus = [[model.gpu(rank, d + step * k, t) for k in range(size)] for d in first for t in range(job.parallel.tp)]
+    groups = [job.cluster.place_group("dp", own) for own in gpus]
+    return max(groups, key=lambda group: (group.num_nodes, group.local_port.value == "pcie", -group.ranks_per_node))
 
 
 def trainable(expansion: Expansion, rank: int) -> list[Held]:
@@ -133,21 +153,67 @@ def _tie(expansion: Expansion, held: list[list[Held]], ends: list[float], tail: 
                 tail.slices[rank].append(collective(expansion, OpKind.ALL_REDUCE, group, size, start))
 
 
+def _check(expansion: Expansion, held: list[list[Held]], begin_s: float, tail: Tail) -> float:
+    """Loss scale, norm and clipping, one after the other on all ranks together; returns when they are done [s]."""
+    model = expansion.model
+    job = model.job
+    parallel, training = job.parallel, job.training
+    passes: list[int | None] = []  # how often every gradient is moved; None: an all-reduce of four bytes
+    if training.loss_scaling:
+        passes += [2, None]
+    if training.gradient_clipping:
+        passes += [1, None, 2]
+    now = begin_s
+    width = (parallel.zero_group or parallel.dp) if parallel.zero else 1
+    together = parallel.num_gpus // parallel.dp * width
+    for times in passes:
+        ends = [now]
+        for rank, slices in enumerate(tail.slices):
+            own = sum(item.elements for item in held[rank])
+            own = -(-own // (parallel.zero_group or parallel.dp)) if parallel.zero else own
+            if times is not None and own:
+                size = times * own * training.grad_dtype.size_bytes
+                slices.append(_kernel(expansion, OpKind.OPTIMIZER, size, now))
+                ends.append(slices[-1].end_s)
+            elif times is None and together > 1:
+                places = itertools.product(range(parallel.pp), range(width), range(parallel.tp))
+                gpus = [model.gpu(p, d, t) for p, d, t in places]
+                group = job.cluster.place_group("world", gpus)
+                slices.append(collective(expansion, OpKind.ALL_REDUCE, group, 4, now))
+                ends.append(slices[-1].end_s)
+        now = max(ends)
+    return now
+
+
+def _kernel(expansion: Expansion, kind: OpKind, size: int, start_s: float) -> Slice:
+    """One memory-bound kernel."""
+    profile = expansion.model.job.cluster.profile
+    latency = profile.efficiency(kind).latency_s(0, size, 1.0, profile.mem_bytes_per_s.value)
+    return Slice(kind, start_s, start_s + on_grid(latency))
+
+
 def _step(expansion: Expansion, rank: int, elements: int, barrier: float, slices: list[Slice]) -> None:
     """Adam on the rank's share, then the gather of the parameters where it does not hide."""
     model = expansion.model
-    job, profile = model.job, model.job.cluster.profile
+    job = model.job
     tensor_bytes, grad_bytes = job.training.precision.tensor_dtype.size_bytes, job.training.grad_dtype.size_bytes
     shards = job.parallel.zero_group or job.parallel.dp
     own = (elements + shards - 1) // shards if job.parallel.zero else elements
-    # gradient read, two moments read and written, fp32 master read and written, 16-bit parameter written
-    traffic = own * (grad_bytes + 16 + (8 + tensor_bytes if tensor_bytes < 4 else 8))
-    efficiency = profile.efficiency(OpKind.OPTIMIZER)
-    latency = on_grid(efficiency.latency_s(0, traffic, 1.0, profile.mem_bytes_per_s.value))
-    slices.append(Slice(OpKind.OPTIMIZER, barrier, barrier + latency))
+    master, state = job.training.master_dtype.size_bytes, job.training.optimizer_state_dtype.size_bytes
+    # gradient read, two moments and the master read and written, parameter written (or, without master, both)
+    weight = (
+        2 * tensor_bytes
+        if job.training.master_dtype is job.training.precision.tensor_dtype
+        else 2 * master + tensor_bytes
+    )
+    slices.append(_kernel(expansion, OpKind.OPTIMIZER, own * (grad_bytes + 4 * state + weight), barrier))
     if job.parallel.dp > 1 and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
-        group = job.cluster.place_group("dp", [model.gpu(rank, replica) for replica in range(job.parallel.dp)])
+        group = worst_group(model, rank, 1, shards)
         slices.append(collective(expansion, OpKind.ALL_GATHER, group, elements * tensor_bytes, slices[-1].end_s))
+    uses = {id(use.parameter): use for block in model.blocks if block.rank == rank for use in block.trace.parameters}
+    cast = sum(use.numel for use in uses.values() if use.is_fp8)
+    if cast and job.fp8_weights.value == "iteration":
+        slices.append(_kernel(expansion, OpKind.CAST, cast * (tensor_bytes + 1 + 1), slices[-1].end_s))
 
 
 def gather_times(expansion: Expansion) -> dict[int, float]:
@@ -155,7 +221,7 @@ def gather_times(expansion: Expansion) -> dict[int, float]:
     job = expansion.model.job
     ready: dict[int, float] = {}
     for rank in range(job.parallel.pp):
-        group = job.cluster.place_group("dp", [expansion.model.gpu(rank, d) for d in range(job.parallel.dp)])
+        group = worst_group(expansion.model, rank, 1, job.parallel.zero_group or job.parallel.dp)
         held = trainable(expansion, rank)
         for item in held:
             item.ready_s = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from simulation.comparison import assert_tails_equal
@@ -375,9 +376,41 @@ def test_a_sharding_group_divides_dp(size: object, nearest: int | None) -> None:
 
 
 def test_sharding_groups_and_resharding_are_checked() -> None:
-    with pytest.raises(ConfigError, match="sharding groups are ZeRO-3's"):
-        Parallel(dp=8, zero=1, zero_group=2)
+    with pytest.raises(ConfigError, match="sharding groups are of ZeRO-1 and ZeRO-3"):
+        Parallel(dp=8, zero=2, zero_group=2)
     with pytest.raises(ConfigError) as caught:
         Parallel(reshard_after_forward=1)  # type: ignore[arg-type]
     assert caught.value.where == "parallel.reshard_after_forward"
     assert Parallel(dp=8, zero=3, zero_group=2).shard_ranks == 2
+
+
+@pytest.mark.parametrize("hidden", ["none", "both", "tp"])
+@pytest.mark.parametrize(
+    ("dp", "tp", "group", "gpus_per_node"), [(4, 1, 2, 0), (4, 2, 2, 4), (6, 2, 3, 6), (4, 1, 4, 2)]
+)
+def test_zero_1_in_groups_against_the_reference(dp: int, tp: int, group: int, gpus_per_node: int, hidden: str) -> None:
+    parallel = Parallel(dp=dp, tp=tp, pp=2, zero=1, zero_group=group)
+    for model, items in ((gpt(), text_items(2 * dp)), (vlm(frozen=["vit"]), vlm_items(dp, empty=(1,)))):
+        job = job_of(
+            model,
+            items,
+            parallel,
+            overlap=OVERLAPS[hidden],
+            gpus_per_node=gpus_per_node,
+            gradient_clipping=hidden == "both",
+        )
+        assert_tails_equal(job)
+
+
+@pytest.mark.parametrize("made", [gpt, wide])
+def test_zero_1_in_groups_by_hand(made: Callable[[], Model]) -> None:
+    """States of a group's share; every bucket is scattered in the group, and its share is summed across the groups."""
+    model = made()
+    parameters = model.num_parameters()
+    report = simulate(job_of(model, text_items(4), Parallel(dp=4, zero=1, zero_group=2)))
+    assert report.static_memory_bytes == (6 * parameters + 12 * -(-parameters // 2),)
+    moved = Counter(s.kind for s in report.timeline.ranks[0].outer if s.stream == "dp")
+    assert moved[OpKind.REDUCE_SCATTER] == moved[OpKind.ALL_REDUCE] > 0
+    wire = {kind: sum(s.net_bytes for s in report.timeline.ranks[0].outer if s.kind is kind) for kind in moved}
+    assert wire[OpKind.REDUCE_SCATTER] == 4 * parameters // 2
+    assert abs(wire[OpKind.ALL_REDUCE] - 4 * parameters // 2) <= moved[OpKind.ALL_REDUCE]

@@ -227,6 +227,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "overlap_tp": True,
     "fused_attention": False,
     "recompute": RecomputePlan(("mlp",)),
+    "cast_weights": True,
 }
 OTHER_PLAN: dict[str, object] = {"tp": 2, "sequence_parallel": True}
 

@@ -34,6 +34,10 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tenso
             "the input does not fit the weight", where=trace.where, expected=f"[..., {weight.shape[1]}]", got=x.shape
         )
     style = trace.style if trace.options.plan.tp > 1 else ShardingStyle.REPLICATED
+    if trace.is_fp8:
+        from semu.nn.rules.fp8 import fp8_linear
+
+        return fp8_linear(x, weight, bias, style)
     if style in (ShardingStyle.COLUMN, ShardingStyle.VOCABULARY):
         return _column(x, weight, bias)
     if style is ShardingStyle.ROW:

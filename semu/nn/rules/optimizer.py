@@ -10,19 +10,27 @@ from semu.hardware.kinds import DType
 from semu.nn.tracing import COMPUTE, ParameterUse, Trace
 
 
-def adam_bytes(elements: int, *, tensor_dtype: DType, grad_dtype: DType) -> int:
+def adam_bytes(
+    elements: int,
+    *,
+    tensor_dtype: DType,
+    grad_dtype: DType,
+    master_dtype: DType = DType.FP32,
+    state_dtype: DType = DType.FP32,
+) -> int:
     """Memory traffic of one fused Adam step [bytes].
 
     Args:
         elements: local parameters that are stepped. tensor_dtype, grad_dtype: types of parameters and gradients.
+        master_dtype, state_dtype: types of master weights and moments.
     Returns:
         Gradient, master weight and both moments read; master weight, both moments and the parameter written. Without
-        master weights (fp32 training) the parameter itself is read and written.
+        master weights (where they have the parameters' type) the parameter itself is read and written.
     """
-    fp32 = DType.FP32.size_bytes
-    has_master = tensor_dtype is not DType.FP32
-    weight = 2 * fp32 + tensor_dtype.size_bytes if has_master else 2 * fp32
-    return elements * (grad_dtype.size_bytes + weight + 4 * fp32)
+    weight = 2 * tensor_dtype.size_bytes
+    if tensor_dtype is not master_dtype:
+        weight = 2 * master_dtype.size_bytes + tensor_dtype.size_bytes
+    return elements * (grad_dtype.size_bytes + weight + 4 * state_dtype.size_bytes)
 
 
 def adam_step(trace: Trace, parameters: Sequence[ParameterUse]) -> None:

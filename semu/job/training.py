@@ -1,4 +1,4 @@
-"""``TrainingJob`` = model + cluster + parallelism + training options + batch: data only, validated at the door."""
+"""``Training``: batch sizes, precision, memory strategies, schedule; validated at the door."""
 
 from __future__ import annotations
 
@@ -8,70 +8,12 @@ from enum import Enum
 from typing import TypeVar
 
 from semu.errors import ConfigError, unknown_name
-from semu.hardware.cluster import Cluster
 from semu.hardware.kinds import DType
-from semu.nn.model import Model
-from semu.nn.module import Module
-from semu.nn.recompute_plan import KIND_ALIASES, RECOMPUTE_KINDS, RULE_KINDS, RecomputePlan, is_pattern
-from semu.parallel.config import Overlap, Parallel
-from semu.parallel.pipeline import nearest_multiple
-from semu.workload.batch import AbstractBatch, text_batch
-
-
-class Precision(Enum):
-    """Arithmetic of the matrix products; the value is run.toml's word."""
-
-    BF16 = "bf16"
-    FP16 = "fp16"
-    FP8 = "fp8"
-    TF32 = "tf32"
-    FP32 = "fp32"
-
-    @property
-    def compute_dtype(self) -> DType:
-        """Which peak of the device applies."""
-        return DType(self.value)
-
-    @property
-    def tensor_dtype(self) -> DType:
-        """Element type of parameters and activations."""
-        if self in (Precision.TF32, Precision.FP32):
-            return DType.FP32
-        return DType.FP16 if self is Precision.FP16 else DType.BF16
-
-
-class Recompute(Enum):
-    """Which activations are computed again in the backward pass instead of kept."""
-
-    NONE = "none"
-    SELECTIVE = "selective"
-    FULL = "full"
-
-
-class RecomputeMethod(Enum):
-    """Which layers of a stage full recomputation covers (Megatron-LM's ``--recompute-method``)."""
-
-    UNIFORM = "uniform"
-    BLOCK = "block"
-
-
-class Attention(Enum):
-    """How attention is computed: one FlashAttention kernel, or separate kernels that keep the scores."""
-
-    FUSED = "fused"
-    UNFUSED = "unfused"
-
-
-class Optimizer(Enum):
-    """The optimizer whose step ends the iteration."""
-
-    ADAM = "adam"
-
+from semu.job.kinds import Attention, Fp8Weights, Optimizer, Precision, Recompute, RecomputeMethod
+from semu.nn.recompute_plan import RECOMPUTE_KINDS, RecomputePlan
+from semu.parallel.config import Overlap
 
 _E = TypeVar("_E", bound=Enum)
-
-_GROUPED = ("1f1b", "interleaved")
-"""Schedules that run virtual stages in turn, with as many microbatches at a time as there are pipeline ranks."""
 
 
 def _enum(kind: type[_E], value: object, where: str) -> _E:
@@ -156,6 +98,44 @@ def _recompute_method(mode: Recompute, layers: object, method: object) -> Recomp
     return RecomputeMethod.BLOCK if layers is not None and chosen is None else chosen
 
 
+def _at_least_zero(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise ConfigError("out of range", where=where, expected="a finite number >= 0", got=value, nearest=0)
+    return float(value)
+
+
+def _switch(value: object, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError("not a switch", where=where, expected="true or false", got=value)
+    return value
+
+
+def _state_dtype(value: object, where: str, legal: tuple[DType, ...]) -> DType:
+    chosen = _enum(DType, value, where)
+    if chosen not in legal:
+        words = " or ".join(dtype.value for dtype in legal)
+        raise ConfigError(
+            "not an optimizer state type", where=where, expected=words, got=chosen.value, nearest=legal[0].value
+        )
+    return chosen
+
+
+def _master_dtype(value: object, precision: Precision) -> DType:
+    """Type of the master weights; as wide as the parameters at least."""
+    where = "training.master_dtype"
+    chosen = _state_dtype(value, where, (DType.FP32, DType.BF16, DType.FP16))
+    if chosen is not DType.FP32 and chosen is not precision.tensor_dtype:
+        legal = dict.fromkeys((DType.FP32.value, precision.tensor_dtype.value))
+        raise ConfigError(
+            f"no master weights in {chosen.value} for parameters in {precision.tensor_dtype.value}",
+            where=where,
+            expected=" or ".join(legal),
+            got=chosen.value,
+            nearest=DType.FP32.value,
+        )
+    return chosen
+
+
 @dataclass(frozen=True)
 class Training:
     """Training options (run.toml ``[training]`` and ``[overlap]``).
@@ -176,6 +156,15 @@ class Training:
             ``recompute_layers``, each by itself. UNIFORM: all of them in groups of ``recompute_layers`` (the last may
             be smaller), one kept input per group. None: every layer by itself; layers without a method: BLOCK.
         recompute_modules: what SELECTIVE recomputes; None: the attention core. A list as ``recompute`` lands here.
+        master_dtype: of the optimizer's copy of the parameters; the parameters' own type: no copy.
+        optimizer_state_dtype: of Adam's two moments, FP32 or BF16.
+        fp8_weights: how often fp8 linears cast their weights; None: see ``TrainingJob.fp8_weights``; without fp8 it has
+            no effect.
+        gradient_clipping: the global gradient norm is found and the gradients are scaled by it before every step
+            (Megatron-LM's ``--clip-grad 1.0``, which is its default); here off unless asked for.
+        loss_scaling: fp16's dynamic loss scale: gradients are unscaled and searched for infinities before every step.
+        overhead_s: time of an iteration outside the model (data loading, logging) [s]; default 0.
+        jitter: relative standard deviation of each stage's latency, for ``simulate(samples=...)``; default 0.
     """
 
     micro_batch: int
@@ -187,10 +176,17 @@ class Training:
     recompute: Recompute
     schedule: str
     overlap: Overlap
-    attention: Attention = Attention.FUSED
-    recompute_layers: int | None = None
-    recompute_method: RecomputeMethod | None = None
-    recompute_modules: tuple[str, ...] | None = None
+    attention: Attention
+    recompute_layers: int | None
+    recompute_method: RecomputeMethod | None
+    recompute_modules: tuple[str, ...] | None
+    master_dtype: DType
+    optimizer_state_dtype: DType
+    fp8_weights: Fp8Weights | None
+    gradient_clipping: bool
+    loss_scaling: bool
+    overhead_s: float
+    jitter: float
 
     def __init__(
         self,
@@ -207,6 +203,13 @@ class Training:
         recompute_layers: int | None = None,
         recompute_method: RecomputeMethod | str | None = None,
         recompute_modules: Sequence[str] | None = None,
+        master_dtype: DType | str = DType.FP32,
+        optimizer_state_dtype: DType | str = DType.FP32,
+        fp8_weights: Fp8Weights | str | None = None,
+        gradient_clipping: bool = False,
+        loss_scaling: bool = False,
+        overhead_s: float = 0.0,
+        jitter: float = 0.0,
     ) -> None:
         _positive(micro_batch, "training.micro_batch")
         _positive(global_batch, "training.global_batch")
@@ -218,11 +221,21 @@ class Training:
                 "not a gradient type", where="training.grad_dtype", expected="fp32, bf16 or fp16", got=gradient.value
             )
         mode, modules = _recompute(recompute, recompute_modules)
+        arithmetic = _enum(Precision, precision, "training.precision")
+        if _switch(loss_scaling, "training.loss_scaling") and arithmetic is not Precision.FP16:
+            raise ConfigError(
+                "a loss scale is for fp16",
+                where="training.loss_scaling",
+                expected="false, or training.precision = fp16",
+                got=f"true with {arithmetic.value}",
+                nearest="false",
+            )
+        states = (DType.FP32, DType.BF16)
         values = {
             "micro_batch": micro_batch,
             "global_batch": global_batch,
             "seq_len": seq_len,
-            "precision": _enum(Precision, precision, "training.precision"),
+            "precision": arithmetic,
             "grad_dtype": gradient,
             "optimizer": _enum(Optimizer, optimizer, "training.optimizer"),
             "recompute": mode,
@@ -232,6 +245,13 @@ class Training:
             "recompute_layers": recompute_layers,
             "recompute_method": _recompute_method(mode, recompute_layers, recompute_method),
             "recompute_modules": modules,
+            "master_dtype": _master_dtype(master_dtype, arithmetic),
+            "optimizer_state_dtype": _state_dtype(optimizer_state_dtype, "training.optimizer_state_dtype", states),
+            "fp8_weights": None if fp8_weights is None else _enum(Fp8Weights, fp8_weights, "training.fp8_weights"),
+            "gradient_clipping": _switch(gradient_clipping, "training.gradient_clipping"),
+            "loss_scaling": loss_scaling,
+            "overhead_s": _at_least_zero(overhead_s, "training.overhead_s"),
+            "jitter": _at_least_zero(jitter, "training.jitter"),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -242,124 +262,3 @@ class Training:
         if self.recompute is not Recompute.SELECTIVE:
             return RecomputePlan()
         return RecomputePlan.of(self.recompute_modules or ("core_attn",))
-
-
-@dataclass(frozen=True)
-class TrainingJob:
-    """Everything that decides how long an iteration takes.
-
-    Args:
-        model: a ``semu.nn.Model``, or any ``semu.nn.Module`` (wrapped as a text model of one modality module).
-        cluster: devices and links; its GPUs must equal dp x cp x tp x pp.
-        parallel: sizes of the parallel dimensions.
-        training: batch sizes, precision, recompute, schedule, overlap.
-        batch: where microbatches come from; None: text sequences of ``training.seq_len`` tokens.
-    Raises:
-        ConfigError: sizes that do not fit together, with the nearest legal value.
-    """
-
-    model: Model
-    cluster: Cluster
-    parallel: Parallel
-    training: Training
-    batch: AbstractBatch
-
-    def __init__(
-        self,
-        model: Model | Module,
-        cluster: Cluster,
-        parallel: Parallel | None = None,
-        training: Training | None = None,
-        batch: AbstractBatch | None = None,
-    ) -> None:
-        wrapped = model if isinstance(model, Model) else Model.from_module(model)
-        object.__setattr__(self, "model", wrapped)
-        object.__setattr__(self, "cluster", cluster)
-        object.__setattr__(self, "parallel", parallel if parallel is not None else Parallel())
-        object.__setattr__(self, "training", training if training is not None else Training())
-        object.__setattr__(self, "batch", batch if batch is not None else text_batch())
-        self._check_cluster()
-        self._check_batch()
-        self._check_recompute()
-        self._check_virtual_stages()
-
-    def _check_cluster(self) -> None:
-        need, have = self.parallel.num_gpus, self.cluster.num_gpus
-        if need != have:
-            p = self.parallel
-            rest = p.cp * p.tp * p.pp
-            nearest = f"dp = {have // rest}" if have % rest == 0 else None
-            raise ConfigError(
-                f"dp x cp x tp x pp = {p.dp} x {p.cp} x {p.tp} x {p.pp} = {need} ranks on {have} GPUs",
-                where="parallel",
-                expected=f"a product of {have} (cluster {self.cluster.label()})",
-                got=need,
-                nearest=nearest,
-            )
-
-    def _check_batch(self) -> None:
-        per_step = self.parallel.dp * self.training.micro_batch
-        if self.training.global_batch % per_step:
-            below = self.training.global_batch // per_step * per_step
-            raise ConfigError(
-                "the global batch does not divide into microbatches",
-                where="training.global_batch",
-                expected=f"a multiple of dp x micro_batch = {self.parallel.dp} x {self.training.micro_batch}",
-                got=self.training.global_batch,
-                nearest=max(per_step, below),
-            )
-
-    def _check_recompute(self) -> None:
-        """Every name of the list must stand for something in the model."""
-        names = self.training.recompute_modules or ()
-        if all(name in RULE_KINDS for name in names):
-            return
-        found = [(path, item) for m in self.model.modules for path, item in m.body.named_modules(m.name)]
-        known = {item.recompute_kind for _, item in found} - {""}
-        for name in names:
-            if is_pattern(name):
-                if not any(RecomputePlan.of((name,)).matches(path) for path, _ in found):
-                    raise unknown_name("module path", name, [path for path, _ in found], where="training.recompute")
-            elif KIND_ALIASES.get(name, name) not in known | set(RULE_KINDS):
-                legal = sorted(known | set(RULE_KINDS))
-                if name in RECOMPUTE_KINDS or name in KIND_ALIASES:
-                    raise ConfigError(
-                        f"the model has no module of kind {name!r}",
-                        where="training.recompute",
-                        expected=", ".join(legal),
-                        got=name,
-                    )
-                raise unknown_name("module kind", name, legal, where="training.recompute")
-
-    @property
-    def num_microbatches(self) -> int:
-        """Microbatches of one data-parallel replica in one iteration."""
-        return self.training.global_batch // (self.parallel.dp * self.training.micro_batch)
-
-    @property
-    def overlaps_sends(self) -> bool:
-        """Whether P2P sends run beside the sender's compute; interleaving does that unless told otherwise."""
-        chosen = self.training.overlap.pipeline
-        return chosen if chosen is not None else self.parallel.vpp > 1
-
-    def _check_virtual_stages(self) -> None:
-        pp, vpp, count = self.parallel.pp, self.parallel.vpp, self.num_microbatches
-        if vpp == 1:
-            return
-        if pp == 1:
-            raise ConfigError(
-                "virtual stages need several pipeline ranks to take turns on",
-                where="parallel.vpp",
-                expected="vpp = 1, or pp >= 2",
-                got=vpp,
-                nearest=1,
-            )
-        if count % pp and self.training.schedule in _GROUPED:
-            per_step = self.parallel.dp * self.training.micro_batch
-            raise ConfigError(
-                f"{count} microbatches do not divide by pp = {pp}, as interleaved 1F1B (vpp = {vpp}) needs",
-                where="training.global_batch",
-                expected=f"a multiple of (dp x micro_batch) x pp = {per_step} x {pp}",
-                got=self.training.global_batch,
-                nearest=nearest_multiple(count, pp) * per_step,
-            )

@@ -1,0 +1,70 @@
+"""Words of run.toml's ``[training]`` table, as enums."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from semu.hardware.kinds import DType
+
+
+class Precision(Enum):
+    """Arithmetic of the matrix products; the value is run.toml's word."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8"
+    TF32 = "tf32"
+    FP32 = "fp32"
+
+    @property
+    def compute_dtype(self) -> DType:
+        """Which peak of the device applies."""
+        return DType(self.value)
+
+    @property
+    def tensor_dtype(self) -> DType:
+        """Element type of parameters and activations."""
+        if self in (Precision.TF32, Precision.FP32):
+            return DType.FP32
+        return DType.FP16 if self is Precision.FP16 else DType.BF16
+
+
+class Recompute(Enum):
+    """Which activations are computed again in the backward pass instead of kept."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+class RecomputeMethod(Enum):
+    """Which layers of a stage full recomputation covers (Megatron-LM's ``--recompute-method``)."""
+
+    UNIFORM = "uniform"
+    BLOCK = "block"
+
+
+class Attention(Enum):
+    """How attention is computed: one FlashAttention kernel, or separate kernels that keep the scores."""
+
+    FUSED = "fused"
+    UNFUSED = "unfused"
+
+
+class Optimizer(Enum):
+    """The optimizer whose step ends the iteration."""
+
+    ADAM = "adam"
+
+
+class Fp8Weights(Enum):
+    """How often fp8 linears cast their weights.
+
+    ITERATION: once, after the step; both copies (plain and transposed) are kept, 2 bytes per element. Megatron-LM's
+    default: it tells Transformer Engine the first microbatch, which fills the layer's weight workspace.
+    MICROBATCH: in every forward; nothing is kept but the transposed copy until the backward (Megatron-LM's
+    ``disable_parameter_transpose_cache``, and torchao's float8 linears).
+    """
+
+    ITERATION = "iteration"
+    MICROBATCH = "microbatch"

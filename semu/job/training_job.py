@@ -1,0 +1,160 @@
+"""``TrainingJob`` = model + cluster + parallelism + training options + batch: data only, validated at the door."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semu.errors import ConfigError, unknown_name
+from semu.hardware.cluster import Cluster
+from semu.job.kinds import Fp8Weights
+from semu.job.training import Training
+from semu.nn.model import Model
+from semu.nn.module import Module
+from semu.nn.recompute_plan import KIND_ALIASES, RECOMPUTE_KINDS, RULE_KINDS, RecomputePlan, is_pattern
+from semu.parallel.config import Parallel
+from semu.parallel.pipeline import nearest_multiple
+from semu.workload.batch import AbstractBatch, text_batch
+
+_GROUPED = ("1f1b", "interleaved")
+"""Schedules that run virtual stages in turn, with as many microbatches at a time as there are pipeline ranks."""
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """Everything that decides how long an iteration takes.
+
+    Args:
+        model: a ``semu.nn.Model``, or any ``semu.nn.Module`` (wrapped as a text model of one modality module).
+        cluster: devices and links; its GPUs must equal dp x cp x tp x pp.
+        parallel: sizes of the parallel dimensions.
+        training: batch sizes, precision, recompute, schedule, overlap.
+        batch: where microbatches come from; None: text sequences of ``training.seq_len`` tokens.
+    Raises:
+        ConfigError: sizes that do not fit together, with the nearest legal value.
+    """
+
+    model: Model
+    cluster: Cluster
+    parallel: Parallel
+    training: Training
+    batch: AbstractBatch
+
+    def __init__(
+        self,
+        model: Model | Module,
+        cluster: Cluster,
+        parallel: Parallel | None = None,
+        training: Training | None = None,
+        batch: AbstractBatch | None = None,
+    ) -> None:
+        wrapped = model if isinstance(model, Model) else Model.from_module(model)
+        object.__setattr__(self, "model", wrapped)
+        object.__setattr__(self, "cluster", cluster)
+        object.__setattr__(self, "parallel", parallel if parallel is not None else Parallel())
+        object.__setattr__(self, "training", training if training is not None else Training())
+        object.__setattr__(self, "batch", batch if batch is not None else text_batch())
+        self._check_cluster()
+        self._check_batch()
+        self._check_recompute()
+        self._check_virtual_stages()
+        self._check_fp8_weights()
+
+    def _check_cluster(self) -> None:
+        need, have = self.parallel.num_gpus, self.cluster.num_gpus
+        if need != have:
+            p = self.parallel
+            rest = p.cp * p.tp * p.pp
+            nearest = f"dp = {have // rest}" if have % rest == 0 else None
+            raise ConfigError(
+                f"dp x cp x tp x pp = {p.dp} x {p.cp} x {p.tp} x {p.pp} = {need} ranks on {have} GPUs",
+                where="parallel",
+                expected=f"a product of {have} (cluster {self.cluster.label()})",
+                got=need,
+                nearest=nearest,
+            )
+
+    def _check_batch(self) -> None:
+        per_step = self.parallel.dp * self.training.micro_batch
+        if self.training.global_batch % per_step:
+            below = self.training.global_batch // per_step * per_step
+            raise ConfigError(
+                "the global batch does not divide into microbatches",
+                where="training.global_batch",
+                expected=f"a multiple of dp x micro_batch = {self.parallel.dp} x {self.training.micro_batch}",
+                got=self.training.global_batch,
+                nearest=max(per_step, below),
+            )
+
+    def _check_recompute(self) -> None:
+        """Every name of the list must stand for something in the model."""
+        names = self.training.recompute_modules or ()
+        if all(name in RULE_KINDS for name in names):
+            return
+        found = [(path, item) for m in self.model.modules for path, item in m.body.named_modules(m.name)]
+        known = {item.recompute_kind for _, item in found} - {""}
+        for name in names:
+            if is_pattern(name):
+                if not any(RecomputePlan.of((name,)).matches(path) for path, _ in found):
+                    raise unknown_name("module path", name, [path for path, _ in found], where="training.recompute")
+            elif KIND_ALIASES.get(name, name) not in known | set(RULE_KINDS):
+                legal = sorted(known | set(RULE_KINDS))
+                if name in RECOMPUTE_KINDS or name in KIND_ALIASES:
+                    raise ConfigError(
+                        f"the model has no module of kind {name!r}",
+                        where="training.recompute",
+                        expected=", ".join(legal),
+                        got=name,
+                    )
+                raise unknown_name("module kind", name, legal, where="training.recompute")
+
+    def _check_fp8_weights(self) -> None:
+        if self.parallel.zero >= 3 and self.training.fp8_weights is Fp8Weights.ITERATION:
+            raise ConfigError(
+                "fp8 copies of the weights are kept, and ZeRO-3 keeps no whole weights",
+                where="training.fp8_weights",
+                expected="microbatch, or parallel.zero of 0 to 2",
+                got="iteration",
+                nearest="microbatch",
+            )
+
+    @property
+    def fp8_weights(self) -> Fp8Weights:
+        """How often fp8 linears cast their weights: as told, else once an iteration where the whole weights stay
+        (Megatron-LM) and in every microbatch where ZeRO-3 gathers them."""
+        chosen = self.training.fp8_weights
+        if chosen is not None:
+            return chosen
+        return Fp8Weights.MICROBATCH if self.parallel.zero >= 3 else Fp8Weights.ITERATION
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches of one data-parallel replica in one iteration."""
+        return self.training.global_batch // (self.parallel.dp * self.training.micro_batch)
+
+    @property
+    def overlaps_sends(self) -> bool:
+        """Whether P2P sends run beside the sender's compute; interleaving does that unless told otherwise."""
+        chosen = self.training.overlap.pipeline
+        return chosen if chosen is not None else self.parallel.vpp > 1
+
+    def _check_virtual_stages(self) -> None:
+        pp, vpp, count = self.parallel.pp, self.parallel.vpp, self.num_microbatches
+        if vpp == 1:
+            return
+        if pp == 1:
+            raise ConfigError(
+                "virtual stages need several pipeline ranks to take turns on",
+                where="parallel.vpp",
+                expected="vpp = 1, or pp >= 2",
+                got=vpp,
+                nearest=1,
+            )
+        if count % pp and self.training.schedule in _GROUPED:
+            per_step = self.parallel.dp * self.training.micro_batch
+            raise ConfigError(
+                f"{count} microbatches do not divide by pp = {pp}, as interleaved 1F1B (vpp = {vpp}) needs",
+                where="training.global_batch",
+                expected=f"a multiple of (dp x micro_batch) x pp = {per_step} x {pp}",
+                got=self.training.global_batch,
+                nearest=nearest_multiple(count, pp) * per_step,
+            )

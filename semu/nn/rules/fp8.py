@@ -1,0 +1,247 @@
+"""Linear layers whose three products run in fp8: per-tensor scaling, E4M3 forward, E5M2 gradients (2209.05433).
+
+As Transformer Engine runs them on Hopper, whose fp8 products want both operands along the summed axis: every operand
+of two products is cast once and written twice, plain and transposed, by one memory-bound kernel that also finds the
+largest magnitude for the next scale (delayed scaling). What is kept for the backward pass is the fp8 input. Token
+gathers of sequence parallelism move the fp8 copy. Outputs, and everything outside such linears, stay in bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from semu.errors import GraphError
+from semu.graph.dim import Dim, product
+from semu.graph.operator import OpKind, Phase
+from semu.hardware.kinds import DType
+from semu.nn.module import Parameter
+from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
+from semu.nn.sharding import ShardingStyle
+from semu.nn.tensor import Tensor, laid_out_like
+from semu.nn.tracing import ParameterUse, Trace
+
+WIDTH_MULTIPLE = 16
+"""Both axes of an fp8 weight are multiples of this on every rank (Transformer Engine's check; cuBLASLt's alignment)."""
+
+
+@dataclass(frozen=True)
+class Cast:
+    """fp8 copies of a tensor: as it was, and transposed; None where nobody reads that one."""
+
+    plain: Tensor | None
+    transposed: Tensor | None
+
+
+def fp8_linear(x: Tensor, weight: Parameter, bias: Parameter | None, style: ShardingStyle) -> Tensor:
+    """``y = x W^T + b`` in fp8; arguments and result as ``matmul.linear``, FLOP as there.
+
+    Args:
+        style: of the current module; REPLICATED without tensor parallelism.
+    Raises:
+        GraphError: a sharding that does not fit, or a weight whose local axes are no multiples of 16.
+    """
+    trace = x.trace
+    is_column, is_row = style in (ShardingStyle.COLUMN, ShardingStyle.VOCABULARY), style is ShardingStyle.ROW
+    tp = trace.options.plan.tp
+    in_shards, out_shards = tp if is_row else 1, tp if is_column else 1
+    if x.shards[-1] != in_shards:
+        raise GraphError(
+            "a weight and its input are split differently",
+            where=trace.where,
+            expected=f"features split {in_shards} ways (style {style.value})",
+            got=x.shards[-1],
+        )
+    w = trace.parameter(weight, (out_shards, in_shards), is_fp8=True)
+    b = trace.parameter(bias, (out_shards,)) if bias is not None else None
+    n, k = _widths(trace, weight, (out_shards, in_shards))
+    is_gathered = is_column and x.shards[0] > 1
+    is_scattered = is_row and trace.options.plan.sequence_parallel
+    trains = w.gradient is not None
+    keeps, needs_weight_again = trains and trace.grad_enabled, x.requires_grad and trace.grad_enabled
+    with trace.no_grad():
+        x8 = _cast(x, plain=True, transposed=keeps and not is_gathered, name="cast")
+        w8 = _cast_weight(trace, w, (out_shards, in_shards), transposed=needs_weight_again)
+        assert x8.plain is not None
+        whole = all_gather_tokens(x8.plain) if is_gathered else x8.plain
+        y = _product(whole, w8[0], (*x.shape[:-1], n * out_shards), out_shards, (n, k), also=b)
+        if is_scattered:
+            y = reduce_scatter_tokens(y)
+        elif is_row:
+            y = all_reduce(y)
+    has_grad = x.requires_grad or any(use.parameter.requires_grad for use in (w, b) if use is not None)
+    y = replace(y, requires_grad=has_grad and trace.grad_enabled)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        needs = x.requires_grad
+        phase = Phase.INPUT_GRADIENT if needs else Phase.WEIGHT_GRADIENT
+        if is_scattered:
+            rows = _cast(grad, plain=needs or trains, transposed=False, name="grad_cast", phase=phase).plain
+            rows = all_gather_tokens(rows) if rows is not None else None
+            g8 = Cast(rows, _transpose(rows, "grad_transpose") if rows is not None and trains else None)
+        else:
+            g8 = _cast(grad, plain=needs, transposed=trains, name="grad_cast", phase=phase)
+        columns = x8.transposed
+        if is_gathered and trains:
+            assert x8.plain is not None
+            columns = _transpose(all_gather_tokens(x8.plain), "transpose")
+        grad_x = None
+        if needs:
+            assert g8.plain is not None
+            shape = (*grad.shape[:-1], k * in_shards)
+            grad_x = _product(g8.plain, w8[1], shape, in_shards, (k, n), phase=phase, name="grad_bw")
+            if is_gathered:
+                grad_x = reduce_scatter_tokens(grad_x)
+            elif is_column:
+                grad_x = all_reduce(grad_x)
+        _weight_gradient(grad, g8.transposed, columns, w, b, (n, k))
+        return [grad_x]
+
+    trace.record([x], [y], backward)
+    return y
+
+
+def _widths(trace: Trace, weight: Parameter, cut: tuple[int, int]) -> tuple[int, int]:
+    """Local axes [n, k] of a weight."""
+    n, k = (dim // parts for dim, parts in zip(weight.shape, cut, strict=True))
+    if n % WIDTH_MULTIPLE or k % WIDTH_MULTIPLE:
+        raise GraphError(
+            "a weight that fp8 products cannot take",
+            where=trace.where,
+            expected=f"both axes multiples of {WIDTH_MULTIPLE} on every rank (or precision bf16)",
+            got=f"[{n}, {k}]",
+        )
+    return n, k
+
+
+def _cast(x: Tensor, *, plain: bool, transposed: bool, name: str, phase: Phase | None = None) -> Cast:
+    """Append one kernel that reads a tensor and writes the wanted fp8 copies."""
+    copies = plain + transposed
+    if not copies:
+        return Cast(None, None)
+    first = x.trace.emit(
+        OpKind.CAST,
+        [x],
+        x.shape,
+        shards=x.shards,
+        dtype=DType.FP8,
+        sequences=x.sequences,
+        mem_bytes=x.size_bytes + copies * x.numel * DType.FP8.size_bytes,
+        key=(x.numel,),
+        phase=phase,
+        name=name,
+        extra_outputs=[(x.local_shape, DType.FP8)] * (copies - 1),
+    )
+    if copies == 2:
+        return Cast(first, laid_out_like(x.trace.side_outputs(1)[0], x))
+    return Cast(first, None) if plain else Cast(None, first)
+
+
+def _transpose(x: Tensor, name: str) -> Tensor:
+    """Append the transposition of an fp8 tensor, for a copy that was gathered: read once, written once."""
+    return x.trace.emit(
+        OpKind.CAST,
+        [x],
+        x.shape,
+        shards=x.shards,
+        dtype=DType.FP8,
+        sequences=x.sequences,
+        mem_bytes=2 * x.size_bytes,
+        key=(x.numel,),
+        phase=Phase.WEIGHT_GRADIENT,
+        name=name,
+    )
+
+
+def _cast_weight(
+    trace: Trace, w: ParameterUse, cut: tuple[int, int], *, transposed: bool
+) -> tuple[Tensor | ParameterUse, Tensor | ParameterUse]:
+    """What the forward and the input-gradient product read: copies of this microbatch, or those of the iteration."""
+    if not trace.options.cast_weights:
+        return w, w
+    copies = 1 + transposed
+    shape = w.parameter.shape
+    first = trace.emit(
+        OpKind.CAST,
+        [w],
+        shape,
+        shards=cut,
+        dtype=DType.FP8,
+        mem_bytes=w.numel * (trace.options.tensor_dtype.size_bytes + copies * DType.FP8.size_bytes),
+        key=(w.numel,),
+        name="weight_cast",
+        extra_outputs=[(tuple(d // n for d, n in zip(shape, cut, strict=True)), DType.FP8)] * (copies - 1),
+    )
+    return first, trace.side_outputs(1)[0] if transposed else first
+
+
+def _product(
+    a: Tensor,
+    weight: Tensor | ParameterUse,
+    shape: tuple[Dim, ...],
+    shards: int,
+    widths: tuple[int, int],
+    *,
+    also: ParameterUse | None = None,
+    phase: Phase | None = None,
+    name: str = "",
+) -> Tensor:
+    """Append an fp8 product with a weight: operands of one byte, the result in the model's type.
+
+    Args:
+        a: [..., k]. shape: of the result, [..., n]. shards: of its last axis. widths: (n, k). also: a fused bias.
+    """
+    trace = a.trace
+    n, k = widths
+    m = product(a.local_shape[:-1])
+    return trace.emit(
+        OpKind.MATMUL,
+        [a, weight, *([also] if also is not None else [])],
+        shape,
+        shards=(*a.shards[:-1], shards),
+        sequences=a.sequences,
+        flop=2 * m * n * k,
+        mem_bytes=m * k + k * n + trace.options.tensor_dtype.size_bytes * m * n,
+        key=(m, n, k),
+        phase=phase,
+        name=name,
+        arithmetic=DType.FP8,
+    )
+
+
+def _weight_gradient(
+    grad: Tensor,
+    rows: Tensor | None,
+    columns: Tensor | None,
+    weight: ParameterUse,
+    bias: ParameterUse | None,
+    widths: tuple[int, int],
+) -> None:
+    """Append ``dW += dY^T X`` in fp8 into the gradient buffer, as ``matmul.weight_gradient``; the bias is fused."""
+    trace, (n, k) = grad.trace, widths
+    writes = [use for use in (weight, bias) if use is not None and use.gradient is not None]
+    if weight.gradient is not None:
+        assert rows is not None and columns is not None
+        m = product(rows.local_shape[:-1])
+        trace.emit(
+            OpKind.MATMUL,
+            [rows, columns],
+            gradients=writes,
+            flop=2 * m * n * k,
+            mem_bytes=m * n + m * k + 2 * trace.options.grad_dtype.size_bytes * n * k,
+            key=(n, k, m),
+            phase=Phase.WEIGHT_GRADIENT,
+            name="weight_bw",
+            arithmetic=DType.FP8,
+        )
+    elif writes:
+        trace.emit(
+            OpKind.CUSTOM,
+            [grad],
+            gradients=writes,
+            mem_bytes=grad.size_bytes,
+            phase=Phase.WEIGHT_GRADIENT,
+            name="bias_bw",
+        )

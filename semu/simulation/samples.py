@@ -1,0 +1,123 @@
+"""Jitter: whole iterations with random stage latencies, for the p50 and p95 of the iteration time; off by default.
+
+Every stage of every data-parallel replica draws its own factor. Sampled replicas are further variants of the same
+units, so the schedule's edges are resumed over many samples in one call.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.engine.units import Edges, Slots, UnitGraph
+from semu.errors import ConfigError
+from semu.schedule.units import PipelineUnits
+from semu.simulation.assemble import iteration_time
+from semu.simulation.evaluate import Evaluation
+from semu.simulation.layout import Layout
+from semu.simulation.pipeline import PipelineRun, Replicas, unit_of_nodes
+from semu.simulation.reduction import rank_tails
+from semu.units import TIME_GRID_PER_S
+
+_TOGETHER = 1 << 23
+"""So many unit latencies are drawn and timed at once; results do not depend on it."""
+
+
+def check_samples(samples: int, seed: int) -> None:
+    """Refuse what is no number of samples, or no seed."""
+    for name, value in (("samples", samples), ("seed", seed)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError("not a count", where=name, expected="an integer >= 0", got=value, nearest=0)
+
+
+def stage_factors(rng: np.random.Generator, shape: tuple[int, ...], jitter: float) -> NDArray[np.float64]:
+    """Log-normal factors of mean 1 and relative standard deviation ``jitter``; exactly 1 without jitter.
+
+    sigma^2 = ln(1 + jitter^2), mu = -sigma^2 / 2 (moments of the log-normal distribution).
+    """
+    variance = math.log1p(jitter * jitter)
+    factors: NDArray[np.float64] = np.exp(math.sqrt(variance) * rng.standard_normal(shape) - variance / 2)
+    return factors
+
+
+def sample_iterations(
+    layout: Layout,
+    evaluation: Evaluation,
+    units: PipelineUnits,
+    replicas: Replicas,
+    nodes: UnitGraph,
+    run: PipelineRun,
+    samples: int,
+    seed: int,
+) -> NDArray[np.float64]:
+    """Iteration times of drawn iterations.
+
+    Args:
+        layout, evaluation, units, replicas, nodes: the job. run: its iteration without jitter.
+        samples: how many. seed: of the draws.
+    Returns:
+        float64[samples] [s], on the time grid. What a stage waits for its parameters stays as it is without jitter;
+        inside a stage, operators keep their distance from its end.
+    """
+    job = layout.job
+    dp = len(replicas.of)
+    node_unit = unit_of_nodes(units, run.problem)
+    is_stage = np.arange(units.num_units) % units.size < units.num_stages
+    plain = nodes.latency[replicas.of]
+    waits = np.zeros_like(plain)
+    waits[:, node_unit] = (run.latency - run.plain)[replicas.of]
+    order = units.order_edges(units.orders(run.problem.schedule), overlapped_sends=job.overlaps_sends)
+    rng = np.random.default_rng(seed)
+    result = np.empty(samples)
+    step = max(1, _TOGETHER // plain.size)
+    for first in range(0, samples, step):
+        count = min(step, samples - first)
+        latency = np.tile(plain, (count, 1, 1))
+        stages = np.flatnonzero(is_stage)
+        factors = stage_factors(rng, (count, dp, len(stages)), job.training.jitter)
+        latency[:, :, stages] = np.rint(plain[:, stages] * factors * TIME_GRID_PER_S) / TIME_GRID_PER_S
+        latency += waits
+        times = _variants(nodes, latency.reshape(count * dp, -1)).resume(Edges.between(order, count * dp))
+        end = times.end[:, node_unit].reshape(count, dp, -1)
+        start = times.start[:, node_unit].reshape(count, dp, -1)
+        for number in range(count):
+            result[first + number] = _iteration(layout, evaluation, replicas, run, start[number], end[number])
+    return result
+
+
+def _variants(nodes: UnitGraph, latency: NDArray[np.float64]) -> UnitGraph:
+    """The units with other latencies, float64[num_variants, num_units] [s], and nobody waiting inside a stage."""
+    count = len(latency)
+    return replace(
+        nodes,
+        latency=np.ascontiguousarray(latency),
+        edges=replace(nodes.edges, lag=np.zeros((count, 0))),
+        slots=Slots.none(nodes.num_units, count),
+    )
+
+
+def _iteration(
+    layout: Layout,
+    evaluation: Evaluation,
+    replicas: Replicas,
+    run: PipelineRun,
+    start: NDArray[np.float64],
+    end: NDArray[np.float64],
+) -> float:
+    """Iteration time [s] of one sample; ``start``, ``end``: float64[dp, num_nodes] [s]."""
+    usual = run.latency[replicas.of]
+    sample = replace(
+        run,
+        shape=run.shape[replicas.of],
+        count=np.ones(len(replicas.of), dtype=np.int64),
+        first=np.arange(len(replicas.of)),
+        plain=run.plain[replicas.of],
+        latency=end - start,
+        start=end - usual,
+        end=end,
+        release={},
+    )
+    return iteration_time(layout.job, sample, rank_tails(layout, evaluation, sample))
