@@ -172,7 +172,7 @@ def trace_anew(job: TrainingJob) -> NDArray[np.float64]:
     library = TemplateLibrary(templates)
     first = job.batch.microbatches(1, training.micro_batch, training.seq_len)
     columns = library.evaluate(shape_columns(first, parallel.token_divisor))
-    latency: NDArray[np.float64] = CostModel(library, job.cluster.profile).latencies(columns)[:, 0]
+    latency: NDArray[np.float64] = CostModel(library, job.profile).latencies(columns)[:, 0]
     return latency
 
 

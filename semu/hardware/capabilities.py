@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from semu.errors import ConfigError, unknown_name
@@ -16,6 +16,7 @@ from semu.hardware.efficiency import (
 )
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.number import Number, check_number, check_positive, located, worst_provenance
+from semu.hardware.software import FACTORS, Software, SoftwareFactors
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class DeviceProfile:
         links: efficiencies per port.
         host: launch time and memory of the host.
         description: one line for ``semu list devices``.
+        software: what frameworks make of the kernels; a framework that is not named changes nothing.
+        interference: see ``SoftwareFactors``; of the framework that ``under`` applied, else 0.
     Raises:
         ConfigError: a missing kind, port or bf16 peak, or a peak that is not positive.
     """
@@ -66,6 +69,8 @@ class DeviceProfile:
     links: Mapping[Port, LinkEfficiency]
     host: Host
     description: str = ""
+    software: Mapping[Software, SoftwareFactors] = field(default_factory=dict)
+    interference: float = 0.0
 
     def __post_init__(self) -> None:
         for name in PEAKS:
@@ -84,7 +89,7 @@ class DeviceProfile:
         for port in Port:
             if port not in self.links:
                 raise ConfigError("missing link efficiency", where="link", expected=port.value)
-        for name in ("flop_per_s", "efficiencies", "variants", "links"):
+        for name in ("flop_per_s", "efficiencies", "variants", "links", "software"):
             object.__setattr__(self, name, dict(getattr(self, name)))
 
     def __hash__(self) -> int:
@@ -124,6 +129,19 @@ class DeviceProfile:
             return self.variants.get((kind, nearest), self.efficiencies[kind])
         return self.efficiencies[kind]
 
+    def under(self, software: Software) -> DeviceProfile:
+        """The device as a training run under some framework finds it; KERNELS: as it is."""
+        factors = self.software.get(software)
+        if factors is None or factors.is_neutral:
+            return self
+        return replace(
+            self,
+            efficiencies={kind: factors.slowed(kind, own) for kind, own in self.efficiencies.items()},
+            variants={key: factors.slowed(key[0], own) for key, own in self.variants.items()},
+            software={},
+            interference=factors.interference.value,
+        )
+
     def numbers(self) -> Iterator[tuple[str, Number]]:
         """Every number with its dotted key, e.g. ``flop_per_s.bf16``, ``efficiency.matmul.flop``, ``host.launch_s``."""
         for name in PEAKS:
@@ -139,6 +157,9 @@ class DeviceProfile:
         for port, link in self.links.items():
             for kind, collective in link.kinds.items():
                 yield from _numbers_of(f"link.{port.value}.{kind.value}", collective)
+        for software, factors in self.software.items():
+            for name in FACTORS:
+                yield f"software.{software.value}.{name}", getattr(factors, name)
 
     def number(self, key: str, *, where: str | None = None) -> Number:
         """The number of a dotted key.
@@ -198,6 +219,11 @@ class DeviceProfile:
             changed = {group: {**self.flop_per_s, DType(path[0]): number}}
         elif group == "efficiency":
             changed = self._with_efficiency(OpKind(path[0]), path[1:-1], path[-1], value)
+        elif group == "software":
+            framework = Software(path[0])
+            with located(".".join([group, path[0]])):
+                factors = replace(self.software[framework], **{path[1]: number})
+            changed = {group: {**self.software, framework: factors}}
         else:
             changed = self._with_link(Port(path[0]), OpKind(path[1]), path[2], value)
         return replace(self, **changed)

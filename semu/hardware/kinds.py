@@ -15,6 +15,7 @@ class OpKind(Enum):
     ATTENTION_FORWARD = "attention_forward"
     ATTENTION_BACKWARD = "attention_backward"
     NORM = "norm"
+    SOFTMAX = "softmax"
     ACTIVATION = "activation"
     ADD = "add"
     ROPE = "rope"

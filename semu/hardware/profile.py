@@ -1,6 +1,7 @@
 """Reading device profiles from TOML: ``load_profile``, ``list_profiles``.
 
-A profile file holds peaks, ``[flop_per_s]``, ``[host]``, ``[efficiency.KIND]`` and ``[link.PORT.KIND]`` tables. A
+A profile file holds peaks, ``[flop_per_s]``, ``[host]``, ``[efficiency.KIND]``, ``[link.PORT.KIND]`` and
+``[software.NAME]`` tables. A
 plain number is ``{ value = ..., provenance = "spec", source = "..." }`` or, short, a bare number (provenance spec,
 source "user"); an efficiency table has bare numbers and one ``provenance`` and ``source``. With ``base = "h100"`` what
 the file does not say comes from there: spec and default keep their provenance, measured and fitted become
@@ -30,6 +31,7 @@ from semu.hardware.capabilities import PEAKS, DeviceProfile, Host, parse_variant
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, LinkEfficiency, Section, coefficient_names
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.number import Number, check_number, located, worst_provenance
+from semu.hardware.software import FACTORS, Software, SoftwareFactors
 
 PROFILE_DIR = Path(__file__).parent / "profiles"
 """Where the shipped profiles are."""
@@ -160,7 +162,7 @@ def _transfer(parts: _Parts, base: str) -> _Parts:
 
 def _parse(table: Mapping[str, object], below: _Parts) -> _Parts:
     """Check a file's table and lay it over what is below."""
-    legal = {"name", "description", "base", *PEAKS, "flop_per_s", "host", "efficiency", "link"}
+    legal = {"name", "description", "base", *PEAKS, "flop_per_s", "host", "efficiency", "link", "software"}
     _refuse_unknown(table, legal, "")
     description = table.get("description", "")
     if not isinstance(description, str):
@@ -173,6 +175,14 @@ def _parse(table: Mapping[str, object], below: _Parts) -> _Parts:
         numbers = _table(table, group, group)
         _refuse_unknown(numbers, names, f"{group}.")
         parts.numbers.update({f"{group}.{name}": _number(numbers[name], f"{group}.{name}") for name in numbers})
+    frameworks = _table(table, "software", "software")
+    _refuse_unknown(frameworks, [item.value for item in Software if item is not Software.KERNELS], "software.")
+    for name in frameworks:
+        numbers = _table(frameworks, name, f"software.{name}")
+        _refuse_unknown(numbers, list(FACTORS), f"software.{name}.")
+        parts.numbers.update(
+            {f"software.{name}.{key}": _number(numbers[key], f"software.{name}.{key}") for key in numbers}
+        )
     compute = [kind.value for kind in OpKind if not kind.is_communication]
     efficiency = _table(table, "efficiency", "efficiency")
     _refuse_unknown(efficiency, compute, "efficiency.")
@@ -280,6 +290,13 @@ def _build(name: str, parts: _Parts) -> DeviceProfile:
     links = {
         port: LinkEfficiency({kind: item for (of, kind), item in parts.links.items() if of is port}) for port in Port
     }
+    software: dict[Software, SoftwareFactors] = {}
+    for framework in Software:
+        if framework is not Software.KERNELS:
+            prefix = f"software.{framework.value}"
+            own = {name: numbers[f"{prefix}.{name}"] for name in FACTORS if f"{prefix}.{name}" in numbers}
+            with located(prefix):
+                software[framework] = SoftwareFactors.of(own)
     return DeviceProfile(
         name=name,
         flop_per_s={**flop_per_s, **given},
@@ -288,5 +305,7 @@ def _build(name: str, parts: _Parts) -> DeviceProfile:
         links=links,
         host=Host(*(numbers[key] for key in _HOST)),
         description=parts.description,
+        software=software,
+        interference=0.0,
         **{key: numbers[key] for key in PEAKS},
     )

@@ -62,9 +62,12 @@ class Fp8Weights(Enum):
 
     ITERATION: once, after the step; both copies (plain and transposed) are kept, 2 bytes per element. Megatron-LM's
     default: it tells Transformer Engine the first microbatch, which fills the layer's weight workspace.
+    PRIMARY: there are no 16-bit weights to cast: the optimizer writes fp8, the gather after it moves fp8, and only the
+    transposed copy is made, once an iteration (Megatron-LM's ``--fp8-param-gather``).
     MICROBATCH: in every forward; nothing is kept but the transposed copy until the backward (Megatron-LM's
     ``disable_parameter_transpose_cache``, and torchao's float8 linears).
     """
 
     ITERATION = "iteration"
+    PRIMARY = "primary"
     MICROBATCH = "microbatch"

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.kinds import DType
+from semu.hardware.software import Software
 from semu.job.kinds import Attention, Fp8Weights, Optimizer, Precision, Recompute, RecomputeMethod
 from semu.nn.recompute_plan import RECOMPUTE_KINDS, RecomputePlan
 from semu.parallel.config import Overlap
@@ -164,6 +165,8 @@ class Training:
             (Megatron-LM's ``--clip-grad 1.0``, which is its default); here off unless asked for.
         loss_scaling: fp16's dynamic loss scale: gradients are unscaled and searched for infinities before every step.
         overhead_s: time of an iteration outside the model (data loading, logging) [s]; default 0.
+        software: who runs the job (``semu.hardware.software.Software``), an enum member or its value: it decides which
+            factors of the device's profile apply.
         jitter: relative standard deviation of each stage's latency, for ``simulate(samples=...)``; default 0.
     """
 
@@ -187,6 +190,7 @@ class Training:
     loss_scaling: bool
     overhead_s: float
     jitter: float
+    software: Software
 
     def __init__(
         self,
@@ -210,6 +214,7 @@ class Training:
         loss_scaling: bool = False,
         overhead_s: float = 0.0,
         jitter: float = 0.0,
+        software: Software | str = Software.MEGATRON,
     ) -> None:
         _positive(micro_batch, "training.micro_batch")
         _positive(global_batch, "training.global_batch")
@@ -252,6 +257,7 @@ class Training:
             "loss_scaling": loss_scaling,
             "overhead_s": _at_least_zero(overhead_s, "training.overhead_s"),
             "jitter": _at_least_zero(jitter, "training.jitter"),
+            "software": _enum(Software, software, "training.software"),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

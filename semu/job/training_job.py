@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from semu.errors import ConfigError, unknown_name
+from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.cluster import Cluster
-from semu.job.kinds import Fp8Weights
+from semu.hardware.software import Software
+from semu.job.kinds import Fp8Weights, Precision
 from semu.job.training import Training
 from semu.nn.model import Model
 from semu.nn.module import Module
@@ -108,12 +111,29 @@ class TrainingJob:
                 raise unknown_name("module kind", name, legal, where="training.recompute")
 
     def _check_fp8_weights(self) -> None:
-        if self.parallel.zero >= 3 and self.training.fp8_weights is Fp8Weights.ITERATION:
+        chosen = self.training.fp8_weights
+        if chosen is Fp8Weights.PRIMARY and self.training.precision is not Precision.FP8:
+            raise ConfigError(
+                "primary fp8 weights without fp8",
+                where="training.fp8_weights",
+                expected='nothing, or training.precision = "fp8"',
+                got=f"primary with {self.training.precision.value}",
+                nearest='training.precision = "fp8"',
+            )
+        if chosen is Fp8Weights.PRIMARY and self.parallel.zero == 2:
+            raise ConfigError(
+                "primary fp8 weights with ZeRO-2 are not modelled by this version",
+                where="training.fp8_weights",
+                expected="iteration or microbatch, or parallel.zero of 0 or 1",
+                got="primary",
+                nearest="iteration",
+            )
+        if self.parallel.zero >= 3 and chosen in (Fp8Weights.ITERATION, Fp8Weights.PRIMARY):
             raise ConfigError(
                 "fp8 copies of the weights are kept, and ZeRO-3 keeps no whole weights",
                 where="training.fp8_weights",
                 expected="microbatch, or parallel.zero of 0 to 2",
-                got="iteration",
+                got=chosen.value,
                 nearest="microbatch",
             )
 
@@ -126,10 +146,27 @@ class TrainingJob:
             return chosen
         return Fp8Weights.MICROBATCH if self.parallel.zero >= 3 else Fp8Weights.ITERATION
 
+    @cached_property
+    def profile(self) -> DeviceProfile:
+        """The device as the job's software finds it."""
+        return self.cluster.profile.under(self.training.software)
+
     @property
     def num_microbatches(self) -> int:
         """Microbatches of one data-parallel replica in one iteration."""
         return self.training.global_batch // (self.parallel.dp * self.training.micro_batch)
+
+    @property
+    def overlaps_tensor_parallel(self) -> bool:
+        """Whether tensor-parallel collectives run beside kernels that do not need them.
+
+        Megatron-LM always hides the re-gathered input of a column-parallel linear and the reduction of its input
+        gradient behind the gradients' products (2205.05198 §4.2.2).
+        """
+        chosen = self.training.overlap.tensor_parallel
+        if chosen is not None:
+            return chosen
+        return self.training.software is Software.MEGATRON and self.parallel.sequence_parallel
 
     @property
     def overlaps_sends(self) -> bool:

@@ -21,20 +21,21 @@ class Overlap:
         grad_reduce: gradient reduction runs while the last microbatch's backward still computes.
         param_gather: ZeRO-1's parameter all-gather runs while the first forward computes.
         tensor_parallel: tensor-parallel collectives run beside independent kernels of the same stage
-            (weight gradients); false: the rank's compute waits for each of them.
+            (weight gradients); false: the rank's compute waits for each of them; None: true under Megatron-LM with
+            sequence parallelism, else false (``TrainingJob.overlaps_tensor_parallel``).
         pipeline: P2P sends run beside compute; false: the sender's compute waits (Megatron's 1F1B); None: true where
             ranks have several virtual stages (vpp > 1), else false (``TrainingJob.overlaps_sends``).
     """
 
     grad_reduce: bool = True
     param_gather: bool = True
-    tensor_parallel: bool = False
+    tensor_parallel: bool | None = None
     pipeline: bool | None = None
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if not isinstance(value, bool) and not (value is None and item.name == "pipeline"):
+            if not isinstance(value, bool) and not (value is None and item.name in ("pipeline", "tensor_parallel")):
                 raise ConfigError("not a switch", where=f"overlap.{item.name}", expected="true or false", got=value)
 
 

@@ -78,6 +78,7 @@ def static_bytes(
     master_dtype: DType = DType.FP32,
     state_dtype: DType = DType.FP32,
     fp8_elements: int = 0,
+    fp8_primary: int = 0,
 ) -> StaticBytes:
     """Static memory of mixed-precision Adam.
 
@@ -87,7 +88,8 @@ def static_bytes(
         zero: 0: all is replicated; sharded over dp: 1: the optimizer, 2: gradients too, 3: parameters too.
         tensor_dtype, grad_dtype: types of parameters and gradient buffers.
         master_dtype, state_dtype: types of master weights and moments.
-        fp8_elements: local elements of weights of which two fp8 copies (plain, transposed) stay, beside them.
+        fp8_elements: local elements of weights of which two fp8 copies (plain, transposed) stay.
+        fp8_primary: those of them that have no other copy in ``tensor_dtype``.
     Returns:
         Parameters; gradient buffers; master weights (only where their type is another one) and two moments.
     Source:
@@ -97,7 +99,7 @@ def static_bytes(
     """
     master = 0 if tensor_dtype is master_dtype else master_dtype.size_bytes
     share = -(-trainable // dp)
-    held = -(-elements // dp) if zero >= 3 else elements
+    held = (-(-elements // dp) if zero >= 3 else elements) - fp8_primary
     return StaticBytes(
         parameters=held * tensor_dtype.size_bytes + 2 * fp8_elements * DType.FP8.size_bytes,
         gradients=(share if zero >= 2 else trainable) * grad_dtype.size_bytes,

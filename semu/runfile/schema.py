@@ -82,7 +82,7 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "attention": ValueKind.STRING,
             "recompute_layers": ValueKind.INTEGER,
             "recompute_method": ValueKind.STRING,
-            **dict.fromkeys(("master_dtype", "optimizer_state_dtype", "fp8_weights"), ValueKind.STRING),
+            **dict.fromkeys(("master_dtype", "optimizer_state_dtype", "fp8_weights", "software"), ValueKind.STRING),
             **dict.fromkeys(("gradient_clipping", "loss_scaling"), ValueKind.SWITCH),
             **dict.fromkeys(("overhead_s", "jitter"), ValueKind.NUMBER),
         },

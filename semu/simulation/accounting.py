@@ -28,6 +28,7 @@ class Breakdown:
         exposed_communication: by communicator (``tp``, ``pp``, ``dp``): compute waited for a transfer.
         bubble: compute waited for another rank's work, or for a slower replica.
         optimizer: the optimizer step with clipping and casts of weights. overhead: ``training.overhead_s``.
+        interference: what kernels lose to the data-parallel collectives that they hide.
         other: what none of these explains (rounding; a test holds it at that).
     """
 
@@ -37,6 +38,7 @@ class Breakdown:
     optimizer: float
     other: float
     overhead: float = 0.0
+    interference: float = 0.0
 
     def to_json(self) -> dict[str, object]:
         """As ``breakdown_s`` of ``simulate --json``."""
@@ -46,6 +48,7 @@ class Breakdown:
             "bubble": self.bubble,
             "optimizer": self.optimizer,
             **({"overhead": self.overhead} if self.overhead else {}),
+            **({"interference": self.interference} if self.interference else {}),
             "other": self.other,
         }
 
@@ -71,7 +74,7 @@ def breakdown(
         exposed[name] += float(exposed_inner[number])
     exposed["pp"] = exposed.get("pp", 0.0) + exposed_pp
     exposed["dp"] = exposed.get("dp", 0.0) + waited
-    optimizer = 0.0
+    optimizer = lost = 0.0
     overhead = overhead_s(layout.job)
     for rank, tail in enumerate(tails):
         done = run.end[:, np.flatnonzero(run.problem.node_rank == rank)].max(axis=1, initial=0.0)
@@ -83,7 +86,9 @@ def breakdown(
         for piece in tail.steps:
             step = piece.end_s - piece.start_s
             idle = idle - step
-            if piece.kind.is_communication:
+            if piece is tail.interference:
+                lost += step / num_ranks
+            elif piece.kind.is_communication:
                 exposed[piece.stream] = exposed.get(piece.stream, 0.0) + step / num_ranks
             else:
                 optimizer += step / num_ranks
@@ -93,8 +98,9 @@ def breakdown(
         exposed_communication={name: value for name, value in exposed.items() if value > 0},
         bubble=bubble,
         optimizer=optimizer,
-        other=iteration_time_s - (compute + sum(exposed.values()) + bubble + optimizer + overhead),
+        other=iteration_time_s - (compute + sum(exposed.values()) + bubble + optimizer + overhead + lost),
         overhead=overhead,
+        interference=lost,
     )
 
 

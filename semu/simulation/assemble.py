@@ -32,7 +32,7 @@ def assemble_report(
 ) -> Report:
     """Everything that ``simulate`` returns."""
     job = layout.job
-    profile = job.cluster.profile
+    profile = job.profile
     makespan = run.makespan()
     slowest = int(np.argmax(makespan))
     iteration = iteration_time(job, run, tails)
@@ -107,7 +107,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
             ],
         },
         "cluster": {
-            "device": job.cluster.profile.name,
+            "device": job.profile.name,
             "nodes": job.cluster.nodes,
             "gpus_per_node": job.cluster.gpus_per_node,
         },
@@ -139,6 +139,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
             "recompute_method": training.recompute_method.value if training.recompute_method else None,
             "attention": training.attention.value,
             "schedule": training.schedule,
+            "software": training.software.value,
             "master_dtype": training.master_dtype.value,
             "optimizer_state_dtype": training.optimizer_state_dtype.value,
             **({"fp8_weights": job.fp8_weights.value} if training.precision is Precision.FP8 else {}),
@@ -150,7 +151,11 @@ def describe_job(layout: Layout) -> dict[str, object]:
             },
             "jitter": training.jitter,
         },
-        "overlap": {**vars(training.overlap), "pipeline": job.overlaps_sends},
+        "overlap": {
+            **vars(training.overlap),
+            "tensor_parallel": job.overlaps_tensor_parallel,
+            "pipeline": job.overlaps_sends,
+        },
         "batch": job.batch.describe(),
     }
 

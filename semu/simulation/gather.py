@@ -47,11 +47,10 @@ def parameter_gathers(layout: Layout, model: CostModel) -> dict[int, ParameterGa
 def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
     job = layout.job
     held = [entry for entry in layout.held_by(rank) if entry[2].parameter.requires_grad]
-    size = job.training.precision.tensor_dtype.size_bytes
     slots = [layout.chunks[chunk].chunk.slot for chunk, _, _ in held]
     buckets = gradient_buckets([h.elements for _, _, h in held], job.parallel.dp, overlapped=True, slots=slots)
     names = [f"parameters {number}" for number in range(len(buckets))]
-    sizes = [bucket.elements * size for bucket in buckets]
+    sizes = [sum(layout.weight_bytes(held[member][2]) for member in bucket.members) for bucket in buckets]
     slices: list[OuterSlice] = []
     for piece in collectives(model, names, OpKind.ALL_GATHER, layout.mesh.shard_group(rank), sizes):
         slices.append(moved(piece, slices[-1].end_s if slices else 0.0))

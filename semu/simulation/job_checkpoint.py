@@ -195,14 +195,14 @@ class JobCheckpoint:
         legal = self.schedule(schedule)
         problem = lower(legal, self.units.shape, overlapped_sends=self.job.overlaps_sends)
         run = run_pipeline(self.layout, self.evaluation, self.units, self.replicas, self.nodes, self.gathers, problem)
-        tails = rank_tails(self.layout, self.evaluation, run)
+        tails = rank_tails(self.layout, self.evaluation, run, self.gathers)
         say("finding the memory peaks")
         report = assemble_report(self.layout, self.evaluation, run, tails, self.gathers)
         if not samples:
             return report
         say("drawing the samples")
         times = sample_iterations(
-            self.layout, self.evaluation, self.units, self.replicas, self.nodes, run, samples, seed
+            self.layout, self.evaluation, self.units, self.replicas, self.nodes, run, self.gathers, samples, seed
         )
         return replace(report, samples=IterationSamples.of(times, self.job.training.jitter, seed))
 
@@ -230,15 +230,15 @@ def prepare(
     shapes = distinct_shapes(microbatches, parallel.dp, parallel.token_divisor)
     check_streams(job, shapes)
     say("tracing the model")
-    serial = not training.overlap.tensor_parallel
+    serial = not job.overlaps_tensor_parallel
     layout = build_layout(
         job,
         lambda library: template_latencies(
-            library, shapes, CostModel(library, job.cluster.profile, latency_rules), serial=serial, cache=results
+            library, shapes, CostModel(library, job.profile, latency_rules), serial=serial, cache=results
         ),
     )
     say("costing the stages")
-    evaluation = evaluate(layout, shapes, CostModel(layout.library, job.cluster.profile, latency_rules), results)
+    evaluation = evaluate(layout, shapes, CostModel(layout.library, job.profile, latency_rules), results)
     units = PipelineUnits.of(layout.pipeline_shape(job.num_microbatches))
     gathers = parameter_gathers(layout, evaluation.cost_model)
     replicas = distinct_replicas(layout, evaluation, units.pairs)

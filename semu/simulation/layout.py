@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from semu.engine.exchange import ExchangeCosts, ExchangePlan
 from semu.engine.stage import StageProgram
 from semu.engine.template import TemplateLibrary
+from semu.hardware.kinds import DType
 from semu.job import Fp8Weights, TrainingJob
 from semu.nn.model import ModalityModule
 from semu.parallel.mesh import Mesh
@@ -76,10 +77,20 @@ class Layout:
         return self._held[rank]
 
     def kept_fp8_elements(self, rank: int) -> int:
-        """Elements of a rank's weights that are cast to fp8 once an iteration and kept."""
-        if self.job.fp8_weights is not Fp8Weights.ITERATION:
+        """Elements of a rank's weights of which fp8 copies are kept from one iteration to the next."""
+        if self.job.fp8_weights is Fp8Weights.MICROBATCH:
             return 0
         return sum(held.elements for _, _, held in self.held_by(rank) if held.is_fp8)
+
+    def primary_fp8_elements(self, rank: int) -> int:
+        """Elements of a rank's weights that exist in fp8 only."""
+        return self.kept_fp8_elements(rank) if self.job.fp8_weights is Fp8Weights.PRIMARY else 0
+
+    def weight_bytes(self, held: HeldParameter) -> int:
+        """Bytes of a rank's part of a parameter as the optimizer writes and gathers move it."""
+        is_fp8 = held.is_fp8 and self.job.fp8_weights is Fp8Weights.PRIMARY
+        dtype = DType.FP8 if is_fp8 else self.job.training.precision.tensor_dtype
+        return held.elements * dtype.size_bytes
 
     @cached_property
     def _held(self) -> tuple[tuple[tuple[int, int, HeldParameter], ...], ...]:
@@ -158,7 +169,7 @@ def _join(
         has_consumer = chunk.index != last_chunk[module.name] or module.name in consumed
         forward, backward = joined.stages(
             numbers,
-            serial=not job.training.overlap.tensor_parallel,
+            serial=not job.overlaps_tensor_parallel,
             has_consumer=has_consumer,
             borrowed=_borrowed(arrivals, chunk, result),
             exchanges=plans[chunk.index],

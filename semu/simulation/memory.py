@@ -53,6 +53,7 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
         master_dtype=job.training.master_dtype,
         state_dtype=job.training.optimizer_state_dtype,
         fp8_elements=layout.kept_fp8_elements(rank),
+        fp8_primary=layout.primary_fp8_elements(rank),
     )
 
 

@@ -176,7 +176,7 @@ class _RankBuilder:
             (Role.OPTIMIZER_STATE, static.optimizer),
         ):
             by_role[ROLES.index(role)] += size
-        return MemoryCurve(times, by_role, ROLES, int(self.layout.job.cluster.profile.memory_bytes.value))
+        return MemoryCurve(times, by_role, ROLES, int(self.layout.job.profile.memory_bytes.value))
 
     def _peak(self, curve: MemoryCurve) -> PeakMemory:
         position = int(np.argmax(curve.total))

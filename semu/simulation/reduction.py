@@ -10,6 +10,7 @@ gathered there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,10 +20,13 @@ from semu.engine.costs import CostModel
 from semu.engine.stage import StageProgram
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import DType, OpKind
+from semu.job import Fp8Weights
 from semu.nn.rules.optimizer import adam_bytes
 from semu.parallel.data import gradient_buckets
 from semu.simulation.clipping import gradient_checks
 from semu.simulation.evaluate import Evaluation
+from semu.simulation.gather import ParameterGather
+from semu.simulation.interference import interference
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.transfers import collective, collectives, moved, on_device
@@ -37,6 +41,7 @@ class RankTail:
         gathers: parameter all-gathers after the step.
         checks: what the gradients go through before the step: unscaling, their norm, scaling (``gradient_checks``).
         casts: fp8 copies of the weights, made after the step for the whole next iteration.
+        interference: what kernels lost to hidden collectives, before the checks.
     """
 
     reductions: tuple[OuterSlice, ...]
@@ -44,11 +49,13 @@ class RankTail:
     gathers: tuple[OuterSlice, ...]
     checks: tuple[OuterSlice, ...] = ()
     casts: tuple[OuterSlice, ...] = ()
+    interference: OuterSlice | None = None
 
     @property
     def steps(self) -> tuple[OuterSlice, ...]:
         """The optimizer step with what surrounds it."""
-        return (*self.checks, *((self.optimizer,) if self.optimizer else ()), *self.casts)
+        lost = (self.interference,) if self.interference else ()
+        return (*lost, *self.checks, *((self.optimizer,) if self.optimizer else ()), *self.casts)
 
     @property
     def end_s(self) -> float:
@@ -57,15 +64,23 @@ class RankTail:
         return max((s.end_s for s in slices), default=0.0)
 
 
-def rank_tails(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> list[RankTail]:
-    """Reductions, optimizer and gathers of every pipeline rank."""
+def rank_tails(
+    layout: Layout, evaluation: Evaluation, run: PipelineRun, gathers: Mapping[int, ParameterGather]
+) -> list[RankTail]:
+    """Reductions, optimizer and gathers of every pipeline rank; ``gathers``: those that came before the pipeline."""
     job = layout.job
     reductions = [_reduce(layout, evaluation, run, rank) for rank in range(job.parallel.pp)]
     reductions = _tied(layout, evaluation.cost_model, run, reductions)
+    losses = [interference(layout, evaluation, run, gathers, rank, slices) for rank, slices in enumerate(reductions)]
     barrier = max([float(run.makespan().max())] + [slices[-1].end_s for slices in reductions if slices])
+    barrier = max(barrier, *(loss.end_s for loss in losses if loss is not None), 0.0)
     checks, barrier = gradient_checks(layout, evaluation.cost_model, barrier)
     return [
-        replace(_finish(layout, evaluation.cost_model, rank, slices, barrier), checks=checks[rank])
+        replace(
+            _finish(layout, evaluation.cost_model, rank, slices, barrier),
+            checks=checks[rank],
+            interference=losses[rank],
+        )
         for rank, slices in enumerate(reductions)
     ]
 
@@ -216,7 +231,9 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
         return RankTail(tuple(reductions), None, ())
     dtype = job.training.precision.tensor_dtype
     share = -(-trainable // job.parallel.shard_ranks) if job.parallel.zero >= 1 else trainable
-    traffic = adam_bytes(
+    written = sum(layout.weight_bytes(h) for _, _, h in layout.held_by(rank) if h.parameter.requires_grad)
+    narrower = (trainable * dtype.size_bytes - written) * share // trainable  # primary weights in fp8
+    traffic = -narrower + adam_bytes(
         share,
         tensor_dtype=dtype,
         grad_dtype=job.training.grad_dtype,
@@ -227,16 +244,18 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
     gathers: tuple[OuterSlice, ...] = ()
     if job.parallel.dp > 1 and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
         group = layout.mesh.shard_group(rank)
-        size = trainable * dtype.size_bytes
-        gathers = (collective(model, "parameters", OpKind.ALL_GATHER, group, size, step.end_s),)
+        gathers = (collective(model, "parameters", OpKind.ALL_GATHER, group, written, step.end_s),)
     casts = _weight_casts(layout, model, rank, gathers[-1].end_s if gathers else step.end_s)
     return RankTail(tuple(reductions), step, gathers, casts=casts)
 
 
 def _weight_casts(layout: Layout, model: CostModel, rank: int, begin_s: float) -> tuple[OuterSlice, ...]:
-    """The rank's fp8 weights, cast for the next iteration: read in the parameters' type, two fp8 copies written."""
+    """The rank's fp8 weights, cast for the next iteration: read in the parameters' type, two fp8 copies written; of
+    primary fp8 weights, only transposed."""
     elements = layout.kept_fp8_elements(rank)
     if not elements:
         return ()
     traffic = elements * (layout.job.training.precision.tensor_dtype.size_bytes + 2 * DType.FP8.size_bytes)
+    if layout.job.fp8_weights is Fp8Weights.PRIMARY:
+        traffic = elements * 2 * DType.FP8.size_bytes
     return (on_device(model, "fp8 weights", OpKind.CAST, traffic, begin_s),)

@@ -66,7 +66,7 @@ def _check_sharding(job: TrainingJob) -> None:
 
 def _refuse_without_fp8(job: TrainingJob) -> None:
     """fp8 products need a device that has them."""
-    profile = job.cluster.profile
+    profile = job.profile
     if DType.FP8 in profile.flop_per_s:
         return
     able = [name for name in list_profiles() if DType.FP8 in load_profile(name).flop_per_s]

@@ -7,6 +7,7 @@ units, so the schedule's edges are resumed over many samples in one call.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from semu.errors import ConfigError
 from semu.schedule.units import PipelineUnits
 from semu.simulation.assemble import iteration_time
 from semu.simulation.evaluate import Evaluation
+from semu.simulation.gather import ParameterGather
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun, Replicas, unit_of_nodes
 from semu.simulation.reduction import rank_tails
@@ -50,6 +52,7 @@ def sample_iterations(
     replicas: Replicas,
     nodes: UnitGraph,
     run: PipelineRun,
+    gathers: Mapping[int, ParameterGather],
     samples: int,
     seed: int,
 ) -> NDArray[np.float64]:
@@ -57,7 +60,7 @@ def sample_iterations(
 
     Args:
         layout, evaluation, units, replicas, nodes: the job. run: its iteration without jitter.
-        samples: how many. seed: of the draws.
+        gathers: overlapped parameter gathers by rank. samples: how many. seed: of the draws.
     Returns:
         float64[samples] [s], on the time grid. What a stage waits for its parameters stays as it is without jitter;
         inside a stage, operators keep their distance from its end.
@@ -84,7 +87,7 @@ def sample_iterations(
         end = times.end[:, node_unit].reshape(count, dp, -1)
         start = times.start[:, node_unit].reshape(count, dp, -1)
         for number in range(count):
-            result[first + number] = _iteration(layout, evaluation, replicas, run, start[number], end[number])
+            result[first + number] = _iteration(layout, evaluation, replicas, run, gathers, start[number], end[number])
     return result
 
 
@@ -104,6 +107,7 @@ def _iteration(
     evaluation: Evaluation,
     replicas: Replicas,
     run: PipelineRun,
+    gathers: Mapping[int, ParameterGather],
     start: NDArray[np.float64],
     end: NDArray[np.float64],
 ) -> float:
@@ -118,6 +122,5 @@ def _iteration(
         latency=end - start,
         start=end - usual,
         end=end,
-        release={},
     )
-    return iteration_time(layout.job, sample, rank_tails(layout, evaluation, sample))
+    return iteration_time(layout.job, sample, rank_tails(layout, evaluation, sample, gathers))

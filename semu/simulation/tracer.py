@@ -116,7 +116,7 @@ class ModelTracer:
             compute_dtype=training.precision.compute_dtype,
             tensor_dtype=training.precision.tensor_dtype,
             grad_dtype=training.grad_dtype,
-            overlap_tp=training.overlap.tensor_parallel,
+            overlap_tp=job.overlaps_tensor_parallel,
             fused_attention=training.attention is Attention.FUSED,
             recompute=training.recompute_plan,
             cast_weights=job.fp8_weights is Fp8Weights.MICROBATCH,

@@ -13,6 +13,11 @@ refuses them by name. What a row leaves open follows rules that hold for every r
   (Megatron-LM's ``make-vocab-size-divisible-by``).
 * overlap: what the row does not tell is semu's default; sharded parameters that are fetched ahead are
   ``param_gather``.
+* software: PyTorch's where parameters are sharded by FSDP (or gradients, ZeRO-2) or the optimizer within groups of
+  ranks, which Megatron-LM's default distributed optimizer does not do; else Megatron-LM's.
+* tensor parallelism without communication overlap: false without sequence parallelism (Megatron-LM of 2021); with it,
+  what Megatron-LM always hides stays hidden, whatever ``tp_comm`` says of the fused kernels.
+* fp8 with a distributed optimizer: primary weights in fp8 (``--fp8-param-gather``, what NeMo sets).
 * closed forms count transformer layers only: their model has a vocabulary of tp tokens and no position table. Nor do
   they depend on how many microbatches follow when a pipeline is full: 2 pp of them are run.
 """
@@ -52,11 +57,13 @@ class Settings:
 
     Attributes:
         micro_batch: sequences. vp: model chunks per pipeline rank. recompute: a word of ``training.recompute``.
+        grad_dtype: of the gradient buffers; None: semu's default.
     """
 
     micro_batch: int
     vp: int
     recompute: str
+    grad_dtype: str | None = None
 
 
 def run_tables(row: Row, settings: Settings, device: str) -> Tables:
@@ -88,6 +95,7 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
             "precision": row.precision,
             "recompute": settings.recompute,
             "schedule": _schedule(row, settings.vp),
+            "software": _software(row),
         },
         "overlap": {name: value for name in _OVERLAP if (value := _overlap(row, name)) is not None},
     }
@@ -95,7 +103,15 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         tables["training"]["activation_limit"] = row.activation_limit
     if is_unfused:
         tables["training"]["attention"] = "unfused"
+    if settings.grad_dtype is not None:
+        tables["training"]["grad_dtype"] = settings.grad_dtype
+    if row.precision == "fp8" and row.sharding == "zero1":
+        tables["training"]["fp8_weights"] = "primary"
     return tables
+
+
+def _software(row: Row) -> str:
+    return "torch" if row.sharding in ("fsdp", "zero2") or row.zero_group is not None else "megatron"
 
 
 def _global_batch(row: Row, micro_batch: int) -> int:
@@ -220,6 +236,8 @@ def _schedule(row: Row, vp: int) -> str:
 
 def _overlap(row: Row, name: str) -> object:
     told = row.overlap or {}
+    if name == "tensor_parallel" and row.sequence_parallel and not told.get("tp_comm"):
+        return None
     return next((told[switch] for switch in _OVERLAP[name] if told.get(switch) is not None), None)
 
 

@@ -2,7 +2,8 @@
 
 The rule is the fastest that fits: whoever published a run had tuned it. It looks at few values, which anybody would
 try: a micro batch of 1, 2, 4 or 8 sequences; 1 to 6 model chunks per pipeline rank, or one per layer; recomputation
-none, selective, full, of which the first that fits is the fastest. A value that semu refuses is passed over, and said
+none with fp32 gradients, none with 16-bit ones (as NeMo's recipes), selective, full, of which the first that fits is
+the fastest. A value that semu refuses is passed over, and said
 so; where nothing fits, the one that needs the least memory is taken.
 """
 
@@ -20,8 +21,8 @@ from semu.validation.row import Row
 
 MICRO_BATCHES = (1, 2, 4, 8)
 MOST_CHUNKS = 6
-RECOMPUTES = ("none", "selective", "full")
-"""From the fastest to the one that needs the least memory."""
+RECOMPUTES: tuple[tuple[str, str | None], ...] = (("none", None), ("none", "bf16"), ("selective", None), ("full", None))
+"""Recomputation and type of the gradients, from what needs the most memory to what needs the least."""
 UNKNOWN = "unknown"
 """What a row says for a recomputation that is not published."""
 
@@ -63,11 +64,11 @@ def open_settings(row: Row) -> tuple[str, ...]:
 
 def candidates(row: Row) -> Iterator[Settings]:
     """What is looked at for a row, in order; one, where everything is published. Recomputation changes fastest."""
-    recomputes = RECOMPUTES if row.recompute == UNKNOWN else (row.recompute,)
+    recomputes = RECOMPUTES if row.recompute == UNKNOWN else ((row.recompute, None),)
     for micro_batch in _micro_batches(row):
         for vp in _chunk_counts(row):
-            for recompute in recomputes:
-                yield Settings(micro_batch, vp, recompute)
+            for recompute, grad_dtype in recomputes:
+                yield Settings(micro_batch, vp, recompute, grad_dtype)
 
 
 def choose(row: Row, simulate: Callable[[Settings], Run]) -> Choice:
@@ -97,7 +98,9 @@ def choose(row: Row, simulate: Callable[[Settings], Run]) -> Choice:
     if best is None:
         raise refusals[0]
     _, settings, run = best
-    resolved = {name: getattr(settings, name) for name in open_settings(row)}
+    resolved: dict[str, object] = {name: getattr(settings, name) for name in open_settings(row)}
+    if settings.grad_dtype is not None:
+        resolved["grad_dtype"] = settings.grad_dtype
     return Choice(settings, run, resolved, len(refusals), tried)
 
 

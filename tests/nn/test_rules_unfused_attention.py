@@ -53,7 +53,7 @@ def test_kernels_by_hand(tp: int) -> None:
     work, mask = 2 * s * s * a * d // tp, p // 2
     assert rows(forward(block)) == [
         ("matmul", "F", work, 2 * x + p, 0),
-        ("norm", "F", 0, 2 * p, 0),
+        ("softmax", "F", 0, 2 * p, 0),
         ("dropout", "F", 0, 2 * p + mask, 0),
         ("matmul", "F", work, 2 * x + p, 0),
     ]
@@ -61,7 +61,7 @@ def test_kernels_by_hand(tp: int) -> None:
         ("matmul", "I", work, 2 * x + p, 0),
         ("matmul", "I", work, 2 * x + p, 0),
         ("dropout", "I", 0, 2 * p + mask, 0),
-        ("norm", "I", 0, 3 * p, 0),
+        ("softmax", "I", 0, 3 * p, 0),
         ("matmul", "I", work, 2 * x + p, 0),
         ("matmul", "I", work, 2 * x + p, 0),
     ]

@@ -92,8 +92,8 @@ def test_other_options_are_checked(change: dict[str, object], where: str) -> Non
     assert caught.value.expected
 
 
-def test_by_default_data_parallel_communication_hides_and_no_other() -> None:
-    assert Overlap() == Overlap(grad_reduce=True, param_gather=True, tensor_parallel=False, pipeline=None)
+def test_by_default_data_parallel_communication_hides_and_the_rest_is_open() -> None:
+    assert Overlap() == Overlap(grad_reduce=True, param_gather=True, tensor_parallel=None, pipeline=None)
 
 
 @pytest.mark.parametrize("name", ["grad_reduce", "param_gather", "tensor_parallel", "pipeline"])

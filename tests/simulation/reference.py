@@ -219,7 +219,7 @@ class _Writer:
     # -- stages ----------------------------------------------------------------------------------------------------
     def _stage(self, stage: StageName, before: list[Key]) -> None:
         chunk, phase, microbatch = stage
-        symbols, overlaps = self.symbols[microbatch], self.model.job.training.overlap.tensor_parallel
+        symbols, overlaps = self.symbols[microbatch], self.model.job.overlaps_tensor_parallel
         self.nodes["begin", *stage] = Node(after=[*before, *self._waits_for(stage)])
         end = self.nodes["end", *stage] = Node(after=[("begin", *stage)])
         written: list[StageOperator] = []
@@ -252,7 +252,7 @@ class _Writer:
             for operator in item.operators(phase):
                 key = ("operator", *stage, len(written))
                 node = Node(
-                    latency_of(operator, symbols, self.model.job.cluster.profile, self.model.tp_group),
+                    latency_of(operator, symbols, self.model.job.profile, self.model.tp_group),
                     [("begin", *stage), *waits],
                 )
                 node.after += [last_on[name] for name in last_on if name == operator.stream.name or not overlaps]
@@ -314,7 +314,7 @@ class _Writer:
         self.sent[send] = size
         gpus = [self.model.gpu(rank, self.number) for rank in (source, target)]
         group = self.model.job.cluster.place_group("pp", gpus)
-        return on_grid(collective_latency(self.model.job.cluster.profile, OpKind.P2P, group, size))
+        return on_grid(collective_latency(self.model.job.profile, OpKind.P2P, group, size))
 
     # -- times -----------------------------------------------------------------------------------------------------
     def _take_longest_paths(self) -> None:

@@ -66,8 +66,9 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
     if training.master_dtype is not training.precision.tensor_dtype:
         state += training.master_dtype.size_bytes
     gradients = (own if zero >= 2 else trainable) * training.grad_dtype.size_bytes
-    cast = sum(use.numel for use in uses.values() if use.is_fp8) if job.fp8_weights.value == "iteration" else 0
-    parameters = ((elements + shards - 1) // shards if zero == 3 else elements) * tensor_bytes + 2 * cast
+    cast = sum(use.numel for use in uses.values() if use.is_fp8) if job.fp8_weights.value != "microbatch" else 0
+    whole = elements - (cast if job.fp8_weights.value == "primary" else 0)
+    parameters = ((whole + shards - 1) // shards if zero == 3 else whole) * tensor_bytes + 2 * cast
     return RankStatic(elements, trainable, parameters, gradients, own * state)
 
 

@@ -79,7 +79,7 @@ class CutModel:
             compute_dtype=job.training.precision.compute_dtype,
             tensor_dtype=job.training.precision.tensor_dtype,
             grad_dtype=job.training.grad_dtype,
-            overlap_tp=job.training.overlap.tensor_parallel,
+            overlap_tp=job.overlaps_tensor_parallel,
             fused_attention=job.training.attention.value == "fused",
             recompute=_plan(job),
             cast_weights=job.fp8_weights.value == "microbatch",

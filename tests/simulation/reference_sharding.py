@@ -155,7 +155,7 @@ class Sharding:
             size = (size + self.shards - 1) // self.shards
         wire = int(wire_factor(kind, group.num_ranks) * size)
         stream = "hsdp" if what == REPLICATE else "fsdp" if unit.gathers else "dp"
-        latency = on_grid(collective_latency(self.job.cluster.profile, kind, group, wire))
+        latency = on_grid(collective_latency(self.job.profile, kind, group, wire))
         made = SimpleNamespace(
             kind=kind, stream=SimpleNamespace(name=stream), flop=0, net_bytes=wire, inputs=(), outputs=()
         )

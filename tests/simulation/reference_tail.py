@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from simulation.reference import Expansion
 from simulation.reference_costs import on_grid
+from simulation.reference_interference import lost_s
 from simulation.reference_model import CutModel
 
 from semu.hardware.kinds import OpKind
@@ -86,6 +87,14 @@ def tail_of(expansion: Expansion) -> Tail:
             slices.append(collective(expansion, OpKind.ALL_REDUCE, model.tp_group, whole * grad_bytes, done))
     _tie(expansion, held, ends, tail)
     barrier = max([*ends, *(piece.end_s for slices in tail.slices for piece in slices)])
+    lost: list[Slice] = []
+    for rank, slices in enumerate(tail.slices):
+        loss = lost_s(expansion, rank, [(piece.start_s, piece.end_s) for piece in slices], 0.0)
+        begin = max([ends[rank], *(piece.end_s for piece in slices)])
+        lost.append(Slice(OpKind.CUSTOM, begin, begin + loss))
+    for slices, piece in zip(tail.slices, lost, strict=True):
+        slices.extend([piece] if piece.end_s > piece.start_s else [])
+    barrier = max([barrier, *(piece.end_s for piece in lost)])
     barrier = _check(expansion, held, barrier, tail)
     for rank, slices in enumerate(tail.slices):
         elements = sum(item.elements for item in held[rank])
@@ -136,7 +145,7 @@ def buckets(held: list[Held], dp: int, several: bool) -> list[list[Held]]:
 def collective(expansion: Expansion, kind: OpKind, group: CommGroup, size: int, start_s: float) -> Slice:
     """One collective over a buffer of ``size`` bytes."""
     wire = int(wire_factor(kind, group.num_ranks) * size)
-    latency = on_grid(collective_latency(expansion.model.job.cluster.profile, kind, group, wire))
+    latency = on_grid(collective_latency(expansion.model.job.profile, kind, group, wire))
     return Slice(kind, start_s, start_s + latency, wire)
 
 
@@ -187,7 +196,7 @@ def _check(expansion: Expansion, held: list[list[Held]], begin_s: float, tail: T
 
 def _kernel(expansion: Expansion, kind: OpKind, size: int, start_s: float) -> Slice:
     """One memory-bound kernel."""
-    profile = expansion.model.job.cluster.profile
+    profile = expansion.model.job.profile
     latency = profile.efficiency(kind).latency_s(0, size, 1.0, profile.mem_bytes_per_s.value)
     return Slice(kind, start_s, start_s + on_grid(latency))
 
@@ -206,14 +215,21 @@ def _step(expansion: Expansion, rank: int, elements: int, barrier: float, slices
         if job.training.master_dtype is job.training.precision.tensor_dtype
         else 2 * master + tensor_bytes
     )
-    slices.append(_kernel(expansion, OpKind.OPTIMIZER, own * (grad_bytes + 4 * state + weight), barrier))
+    found = {id(u.parameter): u for block in model.blocks if block.rank == rank for u in block.trace.parameters}
+    primary = [u for u in found.values() if u.is_fp8 and job.fp8_weights.value == "primary"]
+    narrow = sum(u.numel for u in primary if u.parameter.requires_grad)
+    traffic = own * (grad_bytes + 4 * state + weight) - narrow * own // elements
+    slices.append(_kernel(expansion, OpKind.OPTIMIZER, traffic, barrier))
     if job.parallel.dp > 1 and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
         group = worst_group(model, rank, 1, shards)
-        slices.append(collective(expansion, OpKind.ALL_GATHER, group, elements * tensor_bytes, slices[-1].end_s))
+        slices.append(
+            collective(expansion, OpKind.ALL_GATHER, group, elements * tensor_bytes - narrow, slices[-1].end_s)
+        )
     uses = {id(use.parameter): use for block in model.blocks if block.rank == rank for use in block.trace.parameters}
     cast = sum(use.numel for use in uses.values() if use.is_fp8)
-    if cast and job.fp8_weights.value == "iteration":
-        slices.append(_kernel(expansion, OpKind.CAST, cast * (tensor_bytes + 1 + 1), slices[-1].end_s))
+    if cast and job.fp8_weights.value != "microbatch":
+        read = tensor_bytes + 1 if job.fp8_weights.value == "iteration" else 1
+        slices.append(_kernel(expansion, OpKind.CAST, cast * (read + 1), slices[-1].end_s))
 
 
 def gather_times(expansion: Expansion) -> dict[int, float]:

@@ -71,7 +71,8 @@ def parts(report: Report) -> dict[str, float]:
 
 def test_breakdown_sums_to_the_iteration_time(report: Report) -> None:
     found = parts(report)
-    assert set(report.breakdown_s) == {"compute", "exposed_communication", "bubble", "optimizer", "other"}
+    always = {"compute", "exposed_communication", "bubble", "optimizer", "other"}
+    assert set(report.breakdown_s) - {"interference"} == always
     assert sum(found.values()) == pytest.approx(report.iteration_time_s, rel=1e-12)
     assert all(seconds >= -1e-15 for seconds in found.values()), found
     assert abs(found["other"]) <= 1e-12 * report.iteration_time_s  # gaps, stages and tails explain everything

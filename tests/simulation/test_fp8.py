@@ -31,7 +31,7 @@ PERFECT = {
 """alpha = 1: the bare roofline."""
 
 
-@pytest.mark.parametrize("weights", ["iteration", "microbatch"])
+@pytest.mark.parametrize("weights", ["iteration", "primary", "microbatch"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize(("pp", "tp", "sp"), [(1, 1, False), (2, 1, False), (2, 2, False), (3, 2, True), (1, 4, True)])
 def test_text_against_the_reference(pp: int, tp: int, sp: bool, recompute: str, weights: str) -> None:
@@ -47,7 +47,7 @@ def test_text_against_the_reference(pp: int, tp: int, sp: bool, recompute: str, 
     assert_equal(simulate(job), expand(job))
 
 
-@pytest.mark.parametrize("weights", ["iteration", "microbatch"])
+@pytest.mark.parametrize("weights", ["iteration", "primary", "microbatch"])
 @pytest.mark.parametrize("kind", ["vlm", "frozen", "t2v"])
 def test_other_models_against_the_reference(kind: str, weights: str) -> None:
     model, items = {
@@ -59,7 +59,7 @@ def test_other_models_against_the_reference(kind: str, weights: str) -> None:
     assert_equal(simulate(job), expand(job))
 
 
-@pytest.mark.parametrize("weights", ["iteration", "microbatch"])
+@pytest.mark.parametrize("weights", ["iteration", "primary", "microbatch"])
 @pytest.mark.parametrize(("dp", "pp", "zero"), [(1, 2, 0), (2, 2, 0), (2, 1, 1), (3, 2, 1)])
 def test_weights_cast_after_the_step(dp: int, pp: int, zero: int, weights: str) -> None:
     job = job_of(gpt(), text_items(3 * dp), Parallel(dp=dp, pp=pp, zero=zero), precision="fp8", fp8_weights=weights)
@@ -121,12 +121,12 @@ def test_times_by_closed_form_without_inefficiency(name: str) -> None:
         MODELS[name](1),
         Cluster("h100", 1, 1, PERFECT),
         Parallel(),
-        Training(micro_batch=1, global_batch=1, seq_len=512, precision="fp8"),
+        Training(micro_batch=1, global_batch=1, seq_len=512, precision="fp8", software="kernels"),
     )
     checkpoint = prepare(job)
     operators = checkpoint.layout.library.operators
     latency = checkpoint.evaluation.latency[0]
-    profile = job.cluster.profile
+    profile = job.profile
     memory = profile.mem_bytes_per_s.value
     casts = [row for row, op in enumerate(operators) if op.kind is OpKind.CAST]
     tokens, h = 512, 256

@@ -80,7 +80,9 @@ def test_zero_0_reduces_whole_gradients_and_gathers_nothing() -> None:
 
 def test_the_optimizer_waits_for_every_rank() -> None:
     """The gradient norm is global, so all ranks step together, after the last reduction."""
-    report = simulate(job_of(wide(3), text_items(4), Parallel(dp=2, pp=3), overlap=overlap(gradients=True)))
+    report = simulate(
+        job_of(wide(3), text_items(4), Parallel(dp=2, pp=3), overlap=overlap(gradients=True), software="kernels")
+    )
     steps = [p for rank in report.timeline.ranks for p in rank.outer if p.kind is OpKind.OPTIMIZER]
     sums = (OpKind.REDUCE_SCATTER, OpKind.ALL_REDUCE)  # over the replicas; of the tied table over two ranks
     reductions = [p.end_s for rank in report.timeline.ranks for p in rank.outer if p.kind in sums]
@@ -99,7 +101,7 @@ def test_hiding_the_reduction_never_costs_time(model: object, items: object) -> 
     for gradients in (False, True):
         for parameters in (False, True):
             options = overlap(gradients=gradients, parameters=parameters)
-            job = job_of(model(), items(4), Parallel(dp=2, pp=2), overlap=options)
+            job = job_of(model(), items(4), Parallel(dp=2, pp=2), overlap=options, software="kernels")
             times[gradients, parameters] = simulate(job).iteration_time_s
     assert times[True, False] <= times[False, False]
     assert times[True, True] <= times[False, True]

@@ -24,7 +24,7 @@ def layout() -> Layout:
 
 def fresh(layout: Layout) -> ShapeCosts:
     shapes = distinct_shapes(vlm_items(9, empty=[4]), 1, layout.job.parallel.token_divisor)
-    return ShapeCosts(CostModel(layout.library, layout.job.cluster.profile), shapes.columns)
+    return ShapeCosts(CostModel(layout.library, layout.job.profile), shapes.columns)
 
 
 @given(chosen=st.lists(st.integers(0, 8), max_size=12))
@@ -53,9 +53,7 @@ def test_some_rows_are_rows_of_all(layout: Layout, data: st.DataObject) -> None:
 
 def test_a_custom_rule_is_asked_once_about_everything(layout: Layout) -> None:
     asked = []
-    model = CostModel(
-        layout.library, layout.job.cluster.profile, {OpKind.MATMUL: lambda seen: asked.append(len(seen.flop))}
-    )
+    model = CostModel(layout.library, layout.job.profile, {OpKind.MATMUL: lambda seen: asked.append(len(seen.flop))})
     costs = ShapeCosts(model, fresh(layout).symbols)
     for number in range(3):
         costs.latencies_of(np.array([number]))

@@ -102,7 +102,7 @@ def _softmax(scores: Tensor) -> Tensor:
     trace = scores.trace
     key = (scores.numel, 1)
     y = trace.emit(
-        OpKind.NORM,
+        OpKind.SOFTMAX,
         [scores],
         scores.shape,
         shards=scores.shards,
@@ -116,7 +116,9 @@ def _softmax(scores: Tensor) -> Tensor:
         (grad,) = gradients
         assert grad is not None
         return [
-            trace.emit(OpKind.NORM, [grad, y], mem_bytes=3 * y.size_bytes, key=key, updates=[grad], name="softmax_bw")
+            trace.emit(
+                OpKind.SOFTMAX, [grad, y], mem_bytes=3 * y.size_bytes, key=key, updates=[grad], name="softmax_bw"
+            )
         ]
 
     trace.record([scores], [y], backward)

@@ -1,0 +1,98 @@
+"""``SoftwareFactors``: what a training framework makes of a device's kernels, as numbers with a provenance.
+
+A profile's efficiencies are those of kernels measured by themselves (``semu.hardware.efficiency``). A training run is
+slower: sustained power lowers the clock, a framework of its time brings its own attention kernel, eager modules leave
+element-wise kernels unfused, and kernels that run beside collectives share multiprocessors and memory with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+
+from semu.hardware.efficiency import Efficiency
+from semu.hardware.kinds import OpKind, Provenance
+from semu.hardware.number import Number, check_number, worst_provenance
+
+
+class Software(Enum):
+    """Who runs the job; the value is run.toml's word.
+
+    KERNELS: nobody: every kernel takes what it takes by itself. MEGATRON: Megatron-LM with Transformer Engine (before
+    that, its own fused kernels). TORCH: PyTorch's FSDP around ordinary modules, with a FlashAttention of its own.
+    """
+
+    KERNELS = "kernels"
+    MEGATRON = "megatron"
+    TORCH = "torch"
+
+
+_NEUTRAL = "a kernel by itself"
+
+
+def _one() -> Number:
+    return Number(1.0, Provenance.DEFAULT, _NEUTRAL)
+
+
+def _zero() -> Number:
+    return Number(0.0, Provenance.DEFAULT, _NEUTRAL)
+
+
+@dataclass(frozen=True)
+class SoftwareFactors:
+    """Time in a training run relative to the time of kernels by themselves, on one device under one framework.
+
+    Attributes:
+        matmul: of matrix products. attention: of fused attention kernels, forward and backward. memory_bound: of all
+            other kernels inside the model, which memory bounds.
+        interference: time that concurrent kernels lose, as a share of the time of the data-parallel collectives that
+            they hide.
+    """
+
+    matmul: Number
+    attention: Number
+    memory_bound: Number
+    interference: Number
+
+    def __post_init__(self) -> None:
+        for name in ("matmul", "attention", "memory_bound"):
+            check_number(getattr(self, name).value, name, minimum=1.0)
+        check_number(self.interference.value, "interference")
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, Number]) -> SoftwareFactors:
+        """Those given by name; what is not given is neutral."""
+        neutral = {name: _zero() if name == "interference" else _one() for name in FACTORS}
+        return cls(**{**neutral, **numbers})
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether nothing changes."""
+        return self.interference.value == 0 and all(getattr(self, name).value == 1 for name in FACTORS[:-1])
+
+    def of_kind(self, kind: OpKind) -> Number:
+        """The factor of a compute kind; the optimizer's kernels and users' own kinds are left as they are."""
+        if kind is OpKind.MATMUL:
+            return self.matmul
+        if kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD):
+            return self.attention
+        return _one() if kind in (OpKind.OPTIMIZER, OpKind.CUSTOM) else self.memory_bound
+
+    def slowed(self, kind: OpKind, efficiency: Efficiency) -> Efficiency:
+        """A kind's coefficients in a run: both rates divided by its factor, the fixed time kept."""
+        factor = self.of_kind(kind)
+        if factor.value == 1:
+            return efficiency
+        return replace(
+            efficiency,
+            flop=efficiency.flop / factor.value,
+            mem=efficiency.mem / factor.value,
+            provenance=worst_provenance(efficiency.provenance, factor.provenance),
+            source=f"{efficiency.source}; in a run {factor.value:g} x its time: {factor.source}",
+            relative_error=None,
+        )
+
+
+FACTORS = tuple(item.name for item in fields(SoftwareFactors))
+"""Names of the factors, as in a profile's ``[software.NAME]`` table."""

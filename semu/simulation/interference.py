@@ -1,0 +1,91 @@
+"""What kernels lose to the data-parallel collectives that they hide: multiprocessors, memory bandwidth, queues.
+
+A collective that hides behind kernels is not free: it holds multiprocessors and memory bandwidth, and frameworks issue
+it late. The loss is a share of the hidden time (``SoftwareFactors.interference``), counted where a rank's kernels end:
+a slice before the optimizer. It stretches the iteration and moves nothing inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.engine.exchange import REPLICA_STREAM
+from semu.engine.stage import StageProgram
+from semu.engine.timeline import OuterSlice
+from semu.hardware.kinds import OpKind
+from semu.simulation.evaluate import Evaluation
+from semu.simulation.exchanges import FSDP_STREAM
+from semu.simulation.gather import ParameterGather
+from semu.simulation.layout import Layout
+from semu.simulation.pipeline import PipelineRun
+from semu.units import TIME_GRID_PER_S
+
+DATA_PARALLEL = ("dp", FSDP_STREAM, REPLICA_STREAM)
+"""Streams of the data-parallel collectives."""
+
+
+def interference(
+    layout: Layout,
+    evaluation: Evaluation,
+    run: PipelineRun,
+    gathers: Mapping[int, ParameterGather],
+    rank: int,
+    reductions: Sequence[OuterSlice],
+) -> OuterSlice | None:
+    """What a pipeline rank's kernels lose, as a slice behind its last stage and reduction; None: nothing.
+
+    Args:
+        layout, evaluation, run: the job. gathers: overlapped parameter gathers by rank. rank: pipeline rank.
+        reductions: gradient collectives of the rank.
+    Returns:
+        A slice on the compute stream, of the replica on which most hides.
+    """
+    share = layout.job.profile.interference
+    if share == 0 or layout.job.parallel.dp * layout.job.parallel.cp == 1:
+        return None
+    nodes = np.flatnonzero(run.problem.node_rank == rank)
+    done = run.end[:, nodes].max(axis=1, initial=0.0)
+    hidden = _inside_stages(layout, evaluation, run, rank)
+    for piece in reductions:
+        late = np.maximum(piece.end_s - np.maximum(piece.start_s, done), 0.0)
+        hidden = hidden + (piece.end_s - piece.start_s) - late
+    if rank in gathers:
+        waited = (run.latency[:, nodes] - run.plain[:, nodes]).sum(axis=1) if run.release else 0.0
+        total = sum(piece.end_s - piece.start_s for piece in gathers[rank].slices)
+        hidden = hidden + np.maximum(total - waited, 0.0)
+    lost = np.rint(share * float(hidden.max()) * TIME_GRID_PER_S) / TIME_GRID_PER_S
+    if lost <= 0:
+        return None
+    begin = max([float(done.max()), *(piece.end_s for piece in reductions)])
+    provenance = layout.job.cluster.profile.software[layout.job.training.software].interference.provenance
+    return OuterSlice("interference", OpKind.CUSTOM, "compute", begin, begin + lost, 0, 1, provenance)
+
+
+def _inside_stages(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> NDArray[np.float64]:
+    """Time of the collectives inside a rank's stages that no kernel waited for: float64[num_replicas] [s]."""
+    streams = [number for number, name in enumerate(layout.streams) if name in DATA_PARALLEL]
+    hidden = np.zeros(run.num_replicas)
+    if not streams:
+        return hidden
+    problem = run.problem
+    for chunk in layout.chunks_of(rank):
+        costs = evaluation.chunks[chunk.chunk.index]
+        for phase, (program, stage) in enumerate(((chunk.forward, costs.forward), (chunk.backward, costs.backward))):
+            if program is None or stage is None:
+                continue
+            total = _collective_time(program, streams, evaluation)
+            mine = np.flatnonzero((problem.chunk == chunk.chunk.index) & (problem.phase == phase))
+            shapes = run.shape[:, problem.microbatch[mine]]
+            hidden += (total - stage.exposed[:, streams].sum(axis=1))[shapes].sum(axis=1)
+    return np.maximum(hidden, 0.0)
+
+
+def _collective_time(program: StageProgram, streams: Sequence[int], evaluation: Evaluation) -> float:
+    """Time of a stage's data-parallel collectives [s]; no shape changes what they move."""
+    rows = program.rows[np.isin(program.stream, streams)]
+    if not len(rows):
+        return 0.0
+    return float(evaluation.latencies_of(np.zeros(1, dtype=np.int64))[0, rows].sum())

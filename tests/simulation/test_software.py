@@ -1,0 +1,210 @@
+"""Software: what a framework makes of a device's kernels, and what hidden collectives cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from simulation.comparison import assert_tails_equal
+from simulation.jobs import gpt, job_of, overlap, text_items, vlm, vlm_items, wide
+
+from semu.errors import ConfigError
+from semu.hardware.capabilities import DeviceProfile
+from semu.hardware.cluster import Cluster
+from semu.hardware.kinds import DType, OpKind, Provenance
+from semu.hardware.profile import list_profiles, load_profile
+from semu.hardware.software import FACTORS, Software
+from semu.job import Training, TrainingJob
+from semu.nn import Model
+from semu.parallel.config import Overlap, Parallel
+from semu.runfile import load_run
+from semu.simulation import simulate
+from semu.workload import Microbatch
+
+FACTOR_KINDS = {
+    "matmul": OpKind.MATMUL,
+    "attention": OpKind.ATTENTION_BACKWARD,
+    "memory_bound": OpKind.NORM,
+}
+Made = tuple[Callable[[], Model], Callable[..., list[Microbatch]]]
+MODELS: dict[str, Made] = {"gpt": (gpt, text_items), "vlm": (vlm, vlm_items)}
+
+
+def with_factors(**numbers: float) -> Cluster:
+    """One H100 with these factors of Megatron-LM's and no others."""
+    neutral = {name: 0.0 if name == "interference" else 1.0 for name in FACTORS}
+    return Cluster("h100", 1, 8, {f"software.megatron.{key}": value for key, value in {**neutral, **numbers}.items()})
+
+
+@pytest.mark.parametrize("name", FACTOR_KINDS)
+def test_a_factor_divides_both_rates_of_its_kinds_and_no_other(name: str) -> None:
+    profile = with_factors(**{name: 1.5}).profile
+    run = profile.under(Software.MEGATRON)
+    for kind, own in profile.efficiencies.items():
+        slowed = run.efficiencies[kind]
+        mine = {
+            "matmul": kind is OpKind.MATMUL,
+            "attention": kind.value.startswith("attention_"),
+            "memory_bound": kind
+            not in (
+                OpKind.MATMUL,
+                OpKind.ATTENTION_FORWARD,
+                OpKind.ATTENTION_BACKWARD,
+                OpKind.OPTIMIZER,
+                OpKind.CUSTOM,
+            ),
+        }[name]
+        factor = 1.5 if mine else 1.0
+        assert (slowed.flop, slowed.mem) == (own.flop / factor, own.mem / factor)
+        assert (slowed.t0_s, slowed.p, slowed.s0_tokens) == (own.t0_s, own.p, own.s0_tokens)
+    assert run.efficiency(FACTOR_KINDS[name]).provenance is Provenance.SPEC
+    assert run.under(Software.MEGATRON) is run
+    assert profile.under(Software.KERNELS) is profile
+
+
+def test_variants_are_slowed_too() -> None:
+    profile = with_factors(matmul=2.0, attention=4.0).profile
+    run = profile.under(Software.MEGATRON)
+    fast, slow = (p.efficiency(OpKind.MATMUL, dtype=DType.FP8) for p in (profile, run))
+    assert slow.flop == fast.flop / 2
+    fast, slow = (p.efficiency(OpKind.ATTENTION_FORWARD, head_dim=64) for p in (profile, run))
+    assert slow.flop == fast.flop / 4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_job_without_factors_is_the_bare_kernels(name: str) -> None:
+    model, items = MODELS[name]
+
+    def run(cluster: Cluster, software: str) -> float:
+        job = job_of(model(), items(4), Parallel(dp=2, pp=2), software=software)
+        return simulate(TrainingJob(job.model, cluster, job.parallel, job.training, job.batch)).iteration_time_s
+
+    four = Cluster("h100", 1, 4)
+    neutral = Cluster("h100", 1, 4, with_factors().override)
+    assert run(neutral, "megatron") == run(four, "kernels")
+    assert run(four, "torch") > run(four, "megatron") > run(four, "kernels")
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        Parallel(dp=4, zero=3),
+        Parallel(dp=4, zero=3, zero_group=2),
+        Parallel(dp=4, zero=2),
+        Parallel(dp=2, tp=2, pp=2, zero=1),
+        Parallel(dp=2, pp=2, vpp=2, zero=0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("software", ["kernels", "megatron", "torch"])
+def test_against_the_reference(name: str, parallel: Parallel, software: str) -> None:
+    model, items = MODELS[name]
+    assert_tails_equal(job_of(model(), items(8), parallel, overlap=overlap(gradients=True), software=software))
+
+
+@pytest.mark.parametrize("made", [gpt, wide])
+def test_hidden_reductions_cost_their_share(made: Callable[[], Model]) -> None:
+    """Serial kernels, reductions after the stages: hidden is what runs before the pipeline ends."""
+    job = job_of(made(), text_items(8), Parallel(dp=2, zero=1), overlap=overlap(gradients=True), software="megatron")
+    share = 0.37
+    cluster = Cluster("h100", 1, 2, with_factors(interference=share).override)
+    report = simulate(TrainingJob(job.model, cluster, job.parallel, job.training, job.batch))
+    (rank,) = report.timeline.ranks
+    reductions = [piece for piece in rank.outer if piece.kind is OpKind.REDUCE_SCATTER]
+    hidden = sum(min(piece.end_s, report.makespan_s) - min(piece.start_s, report.makespan_s) for piece in reductions)
+    (lost,) = (piece for piece in rank.outer if piece.name == "interference")
+    assert hidden > 0 or made is gpt
+    assert lost.end_s - lost.start_s == pytest.approx(share * hidden, abs=2**-40)
+    assert report.breakdown_s["interference"] == pytest.approx(share * hidden, abs=2**-40)
+    step = next(piece for piece in rank.outer if piece.kind is OpKind.OPTIMIZER)
+    assert step.start_s == lost.end_s
+
+
+def test_nothing_hides_without_overlap_and_nothing_is_lost() -> None:
+    job = job_of(gpt(), text_items(8), Parallel(dp=4, zero=3), overlap=overlap(), software="torch")
+    assert "interference" not in simulate(job).breakdown_s
+
+
+@pytest.mark.parametrize(
+    ("software", "sequence_parallel", "told", "expected"),
+    [
+        ("megatron", True, None, True),
+        ("megatron", False, None, False),
+        ("torch", True, None, False),
+        ("kernels", True, None, False),
+        ("megatron", True, False, False),
+        ("torch", False, True, True),
+    ],
+)
+def test_who_hides_tensor_parallel_collectives(
+    software: str, sequence_parallel: bool, told: bool | None, expected: bool
+) -> None:
+    job = job_of(
+        gpt(),
+        text_items(2),
+        Parallel(tp=2, sequence_parallel=sequence_parallel),
+        overlap=Overlap(tensor_parallel=told),
+        software=software,
+    )
+    assert job.overlaps_tensor_parallel is expected
+    told_so = job_of(
+        job.model, text_items(2), job.parallel, overlap=Overlap(tensor_parallel=expected), software=software
+    )
+    assert simulate(job).iteration_time_s == simulate(told_so).iteration_time_s
+
+
+def test_every_shipped_profile_says_where_its_factors_come_from() -> None:
+    for name in list_profiles():
+        profile = load_profile(name)
+        assert set(profile.software) == {Software.MEGATRON, Software.TORCH}
+        for key, number in profile.numbers():
+            if key.startswith("software.") and number.value not in (0, 1):
+                assert number.provenance in (Provenance.FITTED, Provenance.TRANSFERRED), (name, key)
+
+
+def test_factors_are_read_inherited_and_overridden(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "h100"\n[software.torch]\nmatmul = 1.5\n')
+    profile = load_profile(str(path))
+    torch = profile.software[Software.TORCH]
+    shipped = load_profile("h100").software[Software.TORCH]
+    assert (torch.matmul.value, torch.matmul.provenance) == (1.5, Provenance.SPEC)
+    assert (torch.attention.value, torch.attention.provenance) == (shipped.attention.value, Provenance.TRANSFERRED)
+    assert profile.number("software.torch.matmul").value == 1.5
+    job = load_run("lm-7b", ["training.software=torch", "cluster.override.software.torch.attention=9"])
+    assert job.training.software is Software.TORCH
+    assert job.cluster.profile.software[Software.TORCH].attention.value == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("[software.megatron]\nmatmul = 0.9\n", "software.megatron.matmul"),
+        ("[software.megatron]\nsoftmax = 1.0\n", "software.megatron.softmax"),
+        ("[software.jax]\nmatmul = 1.0\n", "software.jax"),
+        ("[software.kernels]\nmatmul = 1.0\n", "software.kernels"),
+        ("[software.torch]\ninterference = -1\n", "software.torch.interference"),
+    ],
+)
+def test_bad_factors_are_refused_with_their_place(tmp_path: Path, text: str, where: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f'base = "h100"\n{text}')
+    with pytest.raises(ConfigError) as caught:
+        load_profile(str(path))
+    assert where in str(caught.value.where)
+
+
+def test_an_unknown_software_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Training(software="pytorch")
+    assert (caught.value.where, caught.value.nearest) == ("training.software", "torch")
+
+
+def test_a_profile_made_by_hand_has_no_factors() -> None:
+    shipped = load_profile("h100")
+    bare = DeviceProfile(
+        **{name: getattr(shipped, name) for name in shipped.__dataclass_fields__ if name not in ("software",)}
+    )
+    assert bare.under(Software.TORCH) is bare
