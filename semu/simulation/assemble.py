@@ -114,7 +114,8 @@ def describe_job(layout: Layout) -> dict[str, object]:
         "parallel": {
             name: getattr(job.parallel, name)
             for name in (*_PARALLEL_KEYS, *(_SHARDING_KEYS if job.parallel.zero == 3 else ()))
-        },
+        }
+        | ({"layout": job.parallel.layout.to_table()} if job.parallel.layout is not None else {}),
         "chunks": [
             {
                 "chunk": c.chunk.index,
