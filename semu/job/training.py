@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.kinds import DType
-from semu.job.kinds import Attention, Fp8Weights, Optimizer, Precision, Recompute, RecomputeMethod
+from semu.job.kinds import Attention, Fp8Weights, Optimizer, Precision, Recompute, RecomputeMethod, Workspaces
 from semu.nn.recompute_plan import RECOMPUTE_KINDS, RecomputePlan
 from semu.parallel.config import Overlap
 
@@ -165,6 +165,7 @@ class Training:
         loss_scaling: fp16's dynamic loss scale: gradients are unscaled and searched for infinities before every step.
         overhead_s: time of an iteration outside the model (data loading, logging) [s]; default 0.
         jitter: relative standard deviation of each stage's latency, for ``simulate(samples=...)``; default 0.
+        workspaces: whose workspaces count into the peaks; NONE unless asked for.
     """
 
     micro_batch: int
@@ -187,6 +188,7 @@ class Training:
     loss_scaling: bool
     overhead_s: float
     jitter: float
+    workspaces: Workspaces
 
     def __init__(
         self,
@@ -210,6 +212,7 @@ class Training:
         loss_scaling: bool = False,
         overhead_s: float = 0.0,
         jitter: float = 0.0,
+        workspaces: Workspaces | str = Workspaces.NONE,
     ) -> None:
         _positive(micro_batch, "training.micro_batch")
         _positive(global_batch, "training.global_batch")
@@ -252,6 +255,7 @@ class Training:
             "loss_scaling": loss_scaling,
             "overhead_s": _at_least_zero(overhead_s, "training.overhead_s"),
             "jitter": _at_least_zero(jitter, "training.jitter"),
+            "workspaces": _enum(Workspaces, workspaces, "training.workspaces"),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

@@ -88,6 +88,7 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             **dict.fromkeys(("master_dtype", "optimizer_state_dtype", "fp8_weights"), ValueKind.STRING),
             **dict.fromkeys(("gradient_clipping", "loss_scaling"), ValueKind.SWITCH),
             **dict.fromkeys(("overhead_s", "jitter"), ValueKind.NUMBER),
+            "workspaces": ValueKind.STRING,
         },
         "overlap": dict.fromkeys(("grad_reduce", "param_gather", "tensor_parallel", "pipeline"), ValueKind.SWITCH),
         "parallel.layout": {
