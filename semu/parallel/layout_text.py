@@ -79,9 +79,7 @@ class _Reader:
             raise self._error("not a number of repetitions", begin, "an integer >= 1", digits or "nothing", 1)
         return int(digits)
 
-    def _error(
-        self, message: str, place: int, expected: str, got: str, nearest: object | None = None
-    ) -> ConfigError:
+    def _error(self, message: str, place: int, expected: str, got: str, nearest: object | None = None) -> ConfigError:
         shown = f"{message} at position {place} of {self.text!r}"
         return ConfigError(shown, where=self.where, expected=expected, got=got, nearest=nearest)
 

@@ -54,7 +54,17 @@ class TransformerConfig:
     vocab_multiple: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "positions", "vocab_multiple"):
+        for name in (
+            "layers",
+            "hidden",
+            "ffn",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "vocab",
+            "positions",
+            "vocab_multiple",
+        ):
             _check_size(name, getattr(self, name))
         _check_divisor("heads", self.heads, "kv_heads", self.kv_heads)
         if not 0 <= self.dropout < 1:

@@ -107,7 +107,9 @@ def build_layout(job: TrainingJob, weigh: Callable[[TemplateLibrary], Sequence[f
     counts = [len(group) for group in blocks]
     layout = job.parallel.stage_layout
     if layout is not None:
-        chunks = deal_chunks(counts, stage_boundaries(job.model, layout, job.parallel.pp, job.parallel.vpp), job.parallel.pp)
+        chunks = deal_chunks(
+            counts, stage_boundaries(job.model, layout, job.parallel.pp, job.parallel.vpp), job.parallel.pp
+        )
     else:
         if job.parallel.partition == "latency":
             by_template = weigh(library)

@@ -7,8 +7,9 @@ refuses them by name. What a row leaves open follows rules that hold for every r
   ``local``; anything else is semu's default, a fused kernel.
 * dropout, where it is not told: 0.1 with unfused attention (Megatron-LM's default of that time, and what 34 s b h and
   5 a s^2 b of 2205.05198 count), else 0.
-* layers per pipeline chunk: those of the row's ``layout`` where a file has one, else equally many; where that does not go, one fewer in the first and the last, which hold the
-  tables (Megatron-LM's ``account-for-embedding-in-pipeline-split``; 2401.10241 §5.1).
+* layers per pipeline chunk: as the row's ``layout`` says (keys of ``[parallel.layout]``), where it has one, else
+  equally many; where that does not go, one fewer in the first and the last, which hold the tables (Megatron-LM's
+  ``account-for-embedding-in-pipeline-split``; 2401.10241 §5.1).
 * vocabulary: padded as the row says, else with tensor or pipeline parallelism, which is Megatron-LM's, to a multiple
   of 128 tp (its ``make-vocab-size-divisible-by``); FSDP does not pad.
 * gradients: fp32, but fp16 under fp16 unless the row says otherwise (Megatron-LM sets
