@@ -124,7 +124,7 @@ def layer_counts(layers: int, layout: PipelineLayout, pp: int, vpp: int) -> list
         rest = layers - taken + extra
         if rest % step or rest < 0:
             raise _uneven(layers, layout, pp, vpp, step)
-        ends = {rank: rest // others for rank in range(pp)} | ends
+        ends = dict.fromkeys(range(pp), rest // others) | ends
     for rank, count in ends.items():
         if count % vpp:
             raise ConfigError(
