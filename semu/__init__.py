@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from semu.nn.block import Input, trace
     from semu.nn.model import InputSpec, ModalityModule, ModalityRole, Model
     from semu.parallel.config import Overlap, Parallel
+    from semu.parallel.layout import PipelineLayout
     from semu.report import Report
     from semu.schedule.schedule import Schedule
     from semu.simulation import JobCheckpoint, prepare, simulate
@@ -66,6 +67,7 @@ _HOMES = {
     "OpKind": "semu.graph.operator",
     "Overlap": "semu.parallel.config",
     "Parallel": "semu.parallel.config",
+    "PipelineLayout": "semu.parallel.layout",
     "Phase": "semu.graph.operator",
     "Port": "semu.hardware.kinds",
     "Precision": "semu.job",
@@ -113,6 +115,7 @@ __all__ = [
     "Overlap",
     "Parallel",
     "Phase",
+    "PipelineLayout",
     "Port",
     "Precision",
     "Provenance",

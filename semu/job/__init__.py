@@ -1,6 +1,6 @@
 """``TrainingJob`` = model + cluster + parallelism + training options + batch: data only, validated at the door."""
 
-from semu.job.kinds import Attention, Fp8Weights, Optimizer, Precision, Recompute, RecomputeMethod
+from semu.job.kinds import Attention, Fp8Weights, Optimizer, Precision, Recompute, RecomputeMethod, Workspaces
 from semu.job.training import Training
 from semu.job.training_job import TrainingJob
 
@@ -13,4 +13,5 @@ __all__ = [
     "RecomputeMethod",
     "Training",
     "TrainingJob",
+    "Workspaces",
 ]

@@ -57,6 +57,14 @@ class Optimizer(Enum):
     ADAM = "adam"
 
 
+class Workspaces(Enum):
+    """Which libraries' workspaces count as allocated memory: none, PyTorch's for cuBLAS, Transformer Engine's too."""
+
+    NONE = "none"
+    TORCH = "torch"
+    TRANSFORMER_ENGINE = "transformer_engine"
+
+
 class Fp8Weights(Enum):
     """How often fp8 linears cast their weights.
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.kinds import DType
 from semu.hardware.software import Software
-from semu.job.kinds import Attention, Fp8Weights, Optimizer, Precision, Recompute, RecomputeMethod
+from semu.job.kinds import Attention, Fp8Weights, Optimizer, Precision, Recompute, RecomputeMethod, Workspaces
 from semu.nn.recompute_plan import RECOMPUTE_KINDS, RecomputePlan
 from semu.parallel.config import Overlap
 
@@ -168,6 +168,7 @@ class Training:
         software: who runs the job (``semu.hardware.software.Software``), an enum member or its value: it decides which
             factors of the device's profile apply.
         jitter: relative standard deviation of each stage's latency, for ``simulate(samples=...)``; default 0.
+        workspaces: whose workspaces count into the peaks; NONE unless asked for.
     """
 
     micro_batch: int
@@ -191,6 +192,7 @@ class Training:
     overhead_s: float
     jitter: float
     software: Software
+    workspaces: Workspaces
 
     def __init__(
         self,
@@ -215,6 +217,7 @@ class Training:
         overhead_s: float = 0.0,
         jitter: float = 0.0,
         software: Software | str = Software.MEGATRON,
+        workspaces: Workspaces | str = Workspaces.NONE,
     ) -> None:
         _positive(micro_batch, "training.micro_batch")
         _positive(global_batch, "training.global_batch")
@@ -258,6 +261,7 @@ class Training:
             "overhead_s": _at_least_zero(overhead_s, "training.overhead_s"),
             "jitter": _at_least_zero(jitter, "training.jitter"),
             "software": _enum(Software, software, "training.software"),
+            "workspaces": _enum(Workspaces, workspaces, "training.workspaces"),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

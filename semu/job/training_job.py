@@ -16,6 +16,7 @@ from semu.nn.module import Module
 from semu.nn.recompute_plan import KIND_ALIASES, RECOMPUTE_KINDS, RULE_KINDS, RecomputePlan, is_pattern
 from semu.parallel.config import Parallel
 from semu.parallel.pipeline import nearest_multiple
+from semu.parallel.stage_layers import stage_boundaries
 from semu.workload.batch import AbstractBatch, text_batch
 
 _GROUPED = ("1f1b", "interleaved")
@@ -60,6 +61,7 @@ class TrainingJob:
         self._check_batch()
         self._check_recompute()
         self._check_virtual_stages()
+        self._check_layout()
         self._check_fp8_weights()
 
     def _check_cluster(self) -> None:
@@ -109,6 +111,12 @@ class TrainingJob:
                         got=name,
                     )
                 raise unknown_name("module kind", name, legal, where="training.recompute")
+
+    def _check_layout(self) -> None:
+        """The layers of a layout are those of the model."""
+        layout = self.parallel.stage_layout
+        if layout is not None:
+            stage_boundaries(self.model, layout, self.parallel.pp, self.parallel.vpp)
 
     def _check_fp8_weights(self) -> None:
         chosen = self.training.fp8_weights

@@ -9,6 +9,7 @@ from typing import Self
 
 from semu.errors import ConfigError, unknown_name
 from semu.nn.sharding import ShardingStyle
+from semu.parallel.layout import PipelineLayout
 
 _SIZES = ("dp", "tp", "pp", "vpp", "cp", "ep")
 
@@ -50,12 +51,15 @@ class Parallel:
         sequence_parallel: shard activations over the sequence between tensor-parallel regions (2205.05198).
         zero: 0 replicates the optimizer, 1 shards it over dp (Megatron's distributed optimizer), 2 | 3 shard
             gradients | parameters too.
-        partition: how layers are cut into pipeline stages: ``"parameters"`` (Megatron's way) or ``"latency"``.
+        partition: how layers are cut into pipeline stages: balanced by ``"parameters"`` or ``"latency"``, or evenly by
+            ``"layers"``, the embedding with the first and the head with the last of them (Megatron-LM's default).
         zero_group: ZeRO-1 shards the optimizer, ZeRO-3 the parameters too, within groups of so many consecutive dp
             ranks; gradients are all-reduced across the groups (Megatron-LM's distributed-optimizer instances; HSDP);
             None: one group of all dp ranks.
         reshard_after_forward: ZeRO-3 frees a block's gathered parameters after its forward and gathers them again
             for its backward (all but the model's last block); false: they stay from forward to backward.
+        layout: which layers lie in which stage, said outright: a ``PipelineLayout`` or its table; goes before
+            ``partition``.
         plan: extra sharding styles, module-path pattern -> style or its value, for modules that semu does not know,
             e.g. ``{"blocks.*.up": ShardingStyle.COLUMN}``; patterns as in ``fnmatch``, the first that matches wins.
     """
@@ -72,6 +76,7 @@ class Parallel:
     plan: Mapping[str, ShardingStyle] = field(default_factory=dict)
     zero_group: int | None = None
     reshard_after_forward: bool = True
+    layout: PipelineLayout | None = None
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -88,15 +93,32 @@ class Parallel:
                     "not a switch", where=f"parallel.{name}", expected="true or false", got=getattr(self, name)
                 )
         self._check_zero_group()
-        if self.partition not in ("parameters", "latency"):
+        if self.partition not in ("parameters", "latency", "layers"):
             raise ConfigError(
                 "unknown way to cut layers into stages",
                 where="parallel.partition",
-                expected="'parameters' or 'latency'",
+                expected="'parameters', 'layers' or 'latency'",
                 got=self.partition,
             )
+        if self.layout is not None:
+            self._set_layout(PipelineLayout.of(self.layout))
 
         object.__setattr__(self, "plan", {pattern: _style(pattern, style) for pattern, style in self.plan.items()})
+
+    def _set_layout(self, layout: PipelineLayout) -> None:
+        """An empty layout is none."""
+        if layout == PipelineLayout():
+            object.__setattr__(self, "layout", None)
+            return
+        if self.partition == "latency":
+            raise ConfigError(
+                "a layout leaves nothing to balance by latency",
+                where="parallel.partition",
+                expected="no partition beside [parallel.layout]",
+                got=self.partition,
+            )
+        layout.check_stages(self.pp, self.vpp)
+        object.__setattr__(self, "layout", layout)
 
     def _check_zero_group(self) -> None:
         size = self.zero_group
@@ -119,6 +141,13 @@ class Parallel:
                 got=size,
                 nearest=min(divisors, key=lambda n: abs(n - int(size))) if known else None,
             )
+
+    @property
+    def stage_layout(self) -> PipelineLayout | None:
+        """What decides the stages; None: they are balanced by ``partition``."""
+        if self.layout is None and self.partition == "layers":
+            return PipelineLayout()
+        return self.layout
 
     @property
     def shard_ranks(self) -> int:

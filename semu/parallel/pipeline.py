@@ -122,6 +122,16 @@ def place_chunks(
             nearest=most,
         )
     boundaries = partition(weights, num_ranks if num_ranks > len(weights) else num_ranks * num_slots)
+    return deal_chunks(blocks_per_module, boundaries, num_ranks)
+
+
+def deal_chunks(blocks_per_module: Sequence[int], boundaries: Sequence[int], num_ranks: int) -> list[Chunk]:
+    """The chunks of groups that are cut already, dealt out as by ``place_chunks``.
+
+    Args:
+        blocks_per_module: number of blocks of each modality module.
+        boundaries: of the groups among all blocks, one more than groups. num_ranks: pipeline ranks.
+    """
     chunks: list[Chunk] = []
     offset = 0
     for module, count in enumerate(blocks_per_module):

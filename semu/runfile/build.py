@@ -30,7 +30,7 @@ def build_model(config: Tables) -> Model:
     if "name" in table:
         model = semu_models.build(table["name"], where="model.name")
     else:
-        model = TransformerConfig.from_table(table["transformer"]).model()
+        model = TransformerConfig.from_table(table["transformer"]).model(config["parallel"]["tp"])
     return model.freeze(table["frozen"])
 
 

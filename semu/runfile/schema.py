@@ -18,6 +18,7 @@ class ValueKind(Enum):
     STRING = "a string"
     SWITCH = "true or false"
     STRINGS = "a list of strings"
+    INTEGERS = "a list of integers"
     WORDS = "a string or a list of strings"
     TABLE = "a table"
 
@@ -31,6 +32,7 @@ class ValueKind(Enum):
             ValueKind.STRING: isinstance(value, str),
             ValueKind.SWITCH: is_switch,
             ValueKind.STRINGS: is_strings,
+            ValueKind.INTEGERS: isinstance(value, list) and all(ValueKind.INTEGER.accepts(item) for item in value),
             ValueKind.WORDS: isinstance(value, str) or is_strings,
             ValueKind.TABLE: isinstance(value, Mapping),
         }[self]
@@ -52,6 +54,7 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "qkv_bias": ValueKind.SWITCH,
             "dropout": ValueKind.NUMBER,
             "positions": ValueKind.INTEGER,
+            "vocab_multiple": ValueKind.INTEGER,
             **dict.fromkeys(("experts", "top_k", "moe_ffn"), ValueKind.INTEGER),
         },
         "cluster": {
@@ -85,14 +88,22 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             **dict.fromkeys(("master_dtype", "optimizer_state_dtype", "fp8_weights", "software"), ValueKind.STRING),
             **dict.fromkeys(("gradient_clipping", "loss_scaling"), ValueKind.SWITCH),
             **dict.fromkeys(("overhead_s", "jitter"), ValueKind.NUMBER),
+            "workspaces": ValueKind.STRING,
         },
         "overlap": dict.fromkeys(("grad_reduce", "param_gather", "tensor_parallel", "pipeline"), ValueKind.SWITCH),
+        "parallel.layout": {
+            "stages": ValueKind.STRING,
+            "layers": ValueKind.INTEGERS,
+            "modules": ValueKind.TABLE,
+            **dict.fromkeys(("first", "last"), ValueKind.INTEGER),
+            **dict.fromkeys(("account_for_embedding", "account_for_loss"), ValueKind.SWITCH),
+        },
         "batch": {},
     }
 )
 """Table -> key -> type. Tables that are not listed, and ``batch``, are checked by what reads them."""
 
-_OPEN = ("batch", "cluster.override", "parallel.modules", "parallel.layout")
+_OPEN = ("batch", "cluster.override", "parallel.modules", "parallel.layout.modules")
 TABLES = tuple(name for name in SCHEMA if "." not in name)
 """Top-level tables in the order in which they are written."""
 

@@ -15,6 +15,7 @@ from semu.errors import ConfigError, unknown_name
 from semu.hardware.cluster import Cluster
 from semu.job import Training
 from semu.parallel.config import Overlap, Parallel
+from semu.parallel.layout import PipelineLayout
 from semu.runfile.places import Places, parse_toml
 from semu.runfile.schema import SCHEMA
 from semu_models import MODELS, SETUPS, Setup
@@ -43,9 +44,14 @@ def read_source(run: str) -> tuple[dict[str, Any], Places, Setup | None]:
 def options_table(options: Parallel | Training | Overlap, table: str) -> dict[str, Any]:
     """The run file's keys of an options object; those that are None are left out."""
     values = {item.name: getattr(options, item.name) for item in fields(options) if item.name in SCHEMA[table]}
-    return {
-        name: value.value if isinstance(value, Enum) else value for name, value in values.items() if value is not None
-    }
+    return {name: _plain(value) for name, value in values.items() if value is not None}
+
+
+def _plain(value: object) -> Any:
+    """A value in the words of a run file."""
+    if isinstance(value, PipelineLayout):
+        return value.to_table()
+    return value.value if isinstance(value, Enum) else value
 
 
 def is_path(text: str) -> bool:

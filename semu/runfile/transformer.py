@@ -30,6 +30,8 @@ class TransformerConfig:
         dropout: probability on the attention's probabilities, after attention, feed-forward network and embedding,
             in [0, 1).
         positions: rows of a learned position table; None: no table.
+        vocab_multiple: the tables have ``vocab`` rows rounded up to a multiple of this x tp (Megatron-LM's
+            ``--make-vocab-size-divisible-by``, there 128); None: as they are.
     Raises:
         ConfigError: a size below one, heads that do not divide, a probability out of range.
     """
@@ -49,9 +51,20 @@ class TransformerConfig:
     qkv_bias: bool
     dropout: float
     positions: int | None = None
+    vocab_multiple: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "positions"):
+        for name in (
+            "layers",
+            "hidden",
+            "ffn",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "vocab",
+            "positions",
+            "vocab_multiple",
+        ):
             _check_size(name, getattr(self, name))
         _check_divisor("heads", self.heads, "kv_heads", self.kv_heads)
         if not 0 <= self.dropout < 1:
@@ -96,14 +109,24 @@ class TransformerConfig:
             qkv_bias=table.get("qkv_bias", bias),
             dropout=float(table.get("dropout", 0.0)),
             positions=table.get("positions"),
+            vocab_multiple=table.get("vocab_multiple"),
         )
 
     def to_table(self) -> dict[str, object]:
         """All keys that have a value, as ``from_table`` reads them."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
-    def model(self) -> Model:
-        """A new model: token ids [tokens] of the text stream -> scalar loss."""
+    def table_rows(self, tp: int) -> int:
+        """Rows of the token table under tensor parallelism, padding included."""
+        step = 1 if self.vocab_multiple is None else self.vocab_multiple * tp
+        return -(-self.vocab // step) * step
+
+    def model(self, tp: int = 1) -> Model:
+        """A new model: token ids [tokens] of the text stream -> scalar loss.
+
+        Args:
+            tp: tensor-parallel size, for the padding of the vocabulary.
+        """
 
         def layer() -> TransformerLayer:
             return TransformerLayer(
@@ -123,7 +146,7 @@ class TransformerConfig:
         body = Decoder(
             self.layers,
             self.hidden,
-            self.vocab,
+            self.table_rows(tp),
             layer,
             positions=self.positions,
             tied=self.tied_embeddings,

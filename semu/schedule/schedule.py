@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from semu.errors import ScheduleError
 from semu.graph.operator import Phase
@@ -94,11 +95,26 @@ class PipelineShape:
 
     def chunks_of(self, rank: int, slot: int | None = None) -> list[int]:
         """Chunks held by a rank, in order of data flow; of one of its virtual stages, or of all."""
-        return [
-            chunk
-            for chunk, place in enumerate(zip(self.chunk_rank, self.chunk_slot, strict=True))
-            if place[0] == rank and slot in (None, place[1])
-        ]
+        return list(self._held.get((rank, slot), ()))
+
+    @cached_property
+    def _held(self) -> dict[tuple[int, int | None], list[int]]:
+        """Chunks by (rank, slot), and of all slots by (rank, None)."""
+        held: dict[tuple[int, int | None], list[int]] = {}
+        for chunk, (rank, slot) in enumerate(zip(self.chunk_rank, self.chunk_slot, strict=True)):
+            held.setdefault((rank, slot), []).append(chunk)
+            held.setdefault((rank, None), []).append(chunk)
+        return held
+
+    @cached_property
+    def _readers(self) -> list[list[int]]:
+        """For every chunk, the chunks that read its result and have a backward stage."""
+        readers: list[list[int]] = [[] for _ in self.sources]
+        for chunk, sources in enumerate(self.sources):
+            for source in dict.fromkeys(sources):
+                if self.has_backward[chunk]:
+                    readers[source].append(chunk)
+        return readers
 
     def forward(self, rank: int, microbatch: int, slot: int | None = None) -> list[StageKey]:
         """Forward stages of a rank (or of one of its virtual stages) for one microbatch, in order."""
@@ -117,11 +133,7 @@ class PipelineShape:
         if stage.phase is Phase.FORWARD:
             return [StageKey(source, Phase.FORWARD, stage.microbatch) for source in self.sources[stage.chunk]]
         own = [StageKey(stage.chunk, Phase.FORWARD, stage.microbatch)]
-        return own + [
-            StageKey(chunk, Phase.BACKWARD, stage.microbatch)
-            for chunk, sources in enumerate(self.sources)
-            if stage.chunk in sources and self.has_backward[chunk]
-        ]
+        return own + [StageKey(chunk, Phase.BACKWARD, stage.microbatch) for chunk in self._readers[stage.chunk]]
 
 
 @dataclass(frozen=True)

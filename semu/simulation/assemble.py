@@ -8,7 +8,7 @@ import numpy as np
 
 from semu.graph.operator import Phase
 from semu.hardware.kinds import DType, Provenance
-from semu.job import Precision, Recompute, TrainingJob
+from semu.job import Precision, Recompute, TrainingJob, Workspaces
 from semu.report import Report
 from semu.simulation.accounting import breakdown, bubble_ratio, count_work, overhead_s
 from semu.simulation.evaluate import Evaluation
@@ -114,7 +114,8 @@ def describe_job(layout: Layout) -> dict[str, object]:
         "parallel": {
             name: getattr(job.parallel, name)
             for name in (*_PARALLEL_KEYS, *(_SHARDING_KEYS if job.parallel.zero == 3 else ()))
-        },
+        }
+        | ({"layout": job.parallel.layout.to_table()} if job.parallel.layout is not None else {}),
         "chunks": [
             {
                 "chunk": c.chunk.index,
@@ -150,6 +151,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
                 "provenance": (Provenance.SPEC if training.overhead_s else Provenance.DEFAULT).value,
             },
             "jitter": training.jitter,
+            **({"workspaces": training.workspaces.value} if training.workspaces is not Workspaces.NONE else {}),
         },
         "overlap": {
             **vars(training.overlap),
@@ -168,8 +170,9 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
     """What a reader should know before trusting the numbers."""
     job = layout.job
     notes = [
-        "not modelled by this version: reserved memory (peaks are allocated bytes), CPU launch time, library "
-        "workspaces, slowdown of kernels beside communication"
+        "not modelled by this version: reserved memory (peaks are allocated bytes), CPU launch time, "
+        + ("library workspaces, " if job.training.workspaces is Workspaces.NONE else "")
+        + "slowdown of kernels beside communication"
     ]
     if job.parallel.zero >= 2 and num_replicas > 1:
         notes.append(

@@ -14,7 +14,8 @@ from semu.hardware.kinds import DType
 from semu.job import Fp8Weights, TrainingJob
 from semu.nn.model import ModalityModule
 from semu.parallel.mesh import Mesh
-from semu.parallel.pipeline import Chunk, place_chunks
+from semu.parallel.pipeline import Chunk, deal_chunks, place_chunks
+from semu.parallel.stage_layers import stage_boundaries
 from semu.schedule.schedule import PipelineShape
 from semu.simulation.exchanges import plan_exchanges
 from semu.simulation.recompute_units import recompute_units
@@ -114,12 +115,19 @@ def build_layout(job: TrainingJob, weigh: Callable[[TemplateLibrary], Sequence[f
     joined = _library(tracer, ())
     library = joined.library
     flat = [block for group in blocks for block in group]
-    if job.parallel.partition == "latency":
-        by_template = weigh(library)
-        weights = [by_template[block.template] for block in flat]
+    counts = [len(group) for group in blocks]
+    layout = job.parallel.stage_layout
+    if layout is not None:
+        chunks = deal_chunks(
+            counts, stage_boundaries(job.model, layout, job.parallel.pp, job.parallel.vpp), job.parallel.pp
+        )
     else:
-        weights = [float(sum(p.parameter.numel for p in block.parameters)) for block in flat]
-    chunks = place_chunks([len(group) for group in blocks], weights, job.parallel.pp, job.parallel.vpp)
+        if job.parallel.partition == "latency":
+            by_template = weigh(library)
+            weights = [by_template[block.template] for block in flat]
+        else:
+            weights = [float(sum(p.parameter.numel for p in block.parameters)) for block in flat]
+        chunks = place_chunks(counts, weights, job.parallel.pp, job.parallel.vpp)
     if job.training.recompute_layers is not None:
         units, chunks = recompute_units(job, blocks, chunks)
         tracer = ModelTracer(job)

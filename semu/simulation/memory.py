@@ -23,6 +23,7 @@ from semu.simulation.evaluate import Evaluation
 from semu.simulation.ground import GroundEvents, ground_events
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
+from semu.simulation.workspaces import workspace_bytes
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,12 @@ class RankMemory:
         return rank_static(self.layout, self.rank)
 
     @cached_property
+    def workspace(self) -> int:
+        """What libraries keep allocated."""
+        job = self.layout.job
+        return workspace_bytes(job.training.workspaces, job.cluster.profile)
+
+    @cached_property
     def ground(self) -> GroundEvents:
         """Changes outside stages, for all replicas."""
         return ground_events(self.layout, self.evaluation, self.run, self.rank)
@@ -117,7 +124,7 @@ class RankMemory:
     # -- peaks ---------------------------------------------------------------------------------------------------
     def peak(self) -> RankPeak:
         """The exact highest allocation over all replicas."""
-        static = self.static.total
+        static = self.static.total + self.workspace
         if not len(self.nodes):
             return RankPeak(static, 0, -1)
         net, low, high, between = self._summits()

@@ -174,6 +174,7 @@ class _RankBuilder:
             (Role.PARAMETER, static.parameters),
             (Role.GRADIENT, static.gradients),
             (Role.OPTIMIZER_STATE, static.optimizer),
+            (Role.WORKSPACE, self.memory.workspace),
         ):
             by_role[ROLES.index(role)] += size
         return MemoryCurve(times, by_role, ROLES, int(self.layout.job.profile.memory_bytes.value))

@@ -7,10 +7,15 @@ refuses them by name. What a row leaves open follows rules that hold for every r
   ``local``; anything else is semu's default, a fused kernel.
 * dropout, where it is not told: 0.1 with unfused attention (Megatron-LM's default of that time, and what 34 s b h and
   5 a s^2 b of 2205.05198 count), else 0.
-* layers per pipeline chunk: equally many; where that does not go, one fewer in the first and the last, which hold the
-  tables (Megatron-LM's ``account-for-embedding-in-pipeline-split``; 2401.10241 §5.1).
-* vocabulary: padded as the row says, else where tensor parallelism does not divide it, to a multiple of 128 tp
-  (Megatron-LM's ``make-vocab-size-divisible-by``).
+* layers per pipeline chunk: as the row's ``layout`` says (keys of ``[parallel.layout]``), where it has one, else
+  equally many; where that does not go, one fewer in the first and the last, which hold the tables (Megatron-LM's
+  ``account-for-embedding-in-pipeline-split``; 2401.10241 §5.1).
+* vocabulary: padded as the row says, else with tensor or pipeline parallelism, which is Megatron-LM's, to a multiple
+  of 128 tp (its ``make-vocab-size-divisible-by``); FSDP does not pad.
+* gradients: fp32, but fp16 under fp16 unless the row says otherwise (Megatron-LM sets
+  ``accumulate-allreduce-grads-in-fp32`` for bf16 only); a closed form counts 18 bytes per parameter.
+* library workspaces: where the row tells the attention kernel, which only Megatron-LM's rows do, Transformer Engine's
+  and PyTorch's, PyTorch's alone with ``local`` layers; else none.
 * overlap: what the row does not tell is semu's default; sharded parameters that are fetched ahead are
   ``param_gather``.
 * software: PyTorch's where parameters are sharded by FSDP (or gradients, ZeRO-2) or the optimizer within groups of
@@ -37,6 +42,8 @@ Tables: TypeAlias = dict[str, dict[str, Any]]
 UNFUSED = frozenset({"unfused", "local"})
 """Attention kernels that write the s x s matrices."""
 UNFUSED_DROPOUT = 0.1
+VOCAB_MULTIPLE = 128
+"""Megatron-LM's ``make-vocab-size-divisible-by``."""
 PARTIAL = "partial"
 """What a row says for a recomputation of some layers."""
 _ZERO: Mapping[str, int] = MappingProxyType({"none": 0, "zero1": 1, "zero2": 2, "fsdp": 3})
@@ -103,8 +110,8 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         tables["training"]["activation_limit"] = row.activation_limit
     if is_unfused:
         tables["training"]["attention"] = "unfused"
-    if settings.grad_dtype is not None:
-        tables["training"]["grad_dtype"] = settings.grad_dtype
+    told = {"workspaces": _workspaces(row), "grad_dtype": settings.grad_dtype or _grad_dtype(row)}
+    tables["training"] |= {name: value for name, value in told.items() if value is not None}
     if row.precision == "fp8" and row.sharding == "zero1":
         tables["training"]["fp8_weights"] = "primary"
     return tables
@@ -159,6 +166,7 @@ def _transformer(row: Row, *, is_unfused: bool) -> dict[str, Any]:
         "kv_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
         "vocab": _vocab(row),
+        **({"vocab_multiple": VOCAB_MULTIPLE} if _is_padded(row) else {}),
         "gated_mlp": shape.gated_mlp,
         "tied_embeddings": shape.tied_embeddings,
         "rms_norm": _one_of(shape.norm, {"layernorm": False, "rmsnorm": True}, "norm", "model.norm"),
@@ -201,10 +209,27 @@ def _experts(shape: Shape) -> dict[str, Any]:
 def _vocab(row: Row) -> int:
     if row.measure is Measure.ANALYTIC:
         return row.tp
-    if row.shape.vocab_padded is not None or row.shape.vocab % row.tp == 0:
-        return row.shape.vocab_padded or row.shape.vocab
-    step = 128 * row.tp
-    return -(-row.shape.vocab // step) * step
+    return row.shape.vocab_padded or row.shape.vocab
+
+
+def _is_padded(row: Row) -> bool:
+    """Whether the table has more rows than the row says."""
+    if row.measure is Measure.ANALYTIC or row.shape.vocab_padded is not None:
+        return False
+    return (row.tp > 1 and row.sharding != "fsdp") or row.pp > 1 or row.shape.vocab % row.tp != 0
+
+
+def _workspaces(row: Row) -> str | None:
+    if row.measure is Measure.ANALYTIC or not row.attention:
+        return None
+    return "torch" if row.attention == "local" else "transformer_engine"
+
+
+def _grad_dtype(row: Row) -> str | None:
+    """Type of the gradient buffers where it is not semu's default."""
+    if row.grad_dtype in ("fp32", "bf16", "fp16"):
+        return row.grad_dtype
+    return "fp16" if row.precision == "fp16" and row.measure is not Measure.ANALYTIC else None
 
 
 def _parallel(row: Row, vp: int) -> dict[str, Any]:
@@ -222,7 +247,9 @@ def _parallel(row: Row, vp: int) -> dict[str, Any]:
         table["zero_group"] = row.zero_group
     if row.shape.moe is not None and row.etp is not None:
         table["etp"] = row.etp
-    if row.pp > 1:
+    if row.layout is not None:
+        table["layout"] = dict(row.layout)
+    elif row.pp > 1:
         table["layout"] = {"layers": layers_of_chunks(row.shape.layers, row.pp * vp)}
     return table
 

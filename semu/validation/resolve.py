@@ -123,6 +123,8 @@ def _chunk_counts(row: Row) -> tuple[int, ...]:
     counts = [*range(2 if row.schedule == "interleaved" else 1, min(MOST_CHUNKS, most) + 1)]
     if most > MOST_CHUNKS:
         counts.append(most)
+    if row.layout is not None:
+        return tuple(counts)
     legal = tuple(count for count in counts if _divides(row.shape.layers, row.pp * count))
     return legal or (1,)
 

@@ -94,6 +94,8 @@ class Row:
         activation_limit: of automatic zero-bubble schedules. etp: tensor parallelism of the experts.
         sequence_parallel: as in ``[parallel]``. overlap: switches by the file's names, None or absent: not told.
         attention: first word of the file's remark on the attention kernel, lower case; empty: none.
+        grad_dtype: first word of the file's remark on the gradients' type; empty: none.
+        layout: keys of ``[parallel.layout]``, where a file has them; None: none.
         scope, measure: whose memory, and of which kind.
         iteration_time_s, peak_mem_bytes, activation_bytes, static_bytes: what came out.
     """
@@ -123,6 +125,8 @@ class Row:
     etp: int | None = None
     overlap: Mapping[str, object] | None = None
     attention: str = ""
+    grad_dtype: str = ""
+    layout: Mapping[str, object] | None = None
     scope: Scope | None = None
     measure: Measure | None = None
     iteration_time_s: float | None = None

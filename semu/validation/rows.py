@@ -210,6 +210,8 @@ def _row(fields: _Fields) -> Row:
         etp=fields.size_or_none("etp", is_optional=True),
         overlap={name: overlap.switch_or_none(name) for name in _OVERLAPS},
         attention=_first_word(fields.word_or_none("attention", is_optional=True)),
+        grad_dtype=_first_word(fields.word_or_none("grad_dtype", is_optional=True)),
+        layout=fields.child("layout", is_optional=True),
         scope=fields.member("peak_mem_scope", Scope),
         measure=fields.member("peak_mem_measure", Measure),
         iteration_time_s=fields.amount_or_none("iteration_time_s"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
+from simulation.reference_layout import stage_of_blocks
+
 from semu.graph.operator import Operator
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
@@ -207,10 +209,14 @@ class CutModel:
 
         pp, vpp = self.job.parallel.pp, self.job.parallel.vpp
         places = [(slot, rank) for slot in range(vpp) for rank in range(pp)]
-        cuts = min(combinations(range(1, len(weights)), len(places) - 1), key=score)
+        if self.job.parallel.layout is not None or self.job.parallel.partition == "layers":
+            groups = stage_of_blocks(self.job, [(block.module, block.path) for block in self.blocks])
+        else:
+            cuts = min(combinations(range(1, len(weights)), len(places) - 1), key=score)
+            groups = [sum(block.number >= cut for cut in cuts) for block in self.blocks]
         chunk, previous = -1, (-1, -1)
         for block in self.blocks:
-            group = sum(block.number >= cut for cut in cuts)
+            group = groups[block.number]
             block.slot, block.rank = places[group]
             if (group, block.module) != previous:
                 chunk, previous = chunk + 1, (group, block.module)

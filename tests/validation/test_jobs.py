@@ -16,6 +16,7 @@ from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Overlap, Parallel
 from semu.runfile import load_run, make_job
+from semu.runfile.transformer import TransformerConfig
 from semu.validation.jobs import Settings, layers_of_chunks, run_tables
 from tests.validation.rows_kit import plain_job, row
 
@@ -54,7 +55,8 @@ ffn = 1408
 heads = 8
 kv_heads = 4
 head_dim = 64
-vocab = 1536
+vocab = 1535
+vocab_multiple = 128
 gated_mlp = true
 rms_norm = true
 rotary = true
@@ -77,6 +79,7 @@ micro_batch = 1
 global_batch = 12
 seq_len = 1024
 precision = "fp16"
+grad_dtype = "fp16"
 recompute = "full"
 
 [overlap]
@@ -176,6 +179,16 @@ MOE = {"num_experts": 8, "topk": 2, "moe_ffn_hidden": 768, "shared_expert_ffn": 
         ({"attention": "unfused"}, "training.attention", "unfused"),
         ({"attention": "local"}, "training.attention", "unfused"),
         (FORMULA, "training.attention", "unfused"),
+        ({}, "training.workspaces", None),
+        ({"attention": "auto (whatever is there)"}, "training.workspaces", "transformer_engine"),
+        ({"attention": "local"}, "training.workspaces", "torch"),
+        ({**FORMULA, "attention": "local"}, "training.workspaces", None),
+        ({}, "training.grad_dtype", None),
+        ({"precision_kind": "fp16"}, "training.grad_dtype", "fp16"),
+        ({"precision_kind": "fp16", "grad_dtype": "fp32 (main grads)"}, "training.grad_dtype", "fp32"),
+        ({"precision_kind": "fp16", "grad_dtype": "who knows"}, "training.grad_dtype", "fp16"),
+        ({**FORMULA, "precision_kind": "fp16"}, "training.grad_dtype", None),
+        ({"layout": {"first": 1, "last": 1}}, "parallel.layout", {"first": 1, "last": 1}),
         ({}, "model.transformer.dropout", 0.0),
         ({"attention": "unfused"}, "model.transformer.dropout", 0.1),
         ({"attention": "unfused", "model.dropout": 0.2}, "model.transformer.dropout", 0.2),
@@ -257,11 +270,25 @@ def test_layers_are_shared_out_evenly(layers: int, chunks: int) -> None:
 
 
 @given(vocab=st.integers(1, 200_000), tp=st.sampled_from([1, 2, 3, 4, 8]))
-def test_a_vocabulary_is_padded_only_where_it_must_be(vocab: int, tp: int) -> None:
+def test_a_vocabulary_is_padded_as_megatron_does(vocab: int, tp: int) -> None:
     changes = {"model.vocab": vocab, "tp": tp, "gpus": 2 * tp}
-    padded = tables(changes)["model"]["transformer"]["vocab"]
-    assert padded % tp == 0
-    assert padded == vocab if vocab % tp == 0 else vocab < padded <= vocab + 128 * tp
+    table = tables(changes)["model"]["transformer"]
+    rows = TransformerConfig.from_table(table).table_rows(tp)
+    assert vocab <= rows < vocab + 128 * tp
+    assert rows == vocab if tp == 1 else rows % (128 * tp) == 0
+
+
+def test_which_vocabularies_are_padded() -> None:
+    def multiple(changes: dict[str, Any]) -> object:
+        return tables(changes)["model"]["transformer"].get("vocab_multiple")
+
+    assert multiple({}) is None
+    assert multiple({"pp": 2, "gpus": 4, "schedule_kind": "1f1b"}) == 128
+    assert multiple({"tp": 2, "gpus": 4}) == 128
+    assert multiple({"tp": 2, "gpus": 4, "model.vocab_padded": 1280}) is None
+    assert multiple({"tp": 2, "gpus": 4, "sharding_kind": "fsdp"}) is None
+    assert multiple({"tp": 2, "gpus": 4, "sharding_kind": "fsdp", "model.vocab": 1023}) == 128
+    assert multiple({**FORMULA, "tp": 2, "gpus": 4}) is None
 
 
 def test_settings_that_run_files_lack_are_refused_by_name() -> None:

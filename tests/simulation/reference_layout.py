@@ -1,0 +1,88 @@
+"""Layouts for the slow reference: blocks are dealt to the stages one by one."""
+
+from __future__ import annotations
+
+import re
+
+from semu.job import TrainingJob
+
+
+def is_layer(path: str) -> bool:
+    """Whether a block is one of its module's numbered layers."""
+    return re.search(r"\.(layers\.)?\d+$", path) is not None
+
+
+def spelt_out(text: str) -> str:
+    """A Megatron-LM layout without repetitions: the innermost ones are written out first, again and again."""
+    text = re.sub(r"[\s,]", "", text)
+    while "*" in text or "(" in text:
+        text = re.sub(
+            r"\(([^()]*)\)(?:\*(\d+))?|(.)\*(\d+)",
+            lambda m: (m[1] or "") * int(m[2] or 1) if m[3] is None else m[3] * int(m[4]),
+            text,
+            count=1,
+        )
+    return text
+
+
+def stage_of_blocks(job: TrainingJob, paths: list[tuple[int, str]]) -> list[int]:
+    """The stage of every block.
+
+    Args:
+        job: with a layout, or cut evenly. paths: (modality module, path) of every block, in order.
+    """
+    blocks = [[path for module, path in paths if module == number] for number in range(len(job.model.modules))]
+    pieces = _pieces(job, [sum(map(is_layer, own)) for own in blocks])
+    result: list[int] = []
+    for number, own in enumerate(blocks):
+        left = list(own)
+        mine = [(stage, count) for stage, module, count in pieces if module == number]
+        for stage, count in mine:
+            taken: list[str] = []
+            while left and (sum(map(is_layer, taken)) < count or (count == 0 and not is_layer(left[0]))):
+                taken.append(left.pop(0))
+            if (stage, count) == mine[-1]:
+                taken, left = taken + left, []
+            result += [stage] * len(taken)
+    return result
+
+
+def _pieces(job: TrainingJob, layers: list[int]) -> list[tuple[int, int, int]]:
+    """(stage, module, layers) in order of data flow."""
+    layout, num_stages = job.parallel.layout, job.parallel.pp * job.parallel.vpp
+    if layout is not None and layout.stages is not None:
+        return [(stage, 0, text.count("t")) for stage, text in enumerate(spelt_out(layout.stages).split("|"))]
+    if layout is not None and layout.layers is not None:
+        return [(stage, 0, count) for stage, count in enumerate(layout.layers)]
+    if layout is not None and layout.modules is not None:
+        lists = [layout.modules[module.name] for module in job.model.modules]
+        if sum(map(len, lists)) == num_stages:
+            flat = [(module, count) for module, counts in enumerate(lists) for count in counts]
+            return [(stage, module, count) for stage, (module, count) in enumerate(flat)]
+        return [(stage, module, n) for module, counts in enumerate(lists) for stage, n in enumerate(counts) if n]
+    pieces = []
+    owner = [module for module, count in enumerate(layers) for _ in range(count)]
+    for stage, count in enumerate(_even(job, len(owner))):
+        mine, owner = owner[:count], owner[count:]
+        held = mine or [0 if stage == 0 else len(layers) - 1]
+        pieces += [(stage, module, mine.count(module)) for module in dict.fromkeys(held)]
+    return pieces
+
+
+def _even(job: TrainingJob, total: int) -> list[int]:
+    """Layers per stage by trying all sizes of an inner rank."""
+    layout, pp, vpp = job.parallel.layout, job.parallel.pp, job.parallel.vpp
+    for size in range(0, total + 3, vpp):
+        ranks = [size] * pp
+        if layout is not None and layout.first is not None:
+            ranks[0] = layout.first
+        if layout is not None and layout.last is not None:
+            ranks[-1] = layout.last
+        stages = [ranks[rank] // vpp for _ in range(vpp) for rank in range(pp)]
+        if layout is not None and layout.account_for_embedding:
+            stages[0] -= 1
+        if layout is not None and layout.account_for_loss:
+            stages[-1] -= 1
+        if sum(stages) == total:
+            return stages
+    raise AssertionError("no even cut")
