@@ -51,7 +51,7 @@ class DeviceProfile:
         host: launch time and memory of the host.
         description: one line for ``semu list devices``.
         software: what frameworks make of the kernels; a framework that is not named changes nothing.
-        interference: see ``SoftwareFactors``; of the framework that ``under`` applied, else 0.
+        interference, transfer_s: see ``SoftwareFactors``; of the framework that ``under`` applied, else 0.
     Raises:
         ConfigError: a missing kind, port or bf16 peak, or a peak that is not positive.
     """
@@ -71,6 +71,7 @@ class DeviceProfile:
     description: str = ""
     software: Mapping[Software, SoftwareFactors] = field(default_factory=dict)
     interference: float = 0.0
+    transfer_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in PEAKS:
@@ -140,6 +141,7 @@ class DeviceProfile:
             variants={key: factors.slowed(key[0], own) for key, own in self.variants.items()},
             software={},
             interference=factors.interference.value,
+            transfer_s=factors.transfer_s.value,
         )
 
     def numbers(self) -> Iterator[tuple[str, Number]]:

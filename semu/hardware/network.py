@@ -15,6 +15,9 @@ from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.number import check_number
 
+PIPELINE = "pp"
+"""Name of the communicators between pipeline ranks."""
+
 
 @dataclass(frozen=True, slots=True)
 class CommGroup:
@@ -179,6 +182,8 @@ def collective_cost(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> C
         return CollectiveCost(0.0, bandwidth, 0.0)
     efficiency = profile.links[group.port].of(kind)
     latency_s = efficiency.t0_s + efficiency.hop_s * latency_steps(kind, group)
+    if kind is OpKind.P2P and group.name == PIPELINE:
+        latency_s += profile.transfer_s
     return CollectiveCost(latency_s, bandwidth, efficiency.c_s)
 
 

@@ -307,5 +307,6 @@ def _build(name: str, parts: _Parts) -> DeviceProfile:
         description=parts.description,
         software=software,
         interference=0.0,
+        transfer_s=0.0,
         **{key: numbers[key] for key in PEAKS},
     )

@@ -8,8 +8,9 @@ element-wise kernels unfused, and kernels that run beside collectives share mult
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import Enum
+from types import MappingProxyType
 
 from semu.hardware.efficiency import Efficiency
 from semu.hardware.kinds import OpKind, Provenance
@@ -31,12 +32,14 @@ class Software(Enum):
 _NEUTRAL = "a kernel by itself"
 
 
-def _one() -> Number:
-    return Number(1.0, Provenance.DEFAULT, _NEUTRAL)
+FACTORS: Mapping[str, float] = MappingProxyType(
+    {"matmul": 1.0, "attention": 1.0, "memory_bound": 1.0, "interference": 0.0, "transfer_s": 0.0}
+)
+"""Names of the factors, as in a profile's ``[software.NAME]`` table, and the values that change nothing; the least."""
 
 
-def _zero() -> Number:
-    return Number(0.0, Provenance.DEFAULT, _NEUTRAL)
+def _neutral(value: float) -> Number:
+    return Number(value, Provenance.DEFAULT, _NEUTRAL)
 
 
 @dataclass(frozen=True)
@@ -48,28 +51,29 @@ class SoftwareFactors:
             other kernels inside the model, which memory bounds.
         interference: time that concurrent kernels lose, as a share of the time of the data-parallel collectives that
             they hide.
+        transfer_s: added to every transfer between pipeline ranks [s]: the host waits for the device, and the queue
+            of kernels runs dry.
     """
 
     matmul: Number
     attention: Number
     memory_bound: Number
     interference: Number
+    transfer_s: Number
 
     def __post_init__(self) -> None:
-        for name in ("matmul", "attention", "memory_bound"):
-            check_number(getattr(self, name).value, name, minimum=1.0)
-        check_number(self.interference.value, "interference")
+        for name, neutral in FACTORS.items():
+            check_number(getattr(self, name).value, name, minimum=neutral)
 
     @classmethod
     def of(cls, numbers: Mapping[str, Number]) -> SoftwareFactors:
         """Those given by name; what is not given is neutral."""
-        neutral = {name: _zero() if name == "interference" else _one() for name in FACTORS}
-        return cls(**{**neutral, **numbers})
+        return cls(**{**{name: _neutral(value) for name, value in FACTORS.items()}, **numbers})
 
     @property
     def is_neutral(self) -> bool:
         """Whether nothing changes."""
-        return self.interference.value == 0 and all(getattr(self, name).value == 1 for name in FACTORS[:-1])
+        return all(getattr(self, name).value == value for name, value in FACTORS.items())
 
     def of_kind(self, kind: OpKind) -> Number:
         """The factor of a compute kind; the optimizer's kernels and users' own kinds are left as they are."""
@@ -77,7 +81,7 @@ class SoftwareFactors:
             return self.matmul
         if kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD):
             return self.attention
-        return _one() if kind in (OpKind.OPTIMIZER, OpKind.CUSTOM) else self.memory_bound
+        return _neutral(1.0) if kind in (OpKind.OPTIMIZER, OpKind.CUSTOM) else self.memory_bound
 
     def slowed(self, kind: OpKind, efficiency: Efficiency) -> Efficiency:
         """A kind's coefficients in a run: both rates divided by its factor, the fixed time kept."""
@@ -92,7 +96,3 @@ class SoftwareFactors:
             source=f"{efficiency.source}; in a run {factor.value:g} x its time: {factor.source}",
             relative_error=None,
         )
-
-
-FACTORS = tuple(item.name for item in fields(SoftwareFactors))
-"""Names of the factors, as in a profile's ``[software.NAME]`` table."""

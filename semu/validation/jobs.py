@@ -20,6 +20,7 @@ refuses them by name. What a row leaves open follows rules that hold for every r
   ``param_gather``.
 * software: PyTorch's where parameters are sharded by FSDP (or gradients, ZeRO-2) or the optimizer within groups of
   ranks, which Megatron-LM's default distributed optimizer does not do; else Megatron-LM's.
+* transfers between pipeline ranks: not hidden unless told so.
 * tensor parallelism without communication overlap: false without sequence parallelism (Megatron-LM of 2021); with it,
   what Megatron-LM always hides stays hidden, whatever ``tp_comm`` says of the fused kernels.
 * fp8 with a distributed optimizer: primary weights in fp8 (``--fp8-param-gather``, what NeMo sets).
@@ -265,6 +266,8 @@ def _overlap(row: Row, name: str) -> object:
     told = row.overlap or {}
     if name == "tensor_parallel" and row.sequence_parallel and not told.get("tp_comm"):
         return None
+    if name == "pipeline" and row.pp > 1 and told.get("pp_p2p") is None:
+        return False
     return next((told[switch] for switch in _OVERLAP[name] if told.get(switch) is not None), None)
 
 

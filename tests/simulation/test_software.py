@@ -19,6 +19,7 @@ from semu.hardware.software import FACTORS, Software
 from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Overlap, Parallel
+from semu.report import Report
 from semu.runfile import load_run
 from semu.simulation import simulate
 from semu.workload import Microbatch
@@ -34,8 +35,7 @@ MODELS: dict[str, Made] = {"gpt": (gpt, text_items), "vlm": (vlm, vlm_items)}
 
 def with_factors(**numbers: float) -> Cluster:
     """One H100 with these factors of Megatron-LM's and no others."""
-    neutral = {name: 0.0 if name == "interference" else 1.0 for name in FACTORS}
-    return Cluster("h100", 1, 8, {f"software.megatron.{key}": value for key, value in {**neutral, **numbers}.items()})
+    return Cluster("h100", 1, 8, {f"software.megatron.{key}": value for key, value in {**FACTORS, **numbers}.items()})
 
 
 @pytest.mark.parametrize("name", FACTOR_KINDS)
@@ -209,3 +209,21 @@ def test_a_profile_made_by_hand_has_no_factors() -> None:
         **{name: getattr(shipped, name) for name in shipped.__dataclass_fields__ if name not in ("software",)}
     )
     assert bare.under(Software.TORCH) is bare
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transfers_between_pipeline_ranks_take_longer_and_nothing_else(name: str) -> None:
+    model, items = MODELS[name]
+
+    def run(seconds: float) -> Report:
+        cluster = Cluster("h100", 1, 2, with_factors(transfer_s=seconds).override)
+        job = job_of(model(), items(4), Parallel(pp=2), overlap=overlap())
+        return simulate(TrainingJob(job.model, cluster, job.parallel, job.training, job.batch))
+
+    short, late = run(0.0), run(2**-10)
+    for before, after in zip(short.timeline.ranks, late.timeline.ranks, strict=True):
+        sends = [[piece for piece in rank.outer if piece.kind is OpKind.P2P] for rank in (before, after)]
+        lasted = [[piece.end_s - piece.start_s for piece in own] for own in sends]
+        assert lasted[1] == [seconds + 2**-10 for seconds in lasted[0]]
+        stages = [[stage.end_s - stage.start_s for stage in rank.stages] for rank in (before, after)]
+        assert stages[0] == stages[1]
