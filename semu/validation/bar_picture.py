@@ -10,6 +10,9 @@ from semu.validation.files import write_file
 from semu.validation.log_result import LogComparison
 from semu.validation.trace_result import TraceComparison
 
+MOST_PAIRS = 30
+"""Of a log's quantities, so many are drawn."""
+
 
 def save_bars(result: LogComparison | TraceComparison, path: str | os.PathLike[str]) -> Path:
     """Draw the comparison as a PNG, in seconds and GiB.
@@ -37,8 +40,10 @@ def save_bars(result: LogComparison | TraceComparison, path: str | os.PathLike[s
                 for one in result.quantities
                 if one.unit == unit
             )
+            if len(pairs) > MOST_PAIRS:
+                subtitle += f"; {axis.partition(' [')[0]}: {MOST_PAIRS} of {len(pairs)} quantities"
             if pairs:
-                panels.append(BarPanel(axis, pairs))
+                panels.append(BarPanel(axis, pairs[:MOST_PAIRS]))
 
     def draw(temporary: Path) -> None:
         draw_bars(temporary, panels, title=result.title, subtitle=subtitle)

@@ -8,7 +8,6 @@ outermost dimension in both frameworks), ``max allocated`` is semu's peak, ``max
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from semu.validation.training_log import LoggedIteration, LoggedMemory, Training
 
 FLOP_SLACK = 0.15
 """Frameworks count FLOP in their own ways (causal attention in full or halved, embeddings): so far apart is alike."""
+
+_NO_RANK = -1
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def compare_log(
     warnings = (
         *log.notes,
         *measured.warnings,
+        *_rate_note(log, job, report),
         *_contradictions(settings, job),
         *_flop_warning(measured, job, report),
         *_rank_warning(log, job),
@@ -80,6 +82,14 @@ def _measure(log: TrainingLog, job: TrainingJob, report: Report, warm_up: int | 
     times = [one.time_s if one.time_s is not None else tokens_per_gpu / (one.tokens_per_s or 1.0) for one in iterations]
     samples = steady_samples([one.number for one in iterations], times, warm_up, where=where)
     return _Measured(iterations, samples, tuple(warnings))
+
+
+def _rate_note(log: TrainingLog, job: TrainingJob, report: Report) -> Iterator[str]:
+    if any(one.time_s is None for one in log.iterations):
+        yield (
+            f"the log has tokens per second and GPU, no times: iteration time = the run's {report.tokens} tokens / "
+            f"(rate x {job.cluster.num_gpus} GPUs)"
+        )
 
 
 def _logged_settings(log: TrainingLog, iterations: tuple[LoggedIteration, ...]) -> dict[str, int]:
@@ -133,28 +143,29 @@ def _rank_warning(log: TrainingLog, job: TrainingJob) -> Iterator[str]:
 
 
 def _memory(log: TrainingLog, job: TrainingJob, report: Report) -> Iterator[LoggedQuantity]:
-    """A quantity per rank and measure; a line without a rank is compared with the highest rank."""
+    """A quantity per pipeline rank and measure, of its logged ranks the highest; without a rank, the highest of all."""
     per_stage = job.cluster.num_gpus // job.parallel.pp
     simulated = {
         LoggedMemory.MAX_ALLOCATED: report.peak_memory_bytes,
         LoggedMemory.MAX_RESERVED: report.reserved_memory_bytes,
         LoggedMemory.ALLOCATED: report.static_memory_bytes,
     }
-    for (rank, what), size in sorted(log.memory.items(), key=lambda item: (_order(item[0][0]), item[0][1].name)):
-        stage = None if rank is None else rank // per_stage
-        if stage is not None and stage >= job.parallel.pp:
-            continue
+    places: dict[tuple[int, LoggedMemory], dict[int | None, float]] = {}
+    for (rank, what), size in log.memory.items():
+        stage = _NO_RANK if rank is None else rank // per_stage
+        if stage < job.parallel.pp:
+            places.setdefault((stage, what), {})[rank] = size
+    order = list(LoggedMemory)
+    for (stage, what), by_rank in sorted(places.items(), key=lambda item: (item[0][0], order.index(item[0][1]))):
         sizes = simulated[what]
-        ours = None if sizes is None else max(sizes) if stage is None else sizes[stage]
-        place = "highest rank" if stage is None else f"rank {rank}, pipeline rank {stage}"
+        rank, size = max(by_rank.items(), key=lambda item: item[1])
+        place = "highest rank" if rank is None else f"rank {rank}, pipeline rank {stage}"
+        if len(by_rank) > 1:
+            place = f"rank {rank}, highest of {len(by_rank)} of pipeline rank {stage}"
         yield LoggedQuantity(
             name=f"{what.value} ({place})",
             unit="byte",
             measured=size,
-            simulated=ours,
+            simulated=None if sizes is None else max(sizes) if rank is None else sizes[stage],
             is_scored=what is not LoggedMemory.ALLOCATED,
         )
-
-
-def _order(rank: int | None) -> float:
-    return math.inf if rank is None else rank

@@ -102,7 +102,7 @@ PATTERNS: tuple[tuple[str, Family], ...] = (
     (r"nccl.*send_?recv|nccl.*(send|recv)|userbuffers.*push(send|recv)|memcpy ptop|memcpy p2p", Family.P2P),
     (r"nccl", Family.BROADCAST),
     # the DMA engines
-    (r"^memcpy dtod", Family.ELEMENTWISE),
+    (r"^memcpy[ _](dtod|d2d)", Family.ELEMENTWISE),
     (r"^(memcpy|memset|copy_?engine)", Family.MEMCPY),
     # the optimizer
     (r"multi_tensor|adam|lamb_?(stage|functor)|\bsgd|lpnorm_cleanup|foreach_?norm|fused_?optimizer", Family.OPTIMIZER),

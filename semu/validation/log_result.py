@@ -121,7 +121,7 @@ class LogComparison:
         if any(one.simulated is None for one in self.quantities):
             yield "reserved memory is not predicted by this version"
         for warning in self.warnings:
-            yield f"warning: {warning}"
+            yield f"note: {warning}"
 
     def beyond(self, tolerance_percent: float) -> list[str]:
         """Quantities whose error is beyond a tolerance, a sentence each."""

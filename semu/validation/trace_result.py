@@ -170,7 +170,7 @@ class TraceComparison:
             if len(self.unmatched) > len(shown):
                 rest = sum(row.busy_s for row in self.unmatched[len(shown) :])
                 yield f"and {len(self.unmatched) - len(shown)} more names, {format_time(rest)}"
-        notes = [f"warning: {warning}" for warning in self.warnings]
+        notes = [f"note: {warning}" for warning in self.warnings]
         if any(family.is_communication for family in self.measured.families):
             notes.append(
                 "measured communication includes waiting for the other ranks inside its kernels; simulated does not"
