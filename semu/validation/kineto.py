@@ -9,6 +9,7 @@ its start.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from bisect import bisect_right
@@ -85,7 +86,7 @@ def read_kineto(path: str | os.PathLike[str]) -> KinetoTrace:
         raise ConfigError(
             "an event of the trace cannot be read",
             where=place,
-            expected="name, ts and dur in every event",
+            expected="name, finite ts and dur >= 0 in every event",
             got=repr(error),
         ) from error
     if not trace.kernels:
@@ -149,7 +150,10 @@ class _Reader:
         if family is None:
             collective = _argument(event, "Collective name")
             family = family_of(name, collective if isinstance(collective, str) else None)
-        end = start + float(event["dur"])
+        duration = float(event["dur"])
+        if not (math.isfinite(start) and math.isfinite(duration) and duration >= 0):
+            raise ValueError(f"{name[:60]}: ts {start}, dur {duration}")
+        end = start + duration
         return Kernel(name, family, start, end, event.get("pid"), self._step_of(event, start))
 
     def _step_of(self, event: dict[str, Any], start: float) -> int | None:

@@ -152,18 +152,20 @@ class TraceComparison:
     def _cells(row: FamilyRow) -> tuple[str, ...]:
         return (
             row.family.value,
-            _time(row.busy.measured),
-            _time(row.busy.simulated),
+            _time(row.busy.measured if row.measured_count else None),
+            _time(row.busy.simulated if row.simulated_count else None),
             _ratio(row.busy),
             str(row.measured_count),
             str(row.simulated_count),
-            _time(row.exposed.measured) if row.family.is_communication else "",
-            _time(row.exposed.simulated) if row.family.is_communication else "",
+            _exposed(row.exposed.measured, row.measured_count),
+            _exposed(row.exposed.simulated, row.simulated_count),
         )
 
     def _notes(self) -> Iterator[str]:
         if self.unmatched:
-            yield "kernels that no pattern knows"
+            total = sum(family.busy_s for family in self.measured.families.values())
+            share = sum(row.busy_s for row in self.unmatched) / total if total else 0.0
+            yield f"kernels that no pattern knows, {share:.1%} of the measured busy time"
             shown = self.unmatched[:_SHOWN_UNMATCHED]
             rows = [(_time(row.busy_s), str(row.count), _cut(row.name, WIDTH - 24)) for row in shown]
             yield from align_columns([("time", "calls", "name"), *rows], (True, True, False))
@@ -173,7 +175,8 @@ class TraceComparison:
         notes = [f"note: {warning}" for warning in self.warnings]
         if any(family.is_communication for family in self.measured.families):
             notes.append(
-                "measured communication includes waiting for the other ranks inside its kernels; simulated does not"
+                "measured communication includes waiting for the other ranks inside its kernels, simulated does not; "
+                "p2p is counted at the sender in the simulation, at both ends by NCCL"
             )
         for note in notes:
             yield from textwrap.wrap(note, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
@@ -234,6 +237,11 @@ class TraceComparison:
 
 def _time(time_s: float | None) -> str:
     return _NONE if time_s is None else format_time(time_s)
+
+
+def _exposed(time_s: float | None, count: int) -> str:
+    """Empty for computation."""
+    return "" if time_s is None else _time(time_s if count else None)
 
 
 def _ratio(both: TimePair) -> str:
