@@ -92,12 +92,17 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
 def write_file(path: Path, write: Callable[[Path], object]) -> Path:
     """Write through a temporary file beside the target, so that nothing is ever half-written.
 
+    A link or a device (``/dev/stdout``) is written to as it is, never replaced.
+
     Args:
-        path: the file to make. write: fills the temporary file.
+        path: the file to make. write: fills the file that it is given.
     Raises:
         ConfigError: it cannot be written.
     """
     try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            write(path)
+            return path
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
         os.close(handle)
         try:

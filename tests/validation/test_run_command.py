@@ -107,6 +107,16 @@ def test_pictures_of_published_runs_are_written_too(tmp_path: Path, capsys: pyte
     assert picture.read_bytes() == (folder / "validation.png").read_bytes()
 
 
+def test_a_link_is_written_through_never_replaced(run: OwnRun, log: str, tmp_path: Path, capsys: Any) -> None:
+    """As ``--csv /dev/stdout`` is: a link to something that must stay."""
+    target, link = tmp_path / "target.csv", tmp_path / "link.csv"
+    target.write_text("before")
+    link.symlink_to(target)
+    assert run_command(capsys, *run.words, "--log", log, "--csv", str(link))[0] == 0
+    assert link.is_symlink()
+    assert target.read_text().startswith("name,unit,n,")
+
+
 def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     code, out, err = run_command(capsys, *words, "--json")
     assert code == 2
