@@ -185,14 +185,40 @@ def _add_validate(parser: argparse.ArgumentParser) -> None:
         "--profile",
         metavar="FILE|NAME",
         help="a profile TOML or a shipped name for the rows of the device of that name, or, where no row names it, for "
-        "all rows",
+        "all rows; with --run its device",
     )
     parser.add_argument(
         "--tolerance",
         type=float,
         metavar="PERCENT",
-        help="exit 7 where the mean absolute error of a group of at least 4 rows is beyond it",
+        help="exit 7 where the mean absolute error of a group of at least 4 rows is beyond it; with --log, that of the "
+        "median iteration time or of a peak; with --trace, that of the iteration or of a kind with 5 %% of the work",
+    )
+    own = parser.add_argument_group("a run of your own, against its log or its trace")
+    own.add_argument("--run", metavar="RUN", help="a TOML file or a shipped setup, as for semu simulate")
+    own.add_argument("--log", metavar="FILE", help="training log of Megatron-LM or torchtitan, plain or gzip")
+    own.add_argument("--trace", metavar="FILE", help="trace of torch.profiler (Kineto), JSON, plain or gzip")
+    own.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="as for semu simulate")
+    own.add_argument("--parallel", metavar="SIZES", help="as for semu simulate")
+    own.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments", help="as for semu simulate"
+    )
+    own.add_argument(
+        "--warm-up",
+        type=int,
+        metavar="N",
+        help="leave out the log's first N iterations; without it the first fifth, at least 1 and at most 10",
+    )
+    own.add_argument(
+        "--rank",
+        type=int,
+        metavar="N",
+        help="pipeline rank of the trace; without it what the trace says of its global rank, else 0",
+    )
+    own.add_argument(
+        "--step", type=int, metavar="N", help="ProfilerStep of the trace; without it the one of median length"
     )
     output = parser.add_argument_group("output")
-    output.add_argument("--csv", metavar="FILE", help="write a line per row")
+    output.add_argument("--csv", metavar="FILE", help="write a line per row, quantity or kind")
+    output.add_argument("--picture", metavar="FILE", help="draw a PNG: predicted over measured, or bars of both")
     output.add_argument("--out", metavar="DIR", help="write validation.json, validation.csv and validation.png")

@@ -1,4 +1,4 @@
-"""``semu validate``: published runs against predictions."""
+"""``semu validate``: published runs against predictions, or (``validate_run``) a run against its log or trace."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from semu.cli import console
 from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.validate_run import is_own_run, validate_run_command
 from semu.errors import ConfigError, ValidationError, unknown_name
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ def validate_command(arguments: argparse.Namespace) -> int:
         ConfigError: a runs file that cannot be read, an unknown group or profile, results that cannot be written.
     """
     _check_tolerance(arguments.tolerance)
+    if is_own_run(arguments):
+        return validate_run_command(arguments)
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
         progress("reading the runs")
         from semu.runfile import make_job
@@ -40,10 +43,14 @@ def validate_command(arguments: argparse.Namespace) -> int:
         from semu.validation.files import write_text
 
         say(f"wrote {write_text(arguments.csv, result.to_csv())}")
+    title = f"semu validate: {arguments.runs or 'published runs'}"
+    if arguments.picture is not None:
+        from semu.validation.files import save_picture
+
+        say(f"wrote {save_picture(result, arguments.picture, title=title)}")
     if arguments.out is not None:
         from semu.validation.files import save
 
-        title = f"semu validate: {arguments.runs or 'published runs'}"
         for file in save(result, arguments.out, title=title):
             say(f"wrote {file}")
     if arguments.json:

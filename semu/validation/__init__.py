@@ -1,4 +1,5 @@
-"""Published runs against predictions: ``validate``.
+"""Published runs against predictions: ``validate``; a user's own log or trace against a run: ``compare_log``,
+``compare_trace``.
 
 Files:
 
@@ -13,6 +14,14 @@ Files:
     scoring.py      errors of groups, and the null model
     table.py        the same for people
     files.py        writing them
+
+    training_log.py, log_lines.py   what a log says; megatron_log.py, torchtitan_log.py   reading it
+    samples.py      warm-up, median, outliers
+    compare_log.py, log_result.py   a log beside a simulation
+    kineto.py       reading a trace of torch.profiler; kernel_names.py   what its kernels are
+    gpu_work.py, intervals.py       busy, exposed and overlapped times, of both sides
+    compare_trace.py, trace_result.py   a trace beside a simulation
+    source_text.py, bar_picture.py  files of both
 
     from semu.runfile import make_job
     from semu.validation import read_rows, validate

@@ -1,4 +1,4 @@
-"""Writing a validation to disk, each file at once when it is complete: ``save``, ``write_text``."""
+"""Writing a validation to disk, each file at once when it is complete: ``save``, ``write_file``."""
 
 from __future__ import annotations
 
@@ -32,6 +32,35 @@ def save(result: ValidationResult, directory: str | os.PathLike[str], *, title: 
     def document(path: Path) -> None:
         path.write_text(json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
+    return [
+        write_file(folder / "validation.json", document),
+        write_text(folder / "validation.csv", result.to_csv()),
+        save_picture(result, folder / "validation.png", title=title),
+    ]
+
+
+def make_folder(folder: Path) -> Path:
+    """Make a folder where it is not there.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+    return folder
+
+
+def save_picture(result: ValidationResult, path: str | os.PathLike[str], *, title: str) -> Path:
+    """Draw predicted over measured.
+
+    Args:
+        result: what to draw. path: the PNG to make. title: headline.
+    Raises:
+        ConfigError: it cannot be written.
+    """
+
     def picture(path: Path) -> None:
         from semu.plots import ScatterPoint, draw_validation
 
@@ -48,11 +77,7 @@ def save(result: ValidationResult, directory: str | os.PathLike[str], *, title: 
         }
         draw_validation(path, points[Quantity.TIME], points[Quantity.MEMORY], title=title)
 
-    return [
-        _write(folder / "validation.json", document),
-        write_text(folder / "validation.csv", result.to_csv()),
-        _write(folder / "validation.png", picture),
-    ]
+    return write_file(Path(path), picture)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
@@ -61,12 +86,23 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
     Raises:
         ConfigError: it cannot be written.
     """
-    return _write(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    return write_file(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def _write(path: Path, write: Callable[[Path], object]) -> Path:
-    """Write through a temporary file beside the target, so that nothing is ever half-written."""
+def write_file(path: Path, write: Callable[[Path], object]) -> Path:
+    """Write through a temporary file beside the target, so that nothing is ever half-written.
+
+    A link or a device (``/dev/stdout``) is written to as it is, never replaced.
+
+    Args:
+        path: the file to make. write: fills the file that it is given.
+    Raises:
+        ConfigError: it cannot be written.
+    """
     try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            write(path)
+            return path
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
         os.close(handle)
         try:
