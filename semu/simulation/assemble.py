@@ -114,7 +114,8 @@ def describe_job(layout: Layout) -> dict[str, object]:
         "parallel": {
             name: getattr(job.parallel, name)
             for name in (*_PARALLEL_KEYS, *(_SHARDING_KEYS if job.parallel.zero == 3 else ()))
-        },
+        }
+        | ({"cp_kind": job.parallel.context_kind.value} if job.parallel.cp > 1 else {}),
         "chunks": [
             {
                 "chunk": c.chunk.index,
