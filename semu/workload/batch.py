@@ -210,10 +210,10 @@ def shape_columns(
         parts: chunks into which every sequence is cut, >= 1 (``Parallel.sequence_parts``); each sequence is padded to a
             multiple of it, and ``pairs`` are made of the lengths of chunks.
     Returns:
-        int64[num_microbatches] per key. For each stream ``s``: ``s.shard`` = ceil(sum of padded lengths / token_divisor),
-        ``s.tokens`` = sum of lengths, ``s.pairs`` = sum of squared lengths, ``s.sequences`` = their number. For each
-        ordered pair of different streams ``a``, ``b`` with equally many sequences in every microbatch:
-        ``a*b.pairs`` = sum of a_i b_i (cross attention, a's sequence i on b's sequence i).
+        int64[num_microbatches] per key. For each stream ``s``: ``s.shard`` = ceil(sum of padded lengths /
+        token_divisor), ``s.tokens`` = sum of lengths, ``s.pairs`` = sum of squared lengths, ``s.sequences`` = their
+        number. For each ordered pair of different streams ``a``, ``b`` with equally many sequences in every
+        microbatch: ``a*b.pairs`` = sum of a_i b_i (cross attention, a's sequence i on b's sequence i).
     Raises:
         ConfigError: token_divisor < 1, or stream names that differ between microbatches.
     """
