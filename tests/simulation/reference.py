@@ -254,7 +254,9 @@ class _Writer:
             for operator in item.operators(phase):
                 key = ("operator", *stage, len(written))
                 node = Node(
-                    latency_of(operator, symbols, self.model.job.cluster.profile, self.model.tp_group, self.model.cp_group),
+                    latency_of(
+                        operator, symbols, self.model.job.cluster.profile, self.model.tp_group, self.model.cp_group
+                    ),
                     [("begin", *stage), *waits],
                 )
                 in_ring = operator.kind is OpKind.P2P
@@ -343,7 +345,7 @@ class _Writer:
 
 
 def _before_last_attention(kernels: list[tuple[OpKind, Key]]) -> list[Key]:
-    """A transfer of the ring begins with the attention kernel beside which it runs: when the kernel before has ended."""
+    """A transfer of the ring begins with the attention kernel beside which it runs: after the kernel before that."""
     number = max(i for i, (kind, _) in enumerate(kernels) if kind in ATTENTION)
     return [kernels[number - 1][1]] if number else []
 

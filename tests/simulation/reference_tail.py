@@ -98,7 +98,8 @@ def tail_of(expansion: Expansion) -> Tail:
 
 
 def worst_group(model: CutModel, rank: int, step: int, size: int) -> CommGroup:
-    """Of the groups of ``size`` peers (context ranks of all replicas) at distance ``step``, on every tensor-parallel peer, the most spread one."""
+    """Of the groups of ``size`` ranks that reduce together (context ranks of all replicas) at distance ``step``, on
+    every tensor-parallel peer, the most spread one."""
     job = model.job
     peers = job.parallel.dp * job.parallel.cp
     first = [d for d in range(peers) if d // step % size == 0 and d + step * (size - 1) < peers]
