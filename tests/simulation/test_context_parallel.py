@@ -311,6 +311,31 @@ def test_what_a_layer_keeps(cp: int) -> None:
         assert kept_by_a_layer(Parallel(cp=cp, cp_kind=kind), 2048) - alone == difference, kind
 
 
+def peak(kind: str, cp: int) -> int:
+    """Dynamic peak of one wide attention with 2048 tokens on a rank."""
+    config = LlamaConfig(1, hidden=256, ffn=64, heads=16, kv_heads=16, vocab=8)
+    report = simulate(job_of(decoder_model("llama", Llama(config)), text(2048 * cp), Parallel(cp=cp, cp_kind=kind)))
+    return report.peak_memory_bytes[0] - report.static_memory_bytes[0]
+
+
+def test_the_ring_needs_two_buffers_however_long_it_is() -> None:
+    """Of as many tokens on a rank, a ring of 8 needs what one of 4 does; gathered keys and values grow with it: in the
+    backward K and V, as gathered and in order, or their gradients beside them, 2048 x 256 x 2 bytes a rank each."""
+    assert peak("ring", 8) == peak("ring", 4)
+    one = 2048 * 256 * 2
+    assert peak("all_gather", 8) - peak("all_gather", 4) == 4 * (8 - 4) * one
+
+
+@pytest.mark.parametrize(("kind", "forward", "backward"), [("ring", 1, 0), ("all_gather", 2, 4), ("all_to_all", 8, 8)])
+def test_copies_beside_the_exchanges(kind: str, forward: int, backward: int) -> None:
+    """K and V joined; gathered K and V put in order, dK and dV packed; four tensors packed and put in order."""
+    alone = simulate(job_of(llama(1), text(512)))
+    report = simulate(job_of(llama(1), text(512), Parallel(cp=2, cp_kind=kind)))
+    for phase, more in ((Phase.FORWARD, forward), (Phase.BACKWARD, backward)):
+        copies = [sum(op[0] is OpKind.COPY for op in on_stream(r, "compute", phase)) for r in (report, alone)]
+        assert copies[0] - copies[1] == more
+
+
 def test_optimizer_states_are_shared_over_data_and_context() -> None:
     """ZeRO-1: bf16 parameters and fp32 gradients whole, 12 bytes over dp x cp ranks."""
     report = simulate(job_of(llama(), text(512) * 2, Parallel(dp=2, cp=4)))

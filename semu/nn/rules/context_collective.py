@@ -1,6 +1,8 @@
 """Collectives of the context-parallel group: gather and reduce-scatter of tokens, all-to-all, the ring's transfers.
 
-A context rank's graph shows the tokens of that rank; what it gathers has cp times as many.
+A context rank's graph shows the tokens of that rank; what it gathers has cp times as many. As each rank holds two
+chunks that are not neighbours, what arrives is put in order, and what leaves for other ranks is packed, by a copy
+(Transformer Engine's ``get_seq_chunk_ids_for_reordering_before_attn`` and ``flash_attn_a2a_communicate``).
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
 from semu.hardware.kinds import DType
 from semu.nn.rules.collective import wire_bytes
+from semu.nn.rules.views import copy_like
 from semu.nn.tensor import Sequences, Tensor
 
 
 def gather_context(x: Tensor, name: str) -> Tensor:
-    """[tokens, ...] of every rank, one after another: [cp x tokens, ...]."""
+    """[tokens, ...] of every rank, put in order: [cp x tokens, ...]."""
     group = x.trace.options.cp_group
-    return x.trace.emit(
+    whole = x.trace.emit(
         OpKind.ALL_GATHER,
         [x],
         (group.num_ranks * x.shape[0], *x.shape[1:]),
@@ -32,11 +35,13 @@ def gather_context(x: Tensor, name: str) -> Tensor:
         role=Role.COMMUNICATION,
         name=name,
     )
+    return _rearranged(whole, f"{name}_order")
 
 
 def reduce_scatter_context(x: Tensor, like: Tensor, name: str) -> Tensor:
     """Sum [cp x tokens, ...] over the ranks and keep one rank's [tokens, ...], laid out as ``like``."""
     group = x.trace.options.cp_group
+    x = _rearranged(x, f"{name}_pack")
     return x.trace.emit(
         OpKind.REDUCE_SCATTER,
         [x],
@@ -56,18 +61,18 @@ def heads_for_tokens(x: Tensor, name: str) -> Tensor:
     split over the context group too. Backward: the opposite exchange (2309.14509 §3.1)."""
     ranks = x.trace.options.cp_group.num_ranks
     there = (ranks * x.shape[0], *x.shape[1:]), (x.shards[0], x.shards[1] * ranks, *x.shards[2:]), whole_sequences(x)
-    return _exchanged(x, there, name)
+    return _exchanged(x, there, name, copies=True)
 
 
 def tokens_for_heads(x: Tensor, like: Tensor, name: str) -> Tensor:
     """The opposite of ``heads_for_tokens``: all heads of the rank's own tokens, tokens and heads as in ``like``."""
     there = (like.shape[0], *x.shape[1:]), like.shards, like.sequences
-    return _exchanged(x, there, name)
+    return _exchanged(x, there, name, copies=True)
 
 
 def redistribute_tokens(x: Tensor) -> Tensor:
     """Rows that other context ranks need, to where they need them: an all-to-all of x each way, same size."""
-    return _exchanged(x, (x.shape, x.shards, x.sequences), "redistribute")
+    return _exchanged(x, (x.shape, x.shards, x.sequences), "redistribute", copies=False)
 
 
 def pass_on(
@@ -119,12 +124,18 @@ def whole_sequences(x: Tensor) -> Sequences | None:
 _Layout = tuple[tuple[Dim, ...], tuple[int, ...], Sequences | None]
 
 
-def _exchanged(x: Tensor, there: _Layout, name: str) -> Tensor:
-    """An all-to-all to another layout of as many bytes; backward: to where it was."""
+def _exchanged(x: Tensor, there: _Layout, name: str, *, copies: bool) -> Tensor:
+    """An all-to-all to another layout of as many bytes; backward: to where it was.
+
+    Args:
+        x: what is exchanged. there: layout after it. name: of the operators.
+        copies: packed before and put in order after.
+    """
     trace, group = x.trace, x.trace.options.cp_group
 
     def exchange(source: Tensor, to: _Layout, label: str) -> Tensor:
-        return trace.emit(
+        source = _rearranged(source, f"{label}_pack") if copies else source
+        received = trace.emit(
             OpKind.ALL_TO_ALL,
             [source],
             to[0],
@@ -136,6 +147,7 @@ def _exchanged(x: Tensor, there: _Layout, name: str) -> Tensor:
             stream=trace.communication_stream(group),
             name=label,
         )
+        return _rearranged(received, f"{label}_order") if copies else received
 
     y = exchange(x, there, name)
 
@@ -146,6 +158,11 @@ def _exchanged(x: Tensor, there: _Layout, name: str) -> Tensor:
 
     trace.record([x], [y], backward)
     return y
+
+
+def _rearranged(x: Tensor, name: str) -> Tensor:
+    """The same rows in another order: one copy."""
+    return copy_like(x, [x], 2 * x.size_bytes, name)
 
 
 def half(dim: Dim, where: str) -> Dim:
