@@ -80,7 +80,8 @@ class Mesh:
     def worst_cp_group(self) -> CommGroup:
         """The context-parallel group that spans the most nodes; all groups are timed as it."""
         p = self.parallel
-        firsts = (peer for first in self._different(0, p.tp * p.cp, p.pp * p.dp) for peer in range(first, first + p.tp))
+        replicas = self._different(0, p.tp * p.cp, p.pp * p.dp)
+        firsts = (peer for first in replicas for peer in range(first, first + p.tp)) if p.cp > 1 else range(1)
         return max((self._place("cp", first, p.tp, p.cp) for first in firsts), key=_spread)
 
     def _different(self, first: int, step: int, count: int) -> range:
