@@ -181,6 +181,7 @@ def merged_packing(x: Tensor, group: int) -> Sequences:
         smaller(packing.pairs, group**2),
         smaller(packing.count, 1),
         length,
+        packing.pair_unit,
     )
 
 

@@ -247,7 +247,6 @@ def test_a_wrong_type_is_refused(assignment: str, expected: str) -> None:
     ("assignment", "expected"),
     [
         ("model.hf_config=config.json", "model.name or [model.transformer]"),
-        ("parallel.cp=2", "1"),
         ("parallel.ep=4", "1"),
         ("parallel.zero=4", "0 or 1 or 2 or 3"),
         ("parallel.modules.encoder.tp=2", "one parallelism"),
@@ -675,3 +674,53 @@ def test_precision_and_what_is_outside_the_model() -> None:
     assert load_run("lm-7b", ["training.precision=fp16", "training.loss_scaling=true"]).training.loss_scaling
     assert refused("lm-7b", "training.loss_scaling=true").where.endswith("training.loss_scaling")  # type: ignore[union-attr]
     assert refused("lm-7b", "training.jitter=-1").nearest == 0
+
+
+# -- context parallelism -----------------------------------------------------------------------------------------------
+CONTEXT = """\
+[model]
+name = "llama3-8b"
+[cluster]
+device = "h100"
+nodes = 2
+gpus_per_node = 8
+[parallel]
+tp = 4
+cp = 4
+cp_kind = "all_gather"
+[training]
+seq_len = 131072
+global_batch = 2
+"""
+
+
+def test_context_parallelism_in_a_file(tmp_path: Path) -> None:
+    path = write(tmp_path, CONTEXT)
+    job = load_run(path)
+    assert (job.parallel.cp, job.parallel.context_kind.value, job.num_microbatches) == (4, "all_gather", 2)
+    dumped = resolve_run(path).to_toml()
+    assert 'cp_kind = "all_gather"' in dumped
+    assert parts(load_run(write(tmp_path, dumped, "again.toml"))) == parts(job)
+    short = load_run(path, parallel="dp2-tp4-cp2")
+    assert (short.parallel.label(), short.parallel.context_kind.value) == ("dp2-tp4-pp1-cp2", "all_gather")
+
+
+@pytest.mark.parametrize(
+    ("assignments", "where", "nearest"),
+    [
+        (["training.seq_len=131070"], "--set training.seq_len", 131072),
+        (["parallel.cp_kind=all_to_all"], "run.toml:9 parallel.cp (llm.layers.0.attention)", 2),
+        (["training.attention=unfused"], "--set training.attention", "fused"),
+        (["parallel.cp=8"], "--set parallel", "nodes = 4"),
+    ],
+)
+def test_context_parallelism_that_does_not_fit(
+    assignments: list[str], where: str, nearest: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, CONTEXT)
+    with pytest.raises(ConfigError) as caught:
+        resolved = resolve_run("run.toml", Overrides(assignments))
+        with resolved.places.located():
+            simulate(resolved.job())
+    assert (caught.value.where, caught.value.nearest) == (where, nearest)

@@ -52,7 +52,8 @@ class Operator:
             computes q k^T again) or works on scores that a causal mask hides (unfused attention); hardware does it,
             model FLOP leave it out.
         causal_flop: what counting causal attention in full, not halved, would add to the model FLOP.
-        copies: ranks of the tensor-parallel group that do this very work, each for itself (1: it is split).
+        copies: ranks of the tensor- and context-parallel groups that do this very work, each for itself (1: it is
+            split).
     """
 
     index: int

@@ -29,6 +29,19 @@ class ShardingStyle(Enum):
     CONTEXT = "context"
 
 
+class ContextKind(Enum):
+    """How the ranks of a context-parallel group see one another's keys and values; the value is run.toml's word.
+
+    RING passes them on from rank to rank beside the computation (Ring Attention, 2310.01889; ``p2p`` in Megatron-LM),
+    ALL_GATHER collects them before it (Llama 3, 2407.21783 §3.3.2), ALL_TO_ALL gives every rank some of the heads of
+    all tokens (DeepSpeed-Ulysses, 2309.14509; ``a2a`` in Megatron-LM).
+    """
+
+    RING = "ring"
+    ALL_GATHER = "all_gather"
+    ALL_TO_ALL = "all_to_all"
+
+
 @dataclass(frozen=True)
 class ShardingPlan:
     """Styles by module path for one tensor-parallel group.

@@ -28,6 +28,10 @@ class Sequences:
         pairs: sum over sequences of length squared.
         count: number of sequences.
         length: common length where all are equal, else None.
+        pair_unit: what the symbols of ``pairs`` count in: 1, or with context parallelism so many chunk pairs (see
+            ``of_stream``).
+
+    Under context parallelism ``tokens`` are those of one rank, and ``pairs`` its share: its queries with all keys.
     """
 
     stream: str
@@ -35,20 +39,25 @@ class Sequences:
     pairs: Dim
     count: Dim
     length: Dim | None = None
+    pair_unit: int = 1
 
     @classmethod
-    def of_stream(cls, stream: str, token_divisor: int = 1) -> Sequences:
+    def of_stream(cls, stream: str, token_divisor: int = 1, cp: int = 1) -> Sequences:
         """Symbolic packing of a data stream: symbols ``stream.shard``, ``stream.pairs``, ``stream.sequences``.
 
         Args:
             stream: the stream's name.
-            token_divisor: the axis is ``token_divisor`` x ``stream.shard`` long.
+            token_divisor: the axis is ``token_divisor`` x ``stream.shard`` long, on all context ranks together.
+            cp: ranks that share every sequence; with several, each holds two of its 2 cp chunks, ``stream.pairs`` is
+                the sum of squared chunk lengths, and a rank has 2 x 2 cp of these pairs.
         """
+        unit = 4 * cp if cp > 1 else 1
         return cls(
             stream,
-            token_divisor * Poly.symbol(f"{stream}.shard"),
-            Poly.symbol(f"{stream}.pairs"),
+            token_divisor // cp * Poly.symbol(f"{stream}.shard"),
+            unit * Poly.symbol(f"{stream}.pairs"),
             Poly.symbol(f"{stream}.sequences"),
+            pair_unit=unit,
         )
 
     @classmethod
@@ -67,7 +76,7 @@ class Sequences:
         if self.length is not None and other.length is not None and self.count == other.count:
             return self.count * self.length * other.length
         if isinstance(self.count, Poly) and isinstance(other.count, Poly):
-            return Poly.symbol(f"{self.stream}*{other.stream}.pairs")
+            return self.pair_unit * Poly.symbol(f"{self.stream}*{other.stream}.pairs")
         raise GraphError(
             "cannot pair these two packings",
             where=where,

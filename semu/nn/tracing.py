@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from semu.errors import GraphError
-from semu.graph.dim import Dim, product
+from semu.graph.dim import Dim, product, symbols_of
 from semu.graph.graph import Graph
 from semu.graph.operator import OpKind, Phase
 from semu.graph.tensor import Role
@@ -21,7 +21,7 @@ from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.nn.module import Module, Parameter
 from semu.nn.recompute_plan import OUTPUT_KINDS, RecomputePlan
-from semu.nn.sharding import ShardingPlan, ShardingStyle
+from semu.nn.sharding import ContextKind, ShardingPlan, ShardingStyle
 from semu.nn.tensor import Sequences, Tensor, local_shape
 
 Backward: TypeAlias = Callable[[Sequence["Tensor | None"]], Sequence["Tensor | None"]]
@@ -45,6 +45,7 @@ class TraceOptions:
         fused_attention: attention is one FlashAttention kernel; false: separate kernels that write the scores.
         recompute: parts of the block that are computed again in the backward pass.
         cast_weights: under fp8, every microbatch casts its weights; false: it finds them cast (once an iteration).
+        cp_group: placement of the context-parallel group. cp_kind: how attention works across it.
     """
 
     plan: ShardingPlan = field(default_factory=ShardingPlan)
@@ -56,6 +57,8 @@ class TraceOptions:
     fused_attention: bool = True
     recompute: RecomputePlan = field(default_factory=RecomputePlan)
     cast_weights: bool = False
+    cp_group: CommGroup = field(default_factory=lambda: CommGroup("cp", 1, 1))
+    cp_kind: ContextKind = ContextKind.RING
 
     @property
     def plain_dtype(self) -> DType:
@@ -119,6 +122,8 @@ class Trace:
         self._touched_trainable = False
         self._dropped: dict[int, Callable[[], Tensor]] = {}
         self._made_again: dict[int, Tensor] = {}
+        self._last_in_turn = -1
+        self.last_kernel = -1
 
     # -- where we are --------------------------------------------------------------------------------------------
     @property
@@ -302,6 +307,7 @@ class Trace:
         name: str = "",
         extra_outputs: Sequence[tuple[Sequence[Dim], DType]] = (),
         arithmetic: DType | None = None,
+        beside: Sequence[int] | None = None,
     ) -> Tensor:
         """Append one operator and return its output.
 
@@ -317,6 +323,8 @@ class Trace:
             name: appended to the module's path.
             extra_outputs: local shapes and dtypes of side outputs (statistics); reach them by ``side_outputs``.
             arithmetic: precision of the computation; default: the options' plain one.
+            beside: operators that it waits for, of a transfer that runs beside what surrounds it, whatever
+                ``overlap_tp`` says: it waits for these and for what it reads, and what reads its outputs for it.
         """
         path = ".".join(part for part in (self.path, name) if part)
         now = phase if phase is not None else self.phase
@@ -332,10 +340,14 @@ class Trace:
             result = Tensor(self, node, tuple(shape), cut, element, needs, sequences)
             writes.append(node)
         sides = [self.graph.add_tensor(s, d, role, name=f"{path}.side") for s, d in extra_outputs]
-        after: list[int] = []
-        last = len(self.graph.operators) - 1
-        if last >= 0 and not self.options.overlap_tp and self.graph.operators[last].stream != stream:
-            after.append(last)
+        after = [operator for operator in beside or () if operator >= 0]
+        last = self._last_in_turn
+        if beside is None:
+            if last >= 0 and not self.options.overlap_tp and self.graph.operators[last].stream != stream:
+                after.append(last)
+            self._last_in_turn = len(self.graph.operators)
+            if stream == COMPUTE:
+                self.last_kernel = self._last_in_turn
         self.graph.add_operator(
             kind,
             stream,
@@ -351,7 +363,7 @@ class Trace:
             path=path,
             phase=now,
             after=after,
-            copies=self._copies(inputs, result),
+            copies=self._copies(inputs, result) * self._context_copies(flop),
         )
         if result is not None:
             return result
@@ -375,6 +387,14 @@ class Trace:
             item.is_sharded if isinstance(item, ParameterUse) else any(n > 1 for n in item.shards) for item in inputs
         ) or (result is not None and any(n > 1 for n in result.shards))
         return 1 if is_split else self.options.plan.tp
+
+    def _context_copies(self, flop: Dim) -> int:
+        """How many context ranks do the same work: all, where it does not depend on the tokens of a rank (rows per
+        sequence, which every rank keeps whole)."""
+        ranks = self.options.cp_group.num_ranks
+        if ranks == 1 or any(name.endswith((".shard", ".pairs")) for name in symbols_of(flop)):
+            return 1
+        return ranks
 
     @staticmethod
     def _any_trainable(inputs: Sequence[Tensor | ParameterUse]) -> bool:

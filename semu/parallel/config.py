@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 from semu.errors import ConfigError, unknown_name
-from semu.nn.sharding import ShardingStyle
+from semu.nn.sharding import ContextKind, ShardingStyle
 from semu.parallel.layout import PipelineLayout
 
 _SIZES = ("dp", "tp", "pp", "vpp", "cp", "ep")
@@ -54,14 +54,16 @@ class Parallel:
         partition: how layers are cut into pipeline stages: balanced by ``"parameters"`` or ``"latency"``, or evenly by
             ``"layers"``, the embedding with the first and the head with the last of them (Megatron-LM's default).
         zero_group: ZeRO-1 shards the optimizer, ZeRO-3 the parameters too, within groups of so many consecutive dp
-            ranks; gradients are all-reduced across the groups (Megatron-LM's distributed-optimizer instances; HSDP);
-            None: one group of all dp ranks.
+            ranks, all their context ranks among them; gradients are all-reduced across the groups (Megatron-LM's
+            distributed-optimizer instances; HSDP); None: one group of all dp ranks.
         reshard_after_forward: ZeRO-3 frees a block's gathered parameters after its forward and gathers them again
             for its backward (all but the model's last block); false: they stay from forward to backward.
         layout: which layers lie in which stage, said outright: a ``PipelineLayout`` or its table; goes before
             ``partition``.
         plan: extra sharding styles, module-path pattern -> style or its value, for modules that semu does not know,
             e.g. ``{"blocks.*.up": ShardingStyle.COLUMN}``; patterns as in ``fnmatch``, the first that matches wins.
+        cp_kind: how context parallelism exchanges keys and values: ``"ring"`` (Megatron-LM's ``p2p``, its default),
+            ``"all_gather"`` or ``"all_to_all"`` (``a2a``); without meaning where cp = 1.
     """
 
     dp: int = 1
@@ -77,6 +79,7 @@ class Parallel:
     zero_group: int | None = None
     reshard_after_forward: bool = True
     layout: PipelineLayout | None = None
+    cp_kind: ContextKind | str = ContextKind.RING
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -103,6 +106,7 @@ class Parallel:
         if self.layout is not None:
             self._set_layout(PipelineLayout.of(self.layout))
 
+        object.__setattr__(self, "cp_kind", _context_kind(self.cp_kind))
         object.__setattr__(self, "plan", {pattern: _style(pattern, style) for pattern, style in self.plan.items()})
 
     def _set_layout(self, layout: PipelineLayout) -> None:
@@ -152,7 +156,12 @@ class Parallel:
     @property
     def shard_ranks(self) -> int:
         """Ranks over which ZeRO shards."""
-        return self.zero_group if self.zero_group is not None else self.dp * self.cp
+        return (self.zero_group if self.zero_group is not None else self.dp) * self.cp
+
+    @property
+    def gradient_ranks(self) -> int:
+        """Ranks over which gradients are reduced: data x context (every context rank sees part of each sequence)."""
+        return self.dp * self.cp
 
     @property
     def is_sharded_in_groups(self) -> bool:
@@ -166,8 +175,20 @@ class Parallel:
 
     @property
     def token_divisor(self) -> int:
-        """What the number of tokens of a stream must be a multiple of: tp x cp (streams are padded to it)."""
-        return self.tp * self.cp
+        """What the number of tokens of a stream must be a multiple of: tp, with context parallelism 2 x cp x tp
+        (streams are padded to it)."""
+        return self.tp * self.sequence_parts
+
+    @property
+    def context_kind(self) -> ContextKind:
+        """``cp_kind`` as a ``ContextKind``."""
+        return ContextKind(self.cp_kind)
+
+    @property
+    def sequence_parts(self) -> int:
+        """Chunks into which context parallelism cuts every sequence: 1, or 2 x cp, of which rank r holds number r and
+        number 2 cp - 1 - r, so that all ranks do equally much under a causal mask (Megatron-LM; 2407.21783 §3.3.2)."""
+        return 2 * self.cp if self.cp > 1 else 1
 
     @classmethod
     def parse(cls, text: str, base: Self | None = None) -> Self:
@@ -201,6 +222,14 @@ class Parallel:
 
 
 _PLAN_STYLES = (ShardingStyle.REPLICATED, ShardingStyle.COLUMN, ShardingStyle.ROW, ShardingStyle.VOCABULARY)
+
+
+def _context_kind(kind: ContextKind | str) -> ContextKind:
+    legal = [member.value for member in ContextKind]
+    value = kind.value if isinstance(kind, ContextKind) else kind
+    if value not in legal:
+        raise unknown_name("kind of context parallelism", str(value), legal, where="parallel.cp_kind")
+    return ContextKind(value)
 
 
 def _style(pattern: str, style: ShardingStyle | str) -> ShardingStyle:

@@ -31,7 +31,7 @@ def gradient_buckets(
 
     Args:
         elements: local elements of each trainable parameter.
-        dp: data-parallel size.
+        dp: ranks over which gradients are reduced (data x context).
         overlapped: false: one bucket (nothing is gained by several).
         slots: virtual stage of each parameter; each has buckets of its own (Megatron-LM wraps each model chunk alone).
     """
@@ -84,7 +84,7 @@ def static_bytes(
 
     Args:
         elements, trainable: local elements of all, and of the trainable, parameters.
-        dp: data-parallel size (ZeRO-3 in groups: of a group).
+        dp: ranks over which ZeRO shards (data x context, or of a group).
         zero: 0: all is replicated; sharded over dp: 1: the optimizer, 2: gradients too, 3: parameters too.
         tensor_dtype, grad_dtype: types of parameters and gradient buffers.
         master_dtype, state_dtype: types of master weights and moments.

@@ -48,23 +48,23 @@ class Mesh:
             return self.dp_group(pp)
         firsts = [self.gpu(pp=pp, dp=dp, tp=tp) for dp in range(0, p.dp, p.zero_group) for tp in range(p.tp)]
         places = {first % self.cluster.gpus_per_node: first for first in reversed(firsts)}
-        return max((self._place("dp", first, p.tp * p.cp, p.zero_group) for first in places.values()), key=_spread)
+        return max((self._place("dp", first, p.tp, p.shard_ranks) for first in places.values()), key=_spread)
 
     def replica_group(self, pp: int) -> CommGroup:
         """The ranks that hold the same shard in all sharding groups (HSDP); the group that spans most nodes."""
         p = self.parallel
-        width = p.tp * p.cp * p.shard_ranks
+        width = p.tp * p.shard_ranks
         first = self.gpu(pp=pp)
         peers = self._different(first, 1, width)
         return max((self._place("dp", peer, width, p.dp * p.cp // p.shard_ranks) for peer in peers), key=_spread)
 
     def pp_pair(self, source: int, target: int, dp: int = 0) -> CommGroup:
-        """The pair of ranks between two pipeline ranks of one replica; of the tensor-parallel peers' pairs the one
-        that crosses nodes, if any does."""
+        """The pair of ranks between two pipeline ranks of one replica; of its tensor- and context-parallel peers'
+        pairs the one that crosses nodes, if any does."""
         first, distance = self.gpu(pp=source, dp=dp), self.gpu(pp=target) - self.gpu(pp=source)
         key = (first % self.cluster.gpus_per_node, distance)
         if key not in self._pairs:
-            peers = self._different(first, 1, self.parallel.tp)
+            peers = self._different(first, 1, self.parallel.tp * self.parallel.cp)
             pairs = [self.cluster.place_group("pp", [peer, peer + distance]) for peer in peers]
             self._pairs[key] = max(pairs, key=_spread)
         return self._pairs[key]
@@ -75,6 +75,14 @@ class Mesh:
         p = self.parallel
         firsts = self._different(0, p.tp, p.pp * p.dp * p.cp if p.tp > 1 else 1)
         return max((self._place("tp", first, 1, p.tp) for first in firsts), key=_spread)
+
+    @cached_property
+    def worst_cp_group(self) -> CommGroup:
+        """The context-parallel group that spans the most nodes; all groups are timed as it."""
+        p = self.parallel
+        replicas = self._different(0, p.tp * p.cp, p.pp * p.dp)
+        firsts = (peer for first in replicas for peer in range(first, first + p.tp)) if p.cp > 1 else range(1)
+        return max((self._place("cp", first, p.tp, p.cp) for first in firsts), key=_spread)
 
     def _different(self, first: int, step: int, count: int) -> range:
         """Of the GPUs first, first + step, ... (``count`` of them), those that stand differently in their nodes."""

@@ -10,9 +10,7 @@ from semu.job import Optimizer, Precision, Recompute
 from semu.runfile.places import Places
 from semu.schedule import SCHEDULES
 
-_MODELLED_SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType(
-    {"parallel.cp": (1,), "parallel.ep": (1,), "parallel.zero": (0, 1, 2, 3)}
-)
+_MODELLED_SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType({"parallel.ep": (1,), "parallel.zero": (0, 1, 2, 3)})
 _MODELLED_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "training.precision": tuple(item.value for item in Precision),

@@ -72,6 +72,7 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "layout": ValueKind.TABLE,
             "zero_group": ValueKind.INTEGER,
             "reshard_after_forward": ValueKind.SWITCH,
+            "cp_kind": ValueKind.STRING,
         },
         "training": {
             "micro_batch": ValueKind.INTEGER,

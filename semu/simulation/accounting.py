@@ -202,8 +202,8 @@ class Work:
 
 
 def count_work(layout: Layout, evaluation: Evaluation) -> Work:
-    """Sum the operators' FLOP over all stages, microbatches, replicas and tensor-parallel ranks."""
-    library, tp = layout.library, layout.job.parallel.tp
+    """Sum the operators' FLOP over all stages, microbatches, replicas, tensor- and context-parallel ranks."""
+    library, peers = layout.library, layout.job.parallel.tp * layout.job.parallel.cp
     operators = library.operators
     uses = np.bincount(evaluation.shapes.index.ravel())
     symbols = evaluation.shapes.columns
@@ -218,7 +218,7 @@ def count_work(layout: Layout, evaluation: Evaluation) -> Work:
     hardware = model = full = 0
     for row in np.flatnonzero(calls).tolist():
         operator = operators[row]
-        times = int(calls[row]) * (tp // operator.copies)
+        times = int(calls[row]) * (peers // operator.copies)
         hardware += times * work[row]
         if operator.phase is not Phase.RECOMPUTE:
             model += times * (work[row] - extra[row])

@@ -115,7 +115,8 @@ def describe_job(layout: Layout) -> dict[str, object]:
             name: getattr(job.parallel, name)
             for name in (*_PARALLEL_KEYS, *(_SHARDING_KEYS if job.parallel.zero == 3 else ()))
         }
-        | ({"layout": job.parallel.layout.to_table()} if job.parallel.layout is not None else {}),
+        | ({"layout": job.parallel.layout.to_table()} if job.parallel.layout is not None else {})
+        | ({"cp_kind": job.parallel.context_kind.value} if job.parallel.cp > 1 else {}),
         "chunks": [
             {
                 "chunk": c.chunk.index,

@@ -72,11 +72,12 @@ def norm_group(layout: Layout) -> CommGroup:
     """Ranks that together hold every gradient once: one replica's, or one sharding group's where they are sharded."""
     parallel, mesh = layout.job.parallel, layout.mesh
     replicas = range(parallel.shard_ranks // parallel.cp if parallel.zero >= 1 else 1)
+    contexts = range(parallel.cp if parallel.zero >= 1 else 1)
     gpus = [
         mesh.gpu(pp=pp, dp=dp, cp=cp, tp=tp)
         for pp in range(parallel.pp)
         for dp in replicas
-        for cp in range(parallel.cp)
+        for cp in contexts
         for tp in range(parallel.tp)
     ]
     return layout.job.cluster.place_group("world", gpus)

@@ -32,14 +32,14 @@ class BatchShapes:
     index: NDArray[np.int64]
 
 
-def distinct_shapes(microbatches: Sequence[Microbatch], dp: int, token_divisor: int) -> BatchShapes:
+def distinct_shapes(microbatches: Sequence[Microbatch], dp: int, token_divisor: int, parts: int = 1) -> BatchShapes:
     """Find equal microbatches.
 
     Args:
         microbatches: dp x m of them; replica r runs items r, r + dp, r + 2 dp, ... (round robin).
-        dp: replicas. token_divisor: see ``Parallel.token_divisor``.
+        dp: replicas. token_divisor, parts: see ``Parallel.token_divisor``, ``Parallel.sequence_parts``.
     """
-    columns = shape_columns(microbatches, token_divisor)
+    columns = shape_columns(microbatches, token_divisor, parts)
     names = list(columns)
     table = np.stack([columns[name] for name in names])
     distinct, inverse = np.unique(table, axis=1, return_inverse=True)

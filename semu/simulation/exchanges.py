@@ -41,7 +41,7 @@ def plan_exchanges(
     Returns:
         What they move, each once, in the order of the templates; the units of every chunk, None without any.
     """
-    if job.parallel.zero < 2 or job.parallel.dp * job.parallel.cp == 1:
+    if job.parallel.zero < 2 or job.parallel.gradient_ranks == 1:
         return (), [None] * len(chunks)
     planner = _Planner(job, mesh, first_template)
     plans: list[ExchangePlan | None] = [
@@ -74,7 +74,7 @@ class _Planner:
         order = [position for position in sorted(own, reverse=True) if filled[position]]
         overlapped = self.job.training.overlap.grad_reduce
         buckets = gradient_buckets(
-            [filled[position] for position in order], self.job.parallel.dp, overlapped=overlapped
+            [filled[position] for position in order], self.job.parallel.gradient_ranks, overlapped=overlapped
         )
         contents = [[entry for turn in bucket.members for entry in own[order[turn]]] for bucket in buckets]
         if _elements(shared, written=True):

@@ -39,7 +39,7 @@ class ParameterGather:
 def parameter_gathers(layout: Layout, model: CostModel) -> dict[int, ParameterGather]:
     """The overlapped gathers of every pipeline rank; empty where nothing is gathered before the first forwards."""
     job = layout.job
-    if job.parallel.dp == 1 or job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather:
+    if job.parallel.gradient_ranks == 1 or job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather:
         return {}
     return {rank: _gather(layout, model, rank) for rank in range(job.parallel.pp)}
 
@@ -48,7 +48,8 @@ def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
     job = layout.job
     held = [entry for entry in layout.held_by(rank) if entry[2].parameter.requires_grad]
     slots = [layout.chunks[chunk].chunk.slot for chunk, _, _ in held]
-    buckets = gradient_buckets([h.elements for _, _, h in held], job.parallel.dp, overlapped=True, slots=slots)
+    ranks = job.parallel.gradient_ranks
+    buckets = gradient_buckets([h.elements for _, _, h in held], ranks, overlapped=True, slots=slots)
     names = [f"parameters {number}" for number in range(len(buckets))]
     sizes = [sum(layout.weight_bytes(held[member][2]) for member in bucket.members) for bucket in buckets]
     slices: list[OuterSlice] = []

@@ -24,6 +24,7 @@ from semu.schedule.problem import lower
 from semu.schedule.schedule import PipelineShape, Schedule
 from semu.schedule.units import PipelineUnits
 from semu.simulation.assemble import assemble_report
+from semu.simulation.context import check_lengths
 from semu.simulation.evaluate import Evaluation, distinct_shapes, evaluate, template_latencies
 from semu.simulation.gather import ParameterGather, parameter_gathers
 from semu.simulation.layout import Layout, build_layout
@@ -227,7 +228,8 @@ def prepare(
     say("reading the batch")
     count = job.num_microbatches * parallel.dp
     microbatches = job.batch.microbatches(count, training.micro_batch, training.seq_len)
-    shapes = distinct_shapes(microbatches, parallel.dp, parallel.token_divisor)
+    check_lengths(job, microbatches)
+    shapes = distinct_shapes(microbatches, parallel.dp, parallel.token_divisor, parallel.sequence_parts)
     check_streams(job, shapes)
     say("tracing the model")
     serial = not job.overlaps_tensor_parallel

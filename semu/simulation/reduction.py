@@ -90,11 +90,11 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
     slices: list[OuterSlice] = []
     done = _rank_end(run, rank)
     size = job.training.grad_dtype.size_bytes
-    reduces = job.parallel.dp > 1 and job.parallel.zero <= 1
+    reduces = job.parallel.gradient_ranks > 1 and job.parallel.zero <= 1
     ready, elements, slots = _gradient_ready(layout, evaluation, run, rank) if reduces else ([], [], [])
     if elements:
         overlapped = job.training.overlap.grad_reduce
-        buckets = gradient_buckets(elements, job.parallel.dp, overlapped=overlapped, slots=slots)
+        buckets = gradient_buckets(elements, job.parallel.gradient_ranks, overlapped=overlapped, slots=slots)
         pieces = _bucket_collectives(layout, model, rank, [bucket.elements * size for bucket in buckets])
         now = 0.0
         for bucket, own in zip(buckets, pieces, strict=True):
@@ -242,7 +242,7 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
     )
     step = replace(on_device(model, "adam", OpKind.OPTIMIZER, traffic, barrier), name="Adam step")
     gathers: tuple[OuterSlice, ...] = ()
-    if job.parallel.dp > 1 and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
+    if job.parallel.gradient_ranks > 1 and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
         group = layout.mesh.shard_group(rank)
         gathers = (collective(model, "parameters", OpKind.ALL_GATHER, group, written, step.end_s),)
     casts = _weight_casts(layout, model, rank, gathers[-1].end_s if gathers else step.end_s)

@@ -9,13 +9,14 @@ from semu.hardware.kinds import DType
 from semu.hardware.profile import list_profiles, load_profile
 from semu.job import Precision, TrainingJob
 from semu.schedule import SCHEDULES
+from semu.simulation.context import check_attention
 from semu.simulation.evaluate import BatchShapes
 
 
 def refuse_unmodelled(job: TrainingJob) -> None:
     """Say no to what this version would get wrong."""
     parallel = job.parallel
-    for name, legal in (("cp", 1), ("ep", 1)):
+    for name, legal in (("ep", 1),):
         value = getattr(parallel, name)
         if value != legal:
             raise ConfigError(
@@ -27,6 +28,8 @@ def refuse_unmodelled(job: TrainingJob) -> None:
             )
     if parallel.zero >= 2:
         _check_sharding(job)
+    if parallel.cp > 1:
+        check_attention(job)
     if job.training.precision is Precision.FP8:
         _refuse_without_fp8(job)
     consumers = [source for module in job.model.modules for source in module.sources]

@@ -120,6 +120,8 @@ class ModelTracer:
             fused_attention=training.attention is Attention.FUSED,
             recompute=training.recompute_plan,
             cast_weights=job.fp8_weights is Fp8Weights.MICROBATCH,
+            cp_group=self.mesh.worst_cp_group,
+            cp_kind=job.parallel.context_kind,
         )
         self._options_key = tuple(options_key(self.options, full_recompute=again) for again in (False, True))
         self._paths: dict[object, tuple[str, ...]] = {}
@@ -169,7 +171,7 @@ class ModelTracer:
         return result[::-1]
 
     def _input_spec(self, spec: InputSpec) -> CarrySpec:
-        sequences = Sequences.of_stream(spec.stream, self.job.parallel.token_divisor)
+        sequences = Sequences.of_stream(spec.stream, self.job.parallel.token_divisor, self.job.parallel.cp)
         rows = sequences.count if spec.per_sequence else sequences.tokens
         shape = (rows,) if spec.features is None else (rows, spec.features)
         packing = None if spec.per_sequence else sequences

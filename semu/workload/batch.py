@@ -199,17 +199,21 @@ def check_request(count: int, micro_batch: int, seq_len: int | None) -> None:
         check_count(seq_len, "training.seq_len")
 
 
-def shape_columns(microbatches: Sequence[Microbatch], token_divisor: int) -> dict[str, NDArray[np.int64]]:
+def shape_columns(
+    microbatches: Sequence[Microbatch], token_divisor: int, parts: int = 1
+) -> dict[str, NDArray[np.int64]]:
     """The numbers that operator costs depend on, one column per number.
 
     Args:
         microbatches: all with the same stream names.
-        token_divisor: over how many ranks tokens are cut (tp x cp), >= 1; streams are padded to a multiple of it.
+        token_divisor: streams are padded to a multiple of it, >= 1 (``Parallel.token_divisor``).
+        parts: chunks into which every sequence is cut, >= 1 (``Parallel.sequence_parts``); each sequence is padded to a
+            multiple of it, and ``pairs`` are made of the lengths of chunks.
     Returns:
-        int64[num_microbatches] per key. For each stream ``s``: ``s.shard`` = ceil(sum of lengths / token_divisor),
-        ``s.tokens`` = sum of lengths, ``s.pairs`` = sum of squared lengths, ``s.sequences`` = their number. For each
-        ordered pair of different streams ``a``, ``b`` with equally many sequences in every microbatch:
-        ``a*b.pairs`` = sum of a_i b_i (cross attention, a's sequence i on b's sequence i).
+        int64[num_microbatches] per key. For each stream ``s``: ``s.shard`` = ceil(sum of padded lengths /
+        token_divisor), ``s.tokens`` = sum of lengths, ``s.pairs`` = sum of squared lengths, ``s.sequences`` = their
+        number. For each ordered pair of different streams ``a``, ``b`` with equally many sequences in every
+        microbatch: ``a*b.pairs`` = sum of a_i b_i (cross attention, a's sequence i on b's sequence i).
     Raises:
         ConfigError: token_divisor < 1, or stream names that differ between microbatches.
     """
@@ -234,7 +238,9 @@ def shape_columns(microbatches: Sequence[Microbatch], token_divisor: int) -> dic
         sequences = np.fromiter(map(len, arrays), np.int64, len(arrays))
         flat[name], ends[name] = np.concatenate(arrays), np.cumsum(sequences)
         tokens = _segment_sums(flat[name], ends[name])
-        columns[f"{name}.shard"] = -(-tokens // token_divisor)
+        if parts > 1:
+            flat[name] = -(-flat[name] // parts)
+        columns[f"{name}.shard"] = -(-(parts * _segment_sums(flat[name], ends[name])) // token_divisor)
         columns[f"{name}.tokens"] = tokens
         columns[f"{name}.pairs"] = _segment_sums(flat[name] ** 2, ends[name])
         columns[f"{name}.sequences"] = sequences

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semu.errors import ConfigError
-from semu.nn.sharding import ShardingStyle
+from semu.nn.sharding import ContextKind, ShardingStyle
 from semu.parallel.config import Overlap, Parallel
 
 NAMES = ("dp", "tp", "pp", "vpp", "cp", "ep")
@@ -29,7 +29,24 @@ def test_ranks_are_the_product_of_all_but_chunks_and_experts(size: dict[str, int
     small = Parallel(**{name: min(value, 3) for name, value in size.items()})
     assert small.num_gpus == len(ranks)
     assert parallel.num_gpus == size["dp"] * size["cp"] * size["tp"] * size["pp"]
-    assert parallel.token_divisor == size["tp"] * size["cp"]
+    assert parallel.sequence_parts == (2 * size["cp"] if size["cp"] > 1 else 1)
+    assert parallel.token_divisor == size["tp"] * parallel.sequence_parts
+    assert parallel.gradient_ranks == parallel.shard_ranks == size["dp"] * size["cp"]
+
+
+def test_a_sharding_group_has_all_context_ranks_of_its_replicas() -> None:
+    parallel = Parallel(dp=8, cp=4, zero_group=2)
+    assert (parallel.shard_ranks, parallel.gradient_ranks, parallel.is_sharded_in_groups) == (8, 32, True)
+    assert not Parallel(dp=8, cp=4, zero_group=8).is_sharded_in_groups
+
+
+def test_kinds_of_context_parallelism() -> None:
+    assert Parallel().context_kind is ContextKind.RING
+    for kind in ContextKind:
+        assert Parallel(cp_kind=kind) == Parallel(cp_kind=kind.value)
+    with pytest.raises(ConfigError, match="context parallelism") as caught:
+        Parallel(cp_kind="all_gathre")
+    assert (caught.value.where, caught.value.nearest) == ("parallel.cp_kind", "all_gather")
 
 
 @given(sizes)

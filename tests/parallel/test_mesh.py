@@ -72,8 +72,8 @@ def test_groups_hold_the_ranks_that_agree_in_all_other_coordinates_and_the_worst
     for source, target, d in product(range(parallel.pp), range(parallel.pp), range(parallel.dp)):
         if source != target:
             pairs = [
-                [r for r, (pp, dp, cp, tp) in ranks if pp in (source, target) and (dp, cp, tp) == (d, 0, t)]
-                for t in range(parallel.tp)
+                [r for r, (pp, dp, cp, tp) in ranks if pp in (source, target) and (dp, cp, tp) == (d, c, t)]
+                for c, t in product(range(parallel.cp), range(parallel.tp))
             ]
             assert shape(mesh.pp_pair(source, target, d)) == farthest(pairs, gpus)
 
@@ -122,6 +122,10 @@ def test_groups_are_those_of_the_farthest_peers(dp: int, tp: int, cp: int, pp: i
     for rank, (p, d, c, _) in ranks:
         tensor.setdefault((p, d, c), []).append(rank)
     assert mesh.worst_tp_group == slowest("tp", list(tensor.values()))
+    context: dict[tuple[int, int, int], list[int]] = {}
+    for rank, (p, d, _, t) in ranks:
+        context.setdefault((p, d, t), []).append(rank)
+    assert mesh.worst_cp_group == slowest("cp", list(context.values()))
     for p in range(pp):
         data = [[r for r, (own, _, _, t) in ranks if (own, t) == (p, peer)] for peer in range(tp)]
         assert mesh.dp_group(p) == slowest("dp", data)
@@ -129,8 +133,26 @@ def test_groups_are_those_of_the_farthest_peers(dp: int, tp: int, cp: int, pp: i
             assert mesh.tp_group(p, d, c) == cluster.place_group("tp", tensor[p, d, c])
     for source, target, d in product(range(pp), range(pp), range(dp)):
         if source != target:
-            pairs = [[mesh.gpu(pp=source, dp=d, tp=t), mesh.gpu(pp=target, dp=d, tp=t)] for t in range(tp)]
+            pairs = [
+                [mesh.gpu(pp=source, dp=d, cp=c, tp=t), mesh.gpu(pp=target, dp=d, cp=c, tp=t)]
+                for c, t in product(range(cp), range(tp))
+            ]
             assert mesh.pp_pair(source, target, d) == slowest("pp", pairs)
+
+
+@pytest.mark.parametrize(("dp", "cp", "size"), [(4, 2, 2), (6, 3, 2), (4, 1, 2), (8, 4, 4)])
+def test_sharding_groups_are_consecutive_replicas_with_their_context_ranks(dp: int, cp: int, size: int) -> None:
+    parallel = Parallel(dp=dp, cp=cp, tp=2, zero=3, zero_group=size)
+    cluster = Cluster("h100", -(-parallel.num_gpus // 4), 4)
+    mesh = Mesh(parallel, cluster)
+    ranks = list(enumerate(coordinates(parallel)))
+    inside: dict[tuple[int, int], list[int]] = {}
+    across: dict[tuple[int, int, int], list[int]] = {}
+    for rank, (_, d, c, t) in ranks:
+        inside.setdefault((d // size, t), []).append(rank)
+        across.setdefault((d % size, c, t), []).append(rank)
+    assert shape(mesh.shard_group(0)) == farthest(list(inside.values()), 4)
+    assert shape(mesh.replica_group(0)) == farthest(list(across.values()), 4)
 
 
 def test_a_group_beyond_the_cluster_is_refused_each_time() -> None:

@@ -81,7 +81,7 @@ def assert_attribution_equal(report: Report, expected: Expansion) -> None:
     exposed = dict(breakdown["exposed_communication"])  # type: ignore[call-overload]
     assert breakdown["compute"] == pytest.approx(sum(r.compute_s for r in replicas) / len(replicas), rel=1e-12)
     for name in replicas[0].exposed_s:
-        streams = ("tp", "dp", "fsdp", "hsdp") if name == "links" else (name,)
+        streams = ("tp", "cp", "dp", "fsdp", "hsdp") if name == "links" else (name,)
         outside = sum(
             piece.end_s - piece.start_s
             for rank in report.timeline.ranks

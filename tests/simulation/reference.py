@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from simulation.reference_costs import latency_of, on_grid, symbols_of, value
+from simulation.reference_costs import ATTENTION, latency_of, on_grid, symbols_of, value
 from simulation.reference_memory import Curve, RankStatic, memory_of, static_of
 from simulation.reference_model import Block, CutModel
 from simulation.reference_sharding import GATHER, REPLICATE, Sharding, Unit
@@ -109,7 +109,7 @@ def expand(job: TrainingJob, gather_ready: dict[int, float] | None = None) -> Ex
     )
     replicas = []
     for number in range(job.parallel.dp):
-        own = [symbols_of(item, job.parallel.tp) for item in items[number :: job.parallel.dp]]
+        own = [symbols_of(item, job.parallel.tp, job.parallel.cp) for item in items[number :: job.parallel.dp]]
         replicas.append(_Writer(model, number, own, gather_ready or {}).write())
     return Expansion(model, replicas, [static_of(model, rank) for rank in range(job.parallel.pp)])
 
@@ -210,7 +210,8 @@ class _Writer:
         replica = Replica(self.nodes, self.orders, self.operators, self.sent, [])
         replica.memory = memory_of(self.model, replica, self.symbols, self.sharding.held(replica))
         if not self.gather_ready:
-            _attribute(replica, "links" if self.sharding.units else "tp")
+            several = bool(self.sharding.units) or self.model.job.parallel.cp > 1
+            _attribute(replica, "links" if several else "tp")
         return replica
 
     def _rank(self, chunk: int) -> int:
@@ -247,21 +248,29 @@ class _Writer:
                 continue
             assert isinstance(item, Block)
             waits = [ready[n] for n in ready if item in self.sharding.units[n].blocks] + barrier
+            kernels: list[tuple[OpKind, Key]] = []
             if item.operators(phase):
                 latest = []
             for operator in item.operators(phase):
                 key = ("operator", *stage, len(written))
                 node = Node(
-                    latency_of(operator, symbols, self.model.job.profile, self.model.tp_group),
+                    latency_of(operator, symbols, self.model.job.profile, self.model.tp_group, self.model.cp_group),
                     [("begin", *stage), *waits],
                 )
-                node.after += [last_on[name] for name in last_on if name == operator.stream.name or not overlaps]
+                in_ring = operator.kind is OpKind.P2P
+                place = "ring" if in_ring else operator.stream.name
+                waits_for_all = not overlaps and not in_ring
+                node.after += [last_on[n] for n in last_on if n == place or (waits_for_all and n != "ring")]
+                if in_ring:
+                    node.after += _before_last_attention(kernels)
+                elif operator.stream.name == "compute":
+                    kernels.append((operator.kind, key))
                 node.after += self._writers(item, operator, microbatch, key)
                 if phase == "F":
                     node.not_before_s = self.gather_ready.get(item.number, 0.0)
                 self.nodes[key] = node
                 end.after.append(key)
-                last_on[operator.stream.name] = key
+                last_on[place] = key
                 latest.append(key)
                 flop, net = value(operator.flop, symbols), value(operator.net_bytes, symbols)
                 written.append(StageOperator(key, item, operator, flop, net))
@@ -331,6 +340,12 @@ class _Writer:
                 node.start_s = max([node.not_before_s, *(self.nodes[key].end_s for key in node.after)])
                 node.end_s = node.start_s + node.latency_s
                 path.pop()
+
+
+def _before_last_attention(kernels: list[tuple[OpKind, Key]]) -> list[Key]:
+    """A transfer of the ring begins with the attention kernel beside which it runs: after the kernel before that."""
+    number = max(i for i, (kind, _) in enumerate(kernels) if kind in ATTENTION)
+    return [kernels[number - 1][1]] if number else []
 
 
 def _attribute(replica: Replica, inside: str) -> None:

@@ -29,24 +29,32 @@ def value(dim: Dim, symbols: dict[str, int]) -> int:
     return total
 
 
-def symbols_of(microbatch: Microbatch, divisor: int) -> dict[str, int]:
-    """What the sizes of one microbatch depend on; token axes are padded to a multiple of ``divisor``."""
+def symbols_of(microbatch: Microbatch, tp: int, cp: int = 1) -> dict[str, int]:
+    """What the sizes of one microbatch depend on; token axes are padded to a multiple of tp.
+
+    With cp > 1 every sequence is padded to 2 cp chunks, whose lengths stand for it in pairs.
+    """
+    parts = 2 * cp if cp > 1 else 1
+    divisor = tp * parts
+    chunks = {name: [(n + parts - 1) // parts for n in lengths] for name, lengths in microbatch.streams.items()}
     result: dict[str, int] = {}
-    for name, lengths in microbatch.streams.items():
-        result[f"{name}.shard"] = (sum(lengths) + divisor - 1) // divisor
+    for name, lengths in chunks.items():
+        result[f"{name}.shard"] = (parts * sum(lengths) + divisor - 1) // divisor
         result[f"{name}.pairs"] = sum(length * length for length in lengths)
         result[f"{name}.sequences"] = len(lengths)
-        for other, partners in microbatch.streams.items():
+        for other, partners in chunks.items():
             if other != name and len(lengths) == len(partners):
                 result[f"{name}*{other}.pairs"] = sum(a * b for a, b in zip(lengths, partners, strict=True))
     return result
 
 
-def latency_of(operator: Operator, symbols: dict[str, int], profile: DeviceProfile, tp_group: CommGroup) -> float:
+def latency_of(
+    operator: Operator, symbols: dict[str, int], profile: DeviceProfile, tp_group: CommGroup, cp_group: CommGroup
+) -> float:
     """Latency of one operator [s]; one with nothing to do takes no time."""
     flop, mem, net = (value(d, symbols) for d in (operator.flop, operator.mem_bytes, operator.net_bytes))
     if operator.kind.is_communication:
-        group = tp_group if operator.stream.name == "tp" else CommGroup(operator.stream.name, 2)
+        group = {"tp": tp_group, "cp": cp_group}[operator.stream.name]
         return on_grid(collective_latency(profile, operator.kind, group, net))
     if operator.flop != 0 and flop == 0:
         return 0.0

@@ -63,17 +63,25 @@ class CutModel:
     """All blocks of a job in order, on their ranks and in chunks.
 
     Attributes:
-        blocks: the blocks. tp_group: the tensor-parallel group that spans most nodes.
+        blocks: the blocks. tp_group, cp_group: the tensor- and context-parallel groups that span most nodes.
     """
 
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
-        tp, pp, dp = job.parallel.tp, job.parallel.pp, job.parallel.dp
+        tp, pp, dp, cp = job.parallel.tp, job.parallel.pp, job.parallel.dp, job.parallel.cp
         groups = [
-            job.cluster.place_group("tp", [self.gpu(rank, replica, t) for t in range(tp)])
+            job.cluster.place_group("tp", [self.gpu(rank, replica, t, c) for t in range(tp)])
             for rank in range(pp)
             for replica in range(dp)
+            for c in range(cp)
         ]
+        around = [
+            job.cluster.place_group("cp", [self.gpu(rank, replica, t, c) for c in range(cp)])
+            for rank in range(pp)
+            for replica in range(dp)
+            for t in range(tp)
+        ]
+        self.cp_group: CommGroup = max(around, key=lambda group: (group.num_nodes, -group.ranks_per_node))
         self.tp_group: CommGroup = max(groups, key=lambda group: group.num_nodes)
         self._options = TraceOptions(
             plan=megatron_plan(job.model, job.parallel),
@@ -85,6 +93,8 @@ class CutModel:
             fused_attention=job.training.attention.value == "fused",
             recompute=_plan(job),
             cast_weights=job.fp8_weights.value == "microbatch",
+            cp_group=self.cp_group,
+            cp_kind=job.parallel.context_kind,
         )
         self.blocks: list[Block] = []
         again = job.training.recompute.value == "full"
@@ -96,9 +106,15 @@ class CutModel:
         for block in self.blocks:
             self._join(block)
 
-    def gpu(self, rank: int, replica: int, tensor: int = 0) -> int:
-        """Number of a rank's GPU: tensor parallel fastest, then data, then pipeline."""
-        return tensor + self.job.parallel.tp * (replica + self.job.parallel.dp * rank)
+    def gpu(self, rank: int, replica: int, tensor: int = 0, context: int = 0) -> int:
+        """Number of a rank's GPU: tensor parallel fastest, then context, then data, then pipeline."""
+        parallel = self.job.parallel
+        return tensor + parallel.tp * (context + parallel.cp * (replica + parallel.dp * rank))
+
+    def peer(self, rank: int, number: int, tensor: int = 0) -> int:
+        """GPU of one of the ranks that sum their gradients: every context rank of every replica."""
+        replica, context = divmod(number, self.job.parallel.cp)
+        return self.gpu(rank, replica, tensor, context)
 
     @property
     def num_chunks(self) -> int:
@@ -179,7 +195,8 @@ class CutModel:
             self._trace_again(block)
 
     def _data(self, spec: InputSpec) -> CarrySpec:
-        packing = Sequences.of_stream(spec.stream, self.job.parallel.tp)
+        tp, cp = self.job.parallel.tp, self.job.parallel.cp
+        packing = Sequences.of_stream(spec.stream, tp if cp == 1 else 2 * cp * tp, cp)
         rows = packing.count if spec.per_sequence else packing.tokens
         shape = (rows,) if spec.features is None else (rows, spec.features)
         dtype = spec.dtype(self._options.tensor_dtype)

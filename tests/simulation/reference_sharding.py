@@ -55,9 +55,9 @@ class Sharding:
     def __init__(self, model: CutModel) -> None:
         self.model, self.job = model, model.job
         parallel = self.job.parallel
-        self.shards = (parallel.zero_group or parallel.dp) if parallel.zero >= 2 else 1
+        self.shards = (parallel.zero_group or parallel.dp) * parallel.cp if parallel.zero >= 2 else 1
         self.units: list[Unit] = []
-        if parallel.zero >= 2 and parallel.dp > 1:
+        if parallel.zero >= 2 and parallel.dp * parallel.cp > 1:
             for chunk in range(model.num_chunks):
                 self._split(chunk)
 
@@ -76,7 +76,7 @@ class Sharding:
             both[0].keeps = True
             self.units += [unit for unit in both + by_block if unit.elements]
             return
-        limit = max(40_000_000, 1_000_000 * self.job.parallel.dp)
+        limit = max(40_000_000, 1_000_000 * self.job.parallel.dp * self.job.parallel.cp)
         groups: list[list[Unit]] = [[]]
         for unit in [unit for unit in reversed(by_block) if unit.reduced]:
             if self.job.training.overlap.grad_reduce and sum(other.reduced for other in groups[-1]) >= limit:
@@ -115,7 +115,7 @@ class Sharding:
             if unit.reduced:
                 last = max(place(b) for b in unit.blocks if b.operators("B"))
                 after: list[tuple[str, object]] = [(REDUCE, unit)]
-                if self.shards < self.job.parallel.dp:
+                if self.shards < self.job.parallel.dp * self.job.parallel.cp:
                     after.append((REPLICATE, unit))
                 turns[last + 1 : last + 1] = after
         gathered = [u for u in units if u.gathers and any(b.operators(phase) for b in u.blocks)]
@@ -132,13 +132,13 @@ class Sharding:
     # -- what a collective costs -------------------------------------------------------------------------------------
     def group(self, across: bool) -> CommGroup:
         """Consecutive replicas, or the replicas of one shard; the placement on most nodes."""
-        dp, tp = self.job.parallel.dp, self.job.parallel.tp
+        dp, tp = self.job.parallel.dp * self.job.parallel.cp, self.job.parallel.tp
         if across:
             lists = [range(first, dp, self.shards) for first in range(self.shards)]
         else:
             lists = [range(first, first + self.shards) for first in range(0, dp, self.shards)]
         groups = [
-            self.job.cluster.place_group("dp", [self.model.gpu(0, replica, t) for replica in ranks])
+            self.job.cluster.place_group("dp", [self.model.peer(0, number, t) for number in ranks])
             for ranks in lists
             for t in range(tp)
         ]

@@ -62,12 +62,13 @@ def tail_of(expansion: Expansion) -> Tail:
     tail = Tail([[] for _ in range(parallel.pp)])
     grad_bytes = job.training.grad_dtype.size_bytes
     for rank, slices in enumerate(tail.slices):
-        group = worst_group(model, rank, 1, parallel.dp)
-        width = parallel.zero_group or parallel.dp
+        peers = parallel.dp * parallel.cp
+        group = worst_group(model, rank, 1, peers)
+        width = (parallel.zero_group or parallel.dp) * parallel.cp
         done = ends[rank]
-        if parallel.dp > 1 and parallel.zero <= 1:
+        if peers > 1 and parallel.zero <= 1:
             now = 0.0
-            for bucket in buckets(held[rank], parallel.dp, overlap.grad_reduce):
+            for bucket in buckets(held[rank], peers, overlap.grad_reduce):
                 ready = max(item.ready_s for item in bucket) if overlap.grad_reduce else ends[rank]
                 size = sum(item.elements for item in bucket) * grad_bytes
                 if not parallel.zero:
@@ -75,14 +76,14 @@ def tail_of(expansion: Expansion) -> Tail:
                 else:
                     inner = worst_group(model, rank, 1, width)
                     slices.append(collective(expansion, OpKind.REDUCE_SCATTER, inner, size, max(now, ready)))
-                    if width < parallel.dp:
-                        across, share = worst_group(model, rank, width, parallel.dp // width), -(-size // width)
+                    if width < peers:
+                        across, share = worst_group(model, rank, width, peers // width), -(-size // width)
                         slices.append(collective(expansion, OpKind.ALL_REDUCE, across, share, slices[-1].end_s))
                 now = slices[-1].end_s
             done = max(done, now)
         whole = sum(item.elements for item in held[rank] if not item.is_sharded)
         if parallel.zero >= 2:
-            whole = -(-whole // (parallel.zero_group or parallel.dp))
+            whole = -(-whole // width)
         if parallel.tp > 1 and parallel.sequence_parallel and whole:
             slices.append(collective(expansion, OpKind.ALL_REDUCE, model.tp_group, whole * grad_bytes, done))
     _tie(expansion, held, ends, tail)
@@ -106,10 +107,12 @@ def tail_of(expansion: Expansion) -> Tail:
 
 
 def worst_group(model: CutModel, rank: int, step: int, size: int) -> CommGroup:
-    """Of the groups of ``size`` replicas at distance ``step``, on every tensor-parallel peer, the most spread one."""
+    """Of the groups of ``size`` ranks that reduce together (context ranks of all replicas) at distance ``step``, on
+    every tensor-parallel peer, the most spread one."""
     job = model.job
-    first = [d for d in range(job.parallel.dp) if d // step % size == 0 and d + step * (size - 1) < job.parallel.dp]
-    gpus = [[model.gpu(rank, d + step * k, t) for k in range(size)] for d in first for t in range(job.parallel.tp)]
+    peers = job.parallel.dp * job.parallel.cp
+    first = [d for d in range(peers) if d // step % size == 0 and d + step * (size - 1) < peers]
+    gpus = [[model.peer(rank, d + step * k, t) for k in range(size)] for d in first for t in range(job.parallel.tp)]
     groups = [job.cluster.place_group("dp", own) for own in gpus]
     return max(groups, key=lambda group: (group.num_nodes, group.local_port.value == "pcie", -group.ranks_per_node))
 
@@ -173,20 +176,20 @@ def _check(expansion: Expansion, held: list[list[Held]], begin_s: float, tail: T
     if training.gradient_clipping:
         passes += [1, None, 2]
     now = begin_s
-    width = (parallel.zero_group or parallel.dp) if parallel.zero else 1
-    together = parallel.num_gpus // parallel.dp * width
+    width = (parallel.zero_group or parallel.dp) * parallel.cp if parallel.zero else 1
+    together = parallel.pp * parallel.tp * width
     for times in passes:
         ends = [now]
         for rank, slices in enumerate(tail.slices):
             own = sum(item.elements for item in held[rank])
-            own = -(-own // (parallel.zero_group or parallel.dp)) if parallel.zero else own
+            own = -(-own // width)
             if times is not None and own:
                 size = times * own * training.grad_dtype.size_bytes
                 slices.append(_kernel(expansion, OpKind.OPTIMIZER, size, now))
                 ends.append(slices[-1].end_s)
             elif times is None and together > 1:
                 places = itertools.product(range(parallel.pp), range(width), range(parallel.tp))
-                gpus = [model.gpu(p, d, t) for p, d, t in places]
+                gpus = [model.peer(p, d, t) for p, d, t in places]
                 group = job.cluster.place_group("world", gpus)
                 slices.append(collective(expansion, OpKind.ALL_REDUCE, group, 4, now))
                 ends.append(slices[-1].end_s)
@@ -206,7 +209,7 @@ def _step(expansion: Expansion, rank: int, elements: int, barrier: float, slices
     model = expansion.model
     job = model.job
     tensor_bytes, grad_bytes = job.training.precision.tensor_dtype.size_bytes, job.training.grad_dtype.size_bytes
-    shards = job.parallel.zero_group or job.parallel.dp
+    shards = (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp
     own = (elements + shards - 1) // shards if job.parallel.zero else elements
     master, state = job.training.master_dtype.size_bytes, job.training.optimizer_state_dtype.size_bytes
     # gradient read, two moments and the master read and written, parameter written (or, without master, both)
@@ -220,7 +223,7 @@ def _step(expansion: Expansion, rank: int, elements: int, barrier: float, slices
     narrow = sum(u.numel for u in primary if u.parameter.requires_grad)
     traffic = own * (grad_bytes + 4 * state + weight) - narrow * own // elements
     slices.append(_kernel(expansion, OpKind.OPTIMIZER, traffic, barrier))
-    if job.parallel.dp > 1 and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
+    if job.parallel.dp * job.parallel.cp > 1 and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
         group = worst_group(model, rank, 1, shards)
         slices.append(
             collective(expansion, OpKind.ALL_GATHER, group, elements * tensor_bytes - narrow, slices[-1].end_s)
@@ -237,12 +240,12 @@ def gather_times(expansion: Expansion) -> dict[int, float]:
     job = expansion.model.job
     ready: dict[int, float] = {}
     for rank in range(job.parallel.pp):
-        group = worst_group(expansion.model, rank, 1, job.parallel.zero_group or job.parallel.dp)
+        group = worst_group(expansion.model, rank, 1, (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp)
         held = trainable(expansion, rank)
         for item in held:
             item.ready_s = 0.0
         now = 0.0
-        for bucket in buckets(held, job.parallel.dp, several=True):
+        for bucket in buckets(held, job.parallel.dp * job.parallel.cp, several=True):
             now = collective(expansion, OpKind.ALL_GATHER, group, 2 * sum(h.elements for h in bucket), now).end_s
             for block in expansion.model.blocks:
                 used = {id(use.parameter) for use in block.trace.parameters}

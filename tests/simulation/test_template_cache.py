@@ -25,7 +25,7 @@ from semu.job import Training, TrainingJob
 from semu.nn import Linear, Model, Module, Tensor
 from semu.nn import functional as F
 from semu.nn.recompute_plan import RecomputePlan
-from semu.nn.sharding import ShardingPlan, ShardingStyle
+from semu.nn.sharding import ContextKind, ShardingPlan, ShardingStyle
 from semu.nn.tracing import TraceOptions
 from semu.parallel.config import Parallel
 from semu.simulation import simulate, tracer
@@ -228,6 +228,8 @@ OTHER_OPTIONS: dict[str, object] = {
     "fused_attention": False,
     "recompute": RecomputePlan(("mlp",)),
     "cast_weights": True,
+    "cp_group": CommGroup("cp", 4, 2),
+    "cp_kind": ContextKind.ALL_GATHER,
 }
 OTHER_PLAN: dict[str, object] = {"tp": 2, "sequence_parallel": True}
 

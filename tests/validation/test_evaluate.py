@@ -45,6 +45,16 @@ def test_time_and_device_are_those_of_the_simulation() -> None:
     assert result.resolved == {}
 
 
+def test_a_row_with_context_parallelism() -> None:
+    """What the row says, ring as Megatron-LM's default; its learned positions are a table of the whole length."""
+    read = row(cp=4, gpus=8)
+    report, result = report_of(read), evaluate_row(read, make_job)
+    assert (result.status, result.reason) == (Status.OK, None)
+    assert result.compared[Quantity.TIME].predicted == report.iteration_time_s
+    assert report.job["parallel"]["cp_kind"] == "ring"  # type: ignore[index]
+    assert "cp" in report.timeline.ranks[0].expand(0).table.streams
+
+
 def test_another_device() -> None:
     result = evaluate_row(row(), make_job, "h100")
     assert result.device == "h100"

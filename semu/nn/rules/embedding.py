@@ -10,6 +10,7 @@ from semu.graph.dim import Dim
 from semu.graph.operator import OpKind, Phase
 from semu.nn.module import Parameter
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
+from semu.nn.rules.context_collective import redistribute_tokens
 from semu.nn.rules.views import copy_like
 from semu.nn.sharding import ShardingStyle
 from semu.nn.tensor import Sequences, Tensor
@@ -96,11 +97,14 @@ def merge_tokens(x: Tensor, group: int, merged: Sequences) -> Tensor:
 def scatter_tokens(x: Tensor, into: Tensor) -> Tensor:
     """Write the rows of ``x`` [n, h] (image tokens) over rows of ``into`` [tokens, h] (text embeddings).
 
-    Both are split over tokens alike. Backward: the gradient of ``into`` with those rows masked, and a gather of the
-    rows for ``x``. Under sequence parallelism the rows may live on another rank than their place; that exchange is
+    Both are split over tokens alike; under context parallelism the rows go, by an all-to-all over that group, to the
+    rank that has their place in its chunks. Backward: the gradient of ``into`` with those rows masked, and a gather of
+    the rows for ``x``. Under sequence parallelism the rows may live on another rank than their place; that exchange is
     within the tensor-parallel group and small, it is counted as memory traffic only.
     """
     trace = into.trace
+    if trace.options.cp_group.num_ranks > 1:
+        x = redistribute_tokens(x)
     if x.shape[-1] != into.shape[-1]:
         raise GraphError("widths differ", where=trace.where, expected=str(into.shape[-1]), got=x.shape[-1])
     y = copy_like(into, [into, x], 2 * into.size_bytes + x.size_bytes, "scatter_tokens")

@@ -1,0 +1,70 @@
+"""What context parallelism needs of a job: sequences that it can cut, attention that works across ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from semu.errors import ConfigError
+from semu.job import Attention, TrainingJob
+from semu.parallel.pipeline import nearest_multiple
+from semu.workload.batch import Microbatch, TextBatch
+
+
+def check_attention(job: TrainingJob) -> None:
+    """Only fused attention works on parts of a sequence (Megatron-LM: context parallelism needs Transformer Engine's
+    flash or fused attention).
+
+    Raises:
+        ConfigError: unfused attention.
+    """
+    if job.training.attention is not Attention.FUSED:
+        raise ConfigError(
+            f"cp = {job.parallel.cp} with attention in separate kernels is not modelled by this version",
+            where="training.attention",
+            expected="fused, or parallel.cp = 1",
+            got=job.training.attention.value,
+            nearest=Attention.FUSED.value,
+        )
+
+
+def check_lengths(job: TrainingJob, microbatches: Sequence[Microbatch]) -> None:
+    """Sequences that context parallelism can cut.
+
+    Text of one length must divide by 2 cp (Megatron-LM: ``seq_length % (2 * context_parallel_size) == 0``). Packed
+    sequences are padded one by one to a multiple of 2 cp (Megatron-LM's packed format, ``cu_seqlens_padded``), but none
+    may be shorter than cp: there would be ranks with nothing but padding.
+
+    Raises:
+        ConfigError: a length that does not divide, a sequence that is too short.
+    """
+    cp, parts = job.parallel.cp, job.parallel.sequence_parts
+    if cp == 1:
+        return
+    if isinstance(job.batch, TextBatch):
+        length = job.batch.context_length(job.training.seq_len)
+        assert length is not None
+        if length % parts:
+            raise ConfigError(
+                f"sequences of {length} tokens do not divide into 2 x cp = {parts} chunks",
+                where="training.seq_len",
+                expected=f"a multiple of {parts}",
+                got=length,
+                nearest=nearest_multiple(length, parts),
+            )
+        return
+    read = {spec.stream: module.name for module in job.model.modules for spec in module.inputs}
+    for stream, module in read.items():
+        lengths = [item.lengths[stream] for item in microbatches if stream in item.lengths]
+        every = np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)
+        shortest = int(every[every > 0].min(initial=np.iinfo(np.int64).max))
+        if shortest < cp:
+            raise ConfigError(
+                f"module {module} reads sequences of {shortest} tokens of the stream {stream!r}, fewer than cp = {cp} "
+                "ranks",
+                where="parallel.cp",
+                expected=f"at most {shortest}, the shortest sequence",
+                got=cp,
+                nearest=max(n for n in range(1, shortest + 1) if cp % n == 0),
+            )
