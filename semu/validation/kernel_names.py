@@ -68,6 +68,7 @@ FAMILY_OF_KIND: Mapping[OpKind, Family] = MappingProxyType(
         OpKind.ATTENTION_FORWARD: Family.ATTENTION_FORWARD,
         OpKind.ATTENTION_BACKWARD: Family.ATTENTION_BACKWARD,
         OpKind.NORM: Family.NORM,
+        OpKind.SOFTMAX: Family.NORM,
         OpKind.ACTIVATION: Family.ELEMENTWISE,
         OpKind.ADD: Family.ELEMENTWISE,
         OpKind.ROPE: Family.ELEMENTWISE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -65,7 +65,7 @@ def test_everything_published_is_one_candidate() -> None:
 )
 def test_the_candidates(changes: dict[str, Any], micro_batches: list[int], chunks: list[int]) -> None:
     found = list(candidates(row({**OPEN, **changes})))
-    assert found == [Settings(m, v, r) for m in micro_batches for v in chunks for r in RECOMPUTES]
+    assert found == [Settings(m, v, r, g) for m in micro_batches for v in chunks for r, g in RECOMPUTES]
 
 
 def test_what_was_resolved_is_told() -> None:
@@ -85,7 +85,7 @@ def test_the_fastest_that_fits(data: st.DataObject, capacity: int) -> None:
     run_of = row(OPEN)
     outcomes: dict[Settings, Outcome] = {}
     for settings in candidates(run_of):
-        before = outcomes.get(Settings(settings.micro_batch, settings.vp, _lighter(settings.recompute)))
+        before = outcomes.get(replace(settings, **_lighter(settings)))
         time_s = data.draw(times) + (before.time_s if before else 0)
         memory = data.draw(st.integers(1, before.memory if before else 100))
         outcomes[settings] = Outcome(time_s, memory, data.draw(st.booleans()))
@@ -104,9 +104,10 @@ def test_the_fastest_that_fits(data: st.DataObject, capacity: int) -> None:
         assert chosen.memory == min(outcome.memory for outcome in legal.values())
 
 
-def _lighter(recompute: str) -> str:
-    position = RECOMPUTES.index(recompute)
-    return RECOMPUTES[position - 1] if position else ""
+def _lighter(settings: Settings) -> dict[str, Any]:
+    position = RECOMPUTES.index((settings.recompute, settings.grad_dtype))
+    recompute, grad_dtype = RECOMPUTES[position - 1] if position else ("", None)
+    return {"recompute": recompute, "grad_dtype": grad_dtype}
 
 
 def test_equally_fast_ones_are_decided_by_their_order() -> None:
@@ -121,7 +122,7 @@ def test_refused_candidates_are_passed_over() -> None:
 
     choice = choose(row(OPEN), simulate)
     assert choice.settings == Settings(1, 1, "selective")
-    assert choice.passed_over == 3 + 3 * 3
+    assert choice.passed_over == 3 * 2 + 3 * 4
 
 
 def test_where_all_are_refused_the_first_reason_is_told() -> None:
