@@ -76,6 +76,7 @@ KERNELS = {
     OpKind.ATTENTION_FORWARD: "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<128, 128>>",
     OpKind.ATTENTION_BACKWARD: "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<...>",
     OpKind.NORM: "void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<...>",
+    OpKind.SOFTMAX: "void scaled_upper_triang_masked_softmax_warp_forward<c10::Half, c10::Half, float, 11>",
     OpKind.ACTIVATION: "void at::native::vectorized_elementwise_kernel<4, at::native::silu_kernel>",
     OpKind.ADD: "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>",
     OpKind.ROPE: "void fused_rope_forward_kernel<c10::BFloat16>",
