@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -106,10 +107,11 @@ class Report:
         mfu_full_attention: MFU with causal attention counted in full.
         mfu_bf16: under fp8, MFU against the bf16 peak; else None.
         bubble_ratio: of the slowest replica's pipeline.
-        peak_memory_bytes, static_memory_bytes, reserved_memory_bytes: per pipeline rank, highest over its ranks.
+        peak_memory_bytes, static_memory_bytes: per pipeline rank, highest over its ranks.
         capacity_bytes: device memory. breakdown_s: see DESIGN §6. timeline: of the slowest replica.
         ranks, top_operators: tables. provenance: share of time by provenance of its coefficients.
         job: resolved inputs. warnings: what a reader should know. samples: iterations with jitter, where asked for.
+        reserve: finds ``reserved_memory_bytes``.
     """
 
     title: str
@@ -127,7 +129,6 @@ class Report:
     bubble_ratio: float
     peak_memory_bytes: tuple[int, ...]
     static_memory_bytes: tuple[int, ...]
-    reserved_memory_bytes: tuple[int, ...] | None
     capacity_bytes: int
     parameters: int
     breakdown_s: Mapping[str, object]
@@ -141,6 +142,12 @@ class Report:
     warnings: tuple[str, ...]
     timeline: IterationTimeline = field(repr=False)
     samples: IterationSamples | None = None
+    reserve: Callable[[], tuple[int, ...]] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def reserved_memory_bytes(self) -> tuple[int, ...] | None:
+        """What the caching allocator holds of each pipeline rank's device, an estimate; made when it is asked for."""
+        return None if self.reserve is None else self.reserve()
 
     @property
     def fits(self) -> bool:

@@ -246,6 +246,9 @@ class _Joiner:
             leaving=tuple(self.size_row[s] if s >= 0 else -1 for s in leaving),
             leaving_kept=tuple(s in kept for s in leaving),
             num_streams=num_streams,
+            storage=np.array(used, dtype=np.int32),
+            arriving_storage=tuple(arriving),
+            leaving_storage=tuple(leaving),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from semu.simulation.pipeline import PipelineRun
 from semu.simulation.rank_timeline import build_timeline
 from semu.simulation.reduction import RankTail
 from semu.simulation.replica import ReplicaCosts
+from semu.simulation.reserved import reserved_memory
 from semu.simulation.saved import SavedActivations
 from semu.simulation.tables import add_outer, rank_row, top_operators
 
@@ -67,7 +69,6 @@ def assemble_report(
         bubble_ratio=bubble_ratio(run, slowest),
         peak_memory_bytes=tuple(peak.size_bytes for peak in peaks),
         static_memory_bytes=tuple(memory.static.total for memory in memories),
-        reserved_memory_bytes=None,
         capacity_bytes=capacity,
         parameters=parameters,
         breakdown_s=breakdown(layout, evaluation, run, tails, iteration).to_json(),
@@ -80,6 +81,14 @@ def assemble_report(
         job=describe_job(layout),
         warnings=tuple(_warnings(layout, parameters, run.num_replicas)),
         timeline=timeline,
+        reserve=partial(
+            reserved_memory,
+            layout,
+            evaluation,
+            run,
+            [peak.replica for peak in peaks],
+            [peak.size_bytes for peak in peaks],
+        ),
     )
 
 
@@ -163,8 +172,8 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
     """What a reader should know before trusting the numbers."""
     job = layout.job
     notes = [
-        "not modelled by this version: reserved memory (peaks are allocated bytes), CPU launch time, library "
-        "workspaces, slowdown of kernels beside communication"
+        "not modelled by this version: CPU launch time, library workspaces in allocated memory (reserved memory is an "
+        "estimate that counts cuBLAS's), slowdown of kernels beside communication"
     ]
     if job.parallel.zero >= 2 and num_replicas > 1:
         notes.append(
