@@ -66,9 +66,10 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                         continue
                     if best < 0 or length[b] < length[best]:
                         best = b
-                    elif length[b] == length[best]:
-                        if segment[b] < segment[best] or (segment[b] == segment[best] and begin[b] < begin[best]):
-                            best = b
+                    elif length[b] == length[best] and (
+                        segment[b] < segment[best] or (segment[b] == segment[best] and begin[b] < begin[best])
+                    ):
+                        best = b
                 if best < 0:
                     if pool == 0:
                         whole = small_segment

@@ -56,7 +56,7 @@ def reserved_memory(
             allocation is highest. peaks: per rank, its highest allocation [bytes]; less is never reserved.
     """
     capacity = int(layout.job.cluster.profile.memory_bytes.value) - outside_bytes(layout.job)
-    result = []
+    result: list[int] = []
     for rank, (replica, peak) in enumerate(zip(replicas, peaks, strict=True)):
         trace = rank_trace(layout, evaluation, run, rank, replica)
         found: Reserved = reserve(trace, capacity_bytes=max(capacity, 0))
@@ -85,10 +85,8 @@ def static_requests(layout: Layout, rank: int) -> list[int]:
     held = [entry[2] for entry in layout.held_by(rank)]
     trained = [item.elements for item in held if item.parameter.requires_grad]
     has_master = job.training.master_dtype is not job.training.precision.tensor_dtype
-    parts = (
-        job.training.master_dtype.size_bytes if has_master else 0,
-        *2 * (job.training.optimizer_state_dtype.size_bytes,),
-    )
+    state = job.training.optimizer_state_dtype.size_bytes
+    parts = (job.training.master_dtype.size_bytes if has_master else 0, state, state)
     optimizer = shared_out(static.optimizer, parts)
     requests = [workspace] * NUM_HANDLES
     requests += shared_out(static.parameters, [item.elements for item in held])
@@ -269,7 +267,7 @@ class _Tape:
 def _num_storages(chunk: ChunkStages) -> int:
     programs = [program for program in (chunk.forward, chunk.backward) if program is not None]
     numbers = [n for p in programs for n in (*p.storage.tolist(), *p.arriving_storage, *p.leaving_storage)]
-    return max(numbers, default=-1) + 1
+    return int(max(numbers, default=-1)) + 1
 
 
 def _events(
