@@ -98,6 +98,35 @@ class IterationSamples:
 
 
 @dataclass(frozen=True)
+class FittingChange:
+    """A change of a job that does not fit in memory, after which it does.
+
+    Attributes:
+        settings: key of the run file -> new value. peak_memory_bytes: highest over all ranks, with the change.
+        saved_bytes: by how much that is less than without. iteration_time_s: [s], with the change.
+        added_time_s: how much longer the iteration lasts [s]; less than 0: it is faster.
+    """
+
+    settings: Mapping[str, object]
+    peak_memory_bytes: int
+    saved_bytes: int
+    iteration_time_s: float
+    added_time_s: float
+
+    def label(self) -> str:
+        """As ``--set`` has it, e.g. ``training.recompute=full``; the global batch stays and is left out."""
+        return " ".join(
+            f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+            for key, value in self.settings.items()
+            if key != "training.global_batch"
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """An entry of ``nearest_fit`` of ``simulate --json``."""
+        return {**vars(self), "settings": dict(self.settings)}
+
+
+@dataclass(frozen=True)
 class Report:
     """Result of ``semu.simulate``.
 
@@ -111,7 +140,8 @@ class Report:
         capacity_bytes: device memory. breakdown_s: see DESIGN §6. timeline: of the slowest replica.
         ranks, top_operators: tables. provenance: share of time by provenance of its coefficients.
         job: resolved inputs. warnings: what a reader should know. samples: iterations with jitter, where asked for.
-        reserve: finds ``reserved_memory_bytes``.
+        reserve: finds ``reserved_memory_bytes``. nearest_fit: of a job that does not fit, changes after which it does,
+            the fastest first; None: nobody has looked.
     """
 
     title: str
@@ -143,6 +173,7 @@ class Report:
     timeline: IterationTimeline = field(repr=False)
     samples: IterationSamples | None = None
     reserve: Callable[[], tuple[int, ...]] | None = field(default=None, repr=False, compare=False)
+    nearest_fit: tuple[FittingChange, ...] | None = None
 
     @cached_property
     def reserved_memory_bytes(self) -> tuple[int, ...] | None:
@@ -188,6 +219,7 @@ class Report:
             "job": dict(self.job),
             "warnings": list(self.warnings),
             **({"samples": self.samples.to_json()} if self.samples is not None else {}),
+            **({"nearest_fit": [c.to_json() for c in self.nearest_fit]} if self.nearest_fit is not None else {}),
         }
 
     def __repr__(self) -> str:

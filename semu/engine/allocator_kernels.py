@@ -64,10 +64,13 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                     b = free[pool, k]
                     if length[b] < need:
                         continue
-                    if best < 0 or length[b] < length[best]:
-                        best = b
-                    elif length[b] == length[best] and (
-                        segment[b] < segment[best] or (segment[b] == segment[best] and begin[b] < begin[best])
+                    if (
+                        best < 0
+                        or length[b] < length[best]
+                        or (
+                            length[b] == length[best]
+                            and (segment[b] < segment[best] or (segment[b] == segment[best] and begin[b] < begin[best]))
+                        )
                     ):
                         best = b
                 if best < 0:

@@ -56,7 +56,7 @@ def reserved_memory(
             allocation is highest. peaks: per rank, its highest allocation [bytes]; less is never reserved.
     """
     capacity = int(layout.job.cluster.profile.memory_bytes.value) - outside_bytes(layout.job)
-    result: list[int] = []
+    result = []
     for rank, (replica, peak) in enumerate(zip(replicas, peaks, strict=True)):
         trace = rank_trace(layout, evaluation, run, rank, replica)
         found: Reserved = reserve(trace, capacity_bytes=max(capacity, 0))
@@ -140,7 +140,7 @@ class _Tape:
     def __init__(self, layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int, replica: int) -> None:
         self.layout, self.evaluation, self.run, self.rank, self.replica = layout, evaluation, run, rank, replica
         self.nodes = np.flatnonzero(run.problem.node_rank == rank)
-        self.count = run.shape.shape[1]
+        self.count = int(run.shape.shape[1])
         self._base: dict[int, int] = {}
         self._alias: dict[tuple[int, int], tuple[int, int]] = {}
         self._slots: dict[tuple[int, int], NDArray[np.int64]] = {}
@@ -266,7 +266,7 @@ class _Tape:
 
 def _num_storages(chunk: ChunkStages) -> int:
     programs = [program for program in (chunk.forward, chunk.backward) if program is not None]
-    numbers = [n for p in programs for n in (*p.storage.tolist(), *p.arriving_storage, *p.leaving_storage)]
+    numbers: list[int] = [n for p in programs for n in (*p.storage.tolist(), *p.arriving_storage, *p.leaving_storage)]
     return int(max(numbers, default=-1)) + 1
 
 
