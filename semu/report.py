@@ -142,6 +142,7 @@ class Report:
         job: resolved inputs. warnings: what a reader should know. samples: iterations with jitter, where asked for.
         reserve: finds ``reserved_memory_bytes``. nearest_fit: of a job that does not fit, changes after which it does,
             the fastest first; None: nobody has looked.
+        host_memory_bytes: host memory of a GPU of each pipeline rank, where something is offloaded.
     """
 
     title: str
@@ -174,6 +175,7 @@ class Report:
     samples: IterationSamples | None = None
     reserve: Callable[[], tuple[int, ...]] | None = field(default=None, repr=False, compare=False)
     nearest_fit: tuple[FittingChange, ...] | None = None
+    host_memory_bytes: tuple[int, ...] | None = None
 
     @cached_property
     def reserved_memory_bytes(self) -> tuple[int, ...] | None:
@@ -206,6 +208,7 @@ class Report:
             "peak_memory_bytes": list(self.peak_memory_bytes),
             "static_memory_bytes": list(self.static_memory_bytes),
             "reserved_memory_bytes": None if self.reserved_memory_bytes is None else list(self.reserved_memory_bytes),
+            **({"host_memory_bytes": list(self.host_memory_bytes)} if self.host_memory_bytes is not None else {}),
             "capacity_bytes": self.capacity_bytes,
             "fits": self.fits,
             "parameters": self.parameters,

@@ -10,6 +10,7 @@ from typing import TypeVar
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.kinds import DType
 from semu.job.kinds import Attention, Fp8Weights, Optimizer, Precision, Recompute, RecomputeMethod
+from semu.job.offload import OffloadPlan
 from semu.nn.recompute_plan import RECOMPUTE_KINDS, RecomputePlan
 from semu.parallel.config import Overlap
 
@@ -165,6 +166,8 @@ class Training:
         loss_scaling: fp16's dynamic loss scale: gradients are unscaled and searched for infinities before every step.
         overhead_s: time of an iteration outside the model (data loading, logging) [s]; default 0.
         jitter: relative standard deviation of each stage's latency, for ``simulate(samples=...)``; default 0.
+        offload: what lives on the host, words of ``semu.job.offload.OFFLOADS``; None: nothing.
+        offload_layers, offload_fraction: the layers whose activations do, as paths or as a share; None: all.
     """
 
     micro_batch: int
@@ -187,6 +190,9 @@ class Training:
     loss_scaling: bool
     overhead_s: float
     jitter: float
+    offload: tuple[str, ...] | None
+    offload_layers: tuple[str, ...] | None
+    offload_fraction: float | None
 
     def __init__(
         self,
@@ -210,6 +216,9 @@ class Training:
         loss_scaling: bool = False,
         overhead_s: float = 0.0,
         jitter: float = 0.0,
+        offload: Sequence[str] | str | None = None,
+        offload_layers: Sequence[str] | None = None,
+        offload_fraction: float | None = None,
     ) -> None:
         _positive(micro_batch, "training.micro_batch")
         _positive(global_batch, "training.global_batch")
@@ -231,6 +240,8 @@ class Training:
                 nearest="false",
             )
         states = (DType.FP32, DType.BF16)
+        offloads = OffloadPlan.of(offload, offload_layers, offload_fraction)
+        words = tuple(name for name in ("activations", "optimizer") if getattr(offloads, name))
         values = {
             "micro_batch": micro_batch,
             "global_batch": global_batch,
@@ -252,9 +263,17 @@ class Training:
             "loss_scaling": loss_scaling,
             "overhead_s": _at_least_zero(overhead_s, "training.overhead_s"),
             "jitter": _at_least_zero(jitter, "training.jitter"),
+            "offload": words or None,
+            "offload_layers": offloads.layers,
+            "offload_fraction": None if offload_fraction is None else offloads.fraction,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def offload_plan(self) -> OffloadPlan:
+        """What lives on the host."""
+        return OffloadPlan.of(self.offload, self.offload_layers, self.offload_fraction)
 
     @property
     def recompute_plan(self) -> RecomputePlan:

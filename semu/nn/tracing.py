@@ -16,7 +16,7 @@ from semu.graph.dim import Dim, product
 from semu.graph.graph import Graph
 from semu.graph.operator import OpKind, Phase
 from semu.graph.tensor import Role
-from semu.hardware.device import Device, DeviceKind, Direction, Stream
+from semu.hardware.device import HOST_COPIES, Device, DeviceKind, Direction, Stream
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.nn.module import Module, Parameter
@@ -119,6 +119,7 @@ class Trace:
         self._touched_trainable = False
         self._dropped: dict[int, Callable[[], Tensor]] = {}
         self._made_again: dict[int, Tensor] = {}
+        self.reloaded: dict[int, int] = {}
 
     # -- where we are --------------------------------------------------------------------------------------------
     @property
@@ -222,6 +223,10 @@ class Trace:
     def _read(self, tensor: Tensor, phase: Phase) -> int:
         """The node that an operator reads: of a dropped tensor, in the backward pass, the one made again."""
         storage = self.graph.tensors[tensor.node].storage
+        if storage in self.reloaded:
+            node = self.reloaded[storage]
+            is_same = self.graph.tensors[node].shape == tuple(tensor.local_shape)
+            return node if is_same else self.graph.add_view(node, tensor.local_shape)
         if storage not in self._dropped or phase not in (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT):
             return tensor.node
         if storage not in self._made_again:
@@ -334,6 +339,8 @@ class Trace:
         sides = [self.graph.add_tensor(s, d, role, name=f"{path}.side") for s, d in extra_outputs]
         after: list[int] = []
         last = len(self.graph.operators) - 1
+        while last >= 0 and self.graph.operators[last].stream.name in HOST_COPIES:
+            last -= 1
         if last >= 0 and not self.options.overlap_tp and self.graph.operators[last].stream != stream:
             after.append(last)
         self.graph.add_operator(

@@ -14,6 +14,7 @@ from semu.report import Report
 from semu.simulation.accounting import breakdown, bubble_ratio, count_work, overhead_s
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
+from semu.simulation.host import host_memory, host_notes
 from semu.simulation.layout import Layout
 from semu.simulation.memory import RankMemory
 from semu.simulation.pipeline import PipelineRun
@@ -53,6 +54,7 @@ def assemble_report(
     add_outer(seconds, timeline)
     everything = sum(seconds.values()) or 1.0
     provenance = {name: value / everything for name, value in sorted(seconds.items())}
+    hosts = host_memory(layout, evaluation, run)
     return Report(
         title=f"{job.model.name} on {job.cluster.label()}, {job.parallel.label()}, {job.training.schedule}",
         iteration_time_s=iteration,
@@ -79,8 +81,9 @@ def assemble_report(
         num_distinct_replicas=run.num_replicas,
         slowest_replica=int(run.first[slowest]),
         job=describe_job(layout),
-        warnings=tuple(_warnings(layout, parameters, run.num_replicas)),
+        warnings=(*_warnings(layout, parameters, run.num_replicas), *host_notes(job, hosts)),
         timeline=timeline,
+        host_memory_bytes=hosts,
         reserve=partial(
             reserved_memory,
             layout,
@@ -158,6 +161,9 @@ def describe_job(layout: Layout) -> dict[str, object]:
                 "provenance": (Provenance.SPEC if training.overhead_s else Provenance.DEFAULT).value,
             },
             "jitter": training.jitter,
+            **({"offload": list(training.offload)} if training.offload else {}),
+            **({"offload_layers": list(training.offload_layers)} if training.offload_layers is not None else {}),
+            **({"offload_fraction": training.offload_fraction} if training.offload_fraction is not None else {}),
         },
         "overlap": {**vars(training.overlap), "pipeline": job.overlaps_sends},
         "batch": job.batch.describe(),

@@ -10,6 +10,7 @@ from semu.hardware.profile import list_profiles, load_profile
 from semu.job import Precision, TrainingJob
 from semu.schedule import SCHEDULES
 from semu.simulation.evaluate import BatchShapes
+from semu.simulation.host import check_offload
 
 
 def refuse_unmodelled(job: TrainingJob) -> None:
@@ -27,6 +28,7 @@ def refuse_unmodelled(job: TrainingJob) -> None:
             )
     if parallel.zero >= 2:
         _check_sharding(job)
+    check_offload(job)
     if job.training.precision is Precision.FP8:
         _refuse_without_fp8(job)
     consumers = [source for module in job.model.modules for source in module.sources]
