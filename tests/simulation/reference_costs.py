@@ -5,7 +5,7 @@ from __future__ import annotations
 from semu.graph.dim import Dim, Poly
 from semu.graph.operator import Operator
 from semu.hardware.device import DeviceProfile
-from semu.hardware.kinds import OpKind
+from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup, collective_latency
 from semu.workload import Microbatch
 
@@ -47,6 +47,8 @@ def latency_of(operator: Operator, symbols: dict[str, int], profile: DeviceProfi
     flop, mem, net = (value(d, symbols) for d in (operator.flop, operator.mem_bytes, operator.net_bytes))
     if operator.kind.is_communication:
         group = tp_group if operator.stream.name == "tp" else CommGroup(operator.stream.name, 2)
+        if operator.stream.name in ("offload", "reload"):
+            group = CommGroup(operator.stream.name, 2, local_port=Port.PCIE)
         return on_grid(collective_latency(profile, operator.kind, group, net))
     if operator.flop != 0 and flop == 0:
         return 0.0

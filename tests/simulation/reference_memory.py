@@ -68,6 +68,8 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
     gradients = (own if zero >= 2 else trainable) * training.grad_dtype.size_bytes
     cast = sum(use.numel for use in uses.values() if use.is_fp8) if job.fp8_weights.value == "iteration" else 0
     parameters = ((elements + shards - 1) // shards if zero == 3 else elements) * tensor_bytes + 2 * cast
+    if "optimizer" in (training.offload or ()):
+        own = min(own, 40_000_000)
     return RankStatic(elements, trainable, parameters, gradients, own * state)
 
 

@@ -9,7 +9,7 @@ from simulation.reference import Expansion
 from simulation.reference_costs import on_grid
 from simulation.reference_model import CutModel
 
-from semu.hardware.kinds import OpKind
+from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup, collective_latency, wire_factor
 from semu.nn import Parameter
 
@@ -206,7 +206,15 @@ def _step(expansion: Expansion, rank: int, elements: int, barrier: float, slices
         if job.training.master_dtype is job.training.precision.tensor_dtype
         else 2 * master + tensor_bytes
     )
+    lives_on_host = "optimizer" in (job.training.offload or ())
+    copied = own * (2 * state + (0 if job.training.master_dtype is job.training.precision.tensor_dtype else master))
+    host = CommGroup("host", 2, local_port=Port.PCIE)
+    if lives_on_host:
+        slices.append(collective(expansion, OpKind.P2P, host, copied, barrier))
+        barrier = slices[-1].end_s
     slices.append(_kernel(expansion, OpKind.OPTIMIZER, own * (grad_bytes + 4 * state + weight), barrier))
+    if lives_on_host:
+        slices.append(collective(expansion, OpKind.P2P, host, copied, slices[-1].end_s))
     if job.parallel.dp > 1 and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
         group = worst_group(model, rank, 1, shards)
         slices.append(collective(expansion, OpKind.ALL_GATHER, group, elements * tensor_bytes, slices[-1].end_s))
