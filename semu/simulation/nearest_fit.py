@@ -100,6 +100,9 @@ def single_changes(job: TrainingJob) -> Iterator[dict[str, object]]:
         yield {"training.grad_dtype": training.precision.tensor_dtype.value}
     if training.optimizer_state_dtype is DType.FP32:
         yield {"training.optimizer_state_dtype": "bf16"}
+    if training.offload is None:
+        yield {"training.offload": "optimizer"}
+        yield {"training.offload": "activations"}
 
 
 def changed(job: TrainingJob, settings: Settings) -> TrainingJob:

@@ -80,4 +80,6 @@ def test_what_is_on_already_is_not_tried() -> None:
         ["parallel.zero"],
         ["parallel.dp", "parallel.tp", "training.global_batch"],
         ["parallel.dp", "parallel.pp", "training.global_batch"],
+        ["training.offload"],
+        ["training.offload"],
     ]
