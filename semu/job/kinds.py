@@ -37,6 +37,12 @@ class Recompute(Enum):
     FULL = "full"
 
 
+class RecomputePolicy(Enum):
+    """What full recomputation keeps of a layer beside its input: torchtitan's policy (``semu.nn.keep``)."""
+
+    EVERY_SECOND_MATMUL = "every_second_matmul"
+
+
 class RecomputeMethod(Enum):
     """Which layers of a stage full recomputation covers (Megatron-LM's ``--recompute-method``)."""
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.kinds import DType
-from semu.job.kinds import Attention, Fp8Weights, Optimizer, Precision, Recompute, RecomputeMethod
+from semu.job.kinds import Attention, Fp8Weights, Optimizer, Precision, Recompute, RecomputeMethod, RecomputePolicy
 from semu.job.offload import OffloadPlan
 from semu.nn.recompute_plan import RECOMPUTE_KINDS, RecomputePlan
 from semu.parallel.config import Overlap
@@ -99,6 +99,24 @@ def _recompute_method(mode: Recompute, layers: object, method: object) -> Recomp
     return RecomputeMethod.BLOCK if layers is not None and chosen is None else chosen
 
 
+def _of_full(mode: Recompute, value: object, layers: object, key: str) -> RecomputePolicy | int | None:
+    """A setting that only full recomputation of every layer by itself has."""
+    if value is None:
+        return None
+    if mode is not Recompute.FULL or layers is not None:
+        raise ConfigError(
+            f"{key} is of full recomputation of single layers",
+            where=f"training.{key}",
+            expected='nothing, or recompute = "full" without recompute_layers',
+            got=value.value if isinstance(value, Enum) else str(value),
+            nearest='recompute = "full"' if layers is None else "no recompute_layers",
+        )
+    if key == "recompute_policy":
+        return _enum(RecomputePolicy, value, "training.recompute_policy")
+    _positive(value, f"training.{key}")
+    return value if isinstance(value, int) else None
+
+
 def _at_least_zero(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
         raise ConfigError("out of range", where=where, expected="a finite number >= 0", got=value, nearest=0)
@@ -166,6 +184,9 @@ class Training:
         loss_scaling: fp16's dynamic loss scale: gradients are unscaled and searched for infinities before every step.
         overhead_s: time of an iteration outside the model (data loading, logging) [s]; default 0.
         jitter: relative standard deviation of each stage's latency, for ``simulate(samples=...)``; default 0.
+        recompute_policy: what ``recompute = full`` keeps of a layer: EVERY_SECOND_MATMUL is torchtitan's
+            ``selective_ac_option = "op"``; None: its input alone.
+        recompute_every: of every so many layers the last is recomputed (torchtitan's ``selective_ac_option = "2"``).
         offload: what lives on the host, words of ``semu.job.offload.OFFLOADS``; None: nothing.
         offload_layers, offload_fraction: the layers whose activations do, as paths or as a share; None: all.
     """
@@ -193,6 +214,8 @@ class Training:
     offload: tuple[str, ...] | None
     offload_layers: tuple[str, ...] | None
     offload_fraction: float | None
+    recompute_policy: RecomputePolicy | None
+    recompute_every: int | None
 
     def __init__(
         self,
@@ -219,6 +242,8 @@ class Training:
         offload: Sequence[str] | str | None = None,
         offload_layers: Sequence[str] | None = None,
         offload_fraction: float | None = None,
+        recompute_policy: RecomputePolicy | str | None = None,
+        recompute_every: int | None = None,
     ) -> None:
         _positive(micro_batch, "training.micro_batch")
         _positive(global_batch, "training.global_batch")
@@ -263,6 +288,8 @@ class Training:
             "loss_scaling": loss_scaling,
             "overhead_s": _at_least_zero(overhead_s, "training.overhead_s"),
             "jitter": _at_least_zero(jitter, "training.jitter"),
+            "recompute_policy": _of_full(mode, recompute_policy, recompute_layers, "recompute_policy"),
+            "recompute_every": _of_full(mode, recompute_every, recompute_layers, "recompute_every"),
             "offload": words or None,
             "offload_layers": offloads.layers,
             "offload_fraction": None if offload_fraction is None else offloads.fraction,

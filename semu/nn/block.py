@@ -140,7 +140,7 @@ def trace_block(
 def _run_forward(trace: Trace, module: Module, arrived: list[Tensor], full_recompute: bool) -> tuple[Tensor, ...]:
     is_data = bool(arrived) and starts_from_data(arrived[0].dtype)
     if full_recompute and not is_data and not _ends_in_loss(trace, module, arrived):
-        returned = recompute(trace, module, arrived)
+        returned = recompute(trace, module, arrived, keeps=trace.options.keep_products)
     else:
         returned = module(*arrived)
     outputs = returned if isinstance(returned, tuple) else (returned,)

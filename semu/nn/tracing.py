@@ -19,6 +19,7 @@ from semu.graph.tensor import Role
 from semu.hardware.device import HOST_COPIES, Device, DeviceKind, Direction, Stream
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
+from semu.nn.keep import Ledger
 from semu.nn.module import Module, Parameter
 from semu.nn.recompute_plan import OUTPUT_KINDS, RecomputePlan
 from semu.nn.sharding import ShardingPlan, ShardingStyle
@@ -45,6 +46,7 @@ class TraceOptions:
         fused_attention: attention is one FlashAttention kernel; false: separate kernels that write the scores.
         recompute: parts of the block that are computed again in the backward pass.
         cast_weights: under fp8, every microbatch casts its weights; false: it finds them cast (once an iteration).
+        keep_products: blocks that are recomputed keep some outputs, see ``semu.nn.keep``.
     """
 
     plan: ShardingPlan = field(default_factory=ShardingPlan)
@@ -56,6 +58,7 @@ class TraceOptions:
     fused_attention: bool = True
     recompute: RecomputePlan = field(default_factory=RecomputePlan)
     cast_weights: bool = False
+    keep_products: bool = False
 
     @property
     def plain_dtype(self) -> DType:
@@ -120,6 +123,8 @@ class Trace:
         self._dropped: dict[int, Callable[[], Tensor]] = {}
         self._made_again: dict[int, Tensor] = {}
         self.reloaded: dict[int, int] = {}
+        self.ledger: Ledger | None = None
+        self.companions: dict[int, int] = {}
 
     # -- where we are --------------------------------------------------------------------------------------------
     @property
@@ -326,6 +331,9 @@ class Trace:
         path = ".".join(part for part in (self.path, name) if part)
         now = phase if phase is not None else self.phase
         reads = [self._read(item, now) if isinstance(item, Tensor) else item.tensor for item in inputs]
+        if self.companions:
+            storages = dict.fromkeys(self.graph.tensors[node].storage for node in reads)
+            reads += [self.companions[storage] for storage in storages if storage in self.companions]
         writes = [use.gradient for use in gradients if use.gradient is not None]
         writes += [tensor.node for tensor in updates]
         result: Tensor | None = None
@@ -333,7 +341,7 @@ class Trace:
             cut = tuple(shards) if shards is not None else (1,) * len(shape)
             element = dtype if dtype is not None else self.options.tensor_dtype
             node = self.graph.add_tensor(local_shape(shape, cut, path), element, role, name=path)
-            needs = self._grad_enabled and self._any_trainable(inputs) and self.phase is not Phase.INPUT_GRADIENT
+            needs = self._grad_enabled and self.any_trainable(inputs) and self.phase is not Phase.INPUT_GRADIENT
             result = Tensor(self, node, tuple(shape), cut, element, needs, sequences)
             writes.append(node)
         sides = [self.graph.add_tensor(s, d, role, name=f"{path}.side") for s, d in extra_outputs]
@@ -384,7 +392,8 @@ class Trace:
         return 1 if is_split else self.options.plan.tp
 
     @staticmethod
-    def _any_trainable(inputs: Sequence[Tensor | ParameterUse]) -> bool:
+    def any_trainable(inputs: Sequence[Tensor | ParameterUse]) -> bool:
+        """Whether a gradient flows through, or ends in, any of them."""
         return any(item.requires_grad if isinstance(item, Tensor) else item.parameter.requires_grad for item in inputs)
 
     def view(self, tensor: Tensor, shape: Sequence[Dim], shards: Sequence[int]) -> Tensor:

@@ -85,6 +85,8 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             **dict.fromkeys(("master_dtype", "optimizer_state_dtype", "fp8_weights"), ValueKind.STRING),
             **dict.fromkeys(("gradient_clipping", "loss_scaling"), ValueKind.SWITCH),
             **dict.fromkeys(("overhead_s", "jitter"), ValueKind.NUMBER),
+            "recompute_policy": ValueKind.STRING,
+            "recompute_every": ValueKind.INTEGER,
             "offload": ValueKind.WORDS,
             "offload_layers": ValueKind.STRINGS,
             "offload_fraction": ValueKind.NUMBER,

@@ -78,6 +78,7 @@ def single_changes(job: TrainingJob) -> Iterator[dict[str, object]]:
     if training.recompute is Recompute.NONE:
         yield {"training.recompute": "selective"}
     if training.recompute is not Recompute.FULL:
+        yield {"training.recompute": "full", "training.recompute_policy": "every_second_matmul"}
         yield {"training.recompute": "full"}
     if parallel.tp > 1 and not parallel.sequence_parallel:
         yield {"parallel.sequence_parallel": True}

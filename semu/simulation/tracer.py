@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from semu.job import Attention, Fp8Weights, Recompute, TrainingJob
 from semu.nn.block import CarrySpec, starts_from_data, trace_block
@@ -123,6 +123,7 @@ class ModelTracer:
             fused_attention=training.attention is Attention.FUSED,
             recompute=training.recompute_plan,
             cast_weights=job.fp8_weights is Fp8Weights.MICROBATCH,
+            keep_products=training.recompute_policy is not None,
         )
         self._options_key = tuple(options_key(self.options, full_recompute=again) for again in (False, True))
         self._paths: dict[object, tuple[str, ...]] = {}
@@ -149,13 +150,18 @@ class ModelTracer:
                 group.append(self._place(unit, specs))
                 compiled = self._compile(group[-1], None)
                 if _is_layer(group[-1], compiled):
-                    if self.offload.chooses(unit.path, layers):
-                        group[-1] = self._place(unit, specs, is_offloaded=True)
+                    chosen = self._chosen(unit, layers)
+                    group[-1] = self._place(chosen, specs, is_offloaded=self.offload.chooses(unit.path, layers))
                     layers += 1
                 specs = compiled.output_specs
             outputs[module.name] = specs
             placed.append(group)
         return self._walk_back(placed, {name: len(specs) for name, specs in outputs.items()})
+
+    def _chosen(self, unit: Unit, number: int) -> Unit:
+        """The unit of a layer, recomputed where it is its turn (``training.recompute_every``)."""
+        every = self.job.training.recompute_every
+        return unit if every is None or (number + 1) % every == 0 else replace(unit, is_recomputed=False)
 
     def _walk_back(self, placed: Sequence[Sequence[_Placed]], num_outputs: dict[str, int]) -> list[list[Block]]:
         wanted: dict[str, list[bool]] = {}

@@ -85,6 +85,7 @@ class CutModel:
             fused_attention=job.training.attention.value == "fused",
             recompute=_plan(job),
             cast_weights=job.fp8_weights.value == "microbatch",
+            keep_products=job.training.recompute_policy is not None,
         )
         self.blocks: list[Block] = []
         again = job.training.recompute.value == "full"
@@ -174,6 +175,9 @@ class CutModel:
                 trace = self._trace(body, specs, path, None, again)
                 block = last[module.name] = Block(len(self.blocks), number, path, body, specs, sources, trace, again)
                 self.blocks.append(block)
+                if block.is_layer and job_every(self.job, layers):
+                    block.again = False
+                    block.trace = self._trace(body, specs, path, None, False)
                 if block.is_layer:
                     block.out = self._goes_out(path, layers)
                     layers += 1
@@ -257,6 +261,12 @@ class CutModel:
                 other = self.home(maker, maker.trace.graph.tensors[there].storage)
                 if own != other:
                     self._same[own] = other
+
+
+def job_every(job: TrainingJob, number: int) -> bool:
+    """Whether it is not this layer's turn to be recomputed."""
+    every = job.training.recompute_every
+    return every is not None and number % every != every - 1
 
 
 def _plan(job: TrainingJob) -> RecomputePlan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from semu.graph.dim import divide
 from semu.graph.operator import OpKind
@@ -61,21 +62,33 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     key = (tokens, key_tokens, pairs, local_heads, kv_heads // k.shards[1], d, d_v, share)
     statistics = tokens * local_heads * DType.FP32.size_bytes
     out_bytes = tokens * local_heads * d_v * q.dtype.size_bytes
-    y = trace.emit(
-        OpKind.ATTENTION_FORWARD,
-        [q, k, v],
-        (q.shape[0], heads, d_v),
-        shards=q.shards,
-        dtype=q.dtype,
-        sequences=q.sequences,
-        flop=forward_flop,
-        causal_flop=forward_flop if causal else 0,
-        mem_bytes=q.size_bytes + k.size_bytes + v.size_bytes + out_bytes + statistics,
-        key=key,
-        name="attention",
-        extra_outputs=[((tokens, local_heads), DType.FP32)],
-    )
-    (log_sum_exp,) = trace.side_outputs(1)
+
+    def run() -> tuple[Tensor, Tensor]:
+        y = trace.emit(
+            OpKind.ATTENTION_FORWARD,
+            [q, k, v],
+            (q.shape[0], heads, d_v),
+            shards=q.shards,
+            dtype=q.dtype,
+            sequences=q.sequences,
+            flop=forward_flop,
+            causal_flop=forward_flop if causal else 0,
+            mem_bytes=q.size_bytes + k.size_bytes + v.size_bytes + out_bytes + statistics,
+            key=key,
+            name="attention",
+            extra_outputs=[((tokens, local_heads), DType.FP32)],
+        )
+        (statistic,) = trace.side_outputs(1)
+        return y, statistic
+
+    ledger = trace.ledger
+    kept = ledger.next() if ledger is not None and ledger.place is not None else None
+    if kept is not None:
+        y, log_sum_exp = replace(kept[0], requires_grad=trace.any_trainable([q, k, v])), kept[1]
+    else:
+        y, log_sum_exp = run()
+        if ledger is not None:
+            ledger.kept.append((y, log_sum_exp))
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients

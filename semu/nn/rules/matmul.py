@@ -8,6 +8,7 @@ from dataclasses import replace
 from semu.errors import GraphError
 from semu.graph.dim import Dim, product
 from semu.graph.operator import OpKind, Phase
+from semu.nn.keep import kept_product
 from semu.nn.module import Parameter
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
 from semu.nn.sharding import ShardingStyle
@@ -15,11 +16,12 @@ from semu.nn.tensor import Tensor
 from semu.nn.tracing import ParameterUse
 
 
-def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
+def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, parts: Sequence[int] | None = None) -> Tensor:
     """``y = x W^T + b`` under the current module's sharding style.
 
     Args:
         x: [..., in]. weight: [out, in]. bias: [out] or None.
+        parts: widths of the projections that it fuses; None: it is one.
     Returns:
         [..., out]; its last axis is split over the group under COLUMN, its tokens under ROW with sequence parallelism.
     Raises:
@@ -39,7 +41,7 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tenso
 
         return fp8_linear(x, weight, bias, style)
     if style in (ShardingStyle.COLUMN, ShardingStyle.VOCABULARY):
-        return _column(x, weight, bias)
+        return _column(x, weight, bias, parts)
     if style is ShardingStyle.ROW:
         return _row(x, weight, bias)
     if x.shards[-1] != 1:
@@ -49,7 +51,7 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tenso
             expected="style row after style column",
             got=style.value,
         )
-    return _plain(x, trace.parameter(weight), trace.parameter(bias) if bias is not None else None, 1)
+    return _plain(x, trace.parameter(weight), trace.parameter(bias) if bias is not None else None, 1, parts)
 
 
 def _sizes(x: Tensor, weight: ParameterUse) -> tuple[Dim, int, int]:
@@ -57,9 +59,11 @@ def _sizes(x: Tensor, weight: ParameterUse) -> tuple[Dim, int, int]:
     return product(x.local_shape[:-1]), n, k
 
 
-def _plain(x: Tensor, weight: ParameterUse, bias: ParameterUse | None, out_shards: int) -> Tensor:
+def _plain(
+    x: Tensor, weight: ParameterUse, bias: ParameterUse | None, out_shards: int, parts: Sequence[int] | None = None
+) -> Tensor:
     """The local product of a whole or column-split weight, with its two gradients."""
-    y = forward_product(x, weight, bias, out_shards)
+    y = forward_product(x, weight, bias, out_shards, parts=parts)
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients
@@ -72,14 +76,14 @@ def _plain(x: Tensor, weight: ParameterUse, bias: ParameterUse | None, out_shard
     return y
 
 
-def _column(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
+def _column(x: Tensor, weight: Parameter, bias: Parameter | None, parts: Sequence[int] | None = None) -> Tensor:
     trace, tp = x.trace, x.trace.options.plan.tp
     w = trace.parameter(weight, (tp, 1))
     b = trace.parameter(bias, (tp,)) if bias is not None else None
     is_split = x.shards[0] > 1
     with trace.no_grad():
         whole = all_gather_tokens(x) if is_split else x
-    y = forward_product(whole, w, b, tp, requires_grad_like=x)
+    y = forward_product(whole, w, b, tp, requires_grad_like=x, parts=parts)
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients
@@ -138,14 +142,19 @@ def forward_product(
     bias: ParameterUse | None,
     out_shards: int,
     requires_grad_like: Tensor | None = None,
+    parts: Sequence[int] | None = None,
 ) -> Tensor:
     """Append ``x W^T (+ b)``: FLOP 2 m n k, bytes of both operands and the result; the bias is fused."""
     trace = x.trace
     m, n, k = _sizes(x, weight)
+    inputs: list[Tensor | ParameterUse] = [x, weight, *([bias] if bias is not None else [])]
+    if trace.ledger is not None:
+        y = kept_product(x, inputs, out_shards, (m, n, k), parts or (n,))
+        return _mark(y, requires_grad_like, weight, bias) if requires_grad_like is not None else y
     size = trace.options.tensor_dtype.size_bytes
     y = trace.emit(
         OpKind.MATMUL,
-        [x, weight, *([bias] if bias is not None else [])],
+        inputs,
         (*x.shape[:-1], n * out_shards),
         shards=(*x.shards[:-1], out_shards),
         sequences=x.sequences,
