@@ -9,7 +9,16 @@ from typing import TypeVar
 
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.kinds import DType
-from semu.job.kinds import Attention, Fp8Weights, Optimizer, Precision, Recompute, RecomputeMethod, RecomputePolicy
+from semu.job.kinds import (
+    Attention,
+    CrossEntropy,
+    Fp8Weights,
+    Optimizer,
+    Precision,
+    Recompute,
+    RecomputeMethod,
+    RecomputePolicy,
+)
 from semu.job.offload import OffloadPlan
 from semu.nn.recompute_plan import RECOMPUTE_KINDS, RecomputePlan
 from semu.parallel.config import Overlap
@@ -187,6 +196,9 @@ class Training:
         recompute_policy: what ``recompute = full`` keeps of a layer: EVERY_SECOND_MATMUL is torchtitan's
             ``selective_ac_option = "op"``; None: its input alone.
         recompute_every: of every so many layers the last is recomputed (torchtitan's ``selective_ac_option = "2"``).
+        cross_entropy: UNFUSED, IN_PLACE or FUSED; an enum member or its value.
+        gradient_accumulation_fusion: products for weight gradients add into the gradient buffers themselves, as in
+            Megatron-LM; false: they write a tensor of the parameters' type, which is added.
         offload: what lives on the host, words of ``semu.job.offload.OFFLOADS``; None: nothing.
         offload_layers, offload_fraction: the layers whose activations do, as paths or as a share; None: all.
     """
@@ -216,6 +228,8 @@ class Training:
     offload_fraction: float | None
     recompute_policy: RecomputePolicy | None
     recompute_every: int | None
+    cross_entropy: CrossEntropy
+    gradient_accumulation_fusion: bool
 
     def __init__(
         self,
@@ -244,6 +258,8 @@ class Training:
         offload_fraction: float | None = None,
         recompute_policy: RecomputePolicy | str | None = None,
         recompute_every: int | None = None,
+        cross_entropy: CrossEntropy | str = CrossEntropy.IN_PLACE,
+        gradient_accumulation_fusion: bool = True,
     ) -> None:
         _positive(micro_batch, "training.micro_batch")
         _positive(global_batch, "training.global_batch")
@@ -290,6 +306,10 @@ class Training:
             "jitter": _at_least_zero(jitter, "training.jitter"),
             "recompute_policy": _of_full(mode, recompute_policy, recompute_layers, "recompute_policy"),
             "recompute_every": _of_full(mode, recompute_every, recompute_layers, "recompute_every"),
+            "cross_entropy": _enum(CrossEntropy, cross_entropy, "training.cross_entropy"),
+            "gradient_accumulation_fusion": _switch(
+                gradient_accumulation_fusion, "training.gradient_accumulation_fusion"
+            ),
             "offload": words or None,
             "offload_layers": offloads.layers,
             "offload_fraction": None if offload_fraction is None else offloads.fraction,

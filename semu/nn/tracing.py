@@ -46,6 +46,8 @@ class TraceOptions:
         fused_attention: attention is one FlashAttention kernel; false: separate kernels that write the scores.
         recompute: parts of the block that are computed again in the backward pass.
         cast_weights: under fp8, every microbatch casts its weights; false: it finds them cast (once an iteration).
+        cross_entropy: ``unfused``, ``in_place`` or ``fused``, see ``semu.nn.rules.loss``.
+        fused_accumulation: products for weight gradients add into the gradient buffers themselves.
         keep_products: blocks that are recomputed keep some outputs, see ``semu.nn.keep``.
     """
 
@@ -59,6 +61,8 @@ class TraceOptions:
     recompute: RecomputePlan = field(default_factory=RecomputePlan)
     cast_weights: bool = False
     keep_products: bool = False
+    cross_entropy: str = "in_place"
+    fused_accumulation: bool = True
 
     @property
     def plain_dtype(self) -> DType:

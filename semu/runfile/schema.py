@@ -87,6 +87,8 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             **dict.fromkeys(("overhead_s", "jitter"), ValueKind.NUMBER),
             "recompute_policy": ValueKind.STRING,
             "recompute_every": ValueKind.INTEGER,
+            "cross_entropy": ValueKind.STRING,
+            "gradient_accumulation_fusion": ValueKind.SWITCH,
             "offload": ValueKind.WORDS,
             "offload_layers": ValueKind.STRINGS,
             "offload_fraction": ValueKind.NUMBER,

@@ -124,6 +124,8 @@ class ModelTracer:
             recompute=training.recompute_plan,
             cast_weights=job.fp8_weights is Fp8Weights.MICROBATCH,
             keep_products=training.recompute_policy is not None,
+            cross_entropy=training.cross_entropy.value,
+            fused_accumulation=training.gradient_accumulation_fusion,
         )
         self._options_key = tuple(options_key(self.options, full_recompute=again) for again in (False, True))
         self._paths: dict[object, tuple[str, ...]] = {}

@@ -86,6 +86,8 @@ class CutModel:
             recompute=_plan(job),
             cast_weights=job.fp8_weights.value == "microbatch",
             keep_products=job.training.recompute_policy is not None,
+            cross_entropy=job.training.cross_entropy.value,
+            fused_accumulation=job.training.gradient_accumulation_fusion,
         )
         self.blocks: list[Block] = []
         again = job.training.recompute.value == "full"

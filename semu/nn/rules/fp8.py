@@ -17,6 +17,7 @@ from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
+from semu.nn.rules.matmul import accumulate_product
 from semu.nn.sharding import ShardingStyle
 from semu.nn.tensor import Tensor, laid_out_like
 from semu.nn.tracing import ParameterUse, Trace
@@ -225,17 +226,7 @@ def _weight_gradient(
     if weight.gradient is not None:
         assert rows is not None and columns is not None
         m = product(rows.local_shape[:-1])
-        trace.emit(
-            OpKind.MATMUL,
-            [rows, columns],
-            gradients=writes,
-            flop=2 * m * n * k,
-            mem_bytes=m * n + m * k + 2 * trace.options.grad_dtype.size_bytes * n * k,
-            key=(n, k, m),
-            phase=Phase.WEIGHT_GRADIENT,
-            name="weight_bw",
-            arithmetic=DType.FP8,
-        )
+        accumulate_product([rows, columns], writes, (m, n, k), m * n + m * k, DType.FP8)
     elif writes:
         trace.emit(
             OpKind.CUSTOM,

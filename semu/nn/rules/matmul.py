@@ -8,6 +8,7 @@ from dataclasses import replace
 from semu.errors import GraphError
 from semu.graph.dim import Dim, product
 from semu.graph.operator import OpKind, Phase
+from semu.hardware.kinds import DType
 from semu.nn.keep import kept_product
 from semu.nn.module import Parameter
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
@@ -184,25 +185,16 @@ def input_gradient(grad: Tensor, weight: ParameterUse, in_shards: int) -> Tensor
 
 
 def weight_gradient(grad: Tensor, x: Tensor, weight: ParameterUse, bias: ParameterUse | None) -> None:
-    """Append ``dW += dY^T X`` into the gradient buffer (read and written: accumulation is fused), where W trains.
+    """Append ``dW += dY^T X`` into the gradient buffer, where W trains.
 
     The bias gradient is fused into it; with a frozen weight and a training bias it is a reduction of its own.
     """
     trace = grad.trace
     m, n, k = _sizes(grad, weight)
-    size, grad_size = trace.options.tensor_dtype.size_bytes, trace.options.grad_dtype.size_bytes
+    size = trace.options.tensor_dtype.size_bytes
     writes = [use for use in (weight, bias) if use is not None and use.gradient is not None]
     if weight.gradient is not None:
-        trace.emit(
-            OpKind.MATMUL,
-            [grad, x],
-            gradients=writes,
-            flop=2 * m * n * k,
-            mem_bytes=size * (m * n + m * k) + 2 * grad_size * n * k,
-            key=(n, k, m),
-            phase=Phase.WEIGHT_GRADIENT,
-            name="weight_bw",
-        )
+        accumulate_product([grad, x], writes, (m, n, k), size * (m * n + m * k))
     elif writes:
         trace.emit(
             OpKind.CUSTOM,
@@ -211,6 +203,50 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: ParameterUse, bias: Paramet
             mem_bytes=grad.size_bytes,
             phase=Phase.WEIGHT_GRADIENT,
             name="bias_bw",
+        )
+
+
+def accumulate_product(
+    inputs: Sequence[Tensor],
+    writes: Sequence[ParameterUse],
+    sizes: tuple[Dim, int, int],
+    read_bytes: Dim,
+    arithmetic: DType | None = None,
+) -> None:
+    """Append the product for a weight gradient: into the buffer (read and written), or, where accumulation is not
+    fused, into a tensor of the parameters' type, which a kernel of its own adds to the buffer.
+
+    Args:
+        inputs: two operands. writes: weight, and bias that rides along. sizes: m, n, k. read_bytes: of the operands.
+        arithmetic: precision; None: the options' plain one.
+    Source:
+        Megatron-LM's ``--no-gradient-accumulation-fusion``: ``param.main_grad.add_(param.grad)`` in its DDP hook.
+    """
+    trace, (m, n, k) = inputs[0].trace, sizes
+    size, grad_size = trace.options.tensor_dtype.size_bytes, trace.options.grad_dtype.size_bytes
+    is_fused = trace.options.fused_accumulation
+    product_of = trace.emit(
+        OpKind.MATMUL,
+        inputs,
+        None if is_fused else (n, k),
+        dtype=None if is_fused else trace.options.tensor_dtype,
+        gradients=writes if is_fused else (),
+        flop=2 * m * n * k,
+        mem_bytes=read_bytes + (2 * grad_size if is_fused else size) * n * k,
+        key=(n, k, m),
+        phase=Phase.WEIGHT_GRADIENT,
+        name="weight_bw",
+        arithmetic=arithmetic,
+    )
+    if not is_fused:
+        trace.emit(
+            OpKind.ADD,
+            [product_of],
+            gradients=writes,
+            mem_bytes=(size + 2 * grad_size) * n * k,
+            key=(n * k,),
+            phase=Phase.WEIGHT_GRADIENT,
+            name="accumulate_weight_grad",
         )
 
 
