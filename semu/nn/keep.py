@@ -3,7 +3,7 @@
 Of a block that is recomputed, the outputs of every second matrix product, from the first on, of fused attention and of
 reduce-scatters stay; everything else is computed again. A projection that semu fuses (queries, keys and values; gate
 and up) counts as the products that it stands for, so that only a part of its output may stay: that part has a storage
-of its own, which whoever reads the output reads too. Products in fp8 are not on the list.
+of its own, which whoever reads the output reads too. Products in fp8 count as any other.
 
 Source: torchtitan, torchtitan/parallelisms/parallelize_llama.py (_get_custom_policy, no_recompute_list).
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from semu.graph.dim import product
 from semu.graph.operator import OpKind
+from semu.hardware.kinds import DType
 
 if TYPE_CHECKING:
     from semu.nn.tensor import Tensor
@@ -60,12 +61,14 @@ def kept_product(
     out_shards: int,
     sizes: tuple[object, int, int],
     parts: Sequence[int],
+    operand: DType | None = None,
 ) -> Tensor:
     """Append ``x W^T`` in a block that keeps some outputs; the second time, only what was not kept.
 
     Args:
         x: the input. inputs: what the product reads, ``x`` among it. out_shards: of the last axis.
         sizes: local m, n, k. parts: global widths of the products that it stands for.
+        operand: element type of what is read, and of the arithmetic; None: the trace's own.
     """
     trace = x.trace
     ledger = trace.ledger
@@ -78,6 +81,7 @@ def kept_product(
 
     def multiply(done: int, width: int, extra: int) -> Tensor:
         size = trace.options.tensor_dtype.size_bytes
+        read = operand.size_bytes if operand is not None else size
         return trace.emit(
             OpKind.MATMUL,
             inputs,
@@ -85,8 +89,9 @@ def kept_product(
             shards=shards,
             sequences=x.sequences,
             flop=2 * m * done * k,
-            mem_bytes=size * (m * k + k * done + m * done),
+            mem_bytes=read * (m * k + k * done) + size * m * done,
             key=(m, done, k),
+            arithmetic=operand,
             extra_outputs=[((*x.local_shape[:-1], extra), trace.options.tensor_dtype)] if extra else [],
         )
 

@@ -69,6 +69,15 @@ def test_gpt_by_hand(tp: int) -> None:
 
 
 @pytest.mark.parametrize("make", [big_gpt, big_llama])
+def test_fp8_products_are_kept_alike(make: Any) -> None:
+    """What stays is in bf16 either way; the fp8 copies of inputs are made again."""
+    assert (
+        run(make(), precision="fp8", **POLICY).ranks[0].activation_bytes
+        == run(make(), **POLICY).ranks[0].activation_bytes
+    )
+
+
+@pytest.mark.parametrize("make", [big_gpt, big_llama])
 @pytest.mark.parametrize("every", [1, 2, 3, 4, 5])
 def test_every_nth_layer_by_hand(make: Any, every: int) -> None:
     none, full = run(make()), run(make(), recompute="full")
@@ -86,6 +95,7 @@ def test_as_the_reference(options: dict[str, Any], pp: int, tp: int, tensor: boo
     for offload in (None, "activations"):
         parallel, hide = Parallel(pp=pp, tp=tp), overlap(tensor=tensor)
         assert_tails_equal(job_of(gpt(), text_items(3), parallel, overlap=hide, offload=offload, **options))
+        assert_tails_equal(job_of(gpt(), text_items(3), parallel, overlap=hide, precision="fp8", **options))
     assert_tails_equal(job_of(vlm(frozen=("vit",)), vlm_items(3), Parallel(pp=pp, tp=tp), **options))
     assert_tails_equal(job_of(attention_encoder(), text_items(3), Parallel(pp=pp), **options))
 

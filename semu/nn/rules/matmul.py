@@ -40,7 +40,7 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, parts: S
     if trace.is_fp8:
         from semu.nn.rules.fp8 import fp8_linear
 
-        return fp8_linear(x, weight, bias, style)
+        return fp8_linear(x, weight, bias, style, parts)
     if style in (ShardingStyle.COLUMN, ShardingStyle.VOCABULARY):
         return _column(x, weight, bias, parts)
     if style is ShardingStyle.ROW:
