@@ -55,7 +55,9 @@ def test_single_changes(make: object) -> None:
     assert "training.recompute=full" in labels
     assert "training.micro_batch=1" in labels
     assert "training.grad_dtype=bf16" not in labels
-    assert all(len(change.settings) == 1 for change in report.nearest_fit or () if "parallel.dp" not in change.settings)
+    assert "training.recompute=full training.recompute_policy=every_second_matmul" in labels
+    singles = [label for label in labels if "recompute" not in label and "parallel" not in label]
+    assert all(len(label.split()) == 1 for label in singles)
     assert "changes after which it fits in memory" in repr(report)
 
 
