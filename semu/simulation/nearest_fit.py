@@ -52,7 +52,9 @@ def nearest_fit(
                 with suppress(ConfigError, ScheduleError):
                     other = changed(base, more)
                     tried.append((simulate(other), other, settings))
-        fitting = sorted((found for found in tried if found[0].fits), key=lambda found: found[0].iteration_time_s)
+        host = job.cluster.profile.host.memory_bytes.value
+        fitting = [found for found in tried if found[0].fits and max(found[0].host_memory_bytes or (0,)) <= host]
+        fitting.sort(key=lambda found: found[0].iteration_time_s)
         if fitting:
             return tuple(_change(found, settings, report, peak) for found, _, settings in fitting)
         helped = [found for found in tried if max(found[0].peak_memory_bytes) < peak]

@@ -68,6 +68,17 @@ def test_several_changes_where_one_is_not_enough(make: object) -> None:
     assert labels
 
 
+def test_what_does_not_fit_on_the_host_is_no_help() -> None:
+    job = job_of(gpt(), 4.6)
+    _, labels = found(job)
+    assert "training.offload=activations" in labels
+    options = {"memory_bytes": 4.6e9, "host.memory_bytes": 1e6}
+    small = replace(job, cluster=Cluster("h100", 1, 4, override=options))
+    _, labels = found(small)
+    assert labels
+    assert not any("offload" in label for label in labels)
+
+
 def test_nothing_helps() -> None:
     report, labels = found(job_of(gpt(), 0.01))
     assert labels == []
