@@ -17,7 +17,19 @@ from semu.simulation.memory import RankMemory
 from semu.simulation.pipeline import PipelineRun, run_pipeline
 from semu.simulation.reserved import HOPPER_WORKSPACE_BYTES, NUM_HANDLES, WORKSPACE_BYTES, rank_trace, shared_out
 from semu_models.llama import Llama
-from tests.simulation.jobs import LANGUAGE, attention_encoder, carry_along, gpt
+from tests.simulation.jobs import (
+    LANGUAGE,
+    attention_encoder,
+    carry_along,
+    gpt,
+    overlap,
+    t2v,
+    t2v_items,
+    text_items,
+    vlm,
+    vlm_items,
+)
+from tests.simulation.jobs import job_of as job_of_items
 
 MIB = 1 << 20
 
@@ -69,6 +81,30 @@ def test_requests_add_up_to_the_peak_of_allocated_memory(make: object, parallel:
         over = curve.max() - NUM_HANDLES * HOPPER_WORKSPACE_BYTES - report.peak_memory_bytes[rank]
         carried = 2 * 4 * 256 * 128 if job.parallel.pp > 1 else 0  # a transfer may be held a stage longer
         assert 0 <= over <= carried
+
+
+@pytest.mark.parametrize("options", [{}, {"offload": "activations"}, {"recompute": "full"}], ids=str)
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_every_request_is_freed_once(pp: int, options: dict[str, object]) -> None:
+    """Several modules, an empty microbatch, overlapped sends, virtual stages, shards."""
+    hide = overlap(tensor=True, pipeline=True)
+    jobs = [
+        job_of_items(vlm(), vlm_items(4, empty=(1,)), Parallel(pp=pp), **options),
+        job_of_items(t2v(), t2v_items(4), Parallel(pp=pp, tp=2), schedule="gpipe", overlap=hide, **options),
+    ]
+    if pp == 2:
+        jobs.append(job_of_items(gpt(4), text_items(4), Parallel(pp=2, vpp=2), **options))
+    if pp == 1 and "offload" not in options:
+        jobs.append(job_of_items(gpt(4), text_items(4), Parallel(dp=2, zero=2), **options))
+    for job in jobs:
+        report = semu.simulate(job)
+        assert report.reserved_memory_bytes is not None
+        for rank, (reserved, peak) in enumerate(
+            zip(report.reserved_memory_bytes, report.peak_memory_bytes, strict=True)
+        ):
+            curve, static = live(job, rank)
+            assert curve[-1] == static
+            assert reserved >= peak
 
 
 def test_zero_3_frees_what_it_gathers() -> None:
