@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,35 @@ class IterationSamples:
 
 
 @dataclass(frozen=True)
+class FittingChange:
+    """A change of a job that does not fit in memory, after which it does.
+
+    Attributes:
+        settings: key of the run file -> new value. peak_memory_bytes: highest over all ranks, with the change.
+        saved_bytes: by how much that is less than without. iteration_time_s: [s], with the change.
+        added_time_s: how much longer the iteration lasts [s]; less than 0: it is faster.
+    """
+
+    settings: Mapping[str, object]
+    peak_memory_bytes: int
+    saved_bytes: int
+    iteration_time_s: float
+    added_time_s: float
+
+    def label(self) -> str:
+        """As ``--set`` has it, e.g. ``training.recompute=full``; the global batch stays and is left out."""
+        return " ".join(
+            f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+            for key, value in self.settings.items()
+            if key != "training.global_batch"
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """An entry of ``nearest_fit`` of ``simulate --json``."""
+        return {**vars(self), "settings": dict(self.settings)}
+
+
+@dataclass(frozen=True)
 class Report:
     """Result of ``semu.simulate``.
 
@@ -106,10 +136,13 @@ class Report:
         mfu_full_attention: MFU with causal attention counted in full.
         mfu_bf16: under fp8, MFU against the bf16 peak; else None.
         bubble_ratio: of the slowest replica's pipeline.
-        peak_memory_bytes, static_memory_bytes, reserved_memory_bytes: per pipeline rank, highest over its ranks.
+        peak_memory_bytes, static_memory_bytes: per pipeline rank, highest over its ranks.
         capacity_bytes: device memory. breakdown_s: see DESIGN §6. timeline: of the slowest replica.
         ranks, top_operators: tables. provenance: share of time by provenance of its coefficients.
         job: resolved inputs. warnings: what a reader should know. samples: iterations with jitter, where asked for.
+        reserve: finds ``reserved_memory_bytes``. nearest_fit: of a job that does not fit, changes after which it does,
+            the fastest first; None: nobody has looked.
+        host_memory_bytes: host memory of a GPU of each pipeline rank, where something is offloaded.
     """
 
     title: str
@@ -127,7 +160,6 @@ class Report:
     bubble_ratio: float
     peak_memory_bytes: tuple[int, ...]
     static_memory_bytes: tuple[int, ...]
-    reserved_memory_bytes: tuple[int, ...] | None
     capacity_bytes: int
     parameters: int
     breakdown_s: Mapping[str, object]
@@ -141,6 +173,14 @@ class Report:
     warnings: tuple[str, ...]
     timeline: IterationTimeline = field(repr=False)
     samples: IterationSamples | None = None
+    reserve: Callable[[], tuple[int, ...]] | None = field(default=None, repr=False, compare=False)
+    nearest_fit: tuple[FittingChange, ...] | None = None
+    host_memory_bytes: tuple[int, ...] | None = None
+
+    @cached_property
+    def reserved_memory_bytes(self) -> tuple[int, ...] | None:
+        """What the caching allocator holds of each pipeline rank's device, an estimate; made when it is asked for."""
+        return None if self.reserve is None else self.reserve()
 
     @property
     def fits(self) -> bool:
@@ -168,6 +208,7 @@ class Report:
             "peak_memory_bytes": list(self.peak_memory_bytes),
             "static_memory_bytes": list(self.static_memory_bytes),
             "reserved_memory_bytes": None if self.reserved_memory_bytes is None else list(self.reserved_memory_bytes),
+            **({"host_memory_bytes": list(self.host_memory_bytes)} if self.host_memory_bytes is not None else {}),
             "capacity_bytes": self.capacity_bytes,
             "fits": self.fits,
             "parameters": self.parameters,
@@ -181,6 +222,7 @@ class Report:
             "job": dict(self.job),
             "warnings": list(self.warnings),
             **({"samples": self.samples.to_json()} if self.samples is not None else {}),
+            **({"nearest_fit": [c.to_json() for c in self.nearest_fit]} if self.nearest_fit is not None else {}),
         }
 
     def __repr__(self) -> str:

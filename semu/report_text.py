@@ -28,6 +28,7 @@ def render(report: Report) -> str:
         list(_summary(report)),
         list(_breakdown(report)),
         list(_ranks(report)),
+        list(_nearest_fit(report)),
         list(_operators(report)),
         list(_notes(report)),
     ]
@@ -135,6 +136,27 @@ def _rank_cells(row: RankMemoryRow, capacity_bytes: int) -> tuple[str, ...]:
         share,
         peak_at,
     )
+
+
+def _nearest_fit(report: Report) -> Iterator[str]:
+    if report.nearest_fit is None:
+        return
+    if not report.nearest_fit:
+        yield "no change that was tried makes it fit in memory"
+        return
+    yield "changes after which it fits in memory, the fastest first (--set ...)"
+    rows: list[Sequence[str]] = [("  saves", "peak", "costs", "", "change")]
+    rows += [
+        (
+            f"{change.saved_bytes / GIB:.2f} GiB",
+            f"{change.peak_memory_bytes / GIB:.2f} GiB",
+            ("-" if change.added_time_s < 0 else "+") + format_time(abs(change.added_time_s)),
+            f"{change.added_time_s / report.iteration_time_s:+.1%}",
+            change.label(),
+        )
+        for change in report.nearest_fit
+    ]
+    yield from align_columns(rows, (True, True, True, True, False))
 
 
 def _operators(report: Report) -> Iterator[str]:

@@ -230,7 +230,34 @@ def test_what_does_not_fit_is_printed_and_exits_3(
         document = json.loads(out)
         assert (document["fits"], "error" in document) == (False, False)
     else:
-        assert out == repr(report) + "\n"
+        assert [row for row in repr(report).split("\n") if row not in out.split("\n")] == []
+
+
+def test_a_change_that_fits_is_told_with_what_it_saves_and_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Activations of 64 GiB and more: recomputation is enough, and what is told of it is what it gives."""
+    path = tmp_path / "long.toml"
+    path.write_text(TINY.replace("layers = 2", "layers = 96"))
+    words = ["simulate", str(path), "--set", "training.seq_len=65536", "--set", "training.recompute=none"]
+    code, out, _ = run(capsys, *words, "--json")
+    assert code == 3
+    before = json.loads(out)
+    by_change = {tuple(entry["settings"].items()): entry for entry in before["nearest_fit"]}
+    entry = by_change[(("training.recompute", "full"),)]
+    code, out, _ = run(capsys, *words, "--set", "training.recompute=full", "--json")
+    after = json.loads(out)
+    assert code == 0
+    assert "nearest_fit" not in after
+    assert entry["peak_memory_bytes"] == max(after["peak_memory_bytes"])
+    assert entry["saved_bytes"] == max(before["peak_memory_bytes"]) - max(after["peak_memory_bytes"])
+    assert entry["iteration_time_s"] == after["iteration_time_s"]
+    assert entry["added_time_s"] == after["iteration_time_s"] - before["iteration_time_s"]
+    times = [entry["iteration_time_s"] for entry in before["nearest_fit"]]
+    assert times == sorted(times)
+    _, out, _ = run(capsys, *words)
+    assert "changes after which it fits in memory, the fastest first" in out
+    assert "training.recompute=full" in out
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,6 @@ def make_report(peaks_gib: tuple[float, ...] = (60.0, 70.5), **changes: object) 
         "bubble_ratio": 0.1234,
         "peak_memory_bytes": tuple(row.peak_bytes for row in ranks),
         "static_memory_bytes": tuple(row.static_bytes for row in ranks),
-        "reserved_memory_bytes": None,
         "capacity_bytes": 79 * GIB,
         "parameters": 12_400_000_000,
         "breakdown_s": {

@@ -724,3 +724,61 @@ def test_context_parallelism_that_does_not_fit(
         with resolved.places.located():
             simulate(resolved.job())
     assert (caught.value.where, caught.value.nearest) == (where, nearest)
+
+
+# -- memory strategies ---------------------------------------------------------------------------------------------
+MEMORY_RUN = """\
+[model.transformer]
+layers = 2
+hidden = 256
+heads = 4
+vocab = 512
+
+[cluster]
+device = "h100"
+gpus_per_node = 1
+
+[training]
+global_batch = 2
+seq_len = 256
+recompute = "full"
+recompute_policy = "every_second_matmul"
+offload = ["activations", "optimizer"]
+offload_layers = ["*.layers.0"]
+cross_entropy = "fused"
+gradient_accumulation_fusion = false
+"""
+
+
+def test_memory_strategies_in_a_run_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(MEMORY_RUN)
+    training = load_run(path).training
+    assert training.offload == ("activations", "optimizer")
+    assert training.offload_layers == ("*.layers.0",)
+    assert (training.recompute_policy.value, training.cross_entropy.value) == ("every_second_matmul", "fused")  # type: ignore[union-attr]
+    assert training.gradient_accumulation_fusion is False
+    again = tmp_path / "again.toml"
+    again.write_text(resolve_run(path).to_toml())
+    assert load_run(again).training == training
+
+
+@pytest.mark.parametrize(
+    ("assignment", "where"),
+    [
+        ("training.offload=weights", "training.offload"),
+        ("training.offload_fraction=0.5", "training.offload_fraction"),
+        ("training.offload_layers=0", "training.offload_layers"),
+        ("training.recompute_policy=op", "training.recompute_policy"),
+        ("training.recompute_every=0", "training.recompute_every"),
+        ("training.cross_entropy=liger", "training.cross_entropy"),
+    ],
+)
+def test_bad_memory_strategies_are_told_with_their_place(assignment: str, where: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(MEMORY_RUN)
+    with pytest.raises(ConfigError) as caught:
+        load_run(path, [assignment])
+    assert caught.value.where is not None
+    assert caught.value.where.endswith(where)
+    assert caught.value.expected is not None

@@ -50,6 +50,11 @@ def simulate_command(arguments: argparse.Namespace) -> int:
             report = replace(report, warnings=(*report.warnings, *run.notes))
         if arguments.strict:
             _refuse_defaults(report)
+        if not report.fits:
+            from semu.simulation.nearest_fit import nearest_fit
+
+            found = nearest_fit(job, report, lambda other: simulate(other, cache=cache), progress)
+            report = replace(report, nearest_fit=found)
         if arguments.out is not None:
             progress("drawing the timeline and the memory")
             for file in report.save(arguments.out):

@@ -21,6 +21,7 @@ from semu.engine.exchange import (
 )
 from semu.engine.stage import ROLES, StageProgram
 from semu.engine.template import HalfTemplate, TemplateLibrary
+from semu.hardware.device import HOST_COPIES
 
 
 def build_stages(
@@ -64,6 +65,7 @@ class _Joiner:
         self.library = library
         self.blocks = list(blocks)
         self.streams = streams
+        self.host_copies = {number for name, number in streams.items() if name in HOST_COPIES}
         self.serial = serial
         self.exchanges = exchanges
         self.size_row: list[int] = []
@@ -141,7 +143,7 @@ class _Joiner:
         producers: list[int | None] = [None] * num_arriving
         busy = {position for position in order if halves[position].operators}
         gathers, reductions = self.exchanges.turns(order, busy, is_backward=is_backward)
-        last = -1  # operator of a block
+        last = before_last = -1  # last operator of the latest block, and of the one before
         for turn, position in enumerate(order):
             half, mapping = halves[position], self.maps[position]
             for number in gathers.get(turn, ()):
@@ -155,12 +157,18 @@ class _Joiner:
             for preds in half.preds:
                 known = [p + first if p >= 0 else producers[-1 - p] for p in preds]
                 chain.preds.append([p for p in known if p is not None])
-            if self.serial and half.operators and last >= 0 and chain.stream[first] != chain.stream[last]:
-                chain.preds[first].append(last)
+            ours = [i for i in range(first, len(chain.rows)) if chain.stream[i] not in self.host_copies]
+            if self.serial and ours and last >= 0 and chain.stream[ours[0]] != chain.stream[last]:
+                chain.preds[ours[0]].append(last)
+            if is_backward and before_last >= 0:  # copies in come one block ahead
+                for i in range(first, len(chain.rows)):
+                    if chain.stream[i] in self.host_copies:
+                        chain.preds[i].append(before_last)
             chain.touches.extend([mapping[s] for s in touches] for touches in half.touches)
             producers = [_resolve(p, first, producers) for p in half.producers]
+            if ours:
+                last, before_last = ours[-1], last
             if half.operators:
-                last = len(chain.rows) - 1
                 self._serve(chain, position, first, is_backward)
             for number in reductions.get(turn, ()):
                 self._reduce(chain, number)
@@ -246,6 +254,9 @@ class _Joiner:
             leaving=tuple(self.size_row[s] if s >= 0 else -1 for s in leaving),
             leaving_kept=tuple(s in kept for s in leaving),
             num_streams=num_streams,
+            storage=np.array(used, dtype=np.int32),
+            arriving_storage=tuple(arriving),
+            leaving_storage=tuple(leaving),
         )
 
 

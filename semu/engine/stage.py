@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -66,6 +66,8 @@ class StageProgram:
         leaving_kept: the leaving tensor survives its sending (it is saved for the backward stage, or is one that
             arrived and is still needed).
         num_streams: number of streams.
+        storage: int32[num_storages], number of each storage in the chunk, the same in both its stages.
+        arriving_storage, leaving_storage: such numbers of the tensors of ``arriving`` and ``leaving``; -1: none.
     """
 
     rows: NDArray[np.int32]
@@ -86,6 +88,9 @@ class StageProgram:
     leaving: tuple[int, ...]
     leaving_kept: tuple[bool, ...]
     num_streams: int
+    storage: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    arriving_storage: tuple[int, ...] = ()
+    leaving_storage: tuple[int, ...] = ()
 
     @cached_property
     def is_serial(self) -> bool:

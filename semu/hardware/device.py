@@ -15,7 +15,18 @@ from semu.hardware.capabilities import DeviceProfile, Host
 from semu.hardware.kinds import Port
 from semu.hardware.number import Number
 
-__all__ = ["Device", "DeviceKind", "DeviceProfile", "Direction", "Host", "Number", "Stream"]
+__all__ = [
+    "HOST_COPIES",
+    "OFFLOAD",
+    "RELOAD",
+    "Device",
+    "DeviceKind",
+    "DeviceProfile",
+    "Direction",
+    "Host",
+    "Number",
+    "Stream",
+]
 
 
 class DeviceKind(Enum):
@@ -87,3 +98,11 @@ class Stream:
 
     device: Device
     name: str
+
+
+OFFLOAD = Stream(Device(DeviceKind.LINK, port=Port.PCIE, direction=Direction.OUT), "offload")
+"""Copies from the GPU to its host."""
+RELOAD = Stream(Device(DeviceKind.LINK, port=Port.PCIE, direction=Direction.IN), "reload")
+"""Copies from the host to its GPU."""
+HOST_COPIES = (OFFLOAD.name, RELOAD.name)
+"""Streams that no kernel waits for by itself, only for what they bring."""

@@ -37,6 +37,21 @@ class Recompute(Enum):
     FULL = "full"
 
 
+class RecomputePolicy(Enum):
+    """What full recomputation keeps of a layer beside its input: torchtitan's policy (``semu.nn.keep``)."""
+
+    EVERY_SECOND_MATMUL = "every_second_matmul"
+
+
+class CrossEntropy(Enum):
+    """How the token loss is made: PyTorch's kernels over fp32 copies of the logits, one fp32 copy that becomes the
+    softmax (Megatron-LM), or one kernel that writes the gradient over the logits (Transformer Engine, Liger)."""
+
+    UNFUSED = "unfused"
+    IN_PLACE = "in_place"
+    FUSED = "fused"
+
+
 class RecomputeMethod(Enum):
     """Which layers of a stage full recomputation covers (Megatron-LM's ``--recompute-method``)."""
 

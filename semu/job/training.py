@@ -10,7 +10,18 @@ from typing import TypeVar
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.kinds import DType
 from semu.hardware.software import Software
-from semu.job.kinds import Attention, Fp8Weights, Optimizer, Precision, Recompute, RecomputeMethod, Workspaces
+from semu.job.kinds import (
+    Attention,
+    CrossEntropy,
+    Fp8Weights,
+    Optimizer,
+    Precision,
+    Recompute,
+    RecomputeMethod,
+    RecomputePolicy,
+    Workspaces,
+)
+from semu.job.offload import OffloadPlan
 from semu.nn.recompute_plan import RECOMPUTE_KINDS, RecomputePlan
 from semu.parallel.config import Overlap
 
@@ -99,6 +110,24 @@ def _recompute_method(mode: Recompute, layers: object, method: object) -> Recomp
     return RecomputeMethod.BLOCK if layers is not None and chosen is None else chosen
 
 
+def _of_full(mode: Recompute, value: object, layers: object, key: str) -> RecomputePolicy | int | None:
+    """A setting that only full recomputation of every layer by itself has."""
+    if value is None:
+        return None
+    if mode is not Recompute.FULL or layers is not None:
+        raise ConfigError(
+            f"{key} is of full recomputation of single layers",
+            where=f"training.{key}",
+            expected='nothing, or recompute = "full" without recompute_layers',
+            got=value.value if isinstance(value, Enum) else str(value),
+            nearest='recompute = "full"' if layers is None else "no recompute_layers",
+        )
+    if key == "recompute_policy":
+        return _enum(RecomputePolicy, value, "training.recompute_policy")
+    _positive(value, f"training.{key}")
+    return value if isinstance(value, int) else None
+
+
 def _at_least_zero(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
         raise ConfigError("out of range", where=where, expected="a finite number >= 0", got=value, nearest=0)
@@ -169,6 +198,14 @@ class Training:
             factors of the device's profile apply.
         jitter: relative standard deviation of each stage's latency, for ``simulate(samples=...)``; default 0.
         workspaces: whose workspaces count into the peaks; NONE unless asked for.
+        recompute_policy: what ``recompute = full`` keeps of a layer: EVERY_SECOND_MATMUL is torchtitan's
+            ``selective_ac_option = "op"``; None: its input alone.
+        recompute_every: of every so many layers the last is recomputed (torchtitan's ``selective_ac_option = "2"``).
+        cross_entropy: UNFUSED, IN_PLACE or FUSED; an enum member or its value.
+        gradient_accumulation_fusion: products for weight gradients add into the gradient buffers themselves, as in
+            Megatron-LM; false: they write a tensor of the parameters' type, which is added.
+        offload: what lives on the host, words of ``semu.job.offload.OFFLOADS``; None: nothing.
+        offload_layers, offload_fraction: the layers whose activations do, as paths or as a share; None: all.
     """
 
     micro_batch: int
@@ -193,6 +230,13 @@ class Training:
     jitter: float
     software: Software
     workspaces: Workspaces
+    offload: tuple[str, ...] | None
+    offload_layers: tuple[str, ...] | None
+    offload_fraction: float | None
+    recompute_policy: RecomputePolicy | None
+    recompute_every: int | None
+    cross_entropy: CrossEntropy
+    gradient_accumulation_fusion: bool
 
     def __init__(
         self,
@@ -218,6 +262,13 @@ class Training:
         jitter: float = 0.0,
         software: Software | str = Software.MEGATRON,
         workspaces: Workspaces | str = Workspaces.NONE,
+        offload: Sequence[str] | str | None = None,
+        offload_layers: Sequence[str] | None = None,
+        offload_fraction: float | None = None,
+        recompute_policy: RecomputePolicy | str | None = None,
+        recompute_every: int | None = None,
+        cross_entropy: CrossEntropy | str = CrossEntropy.IN_PLACE,
+        gradient_accumulation_fusion: bool = True,
     ) -> None:
         _positive(micro_batch, "training.micro_batch")
         _positive(global_batch, "training.global_batch")
@@ -239,6 +290,8 @@ class Training:
                 nearest="false",
             )
         states = (DType.FP32, DType.BF16)
+        offloads = OffloadPlan.of(offload, offload_layers, offload_fraction)
+        words = tuple(name for name in ("activations", "optimizer") if getattr(offloads, name))
         values = {
             "micro_batch": micro_batch,
             "global_batch": global_batch,
@@ -262,9 +315,23 @@ class Training:
             "jitter": _at_least_zero(jitter, "training.jitter"),
             "software": _enum(Software, software, "training.software"),
             "workspaces": _enum(Workspaces, workspaces, "training.workspaces"),
+            "recompute_policy": _of_full(mode, recompute_policy, recompute_layers, "recompute_policy"),
+            "recompute_every": _of_full(mode, recompute_every, recompute_layers, "recompute_every"),
+            "cross_entropy": _enum(CrossEntropy, cross_entropy, "training.cross_entropy"),
+            "gradient_accumulation_fusion": _switch(
+                gradient_accumulation_fusion, "training.gradient_accumulation_fusion"
+            ),
+            "offload": words or None,
+            "offload_layers": offloads.layers,
+            "offload_fraction": None if offload_fraction is None else offloads.fraction,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def offload_plan(self) -> OffloadPlan:
+        """What lives on the host."""
+        return OffloadPlan.of(self.offload, self.offload_layers, self.offload_fraction)
 
     @property
     def recompute_plan(self) -> RecomputePlan:

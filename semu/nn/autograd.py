@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from semu.errors import GraphError
 from semu.graph.operator import OpKind, Phase
+from semu.nn.keep import Ledger
 from semu.nn.tensor import Tensor
 from semu.nn.tracing import TapeStep, Trace
 
@@ -79,7 +80,11 @@ def _accumulate(trace: Trace, flowing: dict[int, Tensor | None], tensor: Tensor,
 
 
 def recompute(
-    trace: Trace, function: Callable[..., Tensor | tuple[Tensor, ...]], inputs: Sequence[Tensor]
+    trace: Trace,
+    function: Callable[..., Tensor | tuple[Tensor, ...]],
+    inputs: Sequence[Tensor],
+    *,
+    keeps: bool = False,
 ) -> Tensor | tuple[Tensor, ...]:
     """Run ``function`` keeping only its inputs; its forward runs again, whole, just before its backward.
 
@@ -87,13 +92,15 @@ def recompute(
         trace: the trace of the inputs.
         function: tensors -> one tensor or a tuple of tensors.
         inputs: its arguments.
+        keeps: some outputs stay and are not computed again (``semu.nn.keep``).
     Returns:
         What the function returns.
     Source:
         Chen et al., 1604.06174 §4; the second forward runs to its end, as Megatron-LM's CheckpointFunction does.
     """
+    ledger = Ledger() if keeps else None
     with trace.no_grad(), trace.watch_trainable() as trainable:
-        returned = function(*inputs)
+        returned = _run(trace, function, inputs, ledger)
         has_trainable = trainable()
     outputs = returned if isinstance(returned, tuple) else (returned,)
     needs = has_trainable or any(tensor.requires_grad for tensor in inputs)
@@ -104,7 +111,7 @@ def recompute(
         leaves = [replace(tensor) for tensor in inputs]
         outer, trace.tape = trace.tape, []
         trace.phase = Phase.RECOMPUTE
-        again = function(*leaves)
+        again = _run(trace, function, leaves, ledger.again() if ledger is not None else None)
         trace.phase = Phase.INPUT_GRADIENT
         outputs_again = again if isinstance(again, tuple) else (again,)
         arrived = [(t, g) for t, g in zip(outputs_again, gradients, strict=True) if g is not None or t.ndim == 0]
@@ -114,3 +121,19 @@ def recompute(
 
     trace.record(inputs, marked, run_again)
     return marked if isinstance(returned, tuple) else marked[0]
+
+
+def _run(
+    trace: Trace,
+    function: Callable[..., Tensor | tuple[Tensor, ...]],
+    inputs: Sequence[Tensor],
+    ledger: Ledger | None,
+) -> Tensor | tuple[Tensor, ...]:
+    """Run a function with a ledger of what it keeps; None: the one around it, if any."""
+    if ledger is None:
+        return function(*inputs)
+    outer, trace.ledger = trace.ledger, ledger
+    try:
+        return function(*inputs)
+    finally:
+        trace.ledger = outer

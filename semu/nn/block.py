@@ -17,6 +17,7 @@ from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.nn.autograd import backward, recompute
 from semu.nn.module import Module
+from semu.nn.offload import copy_in, copy_out, saved_storages
 from semu.nn.rules.optimizer import adam_step
 from semu.nn.tensor import Sequences, Tensor
 from semu.nn.tracing import ParameterUse, Trace, TraceOptions
@@ -68,6 +69,7 @@ def trace_block(
     full_recompute: bool = False,
     gradients: Sequence[bool] | None = None,
     optimizer: bool = False,
+    offload: bool = False,
 ) -> TracedBlock:
     """Trace a block and differentiate it.
 
@@ -79,10 +81,15 @@ def trace_block(
         full_recompute: keep only the inputs of the forward pass and run it again in the backward. Not applied to a
             block that ends in a scalar loss (its backward follows at once) or that starts from integer data.
         gradients: per output, whether a gradient arrives for it; None: for every output that can have one.
+        offload: what the forward pass saves lives on the host in between.
         optimizer: end with an Adam step (a job's optimizer runs once an iteration, so it asks for none here).
     Raises:
         GraphError: the block returns something that is not a tensor, or an operator cannot exist.
     """
+    saved: tuple[int, ...] = ()
+    if offload:
+        plain = trace_block(module, inputs, options, root=root, full_recompute=full_recompute, gradients=gradients)
+        saved = saved_storages(plain.graph, plain.num_forward)
     trace = Trace(options, module, root)
     arrived = [
         trace.input(
@@ -96,7 +103,11 @@ def trace_block(
         for number, spec in enumerate(inputs)
     ]
     outputs = _run_forward(trace, module, arrived, full_recompute)
+    if saved:
+        copy_out(trace, saved)
     num_forward = len(trace.graph.operators)
+    if saved:
+        copy_in(trace, saved)
     arriving = [
         _incoming_gradient(trace, output, number) if gradients is None or gradients[number] else None
         for number, output in enumerate(outputs)
@@ -129,7 +140,7 @@ def trace_block(
 def _run_forward(trace: Trace, module: Module, arrived: list[Tensor], full_recompute: bool) -> tuple[Tensor, ...]:
     is_data = bool(arrived) and starts_from_data(arrived[0].dtype)
     if full_recompute and not is_data and not _ends_in_loss(trace, module, arrived):
-        returned = recompute(trace, module, arrived)
+        returned = recompute(trace, module, arrived, keeps=trace.options.keep_products)
     else:
         returned = module(*arrived)
     outputs = returned if isinstance(returned, tuple) else (returned,)

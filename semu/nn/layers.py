@@ -11,17 +11,20 @@ class Linear(Module):
     """``y = x W^T + b``.
 
     Args:
-        in_features, out_features: global widths. bias: add b.
+        in_features, out_features: global widths. bias: add b. parts: widths of the projections that it fuses.
     """
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, *, parts: tuple[int, ...] | None = None
+    ) -> None:
         super().__init__()
+        self.parts = parts
         self.weight = Parameter(out_features, in_features)
         self.bias = Parameter(out_features) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias, self.parts)
 
 
 class LayerNorm(Module):

@@ -16,9 +16,10 @@ from semu.graph.dim import Dim, product, symbols_of
 from semu.graph.graph import Graph
 from semu.graph.operator import OpKind, Phase
 from semu.graph.tensor import Role
-from semu.hardware.device import Device, DeviceKind, Direction, Stream
+from semu.hardware.device import HOST_COPIES, Device, DeviceKind, Direction, Stream
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
+from semu.nn.keep import Ledger
 from semu.nn.module import Module, Parameter
 from semu.nn.recompute_plan import OUTPUT_KINDS, RecomputePlan
 from semu.nn.sharding import ContextKind, ShardingPlan, ShardingStyle
@@ -46,6 +47,9 @@ class TraceOptions:
         recompute: parts of the block that are computed again in the backward pass.
         cast_weights: under fp8, every microbatch casts its weights; false: it finds them cast (once an iteration).
         cp_group: placement of the context-parallel group. cp_kind: how attention works across it.
+        cross_entropy: ``unfused``, ``in_place`` or ``fused``, see ``semu.nn.rules.loss``.
+        fused_accumulation: products for weight gradients add into the gradient buffers themselves.
+        keep_products: blocks that are recomputed keep some outputs, see ``semu.nn.keep``.
     """
 
     plan: ShardingPlan = field(default_factory=ShardingPlan)
@@ -59,6 +63,9 @@ class TraceOptions:
     cast_weights: bool = False
     cp_group: CommGroup = field(default_factory=lambda: CommGroup("cp", 1, 1))
     cp_kind: ContextKind = ContextKind.RING
+    keep_products: bool = False
+    cross_entropy: str = "in_place"
+    fused_accumulation: bool = True
 
     @property
     def plain_dtype(self) -> DType:
@@ -124,6 +131,9 @@ class Trace:
         self._made_again: dict[int, Tensor] = {}
         self._last_in_turn = -1
         self.last_kernel = -1
+        self.reloaded: dict[int, int] = {}
+        self.ledger: Ledger | None = None
+        self.companions: dict[int, int] = {}
 
     # -- where we are --------------------------------------------------------------------------------------------
     @property
@@ -227,6 +237,10 @@ class Trace:
     def _read(self, tensor: Tensor, phase: Phase) -> int:
         """The node that an operator reads: of a dropped tensor, in the backward pass, the one made again."""
         storage = self.graph.tensors[tensor.node].storage
+        if storage in self.reloaded:
+            node = self.reloaded[storage]
+            is_same = self.graph.tensors[node].shape == tuple(tensor.local_shape)
+            return node if is_same else self.graph.add_view(node, tensor.local_shape)
         if storage not in self._dropped or phase not in (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT):
             return tensor.node
         if storage not in self._made_again:
@@ -329,6 +343,9 @@ class Trace:
         path = ".".join(part for part in (self.path, name) if part)
         now = phase if phase is not None else self.phase
         reads = [self._read(item, now) if isinstance(item, Tensor) else item.tensor for item in inputs]
+        if self.companions:
+            storages = dict.fromkeys(self.graph.tensors[node].storage for node in reads)
+            reads += [self.companions[storage] for storage in storages if storage in self.companions]
         writes = [use.gradient for use in gradients if use.gradient is not None]
         writes += [tensor.node for tensor in updates]
         result: Tensor | None = None
@@ -336,13 +353,13 @@ class Trace:
             cut = tuple(shards) if shards is not None else (1,) * len(shape)
             element = dtype if dtype is not None else self.options.tensor_dtype
             node = self.graph.add_tensor(local_shape(shape, cut, path), element, role, name=path)
-            needs = self._grad_enabled and self._any_trainable(inputs) and self.phase is not Phase.INPUT_GRADIENT
+            needs = self._grad_enabled and self.any_trainable(inputs) and self.phase is not Phase.INPUT_GRADIENT
             result = Tensor(self, node, tuple(shape), cut, element, needs, sequences)
             writes.append(node)
         sides = [self.graph.add_tensor(s, d, role, name=f"{path}.side") for s, d in extra_outputs]
         after = [operator for operator in beside or () if operator >= 0]
         last = self._last_in_turn
-        if beside is None:
+        if beside is None and stream.name not in HOST_COPIES:
             if last >= 0 and not self.options.overlap_tp and self.graph.operators[last].stream != stream:
                 after.append(last)
             self._last_in_turn = len(self.graph.operators)
@@ -397,7 +414,8 @@ class Trace:
         return ranks
 
     @staticmethod
-    def _any_trainable(inputs: Sequence[Tensor | ParameterUse]) -> bool:
+    def any_trainable(inputs: Sequence[Tensor | ParameterUse]) -> bool:
+        """Whether a gradient flows through, or ends in, any of them."""
         return any(item.requires_grad if isinstance(item, Tensor) else item.parameter.requires_grad for item in inputs)
 
     def view(self, tensor: Tensor, shape: Sequence[Dim], shards: Sequence[int]) -> Tensor:

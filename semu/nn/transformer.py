@@ -45,7 +45,8 @@ class SelfAttention(Module):
         self.causal = causal
         self.rotary = rotary
         width = (heads + 2 * self.kv_heads) * self.head_dim
-        self.qkv = Linear(hidden, width, bias=bias if qkv_bias is None else qkv_bias)
+        parts = tuple(count * self.head_dim for count in (heads, self.kv_heads, self.kv_heads))
+        self.qkv = Linear(hidden, width, bias=bias if qkv_bias is None else qkv_bias, parts=parts)
         self.out = Linear(heads * self.head_dim, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,7 +97,7 @@ class MLP(Module):
     ) -> None:
         super().__init__()
         self.gated = gated
-        self.up = Linear(hidden, 2 * ffn if gated else ffn, bias=bias)
+        self.up = Linear(hidden, 2 * ffn if gated else ffn, bias=bias, parts=(ffn, ffn) if gated else None)
         self.down = Linear(ffn, out if out is not None else hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -55,15 +55,16 @@ def gradient_buckets(
 
 @dataclass(frozen=True)
 class StaticBytes:
-    """What a rank stores for its parameters all the time [bytes]."""
+    """What a rank stores for its parameters all the time [bytes]; ``host``: what of it lives there."""
 
     parameters: int
     gradients: int
     optimizer: int
+    host: int = 0
 
     @property
     def total(self) -> int:
-        """All three."""
+        """All three, on the device."""
         return self.parameters + self.gradients + self.optimizer
 
 

@@ -90,6 +90,13 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             **dict.fromkeys(("gradient_clipping", "loss_scaling"), ValueKind.SWITCH),
             **dict.fromkeys(("overhead_s", "jitter"), ValueKind.NUMBER),
             "workspaces": ValueKind.STRING,
+            "recompute_policy": ValueKind.STRING,
+            "recompute_every": ValueKind.INTEGER,
+            "cross_entropy": ValueKind.STRING,
+            "gradient_accumulation_fusion": ValueKind.SWITCH,
+            "offload": ValueKind.WORDS,
+            "offload_layers": ValueKind.STRINGS,
+            "offload_fraction": ValueKind.NUMBER,
         },
         "overlap": dict.fromkeys(("grad_reduce", "param_gather", "tensor_parallel", "pipeline"), ValueKind.SWITCH),
         "parallel.layout": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -13,12 +14,14 @@ from semu.report import Report
 from semu.simulation.accounting import breakdown, bubble_ratio, count_work, overhead_s
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
+from semu.simulation.host import host_memory, host_notes
 from semu.simulation.layout import Layout
 from semu.simulation.memory import RankMemory
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.rank_timeline import build_timeline
 from semu.simulation.reduction import RankTail
 from semu.simulation.replica import ReplicaCosts
+from semu.simulation.reserved import reserved_memory
 from semu.simulation.saved import SavedActivations
 from semu.simulation.tables import add_outer, rank_row, top_operators
 
@@ -51,6 +54,7 @@ def assemble_report(
     add_outer(seconds, timeline)
     everything = sum(seconds.values()) or 1.0
     provenance = {name: value / everything for name, value in sorted(seconds.items())}
+    hosts = host_memory(layout, evaluation, run)
     return Report(
         title=f"{job.model.name} on {job.cluster.label()}, {job.parallel.label()}, {job.training.schedule}",
         iteration_time_s=iteration,
@@ -67,7 +71,6 @@ def assemble_report(
         bubble_ratio=bubble_ratio(run, slowest),
         peak_memory_bytes=tuple(peak.size_bytes for peak in peaks),
         static_memory_bytes=tuple(memory.static.total for memory in memories),
-        reserved_memory_bytes=None,
         capacity_bytes=capacity,
         parameters=parameters,
         breakdown_s=breakdown(layout, evaluation, run, tails, iteration).to_json(),
@@ -78,8 +81,17 @@ def assemble_report(
         num_distinct_replicas=run.num_replicas,
         slowest_replica=int(run.first[slowest]),
         job=describe_job(layout),
-        warnings=tuple(_warnings(layout, parameters, run.num_replicas)),
+        warnings=(*_warnings(layout, parameters, run.num_replicas), *host_notes(job, hosts)),
         timeline=timeline,
+        host_memory_bytes=hosts,
+        reserve=partial(
+            reserved_memory,
+            layout,
+            evaluation,
+            run,
+            [peak.replica for peak in peaks],
+            [peak.size_bytes for peak in peaks],
+        ),
     )
 
 
@@ -153,6 +165,13 @@ def describe_job(layout: Layout) -> dict[str, object]:
             },
             "jitter": training.jitter,
             **({"workspaces": training.workspaces.value} if training.workspaces is not Workspaces.NONE else {}),
+            **({"recompute_policy": training.recompute_policy.value} if training.recompute_policy else {}),
+            **({"recompute_every": training.recompute_every} if training.recompute_every else {}),
+            "cross_entropy": training.cross_entropy.value,
+            "gradient_accumulation_fusion": training.gradient_accumulation_fusion,
+            **({"offload": list(training.offload)} if training.offload else {}),
+            **({"offload_layers": list(training.offload_layers)} if training.offload_layers is not None else {}),
+            **({"offload_fraction": training.offload_fraction} if training.offload_fraction is not None else {}),
         },
         "overlap": {
             **vars(training.overlap),
@@ -171,9 +190,12 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
     """What a reader should know before trusting the numbers."""
     job = layout.job
     notes = [
-        "not modelled by this version: reserved memory (peaks are allocated bytes), CPU launch time, "
-        + ("library workspaces, " if job.training.workspaces is Workspaces.NONE else "")
-        + "slowdown of kernels beside communication"
+        "not modelled by this version: CPU launch time"
+        + (
+            ", library workspaces in allocated memory (reserved memory is an estimate that counts cuBLAS's)"
+            if job.training.workspaces is Workspaces.NONE
+            else ""
+        )
     ]
     if job.parallel.zero >= 2 and num_replicas > 1:
         notes.append(

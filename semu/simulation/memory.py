@@ -9,7 +9,7 @@ stage could hold the peak, is the stage expanded operator by operator.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from semu.engine.stage import ROLES, ExpandedStage, StageCosts, StageProgram
 from semu.engine.timeline import compress_steps
 from semu.graph.tensor import Role
-from semu.parallel.data import StaticBytes, static_bytes
+from semu.job import Training
+from semu.parallel.data import MIN_BUCKET_ELEMENTS, StaticBytes, static_bytes
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.ground import GroundEvents, ground_events
 from semu.simulation.layout import Layout
@@ -44,7 +45,7 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
     """What a rank stores for its parameters all the time."""
     job = layout.job
     held = [entry[2] for entry in layout.held_by(rank)]
-    return static_bytes(
+    static = static_bytes(
         sum(h.elements for h in held),
         sum(h.elements for h in held if h.parameter.requires_grad),
         dp=job.parallel.shard_ranks,
@@ -56,6 +57,15 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
         fp8_elements=layout.kept_fp8_elements(rank),
         fp8_primary=layout.primary_fp8_elements(rank),
     )
+    return on_host(static, job.training) if job.training.offload_plan.optimizer else static
+
+
+def on_host(static: StaticBytes, training: Training) -> StaticBytes:
+    """Optimizer state on the host; one bucket of it is on the device for the step."""
+    master = 0 if training.master_dtype is training.precision.tensor_dtype else training.master_dtype.size_bytes
+    each = master + 2 * training.optimizer_state_dtype.size_bytes
+    bucket = min(static.optimizer, MIN_BUCKET_ELEMENTS * each)
+    return replace(static, optimizer=bucket, host=static.optimizer)
 
 
 _ACTIVATION = ROLES.index(Role.ACTIVATION)

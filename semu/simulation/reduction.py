@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from semu.engine.costs import CostModel
 from semu.engine.stage import StageProgram
 from semu.engine.timeline import OuterSlice
+from semu.hardware.device import OFFLOAD, RELOAD
 from semu.hardware.kinds import DType, OpKind
 from semu.job import Fp8Weights
+from semu.nn.offload import HOST_LINK
 from semu.nn.rules.optimizer import adam_bytes
 from semu.parallel.data import gradient_buckets
 from semu.simulation.clipping import gradient_checks
@@ -28,6 +30,7 @@ from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
 from semu.simulation.interference import interference
 from semu.simulation.layout import Layout
+from semu.simulation.memory import rank_static
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.transfers import collective, collectives, moved, on_device
 
@@ -42,6 +45,7 @@ class RankTail:
         checks: what the gradients go through before the step: unscaling, their norm, scaling (``gradient_checks``).
         casts: fp8 copies of the weights, made after the step for the whole next iteration.
         interference: what kernels lost to hidden collectives, before the checks.
+        reload, offload: copies of the optimizer state from the host and back, where it lives there.
     """
 
     reductions: tuple[OuterSlice, ...]
@@ -50,12 +54,15 @@ class RankTail:
     checks: tuple[OuterSlice, ...] = ()
     casts: tuple[OuterSlice, ...] = ()
     interference: OuterSlice | None = None
+    reload: tuple[OuterSlice, ...] = ()
+    offload: tuple[OuterSlice, ...] = ()
 
     @property
     def steps(self) -> tuple[OuterSlice, ...]:
         """The optimizer step with what surrounds it."""
         lost = (self.interference,) if self.interference else ()
-        return (*lost, *self.checks, *((self.optimizer,) if self.optimizer else ()), *self.casts)
+        step = (self.optimizer,) if self.optimizer else ()
+        return (*lost, *self.checks, *self.reload, *step, *self.offload, *self.casts)
 
     @property
     def end_s(self) -> float:
@@ -240,13 +247,33 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
         master_dtype=job.training.master_dtype,
         state_dtype=job.training.optimizer_state_dtype,
     )
+    reload, offload = _state_copies(layout, model, rank, barrier)
+    if reload:
+        barrier = reload[0].end_s
     step = replace(on_device(model, "adam", OpKind.OPTIMIZER, traffic, barrier), name="Adam step")
+    offload = tuple(moved(piece, step.end_s) for piece in offload)
+    done = offload[0].end_s if offload else step.end_s
     gathers: tuple[OuterSlice, ...] = ()
     if job.parallel.gradient_ranks > 1 and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
         group = layout.mesh.shard_group(rank)
-        gathers = (collective(model, "parameters", OpKind.ALL_GATHER, group, written, step.end_s),)
-    casts = _weight_casts(layout, model, rank, gathers[-1].end_s if gathers else step.end_s)
-    return RankTail(tuple(reductions), step, gathers, casts=casts)
+        gathers = (collective(model, "parameters", OpKind.ALL_GATHER, group, written, done),)
+    casts = _weight_casts(layout, model, rank, gathers[-1].end_s if gathers else done)
+    return RankTail(tuple(reductions), step, gathers, casts=casts, reload=reload, offload=offload)
+
+
+def _state_copies(
+    layout: Layout, model: CostModel, rank: int, begin_s: float
+) -> tuple[tuple[OuterSlice, ...], tuple[OuterSlice, ...]]:
+    """The rank's optimizer state, from the host before the step and back behind it; it is not hidden behind the step.
+
+    Bucket by bucket, so that only one is on the device; the times of all buckets are added up.
+    """
+    state = rank_static(layout, rank).host
+    if not state:
+        return (), ()
+    group, back = HOST_LINK[RELOAD], HOST_LINK[OFFLOAD]
+    into = collective(model, "optimizer state in", OpKind.P2P, group, state, begin_s)
+    return (into,), (collective(model, "optimizer state out", OpKind.P2P, back, state, begin_s),)
 
 
 def _weight_casts(layout: Layout, model: CostModel, rank: int, begin_s: float) -> tuple[OuterSlice, ...]:

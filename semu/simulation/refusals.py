@@ -11,6 +11,7 @@ from semu.job import Precision, TrainingJob
 from semu.schedule import SCHEDULES
 from semu.simulation.context import check_attention
 from semu.simulation.evaluate import BatchShapes
+from semu.simulation.host import check_offload
 
 
 def refuse_unmodelled(job: TrainingJob) -> None:
@@ -30,6 +31,7 @@ def refuse_unmodelled(job: TrainingJob) -> None:
         _check_sharding(job)
     if parallel.cp > 1:
         check_attention(job)
+    check_offload(job)
     if job.training.precision is Precision.FP8:
         _refuse_without_fp8(job)
     consumers = [source for module in job.model.modules for source in module.sources]

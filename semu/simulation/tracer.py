@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from semu.job import Attention, Fp8Weights, Recompute, TrainingJob
 from semu.nn.block import CarrySpec, starts_from_data, trace_block
@@ -73,6 +73,7 @@ class _Placed:
         path, body: where, what. specs: what arrives. parameters: as ``body.named_parameters``.
         key: decides, with the gradients, what is traced. number: of the key, in this job.
         is_lasting: the key says so also in another call of ``simulate``. is_recomputed: as the unit.
+        is_offloaded: what its forward pass saves lives on the host in between.
     """
 
     path: str
@@ -83,6 +84,7 @@ class _Placed:
     number: int
     is_lasting: bool
     is_recomputed: bool
+    is_offloaded: bool = False
 
     @property
     def is_data(self) -> bool:
@@ -110,6 +112,7 @@ class ModelTracer:
         self._numbers: dict[object, int] = {}
         self._known: dict[tuple[int, tuple[bool, ...] | None], CompiledBlock] = {}
         training = job.training
+        self.offload = training.offload_plan
         self.options = TraceOptions(
             plan=megatron_plan(job.model, job.parallel),
             tp_group=self.mesh.worst_tp_group,
@@ -122,6 +125,9 @@ class ModelTracer:
             cast_weights=job.fp8_weights is Fp8Weights.MICROBATCH,
             cp_group=self.mesh.worst_cp_group,
             cp_kind=job.parallel.context_kind,
+            keep_products=training.recompute_policy is not None,
+            cross_entropy=training.cross_entropy.value,
+            fused_accumulation=training.gradient_accumulation_fusion,
         )
         self._options_key = tuple(options_key(self.options, full_recompute=again) for again in (False, True))
         self._paths: dict[object, tuple[str, ...]] = {}
@@ -143,12 +149,23 @@ class ModelTracer:
             for source in module.sources:
                 specs += outputs[source]
             group = []
+            layers = 0
             for unit in own:
                 group.append(self._place(unit, specs))
-                specs = self._compile(group[-1], None).output_specs
+                compiled = self._compile(group[-1], None)
+                if _is_layer(group[-1], compiled):
+                    chosen = self._chosen(unit, layers)
+                    group[-1] = self._place(chosen, specs, is_offloaded=self.offload.chooses(unit.path, layers))
+                    layers += 1
+                specs = compiled.output_specs
             outputs[module.name] = specs
             placed.append(group)
         return self._walk_back(placed, {name: len(specs) for name, specs in outputs.items()})
+
+    def _chosen(self, unit: Unit, number: int) -> Unit:
+        """The unit of a layer, recomputed where it is its turn (``training.recompute_every``)."""
+        every = self.job.training.recompute_every
+        return unit if every is None or (number + 1) % every == 0 else replace(unit, is_recomputed=False)
 
     def _walk_back(self, placed: Sequence[Sequence[_Placed]], num_outputs: dict[str, int]) -> list[list[Block]]:
         wanted: dict[str, list[bool]] = {}
@@ -158,7 +175,7 @@ class ModelTracer:
             blocks: list[Block] = []
             for place in reversed(group):
                 compiled = self._compile(place, gradients)
-                is_layer = not place.is_data and all(spec.shape for spec in compiled.output_specs)
+                is_layer = _is_layer(place, compiled)
                 blocks.append(Block(place.path, self._number(compiled), _held(place, compiled), is_layer))
                 gradients = compiled.input_gradients
             offset = len(module.inputs)
@@ -177,7 +194,7 @@ class ModelTracer:
         packing = None if spec.per_sequence else sequences
         return CarrySpec(shape, (1,) * len(shape), spec.dtype(self.options.tensor_dtype), False, packing)
 
-    def _place(self, unit: Unit, specs: tuple[CarrySpec, ...]) -> _Placed:
+    def _place(self, unit: Unit, specs: tuple[CarrySpec, ...], *, is_offloaded: bool = False) -> _Placed:
         path, body = unit.path, unit.body
         structure = self._reader.read(body)
         if structure is not None:
@@ -196,10 +213,11 @@ class ModelTracer:
                 styles = tuple([style(path + name) for name in below])
             if recompute.patterns:
                 again = tuple([recompute.matches(path + name) for name in below])
-        key = (key, specs, styles, again, self._options_key[unit.is_recomputed])
+        key = (key, specs, styles, again, self._options_key[unit.is_recomputed], is_offloaded)
         number = self._numbers.setdefault(key, len(self._numbers))
         self.is_lasting &= structure is not None
-        return _Placed(path, body, specs, parameters, key, number, structure is not None, unit.is_recomputed)
+        is_lasting = structure is not None
+        return _Placed(path, body, specs, parameters, key, number, is_lasting, unit.is_recomputed, is_offloaded)
 
     def _compile(self, place: _Placed, gradients: Sequence[bool] | None) -> CompiledBlock:
         """The block where gradients arrive for some outputs; None: for all that can have one."""
@@ -221,6 +239,7 @@ class ModelTracer:
                 root=place.path,
                 full_recompute=place.is_recomputed,
                 gradients=gradients,
+                offload=place.is_offloaded,
             )
             return CompiledBlock.of(traced, place.parameters)
 
@@ -244,6 +263,11 @@ def options_key(options: TraceOptions, *, full_recompute: bool) -> object:
     own = tuple(getattr(options, item.name) for item in fields(options) if item.name != "plan")
     of_plan = tuple(getattr(plan, item.name) for item in fields(plan) if item.name not in ("styles", "patterns"))
     return own, of_plan, full_recompute
+
+
+def _is_layer(place: _Placed, compiled: CompiledBlock) -> bool:
+    """Tensors to tensors: it neither starts from data nor ends in a loss."""
+    return not place.is_data and all(spec.shape for spec in compiled.output_specs)
 
 
 def _held(place: _Placed, compiled: CompiledBlock) -> tuple[HeldParameter, ...]:

@@ -5,6 +5,8 @@ refuses them by name. What a row leaves open follows rules that hold for every r
 
 * attention: a closed form of 2205.05198 keeps the s x s matrices, so does a kernel that the row calls ``unfused`` or
   ``local``; anything else is semu's default, a fused kernel.
+* selective recomputation: Megatron-LM's (the attention core); with FSDP, torchtitan's policy of every second product.
+* token loss: with FSDP and a whole vocabulary PyTorch's own, unfused; else Megatron-LM's, in place.
 * dropout, where it is not told: 0.1 with unfused attention (Megatron-LM's default of that time, and what 34 s b h and
   5 a s^2 b of 2205.05198 count), else 0.
 * layers per pipeline chunk: as the row's ``layout`` says (keys of ``[parallel.layout]``), where it has one, else
@@ -107,6 +109,10 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         },
         "overlap": {name: value for name in _OVERLAP if (value := _overlap(row, name)) is not None},
     }
+    if settings.recompute == "selective" and row.sharding == "fsdp":
+        tables["training"] |= {"recompute": "full", "recompute_policy": "every_second_matmul"}
+    if row.sharding == "fsdp" and row.tp == 1:
+        tables["training"]["cross_entropy"] = "unfused"
     if row.activation_limit is not None:
         tables["training"]["activation_limit"] = row.activation_limit
     if is_unfused:

@@ -29,6 +29,10 @@ StageName = tuple[int, str, int]
 """Chunk, "F" or "B", microbatch."""
 
 
+HOST = ("offload", "reload")
+"""Streams of copies between GPU and host."""
+
+
 @dataclass
 class Node:
     """Something that takes time, after others."""
@@ -209,7 +213,7 @@ class _Writer:
         self._take_longest_paths()
         replica = Replica(self.nodes, self.orders, self.operators, self.sent, [])
         replica.memory = memory_of(self.model, replica, self.symbols, self.sharding.held(replica))
-        if not self.gather_ready:
+        if not self.gather_ready and not self.model.job.training.offload:
             several = bool(self.sharding.units) or self.model.job.parallel.cp > 1
             _attribute(replica, "links" if several else "tp")
         return replica
@@ -229,6 +233,7 @@ class _Writer:
         ready: dict[int, Key] = {}
         barrier: list[Key] = []
         latest: list[Key] = []
+        done: list[Key] = []
         for what, item in self.sharding.turns(chunk, phase):
             if isinstance(item, Unit):
                 number = self.sharding.units.index(item)
@@ -257,14 +262,20 @@ class _Writer:
                     latency_of(operator, symbols, self.model.job.profile, self.model.tp_group, self.model.cp_group),
                     [("begin", *stage), *waits],
                 )
-                in_ring = operator.kind is OpKind.P2P
-                place = "ring" if in_ring else operator.stream.name
-                waits_for_all = not overlaps and not in_ring
-                node.after += [last_on[n] for n in last_on if n == place or (waits_for_all and n != "ring")]
-                if in_ring:
+                mine = operator.stream.name
+                in_ring = operator.kind is OpKind.P2P and mine not in HOST
+                if mine in HOST:
+                    node.after += [last_on[mine]] if mine in last_on else []
+                    node.after += done[-2:-1] if phase == "B" else []  # one block ahead of its readers
+                elif in_ring:
+                    node.after += [last_on["ring"]] if "ring" in last_on else []
                     node.after += _before_last_attention(kernels)
-                elif operator.stream.name == "compute":
-                    kernels.append((operator.kind, key))
+                else:
+                    apart = (*HOST, "ring")
+                    node.after += [last_on[n] for n in last_on if n == mine or (not overlaps and n not in apart)]
+                    if mine == "compute":
+                        kernels.append((operator.kind, key))
+                place = "ring" if in_ring else mine
                 node.after += self._writers(item, operator, microbatch, key)
                 if phase == "F":
                     node.not_before_s = self.gather_ready.get(item.number, 0.0)
@@ -274,6 +285,9 @@ class _Writer:
                 latest.append(key)
                 flop, net = value(operator.flop, symbols), value(operator.net_bytes, symbols)
                 written.append(StageOperator(key, item, operator, flop, net))
+            done += [entry.key for entry in written if entry.block is item and entry.operator.stream.name not in HOST][
+                -1:
+            ]
         self.operators[stage] = written
 
     def _writers(self, block: Block, operator: Operator, microbatch: int, key: Key) -> list[Key]:

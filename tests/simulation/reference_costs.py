@@ -5,7 +5,7 @@ from __future__ import annotations
 from semu.graph.dim import Dim, Poly
 from semu.graph.operator import Operator
 from semu.hardware.device import DeviceProfile
-from semu.hardware.kinds import OpKind
+from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup, collective_latency
 from semu.workload import Microbatch
 
@@ -54,7 +54,10 @@ def latency_of(
     """Latency of one operator [s]; one with nothing to do takes no time."""
     flop, mem, net = (value(d, symbols) for d in (operator.flop, operator.mem_bytes, operator.net_bytes))
     if operator.kind.is_communication:
-        group = {"tp": tp_group, "cp": cp_group}[operator.stream.name]
+        group = {"tp": tp_group, "cp": cp_group}.get(operator.stream.name)
+        if operator.stream.name in ("offload", "reload"):
+            group = CommGroup(operator.stream.name, 2, local_port=Port.PCIE)
+        assert group is not None
         return on_grid(collective_latency(profile, operator.kind, group, net))
     if operator.flop != 0 and flop == 0:
         return 0.0

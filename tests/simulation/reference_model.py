@@ -25,7 +25,8 @@ class Block:
     Attributes:
         number: position in the model. module: number of its modality module. path, body: what it is.
         specs: what arrives. sources: who makes it, as (block, output); None: the data loader.
-        trace: its operators. again: its inputs are kept and the rest is recomputed. rank, slot, chunk: where it runs.
+        trace: its operators. again: its inputs are kept and the rest is recomputed.
+        out: what it saves is copied to the host and back. rank, slot, chunk: where it runs.
     """
 
     number: int
@@ -36,6 +37,7 @@ class Block:
     sources: list[tuple[int, int] | None]
     trace: TracedBlock
     again: bool = False
+    out: bool = False
     rank: int = -1
     slot: int = -1
     chunk: int = -1
@@ -95,6 +97,9 @@ class CutModel:
             cast_weights=job.fp8_weights.value == "microbatch",
             cp_group=self.cp_group,
             cp_kind=job.parallel.context_kind,
+            keep_products=job.training.recompute_policy is not None,
+            cross_entropy=job.training.cross_entropy.value,
+            fused_accumulation=job.training.gradient_accumulation_fusion,
         )
         self.blocks: list[Block] = []
         again = job.training.recompute.value == "full"
@@ -185,10 +190,17 @@ class CutModel:
             for name in module.sources:
                 specs += last[name].trace.output_specs
                 sources += [(last[name].number, k) for k in range(len(last[name].trace.outputs))]
+            layers = 0
             for path, body, again in pieces[number]:
                 trace = self._trace(body, specs, path, None, again)
-                last[module.name] = Block(len(self.blocks), number, path, body, specs, sources, trace, again)
-                self.blocks.append(last[module.name])
+                block = last[module.name] = Block(len(self.blocks), number, path, body, specs, sources, trace, again)
+                self.blocks.append(block)
+                if block.is_layer and job_every(self.job, layers):
+                    block.again = False
+                    block.trace = self._trace(body, specs, path, None, False)
+                if block.is_layer:
+                    block.out = self._goes_out(path, layers)
+                    layers += 1
                 specs = list(trace.output_specs)
                 sources = [(len(self.blocks) - 1, k) for k in range(len(specs))]
         for block in reversed(self.blocks):
@@ -202,19 +214,39 @@ class CutModel:
         dtype = spec.dtype(self._options.tensor_dtype)
         return CarrySpec(shape, (1,) * len(shape), dtype, False, None if spec.per_sequence else packing)
 
+    def _goes_out(self, path: str, number: int) -> bool:
+        """Whether the layer's saved tensors live on the host: by name, or every so-manieth layer of a module."""
+        training = self.job.training
+        if "activations" not in (training.offload or ()):
+            return False
+        if training.offload_layers is not None:
+            return path in training.offload_layers
+        share = 1.0 if training.offload_fraction is None else training.offload_fraction
+        return int(share * (number + 1)) != int(share * number)
+
     def _trace(
-        self, body: Module, specs: list[CarrySpec], path: str, gradients: list[bool] | None, again: bool
+        self,
+        body: Module,
+        specs: list[CarrySpec],
+        path: str,
+        gradients: list[bool] | None,
+        again: bool,
+        out: bool = False,
     ) -> TracedBlock:
-        return trace_block(body, specs, self._options, root=path, full_recompute=again, gradients=gradients)
+        return trace_block(
+            body, specs, self._options, root=path, full_recompute=again, gradients=gradients, offload=out
+        )
 
     def _trace_again(self, block: Block) -> None:
         """A gradient arrives only for what somebody downstream differentiates."""
         consumers = self.consumers(block)
+        if not consumers and block.out:
+            block.trace = self._trace(block.body, block.specs, block.path, None, block.again, block.out)
         if consumers:
             arrives = [False] * len(block.trace.outputs)
             for consumer, k, output in consumers:
                 arrives[output] |= consumer.trace.input_gradients[k] is not None
-            block.trace = self._trace(block.body, block.specs, block.path, arrives, block.again)
+            block.trace = self._trace(block.body, block.specs, block.path, arrives, block.again, block.out)
 
     def _cut(self) -> None:
         """Lightest heaviest group, then smallest sum of squares, then the first cut; groups are dealt to the ranks."""
@@ -254,6 +286,12 @@ class CutModel:
                 other = self.home(maker, maker.trace.graph.tensors[there].storage)
                 if own != other:
                     self._same[own] = other
+
+
+def job_every(job: TrainingJob, number: int) -> bool:
+    """Whether it is not this layer's turn to be recomputed."""
+    every = job.training.recompute_every
+    return every is not None and number % every != every - 1
 
 
 def _plan(job: TrainingJob) -> RecomputePlan:

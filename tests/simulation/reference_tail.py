@@ -10,7 +10,7 @@ from simulation.reference_costs import on_grid
 from simulation.reference_interference import lost_s
 from simulation.reference_model import CutModel
 
-from semu.hardware.kinds import OpKind
+from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup, collective_latency, wire_factor
 from semu.nn import Parameter
 
@@ -222,7 +222,15 @@ def _step(expansion: Expansion, rank: int, elements: int, barrier: float, slices
     primary = [u for u in found.values() if u.is_fp8 and job.fp8_weights.value == "primary"]
     narrow = sum(u.numel for u in primary if u.parameter.requires_grad)
     traffic = own * (grad_bytes + 4 * state + weight) - narrow * own // elements
+    lives_on_host = "optimizer" in (job.training.offload or ())
+    copied = own * (2 * state + (0 if job.training.master_dtype is job.training.precision.tensor_dtype else master))
+    host = CommGroup("host", 2, local_port=Port.PCIE)
+    if lives_on_host:
+        slices.append(collective(expansion, OpKind.P2P, host, copied, barrier))
+        barrier = slices[-1].end_s
     slices.append(_kernel(expansion, OpKind.OPTIMIZER, traffic, barrier))
+    if lives_on_host:
+        slices.append(collective(expansion, OpKind.P2P, host, copied, slices[-1].end_s))
     if job.parallel.dp * job.parallel.cp > 1 and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
         group = worst_group(model, rank, 1, shards)
         slices.append(

@@ -174,6 +174,12 @@ JOBS: dict[str, Callable[[], TrainingJob]] = {
     "vlm, frozen backbone": lambda: job_of(vlm(frozen=["llm"]), vlm_items(4), Parallel(pp=2), recompute="full"),
     "t2v": lambda: job_of(t2v(), t2v_items(4), Parallel(pp=2)),
     "t2v, frozen text": lambda: job_of(t2v(frozen=["llm"]), t2v_items(4), Parallel(pp=2)),
+    "policy": lambda: job_of(gpt(), text_items(4), recompute="full", recompute_policy="every_second_matmul"),
+    "every second layer": lambda: job_of(gpt(), text_items(4), recompute="full", recompute_every=2),
+    "offload": lambda: job_of(gpt(), text_items(4), offload="activations"),
+    "offload of a layer": lambda: job_of(gpt(), text_items(4), offload="activations", offload_layers=["llm.layers.1"]),
+    "unfused loss": lambda: job_of(gpt(), text_items(4), cross_entropy="unfused"),
+    "gradients apart": lambda: job_of(gpt(), text_items(4), gradient_accumulation_fusion=False),
     "own blocks": lambda: job_of(chain(Linear(64, 64), Linear(64, 64), Distance()), text_items(4), Parallel(pp=2)),
 }
 
@@ -230,6 +236,9 @@ OTHER_OPTIONS: dict[str, object] = {
     "cast_weights": True,
     "cp_group": CommGroup("cp", 4, 2),
     "cp_kind": ContextKind.ALL_GATHER,
+    "keep_products": True,
+    "cross_entropy": "fused",
+    "fused_accumulation": False,
 }
 OTHER_PLAN: dict[str, object] = {"tp": 2, "sequence_parallel": True}
 

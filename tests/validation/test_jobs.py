@@ -312,3 +312,22 @@ def test_unknown_tables_are_refused() -> None:
 def test_a_pipeline_can_be_simulated() -> None:
     report = semu.simulate(plain_job(tables({"pp": 2, "gpus": 4, "schedule_kind": "1f1b"})))
     assert len(report.peak_memory_bytes) == 2
+
+
+@pytest.mark.parametrize(
+    ("recompute", "words"),
+    [
+        ("none", {"recompute": "none"}),
+        ("full", {"recompute": "full"}),
+        ("selective", {"recompute": "full", "recompute_policy": "every_second_matmul"}),
+    ],
+)
+def test_fsdp_rows_have_torchtitans_policy_and_pytorchs_loss(recompute: str, words: dict[str, str]) -> None:
+    read = row(sharding_kind="fsdp", recompute_kind=recompute)
+    training = run_tables(read, Settings(1, 1, recompute), "h100")["training"]
+    assert {key: training[key] for key in words} == words
+    assert ("recompute_policy" in training) == ("recompute_policy" in words)
+    assert training["cross_entropy"] == "unfused"
+    other = run_tables(row(recompute_kind=recompute), Settings(1, 1, recompute), "h100")["training"]
+    assert other["recompute"] == recompute
+    assert "cross_entropy" not in other

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from semu.graph.dim import Dim, divide
 from semu.graph.operator import OpKind
@@ -146,7 +146,14 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     Saves q, k, v, the output and one fp32 log-sum-exp per query and head.
     """
     kernel = AttentionKernel.of(q, k, v, causal=causal)
-    y, log_sum_exp = kernel.forward(q, [k, v], "attention")
+    trace, ledger = q.trace, q.trace.ledger
+    kept = ledger.next() if ledger is not None and ledger.place is not None else None
+    if kept is not None:
+        y, log_sum_exp = replace(kept[0], requires_grad=trace.any_trainable([q, k, v])), kept[1]
+    else:
+        y, log_sum_exp = kernel.forward(q, [k, v], "attention")
+        if ledger is not None:
+            ledger.kept.append((y, log_sum_exp))
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients
@@ -156,5 +163,5 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         grad_q, (grad_k, grad_v) = kernel.backward(q, reads, "attention_bw", written)
         return [grad_q, laid_out_like(grad_k, k), laid_out_like(grad_v, v)]
 
-    q.trace.record([q, k, v], [y], backward)
+    trace.record([q, k, v], [y], backward)
     return y

@@ -7,6 +7,7 @@ operators only; the layer rules that call them know the matching backward.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from semu.errors import GraphError
 from semu.graph.dim import Dim, divide
@@ -34,7 +35,15 @@ def all_gather_tokens(x: Tensor) -> Tensor:
 
 def reduce_scatter_tokens(x: Tensor) -> Tensor:
     """Sum over the ranks and keep one shard of axis 0."""
-    return _collective(OpKind.REDUCE_SCATTER, x, token_shards=x.trace.options.plan.tp, buffer="input")
+    ledger = x.trace.ledger
+    if ledger is not None and ledger.place is not None:
+        known = ledger.next()
+        assert known is not None
+        return replace(known[0], requires_grad=x.requires_grad)
+    y = _collective(OpKind.REDUCE_SCATTER, x, token_shards=x.trace.options.plan.tp, buffer="input")
+    if ledger is not None:
+        ledger.kept.append((y,))
+    return y
 
 
 def all_reduce(x: Tensor) -> Tensor:

@@ -15,8 +15,10 @@ from semu.errors import GraphError
 from semu.graph.dim import Dim, product
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
+from semu.nn.keep import kept_product
 from semu.nn.module import Parameter
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
+from semu.nn.rules.matmul import accumulate_product
 from semu.nn.sharding import ShardingStyle
 from semu.nn.tensor import Tensor, laid_out_like
 from semu.nn.tracing import ParameterUse, Trace
@@ -33,7 +35,13 @@ class Cast:
     transposed: Tensor | None
 
 
-def fp8_linear(x: Tensor, weight: Parameter, bias: Parameter | None, style: ShardingStyle) -> Tensor:
+def fp8_linear(
+    x: Tensor,
+    weight: Parameter,
+    bias: Parameter | None,
+    style: ShardingStyle,
+    parts: Sequence[int] | None = None,
+) -> Tensor:
     """``y = x W^T + b`` in fp8; arguments and result as ``matmul.linear``, FLOP as there.
 
     Args:
@@ -64,7 +72,12 @@ def fp8_linear(x: Tensor, weight: Parameter, bias: Parameter | None, style: Shar
         w8 = _cast_weight(trace, w, (out_shards, in_shards), transposed=needs_weight_again)
         assert x8.plain is not None
         whole = all_gather_tokens(x8.plain) if is_gathered else x8.plain
-        y = _product(whole, w8[0], (*x.shape[:-1], n * out_shards), out_shards, (n, k), also=b)
+        if trace.ledger is None:
+            y = _product(whole, w8[0], (*x.shape[:-1], n * out_shards), out_shards, (n, k), also=b)
+        else:
+            inputs = [whole, w8[0], *([b] if b is not None else [])]
+            sizes = product(whole.local_shape[:-1]), n, k
+            y = kept_product(whole, inputs, out_shards, sizes, parts or (n,), DType.FP8)
         if is_scattered:
             y = reduce_scatter_tokens(y)
         elif is_row:
@@ -225,17 +238,7 @@ def _weight_gradient(
     if weight.gradient is not None:
         assert rows is not None and columns is not None
         m = product(rows.local_shape[:-1])
-        trace.emit(
-            OpKind.MATMUL,
-            [rows, columns],
-            gradients=writes,
-            flop=2 * m * n * k,
-            mem_bytes=m * n + m * k + 2 * trace.options.grad_dtype.size_bytes * n * k,
-            key=(n, k, m),
-            phase=Phase.WEIGHT_GRADIENT,
-            name="weight_bw",
-            arithmetic=DType.FP8,
-        )
+        accumulate_product([rows, columns], writes, (m, n, k), m * n + m * k, DType.FP8)
     elif writes:
         trace.emit(
             OpKind.CUSTOM,

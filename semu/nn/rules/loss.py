@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from semu.graph.dim import Dim
 from semu.graph.operator import OpKind
 from semu.hardware.kinds import DType
 from semu.nn.rules.collective import wire_bytes
@@ -12,13 +13,16 @@ from semu.nn.tensor import Tensor
 
 
 def cross_entropy(logits: Tensor) -> Tensor:
-    """Mean token loss of ``logits`` [tokens, vocab]; a scalar.
+    """Mean token loss of ``logits`` [tokens, vocab]; a scalar. Three ways, as the trace's options say: ``fused``,
+    ``unfused``, and ``in_place``:
 
     The logits are copied to fp32 and the softmax is made in place of the copy, which is what the backward reads; the
     gradient comes back in the logits' type. Where the vocabulary is split, three all-reduces of one fp32 number a
     token exchange the maximum, the target's logit and the sum (1909.08053 §3; Megatron-LM's vocab-parallel loss).
     """
     trace = logits.trace
+    if trace.options.cross_entropy != "in_place":
+        return (_fused if trace.options.cross_entropy == "fused" else _unfused)(logits)
     tokens = logits.local_shape[0]
     fp32 = DType.FP32.size_bytes
     with trace.no_grad():
@@ -32,18 +36,7 @@ def cross_entropy(logits: Tensor) -> Tensor:
             key=(tokens, logits.local_shape[1]),
             name="softmax",
         )
-        group = trace.options.tp_group
-        if logits.shards[-1] > 1:
-            for what in ("maximum", "target", "sum"):
-                trace.emit(
-                    OpKind.ALL_REDUCE,
-                    [softmax],
-                    net_bytes=wire_bytes(OpKind.ALL_REDUCE, fp32 * tokens, group, trace.where),
-                    key=(group.num_ranks, group.num_nodes),
-                    stream=trace.communication_stream(group),
-                    name=f"all_reduce_{what}",
-                    updates=[softmax],
-                )
+        _exchange(logits, softmax)
         loss = trace.emit(
             OpKind.CROSS_ENTROPY,
             [softmax],
@@ -71,6 +64,107 @@ def cross_entropy(logits: Tensor) -> Tensor:
         ]
 
     trace.record([logits], [loss], backward)
+    return loss
+
+
+def _exchange(logits: Tensor, softmax: Tensor) -> None:
+    """Three all-reduces of one fp32 number a token, where the vocabulary is split."""
+    trace, group, tokens = logits.trace, logits.trace.options.tp_group, logits.local_shape[0]
+    for what in ("maximum", "target", "sum") if logits.shards[-1] > 1 else ():
+        trace.emit(
+            OpKind.ALL_REDUCE,
+            [softmax],
+            net_bytes=wire_bytes(OpKind.ALL_REDUCE, DType.FP32.size_bytes * tokens, group, trace.where),
+            key=(group.num_ranks, group.num_nodes),
+            stream=trace.communication_stream(group),
+            name=f"all_reduce_{what}",
+            updates=[softmax],
+        )
+
+
+def _unfused(logits: Tensor) -> Tensor:
+    """PyTorch's own: ``F.cross_entropy(logits.float(), labels)``, kernel by kernel.
+
+    The logits' fp32 copy and its log-softmax are two tensors, of which the second is saved; the backward makes the
+    gradients of both in fp32 and casts the last one. The logits themselves stay until the loss is known.
+    """
+    trace, tokens, fp32 = logits.trace, logits.local_shape[0], DType.FP32.size_bytes
+    key = (tokens, logits.local_shape[1])
+
+    def kernel(inputs: Sequence[Tensor], dtype: DType, mem_bytes: Dim, name: str) -> Tensor:
+        return trace.emit(
+            OpKind.CROSS_ENTROPY,
+            inputs,
+            logits.shape,
+            shards=logits.shards,
+            dtype=dtype,
+            sequences=logits.sequences,
+            mem_bytes=mem_bytes,
+            key=key,
+            name=name,
+        )
+
+    with trace.no_grad():
+        copy = kernel([logits], DType.FP32, logits.size_bytes + fp32 * logits.numel, "float")
+        softmax = kernel([copy], DType.FP32, 2 * fp32 * logits.numel, "log_softmax")
+        _exchange(logits, softmax)
+        loss = trace.emit(
+            OpKind.CROSS_ENTROPY,
+            [softmax, logits],
+            (),
+            dtype=DType.FP32,
+            mem_bytes=3 * fp32 * tokens,
+            key=(tokens, 1),
+            name="mean",
+        )
+    loss = replace(loss, requires_grad=logits.requires_grad)
+
+    def backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
+        chosen = kernel([], DType.FP32, fp32 * logits.numel, "nll_bw")
+        inner = kernel([softmax, chosen], DType.FP32, 3 * fp32 * logits.numel, "log_softmax_bw")
+        return [kernel([inner], logits.dtype, fp32 * logits.numel + logits.size_bytes, "float_bw")]
+
+    trace.record([logits], [loss], backward)
+    return loss
+
+
+def _fused(logits: Tensor) -> Tensor:
+    """One kernel that also writes the gradient over the logits, which is what the backward hands on: no fp32 copy.
+
+    It reads the logits twice and writes them once. Where the vocabulary is split, one all-gather of maximum, sum and
+    target's logit a token lies between (Transformer Engine's parallel_cross_entropy; Liger, 2410.10989 §3.2).
+    """
+    trace, group, tokens = logits.trace, logits.trace.options.tp_group, logits.local_shape[0]
+    with trace.no_grad():
+        if logits.shards[-1] > 1:
+            trace.emit(
+                OpKind.CROSS_ENTROPY,
+                [logits],
+                mem_bytes=logits.size_bytes,
+                key=(tokens, logits.local_shape[1]),
+                name="online_softmax",
+            )
+            buffer = 3 * DType.FP32.size_bytes * tokens * group.num_ranks
+            trace.emit(
+                OpKind.ALL_GATHER,
+                [logits],
+                net_bytes=wire_bytes(OpKind.ALL_GATHER, buffer, group, trace.where),
+                key=(group.num_ranks, group.num_nodes),
+                stream=trace.communication_stream(group),
+                name="all_gather_statistics",
+            )
+        loss = trace.emit(
+            OpKind.CROSS_ENTROPY,
+            [logits],
+            (),
+            dtype=DType.FP32,
+            mem_bytes=(2 if logits.shards[-1] > 1 else 3) * logits.size_bytes,
+            key=(tokens, logits.local_shape[1]),
+            name="loss_and_gradient",
+            updates=[logits],
+        )
+    loss = replace(loss, requires_grad=logits.requires_grad)
+    trace.record([logits], [loss], lambda _: [logits])
     return loss
 
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 from semu.errors import GraphError
 from semu.graph.dim import Dim, product
 from semu.graph.operator import OpKind, Phase
+from semu.hardware.kinds import DType
+from semu.nn.keep import kept_product
 from semu.nn.module import Parameter
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
 from semu.nn.sharding import ShardingStyle
@@ -15,11 +17,12 @@ from semu.nn.tensor import Tensor
 from semu.nn.tracing import ParameterUse
 
 
-def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
+def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, parts: Sequence[int] | None = None) -> Tensor:
     """``y = x W^T + b`` under the current module's sharding style.
 
     Args:
         x: [..., in]. weight: [out, in]. bias: [out] or None.
+        parts: widths of the projections that it fuses; None: it is one.
     Returns:
         [..., out]; its last axis is split over the group under COLUMN, its tokens under ROW with sequence parallelism.
     Raises:
@@ -37,9 +40,9 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tenso
     if trace.is_fp8:
         from semu.nn.rules.fp8 import fp8_linear
 
-        return fp8_linear(x, weight, bias, style)
+        return fp8_linear(x, weight, bias, style, parts)
     if style in (ShardingStyle.COLUMN, ShardingStyle.VOCABULARY):
-        return _column(x, weight, bias)
+        return _column(x, weight, bias, parts)
     if style is ShardingStyle.ROW:
         return _row(x, weight, bias)
     if x.shards[-1] != 1:
@@ -49,7 +52,7 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tenso
             expected="style row after style column",
             got=style.value,
         )
-    return _plain(x, trace.parameter(weight), trace.parameter(bias) if bias is not None else None, 1)
+    return _plain(x, trace.parameter(weight), trace.parameter(bias) if bias is not None else None, 1, parts)
 
 
 def _sizes(x: Tensor, weight: ParameterUse) -> tuple[Dim, int, int]:
@@ -57,9 +60,11 @@ def _sizes(x: Tensor, weight: ParameterUse) -> tuple[Dim, int, int]:
     return product(x.local_shape[:-1]), n, k
 
 
-def _plain(x: Tensor, weight: ParameterUse, bias: ParameterUse | None, out_shards: int) -> Tensor:
+def _plain(
+    x: Tensor, weight: ParameterUse, bias: ParameterUse | None, out_shards: int, parts: Sequence[int] | None = None
+) -> Tensor:
     """The local product of a whole or column-split weight, with its two gradients."""
-    y = forward_product(x, weight, bias, out_shards)
+    y = forward_product(x, weight, bias, out_shards, parts=parts)
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients
@@ -72,14 +77,14 @@ def _plain(x: Tensor, weight: ParameterUse, bias: ParameterUse | None, out_shard
     return y
 
 
-def _column(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
+def _column(x: Tensor, weight: Parameter, bias: Parameter | None, parts: Sequence[int] | None = None) -> Tensor:
     trace, tp = x.trace, x.trace.options.plan.tp
     w = trace.parameter(weight, (tp, 1))
     b = trace.parameter(bias, (tp,)) if bias is not None else None
     is_split = x.shards[0] > 1
     with trace.no_grad():
         whole = all_gather_tokens(x) if is_split else x
-    y = forward_product(whole, w, b, tp, requires_grad_like=x)
+    y = forward_product(whole, w, b, tp, requires_grad_like=x, parts=parts)
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients
@@ -138,14 +143,19 @@ def forward_product(
     bias: ParameterUse | None,
     out_shards: int,
     requires_grad_like: Tensor | None = None,
+    parts: Sequence[int] | None = None,
 ) -> Tensor:
     """Append ``x W^T (+ b)``: FLOP 2 m n k, bytes of both operands and the result; the bias is fused."""
     trace = x.trace
     m, n, k = _sizes(x, weight)
+    inputs: list[Tensor | ParameterUse] = [x, weight, *([bias] if bias is not None else [])]
+    if trace.ledger is not None:
+        y = kept_product(x, inputs, out_shards, (m, n, k), parts or (n,))
+        return _mark(y, requires_grad_like, weight, bias) if requires_grad_like is not None else y
     size = trace.options.tensor_dtype.size_bytes
     y = trace.emit(
         OpKind.MATMUL,
-        [x, weight, *([bias] if bias is not None else [])],
+        inputs,
         (*x.shape[:-1], n * out_shards),
         shards=(*x.shards[:-1], out_shards),
         sequences=x.sequences,
@@ -175,25 +185,16 @@ def input_gradient(grad: Tensor, weight: ParameterUse, in_shards: int) -> Tensor
 
 
 def weight_gradient(grad: Tensor, x: Tensor, weight: ParameterUse, bias: ParameterUse | None) -> None:
-    """Append ``dW += dY^T X`` into the gradient buffer (read and written: accumulation is fused), where W trains.
+    """Append ``dW += dY^T X`` into the gradient buffer, where W trains.
 
     The bias gradient is fused into it; with a frozen weight and a training bias it is a reduction of its own.
     """
     trace = grad.trace
     m, n, k = _sizes(grad, weight)
-    size, grad_size = trace.options.tensor_dtype.size_bytes, trace.options.grad_dtype.size_bytes
+    size = trace.options.tensor_dtype.size_bytes
     writes = [use for use in (weight, bias) if use is not None and use.gradient is not None]
     if weight.gradient is not None:
-        trace.emit(
-            OpKind.MATMUL,
-            [grad, x],
-            gradients=writes,
-            flop=2 * m * n * k,
-            mem_bytes=size * (m * n + m * k) + 2 * grad_size * n * k,
-            key=(n, k, m),
-            phase=Phase.WEIGHT_GRADIENT,
-            name="weight_bw",
-        )
+        accumulate_product([grad, x], writes, (m, n, k), size * (m * n + m * k))
     elif writes:
         trace.emit(
             OpKind.CUSTOM,
@@ -202,6 +203,50 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: ParameterUse, bias: Paramet
             mem_bytes=grad.size_bytes,
             phase=Phase.WEIGHT_GRADIENT,
             name="bias_bw",
+        )
+
+
+def accumulate_product(
+    inputs: Sequence[Tensor],
+    writes: Sequence[ParameterUse],
+    sizes: tuple[Dim, int, int],
+    read_bytes: Dim,
+    arithmetic: DType | None = None,
+) -> None:
+    """Append the product for a weight gradient: into the buffer (read and written), or, where accumulation is not
+    fused, into a tensor of the parameters' type, which a kernel of its own adds to the buffer.
+
+    Args:
+        inputs: two operands. writes: weight, and bias that rides along. sizes: m, n, k. read_bytes: of the operands.
+        arithmetic: precision; None: the options' plain one.
+    Source:
+        Megatron-LM's ``--no-gradient-accumulation-fusion``: ``param.main_grad.add_(param.grad)`` in its DDP hook.
+    """
+    trace, (m, n, k) = inputs[0].trace, sizes
+    size, grad_size = trace.options.tensor_dtype.size_bytes, trace.options.grad_dtype.size_bytes
+    is_fused = trace.options.fused_accumulation
+    product_of = trace.emit(
+        OpKind.MATMUL,
+        inputs,
+        None if is_fused else (n, k),
+        dtype=None if is_fused else trace.options.tensor_dtype,
+        gradients=writes if is_fused else (),
+        flop=2 * m * n * k,
+        mem_bytes=read_bytes + (2 * grad_size if is_fused else size) * n * k,
+        key=(n, k, m),
+        phase=Phase.WEIGHT_GRADIENT,
+        name="weight_bw",
+        arithmetic=arithmetic,
+    )
+    if not is_fused:
+        trace.emit(
+            OpKind.ADD,
+            [product_of],
+            gradients=writes,
+            mem_bytes=(size + 2 * grad_size) * n * k,
+            key=(n * k,),
+            phase=Phase.WEIGHT_GRADIENT,
+            name="accumulate_weight_grad",
         )
 
 

@@ -1,0 +1,170 @@
+"""Kernel of the caching allocator: replays allocations and frees, and says how much device memory stays reserved.
+
+The rules are those of PyTorch's ``CUDACachingAllocator`` (c10/cuda/CUDACachingAllocator.cpp), see ``allocator``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+I64 = NDArray[np.int64]
+
+
+@njit(cache=True, nogil=True)
+def _round_up(size: int, unit: int) -> int:
+    return (size + unit - 1) // unit * unit
+
+
+@njit(cache=True, nogil=True)
+def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules: I64, capacity: int, out: I64) -> None:
+    """Replay a sequence of allocations and frees: its beginning once, then the rest several times.
+
+    Blocks of a segment form a list in order of address; free blocks of a pool are an unordered array, of which the
+    smallest that is large enough is taken, of equal ones that with the lowest (segment, address).
+
+    Args:
+        slot: int64[num_events], what is allocated or freed, < num_slots.
+        size: int64[num_events] [bytes], > 0: allocate so much; 0: free.
+        first: event at which the repeated part begins. repeats: how often it runs at most; it stops before where a
+            repetition has reserved nothing more.
+        rules: int64[6] [bytes]: smallest block, largest request of the small pool, its segment, the large pool's
+            segment, smallest request with a segment of its own, and what that one's size is a multiple of.
+        capacity: [bytes] that may be reserved; where more is asked for, segments without a block in use go first.
+        out: int64[4], written: highest and final reserved [bytes], highest sum of blocks in use [bytes], how often
+            segments were given back.
+    """
+    smallest, small_limit, small_segment = rules[0], rules[1], rules[2]
+    large_segment, own_segment, unit = rules[3], rules[4], rules[5]
+    n = len(slot)
+    cap = 2 * num_slots + 2 * (first + (n - first) * max(repeats, 1)) + 16
+    begin = np.empty(cap, dtype=np.int64)
+    length = np.empty(cap, dtype=np.int64)
+    segment = np.empty(cap, dtype=np.int64)
+    before = np.empty(cap, dtype=np.int64)
+    after = np.empty(cap, dtype=np.int64)
+    place = np.empty(cap, dtype=np.int64)
+    pool_of = np.empty(cap, dtype=np.int64)
+    spare = np.empty(cap, dtype=np.int64)
+    num_spare, num_blocks, num_segments = 0, 0, 0
+    free = np.empty((2, cap), dtype=np.int64)
+    num_free = np.zeros(2, dtype=np.int64)
+    held = np.full(num_slots, -1, dtype=np.int64)
+    reserved, highest, used, most, releases = 0, 0, 0, 0, 0
+    for turn in range(max(repeats, 1)):
+        known = reserved
+        for event in range(0 if turn == 0 else first, n):
+            s = slot[event]
+            if size[event] > 0:
+                need = max(_round_up(size[event], smallest), smallest)
+                pool = 0 if need <= small_limit else 1
+                best = -1
+                for k in range(num_free[pool]):
+                    b = free[pool, k]
+                    if length[b] < need:
+                        continue
+                    if (
+                        best < 0
+                        or length[b] < length[best]
+                        or (
+                            length[b] == length[best]
+                            and (segment[b] < segment[best] or (segment[b] == segment[best] and begin[b] < begin[best]))
+                        )
+                    ):
+                        best = b
+                if best < 0:
+                    if pool == 0:
+                        whole = small_segment
+                    elif need < own_segment:
+                        whole = large_segment
+                    else:
+                        whole = _round_up(need, unit)
+                    if reserved + whole > capacity:
+                        returned = False
+                        for p in range(2):
+                            k = 0
+                            while k < num_free[p]:
+                                b = free[p, k]
+                                if before[b] < 0 and after[b] < 0:
+                                    reserved -= length[b]
+                                    num_free[p] -= 1
+                                    free[p, k] = free[p, num_free[p]]
+                                    place[free[p, k]] = k
+                                    spare[num_spare] = b
+                                    num_spare += 1
+                                    returned = True
+                                else:
+                                    k += 1
+                        if returned:
+                            releases += 1
+                    if num_spare > 0:
+                        num_spare -= 1
+                        best = spare[num_spare]
+                    else:
+                        best = num_blocks
+                        num_blocks += 1
+                    begin[best], length[best], segment[best] = 0, whole, num_segments
+                    before[best], after[best], pool_of[best] = -1, -1, pool
+                    num_segments += 1
+                    reserved += whole
+                    highest = max(highest, reserved)
+                else:
+                    num_free[pool] -= 1
+                    moved = free[pool, num_free[pool]]
+                    free[pool, place[best]] = moved
+                    place[moved] = place[best]
+                rest = length[best] - need
+                if (rest >= smallest) if pool == 0 else (rest > small_limit):
+                    if num_spare > 0:
+                        num_spare -= 1
+                        b = spare[num_spare]
+                    else:
+                        b = num_blocks
+                        num_blocks += 1
+                    begin[b], length[b], segment[b], pool_of[b] = begin[best] + need, rest, segment[best], pool
+                    before[b], after[b] = best, after[best]
+                    if after[best] >= 0:
+                        before[after[best]] = b
+                    after[best] = b
+                    length[best] = need
+                    free[pool, num_free[pool]] = b
+                    place[b] = num_free[pool]
+                    num_free[pool] += 1
+                held[s] = best
+                used += length[best]
+                most = max(most, used)
+            elif held[s] >= 0:
+                b = held[s]
+                held[s] = -1
+                pool = pool_of[b]
+                used -= length[b]
+                for side in range(2):
+                    other = before[b] if side == 0 else after[b]
+                    if other < 0 or place[other] < 0:
+                        continue
+                    num_free[pool] -= 1
+                    moved = free[pool, num_free[pool]]
+                    free[pool, place[other]] = moved
+                    place[moved] = place[other]
+                    length[b] += length[other]
+                    if side == 0:
+                        begin[b] = begin[other]
+                        before[b] = before[other]
+                        if before[b] >= 0:
+                            after[before[b]] = b
+                    else:
+                        after[b] = after[other]
+                        if after[b] >= 0:
+                            before[after[b]] = b
+                    spare[num_spare] = other
+                    num_spare += 1
+                free[pool, num_free[pool]] = b
+                place[b] = num_free[pool]
+                num_free[pool] += 1
+                continue
+            if held[s] >= 0:
+                place[held[s]] = -1
+        if turn > 0 and reserved == known:
+            break
+    out[0], out[1], out[2], out[3] = highest, reserved, most, releases

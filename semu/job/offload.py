@@ -1,0 +1,95 @@
+"""``OffloadPlan``: what of a rank's memory lives on the host, and of which layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from semu.errors import ConfigError, unknown_name
+
+OFFLOADS = ("activations", "optimizer")
+"""What can be kept on the host. Activations: what a layer saves for its backward pass is copied out behind its forward
+and back ahead of its backward. Optimizer: master weights and moments come in, bucket by bucket, for the step."""
+
+
+@dataclass(frozen=True)
+class OffloadPlan:
+    """What is offloaded over PCIe.
+
+    Attributes:
+        activations, optimizer: whether they are.
+        layers: ``fnmatch`` patterns of the layers' paths; None: by ``fraction``.
+        fraction: share of each modality module's layers, spread evenly, 0 to 1.
+    """
+
+    activations: bool = False
+    optimizer: bool = False
+    layers: tuple[str, ...] | None = None
+    fraction: float = 1.0
+
+    @classmethod
+    def of(cls, offload: object, layers: object, fraction: object) -> OffloadPlan:
+        """Read ``training.offload``, ``offload_layers`` and ``offload_fraction``; None: not given.
+
+        Raises:
+            ConfigError: an unknown word, layers or a fraction without activations, both at once, out of range.
+        """
+        words = _words(offload, "training.offload")
+        for word in words:
+            if word in ("weights", "parameters", "gradients"):
+                raise ConfigError(
+                    f"offload of {word} is not modelled by this version",
+                    where="training.offload",
+                    expected=" or ".join(OFFLOADS),
+                    got=word,
+                    nearest="optimizer",
+                )
+            if word not in OFFLOADS:
+                raise unknown_name("offload", word, OFFLOADS, where="training.offload")
+        given = [name for name, value in (("layers", layers), ("fraction", fraction)) if value is not None]
+        if given and ("activations" not in words or len(given) > 1):
+            raise ConfigError(
+                "layers by path and by share" if len(given) > 1 else "layers to offload, and no activations are",
+                where=f"training.offload_{given[-1]}",
+                expected='one of offload_layers and offload_fraction, with offload = "activations"',
+                got=str(fraction if given[-1] == "fraction" else layers),
+            )
+        if fraction is not None and (
+            isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1
+        ):
+            raise ConfigError(
+                "not a share", where="training.offload_fraction", expected="0 to 1", got=fraction, nearest=1
+            )
+        return cls(
+            activations="activations" in words,
+            optimizer="optimizer" in words,
+            layers=None if layers is None else _words(layers, "training.offload_layers"),
+            fraction=1.0 if not isinstance(fraction, int | float) else float(fraction),
+        )
+
+    def chooses(self, path: str, number: int) -> bool:
+        """Whether a layer is offloaded.
+
+        Args:
+            path: of the layer. number: of the layer in its modality module.
+        """
+        if not self.activations:
+            return False
+        if self.layers is not None:
+            return any(self.matches(pattern, path) for pattern in self.layers)
+        return int((number + 1) * self.fraction) > int(number * self.fraction)
+
+    @staticmethod
+    def matches(pattern: str, path: str) -> bool:
+        """Whether a pattern names the layer at a path."""
+        return fnmatchcase(path, pattern)
+
+
+def _words(value: object, where: str) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    words: Sequence[object] = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else [0]
+    if not all(isinstance(word, str) for word in words):
+        raise ConfigError("not words", where=where, expected="a string or a list of strings", got=repr(value))
+    return tuple(str(word) for word in words)

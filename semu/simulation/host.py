@@ -1,0 +1,82 @@
+"""What lives on the host: bytes per GPU, and what of it this version does not model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.errors import ConfigError
+from semu.hardware.device import OFFLOAD
+from semu.job import TrainingJob
+from semu.simulation.evaluate import Evaluation
+from semu.simulation.layout import Layout
+from semu.simulation.memory import rank_static
+from semu.simulation.pipeline import PipelineRun
+from semu.units import GIB
+
+
+def check_offload(job: TrainingJob) -> None:
+    """Refuse what would be wrong.
+
+    Raises:
+        ConfigError: offload with collectives inside stages, patterns that name no layer.
+    """
+    plan = job.training.offload_plan
+    if plan.activations and job.parallel.zero >= 2:
+        raise ConfigError(
+            f"offload of activations with ZeRO-{job.parallel.zero} is not modelled by this version",
+            where="training.offload",
+            expected='"optimizer", or parallel.zero of 0 or 1',
+            got="activations",
+            nearest="optimizer",
+        )
+    paths = [path for module in job.model.modules for path, _ in module.blocks()]
+    for pattern in plan.layers or ():
+        if not any(plan.matches(pattern, path) for path in paths):
+            raise ConfigError(
+                f"no block of the model is called {pattern!r}",
+                where="training.offload_layers",
+                expected="paths or patterns of " + ", ".join(paths),
+                got=pattern,
+            )
+
+
+def host_memory(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> tuple[int, ...] | None:
+    """Host memory of one GPU of every pipeline rank at its highest [bytes]; None where nothing is offloaded."""
+    plan = layout.job.training.offload_plan
+    if not (plan.activations or plan.optimizer):
+        return None
+    problem = run.problem
+    result = []
+    for rank in range(layout.job.parallel.pp):
+        size = rank_static(layout, rank).host
+        nodes = np.flatnonzero(problem.node_rank == rank)
+        change = np.zeros((run.num_replicas, len(nodes)), dtype=np.int64)
+        for number in np.unique(problem.chunk[nodes]).tolist():
+            mine = np.flatnonzero(problem.chunk[nodes] == number)
+            sign = np.where(problem.phase[nodes[mine]] == 0, 1, -1)
+            copied = _copied(layout, evaluation, number)
+            change[:, mine] = sign * copied[run.shape[:, problem.microbatch[nodes[mine]]]]
+        result.append(size + int(np.cumsum(change, axis=1).max(initial=0)))
+    return tuple(result)
+
+
+def host_notes(job: TrainingJob, hosts: Sequence[int] | None) -> list[str]:
+    """What a reader should know about the host's memory."""
+    if hosts is None:
+        return []
+    have = job.cluster.profile.host.memory_bytes.value
+    note = f"offload: up to {max(hosts) / GIB:.2f} GiB of host memory per GPU"
+    return [f"{note}, more than the {have / GIB:.0f} GiB that there is" if max(hosts) > have else note]
+
+
+def _copied(layout: Layout, evaluation: Evaluation, number: int) -> NDArray[np.int64]:
+    """Bytes that a forward stage of a chunk copies out, for every shape: int64[num_shapes]."""
+    rows = layout.chunks[number].forward.rows
+    copies = np.array(
+        [layout.library.operators[row].stream.name == OFFLOAD.name for row in rows.tolist()], dtype=np.bool_
+    )
+    total: NDArray[np.int64] = evaluation.columns.net_bytes[rows[copies]].sum(axis=0)
+    return total
