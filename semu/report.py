@@ -109,6 +109,7 @@ class Report:
         peak_memory_bytes, static_memory_bytes, reserved_memory_bytes: per pipeline rank, highest over its ranks.
         capacity_bytes: device memory. breakdown_s: see DESIGN §6. timeline: of the slowest replica.
         ranks, top_operators: tables. provenance: share of time by provenance of its coefficients.
+        active_parameters: those that a token uses: without the experts that it is not routed to.
         job: resolved inputs. warnings: what a reader should know. samples: iterations with jitter, where asked for.
     """
 
@@ -141,6 +142,7 @@ class Report:
     warnings: tuple[str, ...]
     timeline: IterationTimeline = field(repr=False)
     samples: IterationSamples | None = None
+    active_parameters: int | None = None
 
     @property
     def fits(self) -> bool:
@@ -171,6 +173,11 @@ class Report:
             "capacity_bytes": self.capacity_bytes,
             "fits": self.fits,
             "parameters": self.parameters,
+            **(
+                {}
+                if self.active_parameters in (None, self.parameters)
+                else {"active_parameters": self.active_parameters}
+            ),
             "breakdown_s": dict(self.breakdown_s),
             "ranks": [vars(row).copy() for row in self.ranks],
             "top_operators": [vars(row).copy() for row in self.top_operators],

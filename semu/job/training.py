@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.kinds import DType
+from semu.job.experts import check_capacity, check_imbalance, check_padding
 from semu.job.kinds import Attention, Fp8Weights, Optimizer, Precision, Recompute, RecomputeMethod
 from semu.nn.recompute_plan import RECOMPUTE_KINDS, RecomputePlan
 from semu.parallel.config import Overlap
@@ -165,6 +166,11 @@ class Training:
         loss_scaling: fp16's dynamic loss scale: gradients are unscaled and searched for infinities before every step.
         overhead_s: time of an iteration outside the model (data loading, logging) [s]; default 0.
         jitter: relative standard deviation of each stage's latency, for ``simulate(samples=...)``; default 0.
+        moe_imbalance: how unevenly tokens reach experts: rows of the worst rank of an expert-parallel group / mean
+            rows, >= 1 (default: evenly), or a list of what every expert gets, in any unit. The worst rank's rows decide
+            times and memory.
+        moe_capacity_factor: rows that an expert takes, in multiples of the mean; the rest is dropped; None: dropless.
+        moe_pad_to_capacity: every expert computes its whole capacity.
     """
 
     micro_batch: int
@@ -187,6 +193,9 @@ class Training:
     loss_scaling: bool
     overhead_s: float
     jitter: float
+    moe_imbalance: float | tuple[float, ...]
+    moe_capacity_factor: float | None
+    moe_pad_to_capacity: bool
 
     def __init__(
         self,
@@ -210,6 +219,9 @@ class Training:
         loss_scaling: bool = False,
         overhead_s: float = 0.0,
         jitter: float = 0.0,
+        moe_imbalance: float | Sequence[float] = 1.0,
+        moe_capacity_factor: float | None = None,
+        moe_pad_to_capacity: bool = False,
     ) -> None:
         _positive(micro_batch, "training.micro_batch")
         _positive(global_batch, "training.global_batch")
@@ -252,6 +264,9 @@ class Training:
             "loss_scaling": loss_scaling,
             "overhead_s": _at_least_zero(overhead_s, "training.overhead_s"),
             "jitter": _at_least_zero(jitter, "training.jitter"),
+            "moe_imbalance": check_imbalance(moe_imbalance),
+            "moe_capacity_factor": check_capacity(moe_capacity_factor),
+            "moe_pad_to_capacity": check_padding(moe_pad_to_capacity, moe_capacity_factor),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

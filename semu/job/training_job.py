@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.cluster import Cluster
+from semu.job.experts import check_experts
 from semu.job.kinds import Fp8Weights
 from semu.job.training import Training
 from semu.nn.model import Model
@@ -58,6 +59,7 @@ class TrainingJob:
         self._check_recompute()
         self._check_virtual_stages()
         self._check_fp8_weights()
+        check_experts(self.model, self.parallel, self.training)
 
     def _check_cluster(self) -> None:
         need, have = self.parallel.num_gpus, self.cluster.num_gpus

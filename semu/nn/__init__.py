@@ -2,6 +2,7 @@
 
 from semu.nn.layers import GELU, Dropout, Embedding, LayerNorm, Linear, RMSNorm, SiLU
 from semu.nn.model import InputSpec, ModalityModule, ModalityRole, Model
+from semu.nn.moe import MixtureOfExperts
 from semu.nn.module import Module, ModuleList, Parameter, Sequential
 from semu.nn.recompute import Recompute
 from semu.nn.sharding import ShardingPlan, ShardingStyle
@@ -18,6 +19,7 @@ __all__ = [
     "LMHead",
     "LayerNorm",
     "Linear",
+    "MixtureOfExperts",
     "ModalityModule",
     "ModalityRole",
     "Model",

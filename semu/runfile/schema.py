@@ -19,12 +19,16 @@ class ValueKind(Enum):
     SWITCH = "true or false"
     STRINGS = "a list of strings"
     WORDS = "a string or a list of strings"
+    LOADS = "a number or a list of numbers"
     TABLE = "a table"
 
     def accepts(self, value: object) -> bool:
         """Whether a TOML value is of this type (true and false are no integers)."""
         is_switch = isinstance(value, bool)
         is_strings = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        is_numbers = isinstance(value, list) and all(
+            isinstance(item, int | float) and not isinstance(item, bool) for item in value
+        )
         return {
             ValueKind.INTEGER: isinstance(value, int) and not is_switch,
             ValueKind.NUMBER: isinstance(value, int | float) and not is_switch,
@@ -32,6 +36,7 @@ class ValueKind(Enum):
             ValueKind.SWITCH: is_switch,
             ValueKind.STRINGS: is_strings,
             ValueKind.WORDS: isinstance(value, str) or is_strings,
+            ValueKind.LOADS: (isinstance(value, int | float) and not is_switch) or is_numbers,
             ValueKind.TABLE: isinstance(value, Mapping),
         }[self]
 
@@ -53,6 +58,8 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "dropout": ValueKind.NUMBER,
             "positions": ValueKind.INTEGER,
             **dict.fromkeys(("experts", "top_k", "moe_ffn"), ValueKind.INTEGER),
+            **dict.fromkeys(("shared_ffn", "moe_layer_freq", "first_k_dense"), ValueKind.INTEGER),
+            **dict.fromkeys(("shared_gate", "qk_norm"), ValueKind.SWITCH),
         },
         "cluster": {
             "device": ValueKind.STRING,
@@ -69,6 +76,7 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "layout": ValueKind.TABLE,
             "zero_group": ValueKind.INTEGER,
             "reshard_after_forward": ValueKind.SWITCH,
+            "etp": ValueKind.INTEGER,
         },
         "training": {
             "micro_batch": ValueKind.INTEGER,
@@ -85,6 +93,9 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             **dict.fromkeys(("master_dtype", "optimizer_state_dtype", "fp8_weights"), ValueKind.STRING),
             **dict.fromkeys(("gradient_clipping", "loss_scaling"), ValueKind.SWITCH),
             **dict.fromkeys(("overhead_s", "jitter"), ValueKind.NUMBER),
+            "moe_imbalance": ValueKind.LOADS,
+            "moe_capacity_factor": ValueKind.NUMBER,
+            "moe_pad_to_capacity": ValueKind.SWITCH,
         },
         "overlap": dict.fromkeys(("grad_reduce", "param_gather", "tensor_parallel", "pipeline"), ValueKind.SWITCH),
         "batch": {},

@@ -1,4 +1,4 @@
-"""``TransformerConfig``: a dense language model spelt out in ``[model.transformer]``."""
+"""``TransformerConfig``: a language model, dense or with experts, spelt out in ``[model.transformer]``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from semu.errors import ConfigError
-from semu.nn import Model, TransformerLayer
+from semu.nn import MixtureOfExperts, Model, TransformerLayer
 from semu_models.decoder import Decoder, decoder_model
 
 _WHERE = "model.transformer"
 _REQUIRED = ("layers", "hidden", "heads", "vocab")
+_OPTIONAL = (
+    "qk_norm",
+    "experts",
+    "top_k",
+    "moe_ffn",
+    "shared_ffn",
+    "shared_gate",
+    "moe_layer_freq",
+    "first_k_dense",
+)
 
 
 @dataclass(frozen=True)
@@ -30,8 +40,14 @@ class TransformerConfig:
         dropout: probability on the attention's probabilities, after attention, feed-forward network and embedding,
             in [0, 1).
         positions: rows of a learned position table; None: no table.
+        qk_norm: RMS norm of queries and keys, head by head.
+        experts, top_k, moe_ffn: of the mixtures of experts in place of feed-forward networks: how many, how many a
+            token uses, inner width of each; experts have no biases. None: a dense model.
+        shared_ffn: inner width of the shared experts. shared_gate: their output is weighted by a learned gate.
+        moe_layer_freq: every so many layers have experts, the first does (Megatron-LM's ``--moe-layer-freq``);
+            None: every layer. first_k_dense: so many first layers have none.
     Raises:
-        ConfigError: a size below one, heads that do not divide, a probability out of range.
+        ConfigError: a size below one, heads that do not divide, a probability out of range, experts half told.
     """
 
     layers: int
@@ -49,13 +65,50 @@ class TransformerConfig:
     qkv_bias: bool
     dropout: float
     positions: int | None = None
+    qk_norm: bool = False
+    experts: int | None = None
+    top_k: int | None = None
+    moe_ffn: int | None = None
+    shared_ffn: int | None = None
+    shared_gate: bool = False
+    moe_layer_freq: int | None = None
+    first_k_dense: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "positions"):
             _check_size(name, getattr(self, name))
+        self._check_experts()
         _check_divisor("heads", self.heads, "kv_heads", self.kv_heads)
         if not 0 <= self.dropout < 1:
             raise ConfigError("not a probability", where=f"{_WHERE}.dropout", expected="0 <= p < 1", got=self.dropout)
+
+    def _check_experts(self) -> None:
+        for name in ("experts", "top_k", "moe_ffn", "shared_ffn", "moe_layer_freq"):
+            _check_size(name, getattr(self, name))
+        if self.first_k_dense is not None and not 0 <= self.first_k_dense < self.layers:
+            raise ConfigError(
+                "no layer with experts is left",
+                where=f"{_WHERE}.first_k_dense",
+                expected=f"0 <= first_k_dense < layers = {self.layers}",
+                got=self.first_k_dense,
+                nearest=min(max(self.first_k_dense, 0), self.layers - 1),
+            )
+        needed = {"experts": self.experts, "top_k": self.top_k, "moe_ffn": self.moe_ffn}
+        extra = ("shared_ffn", "shared_gate", "moe_layer_freq", "first_k_dense")
+        given = [name for name in (*needed, *extra) if getattr(self, name)]
+        missing = next((name for name, value in needed.items() if value is None), None)
+        if given and missing is not None:
+            raise ConfigError(
+                f"{given[0]} without {missing}", where=f"{_WHERE}.{missing}", expected="an integer >= 1", got="nothing"
+            )
+
+    @property
+    def dense_layers(self) -> frozenset[int]:
+        """Layers without experts."""
+        if self.experts is None:
+            return frozenset(range(self.layers))
+        first, freq = self.first_k_dense or 0, self.moe_layer_freq or 1
+        return frozenset(number for number in range(self.layers) if number < first or number % freq)
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> TransformerConfig:
@@ -96,16 +149,20 @@ class TransformerConfig:
             qkv_bias=table.get("qkv_bias", bias),
             dropout=float(table.get("dropout", 0.0)),
             positions=table.get("positions"),
+            **{name: table[name] for name in _OPTIONAL if name in table},
         )
 
     def to_table(self) -> dict[str, object]:
         """All keys that have a value, as ``from_table`` reads them."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: value for name, value in values.items() if name not in _OPTIONAL or value is not False}
 
     def model(self) -> Model:
         """A new model: token ids [tokens] of the text stream -> scalar loss."""
 
-        def layer() -> TransformerLayer:
+        dense = self.dense_layers
+
+        def layer(number: int) -> TransformerLayer:
             return TransformerLayer(
                 self.hidden,
                 self.ffn,
@@ -118,6 +175,8 @@ class TransformerConfig:
                 bias=self.bias,
                 qkv_bias=self.qkv_bias,
                 dropout=self.dropout,
+                qk_norm=self.qk_norm,
+                mlp=None if number in dense else self._mixture(),
             )
 
         body = Decoder(
@@ -131,6 +190,18 @@ class TransformerConfig:
             dropout=self.dropout,
         )
         return decoder_model(f"transformer-{self.layers}x{self.hidden}", body)
+
+    def _mixture(self) -> MixtureOfExperts:
+        assert self.experts is not None and self.top_k is not None and self.moe_ffn is not None
+        return MixtureOfExperts(
+            self.hidden,
+            self.moe_ffn,
+            self.experts,
+            self.top_k,
+            gated=self.gated_mlp,
+            shared_ffn=self.shared_ffn,
+            shared_gate=self.shared_gate,
+        )
 
 
 def _check_size(name: str, value: int | None) -> None:

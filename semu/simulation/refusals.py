@@ -15,7 +15,7 @@ from semu.simulation.evaluate import BatchShapes
 def refuse_unmodelled(job: TrainingJob) -> None:
     """Say no to what this version would get wrong."""
     parallel = job.parallel
-    for name, legal in (("cp", 1), ("ep", 1)):
+    for name, legal in (("cp", 1),):
         value = getattr(parallel, name)
         if value != legal:
             raise ConfigError(
