@@ -149,6 +149,11 @@ class Report:
         """Whether every rank's peak is within the device's memory."""
         return max(self.peak_memory_bytes) <= self.capacity_bytes
 
+    @property
+    def has_idle_parameters(self) -> bool:
+        """Whether a token uses some of the parameters only."""
+        return self.active_parameters not in (None, self.parameters)
+
     def to_json(self) -> dict[str, object]:
         """The document of ``simulate --json`` (DESIGN §6), also written to ``result.json``."""
         return {

@@ -2,8 +2,8 @@
 
 from semu.nn.layers import GELU, Dropout, Embedding, LayerNorm, Linear, RMSNorm, SiLU
 from semu.nn.model import InputSpec, ModalityModule, ModalityRole, Model
-from semu.nn.moe import MixtureOfExperts
 from semu.nn.module import Module, ModuleList, Parameter, Sequential
+from semu.nn.moe import MixtureOfExperts
 from semu.nn.recompute import Recompute
 from semu.nn.sharding import ShardingPlan, ShardingStyle
 from semu.nn.tensor import Sequences, Tensor

@@ -25,6 +25,7 @@ from semu.job import Training, TrainingJob
 from semu.nn import Linear, Model, Module, Tensor
 from semu.nn import functional as F
 from semu.nn.recompute_plan import RecomputePlan
+from semu.nn.routing import ExpertPlan
 from semu.nn.sharding import ShardingPlan, ShardingStyle
 from semu.nn.tracing import TraceOptions
 from semu.parallel.config import Parallel
@@ -228,6 +229,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "fused_attention": False,
     "recompute": RecomputePlan(("mlp",)),
     "cast_weights": True,
+    "experts": ExpertPlan(2),
 }
 OTHER_PLAN: dict[str, object] = {"tp": 2, "sequence_parallel": True}
 

@@ -1,4 +1,4 @@
-"""Rows on their way to the ranks of their experts and back: all-to-all, all-gather over expert tensor parallelism, sort.
+"""Rows on their way to the ranks of their experts and back: all-to-all, all-gather over expert tensor ranks, sort.
 
 Megatron-LM's ``MoEAlltoAllTokenDispatcher``: an all-to-all over the expert-parallel group, then, where experts are
 split (etp > 1), an all-gather of the rows over the expert tensor-parallel group, then a sort of what came from several
