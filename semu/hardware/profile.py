@@ -277,10 +277,9 @@ def _take_relatives(parts: _Parts) -> None:
             if of is relative:
                 values = {key: getattr(item, key) for key in coefficient_names(Efficiency)}
                 provenance = worst_provenance(item.provenance, Provenance.TRANSFERRED)
-                origin, _, rest = (
-                    item.source.partition(": ") if item.source.startswith("from ") else ("", "", item.source)
-                )
-                source = f"{origin}: as {relative.value}: {rest}" if origin else f"as {relative.value}: {rest}"
+                source = f"as {relative.value}: {item.source}"
+                if item.source.startswith("from "):  # a base's: its name stays in front
+                    source = item.source.replace(": ", f": as {relative.value}: ", 1)
                 parts.efficiencies[kind, variant] = Efficiency(**values, provenance=provenance, source=source)
 
 

@@ -19,7 +19,8 @@ PUBLISHED = {
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
 }
-"""What the released checkpoints hold (model cards of Llama 3 8B, Llama 2 7B, Qwen2.5 32B, Qwen2 72B, Mixtral, Qwen3)."""
+"""What the released checkpoints hold (model cards of Llama 3 8B, Llama 2 7B, Qwen2.5 32B, Qwen2 72B, Mixtral and
+Qwen3-MoE)."""
 
 
 def parts(model: Model) -> dict[str, int]:
