@@ -5,6 +5,7 @@ share); ``registry`` names the models, ``setups`` the published training configu
 ``semu_models.build("vlm-m")`` makes a ``semu.nn.Model``.
 """
 
+from semu_models.deepseek import DeepSeek, DeepSeekConfig, deepseek_v3
 from semu_models.dit import DiT, DiTConfig, dit_5b, dit_30b
 from semu_models.gpt import GPT, GPTConfig, gpt3_175b
 from semu_models.language import LanguageConfig, language_model, text_encoder
@@ -22,6 +23,8 @@ __all__ = [
     "GPT",
     "MODELS",
     "SETUPS",
+    "DeepSeek",
+    "DeepSeekConfig",
     "DiT",
     "DiTConfig",
     "Family",
@@ -42,6 +45,7 @@ __all__ = [
     "ViT",
     "ViTConfig",
     "build",
+    "deepseek_v3",
     "dit_5b",
     "dit_30b",
     "find_model",

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from semu.nn import Model
 from semu.units import format_count
 from semu_models.checks import find_named
+from semu_models.deepseek import deepseek_v3
 from semu_models.dit import dit_5b, dit_30b
 from semu_models.gpt import gpt3_175b
 from semu_models.llama import llama3_8b, lm_5b, lm_7b
@@ -29,6 +30,7 @@ class Family(Enum):
     QWEN = "qwen"
     MIXTRAL = "mixtral"
     QWEN_MOE = "qwen-moe"
+    DEEPSEEK = "deepseek"
     VIT = "vit"
     DIT = "dit"
     VLM = "vlm"
@@ -65,6 +67,7 @@ _ENTRIES = (
     ModelEntry("mixtral-8x22b", Family.MIXTRAL, mixtral_8x22b, 141e9, "config.json of Mixtral-8x22B-v0.1"),
     ModelEntry("qwen3-30b-a3b", Family.QWEN_MOE, qwen3_30b_a3b, 30e9, "2505.09388 Table 2; config.json"),
     ModelEntry("qwen3-235b-a22b", Family.QWEN_MOE, qwen3_235b_a22b, 235e9, "2505.09388 Table 2; config.json"),
+    ModelEntry("deepseek-v3", Family.DEEPSEEK, deepseek_v3, 671e9, "2412.19437 §4.2, without multi-token prediction"),
     ModelEntry("vit-2b", Family.VIT, vit_2b, 2e9, "DIP Table 1; shape: 2106.04560 Table 2 (G/14)"),
     ModelEntry("vit-5b", Family.VIT, vit_5b, 5e9, "DIP Table 2"),
     ModelEntry("vit-22b", Family.VIT, vit_22b, 22e9, "2302.05442 Table 1; DIP Table 2"),

@@ -1,6 +1,7 @@
 """Describe models as in PyTorch: modules, parameters, ``forward``; shapes only, no data."""
 
 from semu.nn.layers import GELU, Dropout, Embedding, LayerNorm, Linear, RMSNorm, SiLU
+from semu.nn.mla import LatentAttention, LatentSizes
 from semu.nn.model import InputSpec, ModalityModule, ModalityRole, Model
 from semu.nn.module import Module, ModuleList, Parameter, Sequential
 from semu.nn.moe import MixtureOfExperts
@@ -17,6 +18,8 @@ __all__ = [
     "Embedding",
     "InputSpec",
     "LMHead",
+    "LatentAttention",
+    "LatentSizes",
     "LayerNorm",
     "Linear",
     "MixtureOfExperts",

@@ -122,6 +122,7 @@ class TransformerLayer(Module):
             probabilities, after attention and after MLP.
         qk_norm: RMS norm of queries and keys, head by head.
         mlp: in place of the MLP, e.g. a mixture of experts; ``ffn`` is then of no account.
+        attention: in place of the self-attention, e.g. latent attention.
     """
 
     fp8_region = True
@@ -143,10 +144,11 @@ class TransformerLayer(Module):
         dropout: float = 0.0,
         qk_norm: bool = False,
         mlp: Module | None = None,
+        attention: Module | None = None,
     ) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(hidden) if rms_norm else LayerNorm(hidden)
-        self.attention = SelfAttention(
+        self.attention = attention or SelfAttention(
             hidden,
             heads,
             kv_heads,

@@ -29,6 +29,7 @@ _KNOWN_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _ABSENT: Mapping[str, str] = MappingProxyType(
     {
         "model.hf_config": "model.name or [model.transformer]",
+        "model.transformer.mtp_layers": "a model that predicts the next token only",
         "parallel.modules": "one parallelism for all modality modules, in [parallel]",
         "parallel.layout": "parallel.partition, which cuts the layers into stages",
     }

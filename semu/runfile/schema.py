@@ -20,6 +20,7 @@ class ValueKind(Enum):
     STRINGS = "a list of strings"
     WORDS = "a string or a list of strings"
     LOADS = "a number or a list of numbers"
+    PATTERN = "an integer or a list of integers"
     TABLE = "a table"
 
     def accepts(self, value: object) -> bool:
@@ -36,6 +37,8 @@ class ValueKind(Enum):
             ValueKind.SWITCH: is_switch,
             ValueKind.STRINGS: is_strings,
             ValueKind.WORDS: isinstance(value, str) or is_strings,
+            ValueKind.PATTERN: (isinstance(value, int) and not is_switch)
+            or (is_numbers and isinstance(value, list) and all(isinstance(item, int) for item in value)),
             ValueKind.LOADS: (isinstance(value, int | float) and not is_switch) or is_numbers,
             ValueKind.TABLE: isinstance(value, Mapping),
         }[self]
@@ -58,9 +61,15 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "dropout": ValueKind.NUMBER,
             "positions": ValueKind.INTEGER,
             **dict.fromkeys(("experts", "top_k", "moe_ffn"), ValueKind.INTEGER),
-            **dict.fromkeys(("shared_ffn", "moe_layer_freq", "first_k_dense"), ValueKind.INTEGER),
+            **dict.fromkeys(("shared_ffn", "first_k_dense"), ValueKind.INTEGER),
+            "moe_layer_freq": ValueKind.PATTERN,
             **dict.fromkeys(("shared_gate", "qk_norm"), ValueKind.SWITCH),
+            "mla": ValueKind.TABLE,
+            "mtp_layers": ValueKind.INTEGER,
         },
+        "model.transformer.mla": dict.fromkeys(
+            ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"), ValueKind.INTEGER
+        ),
         "cluster": {
             "device": ValueKind.STRING,
             "nodes": ValueKind.INTEGER,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from semu.errors import ConfigError
-from semu.nn import MixtureOfExperts, Model, TransformerLayer
+from semu.nn import LatentAttention, LatentSizes, MixtureOfExperts, Model, TransformerLayer
 from semu_models.decoder import Decoder, decoder_model
 
 _WHERE = "model.transformer"
@@ -21,7 +21,9 @@ _OPTIONAL = (
     "shared_gate",
     "moe_layer_freq",
     "first_k_dense",
+    "mla",
 )
+_LATENT = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,10 @@ class TransformerConfig:
         experts, top_k, moe_ffn: of the mixtures of experts in place of feed-forward networks: how many, how many a
             token uses, inner width of each; experts have no biases. None: a dense model.
         shared_ffn: inner width of the shared experts. shared_gate: their output is weighted by a learned gate.
-        moe_layer_freq: every so many layers have experts, the first does (Megatron-LM's ``--moe-layer-freq``);
-            None: every layer. first_k_dense: so many first layers have none.
+        moe_layer_freq: every so many layers have experts, the first does, or a 1 for every layer that has and a 0 for
+            every other (Megatron-LM's ``--moe-layer-freq``); None: every layer. first_k_dense: so many first layers
+            have none.
+        mla: widths of latent attention, under Megatron-LM's names; None: ordinary attention.
     Raises:
         ConfigError: a size below one, heads that do not divide, a probability out of range, experts half told.
     """
@@ -71,8 +75,9 @@ class TransformerConfig:
     moe_ffn: int | None = None
     shared_ffn: int | None = None
     shared_gate: bool = False
-    moe_layer_freq: int | None = None
+    moe_layer_freq: int | tuple[int, ...] | None = None
     first_k_dense: int | None = None
+    mla: LatentSizes | None = None
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "positions"):
@@ -83,8 +88,18 @@ class TransformerConfig:
             raise ConfigError("not a probability", where=f"{_WHERE}.dropout", expected="0 <= p < 1", got=self.dropout)
 
     def _check_experts(self) -> None:
-        for name in ("experts", "top_k", "moe_ffn", "shared_ffn", "moe_layer_freq"):
+        for name in ("experts", "top_k", "moe_ffn", "shared_ffn"):
             _check_size(name, getattr(self, name))
+        freq = self.moe_layer_freq
+        if not isinstance(freq, tuple):
+            _check_size("moe_layer_freq", freq)
+        elif len(freq) != self.layers or not set(freq) <= {0, 1} or not any(freq):
+            raise ConfigError(
+                "not a pattern of layers",
+                where=f"{_WHERE}.moe_layer_freq",
+                expected=f"{self.layers} numbers 0 or 1, not all 0",
+                got=list(freq),
+            )
         if self.first_k_dense is not None and not 0 <= self.first_k_dense < self.layers:
             raise ConfigError(
                 "no layer with experts is left",
@@ -108,7 +123,8 @@ class TransformerConfig:
         if self.experts is None:
             return frozenset(range(self.layers))
         first, freq = self.first_k_dense or 0, self.moe_layer_freq or 1
-        return frozenset(number for number in range(self.layers) if number < first or number % freq)
+        pattern = freq if isinstance(freq, tuple) else [number % freq == 0 for number in range(self.layers)]
+        return frozenset(number for number in range(self.layers) if number < first or not pattern[number])
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> TransformerConfig:
@@ -149,12 +165,16 @@ class TransformerConfig:
             qkv_bias=table.get("qkv_bias", bias),
             dropout=float(table.get("dropout", 0.0)),
             positions=table.get("positions"),
-            **{name: table[name] for name in _OPTIONAL if name in table},
+            **{name: _frozen(name, table[name]) for name in _OPTIONAL if name in table},
         )
 
     def to_table(self) -> dict[str, object]:
         """All keys that have a value, as ``from_table`` reads them."""
         values = {name: value for name, value in asdict(self).items() if value is not None}
+        if self.mla is not None:
+            values["mla"] = {name: value for name, value in values["mla"].items() if value is not None}
+        if isinstance(self.moe_layer_freq, tuple):
+            values["moe_layer_freq"] = list(self.moe_layer_freq)
         return {name: value for name, value in values.items() if name not in _OPTIONAL or value is not False}
 
     def model(self) -> Model:
@@ -177,6 +197,9 @@ class TransformerConfig:
                 dropout=self.dropout,
                 qk_norm=self.qk_norm,
                 mlp=None if number in dense else self._mixture(),
+                attention=None
+                if self.mla is None
+                else LatentAttention(self.hidden, self.heads, self.mla, bias=self.bias),
             )
 
         body = Decoder(
@@ -202,6 +225,20 @@ class TransformerConfig:
             shared_ffn=self.shared_ffn,
             shared_gate=self.shared_gate,
         )
+
+
+def _frozen(name: str, value: Any) -> Any:
+    """An optional value as the class keeps it."""
+    if name == "moe_layer_freq" and isinstance(value, list):
+        return tuple(value)
+    if name != "mla":
+        return value
+    for key in _LATENT:
+        if key not in value:
+            raise ConfigError("missing key", where=f"{_WHERE}.mla.{key}", expected="an integer >= 1")
+    for key, size in value.items():
+        _check_size(f"mla.{key}", size)
+    return LatentSizes(**value)
 
 
 def _check_size(name: str, value: int | None) -> None:

@@ -18,9 +18,10 @@ PUBLISHED = {
     "mixtral-8x22b": 140_620_634_112,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
+    "deepseek-v3": 671_026_404_352,
 }
-"""What the released checkpoints hold (model cards of Llama 3 8B, Llama 2 7B, Qwen2.5 32B, Qwen2 72B, Mixtral and
-Qwen3-MoE)."""
+"""What the released checkpoints hold (model cards of Llama 3 8B, Llama 2 7B, Qwen2.5 32B, Qwen2 72B, Mixtral,
+Qwen3-MoE and, without its 58 x 256 routing biases, DeepSeek-V3)."""
 
 
 def parts(model: Model) -> dict[str, int]:

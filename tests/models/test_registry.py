@@ -26,6 +26,7 @@ EXPECTED = [
     "mixtral-8x22b",
     "qwen3-30b-a3b",
     "qwen3-235b-a22b",
+    "deepseek-v3",
     "vit-2b",
     "vit-5b",
     "vit-22b",

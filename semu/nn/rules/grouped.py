@@ -12,6 +12,7 @@ from semu.nn.module import Parameter
 from semu.nn.rules.fp8 import WIDTH_MULTIPLE
 from semu.nn.rules.fp8 import _cast as cast
 from semu.nn.rules.fp8 import _cast_weight as cast_weight
+from semu.nn.rules.pointwise import activation
 from semu.nn.rules.routing import PROBABILITY
 from semu.nn.tensor import Tensor
 from semu.nn.tracing import ParameterUse
@@ -146,14 +147,47 @@ def _weight_gradient(
     )
 
 
+def _weighted(x: Tensor, probabilities: Tensor) -> Tensor:
+    """Rows [rows, f] times their probabilities [rows]. Saves both."""
+    trace, rows = x.trace, x.local_shape[0]
+    row_bytes = rows * PROBABILITY.size_bytes
+
+    def emit(inputs: Sequence[Tensor], mem_bytes: Dim, name: str, sides: int) -> Tensor:
+        return trace.emit(
+            OpKind.ADD,
+            inputs,
+            x.shape,
+            shards=x.shards,
+            dtype=x.dtype,
+            mem_bytes=mem_bytes,
+            key=(x.numel,),
+            name=name,
+            extra_outputs=[((rows,), PROBABILITY)] * sides,
+        )
+
+    y = emit([x, probabilities], 2 * x.size_bytes + row_bytes, "weight_rows", 0)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        grad_x = emit([x, probabilities, grad], 3 * x.size_bytes + 2 * row_bytes, "weight_rows_bw", 1)
+        return [grad_x, trace.side_outputs(1)[0]]
+
+    trace.record([x, probabilities], [y], backward)
+    return y
+
+
 def weighted_activation(x: Tensor, probabilities: Tensor, *, gated: bool) -> Tensor:
     """The expert's non-linearity times the row's probability, one kernel.
 
     Args:
         x: [rows, 2 f] where gated (SwiGLU), else [rows, f] (GELU). probabilities: [rows].
-    Saves its inputs (kind ``moe_act`` drops the output).
+    Saves its inputs (kind ``moe_act`` drops the output). GELU is one kernel and the product another, which keeps what
+    it multiplies (Megatron-LM's TEGroupedMLP fuses only gated ones), unless ``moe_act`` drops it all.
     """
     trace = x.trace
+    if not gated and "moe_act" not in trace.options.recompute.kinds:
+        return _weighted(activation(x, "gelu"), probabilities)
     width = x.shape[-1]
     assert isinstance(width, int)
     rows = x.local_shape[0]
