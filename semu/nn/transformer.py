@@ -148,18 +148,20 @@ class TransformerLayer(Module):
     ) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(hidden) if rms_norm else LayerNorm(hidden)
-        self.attention = attention or SelfAttention(
-            hidden,
-            heads,
-            kv_heads,
-            head_dim=head_dim,
-            causal=causal,
-            rotary=rotary,
-            bias=bias,
-            qkv_bias=qkv_bias,
-            dropout=dropout,
-            qk_norm=qk_norm,
-        )
+        if attention is None:
+            attention = SelfAttention(
+                hidden,
+                heads,
+                kv_heads,
+                head_dim=head_dim,
+                causal=causal,
+                rotary=rotary,
+                bias=bias,
+                qkv_bias=qkv_bias,
+                dropout=dropout,
+                qk_norm=qk_norm,
+            )
+        self.attention = attention
         self.mlp_norm = RMSNorm(hidden) if rms_norm else LayerNorm(hidden)
         self.mlp = mlp if mlp is not None else MLP(hidden, ffn, gated=gated, bias=bias)
         self.attention_dropout = Dropout(dropout)

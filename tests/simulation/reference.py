@@ -210,7 +210,8 @@ class _Writer:
         replica = Replica(self.nodes, self.orders, self.operators, self.sent, [])
         replica.memory = memory_of(self.model, replica, self.symbols, self.sharding.held(replica))
         if not self.gather_ready:
-            _attribute(replica, "links" if self.sharding.units else "tp")
+            inside = "experts" if self.model.has_experts else "tp"
+            _attribute(replica, "links" if self.sharding.units else inside)
         return replica
 
     def _rank(self, chunk: int) -> int:
@@ -252,7 +253,7 @@ class _Writer:
             for operator in item.operators(phase):
                 key = ("operator", *stage, len(written))
                 node = Node(
-                    latency_of(operator, symbols, self.model.job.cluster.profile, self.model.tp_group),
+                    latency_of(operator, symbols, self.model.job.cluster.profile, self.model.groups),
                     [("begin", *stage), *waits],
                 )
                 node.after += [last_on[name] for name in last_on if name == operator.stream.name or not overlaps]
@@ -337,7 +338,7 @@ def _attribute(replica: Replica, inside: str) -> None:
     """Means over the ranks of the time in kernels, of that lost to links inside stages, and of that lost to ``pp``.
 
     Args:
-        inside: ``tp``, or ``links`` where data-parallel collectives run in stages too.
+        inside: ``tp``, or ``links`` where data-parallel collectives run in stages too, or ``experts`` (tp, ep, etp).
     """
     num_ranks = len(replica.orders)
     replica.exposed_s = {inside: 0.0, "pp": 0.0}

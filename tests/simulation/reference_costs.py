@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from simulation.reference_experts import rounded_value
+
 from semu.graph.dim import Dim, Poly
 from semu.graph.operator import Operator
 from semu.hardware.device import DeviceProfile
@@ -24,7 +26,7 @@ def value(dim: Dim, symbols: dict[str, int]) -> int:
     total = 0
     for monomial, coefficient in dim.terms.items():
         for name in monomial:
-            coefficient *= symbols[name]
+            coefficient *= rounded_value(name, symbols) if "~" in name else symbols[name]
         total += coefficient
     return total
 
@@ -42,11 +44,13 @@ def symbols_of(microbatch: Microbatch, divisor: int) -> dict[str, int]:
     return result
 
 
-def latency_of(operator: Operator, symbols: dict[str, int], profile: DeviceProfile, tp_group: CommGroup) -> float:
+def latency_of(
+    operator: Operator, symbols: dict[str, int], profile: DeviceProfile, groups: dict[str, CommGroup]
+) -> float:
     """Latency of one operator [s]; one with nothing to do takes no time."""
     flop, mem, net = (value(d, symbols) for d in (operator.flop, operator.mem_bytes, operator.net_bytes))
     if operator.kind.is_communication:
-        group = tp_group if operator.stream.name == "tp" else CommGroup(operator.stream.name, 2)
+        group = groups.get(operator.stream.name, CommGroup(operator.stream.name, 2))
         return on_grid(collective_latency(profile, operator.kind, group, net))
     if operator.flop != 0 and flop == 0:
         return 0.0

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
+from simulation.reference_experts import ExpertRanks
+
 from semu.graph.operator import Operator
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.job import TrainingJob
-from semu.nn import InputSpec, Module, Sequences, Sequential
+from semu.nn import InputSpec, MixtureOfExperts, Module, Sequences, Sequential
 from semu.nn.block import CarrySpec, TracedBlock, trace_block
 from semu.nn.recompute_plan import RecomputePlan
+from semu.nn.routing import ExpertPlan
 from semu.nn.tracing import TraceOptions
 from semu.parallel.tensor import megatron_plan
 
@@ -61,7 +64,8 @@ class CutModel:
     """All blocks of a job in order, on their ranks and in chunks.
 
     Attributes:
-        blocks: the blocks. tp_group: the tensor-parallel group that spans most nodes.
+        blocks: the blocks. tp_group: the tensor-parallel group that spans most nodes. experts: who holds which.
+        groups: of streams inside stages, by name.
     """
 
     def __init__(self, job: TrainingJob) -> None:
@@ -73,6 +77,10 @@ class CutModel:
             for replica in range(dp)
         ]
         self.tp_group: CommGroup = max(groups, key=lambda group: group.num_nodes)
+        self.experts = ExpertRanks(job)
+        self.has_experts = any(_has_experts(module.body) for module in job.model.modules)
+        expert_plan = self.experts.plan() if self.has_experts else ExpertPlan()
+        self.groups = {"tp": self.tp_group, "ep": expert_plan.ep_group, "etp": expert_plan.etp_group}
         self._options = TraceOptions(
             plan=megatron_plan(job.model, job.parallel),
             tp_group=self.tp_group,
@@ -83,6 +91,7 @@ class CutModel:
             fused_attention=job.training.attention.value == "fused",
             recompute=_plan(job),
             cast_weights=job.fp8_weights.value == "microbatch",
+            experts=expert_plan,
         )
         self.blocks: list[Block] = []
         again = job.training.recompute.value == "full"
@@ -231,6 +240,10 @@ class CutModel:
                 other = self.home(maker, maker.trace.graph.tensors[there].storage)
                 if own != other:
                     self._same[own] = other
+
+
+def _has_experts(body: Module) -> bool:
+    return any(isinstance(module, MixtureOfExperts) for _, module in body.named_modules())
 
 
 def _plan(job: TrainingJob) -> RecomputePlan:

@@ -1,4 +1,4 @@
-"""Putting queries, keys and values of multi-head latent attention together: rotation and concatenation in one kernel."""
+"""Keys and values of multi-head latent attention: rotation and concatenation in one kernel."""
 
 from __future__ import annotations
 
