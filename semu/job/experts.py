@@ -92,11 +92,14 @@ def check_experts(model: Model, parallel: Parallel, training: Training) -> None:
     if parallel.tp % etp:
         raise _indivisible("experts are split over part of the tensor-parallel ranks", "etp", etp, parallel.tp, "tp")
     ranks = parallel.dp * parallel.cp * parallel.tp // etp
+    legal = math.gcd(ranks, *(item.num_experts for _, item in found))
     if ranks % parallel.ep:
-        raise _indivisible("the ranks cannot be shared out", "ep", parallel.ep, ranks, "dp x cp x tp / etp")
+        raise _indivisible("the ranks cannot be shared out", "ep", parallel.ep, ranks, "dp x cp x tp / etp", legal)
     for path, item in found:
         if item.num_experts % parallel.ep:
-            raise _indivisible(f"the experts of {path} cannot", "ep", parallel.ep, item.num_experts, "experts")
+            raise _indivisible(
+                f"the experts of {path} cannot be shared out", "ep", parallel.ep, item.num_experts, "experts", legal
+            )
         if item.ffn % etp:
             raise _indivisible(f"an expert of {path} cannot be split", "etp", etp, item.ffn, "moe_ffn")
         _check_loads(path, item, parallel.ep, training)
@@ -169,13 +172,14 @@ def _check_loads(path: str, item: MixtureOfExperts, ep: int, training: Training)
         )
 
 
-def _indivisible(what: str, name: str, value: int, total: int, of: str) -> ConfigError:
+def _indivisible(what: str, name: str, value: int, total: int, of: str, legal: int = 0) -> ConfigError:
+    """``legal``: what the size must divide to be fully legal; 0: total."""
     return ConfigError(
         f"{what}: {name} = {value} does not divide {of} = {total}",
         where=f"parallel.{name}",
         expected=f"a divisor of {total}",
         got=value,
-        nearest=max(n for n in range(1, min(total, value) + 1) if total % n == 0),
+        nearest=max(n for n in range(1, min(total, value) + 1) if (legal or total) % n == 0),
     )
 
 

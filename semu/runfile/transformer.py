@@ -130,9 +130,10 @@ class TransformerConfig:
     def from_table(cls, table: Mapping[str, Any]) -> TransformerConfig:
         """Fill in what a table leaves open.
 
-        ``ffn`` is 4 x hidden (a gated network must give it), ``kv_heads`` is heads, ``head_dim`` hidden / heads,
-        ``qkv_bias`` as ``bias``. What the table does not say about norm, positions and biases follows the family:
-        with ``gated_mlp`` as in Llama (RMS norm, rotary, no biases), else as in GPT (layer norm, biases).
+        ``ffn`` is 4 x hidden (a gated network must give it, unless all layers have experts), ``kv_heads`` is heads,
+        ``head_dim`` hidden / heads, ``qkv_bias`` as ``bias``. What the table does not say about norm, positions and
+        biases follows the family: with ``gated_mlp`` as in Llama (RMS norm, rotary, no biases), else as in GPT (layer
+        norm, biases).
 
         Args:
             table: keys of ``[model.transformer]`` with the types of the schema.
@@ -144,7 +145,8 @@ class TransformerConfig:
                 raise ConfigError("missing key", where=f"{_WHERE}.{name}", expected="an integer >= 1")
             _check_size(name, table[name])
         is_gated = table.get("gated_mlp", False)
-        if is_gated and "ffn" not in table:
+        only_experts = "moe_ffn" in table and not any(name in table for name in ("first_k_dense", "moe_layer_freq"))
+        if is_gated and "ffn" not in table and not only_experts:
             raise ConfigError("missing key", where=f"{_WHERE}.ffn", expected="the inner width, with gated_mlp = true")
         if "head_dim" not in table:
             _check_divisor("hidden", table["hidden"], "heads", table["heads"])
@@ -152,7 +154,7 @@ class TransformerConfig:
         return cls(
             layers=table["layers"],
             hidden=table["hidden"],
-            ffn=table.get("ffn", 4 * table["hidden"]),
+            ffn=table.get("ffn", table["moe_ffn"] if is_gated and only_experts else 4 * table["hidden"]),
             heads=table["heads"],
             kv_heads=table.get("kv_heads", table["heads"]),
             head_dim=table.get("head_dim", table["hidden"] // table["heads"]),

@@ -58,16 +58,16 @@ def latent(layers: int = 2) -> Model:
 
 
 SIZES = [
-    dict(dp=2, ep=2),
-    dict(dp=4, ep=2),
-    dict(dp=4, ep=4),
-    dict(dp=2, tp=2, ep=2),
-    dict(dp=2, tp=2, ep=4, etp=1),
-    dict(dp=2, tp=2, ep=1, etp=1),
-    dict(dp=1, tp=4, ep=2, etp=2),
-    dict(dp=2, tp=2, ep=1),
-    dict(dp=2, pp=2, ep=2),
-    dict(dp=2, tp=2, pp=2, ep=2, etp=1),
+    {"dp": 2, "ep": 2},
+    {"dp": 4, "ep": 2},
+    {"dp": 4, "ep": 4},
+    {"dp": 2, "tp": 2, "ep": 2},
+    {"dp": 2, "tp": 2, "ep": 4, "etp": 1},
+    {"dp": 2, "tp": 2, "ep": 1, "etp": 1},
+    {"dp": 1, "tp": 4, "ep": 2, "etp": 2},
+    {"dp": 2, "tp": 2, "ep": 1},
+    {"dp": 2, "pp": 2, "ep": 2},
+    {"dp": 2, "tp": 2, "pp": 2, "ep": 2, "etp": 1},
 ]
 
 
@@ -93,18 +93,18 @@ def test_latent_attention(sizes: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     "routing",
     [
-        dict(moe_imbalance=1.3),
-        dict(moe_imbalance=1.3, moe_capacity_factor=1.1),
-        dict(moe_capacity_factor=0.7),
-        dict(moe_capacity_factor=1.25, moe_pad_to_capacity=True),
-        dict(moe_imbalance=[3, 1, 1, 2, 1, 1, 1, 1]),
-        dict(moe_imbalance=[3, 1, 1, 2, 1, 1, 1, 1], moe_capacity_factor=1.5),
+        {"moe_imbalance": 1.3},
+        {"moe_imbalance": 1.3, "moe_capacity_factor": 1.1},
+        {"moe_capacity_factor": 0.7},
+        {"moe_capacity_factor": 1.25, "moe_pad_to_capacity": True},
+        {"moe_imbalance": [3, 1, 1, 2, 1, 1, 1, 1]},
+        {"moe_imbalance": [3, 1, 1, 2, 1, 1, 1, 1], "moe_capacity_factor": 1.5},
     ],
     ids=str,
 )
 @pytest.mark.parametrize("gated", [True, False], ids=["gated", "gelu"])
 def test_routing(routing: dict[str, object], gated: bool) -> None:
-    for sizes in (dict(dp=4, ep=4), dict(dp=2, tp=2, ep=2)):
+    for sizes in ({"dp": 4, "ep": 4}, {"dp": 2, "tp": 2, "ep": 2}):
         assert_tails_equal(job_of(moe(gated=gated), text_items(4), Parallel(**sizes), **routing))
 
 
