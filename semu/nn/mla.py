@@ -33,12 +33,23 @@ class LatentAttention(Module):
 
     Args:
         hidden: width. heads: heads. sizes: of the latents. causal: mask the future. bias: of the output projection.
+        dropout: as in ``SelfAttention``.
     """
 
     recompute_kind = "attention"
 
-    def __init__(self, hidden: int, heads: int, sizes: LatentSizes, *, causal: bool = True, bias: bool = False) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        sizes: LatentSizes,
+        *,
+        causal: bool = True,
+        bias: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
+        self.dropout = dropout
         self.heads, self.causal, self.sizes = heads, causal, sizes
         width = sizes.qk_head_dim + sizes.qk_pos_emb_head_dim
         rank = sizes.q_lora_rank
@@ -60,5 +71,5 @@ class LatentAttention(Module):
         narrow, positions = self.kv_down(x).split((s.kv_lora_rank, s.qk_pos_emb_head_dim))
         kv = self.kv_up(self.kv_norm(narrow)).unflatten(self.heads, s.qk_head_dim + s.v_head_dim)
         k, v = latent_keys(kv, spread_tokens(positions), s.qk_head_dim, s.qk_pos_emb_head_dim)
-        out: Tensor = self.out(F.attention(q, k, v, causal=self.causal).flatten())
+        out: Tensor = self.out(F.attention(q, k, v, causal=self.causal, dropout=self.dropout).flatten())
         return out

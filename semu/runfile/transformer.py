@@ -201,7 +201,7 @@ class TransformerConfig:
                 mlp=None if number in dense else self._mixture(),
                 attention=None
                 if self.mla is None
-                else LatentAttention(self.hidden, self.heads, self.mla, bias=self.bias),
+                else LatentAttention(self.hidden, self.heads, self.mla, bias=self.bias, dropout=self.dropout),
             )
 
         body = Decoder(
