@@ -68,14 +68,21 @@ def _is_number(value: object) -> bool:
 
 def mixtures(model: Model) -> list[tuple[str, MixtureOfExperts]]:
     """Mixtures of experts of a model, by path."""
-    if not any(_has_experts(module.body) for module in model.modules):
+    if not _has_experts(model):
         return []
     found = [(path, item) for m in model.modules for path, item in m.body.named_modules(m.name)]
     return [(path, item) for path, item in found if isinstance(item, MixtureOfExperts)]
 
 
-def _has_experts(module: Module) -> bool:
-    return isinstance(module, MixtureOfExperts) or any(_has_experts(child) for _, child in module.named_children())
+def _has_experts(model: Model) -> bool:
+    """Asked of every job, so without the paths."""
+    modules: list[Module] = [module.body for module in model.modules]
+    while modules:
+        module = modules.pop()
+        if isinstance(module, MixtureOfExperts):
+            return True
+        modules.extend(module.__dict__["_modules"].values())
+    return False
 
 
 def check_experts(model: Model, parallel: Parallel, training: Training) -> None:
