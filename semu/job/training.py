@@ -10,6 +10,7 @@ from typing import TypeVar
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.kinds import DType
 from semu.hardware.software import Software
+from semu.job.experts import check_capacity, check_imbalance, check_padding
 from semu.job.kinds import (
     Attention,
     CrossEntropy,
@@ -206,6 +207,11 @@ class Training:
             Megatron-LM; false: they write a tensor of the parameters' type, which is added.
         offload: what lives on the host, words of ``semu.job.offload.OFFLOADS``; None: nothing.
         offload_layers, offload_fraction: the layers whose activations do, as paths or as a share; None: all.
+        moe_imbalance: how unevenly tokens reach experts: rows of the worst rank of an expert-parallel group / mean
+            rows, >= 1 (default: evenly), or a list of what every expert gets, in any unit. The worst rank's rows decide
+            times and memory.
+        moe_capacity_factor: rows that an expert takes, in multiples of the mean; the rest is dropped; None: dropless.
+        moe_pad_to_capacity: every expert computes its whole capacity.
     """
 
     micro_batch: int
@@ -237,6 +243,9 @@ class Training:
     recompute_every: int | None
     cross_entropy: CrossEntropy
     gradient_accumulation_fusion: bool
+    moe_imbalance: float | tuple[float, ...]
+    moe_capacity_factor: float | None
+    moe_pad_to_capacity: bool
 
     def __init__(
         self,
@@ -269,6 +278,9 @@ class Training:
         recompute_every: int | None = None,
         cross_entropy: CrossEntropy | str = CrossEntropy.IN_PLACE,
         gradient_accumulation_fusion: bool = True,
+        moe_imbalance: float | Sequence[float] = 1.0,
+        moe_capacity_factor: float | None = None,
+        moe_pad_to_capacity: bool = False,
     ) -> None:
         _positive(micro_batch, "training.micro_batch")
         _positive(global_batch, "training.global_batch")
@@ -324,6 +336,9 @@ class Training:
             "offload": words or None,
             "offload_layers": offloads.layers,
             "offload_fraction": None if offload_fraction is None else offloads.fraction,
+            "moe_imbalance": check_imbalance(moe_imbalance),
+            "moe_capacity_factor": check_capacity(moe_capacity_factor),
+            "moe_pad_to_capacity": check_padding(moe_pad_to_capacity, moe_capacity_factor),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

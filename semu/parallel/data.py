@@ -67,6 +67,11 @@ class StaticBytes:
         """All three, on the device."""
         return self.parameters + self.gradients + self.optimizer
 
+    def __add__(self, other: StaticBytes) -> StaticBytes:
+        return StaticBytes(
+            self.parameters + other.parameters, self.gradients + other.gradients, self.optimizer + other.optimizer
+        )
+
 
 def static_bytes(
     elements: int,

@@ -77,6 +77,23 @@ class Layout:
         """(chunk, block, parameter) for every parameter that a rank stores, each once, in forward order."""
         return self._held[rank]
 
+    def dense_by(self, rank: int) -> list[HeldParameter]:
+        """What a rank stores but for routed experts."""
+        return [held for _, _, held in self.held_by(rank) if not held.is_expert]
+
+    def experts_by(self, rank: int) -> list[HeldParameter]:
+        """Parameters of routed experts that a rank stores."""
+        return [held for _, _, held in self.held_by(rank) if held.is_expert]
+
+    def stepped_elements(self, rank: int) -> int:
+        """Trainable elements whose gradients and optimizer state a rank keeps: all of its own, or its shards."""
+        parallel = self.job.parallel
+        held = ((self.dense_by(rank), parallel.shard_ranks), (self.experts_by(rank), parallel.expert_data_ranks))
+        return sum(
+            -(-sum(h.elements for h in own if h.parameter.requires_grad) // (shards if parallel.zero >= 1 else 1))
+            for own, shards in held
+        )
+
     def kept_fp8_elements(self, rank: int) -> int:
         """Elements of a rank's weights of which fp8 copies are kept from one iteration to the next."""
         if self.job.fp8_weights is Fp8Weights.MICROBATCH:

@@ -44,19 +44,30 @@ class RankPeak:
 def rank_static(layout: Layout, rank: int) -> StaticBytes:
     """What a rank stores for its parameters all the time."""
     job = layout.job
-    held = [entry[2] for entry in layout.held_by(rank)]
-    static = static_bytes(
-        sum(h.elements for h in held),
-        sum(h.elements for h in held if h.parameter.requires_grad),
-        dp=job.parallel.shard_ranks,
-        zero=job.parallel.zero,
-        tensor_dtype=job.training.precision.tensor_dtype,
-        grad_dtype=job.training.grad_dtype,
-        master_dtype=job.training.master_dtype,
-        state_dtype=job.training.optimizer_state_dtype,
-        fp8_elements=layout.kept_fp8_elements(rank),
-        fp8_primary=layout.primary_fp8_elements(rank),
+    dense, experts = (
+        static_bytes(
+            sum(h.elements for h in held),
+            sum(h.elements for h in held if h.parameter.requires_grad),
+            dp=shards,
+            zero=job.parallel.zero,
+            tensor_dtype=job.training.precision.tensor_dtype,
+            grad_dtype=job.training.grad_dtype,
+            master_dtype=job.training.master_dtype,
+            state_dtype=job.training.optimizer_state_dtype,
+            fp8_elements=fp8_elements,
+            fp8_primary=fp8_primary,
+        )
+        for held, shards, fp8_elements, fp8_primary in (
+            (
+                layout.dense_by(rank),
+                job.parallel.shard_ranks,
+                layout.kept_fp8_elements(rank),
+                layout.primary_fp8_elements(rank),
+            ),
+            (layout.experts_by(rank), job.parallel.expert_data_ranks, 0, 0),
+        )
     )
+    static = dense + experts
     return on_host(static, job.training) if job.training.offload_plan.optimizer else static
 
 

@@ -24,7 +24,7 @@ from semu.hardware.kinds import DType, OpKind
 from semu.job import Fp8Weights
 from semu.nn.offload import HOST_LINK
 from semu.nn.rules.optimizer import adam_bytes
-from semu.parallel.data import gradient_buckets
+from semu.simulation.buckets import RankBucket, rank_buckets, shard_group, shares_parameters
 from semu.simulation.clipping import gradient_checks
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
@@ -97,12 +97,12 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
     slices: list[OuterSlice] = []
     done = _rank_end(run, rank)
     size = job.training.grad_dtype.size_bytes
-    reduces = job.parallel.gradient_ranks > 1 and job.parallel.zero <= 1
-    ready, elements, slots = _gradient_ready(layout, evaluation, run, rank) if reduces else ([], [], [])
-    if elements:
-        overlapped = job.training.overlap.grad_reduce
-        buckets = gradient_buckets(elements, job.parallel.gradient_ranks, overlapped=overlapped, slots=slots)
-        pieces = _bucket_collectives(layout, model, rank, [bucket.elements * size for bucket in buckets])
+    reduces = shares_parameters(layout) and job.parallel.zero <= 1
+    gradients = _gradient_ready(layout, evaluation, run, rank) if reduces else _Gradients()
+    if gradients.elements:
+        overlapped, ready = job.training.overlap.grad_reduce, gradients.ready_s
+        buckets = rank_buckets(layout, gradients.elements, gradients.slots, gradients.is_expert, overlapped=overlapped)
+        pieces = _bucket_collectives(layout, model, rank, buckets)
         now = 0.0
         for bucket, own in zip(buckets, pieces, strict=True):
             now = max(now, max(ready[i] for i in bucket.members) if overlapped else done)
@@ -111,7 +111,7 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
                 now = slices[-1].end_s
         done = max(done, now)
     replicated = sum(
-        held.elements for _, _, held in layout.held_by(rank) if held.parameter.requires_grad and not held.is_sharded
+        held.elements for held in layout.dense_by(rank) if held.parameter.requires_grad and not held.is_sharded
     )
     if job.parallel.tp > 1 and job.parallel.sequence_parallel and replicated:
         group = layout.mesh.worst_tp_group
@@ -121,11 +121,23 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
     return slices
 
 
-def _bucket_collectives(layout: Layout, model: CostModel, rank: int, sizes: list[int]) -> list[tuple[OuterSlice, ...]]:
+def _bucket_collectives(
+    layout: Layout, model: CostModel, rank: int, buckets: list[RankBucket]
+) -> list[tuple[OuterSlice, ...]]:
     """What reduces each bucket of gradients: an all-reduce; with ZeRO-1 a reduce-scatter, in groups followed by an
     all-reduce of the shard across them (Megatron-LM's ``--num-distributed-optimizer-instances``)."""
     parallel, mesh = layout.job.parallel, layout.mesh
+    size = layout.job.training.grad_dtype.size_bytes
+    sizes = [bucket.elements * size for bucket in buckets]
     names = [f"gradients {number}" for number in range(len(sizes))]
+    if any(bucket.is_expert for bucket in buckets):  # then ZeRO-1 has no groups
+        kind = OpKind.ALL_REDUCE if parallel.zero == 0 else OpKind.REDUCE_SCATTER
+        dense = mesh.dp_group(rank)
+        groups = [mesh.expert_dp_group(rank) if bucket.is_expert else dense for bucket in buckets]
+        return [
+            (collective(model, name, kind, group, bucket_bytes, 0.0),)
+            for name, group, bucket_bytes in zip(names, groups, sizes, strict=True)
+        ]
     if parallel.zero == 0:
         return [(piece,) for piece in collectives(model, names, OpKind.ALL_REDUCE, mesh.dp_group(rank), sizes)]
     scattered = collectives(model, names, OpKind.REDUCE_SCATTER, mesh.shard_group(rank), sizes)
@@ -141,15 +153,23 @@ def _rank_end(run: PipelineRun, rank: int) -> float:
     return float(run.end[:, nodes].max()) if len(nodes) else 0.0
 
 
-def _gradient_ready(
-    layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int
-) -> tuple[list[float], list[int], list[int]]:
-    """When each trainable parameter's gradient is complete on the slowest replica, in that order; its elements and its
-    virtual stage."""
+@dataclass(frozen=True)
+class _Gradients:
+    """When each trainable parameter's gradient is complete on the slowest replica [s], in that order; its local
+    elements, its virtual stage, whether it is of routed experts."""
+
+    ready_s: tuple[float, ...] = ()
+    elements: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
+    is_expert: tuple[bool, ...] = ()
+
+
+def _gradient_ready(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> _Gradients:
     problem = run.problem
     ready: dict[int, float] = {}
     elements: dict[int, int] = {}
     slots: dict[int, int] = {}
+    experts: dict[int, bool] = {}
     for chunk in reversed(layout.chunks_of(rank)):
         if chunk.backward is None:
             continue
@@ -166,15 +186,17 @@ def _gradient_ready(
         for (held, _), end in zip(completed, ends.tolist(), strict=True):
             key = id(held.parameter)
             ready[key] = max(ready.get(key, 0.0), end)
-            elements[key] = held.elements
+            elements[key], experts[key] = held.elements, held.is_expert
             slots[key] = chunk.chunk.slot
     for number, _, held in layout.held_by(rank):  # what no gradient reaches is reduced all the same, at the end
         if held.parameter.requires_grad and id(held.parameter) not in ready:
             ready[id(held.parameter)] = _rank_end(run, rank)
-            elements[id(held.parameter)] = held.elements
+            elements[id(held.parameter)], experts[id(held.parameter)] = held.elements, held.is_expert
             slots[id(held.parameter)] = layout.chunks[number].chunk.slot
     order = sorted(ready, key=lambda key: ready[key])
-    return [ready[key] for key in order], [elements[key] for key in order], [slots[key] for key in order]
+    return _Gradients(
+        *(tuple(values[key] for key in order) for values in (ready, elements, slots, experts))  # type: ignore[arg-type]
+    )
 
 
 _TOGETHER = 8
@@ -237,11 +259,11 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
     if not trainable:
         return RankTail(tuple(reductions), None, ())
     dtype = job.training.precision.tensor_dtype
-    share = -(-trainable // job.parallel.shard_ranks) if job.parallel.zero >= 1 else trainable
+    stepped = layout.stepped_elements(rank)
     written = sum(layout.weight_bytes(h) for _, _, h in layout.held_by(rank) if h.parameter.requires_grad)
-    narrower = (trainable * dtype.size_bytes - written) * share // trainable  # primary weights in fp8
+    narrower = (trainable * dtype.size_bytes - written) * stepped // trainable  # primary weights in fp8
     traffic = -narrower + adam_bytes(
-        share,
+        stepped,
         tensor_dtype=dtype,
         grad_dtype=job.training.grad_dtype,
         master_dtype=job.training.master_dtype,
@@ -254,9 +276,17 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
     offload = tuple(moved(piece, step.end_s) for piece in offload)
     done = offload[0].end_s if offload else step.end_s
     gathers: tuple[OuterSlice, ...] = ()
-    if job.parallel.gradient_ranks > 1 and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
-        group = layout.mesh.shard_group(rank)
-        gathers = (collective(model, "parameters", OpKind.ALL_GATHER, group, written, done),)
+    if shares_parameters(layout) and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
+        kinds = (
+            (False, layout.dense_by(rank), job.parallel.gradient_ranks),
+            (True, layout.experts_by(rank), job.parallel.expert_data_ranks),
+        )
+        for is_expert, held, ranks in kinds:
+            size = sum(layout.weight_bytes(h) for h in held if h.parameter.requires_grad)
+            if size and ranks > 1:
+                group = shard_group(layout, rank, is_expert=is_expert)
+                begin = gathers[-1].end_s if gathers else done
+                gathers += (collective(model, "parameters", OpKind.ALL_GATHER, group, size, begin),)
     casts = _weight_casts(layout, model, rank, gathers[-1].end_s if gathers else done)
     return RankTail(tuple(reductions), step, gathers, casts=casts, reload=reload, offload=offload)
 

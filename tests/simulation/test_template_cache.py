@@ -25,6 +25,7 @@ from semu.job import Training, TrainingJob
 from semu.nn import Linear, Model, Module, Tensor
 from semu.nn import functional as F
 from semu.nn.recompute_plan import RecomputePlan
+from semu.nn.routing import ExpertPlan
 from semu.nn.sharding import ContextKind, ShardingPlan, ShardingStyle
 from semu.nn.tracing import TraceOptions
 from semu.parallel.config import Parallel
@@ -239,6 +240,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "keep_products": True,
     "cross_entropy": "fused",
     "fused_accumulation": False,
+    "experts": ExpertPlan(2),
 }
 OTHER_PLAN: dict[str, object] = {"tp": 2, "sequence_parallel": True}
 
