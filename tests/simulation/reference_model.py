@@ -68,8 +68,7 @@ class CutModel:
 
     Attributes:
         blocks: the blocks. tp_group, cp_group: the tensor- and context-parallel groups that span most nodes.
-        experts: who
-            holds which. groups: of streams inside stages, by name.
+        experts: who holds which. groups: of streams inside stages, by name.
     """
 
     def __init__(self, job: TrainingJob) -> None:
