@@ -174,10 +174,10 @@ class Report:
     warnings: tuple[str, ...]
     timeline: IterationTimeline = field(repr=False)
     samples: IterationSamples | None = None
+    active_parameters: int | None = None
     reserve: Callable[[], tuple[int, ...]] | None = field(default=None, repr=False, compare=False)
     nearest_fit: tuple[FittingChange, ...] | None = None
     host_memory_bytes: tuple[int, ...] | None = None
-    active_parameters: int | None = None
 
     @cached_property
     def reserved_memory_bytes(self) -> tuple[int, ...] | None:

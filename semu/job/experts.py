@@ -136,6 +136,7 @@ def _check_dense(parallel: Parallel, training: Training) -> None:
         "parallel.etp": (parallel.etp, None),
         "training.moe_imbalance": (training.moe_imbalance, 1.0),
         "training.moe_capacity_factor": (training.moe_capacity_factor, None),
+        "training.moe_grouped_gemm": (training.moe_grouped_gemm, True),
     }
     for where, (value, off) in given.items():
         if value != off:
@@ -200,7 +201,14 @@ def expert_plan(model: Model, parallel: Parallel, training: Training, mesh: Mesh
         capacity_factor=None if factor is None else _exact(factor),
         is_padded=training.moe_pad_to_capacity,
     )
-    return ExpertPlan(parallel.ep, parallel.expert_tensor_ranks, mesh.worst_ep_group, mesh.worst_etp_group, routing)
+    return ExpertPlan(
+        parallel.ep,
+        parallel.expert_tensor_ranks,
+        mesh.worst_ep_group,
+        mesh.worst_etp_group,
+        routing,
+        training.moe_grouped_gemm,
+    )
 
 
 def worst_load(loads: Sequence[float], ep: int) -> float:

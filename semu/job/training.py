@@ -198,6 +198,13 @@ class Training:
         software: who runs the job (``semu.hardware.software.Software``), an enum member or its value: it decides which
             factors of the device's profile apply.
         jitter: relative standard deviation of each stage's latency, for ``simulate(samples=...)``; default 0.
+        moe_imbalance: how unevenly tokens reach experts: rows of the worst rank of an expert-parallel group / mean
+            rows, >= 1 (default: evenly), or a list of what every expert gets, in any unit. The worst rank's rows decide
+            times and memory.
+        moe_capacity_factor: rows that an expert takes, in multiples of the mean; the rest is dropped; None: dropless.
+        moe_pad_to_capacity: every expert computes its whole capacity.
+        moe_grouped_gemm: a rank's experts are one grouped product (Megatron-LM's ``--moe-grouped-gemm``); false:
+            products of their own, one after the other, costed together as one product with one fixed time.
         workspaces: whose workspaces count into the peaks; NONE unless asked for.
         recompute_policy: what ``recompute = full`` keeps of a layer: EVERY_SECOND_MATMUL is torchtitan's
             ``selective_ac_option = "op"``; None: its input alone.
@@ -207,11 +214,6 @@ class Training:
             Megatron-LM; false: they write a tensor of the parameters' type, which is added.
         offload: what lives on the host, words of ``semu.job.offload.OFFLOADS``; None: nothing.
         offload_layers, offload_fraction: the layers whose activations do, as paths or as a share; None: all.
-        moe_imbalance: how unevenly tokens reach experts: rows of the worst rank of an expert-parallel group / mean
-            rows, >= 1 (default: evenly), or a list of what every expert gets, in any unit. The worst rank's rows decide
-            times and memory.
-        moe_capacity_factor: rows that an expert takes, in multiples of the mean; the rest is dropped; None: dropless.
-        moe_pad_to_capacity: every expert computes its whole capacity.
     """
 
     micro_batch: int
@@ -234,6 +236,10 @@ class Training:
     loss_scaling: bool
     overhead_s: float
     jitter: float
+    moe_imbalance: float | tuple[float, ...]
+    moe_capacity_factor: float | None
+    moe_pad_to_capacity: bool
+    moe_grouped_gemm: bool
     software: Software
     workspaces: Workspaces
     offload: tuple[str, ...] | None
@@ -243,9 +249,6 @@ class Training:
     recompute_every: int | None
     cross_entropy: CrossEntropy
     gradient_accumulation_fusion: bool
-    moe_imbalance: float | tuple[float, ...]
-    moe_capacity_factor: float | None
-    moe_pad_to_capacity: bool
 
     def __init__(
         self,
@@ -269,6 +272,10 @@ class Training:
         loss_scaling: bool = False,
         overhead_s: float = 0.0,
         jitter: float = 0.0,
+        moe_imbalance: float | Sequence[float] = 1.0,
+        moe_capacity_factor: float | None = None,
+        moe_pad_to_capacity: bool = False,
+        moe_grouped_gemm: bool = True,
         software: Software | str = Software.MEGATRON,
         workspaces: Workspaces | str = Workspaces.NONE,
         offload: Sequence[str] | str | None = None,
@@ -278,9 +285,6 @@ class Training:
         recompute_every: int | None = None,
         cross_entropy: CrossEntropy | str = CrossEntropy.IN_PLACE,
         gradient_accumulation_fusion: bool = True,
-        moe_imbalance: float | Sequence[float] = 1.0,
-        moe_capacity_factor: float | None = None,
-        moe_pad_to_capacity: bool = False,
     ) -> None:
         _positive(micro_batch, "training.micro_batch")
         _positive(global_batch, "training.global_batch")
@@ -325,6 +329,10 @@ class Training:
             "loss_scaling": loss_scaling,
             "overhead_s": _at_least_zero(overhead_s, "training.overhead_s"),
             "jitter": _at_least_zero(jitter, "training.jitter"),
+            "moe_imbalance": check_imbalance(moe_imbalance),
+            "moe_capacity_factor": check_capacity(moe_capacity_factor),
+            "moe_pad_to_capacity": check_padding(moe_pad_to_capacity, moe_capacity_factor),
+            "moe_grouped_gemm": _switch(moe_grouped_gemm, "training.moe_grouped_gemm"),
             "software": _enum(Software, software, "training.software"),
             "workspaces": _enum(Workspaces, workspaces, "training.workspaces"),
             "recompute_policy": _of_full(mode, recompute_policy, recompute_layers, "recompute_policy"),
@@ -336,9 +344,6 @@ class Training:
             "offload": words or None,
             "offload_layers": offloads.layers,
             "offload_fraction": None if offload_fraction is None else offloads.fraction,
-            "moe_imbalance": check_imbalance(moe_imbalance),
-            "moe_capacity_factor": check_capacity(moe_capacity_factor),
-            "moe_pad_to_capacity": check_padding(moe_pad_to_capacity, moe_capacity_factor),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

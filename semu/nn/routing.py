@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from semu.graph.dim import Dim
 from semu.graph.rounded import rounded
+from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 
 
@@ -56,6 +57,7 @@ class ExpertPlan:
         ep: ranks that share the experts out. etp: ranks that an expert is split over.
         ep_group, etp_group: the communicators.
         routing: how tokens are shared out.
+        is_grouped: a rank's experts are one grouped product; false: costed as one ordinary product.
     """
 
     ep: int = 1
@@ -63,6 +65,12 @@ class ExpertPlan:
     ep_group: CommGroup = field(default_factory=lambda: CommGroup("ep", 1))
     etp_group: CommGroup = field(default_factory=lambda: CommGroup("etp", 1))
     routing: Routing = field(default_factory=Routing)
+    is_grouped: bool = True
+
+    @property
+    def product(self) -> OpKind:
+        """Kind of the experts' products."""
+        return OpKind.GROUPED_MATMUL if self.is_grouped else OpKind.MATMUL
 
     def rows(self, tokens: Dim, experts: int, top_k: int, where: str) -> tuple[Dim, Dim]:
         """Rows that a rank sends out, and that the worst rank receives.

@@ -47,11 +47,11 @@ class TraceOptions:
         fused_attention: attention is one FlashAttention kernel; false: separate kernels that write the scores.
         recompute: parts of the block that are computed again in the backward pass.
         cast_weights: under fp8, every microbatch casts its weights; false: it finds them cast (once an iteration).
+        experts: expert parallelism, and how tokens are routed.
         cp_group: placement of the context-parallel group. cp_kind: how attention works across it.
         cross_entropy: ``unfused``, ``in_place`` or ``fused``, see ``semu.nn.rules.loss``.
         fused_accumulation: products for weight gradients add into the gradient buffers themselves.
         keep_products: blocks that are recomputed keep some outputs, see ``semu.nn.keep``.
-        experts: expert parallelism, and how tokens are routed.
     """
 
     plan: ShardingPlan = field(default_factory=ShardingPlan)
@@ -63,12 +63,12 @@ class TraceOptions:
     fused_attention: bool = True
     recompute: RecomputePlan = field(default_factory=RecomputePlan)
     cast_weights: bool = False
+    experts: ExpertPlan = field(default_factory=ExpertPlan)
     cp_group: CommGroup = field(default_factory=lambda: CommGroup("cp", 1, 1))
     cp_kind: ContextKind = ContextKind.RING
     keep_products: bool = False
     cross_entropy: str = "in_place"
     fused_accumulation: bool = True
-    experts: ExpertPlan = field(default_factory=ExpertPlan)
 
     @property
     def plain_dtype(self) -> DType:

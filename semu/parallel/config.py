@@ -62,10 +62,10 @@ class Parallel:
             ``partition``.
         plan: extra sharding styles, module-path pattern -> style or its value, for modules that semu does not know,
             e.g. ``{"blocks.*.up": ShardingStyle.COLUMN}``; patterns as in ``fnmatch``, the first that matches wins.
-        cp_kind: how context parallelism exchanges keys and values: ``"ring"`` (Megatron-LM's ``p2p``, its default),
-            ``"all_gather"`` or ``"all_to_all"`` (``a2a``); without meaning where cp = 1.
         etp: ranks that every expert is split over; None: tp, as in Megatron-LM. The dp x cp x tp ranks of a pipeline
             rank are etp x ep x (expert data parallel), in this order.
+        cp_kind: how context parallelism exchanges keys and values: ``"ring"`` (Megatron-LM's ``p2p``, its default),
+            ``"all_gather"`` or ``"all_to_all"`` (``a2a``); without meaning where cp = 1.
     """
 
     dp: int = 1
@@ -80,9 +80,9 @@ class Parallel:
     plan: Mapping[str, ShardingStyle] = field(default_factory=dict)
     zero_group: int | None = None
     reshard_after_forward: bool = True
+    etp: int | None = None
     layout: PipelineLayout | None = None
     cp_kind: ContextKind | str = ContextKind.RING
-    etp: int | None = None
 
     def __post_init__(self) -> None:
         for name in (*_SIZES, *(("etp",) if self.etp is not None else ())):

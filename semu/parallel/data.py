@@ -69,7 +69,10 @@ class StaticBytes:
 
     def __add__(self, other: StaticBytes) -> StaticBytes:
         return StaticBytes(
-            self.parameters + other.parameters, self.gradients + other.gradients, self.optimizer + other.optimizer
+            self.parameters + other.parameters,
+            self.gradients + other.gradients,
+            self.optimizer + other.optimizer,
+            self.host + other.host,
         )
 
 

@@ -42,8 +42,6 @@ class TransformerConfig:
         dropout: probability on the attention's probabilities, after attention, feed-forward network and embedding,
             in [0, 1).
         positions: rows of a learned position table; None: no table.
-        vocab_multiple: the tables have ``vocab`` rows rounded up to a multiple of this x tp (Megatron-LM's
-            ``--make-vocab-size-divisible-by``, there 128); None: as they are.
         qk_norm: RMS norm of queries and keys, head by head.
         experts, top_k, moe_ffn: of the mixtures of experts in place of feed-forward networks: how many, how many a
             token uses, inner width of each; experts have no biases. None: a dense model.
@@ -52,6 +50,8 @@ class TransformerConfig:
             every other (Megatron-LM's ``--moe-layer-freq``); None: every layer. first_k_dense: so many first layers
             have none.
         mla: widths of latent attention, under Megatron-LM's names; None: ordinary attention.
+        vocab_multiple: the tables have ``vocab`` rows rounded up to a multiple of this x tp (Megatron-LM's
+            ``--make-vocab-size-divisible-by``, there 128); None: as they are.
     Raises:
         ConfigError: a size below one, heads that do not divide, a probability out of range, experts half told.
     """
@@ -71,7 +71,6 @@ class TransformerConfig:
     qkv_bias: bool
     dropout: float
     positions: int | None = None
-    vocab_multiple: int | None = None
     qk_norm: bool = False
     experts: int | None = None
     top_k: int | None = None
@@ -81,6 +80,7 @@ class TransformerConfig:
     moe_layer_freq: int | tuple[int, ...] | None = None
     first_k_dense: int | None = None
     mla: LatentSizes | None = None
+    vocab_multiple: int | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -180,8 +180,8 @@ class TransformerConfig:
             qkv_bias=table.get("qkv_bias", bias),
             dropout=float(table.get("dropout", 0.0)),
             positions=table.get("positions"),
-            vocab_multiple=table.get("vocab_multiple"),
             **{name: _frozen(name, table[name]) for name in _OPTIONAL if name in table},
+            vocab_multiple=table.get("vocab_multiple"),
         )
 
     def to_table(self) -> dict[str, object]:

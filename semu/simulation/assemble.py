@@ -130,9 +130,9 @@ def describe_job(layout: Layout) -> dict[str, object]:
             name: getattr(job.parallel, name)
             for name in (*_PARALLEL_KEYS, *(_SHARDING_KEYS if job.parallel.zero == 3 else ()))
         }
+        | _describe_experts(job)
         | ({"layout": job.parallel.layout.to_table()} if job.parallel.layout is not None else {})
-        | ({"cp_kind": job.parallel.context_kind.value} if job.parallel.cp > 1 else {})
-        | _describe_experts(job),
+        | ({"cp_kind": job.parallel.context_kind.value} if job.parallel.cp > 1 else {}),
         "chunks": [
             {
                 "chunk": c.chunk.index,
@@ -198,6 +198,7 @@ def _describe_experts(job: TrainingJob) -> dict[str, object]:
         "moe_imbalance": worst_load(loads, job.parallel.ep) if isinstance(loads, tuple) else loads,
         "moe_capacity_factor": training.moe_capacity_factor,
         "moe_pad_to_capacity": training.moe_pad_to_capacity,
+        "moe_grouped_gemm": training.moe_grouped_gemm,
     }
 
 

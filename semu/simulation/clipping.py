@@ -70,12 +70,11 @@ def norm_group(layout: Layout) -> CommGroup:
     """Ranks that together hold every gradient once: one replica's, or one sharding group's where they are sharded; as
     many replicas as have all experts."""
     parallel, mesh = layout.job.parallel, layout.mesh
-    width = 1  # replicas x contexts that together have all experts
+    span = 1
     if any(layout.experts_by(rank) for rank in range(parallel.pp)):
-        width = -(-parallel.ep * parallel.expert_tensor_ranks // parallel.tp)
-    is_sharded = parallel.zero >= 1
-    contexts = range(parallel.cp if is_sharded else min(parallel.cp, width))
-    replicas = range(parallel.shard_ranks // parallel.cp if is_sharded else -(-width // parallel.cp))
+        span = -(-parallel.ep * parallel.expert_tensor_ranks // parallel.tp)
+    replicas = range(parallel.shard_ranks // parallel.cp if parallel.zero >= 1 else -(-span // parallel.cp))
+    contexts = range(parallel.cp if parallel.zero >= 1 else min(span, parallel.cp))
     gpus = [
         mesh.gpu(pp=pp, dp=dp, cp=cp, tp=tp)
         for pp in range(parallel.pp)

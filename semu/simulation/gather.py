@@ -49,11 +49,11 @@ def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
     slots = [layout.chunks[chunk].chunk.slot for chunk, _, _ in held]
     experts = [h.is_expert for _, _, h in held]
     buckets = rank_buckets(layout, [h.elements for _, _, h in held], slots, experts, overlapped=True)
+    sizes = [sum(layout.weight_bytes(held[member][2]) for member in bucket.members) for bucket in buckets]
     slices: list[OuterSlice] = []
-    for number, bucket in enumerate(buckets):
+    for number, (bucket, size) in enumerate(zip(buckets, sizes, strict=True)):
         group = shard_group(layout, rank, is_expert=bucket.is_expert)
         now = slices[-1].end_s if slices else 0.0
-        size = sum(layout.weight_bytes(held[member][2]) for member in bucket.members)
         slices.append(collective(model, f"parameters {number}", OpKind.ALL_GATHER, group, size, now))
     last = {held[member][:2]: number for number, bucket in enumerate(buckets) for member in bucket.members}
     return ParameterGather(tuple(slices), last)

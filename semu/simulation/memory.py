@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from semu.engine.stage import ROLES, ExpandedStage, StageCosts, StageProgram
 from semu.engine.timeline import compress_steps
 from semu.graph.tensor import Role
+from semu.hardware.kinds import OpKind
 from semu.job import Training
 from semu.parallel.data import MIN_BUCKET_ELEMENTS, StaticBytes, static_bytes
 from semu.simulation.evaluate import Evaluation
@@ -44,6 +45,7 @@ class RankPeak:
 def rank_static(layout: Layout, rank: int) -> StaticBytes:
     """What a rank stores for its parameters all the time."""
     job = layout.job
+    fp8 = layout.kept_fp8_elements(rank), layout.primary_fp8_elements(rank)
     dense, experts = (
         static_bytes(
             sum(h.elements for h in held),
@@ -54,17 +56,12 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
             grad_dtype=job.training.grad_dtype,
             master_dtype=job.training.master_dtype,
             state_dtype=job.training.optimizer_state_dtype,
-            fp8_elements=fp8_elements,
-            fp8_primary=fp8_primary,
+            fp8_elements=copied,
+            fp8_primary=primary,
         )
-        for held, shards, fp8_elements, fp8_primary in (
-            (
-                layout.dense_by(rank),
-                job.parallel.shard_ranks,
-                layout.kept_fp8_elements(rank),
-                layout.primary_fp8_elements(rank),
-            ),
-            (layout.experts_by(rank), job.parallel.expert_data_ranks, 0, 0),
+        for held, shards, (copied, primary) in (
+            (layout.dense_by(rank), job.parallel.shard_ranks, fp8),  # of both kinds: only the sum counts
+            (layout.experts_by(rank), job.parallel.expert_data_ranks, (0, 0)),
         )
     )
     static = dense + experts
@@ -106,7 +103,10 @@ class RankMemory:
     def workspace(self) -> int:
         """What libraries keep allocated."""
         job = self.layout.job
-        return workspace_bytes(job.training.workspaces, job.cluster.profile)
+        templates = {block.template for chunk in self.layout.chunks_of(self.rank) for block in chunk.blocks}
+        operators = (op for number in templates for op in self.layout.library.templates[number].operators)
+        has_experts = any(operator.kind is OpKind.GROUPED_MATMUL for operator in operators)
+        return workspace_bytes(job.training.workspaces, job.cluster.profile, has_experts=has_experts)
 
     @cached_property
     def ground(self) -> GroundEvents:

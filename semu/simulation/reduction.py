@@ -259,11 +259,9 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
     if not trainable:
         return RankTail(tuple(reductions), None, ())
     dtype = job.training.precision.tensor_dtype
-    stepped = layout.stepped_elements(rank)
-    written = sum(layout.weight_bytes(h) for _, _, h in layout.held_by(rank) if h.parameter.requires_grad)
-    narrower = (trainable * dtype.size_bytes - written) * stepped // trainable  # primary weights in fp8
+    narrower = sum(layout.narrower_bytes(rank, is_expert=is_expert) for is_expert in (False, True))
     traffic = -narrower + adam_bytes(
-        stepped,
+        layout.stepped_elements(rank),
         tensor_dtype=dtype,
         grad_dtype=job.training.grad_dtype,
         master_dtype=job.training.master_dtype,
@@ -281,12 +279,13 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
             (False, layout.dense_by(rank), job.parallel.gradient_ranks),
             (True, layout.experts_by(rank), job.parallel.expert_data_ranks),
         )
+        begin = done
         for is_expert, held, ranks in kinds:
             size = sum(layout.weight_bytes(h) for h in held if h.parameter.requires_grad)
             if size and ranks > 1:
                 group = shard_group(layout, rank, is_expert=is_expert)
-                begin = gathers[-1].end_s if gathers else done
                 gathers += (collective(model, "parameters", OpKind.ALL_GATHER, group, size, begin),)
+                begin = gathers[-1].end_s
     casts = _weight_casts(layout, model, rank, gathers[-1].end_s if gathers else done)
     return RankTail(tuple(reductions), step, gathers, casts=casts, reload=reload, offload=offload)
 

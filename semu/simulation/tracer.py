@@ -126,12 +126,12 @@ class ModelTracer:
             fused_attention=training.attention is Attention.FUSED,
             recompute=training.recompute_plan,
             cast_weights=job.fp8_weights is Fp8Weights.MICROBATCH,
+            experts=expert_plan(job.model, job.parallel, training, self.mesh),
             cp_group=self.mesh.worst_cp_group,
             cp_kind=job.parallel.context_kind,
             keep_products=training.recompute_policy is not None,
             cross_entropy=training.cross_entropy.value,
             fused_accumulation=training.gradient_accumulation_fusion,
-            experts=expert_plan(job.model, job.parallel, training, self.mesh),
         )
         self._options_key = tuple(options_key(self.options, full_recompute=again) for again in (False, True))
         self._paths: dict[object, tuple[str, ...]] = {}

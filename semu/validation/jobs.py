@@ -117,6 +117,9 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         tables["training"]["attention"] = "unfused"
     told = {"workspaces": _workspaces(row), "grad_dtype": settings.grad_dtype or _grad_dtype(row)}
     tables["training"] |= {name: value for name, value in told.items() if value is not None}
+    grouped = (row.shape.moe or {}).get("grouped_gemm")
+    if isinstance(grouped, bool):
+        tables["training"]["moe_grouped_gemm"] = grouped
     if row.precision == "fp8" and row.sharding == "zero1":
         tables["training"]["fp8_weights"] = "primary"
     return tables

@@ -56,9 +56,10 @@ def latency_of(
     """Latency of one operator [s]; one with nothing to do takes no time."""
     flop, mem, net = (value(d, symbols) for d in (operator.flop, operator.mem_bytes, operator.net_bytes))
     if operator.kind.is_communication:
-        group = groups.get(operator.stream.name, CommGroup(operator.stream.name, 2))
+        group = groups.get(operator.stream.name)
         if operator.stream.name in ("offload", "reload"):
             group = CommGroup(operator.stream.name, 2, local_port=Port.PCIE)
+        assert group is not None
         return on_grid(collective_latency(profile, operator.kind, group, net))
     if operator.flop != 0 and flop == 0:
         return 0.0

@@ -68,6 +68,7 @@ class ExpertRanks:
                 None if factor is None else exact(factor),
                 training.moe_pad_to_capacity,
             ),
+            training.moe_grouped_gemm,
         )
 
 

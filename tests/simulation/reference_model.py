@@ -107,12 +107,12 @@ class CutModel:
             fused_attention=job.training.attention.value == "fused",
             recompute=_plan(job),
             cast_weights=job.fp8_weights.value == "microbatch",
+            experts=expert_plan,
             cp_group=self.cp_group,
             cp_kind=job.parallel.context_kind,
             keep_products=job.training.recompute_policy is not None,
             cross_entropy=job.training.cross_entropy.value,
             fused_accumulation=job.training.gradient_accumulation_fusion,
-            experts=expert_plan,
         )
         self.blocks: list[Block] = []
         again = job.training.recompute.value == "full"
@@ -301,14 +301,14 @@ class CutModel:
                     self._same[own] = other
 
 
+def _has_experts(body: Module) -> bool:
+    return any(isinstance(module, MixtureOfExperts) for _, module in body.named_modules())
+
+
 def job_every(job: TrainingJob, number: int) -> bool:
     """Whether it is not this layer's turn to be recomputed."""
     every = job.training.recompute_every
     return every is not None and number % every != every - 1
-
-
-def _has_experts(body: Module) -> bool:
-    return any(isinstance(module, MixtureOfExperts) for _, module in body.named_modules())
 
 
 def _plan(job: TrainingJob) -> RecomputePlan:

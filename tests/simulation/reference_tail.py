@@ -238,8 +238,6 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
     job = model.job
     tensor_bytes, grad_bytes = job.training.precision.tensor_dtype.size_bytes, job.training.grad_dtype.size_bytes
     shards = (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp
-    own = stepped(model, held)
-    elements = sum(item.elements for item in held)
     master, state = job.training.master_dtype.size_bytes, job.training.optimizer_state_dtype.size_bytes
     # gradient read, two moments and the master read and written, parameter written (or, without master, both)
     weight = (
@@ -249,10 +247,22 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
     )
     found = {id(u.parameter): u for block in model.blocks if block.rank == rank for u in block.trace.parameters}
     primary = [u for u in found.values() if u.is_fp8 and job.fp8_weights.value == "primary"]
-    narrow = sum(u.numel for u in primary if u.parameter.requires_grad)
-    traffic = own * (grad_bytes + 4 * state + weight) - narrow * own // elements
+    traffic = stepped(model, held) * (grad_bytes + 4 * state + weight)
+    gathered = []
+    for is_routed, group, ranks in (
+        (False, worst_group(model, rank, 1, shards), job.parallel.dp * job.parallel.cp),
+        (True, model.experts.groups("edp", 0, rank), model.experts.edp),
+    ):
+        own = [item for item in held if item.is_routed is is_routed]
+        elements = sum(item.elements for item in own)
+        narrow = sum(u.numel for u in primary if any(u.parameter is item.parameter for item in own))
+        if elements:
+            traffic -= narrow * stepped(model, own) // elements
+        if elements and ranks > 1:
+            gathered.append((group, elements * tensor_bytes - narrow))
     lives_on_host = "optimizer" in (job.training.offload or ())
-    copied = own * (2 * state + (0 if job.training.master_dtype is job.training.precision.tensor_dtype else master))
+    copied = 2 * state + (0 if job.training.master_dtype is job.training.precision.tensor_dtype else master)
+    copied *= stepped(model, held)
     host = CommGroup("host", 2, local_port=Port.PCIE)
     if lives_on_host:
         slices.append(collective(expansion, OpKind.P2P, host, copied, barrier))
@@ -261,14 +271,8 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
     if lives_on_host:
         slices.append(collective(expansion, OpKind.P2P, host, copied, slices[-1].end_s))
     if job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
-        dense = sum(item.elements for item in held if not item.is_routed) * tensor_bytes - narrow
-        routed = sum(item.elements for item in held if item.is_routed) * tensor_bytes
-        if job.parallel.dp * job.parallel.cp > 1 and dense:
-            group = worst_group(model, rank, 1, shards)
-            slices.append(collective(expansion, OpKind.ALL_GATHER, group, dense, slices[-1].end_s))
-        if model.experts.edp > 1 and routed:
-            group = model.experts.groups("edp", 0, rank)
-            slices.append(collective(expansion, OpKind.ALL_GATHER, group, routed, slices[-1].end_s))
+        for group, size in gathered:
+            slices.append(collective(expansion, OpKind.ALL_GATHER, group, size, slices[-1].end_s))
     uses = {id(use.parameter): use for block in model.blocks if block.rank == rank for use in block.trace.parameters}
     cast = sum(use.numel for use in uses.values() if use.is_fp8)
     if cast and job.fp8_weights.value != "microbatch":

@@ -53,6 +53,7 @@ def test_refused(sizes: dict[str, Any], options: dict[str, Any], where: str, nea
         ({"dp": 2, "etp": 1}, {}, "parallel.etp"),
         ({"dp": 2}, {"moe_imbalance": 1.5}, "training.moe_imbalance"),
         ({"dp": 2}, {"moe_capacity_factor": 1.5}, "training.moe_capacity_factor"),
+        ({"dp": 2}, {"moe_grouped_gemm": False}, "training.moe_grouped_gemm"),
     ],
 )
 def test_a_dense_model_has_no_experts_to_spread(sizes: dict[str, Any], options: dict[str, Any], where: str) -> None:

@@ -68,6 +68,9 @@ SIZES = [
     {"dp": 2, "tp": 2, "ep": 1},
     {"dp": 2, "pp": 2, "ep": 2},
     {"dp": 2, "tp": 2, "pp": 2, "ep": 2, "etp": 1},
+    {"cp": 2, "ep": 2},
+    {"dp": 2, "cp": 2, "ep": 4},
+    {"cp": 2, "tp": 2, "ep": 2},
 ]
 
 
@@ -130,6 +133,33 @@ def test_recomputation_and_fp8(recompute: str | list[str], precision: str) -> No
             attention="fused",
         )
         assert_tails_equal(job)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"gradient_accumulation_fusion": False},
+        {"offload": ["optimizer"]},
+        {"offload": ["activations"]},
+        {"recompute": "full", "recompute_policy": "every_second_matmul"},
+        {"cross_entropy": "fused"},
+    ],
+    ids=str,
+)
+def test_memory_strategies(strategy: dict[str, object]) -> None:
+    for sizes in ({"dp": 4, "ep": 2}, {"dp": 2, "tp": 2, "ep": 4, "etp": 1}):
+        assert_tails_equal(job_of(moe(), text_items(4), Parallel(**sizes), **strategy))
+
+
+def test_experts_one_after_the_other() -> None:
+    """The same work as ordinary products."""
+    sizes = {"dp": 2, "tp": 2, "ep": 2}
+    apart = job_of(moe(), text_items(4), Parallel(**sizes), moe_grouped_gemm=False)
+    assert_tails_equal(apart)
+    together = simulate(job_of(moe(), text_items(4), Parallel(**sizes)))
+    assert simulate(apart).model_flop == together.model_flop
+    kinds = {row.kind for row in simulate(apart).top_operators}
+    assert "grouped_matmul" not in kinds
 
 
 def test_parameters_gathered_during_the_first_forwards() -> None:

@@ -235,12 +235,12 @@ OTHER_OPTIONS: dict[str, object] = {
     "fused_attention": False,
     "recompute": RecomputePlan(("mlp",)),
     "cast_weights": True,
+    "experts": ExpertPlan(2),
     "cp_group": CommGroup("cp", 4, 2),
     "cp_kind": ContextKind.ALL_GATHER,
     "keep_products": True,
     "cross_entropy": "fused",
     "fused_accumulation": False,
-    "experts": ExpertPlan(2),
 }
 OTHER_PLAN: dict[str, object] = {"tp": 2, "sequence_parallel": True}
 

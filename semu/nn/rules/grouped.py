@@ -113,7 +113,7 @@ def _product(
     size = trace.options.tensor_dtype.size_bytes
     is_fp8 = operand is DType.FP8
     return trace.emit(
-        OpKind.GROUPED_MATMUL,
+        trace.options.experts.product,
         [a, weight],
         (a.shape[0], width),
         shards=a.shards,
@@ -129,22 +129,36 @@ def _product(
 def _weight_gradient(
     grad: Tensor, x: Tensor, use: ParameterUse, widths: tuple[int, int], arithmetic: DType | None
 ) -> None:
-    """Append ``dW_e += dY_e^T X_e`` into the gradient buffers of all local experts."""
+    """Append ``dW_e += dY_e^T X_e`` into the gradient buffers of all local experts; unfused: a product, then a sum."""
     trace, (n, k) = grad.trace, widths
     rows = grad.local_shape[0]
-    trace.emit(
-        OpKind.GROUPED_MATMUL,
+    is_fused = trace.options.fused_accumulation
+    size, grad_size = trace.options.tensor_dtype.size_bytes, trace.options.grad_dtype.size_bytes
+    product_of = trace.emit(
+        trace.options.experts.product,
         [grad, x],
-        gradients=[use],
+        None if is_fused else (use.numel,),
+        dtype=None if is_fused else trace.options.tensor_dtype,
+        gradients=[use] if is_fused else (),
         flop=2 * rows * n * k,
         mem_bytes=grad.dtype.size_bytes * rows * n
         + x.dtype.size_bytes * rows * k
-        + 2 * trace.options.grad_dtype.size_bytes * use.numel,
+        + (2 * grad_size if is_fused else size) * use.numel,
         key=(n, k, rows),
         phase=Phase.WEIGHT_GRADIENT,
         name=f"{use.parameter.name}.weight_bw",
         arithmetic=arithmetic,
     )
+    if not is_fused:
+        trace.emit(
+            OpKind.ADD,
+            [product_of],
+            gradients=[use],
+            mem_bytes=(size + 2 * grad_size) * use.numel,
+            key=(use.numel,),
+            phase=Phase.WEIGHT_GRADIENT,
+            name=f"{use.parameter.name}.accumulate_weight_grad",
+        )
 
 
 def _weighted(x: Tensor, probabilities: Tensor) -> Tensor:
