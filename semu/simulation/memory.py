@@ -58,6 +58,7 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
             state_dtype=job.training.optimizer_state_dtype,
             fp8_elements=copied,
             fp8_primary=primary,
+            shards_are_masters=job.shards_are_masters,
         )
         for held, shards, (copied, primary) in (
             (layout.dense_by(rank), job.parallel.shard_ranks, fp8),  # of both kinds: only the sum counts
