@@ -206,6 +206,8 @@ class Training:
             Megatron-LM; false: they write a tensor of the parameters' type, which is added.
         offload: what lives on the host, words of ``semu.job.offload.OFFLOADS``; None: nothing.
         offload_layers, offload_fraction: the layers whose activations do, as paths or as a share; None: all.
+        launch: no kernel starts before its host has issued it, the profile's ``host.launch_s`` each; here off unless
+            asked for.
     """
 
     micro_batch: int
@@ -237,6 +239,7 @@ class Training:
     recompute_every: int | None
     cross_entropy: CrossEntropy
     gradient_accumulation_fusion: bool
+    launch: bool
 
     def __init__(
         self,
@@ -269,6 +272,7 @@ class Training:
         recompute_every: int | None = None,
         cross_entropy: CrossEntropy | str = CrossEntropy.IN_PLACE,
         gradient_accumulation_fusion: bool = True,
+        launch: bool = False,
     ) -> None:
         _positive(micro_batch, "training.micro_batch")
         _positive(global_batch, "training.global_batch")
@@ -324,6 +328,7 @@ class Training:
             "offload": words or None,
             "offload_layers": offloads.layers,
             "offload_fraction": None if offload_fraction is None else offloads.fraction,
+            "launch": _switch(launch, "training.launch"),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

@@ -9,6 +9,7 @@ import numpy as np
 
 from semu.graph.operator import Phase
 from semu.hardware.kinds import DType, Provenance
+from semu.hardware.number import Number
 from semu.job import Precision, Recompute, TrainingJob, Workspaces
 from semu.report import Report
 from semu.simulation.accounting import breakdown, bubble_ratio, count_work, overhead_s
@@ -172,6 +173,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
             **({"offload": list(training.offload)} if training.offload else {}),
             **({"offload_layers": list(training.offload_layers)} if training.offload_layers is not None else {}),
             **({"offload_fraction": training.offload_fraction} if training.offload_fraction is not None else {}),
+            **({"launch_s": _labelled(job.profile.host.launch_s)} if training.launch else {}),
         },
         "overlap": {
             **vars(training.overlap),
@@ -182,6 +184,10 @@ def describe_job(layout: Layout) -> dict[str, object]:
     }
 
 
+def _labelled(number: Number) -> dict[str, object]:
+    return {"value": number.value, "provenance": number.provenance.value}
+
+
 _PARALLEL_KEYS = ("dp", "tp", "pp", "vpp", "cp", "ep", "sequence_parallel", "zero", "partition")
 _SHARDING_KEYS = ("zero_group", "reshard_after_forward")
 
@@ -189,14 +195,10 @@ _SHARDING_KEYS = ("zero_group", "reshard_after_forward")
 def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
     """What a reader should know before trusting the numbers."""
     job = layout.job
-    notes = [
-        "not modelled by this version: CPU launch time"
-        + (
-            ", library workspaces in allocated memory (reserved memory is an estimate that counts cuBLAS's)"
-            if job.training.workspaces is Workspaces.NONE
-            else ""
-        )
-    ]
+    absent = [] if job.training.launch else ["CPU launch time"]
+    if job.training.workspaces is Workspaces.NONE:
+        absent.append("library workspaces in allocated memory (reserved memory is an estimate that counts cuBLAS's)")
+    notes = ["not modelled by this version: " + ", ".join(absent)] if absent else []
     if job.parallel.zero >= 2 and num_replicas > 1:
         notes.append(
             f"ZeRO-{job.parallel.zero} with unequal microbatches: the collectives inside stages wait for no other "

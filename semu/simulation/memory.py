@@ -84,7 +84,7 @@ class RankMemory:
         self.layout, self.evaluation, self.run, self.rank = layout, evaluation, run, rank
         self.nodes = np.flatnonzero(run.problem.node_rank == rank)
         self._rows: dict[int, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
-        self._expanded: dict[tuple[int, int, int], ExpandedStage] = {}
+        self._expanded: dict[tuple[int, int, int, bytes], ExpandedStage] = {}
 
     @cached_property
     def static(self) -> StaticBytes:
@@ -111,16 +111,19 @@ class RankMemory:
         return stage
 
     def expand(self, replica: int, node: int) -> ExpandedStage:
-        """Operators and memory events of a stage, relative to its beginning; cached by chunk, phase and shape."""
+        """Operators and memory events of a stage, relative to its beginning; cached by all that it depends on."""
         problem = self.run.problem
         shape = int(self.run.shape[replica, problem.microbatch[node]])
         self._load([shape])
         release = self.run.release.get((replica, node))
-        if release is not None:
-            return self.program(node).expand(*self._rows[shape], release)
-        key = (int(problem.chunk[node]), int(problem.phase[node]), shape)
+        key = (
+            int(problem.chunk[node]),
+            int(problem.phase[node]),
+            shape,
+            release.tobytes() if release is not None else b"",
+        )
         if key not in self._expanded:
-            self._expanded[key] = self.program(node).expand(*self._rows[shape])
+            self._expanded[key] = self.program(node).expand(*self._rows[shape], release)
         return self._expanded[key]
 
     def _load(self, shapes: Iterable[int]) -> None:
@@ -177,7 +180,11 @@ class RankMemory:
         net = np.ascontiguousarray(np.concatenate([cost.net for cost in costs])[entry])
         peak = np.ascontiguousarray(np.concatenate([cost.peak for cost in costs])[entry])
         place = {int(node): number for number, node in enumerate(self.nodes)}
-        waiting = [(replica, node) for replica, node in run.release if node in place]
+        waiting = [
+            (replica, node)
+            for replica, node in run.release
+            if node in place and not self.program(node).is_serial  # one after another: late or not, the same memory
+        ]
         self._load(int(run.shape[replica, problem.microbatch[node]]) for replica, node in waiting)
         for replica, node in waiting:
             here = place[node]

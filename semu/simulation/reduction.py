@@ -197,7 +197,8 @@ def _latest_ends(
         if run.end[some[0], node] <= latest.min(initial=np.inf):
             break
         for replica, latency in zip(some.tolist(), evaluation.latencies_of(shapes[some]), strict=True):
-            ends = run.start[replica, node] + stage.times(latency)[1][operators]
+            release = run.release.get((replica, node))
+            ends = run.start[replica, node] + stage.times(latency, release)[1][operators]
             np.maximum(latest, ends, out=latest)
     return latest
 
