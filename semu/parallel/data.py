@@ -80,6 +80,7 @@ def static_bytes(
     state_dtype: DType = DType.FP32,
     fp8_elements: int = 0,
     fp8_primary: int = 0,
+    fp8_scale_bytes: int = 0,
 ) -> StaticBytes:
     """Static memory of mixed-precision Adam.
 
@@ -91,6 +92,7 @@ def static_bytes(
         master_dtype, state_dtype: types of master weights and moments.
         fp8_elements: local elements of weights of which two fp8 copies (plain, transposed) stay.
         fp8_primary: those of them that have no other copy in ``tensor_dtype``.
+        fp8_scale_bytes: scales of one such copy of all of them [bytes].
     Returns:
         Parameters; gradient buffers; master weights (only where their type is another one) and two moments.
     Source:
@@ -102,7 +104,7 @@ def static_bytes(
     share = -(-trainable // dp)
     held = (-(-elements // dp) if zero >= 3 else elements) - fp8_primary
     return StaticBytes(
-        parameters=held * tensor_dtype.size_bytes + 2 * fp8_elements * DType.FP8.size_bytes,
+        parameters=held * tensor_dtype.size_bytes + 2 * (fp8_elements * DType.FP8.size_bytes + fp8_scale_bytes),
         gradients=(share if zero >= 2 else trainable) * grad_dtype.size_bytes,
         optimizer=(share if zero >= 1 else trainable) * (master + 2 * state_dtype.size_bytes),
     )

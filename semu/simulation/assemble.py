@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from semu.graph.operator import Phase
+from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType, Provenance
 from semu.hardware.number import Number
 from semu.job import Precision, Recompute, TrainingJob, Workspaces
@@ -158,6 +159,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
             "master_dtype": training.master_dtype.value,
             "optimizer_state_dtype": training.optimizer_state_dtype.value,
             **({"fp8_weights": job.fp8_weights.value} if training.precision is Precision.FP8 else {}),
+            **({"fp8_recipe": training.fp8_recipe.value} if training.fp8_recipe is Fp8Recipe.BLOCKWISE else {}),
             "gradient_clipping": training.gradient_clipping,
             "loss_scaling": training.loss_scaling,
             "overhead_s": {
@@ -182,6 +184,12 @@ def describe_job(layout: Layout) -> dict[str, object]:
         },
         "batch": job.batch.describe(),
     }
+
+
+def _lacks_blocks(job: TrainingJob) -> bool:
+    """Whether the job wants blockwise scales, and its device has no coefficients for them."""
+    recipe = job.training.fp8_recipe
+    return recipe is Fp8Recipe.BLOCKWISE and not any(key is recipe for _, key in job.cluster.profile.variants)
 
 
 def _labelled(number: Number) -> dict[str, object]:
@@ -218,6 +226,10 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
         notes.append("recompute changes nothing: the model runs none of the modules that it names where gradients flow")
     if job.training.precision.tensor_dtype is DType.FP32:
         notes.append("fused attention is costed as in half precision, scaled by the peak; libraries have none in fp32")
+    if _lacks_blocks(job):
+        notes.append(
+            "the device has no efficiency of blockwise fp8: products and casts are costed as with tensor scales"
+        )
     if job.parallel.tp > 1:
         whole = sum(
             held.elements

@@ -56,6 +56,7 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
         state_dtype=job.training.optimizer_state_dtype,
         fp8_elements=layout.kept_fp8_elements(rank),
         fp8_primary=layout.primary_fp8_elements(rank),
+        fp8_scale_bytes=layout.kept_fp8_scale_bytes(rank),
     )
     return on_host(static, job.training) if job.training.offload_plan.optimizer else static
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from simulation.reference import Expansion
 from simulation.reference_costs import on_grid
 from simulation.reference_interference import lost_s
+from simulation.reference_memory import scales
 from simulation.reference_model import CutModel
 
 from semu.hardware.kinds import OpKind, Port
@@ -220,7 +221,7 @@ def _step(expansion: Expansion, rank: int, elements: int, barrier: float, slices
     )
     found = {id(u.parameter): u for block in model.blocks if block.rank == rank for u in block.trace.parameters}
     primary = [u for u in found.values() if u.is_fp8 and job.fp8_weights.value == "primary"]
-    narrow = sum(u.numel for u in primary if u.parameter.requires_grad)
+    narrow = sum(u.numel - scales(job, u.numel) for u in primary if u.parameter.requires_grad)
     traffic = own * (grad_bytes + 4 * state + weight) - narrow * own // elements
     lives_on_host = "optimizer" in (job.training.offload or ())
     copied = own * (2 * state + (0 if job.training.master_dtype is job.training.precision.tensor_dtype else master))
@@ -239,8 +240,9 @@ def _step(expansion: Expansion, rank: int, elements: int, barrier: float, slices
     uses = {id(use.parameter): use for block in model.blocks if block.rank == rank for use in block.trace.parameters}
     cast = sum(use.numel for use in uses.values() if use.is_fp8)
     if cast and job.fp8_weights.value != "microbatch":
-        read = tensor_bytes + 1 if job.fp8_weights.value == "iteration" else 1
-        slices.append(_kernel(expansion, OpKind.CAST, cast * (read + 1), slices[-1].end_s))
+        copy = cast + sum(scales(job, use.numel) for use in uses.values() if use.is_fp8)
+        read = cast * tensor_bytes + copy if job.fp8_weights.value == "iteration" else copy
+        slices.append(_kernel(expansion, OpKind.CAST, read + copy, slices[-1].end_s))
 
 
 def gather_times(expansion: Expansion) -> dict[int, float]:
