@@ -54,6 +54,9 @@ def assemble_report(
     timeline = build_timeline(layout, evaluation, run, tails, gathers, memories, slowest, costs, iteration)
     top, seconds = top_operators(layout, evaluation, costs)
     add_outer(seconds, timeline)
+    if run.launched is not None and run.launched[slowest].any():
+        name = profile.host.launch_s.provenance.value
+        seconds[name] = seconds.get(name, 0.0) + float(run.launched[slowest].sum())
     everything = sum(seconds.values()) or 1.0
     provenance = {name: value / everything for name, value in sorted(seconds.items())}
     hosts = host_memory(layout, evaluation, run)

@@ -10,7 +10,8 @@ launches, after which the GPU has work for longer than the host could fall behin
 The host begins at time 0, having seen the end of the iteration before (the loss is printed, the gradient norm read).
 Where transfers between pipeline ranks do not overlap, it also waits for the device at each of them (Megatron-LM
 synchronises after ``batch_isend_irecv``): it issues nothing of the next stage before that stage can begin. Collectives
-outside stages, transfers, optimizer and clipping are issued at no cost. CUDA graphs and compiled modules launch less
+outside stages, transfers, optimizer and clipping are issued at no cost, and what kernels lose to collectives that they
+hide inside stages (``interference``) is counted as without launches. CUDA graphs and compiled modules launch less
 than this: nothing here stands for them.
 """
 

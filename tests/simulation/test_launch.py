@@ -225,6 +225,7 @@ def test_it_is_off_unless_asked_for_and_says_so() -> None:
     assert not any("CPU launch time" in note for note in on.warnings)
     assert on.to_json()["job"]["training"]["launch_s"]["value"] == 4e-6
     assert "launch" in on.breakdown_s
+    assert on.provenance["spec"] > off.provenance.get("spec", 0)  # of the overridden launch_s
     assert run(small_gpt(), 0).iteration_time_s == off.iteration_time_s
 
 
