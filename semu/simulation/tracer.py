@@ -132,6 +132,7 @@ class ModelTracer:
             keep_products=training.recompute_policy is not None,
             cross_entropy=training.cross_entropy.value,
             fused_accumulation=training.gradient_accumulation_fusion,
+            fp8_recipe=training.fp8_recipe,
         )
         self._options_key = tuple(options_key(self.options, full_recompute=again) for again in (False, True))
         self._paths: dict[object, tuple[str, ...]] = {}

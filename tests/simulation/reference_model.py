@@ -113,6 +113,7 @@ class CutModel:
             keep_products=job.training.recompute_policy is not None,
             cross_entropy=job.training.cross_entropy.value,
             fused_accumulation=job.training.gradient_accumulation_fusion,
+            fp8_recipe=job.training.fp8_recipe,
         )
         self.blocks: list[Block] = []
         again = job.training.recompute.value == "full"
