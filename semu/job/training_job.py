@@ -10,6 +10,7 @@ from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.cluster import Cluster
 from semu.hardware.software import Software
 from semu.job.kinds import Fp8Weights, Precision
+from semu.job.modules import check_modules
 from semu.job.training import Training
 from semu.nn.model import Model
 from semu.nn.module import Module
@@ -63,6 +64,7 @@ class TrainingJob:
         self._check_virtual_stages()
         self._check_layout()
         self._check_fp8_weights()
+        check_modules(self.model, self.parallel)
 
     def _check_cluster(self) -> None:
         need, have = self.parallel.num_gpus, self.cluster.num_gpus

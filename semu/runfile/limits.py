@@ -32,7 +32,6 @@ _ABSENT: Mapping[str, str] = MappingProxyType(
         "model.transformer.experts": "a dense model: no experts, top_k or moe_ffn",
         "model.transformer.top_k": "a dense model: no experts, top_k or moe_ffn",
         "model.transformer.moe_ffn": "a dense model: no experts, top_k or moe_ffn",
-        "parallel.modules": "one parallelism for all modality modules, in [parallel]",
     }
 )
 """Keys that must not be there, and what to write instead."""

@@ -56,7 +56,7 @@ def assemble_report(
     provenance = {name: value / everything for name, value in sorted(seconds.items())}
     hosts = host_memory(layout, evaluation, run)
     return Report(
-        title=f"{job.model.name} on {job.cluster.label()}, {job.parallel.label()}, {job.training.schedule}",
+        title=f"{job.model.name} on {job.cluster.label()}, {parallel_label(job)}, {job.training.schedule}",
         iteration_time_s=iteration,
         makespan_s=float(makespan[slowest]),
         mfu=work.model_flop / peak_rate,
@@ -101,6 +101,20 @@ def iteration_time(job: TrainingJob, run: PipelineRun, tails: list[RankTail]) ->
     return ends + overhead_s(job)
 
 
+def parallel_label(job: TrainingJob) -> str:
+    """``dp8-tp2-pp4``, and what modality modules have of their own: ``dp8-tp2-pp4 (vit: tp1)``."""
+    own = []
+    for module in job.model.modules:
+        if module.name in job.parallel.modules:
+            sizes = job.parallel.of_module(module.name)
+            different = [name for name in ("tp", "cp") if getattr(sizes, name) != getattr(job.parallel, name)]
+            words = "-".join(f"{name}{getattr(sizes, name)}" for name in different)
+            if sizes.tp > 1 and sizes.sequence_parallel != job.parallel.sequence_parallel:
+                words = " ".join([*([words] if words else []), "with sp" if sizes.sequence_parallel else "without sp"])
+            own += [f"{module.name}: {words}"] if words else []
+    return job.parallel.label() + (f" ({', '.join(own)})" if own else "")
+
+
 def describe_job(layout: Layout) -> dict[str, object]:
     """Resolved inputs, for ``result.json``."""
     job = layout.job
@@ -128,6 +142,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
             for name in (*_PARALLEL_KEYS, *(_SHARDING_KEYS if job.parallel.zero == 3 else ()))
         }
         | ({"layout": job.parallel.layout.to_table()} if job.parallel.layout is not None else {})
+        | ({"modules": module_sizes(layout)} if job.parallel.modules else {})
         | ({"cp_kind": job.parallel.context_kind.value} if job.parallel.cp > 1 else {}),
         "chunks": [
             {
@@ -182,6 +197,17 @@ def describe_job(layout: Layout) -> dict[str, object]:
     }
 
 
+def module_sizes(layout: Layout) -> dict[str, dict[str, object]]:
+    """Every modality module's parallelism, with the groups of ranks over which it spreads a microbatch's items."""
+    job = layout.job
+    result: dict[str, dict[str, object]] = {}
+    for module in job.model.modules:
+        own = job.parallel.of_module(module.name)
+        sizes = {name: getattr(own, name) for name in ("dp", "tp", "pp", "cp", "sequence_parallel")}
+        result[module.name] = sizes | {"item_groups": own.dp // job.parallel.dp}
+    return result
+
+
 _PARALLEL_KEYS = ("dp", "tp", "pp", "vpp", "cp", "ep", "sequence_parallel", "zero", "partition")
 _SHARDING_KEYS = ("zero_group", "reshard_after_forward")
 
@@ -220,8 +246,9 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
         whole = sum(
             held.elements
             for rank in range(job.parallel.pp)
-            for _, _, held in layout.held_by(rank)
+            for chunk, _, held in layout.held_by(rank)
             if not held.is_sharded
+            and (not job.parallel.modules or layout.mesh_of(chunk).parallel.tp == job.parallel.tp)
         )
         share = whole / max(parameters, 1)
         if share > 0.01:

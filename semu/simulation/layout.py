@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -87,6 +87,28 @@ class Layout:
         """Elements of a rank's weights that exist in fp8 only."""
         return self.kept_fp8_elements(rank) if self.job.fp8_weights is Fp8Weights.PRIMARY else 0
 
+    def mesh_of(self, chunk: int) -> Mesh:
+        """Where the ranks of a chunk's modality module live."""
+        return self.mesh.of_module(self.chunks[chunk].module)
+
+    def by_mesh(self, rank: int) -> list[tuple[Mesh, tuple[tuple[int, int, HeldParameter], ...]]]:
+        """What a rank stores, apart for the modules whose gradients are reduced over different groups of ranks."""
+        if not self.job.parallel.modules:
+            return [(self.mesh, self.held_by(rank))]
+        found: dict[int, tuple[Mesh, list[tuple[int, int, HeldParameter]]]] = {}
+        for entry in self.held_by(rank):
+            mesh = self.mesh_of(entry[0])
+            found.setdefault(mesh.parallel.tp, (mesh, []))[1].append(entry)
+        return [(mesh, tuple(entries)) for _, (mesh, entries) in sorted(found.items(), reverse=True)]
+
+    def stepped_elements(self, rank: int) -> int:
+        """Trainable elements that a rank's optimizer steps: all of its own, or its shards, each rounded up."""
+        total = 0
+        for mesh, entries in self.by_mesh(rank):
+            trainable = sum(held.elements for _, _, held in entries if held.parameter.requires_grad)
+            total += -(-trainable // mesh.parallel.shard_ranks) if self.job.parallel.zero >= 1 else trainable
+        return total
+
     def weight_bytes(self, held: HeldParameter) -> int:
         """Bytes of a rank's part of a parameter as the optimizer writes and gathers move it."""
         is_fp8 = held.is_fp8 and self.job.fp8_weights is Fp8Weights.PRIMARY
@@ -103,15 +125,22 @@ class Layout:
         return tuple(tuple(found.values()) for found in by_rank)
 
 
-def build_layout(job: TrainingJob, weigh: Callable[[TemplateLibrary], Sequence[float]]) -> Layout:
+def build_layout(
+    job: TrainingJob,
+    weigh: Callable[[TemplateLibrary], Sequence[float]],
+    check: Callable[[Mapping[str, Sequence[str]]], None] | None = None,
+) -> Layout:
     """Trace, cut and compile a job's model.
 
     Args:
         job: the job.
         weigh: weight of each template for balancing by latency; called only where ``parallel.partition`` asks.
+        check: told which streams every module reads that spreads its items over groups of ranks.
     """
     tracer = ModelTracer(job)
     blocks = tracer.trace_model()
+    if check is not None:
+        check(tracer.spread_streams)
     joined = _library(tracer, ())
     library = joined.library
     flat = [block for group in blocks for block in group]

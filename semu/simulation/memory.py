@@ -44,19 +44,27 @@ class RankPeak:
 def rank_static(layout: Layout, rank: int) -> StaticBytes:
     """What a rank stores for its parameters all the time."""
     job = layout.job
-    held = [entry[2] for entry in layout.held_by(rank)]
-    static = static_bytes(
-        sum(h.elements for h in held),
-        sum(h.elements for h in held if h.parameter.requires_grad),
-        dp=job.parallel.shard_ranks,
-        zero=job.parallel.zero,
-        tensor_dtype=job.training.precision.tensor_dtype,
-        grad_dtype=job.training.grad_dtype,
-        master_dtype=job.training.master_dtype,
-        state_dtype=job.training.optimizer_state_dtype,
-        fp8_elements=layout.kept_fp8_elements(rank),
-        fp8_primary=layout.primary_fp8_elements(rank),
-    )
+    static = StaticBytes(0, 0, 0)
+    for number, (mesh, entries) in enumerate(layout.by_mesh(rank)):
+        held = [entry[2] for entry in entries]
+        own = static_bytes(
+            sum(h.elements for h in held),
+            sum(h.elements for h in held if h.parameter.requires_grad),
+            dp=mesh.parallel.shard_ranks,
+            zero=job.parallel.zero,
+            tensor_dtype=job.training.precision.tensor_dtype,
+            grad_dtype=job.training.grad_dtype,
+            master_dtype=job.training.master_dtype,
+            state_dtype=job.training.optimizer_state_dtype,
+            fp8_elements=0 if number else layout.kept_fp8_elements(rank),
+            fp8_primary=0 if number else layout.primary_fp8_elements(rank),
+        )
+        static = replace(
+            static,
+            parameters=static.parameters + own.parameters,
+            gradients=static.gradients + own.gradients,
+            optimizer=static.optimizer + own.optimizer,
+        )
     return on_host(static, job.training) if job.training.offload_plan.optimizer else static
 
 

@@ -25,6 +25,7 @@ from semu.job import Fp8Weights
 from semu.nn.offload import HOST_LINK
 from semu.nn.rules.optimizer import adam_bytes
 from semu.parallel.data import gradient_buckets
+from semu.parallel.mesh import Mesh
 from semu.simulation.clipping import gradient_checks
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
@@ -97,35 +98,74 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
     slices: list[OuterSlice] = []
     done = _rank_end(run, rank)
     size = job.training.grad_dtype.size_bytes
-    reduces = job.parallel.gradient_ranks > 1 and job.parallel.zero <= 1
-    ready, elements, slots = _gradient_ready(layout, evaluation, run, rank) if reduces else ([], [], [])
-    if elements:
-        overlapped = job.training.overlap.grad_reduce
-        buckets = gradient_buckets(elements, job.parallel.gradient_ranks, overlapped=overlapped, slots=slots)
-        pieces = _bucket_collectives(layout, model, rank, [bucket.elements * size for bucket in buckets])
+    parts = layout.by_mesh(rank)
+    reduces = any(mesh.parallel.gradient_ranks > 1 for mesh, _ in parts) and job.parallel.zero <= 1
+    gradients = _gradient_ready(layout, evaluation, run, rank) if reduces else []
+    if gradients:
         now = 0.0
-        for bucket, own in zip(buckets, pieces, strict=True):
-            now = max(now, max(ready[i] for i in bucket.members) if overlapped else done)
+        for ready, own in _buckets(layout, model, rank, gradients, done):
+            now = max(now, ready)
             for piece in own:
                 slices.append(moved(piece, now))
                 now = slices[-1].end_s
         done = max(done, now)
-    replicated = sum(
-        held.elements for _, _, held in layout.held_by(rank) if held.parameter.requires_grad and not held.is_sharded
-    )
-    if job.parallel.tp > 1 and job.parallel.sequence_parallel and replicated:
-        group = layout.mesh.worst_tp_group
+    for mesh, elements in _replicated(layout, rank):
         if job.parallel.zero >= 2:
-            replicated = -(-replicated // job.parallel.shard_ranks)
-        slices.append(collective(model, "replicated gradients", OpKind.ALL_REDUCE, group, replicated * size, done))
+            elements = -(-elements // job.parallel.shard_ranks)
+        group = mesh.worst_tp_group
+        slices.append(collective(model, "replicated gradients", OpKind.ALL_REDUCE, group, elements * size, done))
+        done = slices[-1].end_s
     return slices
 
 
-def _bucket_collectives(layout: Layout, model: CostModel, rank: int, sizes: list[int]) -> list[tuple[OuterSlice, ...]]:
+def _buckets(
+    layout: Layout, model: CostModel, rank: int, gradients: list[_Gradient], done: float
+) -> list[tuple[float, tuple[OuterSlice, ...]]]:
+    """When each bucket of a rank's gradients can be reduced, and what reduces it, in that order.
+
+    Modules whose gradients are reduced over different groups have buckets of their own.
+    """
+    overlapped = layout.job.training.overlap.grad_reduce
+    size = layout.job.training.grad_dtype.size_bytes
+    result: list[tuple[float, tuple[OuterSlice, ...]]] = []
+    parts = layout.by_mesh(rank)
+    for mesh, entries in parts:
+        if mesh.parallel.gradient_ranks == 1:
+            continue
+        members = {id(held.parameter) for _, _, held in entries}
+        own = [gradient for gradient in gradients if gradient.key in members]
+        buckets = gradient_buckets(
+            [gradient.elements for gradient in own],
+            mesh.parallel.gradient_ranks,
+            overlapped=overlapped,
+            slots=[gradient.slot for gradient in own],
+        )
+        pieces = _bucket_collectives(mesh, model, rank, [bucket.elements * size for bucket in buckets], len(result))
+        for bucket, piece in zip(buckets, pieces, strict=True):
+            result.append((max(own[i].ready_s for i in bucket.members) if overlapped else done, piece))
+    return sorted(result, key=lambda item: item[0]) if len(parts) > 1 else result
+
+
+def _replicated(layout: Layout, rank: int) -> list[tuple[Mesh, int]]:
+    """Trainable elements that all tensor-parallel ranks hold and see part of the tokens for, by their group."""
+    result: dict[int, tuple[Mesh, int]] = {}
+    for _, entries in layout.by_mesh(rank):
+        for chunk, _, held in entries:
+            mesh = layout.mesh_of(chunk)
+            is_split = mesh.parallel.tp > 1 and mesh.parallel.sequence_parallel
+            if is_split and held.parameter.requires_grad and not held.is_sharded:
+                tp = mesh.parallel.tp
+                result[tp] = (mesh, result.get(tp, (mesh, 0))[1] + held.elements)
+    return list(result.values())
+
+
+def _bucket_collectives(
+    mesh: Mesh, model: CostModel, rank: int, sizes: list[int], first: int
+) -> list[tuple[OuterSlice, ...]]:
     """What reduces each bucket of gradients: an all-reduce; with ZeRO-1 a reduce-scatter, in groups followed by an
     all-reduce of the shard across them (Megatron-LM's ``--num-distributed-optimizer-instances``)."""
-    parallel, mesh = layout.job.parallel, layout.mesh
-    names = [f"gradients {number}" for number in range(len(sizes))]
+    parallel = mesh.parallel
+    names = [f"gradients {number}" for number in range(first, first + len(sizes))]
     if parallel.zero == 0:
         return [(piece,) for piece in collectives(model, names, OpKind.ALL_REDUCE, mesh.dp_group(rank), sizes)]
     scattered = collectives(model, names, OpKind.REDUCE_SCATTER, mesh.shard_group(rank), sizes)
@@ -141,11 +181,18 @@ def _rank_end(run: PipelineRun, rank: int) -> float:
     return float(run.end[:, nodes].max()) if len(nodes) else 0.0
 
 
-def _gradient_ready(
-    layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int
-) -> tuple[list[float], list[int], list[int]]:
-    """When each trainable parameter's gradient is complete on the slowest replica, in that order; its elements and its
-    virtual stage."""
+@dataclass(frozen=True)
+class _Gradient:
+    """A trainable parameter's gradient: whose, when it is complete [s], local elements, virtual stage."""
+
+    key: int
+    ready_s: float
+    elements: int
+    slot: int
+
+
+def _gradient_ready(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> list[_Gradient]:
+    """When each trainable parameter's gradient is complete on the slowest replica, in that order."""
     problem = run.problem
     ready: dict[int, float] = {}
     elements: dict[int, int] = {}
@@ -174,7 +221,7 @@ def _gradient_ready(
             elements[id(held.parameter)] = held.elements
             slots[id(held.parameter)] = layout.chunks[number].chunk.slot
     order = sorted(ready, key=lambda key: ready[key])
-    return [ready[key] for key in order], [elements[key] for key in order], [slots[key] for key in order]
+    return [_Gradient(key, ready[key], elements[key], slots[key]) for key in order]
 
 
 _TOGETHER = 8
@@ -237,7 +284,7 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
     if not trainable:
         return RankTail(tuple(reductions), None, ())
     dtype = job.training.precision.tensor_dtype
-    share = -(-trainable // job.parallel.shard_ranks) if job.parallel.zero >= 1 else trainable
+    share = layout.stepped_elements(rank)
     written = sum(layout.weight_bytes(h) for _, _, h in layout.held_by(rank) if h.parameter.requires_grad)
     narrower = (trainable * dtype.size_bytes - written) * share // trainable  # primary weights in fp8
     traffic = -narrower + adam_bytes(
@@ -253,12 +300,16 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
     step = replace(on_device(model, "adam", OpKind.OPTIMIZER, traffic, barrier), name="Adam step")
     offload = tuple(moved(piece, step.end_s) for piece in offload)
     done = offload[0].end_s if offload else step.end_s
-    gathers: tuple[OuterSlice, ...] = ()
-    if job.parallel.gradient_ranks > 1 and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
-        group = layout.mesh.shard_group(rank)
-        gathers = (collective(model, "parameters", OpKind.ALL_GATHER, group, written, done),)
-    casts = _weight_casts(layout, model, rank, gathers[-1].end_s if gathers else done)
-    return RankTail(tuple(reductions), step, gathers, casts=casts, reload=reload, offload=offload)
+    gathers: list[OuterSlice] = []
+    if job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
+        for mesh, entries in layout.by_mesh(rank):
+            size = sum(layout.weight_bytes(h) for _, _, h in entries if h.parameter.requires_grad)
+            if mesh.parallel.gradient_ranks > 1 and size:
+                group = mesh.shard_group(rank)
+                gathers.append(collective(model, "parameters", OpKind.ALL_GATHER, group, size, done))
+                done = gathers[-1].end_s
+    casts = _weight_casts(layout, model, rank, done)
+    return RankTail(tuple(reductions), step, tuple(gathers), casts=casts, reload=reload, offload=offload)
 
 
 def _state_copies(
