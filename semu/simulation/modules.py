@@ -49,8 +49,7 @@ class ModuleSetting:
     def options(self, job: TrainingJob, base: TraceOptions) -> TraceOptions:
         """The job's options for tracing in the module's sizes."""
         plan = megatron_plan(job.model, self.parallel)
-        groups = {"tp_group": self.mesh.worst_tp_group, "cp_group": self.mesh.worst_cp_group}
-        return replace(base, plan=plan, **groups)
+        return replace(base, plan=plan, tp_group=self.mesh.worst_tp_group, cp_group=self.mesh.worst_cp_group)
 
     def layout(self, stream: str, mesh: Mesh, *, alone: bool) -> TokenLayout:
         """How a stream's tokens are spread; ``alone``: the other side differs in sequence parallelism only."""
@@ -126,7 +125,7 @@ def check_spread(job: TrainingJob, modules: Mapping[str, Sequence[str]], columns
         for stream in streams:
             if f"{stream}.{name}.shard" not in columns:
                 raise ConfigError(
-                    f"{name} reads the streams {first!r} and {stream!r}, which have different numbers of sequences: its "
+                    f"{name} reads streams with different numbers of sequences, {first!r} and {stream!r}, so that its "
                     "items cannot be spread over groups of ranks",
                     where=f"parallel.modules.{name}",
                     expected=f"tp = {job.parallel.tp}, cp = {job.parallel.cp} as the job",

@@ -61,7 +61,14 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
     tensor_bytes = job.training.precision.tensor_dtype.size_bytes
     training = job.training
     zero, shards = job.parallel.zero, (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp
-    own = (trainable + shards - 1) // shards if zero else trainable
+    by_tp: dict[int, dict[int, int]] = {}
+    for block in model.blocks:
+        for use in block.trace.parameters if block.rank == rank else ():
+            if use.parameter.requires_grad:
+                by_tp.setdefault(model.sizes[block.module].tp, {})[id(use.parameter)] = use.numel
+    own = trainable
+    if zero:  # a module with smaller tensor-parallel groups shares its optimizer out to more ranks
+        own = sum(-(-sum(part.values()) // (shards * (job.parallel.tp // tp))) for tp, part in by_tp.items())
     state = 2 * training.optimizer_state_dtype.size_bytes
     if training.master_dtype is not training.precision.tensor_dtype:
         state += training.master_dtype.size_bytes

@@ -9,6 +9,7 @@ from simulation.reference import Expansion
 from simulation.reference_costs import on_grid
 from simulation.reference_interference import lost_s
 from simulation.reference_model import CutModel
+from simulation.reference_modules import group_of, most_spread
 
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup, collective_latency, wire_factor
@@ -39,14 +40,22 @@ class Tail:
 
 @dataclass
 class Held:
-    """A trainable parameter on a rank: local elements, whether split, its first virtual stage, and when its gradient is
-    complete [s]."""
+    """A trainable parameter on a rank: local elements, whether split, its first virtual stage, when its gradient is
+    complete [s]; its module's tp and whether that is sequence-parallel, and its block's chunk."""
 
     parameter: Parameter
     elements: int
     is_sharded: bool
     slot: int
     ready_s: float
+    tp: int = 1
+    is_sp: bool = False
+    chunk: int = 0
+
+
+def parts_of(held: list[Held]) -> list[tuple[int, list[Held]]]:
+    """Parameters by tp of their modules, the largest first."""
+    return [(tp, [item for item in held if item.tp == tp]) for tp in sorted({item.tp for item in held}, reverse=True)]
 
 
 def tail_of(expansion: Expansion) -> Tail:
@@ -62,30 +71,40 @@ def tail_of(expansion: Expansion) -> Tail:
     tail = Tail([[] for _ in range(parallel.pp)])
     grad_bytes = job.training.grad_dtype.size_bytes
     for rank, slices in enumerate(tail.slices):
-        peers = parallel.dp * parallel.cp
-        group = worst_group(model, rank, 1, peers)
+        done, now = ends[rank], 0.0
+        pieces: list[tuple[float, int, int]] = []  # ready, bytes, tp
+        for tp, items in parts_of(held[rank]):
+            several = parallel.dp * parallel.cp * (parallel.tp // tp)
+            if several > 1 and parallel.zero <= 1:
+                for bucket in buckets(items, several, overlap.grad_reduce):
+                    ready = max(item.ready_s for item in bucket) if overlap.grad_reduce else ends[rank]
+                    pieces.append((ready, sum(item.elements for item in bucket) * grad_bytes, tp))
+        if len(parts_of(held[rank])) > 1:
+            pieces.sort(key=lambda piece: piece[0])
         width = (parallel.zero_group or parallel.dp) * parallel.cp
-        done = ends[rank]
-        if peers > 1 and parallel.zero <= 1:
-            now = 0.0
-            for bucket in buckets(held[rank], peers, overlap.grad_reduce):
-                ready = max(item.ready_s for item in bucket) if overlap.grad_reduce else ends[rank]
-                size = sum(item.elements for item in bucket) * grad_bytes
-                if not parallel.zero:
-                    slices.append(collective(expansion, OpKind.ALL_REDUCE, group, size, max(now, ready)))
-                else:
-                    inner = worst_group(model, rank, 1, width)
-                    slices.append(collective(expansion, OpKind.REDUCE_SCATTER, inner, size, max(now, ready)))
-                    if width < peers:
-                        across, share = worst_group(model, rank, width, peers // width), -(-size // width)
-                        slices.append(collective(expansion, OpKind.ALL_REDUCE, across, share, slices[-1].end_s))
-                now = slices[-1].end_s
-            done = max(done, now)
-        whole = sum(item.elements for item in held[rank] if not item.is_sharded)
-        if parallel.zero >= 2:
-            whole = -(-whole // width)
-        if parallel.tp > 1 and parallel.sequence_parallel and whole:
-            slices.append(collective(expansion, OpKind.ALL_REDUCE, model.tp_group, whole * grad_bytes, done))
+        for ready, size, tp in pieces:
+            peers = parallel.dp * parallel.cp * (parallel.tp // tp)
+            group = worst_group(model, rank, 1, peers, tp)
+            if not parallel.zero:
+                slices.append(collective(expansion, OpKind.ALL_REDUCE, group, size, max(now, ready)))
+            else:
+                own = width * (parallel.tp // tp)
+                inner = worst_group(model, rank, 1, own, tp)
+                slices.append(collective(expansion, OpKind.REDUCE_SCATTER, inner, size, max(now, ready)))
+                if own < peers:
+                    across, share = worst_group(model, rank, own, peers // own, tp), -(-size // own)
+                    slices.append(collective(expansion, OpKind.ALL_REDUCE, across, share, slices[-1].end_s))
+            now = slices[-1].end_s
+        done = max(done, now)
+        for tp, items in parts_of(held[rank]):
+            whole = sum(item.elements for item in items if not item.is_sharded and item.is_sp)
+            if parallel.zero >= 2:
+                whole = -(-whole // width)
+            if tp > 1 and whole:
+                sizes = next(sizes for sizes in model.sizes if sizes.tp == tp)
+                group = model.tp_group if tp == parallel.tp else group_of(job, "tp", sizes)
+                slices.append(collective(expansion, OpKind.ALL_REDUCE, group, whole * grad_bytes, done))
+                done = slices[-1].end_s
     _tie(expansion, held, ends, tail)
     barrier = max([*ends, *(piece.end_s for slices in tail.slices for piece in slices)])
     lost: list[Slice] = []
@@ -100,16 +119,21 @@ def tail_of(expansion: Expansion) -> Tail:
     for rank, slices in enumerate(tail.slices):
         elements = sum(item.elements for item in held[rank])
         if elements:
-            _step(expansion, rank, elements, barrier, slices)
+            _step(expansion, rank, elements, barrier, slices, held[rank])
     tail.iteration_s = max([barrier, *(piece.end_s for slices in tail.slices for piece in slices)])
     tail.iteration_s += on_grid(job.training.overhead_s)
     return tail
 
 
-def worst_group(model: CutModel, rank: int, step: int, size: int) -> CommGroup:
+def worst_group(model: CutModel, rank: int, step: int, size: int, tp: int = 0) -> CommGroup:
     """Of the groups of ``size`` ranks that reduce together (context ranks of all replicas) at distance ``step``, on
-    every tensor-parallel peer, the most spread one."""
+    every tensor-parallel peer, the most spread one; ``tp``: of a module with other groups than the job's."""
     job = model.job
+    if tp not in (0, job.parallel.tp):
+        everyone = job.parallel.dp * job.parallel.cp * job.parallel.tp
+        assert size * tp == everyone
+        lists = [[rank * everyone + t + tp * k for k in range(size)] for t in range(tp)]
+        return most_spread(job.cluster.place_group("dp", own) for own in lists)
     peers = job.parallel.dp * job.parallel.cp
     first = [d for d in range(peers) if d // step % size == 0 and d + step * (size - 1) < peers]
     gpus = [[model.peer(rank, d + step * k, t) for k in range(size)] for d in first for t in range(job.parallel.tp)]
@@ -124,7 +148,11 @@ def trainable(expansion: Expansion, rank: int) -> list[Held]:
         for use in block.trace.parameters if block.rank == rank else ():
             if not use.parameter.requires_grad:
                 continue
-            item = found.setdefault(id(use.parameter), Held(use.parameter, use.numel, use.is_sharded, block.slot, 0.0))
+            sizes = expansion.model.sizes[block.module]
+            item = found.setdefault(
+                id(use.parameter),
+                Held(use.parameter, use.numel, use.is_sharded, block.slot, 0.0, sizes.tp, sizes.sp, block.chunk),
+            )
             for replica in expansion.replicas:
                 for operators in replica.operators.values():
                     for entry in operators:
@@ -181,8 +209,7 @@ def _check(expansion: Expansion, held: list[list[Held]], begin_s: float, tail: T
     for times in passes:
         ends = [now]
         for rank, slices in enumerate(tail.slices):
-            own = sum(item.elements for item in held[rank])
-            own = -(-own // width)
+            own = stepped(held[rank], width, parallel.tp) if parallel.zero else sum(i.elements for i in held[rank])
             if times is not None and own:
                 size = times * own * training.grad_dtype.size_bytes
                 slices.append(_kernel(expansion, OpKind.OPTIMIZER, size, now))
@@ -204,13 +231,20 @@ def _kernel(expansion: Expansion, kind: OpKind, size: int, start_s: float) -> Sl
     return Slice(kind, start_s, start_s + on_grid(latency))
 
 
-def _step(expansion: Expansion, rank: int, elements: int, barrier: float, slices: list[Slice]) -> None:
+def stepped(held: list[Held], width: int, tp: int) -> int:
+    """Elements of a rank's shards."""
+    return sum(-(-sum(i.elements for i in items) // (width * (tp // own))) for own, items in parts_of(held))
+
+
+def _step(
+    expansion: Expansion, rank: int, elements: int, barrier: float, slices: list[Slice], held: list[Held]
+) -> None:
     """Adam on the rank's share, then the gather of the parameters where it does not hide."""
     model = expansion.model
     job = model.job
     tensor_bytes, grad_bytes = job.training.precision.tensor_dtype.size_bytes, job.training.grad_dtype.size_bytes
     shards = (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp
-    own = (elements + shards - 1) // shards if job.parallel.zero else elements
+    own = stepped(held, shards, job.parallel.tp) if job.parallel.zero else elements
     master, state = job.training.master_dtype.size_bytes, job.training.optimizer_state_dtype.size_bytes
     # gradient read, two moments and the master read and written, parameter written (or, without master, both)
     weight = (
@@ -231,11 +265,13 @@ def _step(expansion: Expansion, rank: int, elements: int, barrier: float, slices
     slices.append(_kernel(expansion, OpKind.OPTIMIZER, traffic, barrier))
     if lives_on_host:
         slices.append(collective(expansion, OpKind.P2P, host, copied, slices[-1].end_s))
-    if job.parallel.dp * job.parallel.cp > 1 and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
-        group = worst_group(model, rank, 1, shards)
-        slices.append(
-            collective(expansion, OpKind.ALL_GATHER, group, elements * tensor_bytes - narrow, slices[-1].end_s)
-        )
+    if job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
+        for tp, items in parts_of(held):
+            several = shards * (job.parallel.tp // tp)
+            size = sum(item.elements for item in items) * tensor_bytes - narrow
+            if several > 1:
+                group = worst_group(model, rank, 1, several, tp)
+                slices.append(collective(expansion, OpKind.ALL_GATHER, group, size, slices[-1].end_s))
     uses = {id(use.parameter): use for block in model.blocks if block.rank == rank for use in block.trace.parameters}
     cast = sum(use.numel for use in uses.values() if use.is_fp8)
     if cast and job.fp8_weights.value != "microbatch":
@@ -248,12 +284,22 @@ def gather_times(expansion: Expansion) -> dict[int, float]:
     job = expansion.model.job
     ready: dict[int, float] = {}
     for rank in range(job.parallel.pp):
-        group = worst_group(expansion.model, rank, 1, (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp)
+        width = (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp
         held = trainable(expansion, rank)
         for item in held:
             item.ready_s = 0.0
+        parts = parts_of(held)
+        pieces: list[tuple[int, list[Held], CommGroup]] = []
+        for tp, items in parts:
+            several = job.parallel.tp // tp
+            if job.parallel.dp * job.parallel.cp * several > 1:
+                group = worst_group(expansion.model, rank, 1, width * several, tp)
+                found = buckets(items, job.parallel.dp * job.parallel.cp * several, several=True)
+                pieces += [(bucket[0].chunk, bucket, group) for bucket in found if bucket]
+        if len(parts) > 1:
+            pieces.sort(key=lambda piece: piece[0])
         now = 0.0
-        for bucket in buckets(held, job.parallel.dp * job.parallel.cp, several=True):
+        for _, bucket, group in pieces:
             now = collective(expansion, OpKind.ALL_GATHER, group, 2 * sum(h.elements for h in bucket), now).end_s
             for block in expansion.model.blocks:
                 used = {id(use.parameter) for use in block.trace.parameters}

@@ -1,0 +1,68 @@
+"""A parallelism per modality module: against the slow reference, closed forms, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from simulation.comparison import assert_equal, assert_tails_equal
+from simulation.jobs import NO_OVERLAP, gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items
+from simulation.reference import expand
+from simulation.reference_tail import gather_times
+
+from semu.job import TrainingJob
+from semu.nn import Model
+from semu.parallel.config import Parallel
+from semu.parallel.modules import ModuleParallel
+from semu.simulation import simulate
+from semu.workload import Microbatch
+
+MODELS = {"vlm": (vlm, vlm_items, "vit"), "t2v": (t2v, t2v_items, "dit"), "t2v encoder": (t2v, t2v_items, "llm")}
+
+
+def job(kind: str, own: ModuleParallel | None, parallel: Parallel, count: int = 3, **options: object) -> TrainingJob:
+    model, items, module = MODELS[kind]
+    modules = {module: own} if own is not None else {}
+    return job_of(
+        model(), items(count * parallel.dp, seed=1), replace(parallel, modules=modules), **options  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sp", "no_sp"])
+@pytest.mark.parametrize(("tp", "own", "pp"), [(4, 1, 1), (4, 2, 2), (2, 1, 4), (4, 1, 3)])
+def test_times_and_memory_are_the_reference_s(kind: str, tp: int, own: int, pp: int, sequence_parallel: bool) -> None:
+    parallel = Parallel(tp=tp, pp=pp, sequence_parallel=sequence_parallel)
+    assert_tails_equal(job(kind, ModuleParallel(tp=own), parallel))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_jobs(seed: int) -> None:
+    random = Random(seed)
+    model, items, _ = random.choice(list(MODELS.values()))
+    names = [module.name for module in model().modules]
+    dp, tp, pp = random.choice([(1, 4, 2), (2, 4, 1), (2, 2, 3), (1, 2, 4), (3, 4, 2)])
+    modules = {
+        name: ModuleParallel(
+            tp=(own := random.choice([n for n in (1, 2, 4) if tp % n == 0])),
+            sequence_parallel=random.choice([None, True, False]) if own > 1 else None,
+        )
+        for name in random.sample(names, 1 if names[-1] == "llm" else random.randint(1, 2))
+        if not (names[-1] == "llm" and name == "llm")
+    }
+    made = job_of(
+        model(layers=random.randint(2, 4)),
+        items(dp * random.randint(1, 4), seed=seed),
+        Parallel(
+            dp=dp, tp=tp, pp=pp, sequence_parallel=random.random() < 0.6, zero=random.randint(0, 1), modules=modules
+        ),
+        overlap=overlap(
+            tensor=random.random() < 0.5, pipeline=random.random() < 0.5, gradients=random.random() < 0.5
+        ),
+        schedule=random.choice(["1f1b", "gpipe"]),
+        recompute=random.choice(["none", "full", "selective"]),
+        gradient_clipping=random.random() < 0.5,
+        gpus_per_node=dp * tp * pp if random.random() < 0.5 else tp,
+    )
+    assert_tails_equal(made)
