@@ -10,7 +10,7 @@ from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.cluster import Cluster
 from semu.hardware.software import Software
 from semu.job.kinds import Fp8Weights, Precision
-from semu.job.modules import check_modules
+from semu.job.modules import check_modules, named_modules
 from semu.job.training import Training
 from semu.nn.model import Model
 from semu.nn.module import Module
@@ -55,7 +55,8 @@ class TrainingJob:
         wrapped = model if isinstance(model, Model) else Model.from_module(model)
         object.__setattr__(self, "model", wrapped)
         object.__setattr__(self, "cluster", cluster)
-        object.__setattr__(self, "parallel", parallel if parallel is not None else Parallel())
+        chosen = parallel if parallel is not None else Parallel()
+        object.__setattr__(self, "parallel", named_modules(wrapped, chosen))
         object.__setattr__(self, "training", training if training is not None else Training())
         object.__setattr__(self, "batch", batch if batch is not None else text_batch())
         self._check_cluster()

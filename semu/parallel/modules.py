@@ -92,9 +92,9 @@ class ModuleParallel:
         for key in ("pp", "vpp", "ep"):
             size = getattr(self, key)
             if size not in (None, job[key]):
+                same = "experts are spread alike in all modules" if key == "ep" else "all share the pipeline ranks"
                 raise ConfigError(
-                    f"{key} = {size} for one module is not modelled by this version: all modules are spread over the "
-                    "same pipeline ranks",
+                    f"{key} = {size} for one module is not modelled by this version: {same}",
                     where=f"{where}.{key}",
                     expected=f"{job[key]}, as parallel.{key}",
                     got=size,

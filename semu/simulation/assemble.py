@@ -203,7 +203,8 @@ def module_sizes(layout: Layout) -> dict[str, dict[str, object]]:
     result: dict[str, dict[str, object]] = {}
     for module in job.model.modules:
         own = job.parallel.of_module(module.name)
-        sizes = {name: getattr(own, name) for name in ("dp", "tp", "pp", "cp", "sequence_parallel")}
+        sizes: dict[str, object] = {name: getattr(own, name) for name in ("dp", "tp", "pp", "cp")}
+        sizes["sequence_parallel"] = own.sequence_parallel and own.tp > 1
         result[module.name] = sizes | {"item_groups": own.dp // job.parallel.dp}
     return result
 
@@ -228,6 +229,13 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
             f"ZeRO-{job.parallel.zero} with unequal microbatches: the collectives inside stages wait for no other "
             "replica, so that the iteration lasts at least as long as said"
         )
+    for module in job.model.modules if job.parallel.modules else ():
+        groups = job.parallel.item_groups(module.name)
+        if groups > 1:
+            notes.append(
+                f"{module.name}: the sequences of a microbatch are spread over {groups} groups of ranks, the longest "
+                "one that is left to the group with the fewest tokens; times and memory are those of the busiest group"
+            )
     phases = {op.phase for op in layout.library.operators}
     if job.training.recompute is Recompute.FULL and Phase.INPUT_GRADIENT in phases and Phase.RECOMPUTE not in phases:
         notes.append(

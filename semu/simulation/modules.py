@@ -150,6 +150,14 @@ def refuse_modules(job: TrainingJob) -> None:
             got=job.parallel.zero,
             nearest=1,
         )
+    if job.parallel.ep > 1:
+        raise ConfigError(
+            "expert parallelism with a parallelism per module is not modelled by this version",
+            where="parallel.ep",
+            expected="1, or no [parallel.modules]",
+            got=job.parallel.ep,
+            nearest=1,
+        )
     if job.parallel.zero_group is not None:
         raise ConfigError(
             "sharding groups with a parallelism per module are not modelled by this version",

@@ -148,6 +148,12 @@ def _buckets(
 
 def _replicated(layout: Layout, rank: int) -> list[tuple[Mesh, int]]:
     """Trainable elements that all tensor-parallel ranks hold and see part of the tokens for, by their group."""
+    parallel = layout.job.parallel
+    if not parallel.modules:
+        is_split = parallel.tp > 1 and parallel.sequence_parallel
+        held_by = layout.held_by(rank) if is_split else ()
+        total = sum(h.elements for _, _, h in held_by if h.parameter.requires_grad and not h.is_sharded)
+        return [(layout.mesh, total)] if total else []
     result: dict[int, tuple[Mesh, int]] = {}
     for _, entries in layout.by_mesh(rank):
         for chunk, _, held in entries:

@@ -7,16 +7,14 @@ from random import Random
 
 import pytest
 from simulation.comparison import assert_equal, assert_tails_equal
-from simulation.jobs import NO_OVERLAP, gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items
+from simulation.jobs import NO_OVERLAP, job_of, overlap, t2v, t2v_items, vlm, vlm_items
 from simulation.reference import expand
 from simulation.reference_tail import gather_times
 
 from semu.job import TrainingJob
-from semu.nn import Model
 from semu.parallel.config import Parallel
 from semu.parallel.modules import ModuleParallel
 from semu.simulation import simulate
-from semu.workload import Microbatch
 
 MODELS = {"vlm": (vlm, vlm_items, "vit"), "t2v": (t2v, t2v_items, "dit"), "t2v encoder": (t2v, t2v_items, "llm")}
 
@@ -25,7 +23,10 @@ def job(kind: str, own: ModuleParallel | None, parallel: Parallel, count: int = 
     model, items, module = MODELS[kind]
     modules = {module: own} if own is not None else {}
     return job_of(
-        model(), items(count * parallel.dp, seed=1), replace(parallel, modules=modules), **options  # type: ignore[arg-type]
+        model(),
+        items(count * parallel.dp, seed=1),
+        replace(parallel, modules=modules),
+        **options,  # type: ignore[arg-type]
     )
 
 
@@ -57,12 +58,26 @@ def test_random_jobs(seed: int) -> None:
         Parallel(
             dp=dp, tp=tp, pp=pp, sequence_parallel=random.random() < 0.6, zero=random.randint(0, 1), modules=modules
         ),
-        overlap=overlap(
-            tensor=random.random() < 0.5, pipeline=random.random() < 0.5, gradients=random.random() < 0.5
-        ),
+        overlap=overlap(tensor=random.random() < 0.5, pipeline=random.random() < 0.5, gradients=random.random() < 0.5),
         schedule=random.choice(["1f1b", "gpipe"]),
         recompute=random.choice(["none", "full", "selective"]),
         gradient_clipping=random.random() < 0.5,
         gpus_per_node=dp * tp * pp if random.random() < 0.5 else tp,
     )
     assert_tails_equal(made)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("own", [ModuleParallel(cp=1), ModuleParallel(tp=1, cp=1), ModuleParallel(tp=1)], ids=str)
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (2, 2)])
+def test_beside_context_parallelism(kind: str, own: ModuleParallel, tp: int, pp: int) -> None:
+    for sequence_parallel in (True, False):
+        parallel = Parallel(tp=tp, cp=2, pp=pp, sequence_parallel=sequence_parallel)
+        assert_tails_equal(job(kind, own, parallel))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_stages_wait_for_parameters_that_are_gathered_over_different_groups(kind: str) -> None:
+    made = job(kind, ModuleParallel(tp=1), Parallel(dp=2, tp=2, pp=1), overlap=overlap(parameters=True))
+    free = expand(replace(made, training=replace(made.training, overlap=NO_OVERLAP)))
+    assert_equal(simulate(made), expand(made, gather_times(free)))
