@@ -9,6 +9,7 @@ from semu.errors import ConfigError, unknown_name
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.cluster import Cluster
 from semu.hardware.software import Software
+from semu.job.experts import check_experts
 from semu.job.kinds import Fp8Weights, Precision
 from semu.job.modules import check_modules, named_modules
 from semu.job.training import Training
@@ -66,6 +67,7 @@ class TrainingJob:
         self._check_layout()
         self._check_fp8_weights()
         check_modules(self.model, self.parallel)
+        check_experts(self.model, self.parallel, self.training)
 
     def _check_cluster(self) -> None:
         need, have = self.parallel.num_gpus, self.cluster.num_gpus

@@ -67,6 +67,14 @@ class StaticBytes:
         """All three, on the device."""
         return self.parameters + self.gradients + self.optimizer
 
+    def __add__(self, other: StaticBytes) -> StaticBytes:
+        return StaticBytes(
+            self.parameters + other.parameters,
+            self.gradients + other.gradients,
+            self.optimizer + other.optimizer,
+            self.host + other.host,
+        )
+
 
 def static_bytes(
     elements: int,

@@ -12,6 +12,7 @@ from semu.engine.stage import StageProgram
 from semu.engine.timeline import OuterSlice
 from semu.graph.dim import Dim, DimTable
 from semu.graph.operator import Phase
+from semu.graph.rounded import with_rounded
 from semu.job import TrainingJob
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
@@ -206,6 +207,7 @@ def count_work(layout: Layout, evaluation: Evaluation) -> Work:
     """Sum the operators' FLOP over all stages, microbatches, replicas, tensor- and context-parallel ranks."""
     library = layout.library
     uses = np.bincount(evaluation.shapes.index.ravel())
+    mean = with_rounded(evaluation.shapes.columns, library.symbols, mean=True)  # all ranks together, not the worst
     hardware = model = full = 0
     for name, stages in _stages_by_module(layout).items():
         calls = np.zeros(len(library.operators), dtype=np.int64)
@@ -215,7 +217,7 @@ def count_work(layout: Layout, evaluation: Evaluation) -> Work:
         operators = [library.operators[row] for row in rows]
         own = layout.mesh.of_module(name).parallel
         peers = own.tp * own.cp
-        for symbols in _groups_of(name, own.dp // layout.job.parallel.dp, evaluation.shapes.columns):
+        for symbols in _groups_of(name, own.dp // layout.job.parallel.dp, mean):
             work = _totals([op.flop for op in operators], symbols, uses)
             extra = _totals([op.recomputed_flop for op in operators], symbols, uses)
             causal = _totals([op.causal_flop for op in operators], symbols, uses)

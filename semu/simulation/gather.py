@@ -17,11 +17,11 @@ from semu.engine.stage import StageProgram
 from semu.engine.timeline import OuterSlice
 from semu.engine.units import Edges, Slots
 from semu.hardware.kinds import OpKind
-from semu.parallel.data import gradient_buckets
 from semu.schedule.units import PipelineUnits
+from semu.simulation.buckets import rank_buckets, shares_parameters
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
-from semu.simulation.transfers import collectives, moved
+from semu.simulation.transfers import collective
 
 
 @dataclass(frozen=True)
@@ -39,38 +39,23 @@ class ParameterGather:
 def parameter_gathers(layout: Layout, model: CostModel) -> dict[int, ParameterGather]:
     """The overlapped gathers of every pipeline rank; empty where nothing is gathered before the first forwards."""
     job = layout.job
-    if job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather:
+    if not shares_parameters(layout) or job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather:
         return {}
-    if job.parallel.gradient_ranks == 1 and not job.parallel.modules:
-        return {}
-    found = {rank: _gather(layout, model, rank) for rank in range(job.parallel.pp)}
-    return {rank: gather for rank, gather in found.items() if gather is not None}
+    return {rank: _gather(layout, model, rank) for rank in range(job.parallel.pp)}
 
 
-def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather | None:
-    """Buckets in the order of the forward pass, one after the other; None where no other rank has anything."""
+def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
+    held = [entry for entry in layout.held_by(rank) if entry[2].parameter.requires_grad]
+    slots = [layout.chunks[chunk].chunk.slot for chunk, _, _ in held]
+    keys = [id(h.parameter) for _, _, h in held]
+    buckets = rank_buckets(layout, rank, keys, [h.elements for _, _, h in held], slots, overlapped=True)
+    sizes = [sum(layout.weight_bytes(held[member][2]) for member in bucket.members) for bucket in buckets]
     slices: list[OuterSlice] = []
-    last: dict[tuple[int, int], int] = {}
-    reduced = [(mesh, entries) for mesh, entries in layout.by_mesh(rank) if mesh.parallel.gradient_ranks > 1]
-    if not reduced:
-        return None
-    pieces: list[tuple[int, list[tuple[int, int]], OuterSlice]] = []
-    for mesh, entries in reduced:
-        held = [entry for entry in entries if entry[2].parameter.requires_grad]
-        slots = [layout.chunks[chunk].chunk.slot for chunk, _, _ in held]
-        ranks = mesh.parallel.gradient_ranks
-        buckets = gradient_buckets([h.elements for _, _, h in held], ranks, overlapped=True, slots=slots)
-        names = [f"parameters {number}" for number in range(len(pieces), len(pieces) + len(buckets))]
-        sizes = [sum(layout.weight_bytes(held[member][2]) for member in bucket.members) for bucket in buckets]
-        gathered = collectives(model, names, OpKind.ALL_GATHER, mesh.shard_group(rank), sizes)
-        for bucket, piece in zip(buckets, gathered, strict=True):
-            users = [held[member][:2] for member in bucket.members]
-            pieces.append((layout.chunks[users[0][0]].chunk.index, users, piece))
-    if len(reduced) > 1:
-        pieces.sort(key=lambda entry: entry[0])
-    for number, (_, users, piece) in enumerate(pieces):
-        slices.append(moved(piece, slices[-1].end_s if slices else 0.0))
-        last |= dict.fromkeys(users, number)
+    for number, (bucket, size) in enumerate(zip(buckets, sizes, strict=True)):
+        group = bucket.pool.shard_group(rank)
+        now = slices[-1].end_s if slices else 0.0
+        slices.append(collective(model, f"parameters {number}", OpKind.ALL_GATHER, group, size, now))
+    last = {held[member][:2]: number for number, bucket in enumerate(buckets) for member in bucket.members}
     return ParameterGather(tuple(slices), last)
 
 

@@ -18,6 +18,7 @@ from semu.parallel.pipeline import Chunk, deal_chunks, place_chunks
 from semu.parallel.stage_layers import stage_boundaries
 from semu.schedule.schedule import PipelineShape
 from semu.simulation.exchanges import plan_exchanges
+from semu.simulation.pools import ParameterPool
 from semu.simulation.recompute_units import recompute_units
 from semu.simulation.template_cache import LIBRARIES, JoinedLibrary
 from semu.simulation.tracer import Block, HeldParameter, ModelTracer
@@ -77,6 +78,30 @@ class Layout:
         """(chunk, block, parameter) for every parameter that a rank stores, each once, in forward order."""
         return self._held[rank]
 
+    def dense_by(self, rank: int) -> list[HeldParameter]:
+        """What a rank stores but for routed experts."""
+        return [held for _, _, held in self.held_by(rank) if not held.is_expert]
+
+    def experts_by(self, rank: int) -> list[HeldParameter]:
+        """Parameters of routed experts that a rank stores."""
+        return [held for _, _, held in self.held_by(rank) if held.is_expert]
+
+    def stepped_elements(self, rank: int) -> int:
+        """Trainable elements whose gradients and optimizer state a rank keeps: all of its own, or its shards."""
+        return sum(self._stepped(pool) for pool in self.pools(rank))
+
+    def narrower_bytes(self, pool: ParameterPool) -> int:
+        """Bytes that a step writes less because weights of a pool exist in fp8 only."""
+        trainable = sum(h.elements for h in pool.trained)
+        written = sum(self.weight_bytes(h) for h in pool.trained)
+        size = self.job.training.precision.tensor_dtype.size_bytes
+        return (trainable * size - written) * self._stepped(pool) // max(trainable, 1)
+
+    def _stepped(self, pool: ParameterPool) -> int:
+        """Elements of a pool that a rank steps."""
+        shards = pool.shards if self.job.parallel.zero >= 1 else 1
+        return -(-sum(h.elements for h in pool.trained) // shards)
+
     def kept_fp8_elements(self, rank: int) -> int:
         """Elements of a rank's weights of which fp8 copies are kept from one iteration to the next."""
         if self.job.fp8_weights is Fp8Weights.MICROBATCH:
@@ -91,29 +116,28 @@ class Layout:
         """Where the ranks of a chunk's modality module live."""
         return self.mesh.of_module(self.chunks[chunk].module)
 
-    def by_mesh(self, rank: int) -> list[tuple[Mesh, tuple[tuple[int, int, HeldParameter], ...]]]:
-        """What a rank stores, apart for the modules whose gradients are reduced over different groups of ranks."""
-        if not self.job.parallel.modules:
-            return [(self.mesh, self.held_by(rank))]
-        found: dict[int, tuple[Mesh, list[tuple[int, int, HeldParameter]]]] = {}
-        for entry in self.held_by(rank):
-            mesh = self.mesh_of(entry[0])
-            found.setdefault(mesh.parallel.tp, (mesh, []))[1].append(entry)
-        return [(mesh, tuple(entries)) for _, (mesh, entries) in sorted(found.items(), reverse=True)]
-
-    def stepped_elements(self, rank: int) -> int:
-        """Trainable elements that a rank's optimizer steps: all of its own, or its shards, each rounded up."""
-        total = 0
-        for mesh, entries in self.by_mesh(rank):
-            trainable = sum(held.elements for _, _, held in entries if held.parameter.requires_grad)
-            total += -(-trainable // mesh.parallel.shard_ranks) if self.job.parallel.zero >= 1 else trainable
-        return total
+    def pools(self, rank: int) -> tuple[ParameterPool, ...]:
+        """What a rank stores, by the ranks that hold the same."""
+        return self._pools[rank]
 
     def weight_bytes(self, held: HeldParameter) -> int:
         """Bytes of a rank's part of a parameter as the optimizer writes and gathers move it."""
         is_fp8 = held.is_fp8 and self.job.fp8_weights is Fp8Weights.PRIMARY
         dtype = DType.FP8 if is_fp8 else self.job.training.precision.tensor_dtype
         return held.elements * dtype.size_bytes
+
+    @cached_property
+    def _pools(self) -> tuple[tuple[ParameterPool, ...], ...]:
+        result = []
+        for rank in range(self.job.parallel.pp):
+            found: dict[tuple[bool, int], tuple[Mesh, list[HeldParameter]]] = {}
+            for chunk, _, held in self.held_by(rank):
+                mesh = self.mesh_of(chunk) if self.job.parallel.modules else self.mesh
+                found.setdefault((held.is_expert, -mesh.parallel.tp), (mesh, []))[1].append(held)
+            result.append(
+                tuple(ParameterPool(mesh, key[0], tuple(own)) for key, (mesh, own) in sorted(found.items(), key=_first))
+            )
+        return tuple(result)
 
     @cached_property
     def _held(self) -> tuple[tuple[tuple[int, int, HeldParameter], ...], ...]:
@@ -123,6 +147,10 @@ class Layout:
                 for held in block.parameters:
                     by_rank[chunk.chunk.rank].setdefault(id(held.parameter), (chunk.chunk.index, number, held))
         return tuple(tuple(found.values()) for found in by_rank)
+
+
+def _first(item: tuple[tuple[bool, int], object]) -> tuple[bool, int]:
+    return item[0]
 
 
 def build_layout(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from semu.engine.stage import ROLES, ExpandedStage, StageCosts, StageProgram
 from semu.engine.timeline import compress_steps
 from semu.graph.tensor import Role
+from semu.hardware.kinds import OpKind
 from semu.job import Training
 from semu.parallel.data import MIN_BUCKET_ELEMENTS, StaticBytes, static_bytes
 from semu.simulation.evaluate import Evaluation
@@ -44,26 +45,21 @@ class RankPeak:
 def rank_static(layout: Layout, rank: int) -> StaticBytes:
     """What a rank stores for its parameters all the time."""
     job = layout.job
+    fp8 = layout.kept_fp8_elements(rank), layout.primary_fp8_elements(rank)
     static = StaticBytes(0, 0, 0)
-    for number, (mesh, entries) in enumerate(layout.by_mesh(rank)):
-        held = [entry[2] for entry in entries]
-        own = static_bytes(
-            sum(h.elements for h in held),
-            sum(h.elements for h in held if h.parameter.requires_grad),
-            dp=mesh.parallel.shard_ranks,
+    for number, pool in enumerate(layout.pools(rank)):
+        copied, primary = (0, 0) if number else fp8  # of all pools: only the sum counts
+        static += static_bytes(
+            sum(h.elements for h in pool.held),
+            sum(h.elements for h in pool.trained),
+            dp=pool.shards,
             zero=job.parallel.zero,
             tensor_dtype=job.training.precision.tensor_dtype,
             grad_dtype=job.training.grad_dtype,
             master_dtype=job.training.master_dtype,
             state_dtype=job.training.optimizer_state_dtype,
-            fp8_elements=0 if number else layout.kept_fp8_elements(rank),
-            fp8_primary=0 if number else layout.primary_fp8_elements(rank),
-        )
-        static = replace(
-            static,
-            parameters=static.parameters + own.parameters,
-            gradients=static.gradients + own.gradients,
-            optimizer=static.optimizer + own.optimizer,
+            fp8_elements=copied,
+            fp8_primary=primary,
         )
     return on_host(static, job.training) if job.training.offload_plan.optimizer else static
 
@@ -103,7 +99,10 @@ class RankMemory:
     def workspace(self) -> int:
         """What libraries keep allocated."""
         job = self.layout.job
-        return workspace_bytes(job.training.workspaces, job.cluster.profile)
+        templates = {block.template for chunk in self.layout.chunks_of(self.rank) for block in chunk.blocks}
+        operators = (op for number in templates for op in self.layout.library.templates[number].operators)
+        has_experts = any(operator.kind is OpKind.GROUPED_MATMUL for operator in operators)
+        return workspace_bytes(job.training.workspaces, job.cluster.profile, has_experts=has_experts)
 
     @cached_property
     def ground(self) -> GroundEvents:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from semu.errors import ConfigError
 from semu.job import TrainingJob
+from semu.job.experts import mixtures
 from semu.nn.block import CarrySpec
 from semu.nn.rules.reshard import Resharding, TokenLayout
 from semu.nn.tensor import Sequences
@@ -138,7 +139,7 @@ def refuse_modules(job: TrainingJob) -> None:
     """What this version would get wrong.
 
     Raises:
-        ConfigError: ZeRO-2 and ZeRO-3, sharding groups, modules without data of their own, shared parameters.
+        ConfigError: ZeRO-2 and ZeRO-3, experts, sharding groups, modules without data of their own, shared parameters.
     """
     if not job.parallel.modules:
         return
@@ -150,13 +151,12 @@ def refuse_modules(job: TrainingJob) -> None:
             got=job.parallel.zero,
             nearest=1,
         )
-    if job.parallel.ep > 1:
+    if mixtures(job.model):
         raise ConfigError(
-            "expert parallelism with a parallelism per module is not modelled by this version",
-            where="parallel.ep",
-            expected="1, or no [parallel.modules]",
-            got=job.parallel.ep,
-            nearest=1,
+            "a parallelism per module for a model with experts is not modelled by this version",
+            where="parallel.modules",
+            expected="no [parallel.modules], or a model without experts",
+            got=", ".join(job.parallel.modules),
         )
     if job.parallel.zero_group is not None:
         raise ConfigError(

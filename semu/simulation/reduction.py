@@ -24,8 +24,8 @@ from semu.hardware.kinds import DType, OpKind
 from semu.job import Fp8Weights
 from semu.nn.offload import HOST_LINK
 from semu.nn.rules.optimizer import adam_bytes
-from semu.parallel.data import gradient_buckets
 from semu.parallel.mesh import Mesh
+from semu.simulation.buckets import RankBucket, rank_buckets, shares_parameters
 from semu.simulation.clipping import gradient_checks
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
@@ -98,13 +98,15 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
     slices: list[OuterSlice] = []
     done = _rank_end(run, rank)
     size = job.training.grad_dtype.size_bytes
-    parts = layout.by_mesh(rank)
-    reduces = any(mesh.parallel.gradient_ranks > 1 for mesh, _ in parts) and job.parallel.zero <= 1
-    gradients = _gradient_ready(layout, evaluation, run, rank) if reduces else []
-    if gradients:
+    reduces = shares_parameters(layout) and job.parallel.zero <= 1
+    gradients = _gradient_ready(layout, evaluation, run, rank) if reduces else _Gradients()
+    if gradients.elements:
+        overlapped, ready = job.training.overlap.grad_reduce, gradients.ready_s
+        buckets = rank_buckets(layout, rank, gradients.keys, gradients.elements, gradients.slots, overlapped=overlapped)
+        pieces = _bucket_collectives(layout, model, rank, buckets)
         now = 0.0
-        for ready, own in _buckets(layout, model, rank, gradients, done):
-            now = max(now, ready)
+        for bucket, own in zip(buckets, pieces, strict=True):
+            now = max(now, max(ready[i] for i in bucket.members) if overlapped else done)
             for piece in own:
                 slices.append(moved(piece, now))
                 now = slices[-1].end_s
@@ -118,60 +120,39 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
     return slices
 
 
-def _buckets(
-    layout: Layout, model: CostModel, rank: int, gradients: list[_Gradient], done: float
-) -> list[tuple[float, tuple[OuterSlice, ...]]]:
-    """When each bucket of a rank's gradients can be reduced, and what reduces it, in that order.
-
-    Modules whose gradients are reduced over different groups have buckets of their own.
-    """
-    overlapped = layout.job.training.overlap.grad_reduce
-    size = layout.job.training.grad_dtype.size_bytes
-    result: list[tuple[float, tuple[OuterSlice, ...]]] = []
-    parts = layout.by_mesh(rank)
-    for mesh, entries in parts:
-        if mesh.parallel.gradient_ranks == 1:
-            continue
-        members = {id(held.parameter) for _, _, held in entries}
-        own = [gradient for gradient in gradients if gradient.key in members]
-        buckets = gradient_buckets(
-            [gradient.elements for gradient in own],
-            mesh.parallel.gradient_ranks,
-            overlapped=overlapped,
-            slots=[gradient.slot for gradient in own],
-        )
-        pieces = _bucket_collectives(mesh, model, rank, [bucket.elements * size for bucket in buckets], len(result))
-        for bucket, piece in zip(buckets, pieces, strict=True):
-            result.append((max(own[i].ready_s for i in bucket.members) if overlapped else done, piece))
-    return sorted(result, key=lambda item: item[0]) if len(parts) > 1 else result
-
-
 def _replicated(layout: Layout, rank: int) -> list[tuple[Mesh, int]]:
     """Trainable elements that all tensor-parallel ranks hold and see part of the tokens for, by their group."""
     parallel = layout.job.parallel
     if not parallel.modules:
         is_split = parallel.tp > 1 and parallel.sequence_parallel
-        held_by = layout.held_by(rank) if is_split else ()
-        total = sum(h.elements for _, _, h in held_by if h.parameter.requires_grad and not h.is_sharded)
+        held_by = layout.dense_by(rank) if is_split else []
+        total = sum(held.elements for held in held_by if held.parameter.requires_grad and not held.is_sharded)
         return [(layout.mesh, total)] if total else []
     result: dict[int, tuple[Mesh, int]] = {}
-    for _, entries in layout.by_mesh(rank):
-        for chunk, _, held in entries:
-            mesh = layout.mesh_of(chunk)
-            is_split = mesh.parallel.tp > 1 and mesh.parallel.sequence_parallel
-            if is_split and held.parameter.requires_grad and not held.is_sharded:
-                tp = mesh.parallel.tp
-                result[tp] = (mesh, result.get(tp, (mesh, 0))[1] + held.elements)
-    return list(result.values())
+    for chunk, _, held in layout.held_by(rank):
+        mesh = layout.mesh_of(chunk)
+        is_split = mesh.parallel.tp > 1 and mesh.parallel.sequence_parallel
+        if is_split and held.parameter.requires_grad and not held.is_sharded:
+            tp = mesh.parallel.tp
+            result[tp] = (mesh, result.get(tp, (mesh, 0))[1] + held.elements)
+    return [found for _, found in sorted(result.items(), reverse=True)]
 
 
 def _bucket_collectives(
-    mesh: Mesh, model: CostModel, rank: int, sizes: list[int], first: int
+    layout: Layout, model: CostModel, rank: int, buckets: list[RankBucket]
 ) -> list[tuple[OuterSlice, ...]]:
     """What reduces each bucket of gradients: an all-reduce; with ZeRO-1 a reduce-scatter, in groups followed by an
     all-reduce of the shard across them (Megatron-LM's ``--num-distributed-optimizer-instances``)."""
-    parallel = mesh.parallel
-    names = [f"gradients {number}" for number in range(first, first + len(sizes))]
+    parallel, mesh = layout.job.parallel, layout.mesh
+    size = layout.job.training.grad_dtype.size_bytes
+    sizes = [bucket.elements * size for bucket in buckets]
+    names = [f"gradients {number}" for number in range(len(sizes))]
+    if any(bucket.pool.is_expert or bucket.pool.mesh is not mesh for bucket in buckets):  # then ZeRO-1 has no groups
+        kind = OpKind.ALL_REDUCE if parallel.zero == 0 else OpKind.REDUCE_SCATTER
+        return [
+            (collective(model, name, kind, bucket.pool.shard_group(rank), bucket_bytes, 0.0),)
+            for name, bucket, bucket_bytes in zip(names, buckets, sizes, strict=True)
+        ]
     if parallel.zero == 0:
         return [(piece,) for piece in collectives(model, names, OpKind.ALL_REDUCE, mesh.dp_group(rank), sizes)]
     scattered = collectives(model, names, OpKind.REDUCE_SCATTER, mesh.shard_group(rank), sizes)
@@ -188,17 +169,17 @@ def _rank_end(run: PipelineRun, rank: int) -> float:
 
 
 @dataclass(frozen=True)
-class _Gradient:
-    """A trainable parameter's gradient: whose, when it is complete [s], local elements, virtual stage."""
+class _Gradients:
+    """When each trainable parameter's gradient is complete on the slowest replica [s], in that order; whose it is, its
+    local elements, its virtual stage."""
 
-    key: int
-    ready_s: float
-    elements: int
-    slot: int
+    ready_s: tuple[float, ...] = ()
+    elements: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
+    keys: tuple[int, ...] = ()
 
 
-def _gradient_ready(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> list[_Gradient]:
-    """When each trainable parameter's gradient is complete on the slowest replica, in that order."""
+def _gradient_ready(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> _Gradients:
     problem = run.problem
     ready: dict[int, float] = {}
     elements: dict[int, int] = {}
@@ -227,7 +208,12 @@ def _gradient_ready(layout: Layout, evaluation: Evaluation, run: PipelineRun, ra
             elements[id(held.parameter)] = held.elements
             slots[id(held.parameter)] = layout.chunks[number].chunk.slot
     order = sorted(ready, key=lambda key: ready[key])
-    return [_Gradient(key, ready[key], elements[key], slots[key]) for key in order]
+    return _Gradients(
+        tuple(ready[key] for key in order),
+        tuple(elements[key] for key in order),
+        tuple(slots[key] for key in order),
+        tuple(order),
+    )
 
 
 _TOGETHER = 8
@@ -290,11 +276,9 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
     if not trainable:
         return RankTail(tuple(reductions), None, ())
     dtype = job.training.precision.tensor_dtype
-    share = layout.stepped_elements(rank)
-    written = sum(layout.weight_bytes(h) for _, _, h in layout.held_by(rank) if h.parameter.requires_grad)
-    narrower = (trainable * dtype.size_bytes - written) * share // trainable  # primary weights in fp8
+    narrower = sum(layout.narrower_bytes(pool) for pool in layout.pools(rank))
     traffic = -narrower + adam_bytes(
-        share,
+        layout.stepped_elements(rank),
         tensor_dtype=dtype,
         grad_dtype=job.training.grad_dtype,
         master_dtype=job.training.master_dtype,
@@ -308,10 +292,10 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
     done = offload[0].end_s if offload else step.end_s
     gathers: list[OuterSlice] = []
     if job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
-        for mesh, entries in layout.by_mesh(rank):
-            size = sum(layout.weight_bytes(h) for _, _, h in entries if h.parameter.requires_grad)
-            if mesh.parallel.gradient_ranks > 1 and size:
-                group = mesh.shard_group(rank)
+        for pool in layout.pools(rank):
+            size = sum(layout.weight_bytes(h) for h in pool.trained)
+            if size and pool.ranks > 1:
+                group = pool.shard_group(rank)
                 gathers.append(collective(model, "parameters", OpKind.ALL_GATHER, group, size, done))
                 done = gathers[-1].end_s
     casts = _weight_casts(layout, model, rank, done)

@@ -18,16 +18,6 @@ from semu.simulation.modules import refuse_modules
 def refuse_unmodelled(job: TrainingJob) -> None:
     """Say no to what this version would get wrong."""
     parallel = job.parallel
-    for name, legal in (("ep", 1),):
-        value = getattr(parallel, name)
-        if value != legal:
-            raise ConfigError(
-                f"{name} = {value} is not modelled by this version",
-                where=f"parallel.{name}",
-                expected=str(legal),
-                got=value,
-                nearest=legal,
-            )
     if parallel.zero >= 2:
         _check_sharding(job)
     if parallel.cp > 1:

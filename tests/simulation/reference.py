@@ -217,7 +217,9 @@ class _Writer:
         replica.memory = memory_of(self.model, replica, self.symbols, self.sharding.held(replica))
         if not self.gather_ready and not self.model.job.training.offload:
             several = bool(self.sharding.units) or self.model.job.parallel.cp > 1
-            _attribute(replica, "modules" if self.model.job.parallel.modules else "links" if several else "tp")
+            inside = "experts" if self.model.has_experts else "tp"
+            inside = "links" if several else inside
+            _attribute(replica, "modules" if self.model.job.parallel.modules else inside)
         return replica
 
     def _rank(self, chunk: int) -> int:
@@ -368,8 +370,8 @@ def _attribute(replica: Replica, inside: str) -> None:
     """Means over the ranks of the time in kernels, of that lost to links inside stages, and of that lost to ``pp``.
 
     Args:
-        inside: ``tp``, ``links`` where data-parallel collectives run in stages too, or ``modules`` where modules of
-            different parallelism exchange their tensors.
+        inside: ``tp``, or ``links`` where data-parallel collectives run in stages too, or ``experts`` (tp, ep, etp), or
+            ``modules`` where modules of different parallelism exchange their tensors.
     """
     num_ranks = len(replica.orders)
     replica.exposed_s = {inside: 0.0, "pp": 0.0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from simulation.reference_experts import rounded_value
 
 from semu.graph.dim import Dim, Poly
 from semu.graph.operator import Operator
@@ -26,7 +26,7 @@ def value(dim: Dim, symbols: dict[str, int]) -> int:
     total = 0
     for monomial, coefficient in dim.terms.items():
         for name in monomial:
-            coefficient *= symbols[name]
+            coefficient *= rounded_value(name, symbols) if "~" in name else symbols[name]
         total += coefficient
     return total
 
@@ -51,7 +51,7 @@ def symbols_of(microbatch: Microbatch, tp: int, cp: int = 1) -> dict[str, int]:
 
 
 def latency_of(
-    operator: Operator, symbols: dict[str, int], profile: DeviceProfile, groups: Mapping[str, CommGroup]
+    operator: Operator, symbols: dict[str, int], profile: DeviceProfile, groups: dict[str, CommGroup]
 ) -> float:
     """Latency of one operator [s]; one with nothing to do takes no time."""
     flop, mem, net = (value(d, symbols) for d in (operator.flop, operator.mem_bytes, operator.net_bytes))

@@ -40,17 +40,18 @@ class Tail:
 
 @dataclass
 class Held:
-    """A trainable parameter on a rank: local elements, whether split, its first virtual stage, when its gradient is
-    complete [s]; its module's tp and whether that is sequence-parallel, and its block's chunk."""
+    """A trainable parameter on a rank: local elements, whether split, its first virtual stage, and when its gradient is
+    complete [s]; whether it is of experts that are spread otherwise than all else; tp of its module, and whether that
+    is sequence-parallel."""
 
     parameter: Parameter
     elements: int
     is_sharded: bool
     slot: int
     ready_s: float
+    is_routed: bool = False
     tp: int = 1
     is_sp: bool = False
-    chunk: int = 0
 
 
 def parts_of(held: list[Held]) -> list[tuple[int, list[Held]]]:
@@ -71,33 +72,32 @@ def tail_of(expansion: Expansion) -> Tail:
     tail = Tail([[] for _ in range(parallel.pp)])
     grad_bytes = job.training.grad_dtype.size_bytes
     for rank, slices in enumerate(tail.slices):
-        done, now = ends[rank], 0.0
-        pieces: list[tuple[float, int, int]] = []  # ready, bytes, tp
-        for tp, items in parts_of(held[rank]):
-            several = parallel.dp * parallel.cp * (parallel.tp // tp)
-            if several > 1 and parallel.zero <= 1:
-                for bucket in buckets(items, several, overlap.grad_reduce):
-                    ready = max(item.ready_s for item in bucket) if overlap.grad_reduce else ends[rank]
-                    pieces.append((ready, sum(item.elements for item in bucket) * grad_bytes, tp))
-        if len(parts_of(held[rank])) > 1:
-            pieces.sort(key=lambda piece: piece[0])
+        done = ends[rank]
         width = (parallel.zero_group or parallel.dp) * parallel.cp
-        for ready, size, tp in pieces:
-            peers = parallel.dp * parallel.cp * (parallel.tp // tp)
-            group = worst_group(model, rank, 1, peers, tp)
-            if not parallel.zero:
-                slices.append(collective(expansion, OpKind.ALL_REDUCE, group, size, max(now, ready)))
-            else:
-                own = width * (parallel.tp // tp)
-                inner = worst_group(model, rank, 1, own, tp)
-                slices.append(collective(expansion, OpKind.REDUCE_SCATTER, inner, size, max(now, ready)))
-                if own < peers:
-                    across, share = worst_group(model, rank, own, peers // own, tp), -(-size // own)
-                    slices.append(collective(expansion, OpKind.ALL_REDUCE, across, share, slices[-1].end_s))
-            now = slices[-1].end_s
-        done = max(done, now)
+        if parallel.zero <= 1:
+            now = 0.0
+            routed_group = model.experts.groups("edp", 0, rank)
+            for bucket in shared_buckets(model, held[rank], overlap.grad_reduce):
+                ready = max(item.ready_s for item in bucket) if overlap.grad_reduce else ends[rank]
+                size = sum(item.elements for item in bucket) * grad_bytes
+                tp = bucket[0].tp
+                peers, own = parallel.dp * parallel.cp * (parallel.tp // tp), width * (parallel.tp // tp)
+                if bucket[0].is_routed:
+                    kind = OpKind.REDUCE_SCATTER if parallel.zero else OpKind.ALL_REDUCE
+                    slices.append(collective(expansion, kind, routed_group, size, max(now, ready)))
+                elif not parallel.zero:
+                    group = worst_group(model, rank, 1, peers, tp)
+                    slices.append(collective(expansion, OpKind.ALL_REDUCE, group, size, max(now, ready)))
+                else:
+                    inner = worst_group(model, rank, 1, own, tp)
+                    slices.append(collective(expansion, OpKind.REDUCE_SCATTER, inner, size, max(now, ready)))
+                    if own < peers:
+                        across, share = worst_group(model, rank, own, peers // own, tp), -(-size // own)
+                        slices.append(collective(expansion, OpKind.ALL_REDUCE, across, share, slices[-1].end_s))
+                now = slices[-1].end_s
+            done = max(done, now)
         for tp, items in parts_of(held[rank]):
-            whole = sum(item.elements for item in items if not item.is_sharded and item.is_sp)
+            whole = sum(i.elements for i in items if not i.is_sharded and i.is_sp and not i.is_routed)
             if parallel.zero >= 2:
                 whole = -(-whole // width)
             if tp > 1 and whole:
@@ -119,7 +119,7 @@ def tail_of(expansion: Expansion) -> Tail:
     for rank, slices in enumerate(tail.slices):
         elements = sum(item.elements for item in held[rank])
         if elements:
-            _step(expansion, rank, elements, barrier, slices, held[rank])
+            _step(expansion, rank, held[rank], barrier, slices)
     tail.iteration_s = max([barrier, *(piece.end_s for slices in tail.slices for piece in slices)])
     tail.iteration_s += on_grid(job.training.overhead_s)
     return tail
@@ -148,11 +148,9 @@ def trainable(expansion: Expansion, rank: int) -> list[Held]:
         for use in block.trace.parameters if block.rank == rank else ():
             if not use.parameter.requires_grad:
                 continue
-            sizes = expansion.model.sizes[block.module]
-            item = found.setdefault(
-                id(use.parameter),
-                Held(use.parameter, use.numel, use.is_sharded, block.slot, 0.0, sizes.tp, sizes.sp, block.chunk),
-            )
+            routed, sizes = expansion.model.experts.holds(use), expansion.model.sizes[block.module]
+            new = Held(use.parameter, use.numel, use.is_sharded, block.slot, 0.0, routed, sizes.tp, sizes.sp)
+            item = found.setdefault(id(use.parameter), new)
             for replica in expansion.replicas:
                 for operators in replica.operators.values():
                     for entry in operators:
@@ -171,6 +169,32 @@ def buckets(held: list[Held], dp: int, several: bool) -> list[list[Held]]:
             groups.append([])
         groups[-1].append(item)
     return [group for group in groups if group]
+
+
+def shared_buckets(model: CutModel, held: list[Held], several: bool) -> list[list[Held]]:
+    """Buckets of what several ranks hold, routed experts apart, in the order in which the buckets are full."""
+    parallel, edp = model.job.parallel, model.experts.edp
+    order = sorted(held, key=lambda item: item.ready_s)
+    found: list[list[Held]] = []
+    for tp, items in parts_of(held):
+        dp = parallel.dp * parallel.cp * (parallel.tp // tp)
+        dense = [item for item in items if not item.is_routed] if dp > 1 else []
+        routed = [item for item in items if item.is_routed] if edp > 1 else []
+        found += buckets(dense, dp, several) + buckets(routed, dp, several)
+    return sorted(found, key=lambda bucket: next(i for i, item in enumerate(order) if item is bucket[-1]))
+
+
+def stepped(model: CutModel, held: list[Held]) -> int:
+    """Elements that a rank steps: all of its own, or a share of each kind."""
+    if not model.job.parallel.zero:
+        return sum(item.elements for item in held)
+    total = 0
+    for tp, items in parts_of(held):
+        routed = sum(item.elements for item in items if item.is_routed)
+        dense = sum(item.elements for item in items) - routed
+        shards = (model.job.parallel.zero_group or model.job.parallel.dp) * model.job.parallel.cp
+        total += -(-dense // (shards * (model.job.parallel.tp // tp))) + -(-routed // model.experts.edp)
+    return total
 
 
 def collective(expansion: Expansion, kind: OpKind, group: CommGroup, size: int, start_s: float) -> Slice:
@@ -205,11 +229,13 @@ def _check(expansion: Expansion, held: list[list[Held]], begin_s: float, tail: T
         passes += [1, None, 2]
     now = begin_s
     width = (parallel.zero_group or parallel.dp) * parallel.cp if parallel.zero else 1
+    if not parallel.zero and any(item.is_routed for items in held for item in items):
+        width = -(-model.experts.ep * model.experts.etp // parallel.tp)
     together = parallel.pp * parallel.tp * width
     for times in passes:
         ends = [now]
         for rank, slices in enumerate(tail.slices):
-            own = stepped(held[rank], width, parallel.tp) if parallel.zero else sum(i.elements for i in held[rank])
+            own = stepped(model, held[rank])
             if times is not None and own:
                 size = times * own * training.grad_dtype.size_bytes
                 slices.append(_kernel(expansion, OpKind.OPTIMIZER, size, now))
@@ -231,20 +257,12 @@ def _kernel(expansion: Expansion, kind: OpKind, size: int, start_s: float) -> Sl
     return Slice(kind, start_s, start_s + on_grid(latency))
 
 
-def stepped(held: list[Held], width: int, tp: int) -> int:
-    """Elements of a rank's shards."""
-    return sum(-(-sum(i.elements for i in items) // (width * (tp // own))) for own, items in parts_of(held))
-
-
-def _step(
-    expansion: Expansion, rank: int, elements: int, barrier: float, slices: list[Slice], held: list[Held]
-) -> None:
+def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, slices: list[Slice]) -> None:
     """Adam on the rank's share, then the gather of the parameters where it does not hide."""
     model = expansion.model
     job = model.job
     tensor_bytes, grad_bytes = job.training.precision.tensor_dtype.size_bytes, job.training.grad_dtype.size_bytes
     shards = (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp
-    own = stepped(held, shards, job.parallel.tp) if job.parallel.zero else elements
     master, state = job.training.master_dtype.size_bytes, job.training.optimizer_state_dtype.size_bytes
     # gradient read, two moments and the master read and written, parameter written (or, without master, both)
     weight = (
@@ -254,10 +272,25 @@ def _step(
     )
     found = {id(u.parameter): u for block in model.blocks if block.rank == rank for u in block.trace.parameters}
     primary = [u for u in found.values() if u.is_fp8 and job.fp8_weights.value == "primary"]
-    narrow = sum(u.numel for u in primary if u.parameter.requires_grad)
-    traffic = own * (grad_bytes + 4 * state + weight) - narrow * own // elements
+    traffic = stepped(model, held) * (grad_bytes + 4 * state + weight)
+    gathered = []
+    kinds = [(tp, items, False) for tp, items in parts_of(held)] + [(job.parallel.tp, held, True)]
+    for tp, items, is_routed in kinds:
+        own = [item for item in items if item.is_routed is is_routed]
+        elements = sum(item.elements for item in own)
+        narrow = sum(u.numel for u in primary if any(u.parameter is item.parameter for item in own))
+        several = job.parallel.tp // tp
+        group = worst_group(model, rank, 1, shards * several, tp)
+        ranks = job.parallel.dp * job.parallel.cp * several
+        if is_routed:
+            group, ranks = model.experts.groups("edp", 0, rank), model.experts.edp
+        if elements:
+            traffic -= narrow * stepped(model, own) // elements
+        if elements and ranks > 1:
+            gathered.append((group, elements * tensor_bytes - narrow))
     lives_on_host = "optimizer" in (job.training.offload or ())
-    copied = own * (2 * state + (0 if job.training.master_dtype is job.training.precision.tensor_dtype else master))
+    copied = 2 * state + (0 if job.training.master_dtype is job.training.precision.tensor_dtype else master)
+    copied *= stepped(model, held)
     host = CommGroup("host", 2, local_port=Port.PCIE)
     if lives_on_host:
         slices.append(collective(expansion, OpKind.P2P, host, copied, barrier))
@@ -266,12 +299,8 @@ def _step(
     if lives_on_host:
         slices.append(collective(expansion, OpKind.P2P, host, copied, slices[-1].end_s))
     if job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
-        for tp, items in parts_of(held):
-            several = shards * (job.parallel.tp // tp)
-            size = sum(item.elements for item in items) * tensor_bytes - narrow
-            if several > 1:
-                group = worst_group(model, rank, 1, several, tp)
-                slices.append(collective(expansion, OpKind.ALL_GATHER, group, size, slices[-1].end_s))
+        for group, size in gathered:
+            slices.append(collective(expansion, OpKind.ALL_GATHER, group, size, slices[-1].end_s))
     uses = {id(use.parameter): use for block in model.blocks if block.rank == rank for use in block.trace.parameters}
     cast = sum(use.numel for use in uses.values() if use.is_fp8)
     if cast and job.fp8_weights.value != "microbatch":
@@ -288,19 +317,12 @@ def gather_times(expansion: Expansion) -> dict[int, float]:
         held = trainable(expansion, rank)
         for item in held:
             item.ready_s = 0.0
-        parts = parts_of(held)
-        pieces: list[tuple[int, list[Held], CommGroup]] = []
-        for tp, items in parts:
-            several = job.parallel.tp // tp
-            if job.parallel.dp * job.parallel.cp * several > 1:
-                group = worst_group(expansion.model, rank, 1, width * several, tp)
-                found = buckets(items, job.parallel.dp * job.parallel.cp * several, several=True)
-                pieces += [(bucket[0].chunk, bucket, group) for bucket in found if bucket]
-        if len(parts) > 1:
-            pieces.sort(key=lambda piece: piece[0])
         now = 0.0
-        for _, bucket, group in pieces:
-            now = collective(expansion, OpKind.ALL_GATHER, group, 2 * sum(h.elements for h in bucket), now).end_s
+        for bucket in shared_buckets(expansion.model, held, several=True):
+            tp = bucket[0].tp
+            group = worst_group(expansion.model, rank, 1, width * (job.parallel.tp // tp), tp)
+            own = expansion.model.experts.groups("edp", 0, rank) if bucket[0].is_routed else group
+            now = collective(expansion, OpKind.ALL_GATHER, own, 2 * sum(h.elements for h in bucket), now).end_s
             for block in expansion.model.blocks:
                 used = {id(use.parameter) for use in block.trace.parameters}
                 if block.rank == rank and used & {id(item.parameter) for item in bucket}:

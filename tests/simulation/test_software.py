@@ -45,11 +45,12 @@ def test_a_factor_divides_both_rates_of_its_kinds_and_no_other(name: str) -> Non
     for kind, own in profile.efficiencies.items():
         slowed = run.efficiencies[kind]
         mine = {
-            "matmul": kind is OpKind.MATMUL,
+            "matmul": kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL),
             "attention": kind.value.startswith("attention_"),
             "memory_bound": kind
             not in (
                 OpKind.MATMUL,
+                OpKind.GROUPED_MATMUL,
                 OpKind.ATTENTION_FORWARD,
                 OpKind.ATTENTION_BACKWARD,
                 OpKind.OPTIMIZER,

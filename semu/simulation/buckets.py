@@ -1,0 +1,66 @@
+"""Buckets of a rank's parameters, pool by pool: other ranks hold the same experts than the same of all else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from semu.parallel.data import gradient_buckets
+from semu.simulation.layout import Layout
+from semu.simulation.pools import ParameterPool
+
+
+@dataclass(frozen=True)
+class RankBucket:
+    """Parameters whose gradients are reduced, or which are gathered, together.
+
+    Attributes:
+        elements: local elements. members: numbers of the parameters in it. pool: what they are of.
+    """
+
+    elements: int
+    members: tuple[int, ...]
+    pool: ParameterPool
+
+
+def rank_buckets(
+    layout: Layout,
+    rank: int,
+    parameters: Sequence[int],
+    elements: Sequence[int],
+    slots: Sequence[int],
+    *,
+    overlapped: bool,
+) -> list[RankBucket]:
+    """Buckets of a rank; those that no other rank shares are left out.
+
+    Args:
+        rank: pipeline rank.
+        parameters, elements, slots: identity, local elements and virtual stage of each, in order of readiness.
+        overlapped: as ``gradient_buckets``.
+    Source:
+        Megatron-LM's DistributedDataParallel: buffers of expert-parallel parameters of their own, one bucket size. Its
+        kinds of buckets share the links; here they take turns, as they are full.
+    """
+    found: list[RankBucket] = []
+    pools = layout.pools(rank)
+    for pool in pools:
+        own = {id(held.parameter) for held in pool.held} if len(pools) > 1 else None
+        chosen = [number for number, key in enumerate(parameters) if own is None or key in own]
+        if not chosen or pool.ranks == 1:
+            continue
+        buckets = gradient_buckets(
+            [elements[number] for number in chosen],
+            pool.mesh.parallel.gradient_ranks,
+            overlapped=overlapped,
+            slots=[slots[number] for number in chosen],
+        )
+        found += [
+            RankBucket(bucket.elements, tuple(chosen[member] for member in bucket.members), pool) for bucket in buckets
+        ]
+    return sorted(found, key=lambda bucket: bucket.members[-1])
+
+
+def shares_parameters(layout: Layout) -> bool:
+    """Whether some parameters are on several ranks, so that gradients must be reduced."""
+    return any(pool.ranks > 1 for rank in range(layout.job.parallel.pp) for pool in layout.pools(rank))
