@@ -170,6 +170,14 @@ class TrainingJob:
         return self.training.global_batch // (self.parallel.dp * self.training.micro_batch)
 
     @property
+    def shards_are_masters(self) -> bool:
+        """Whether ZeRO-3 keeps its shards in the master weights' type only and gathers them cast: PyTorch's FSDP with a
+        mixed-precision policy (2304.11277 §4.4)."""
+        training = self.training
+        is_mixed = training.master_dtype is not training.precision.tensor_dtype
+        return is_mixed and self.parallel.zero >= 3 and training.software is Software.TORCH
+
+    @property
     def overlaps_tensor_parallel(self) -> bool:
         """Whether tensor-parallel collectives run beside kernels that do not need them.
 

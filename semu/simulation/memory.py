@@ -60,6 +60,7 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
             state_dtype=job.training.optimizer_state_dtype,
             fp8_elements=copied,
             fp8_primary=primary,
+            shards_are_masters=job.shards_are_masters,
         )
     return on_host(static, job.training) if job.training.offload_plan.optimizer else static
 

@@ -277,6 +277,8 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
         return RankTail(tuple(reductions), None, ())
     dtype = job.training.precision.tensor_dtype
     narrower = sum(layout.narrower_bytes(pool) for pool in layout.pools(rank))
+    if job.shards_are_masters:  # nothing is written but the masters
+        narrower += layout.stepped_elements(rank) * dtype.size_bytes
     traffic = -narrower + adam_bytes(
         layout.stepped_elements(rank),
         tensor_dtype=dtype,

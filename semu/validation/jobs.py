@@ -20,6 +20,8 @@ refuses them by name. What a row leaves open follows rules that hold for every r
   and PyTorch's, PyTorch's alone with ``local`` layers; else none.
 * overlap: what the row does not tell is semu's default; sharded parameters that are fetched ahead are
   ``param_gather``.
+* FSDP under a pipeline keeps parameters gathered from the first forward on and reduces once (torchtitan): the traffic
+  and the memory of ZeRO-1.
 * ZeRO-2 of PyTorch's FSDP is its SHARD_GRAD_OP: parameters are sharded too, and stay gathered until the backward.
 * software: PyTorch's where parameters are sharded by FSDP (or gradients, ZeRO-2), unless the row tells
   ``dp_grad_reduce``, which is Megatron-LM's word (its own FSDP); and where the optimizer is sharded within groups of
@@ -256,8 +258,8 @@ def _parallel(row: Row, vp: int) -> dict[str, Any]:
         "sequence_parallel": row.sequence_parallel,
         "zero": _one_of(row.sharding, _ZERO, "sharding", "sharding_kind"),
     }
-    if row.sharding == "zero2" and _is_torch_fsdp(row):
-        table |= {"zero": 3, "reshard_after_forward": False}
+    if _is_torch_fsdp(row):
+        table |= {"zero": 1} if row.pp > 1 else {"zero": 3, "reshard_after_forward": row.sharding == "fsdp"}
     if row.zero_group is not None and row.zero_group != row.dp:
         table["zero_group"] = row.zero_group
     if row.shape.moe is not None and row.etp is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from simulation.jobs import job_of, t2v, t2v_items, text_items, vlm, vlm_items
 
+import semu_models
 from semu.errors import ConfigError
 from semu.hardware.cluster import Cluster
 from semu.nn import ModalityModule, ModalityRole, Model
@@ -134,3 +135,11 @@ def test_a_shared_parameter() -> None:
     with pytest.raises(ConfigError) as caught:
         simulate(job_of(model, text_items(1), Parallel(tp=2, modules={"llm": ModuleParallel(tp=1)})))
     assert caught.value.where == "parallel.modules.llm"
+
+
+def test_experts() -> None:
+    model = semu_models.build("mixtral-8x7b")
+    name = model.modules[0].name
+    with pytest.raises(ConfigError) as caught:
+        simulate(job_of(model, text_items(1), Parallel(tp=2, modules={name: ModuleParallel(tp=1)})))
+    assert caught.value.where == "parallel.modules"

@@ -272,6 +272,8 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
     )
     found = {id(u.parameter): u for block in model.blocks if block.rank == rank for u in block.trace.parameters}
     primary = [u for u in found.values() if u.is_fp8 and job.fp8_weights.value == "primary"]
+    if job.parallel.zero == 3 and job.training.software.value == "torch" and weight > 2 * tensor_bytes:
+        weight = 2 * master
     traffic = stepped(model, held) * (grad_bytes + 4 * state + weight)
     gathered = []
     kinds = [(tp, items, False) for tp, items in parts_of(held)] + [(job.parallel.tp, held, True)]

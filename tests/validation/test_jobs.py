@@ -163,6 +163,7 @@ MOE = {"num_experts": 8, "topk": 2, "moe_ffn_hidden": 768, "shared_expert_ffn": 
         ({"sharding_kind": "zero2"}, "parallel.reshard_after_forward", False),
         ({"sharding_kind": "zero2", "overlap": {"dp_grad_reduce": True}}, "parallel.zero", 2),
         ({"sharding_kind": "fsdp"}, "parallel.zero", 3),
+        ({"sharding_kind": "fsdp", "pp": 2, "gpus": 4}, "parallel.zero", 1),
         ({"zero_group": 2}, "parallel.zero_group", None),
         ({"zero_group": 1}, "parallel.zero_group", 1),
         ({"cp": 2, "gpus": 4}, "parallel.cp", 2),
