@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 from simulation.comparison import assert_equal, assert_tails_equal
-from simulation.jobs import NO_OVERLAP, job_of, overlap, t2v, t2v_items, vlm, vlm_items
+from simulation.jobs import NO_OVERLAP, gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items
 from simulation.reference import expand
 from simulation.reference_tail import gather_times
 
@@ -15,6 +15,7 @@ from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.parallel.modules import ModuleParallel
 from semu.simulation import simulate
+from semu.simulation.nearest_fit import nearest_fit
 
 MODELS = {"vlm": (vlm, vlm_items, "vit"), "t2v": (t2v, t2v_items, "dit"), "t2v encoder": (t2v, t2v_items, "llm")}
 
@@ -81,3 +82,64 @@ def test_stages_wait_for_parameters_that_are_gathered_over_different_groups(kind
     made = job(kind, ModuleParallel(tp=1), Parallel(dp=2, tp=2, pp=1), overlap=overlap(parameters=True))
     free = expand(replace(made, training=replace(made.training, overlap=NO_OVERLAP)))
     assert_equal(simulate(made), expand(made, gather_times(free)))
+
+
+STRATEGIES: dict[str, dict[str, object]] = {
+    "recomputed groups of layers": {"recompute": "full", "recompute_layers": 2, "recompute_method": "uniform"},
+    "recomputed first layers": {"recompute": "full", "recompute_layers": 1, "recompute_method": "block"},
+    "offload": {"offload": ["activations", "optimizer"]},
+    "attention in kernels": {"attention": "unfused"},
+    "fp8": {"precision": "fp8"},
+    "software": {"software": "torch"},
+    "clipping": {"gradient_clipping": True},
+    "loss scale": {"precision": "fp16", "loss_scaling": True},
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", ["vlm", "t2v"])
+def test_beside_everything_else(kind: str, strategy: str) -> None:
+    assert_tails_equal(job(kind, ModuleParallel(tp=2), Parallel(dp=2, tp=4, pp=2), **STRATEGIES[strategy]))
+
+
+@pytest.mark.parametrize("cp_kind", ["ring", "all_gather", "all_to_all"])
+def test_beside_every_kind_of_context_parallelism(cp_kind: str) -> None:
+    assert_tails_equal(job("t2v", ModuleParallel(tp=1), Parallel(tp=2, cp=2, pp=2, cp_kind=cp_kind)))
+
+
+@pytest.mark.parametrize("frozen", [("vit",), ("llm",)], ids=str)
+def test_frozen_modules(frozen: tuple[str, ...]) -> None:
+    parallel = Parallel(dp=2, tp=4, pp=2, modules={"vit": ModuleParallel(tp=1)})
+    assert_tails_equal(job_of(vlm(frozen=frozen), vlm_items(4), parallel))
+
+
+def test_virtual_stages() -> None:
+    parallel = Parallel(tp=4, pp=2, vpp=2, modules={"vit": ModuleParallel(tp=1)})
+    assert_tails_equal(job_of(vlm(layers=4), vlm_items(4), parallel))
+
+
+def test_a_microbatch_without_items() -> None:
+    parallel = Parallel(tp=4, pp=2, modules={"vit": ModuleParallel(tp=1)})
+    assert_tails_equal(job_of(vlm(), vlm_items(3, empty=(1,)), parallel))
+
+
+@pytest.mark.parametrize("parallel", [Parallel(tp=4, pp=2), Parallel(tp=2, cp=2, pp=2)], ids=Parallel.label)
+def test_a_text_model_of_one_module(parallel: Parallel) -> None:
+    """Sequences spread over the ranks; a microbatch with one of them leaves the others without work."""
+    own = ModuleParallel(tp=parallel.tp // 2, cp=1)
+    assert_tails_equal(job_of(gpt(), text_items(3), replace(parallel, modules={"llm": own})))
+
+
+@pytest.mark.parametrize("partition", ["layers", "latency"])
+def test_stages_cut_otherwise(partition: str) -> None:
+    made = job("vlm", ModuleParallel(tp=1), Parallel(tp=4, pp=2, partition=partition))
+    report = simulate(made)
+    assert report.model_flop == simulate(job("vlm", ModuleParallel(tp=1), Parallel(tp=4, pp=2))).model_flop
+    assert len(report.timeline.ranks) == 2
+
+
+def test_changes_that_fit_are_looked_for() -> None:
+    made = job("vlm", ModuleParallel(tp=1), Parallel(dp=2, tp=2), override={"memory_bytes": 6e6})
+    report = simulate(made)
+    assert not report.fits
+    assert nearest_fit(made, report, simulate)
