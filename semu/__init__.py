@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from semu.nn.model import InputSpec, ModalityModule, ModalityRole, Model
     from semu.parallel.config import Overlap, Parallel
     from semu.parallel.layout import PipelineLayout
+    from semu.parallel.modules import ModuleParallel
     from semu.report import Report
     from semu.schedule.schedule import Schedule
     from semu.simulation import JobCheckpoint, prepare, simulate
@@ -66,6 +67,7 @@ _HOMES = {
     "Model": "semu.nn.model",
     "OpKind": "semu.graph.operator",
     "Overlap": "semu.parallel.config",
+    "ModuleParallel": "semu.parallel.modules",
     "Parallel": "semu.parallel.config",
     "PipelineLayout": "semu.parallel.layout",
     "Phase": "semu.graph.operator",
@@ -111,6 +113,7 @@ __all__ = [
     "ModalityModule",
     "ModalityRole",
     "Model",
+    "ModuleParallel",
     "OpKind",
     "Overlap",
     "Parallel",

@@ -182,6 +182,7 @@ def merged_packing(x: Tensor, group: int) -> Sequences:
         smaller(packing.count, 1),
         length,
         packing.pair_unit,
+        packing.module,
     )
 
 

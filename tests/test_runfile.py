@@ -249,7 +249,6 @@ def test_a_wrong_type_is_refused(assignment: str, expected: str) -> None:
         ("model.hf_config=config.json", "model.name or [model.transformer]"),
         ("parallel.ep=4", "1"),
         ("parallel.zero=4", "0 or 1 or 2 or 3"),
-        ("parallel.modules.encoder.tp=2", "one parallelism"),
         ("training.optimizer=sgd", "adam"),
         ("parallel.etp=2", "a model with experts"),
         ("training.moe_imbalance=1.5", "a model with experts"),
@@ -258,7 +257,7 @@ def test_a_wrong_type_is_refused(assignment: str, expected: str) -> None:
 )
 def test_what_is_not_modelled_is_refused_by_name(assignment: str, expected: str) -> None:
     error = refused("lm-7b", assignment)
-    key = assignment.partition("=")[0].replace(".encoder.tp", "")
+    key = assignment.partition("=")[0]
     assert error.where == f"--set {key}"
     assert error.expected is not None
     assert expected in error.expected
@@ -782,3 +781,35 @@ def test_bad_memory_strategies_are_told_with_their_place(assignment: str, where:
     assert caught.value.where is not None
     assert caught.value.where.endswith(where)
     assert caught.value.expected is not None
+
+
+# -- a parallelism per modality module -----------------------------------------------------------------------------
+def test_a_module_s_parallelism_is_read_dumped_and_reported(tmp_path: Path) -> None:
+    run = resolve_run("vlm-m", Overrides(("parallel.modules.vit.tp=1",)))
+    text = run.to_toml()
+    assert tomllib.loads(text)["parallel"]["modules"] == {"vit": {"tp": 1}}
+    again = load_run(write(tmp_path, text))
+    assert again.parallel == run.job().parallel
+    report = simulate(again)
+    sizes = report.to_json()["job"]["parallel"]["modules"]  # type: ignore[index]
+    assert sizes == {
+        "vit": {"dp": 8, "tp": 1, "pp": 4, "cp": 1, "sequence_parallel": False, "item_groups": 8},
+        "llm": {"dp": 1, "tp": 8, "pp": 4, "cp": 1, "sequence_parallel": True, "item_groups": 1},
+    }
+    assert "dp1-tp8-pp4 (vit: tp1)" in repr(report).splitlines()[0]
+    assert any("spread over 8 groups" in note for note in report.warnings)
+    assert report.breakdown_s["exposed_communication"]["reshard"] > 0  # type: ignore[index]
+    assert "modules" not in tomllib.loads(resolve_run("vlm-m").to_toml())["parallel"]
+    assert "modules" not in simulate(load_run("vlm-m")).to_json()["job"]["parallel"]  # type: ignore[index]
+
+
+def test_where_a_module_s_size_is_wrong(tmp_path: Path) -> None:
+    text = resolve_run("vlm-m").to_toml() + "\n[parallel.modules.vit]\ntp = 3\n"
+    line = text.splitlines().index("tp = 3") + 1
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_run(path)
+    assert caught.value.where == f"{path}:{line} parallel.modules.vit.tp"
+    assert (caught.value.got, caught.value.nearest) == (3, 2)
+    error = refused("vlm-m", "parallel.modules.vti.tp=1")
+    assert (error.where, error.nearest) == ("--set parallel.modules.vti", "vit")

@@ -11,6 +11,7 @@ from semu.hardware.cluster import Cluster
 from semu.hardware.software import Software
 from semu.job.experts import check_experts
 from semu.job.kinds import Fp8Weights, Precision
+from semu.job.modules import check_modules, named_modules
 from semu.job.training import Training
 from semu.nn.model import Model
 from semu.nn.module import Module
@@ -55,7 +56,8 @@ class TrainingJob:
         wrapped = model if isinstance(model, Model) else Model.from_module(model)
         object.__setattr__(self, "model", wrapped)
         object.__setattr__(self, "cluster", cluster)
-        object.__setattr__(self, "parallel", parallel if parallel is not None else Parallel())
+        chosen = parallel if parallel is not None else Parallel()
+        object.__setattr__(self, "parallel", named_modules(wrapped, chosen))
         object.__setattr__(self, "training", training if training is not None else Training())
         object.__setattr__(self, "batch", batch if batch is not None else text_batch())
         self._check_cluster()
@@ -64,6 +66,7 @@ class TrainingJob:
         self._check_virtual_stages()
         self._check_layout()
         self._check_fp8_weights()
+        check_modules(self.model, self.parallel)
         check_experts(self.model, self.parallel, self.training)
 
     def _check_cluster(self) -> None:

@@ -19,19 +19,24 @@ from semu.nn.autograd import backward, recompute
 from semu.nn.module import Module
 from semu.nn.offload import copy_in, copy_out, saved_storages
 from semu.nn.rules.optimizer import adam_step
+from semu.nn.rules.reshard import Resharding, reshard_tokens
 from semu.nn.tensor import Sequences, Tensor
 from semu.nn.tracing import ParameterUse, Trace, TraceOptions
 
 
 @dataclass(frozen=True)
 class CarrySpec:
-    """What is known of a tensor between two blocks: global shape, shards, type, packing, need of a gradient."""
+    """What is known of a tensor between two blocks: global shape, shards, type, packing, need of a gradient.
+
+    Where it comes from a modality module of another parallelism, ``reshard`` says how the block spreads it anew.
+    """
 
     shape: tuple[Dim, ...]
     shards: tuple[int, ...]
     dtype: DType
     requires_grad: bool
     sequences: Sequences | None
+    reshard: Resharding | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,8 @@ def trace_block(
         )
         for number, spec in enumerate(inputs)
     ]
-    outputs = _run_forward(trace, module, arrived, full_recompute)
+    given = [t if s.reshard is None else reshard_tokens(t, s.reshard) for t, s in zip(arrived, inputs, strict=True)]
+    outputs = _run_forward(trace, module, given, full_recompute)
     if saved:
         copy_out(trace, saved)
     num_forward = len(trace.graph.operators)

@@ -30,6 +30,7 @@ class Sequences:
         length: common length where all are equal, else None.
         pair_unit: what the symbols of ``pairs`` count in: 1, or with context parallelism so many chunk pairs (see
             ``of_stream``).
+        module: the modality module that spreads the sequences over groups of ranks; empty: all ranks have them all.
 
     Under context parallelism ``tokens`` are those of one rank, and ``pairs`` its share: its queries with all keys.
     """
@@ -40,9 +41,10 @@ class Sequences:
     count: Dim
     length: Dim | None = None
     pair_unit: int = 1
+    module: str = ""
 
     @classmethod
-    def of_stream(cls, stream: str, token_divisor: int = 1, cp: int = 1) -> Sequences:
+    def of_stream(cls, stream: str, token_divisor: int = 1, cp: int = 1, module: str = "") -> Sequences:
         """Symbolic packing of a data stream: symbols ``stream.shard``, ``stream.pairs``, ``stream.sequences``.
 
         Args:
@@ -50,14 +52,18 @@ class Sequences:
             token_divisor: the axis is ``token_divisor`` x ``stream.shard`` long, on all context ranks together.
             cp: ranks that share every sequence; with several, each holds two of its 2 cp chunks, ``stream.pairs`` is
                 the sum of squared chunk lengths, and a rank has 2 x 2 cp of these pairs.
+            module: the modality module that spreads the sequences over groups of ranks; the symbols are then those of
+                one group, ``stream.module.shard`` and so on.
         """
         unit = 4 * cp if cp > 1 else 1
+        prefix = f"{stream}.{module}" if module else stream
         return cls(
             stream,
-            token_divisor // cp * Poly.symbol(f"{stream}.shard"),
-            unit * Poly.symbol(f"{stream}.pairs"),
-            Poly.symbol(f"{stream}.sequences"),
+            token_divisor // cp * Poly.symbol(f"{prefix}.shard"),
+            unit * Poly.symbol(f"{prefix}.pairs"),
+            Poly.symbol(f"{prefix}.sequences"),
             pair_unit=unit,
+            module=module,
         )
 
     @classmethod
@@ -76,7 +82,8 @@ class Sequences:
         if self.length is not None and other.length is not None and self.count == other.count:
             return self.count * self.length * other.length
         if isinstance(self.count, Poly) and isinstance(other.count, Poly):
-            return self.pair_unit * Poly.symbol(f"{self.stream}*{other.stream}.pairs")
+            both = f"{self.stream}*{other.stream}"
+            return self.pair_unit * Poly.symbol(f"{both}.{self.module}.pairs" if self.module else f"{both}.pairs")
         raise GraphError(
             "cannot pair these two packings",
             where=where,

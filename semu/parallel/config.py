@@ -10,6 +10,7 @@ from typing import Self
 from semu.errors import ConfigError, unknown_name
 from semu.nn.sharding import ContextKind, ShardingStyle
 from semu.parallel.layout import PipelineLayout
+from semu.parallel.modules import ModuleParallel
 
 _SIZES = ("dp", "tp", "pp", "vpp", "cp", "ep")
 
@@ -66,6 +67,8 @@ class Parallel:
             rank are etp x ep x (expert data parallel), in this order.
         cp_kind: how context parallelism exchanges keys and values: ``"ring"`` (Megatron-LM's ``p2p``, its default),
             ``"all_gather"`` or ``"all_to_all"`` (``a2a``); without meaning where cp = 1.
+        modules: modality module -> ``ModuleParallel`` or its table, where it differs from the job's, e.g.
+            ``{"vit": ModuleParallel(tp=1)}``.
     """
 
     dp: int = 1
@@ -83,6 +86,7 @@ class Parallel:
     etp: int | None = None
     layout: PipelineLayout | None = None
     cp_kind: ContextKind | str = ContextKind.RING
+    modules: Mapping[str, ModuleParallel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in (*_SIZES, *(("etp",) if self.etp is not None else ())):
@@ -110,6 +114,7 @@ class Parallel:
             self._set_layout(PipelineLayout.of(self.layout))
 
         object.__setattr__(self, "cp_kind", _context_kind(self.cp_kind))
+        self._set_modules()
         object.__setattr__(self, "plan", {pattern: _style(pattern, style) for pattern, style in self.plan.items()})
 
     def _set_layout(self, layout: PipelineLayout) -> None:
@@ -126,6 +131,30 @@ class Parallel:
             )
         layout.check_stages(self.pp, self.vpp)
         object.__setattr__(self, "layout", layout)
+
+    def _set_modules(self) -> None:
+        """Every module's own sizes fit into the job's."""
+        if not isinstance(self.modules, Mapping):
+            raise ConfigError(
+                "not a table of modules", where="parallel.modules", expected="module -> sizes", got=repr(self.modules)
+            )
+        modules = {name: ModuleParallel.of(name, value) for name, value in self.modules.items()}
+        for name, own in modules.items():
+            own.sizes(name, {size: getattr(self, size) for size in _SIZES})
+        object.__setattr__(self, "modules", modules)
+
+    def of_module(self, name: str) -> Self:
+        """The parallelism of one modality module: on the same GPUs and pipeline ranks, in its own sizes."""
+        own = self.modules.get(name)
+        if own is None:
+            return self if not self.modules else replace(self, modules={})
+        dp, cp, tp = own.sizes(name, {size: getattr(self, size) for size in _SIZES})
+        is_split = self.sequence_parallel if own.sequence_parallel is None else own.sequence_parallel
+        return replace(self, dp=dp, cp=cp, tp=tp, sequence_parallel=is_split, modules={})
+
+    def item_groups(self, name: str) -> int:
+        """Groups over which the items of a microbatch are spread in a module: 1 where its sizes are the job's."""
+        return self.of_module(name).dp // self.dp
 
     def _check_zero_group(self) -> None:
         size = self.zero_group

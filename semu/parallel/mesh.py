@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from semu.hardware.cluster import Cluster
@@ -109,6 +109,25 @@ class Mesh:
         firsts = (peer for first in replicas for peer in range(first, first + p.tp)) if p.cp > 1 else range(1)
         return max((self._place("cp", first, p.tp, p.cp) for first in firsts), key=_spread)
 
+    def of_module(self, name: str) -> Mesh:
+        """The same GPUs in the sizes of one modality module."""
+        if name not in self._modules:
+            own = self.parallel.of_module(name)
+            is_other = own is not self.parallel and own != replace(self.parallel, modules={})
+            self._modules[name] = Mesh(own, self.cluster) if is_other else self
+        return self._modules[name]
+
+    def exchange_group(self, parts: int) -> CommGroup | None:
+        """Ranks that hold different parts of a tensor spread over the tp x cp GPUs of a replica's pipeline rank, where
+        neighbours hold the same part if there are fewer parts than GPUs; the group on most nodes. None: one part."""
+        p = self.parallel
+        width = p.tp * p.cp
+        if parts == 1:
+            return None
+        name = "reshard" if parts == width else f"reshard{parts}"
+        firsts = [f + i for f in self._different(0, width, p.pp * p.dp) for i in range(width // parts)]
+        return max((self._place(name, first, width // parts, parts) for first in firsts), key=_spread)
+
     def _different(self, first: int, step: int, count: int) -> range:
         """Of the GPUs first, first + step, ... (``count`` of them), those that stand differently in their nodes."""
         node = self.cluster.gpus_per_node
@@ -124,6 +143,10 @@ class Mesh:
 
     @cached_property
     def _groups(self) -> dict[tuple[str, int, int, int], CommGroup]:
+        return {}
+
+    @cached_property
+    def _modules(self) -> dict[str, Mesh]:
         return {}
 
     @cached_property

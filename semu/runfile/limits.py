@@ -30,7 +30,6 @@ _ABSENT: Mapping[str, str] = MappingProxyType(
     {
         "model.hf_config": "model.name or [model.transformer]",
         "model.transformer.mtp_layers": "a model that predicts the next token only",
-        "parallel.modules": "one parallelism for all modality modules, in [parallel]",
     }
 )
 """Keys that must not be there, and what to write instead."""

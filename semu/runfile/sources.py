@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import fields
 from difflib import get_close_matches
@@ -16,6 +16,7 @@ from semu.hardware.cluster import Cluster
 from semu.job import Training
 from semu.parallel.config import Overlap, Parallel
 from semu.parallel.layout import PipelineLayout
+from semu.parallel.modules import ModuleParallel
 from semu.runfile.places import Places, parse_toml
 from semu.runfile.schema import SCHEMA
 from semu_models import MODELS, SETUPS, Setup
@@ -44,13 +45,16 @@ def read_source(run: str) -> tuple[dict[str, Any], Places, Setup | None]:
 def options_table(options: Parallel | Training | Overlap, table: str) -> dict[str, Any]:
     """The run file's keys of an options object; those that are None are left out."""
     values = {item.name: getattr(options, item.name) for item in fields(options) if item.name in SCHEMA[table]}
-    return {name: _plain(value) for name, value in values.items() if value is not None}
+    plain = {name: _plain(value) for name, value in values.items() if value is not None}
+    return {name: value for name, value in plain.items() if value != {}}
 
 
 def _plain(value: object) -> Any:
     """A value in the words of a run file."""
-    if isinstance(value, PipelineLayout):
+    if isinstance(value, PipelineLayout | ModuleParallel):
         return value.to_table()
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
     return value.value if isinstance(value, Enum) else value
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.engine.stage import StageProgram
 from semu.engine.timeline import OuterSlice
 from semu.graph.dim import Dim, DimTable
 from semu.graph.operator import Phase
@@ -211,27 +212,51 @@ class Work:
 
 def count_work(layout: Layout, evaluation: Evaluation) -> Work:
     """Sum the operators' FLOP over all stages, microbatches, replicas, tensor- and context-parallel ranks."""
-    library, peers = layout.library, layout.job.parallel.tp * layout.job.parallel.cp
-    operators = library.operators
+    library = layout.library
     uses = np.bincount(evaluation.shapes.index.ravel())
-    symbols = with_rounded(evaluation.shapes.columns, library.symbols, mean=True)  # all ranks together, not the worst
-    work = _totals([op.flop for op in operators], symbols, uses)
-    extra = _totals([op.recomputed_flop for op in operators], symbols, uses)
-    causal = _totals([op.causal_flop for op in operators], symbols, uses)
-    calls = np.zeros(len(operators), dtype=np.int64)
-    for chunk in layout.chunks:
-        for stage in (chunk.forward, chunk.backward):
-            if stage is not None:
-                calls += np.bincount(stage.rows, minlength=len(operators))
+    mean = with_rounded(evaluation.shapes.columns, library.symbols, mean=True)  # all ranks together, not the worst
     hardware = model = full = 0
-    for row in np.flatnonzero(calls).tolist():
-        operator = operators[row]
-        times = int(calls[row]) * (peers // operator.copies)
-        hardware += times * work[row]
-        if operator.phase is not Phase.RECOMPUTE:
-            model += times * (work[row] - extra[row])
-            full += times * (work[row] - extra[row] + causal[row])
+    for name, stages in _stages_by_module(layout).items():
+        calls = np.zeros(len(library.operators), dtype=np.int64)
+        for stage in stages:
+            calls += np.bincount(stage.rows, minlength=len(library.operators))
+        rows = np.flatnonzero(calls).tolist()
+        operators = [library.operators[row] for row in rows]
+        own = layout.mesh.of_module(name).parallel
+        peers = own.tp * own.cp
+        for symbols in _groups_of(name, own.dp // layout.job.parallel.dp, mean):
+            work = _totals([op.flop for op in operators], symbols, uses)
+            extra = _totals([op.recomputed_flop for op in operators], symbols, uses)
+            causal = _totals([op.causal_flop for op in operators], symbols, uses)
+            for position, (row, operator) in enumerate(zip(rows, operators, strict=True)):
+                times = int(calls[row]) * (peers // operator.copies)
+                hardware += times * work[position]
+                if operator.phase is not Phase.RECOMPUTE:
+                    model += times * (work[position] - extra[position])
+                    full += times * (work[position] - extra[position] + causal[position])
     return Work(float(model), float(hardware), float(full), _tokens(layout, evaluation, uses))
+
+
+def _stages_by_module(layout: Layout) -> dict[str, list[StageProgram]]:
+    """The stages of every modality module that has a parallelism of its own, and of all others together."""
+    result: dict[str, list[StageProgram]] = {}
+    for chunk in layout.chunks:
+        is_own = layout.mesh_of(chunk.chunk.index) is not layout.mesh
+        stages = result.setdefault(chunk.module if is_own else "", [])
+        stages += [stage for stage in (chunk.forward, chunk.backward) if stage is not None]
+    return result
+
+
+def _groups_of(
+    module: str, groups: int, columns: Mapping[str, NDArray[np.int64]]
+) -> Iterator[Mapping[str, NDArray[np.int64]]]:
+    """The symbols as each group of ranks of a module sees them."""
+    if groups == 1:
+        yield columns
+        return
+    for group in range(groups):
+        own = {key.removesuffix(mark): column for key, column in columns.items() if key.endswith(mark := f"@{group}")}
+        yield {**columns, **{key: column for key, column in own.items() if f".{module}." in key}}
 
 
 def _totals(dims: Sequence[Dim], symbols: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]) -> list[int]:

@@ -63,7 +63,7 @@ def assemble_report(
     provenance = {name: value / everything for name, value in sorted(seconds.items())}
     hosts = host_memory(layout, evaluation, run)
     return Report(
-        title=f"{job.model.name} on {job.cluster.label()}, {job.parallel.label()}, {job.training.schedule}",
+        title=f"{job.model.name} on {job.cluster.label()}, {parallel_label(job)}, {job.training.schedule}",
         iteration_time_s=iteration,
         makespan_s=float(makespan[slowest]),
         mfu=work.model_flop / peak_rate,
@@ -109,6 +109,20 @@ def iteration_time(job: TrainingJob, run: PipelineRun, tails: list[RankTail]) ->
     return ends + overhead_s(job)
 
 
+def parallel_label(job: TrainingJob) -> str:
+    """``dp8-tp2-pp4``, and what modality modules have of their own: ``dp8-tp2-pp4 (vit: tp1)``."""
+    own = []
+    for module in job.model.modules:
+        if module.name in job.parallel.modules:
+            sizes = job.parallel.of_module(module.name)
+            different = [name for name in ("tp", "cp") if getattr(sizes, name) != getattr(job.parallel, name)]
+            words = "-".join(f"{name}{getattr(sizes, name)}" for name in different)
+            if sizes.tp > 1 and sizes.sequence_parallel != job.parallel.sequence_parallel:
+                words = " ".join([*([words] if words else []), "with sp" if sizes.sequence_parallel else "without sp"])
+            own += [f"{module.name}: {words}"] if words else []
+    return job.parallel.label() + (f" ({', '.join(own)})" if own else "")
+
+
 def describe_job(layout: Layout) -> dict[str, object]:
     """Resolved inputs, for ``result.json``."""
     job = layout.job
@@ -137,6 +151,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
         }
         | _describe_experts(job)
         | ({"layout": job.parallel.layout.to_table()} if job.parallel.layout is not None else {})
+        | ({"modules": module_sizes(layout)} if job.parallel.modules else {})
         | ({"cp_kind": job.parallel.context_kind.value} if job.parallel.cp > 1 else {}),
         "chunks": [
             {
@@ -193,6 +208,18 @@ def describe_job(layout: Layout) -> dict[str, object]:
     }
 
 
+def module_sizes(layout: Layout) -> dict[str, dict[str, object]]:
+    """Every modality module's parallelism, with the groups of ranks over which it spreads a microbatch's items."""
+    job = layout.job
+    result: dict[str, dict[str, object]] = {}
+    for module in job.model.modules:
+        own = job.parallel.of_module(module.name)
+        sizes: dict[str, object] = {name: getattr(own, name) for name in ("dp", "tp", "pp", "cp")}
+        sizes["sequence_parallel"] = own.sequence_parallel and own.tp > 1
+        result[module.name] = sizes | {"item_groups": own.dp // job.parallel.dp}
+    return result
+
+
 def _describe_experts(job: TrainingJob) -> dict[str, object]:
     """Expert parallelism and routing, where the model has experts."""
     if not mixtures(job.model):
@@ -235,6 +262,13 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
             f"ZeRO-{job.parallel.zero} with unequal microbatches: the collectives inside stages wait for no other "
             "replica, so that the iteration lasts at least as long as said"
         )
+    for module in job.model.modules if job.parallel.modules else ():
+        groups = job.parallel.item_groups(module.name)
+        if groups > 1:
+            notes.append(
+                f"{module.name}: the sequences of a microbatch are spread over {groups} groups of ranks, the longest "
+                "one that is left to the group with the fewest tokens; times and memory are those of the busiest group"
+            )
     if job.parallel.ep > 1 and num_replicas > 1:
         notes.append(
             "experts with unequal microbatches: a rank gets as many rows as its own tokens make, and the all-to-alls "
@@ -260,7 +294,12 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
         )
     if job.parallel.tp > 1:
         whole = sum(
-            held.elements for rank in range(job.parallel.pp) for held in layout.dense_by(rank) if not held.is_sharded
+            held.elements
+            for rank in range(job.parallel.pp)
+            for pool in layout.pools(rank)
+            if not pool.is_expert and pool.mesh.parallel.tp == job.parallel.tp
+            for held in pool.held
+            if not held.is_sharded
         )
         share = whole / max(parameters, 1)
         if share > 0.01:

@@ -54,7 +54,8 @@ def check_lengths(job: TrainingJob, microbatches: Sequence[Microbatch]) -> None:
                 nearest=nearest_multiple(length, parts),
             )
         return
-    read = {spec.stream: module.name for module in job.model.modules for spec in module.inputs}
+    cut = [module for module in job.model.modules if job.parallel.of_module(module.name).cp == cp]
+    read = {spec.stream: module.name for module in cut for spec in module.inputs}
     for stream, module in read.items():
         lengths = [item.lengths[stream] for item in microbatches if stream in item.lengths]
         every = np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)

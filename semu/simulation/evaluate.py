@@ -18,6 +18,7 @@ from semu.simulation.layout import Layout
 from semu.simulation.segment_costs import stage_costs
 from semu.simulation.shape_costs import ShapeCosts, num_shapes
 from semu.workload.batch import Microbatch, shape_columns
+from semu.workload.spread import Spread, spread_columns
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,19 @@ class BatchShapes:
     index: NDArray[np.int64]
 
 
-def distinct_shapes(microbatches: Sequence[Microbatch], dp: int, token_divisor: int, parts: int = 1) -> BatchShapes:
+def distinct_shapes(
+    microbatches: Sequence[Microbatch], dp: int, token_divisor: int, parts: int = 1, spreads: Sequence[Spread] = ()
+) -> BatchShapes:
     """Find equal microbatches.
 
     Args:
         microbatches: dp x m of them; replica r runs items r, r + dp, r + 2 dp, ... (round robin).
         dp: replicas. token_divisor, parts: see ``Parallel.token_divisor``, ``Parallel.sequence_parts``.
+        spreads: modality modules that spread their items over groups of ranks.
     """
     columns = shape_columns(microbatches, token_divisor, parts)
+    for spread in spreads if columns else ():
+        columns |= spread_columns(microbatches, spread)
     names = list(columns)
     table = np.stack([columns[name] for name in names])
     distinct, inverse = np.unique(table, axis=1, return_inverse=True)

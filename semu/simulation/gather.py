@@ -17,7 +17,7 @@ from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.schedule.units import PipelineUnits
 from semu.simulation.bindings import Binding, StageInsides
-from semu.simulation.buckets import rank_buckets, shard_group, shares_parameters
+from semu.simulation.buckets import rank_buckets, shares_parameters
 from semu.simulation.layout import Layout
 from semu.simulation.transfers import collective
 
@@ -45,12 +45,12 @@ def parameter_gathers(layout: Layout, model: CostModel) -> dict[int, ParameterGa
 def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
     held = [entry for entry in layout.held_by(rank) if entry[2].parameter.requires_grad]
     slots = [layout.chunks[chunk].chunk.slot for chunk, _, _ in held]
-    experts = [h.is_expert for _, _, h in held]
-    buckets = rank_buckets(layout, [h.elements for _, _, h in held], slots, experts, overlapped=True)
+    keys = [id(h.parameter) for _, _, h in held]
+    buckets = rank_buckets(layout, rank, keys, [h.elements for _, _, h in held], slots, overlapped=True)
     sizes = [sum(layout.weight_bytes(held[member][2]) for member in bucket.members) for bucket in buckets]
     slices: list[OuterSlice] = []
     for number, (bucket, size) in enumerate(zip(buckets, sizes, strict=True)):
-        group = shard_group(layout, rank, is_expert=bucket.is_expert)
+        group = bucket.pool.shard_group(rank)
         now = slices[-1].end_s if slices else 0.0
         slices.append(collective(model, f"parameters {number}", OpKind.ALL_GATHER, group, size, now))
     last = {held[member][:2]: number for number, bucket in enumerate(buckets) for member in bucket.members}

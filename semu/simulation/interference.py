@@ -44,7 +44,7 @@ def interference(
         A slice on the compute stream, of the replica on which most hides.
     """
     share = layout.job.profile.interference
-    if share == 0 or layout.job.parallel.dp * layout.job.parallel.cp == 1:
+    if share == 0 or all(pool.mesh.parallel.gradient_ranks == 1 for pool in layout.pools(rank)):
         return None
     nodes = np.flatnonzero(run.problem.node_rank == rank)
     done = run.end[:, nodes].max(axis=1, initial=0.0)

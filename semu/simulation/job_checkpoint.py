@@ -28,6 +28,7 @@ from semu.simulation.context import check_lengths
 from semu.simulation.evaluate import Evaluation, distinct_shapes, evaluate, template_latencies
 from semu.simulation.gather import ParameterGather, parameter_gathers
 from semu.simulation.layout import Layout, build_layout
+from semu.simulation.modules import check_spread, spreads
 from semu.simulation.pipeline import Replicas, consolidated_units, distinct_replicas, run_pipeline
 from semu.simulation.reduction import rank_tails
 from semu.simulation.refusals import check_streams, refuse_unmodelled
@@ -229,7 +230,7 @@ def prepare(
     count = job.num_microbatches * parallel.dp
     microbatches = job.batch.microbatches(count, training.micro_batch, training.seq_len)
     check_lengths(job, microbatches)
-    shapes = distinct_shapes(microbatches, parallel.dp, parallel.token_divisor, parallel.sequence_parts)
+    shapes = distinct_shapes(microbatches, parallel.dp, parallel.token_divisor, parallel.sequence_parts, spreads(job))
     check_streams(job, shapes)
     say("tracing the model")
     serial = not job.overlaps_tensor_parallel
@@ -238,6 +239,7 @@ def prepare(
         lambda library: template_latencies(
             library, shapes, CostModel(library, job.profile, latency_rules), serial=serial, cache=results
         ),
+        lambda streams: check_spread(job, streams, shapes.columns),
     )
     say("costing the stages")
     evaluation = evaluate(layout, shapes, CostModel(layout.library, job.profile, latency_rules), results)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from semu.parallel.pipeline import Chunk, deal_chunks, place_chunks
 from semu.parallel.stage_layers import stage_boundaries
 from semu.schedule.schedule import PipelineShape
 from semu.simulation.exchanges import plan_exchanges
+from semu.simulation.pools import ParameterPool
 from semu.simulation.recompute_units import recompute_units
 from semu.simulation.template_cache import LIBRARIES, JoinedLibrary
 from semu.simulation.tracer import Block, HeldParameter, ModelTracer
@@ -86,23 +87,19 @@ class Layout:
 
     def stepped_elements(self, rank: int) -> int:
         """Trainable elements whose gradients and optimizer state a rank keeps: all of its own, or its shards."""
-        return sum(self._stepped(rank, is_expert=is_expert)[0] for is_expert in (False, True))
+        return sum(self._stepped(pool) for pool in self.pools(rank))
 
-    def narrower_bytes(self, rank: int, *, is_expert: bool) -> int:
-        """Bytes that a step writes less because weights of a kind exist in fp8 only."""
-        own, held = self._stepped(rank, is_expert=is_expert)
-        trainable = sum(h.elements for h in held)
-        written = sum(self.weight_bytes(h) for h in held)
+    def narrower_bytes(self, pool: ParameterPool) -> int:
+        """Bytes that a step writes less because weights of a pool exist in fp8 only."""
+        trainable = sum(h.elements for h in pool.trained)
+        written = sum(self.weight_bytes(h) for h in pool.trained)
         size = self.job.training.precision.tensor_dtype.size_bytes
-        return (trainable * size - written) * own // max(trainable, 1)
+        return (trainable * size - written) * self._stepped(pool) // max(trainable, 1)
 
-    def _stepped(self, rank: int, *, is_expert: bool) -> tuple[int, list[HeldParameter]]:
-        """Elements of a kind that a rank steps, and the trainable parameters that they are of."""
-        parallel = self.job.parallel
-        own = self.experts_by(rank) if is_expert else self.dense_by(rank)
-        shards = parallel.expert_data_ranks if is_expert else parallel.shard_ranks
-        held = [h for h in own if h.parameter.requires_grad]
-        return -(-sum(h.elements for h in held) // (shards if parallel.zero >= 1 else 1)), held
+    def _stepped(self, pool: ParameterPool) -> int:
+        """Elements of a pool that a rank steps."""
+        shards = pool.shards if self.job.parallel.zero >= 1 else 1
+        return -(-sum(h.elements for h in pool.trained) // shards)
 
     def kept_fp8_elements(self, rank: int) -> int:
         """Elements of a rank's weights of which fp8 copies are kept from one iteration to the next."""
@@ -121,12 +118,33 @@ class Layout:
         """Elements of a rank's weights that exist in fp8 only."""
         return self.kept_fp8_elements(rank) if self.job.fp8_weights is Fp8Weights.PRIMARY else 0
 
+    def mesh_of(self, chunk: int) -> Mesh:
+        """Where the ranks of a chunk's modality module live."""
+        return self.mesh.of_module(self.chunks[chunk].module)
+
+    def pools(self, rank: int) -> tuple[ParameterPool, ...]:
+        """What a rank stores, by the ranks that hold the same."""
+        return self._pools[rank]
+
     def weight_bytes(self, held: HeldParameter) -> int:
         """Bytes of a rank's part of a parameter as the optimizer writes and gathers move it."""
         is_fp8 = held.is_fp8 and self.job.fp8_weights is Fp8Weights.PRIMARY
         if is_fp8:
             return held.elements + self.job.training.fp8_recipe.scale_bytes(held.elements)
         return held.elements * self.job.training.precision.tensor_dtype.size_bytes
+
+    @cached_property
+    def _pools(self) -> tuple[tuple[ParameterPool, ...], ...]:
+        result = []
+        for rank in range(self.job.parallel.pp):
+            found: dict[tuple[bool, int], tuple[Mesh, list[HeldParameter]]] = {}
+            for chunk, _, held in self.held_by(rank):
+                mesh = self.mesh_of(chunk) if self.job.parallel.modules else self.mesh
+                found.setdefault((held.is_expert, -mesh.parallel.tp), (mesh, []))[1].append(held)
+            result.append(
+                tuple(ParameterPool(mesh, key[0], tuple(own)) for key, (mesh, own) in sorted(found.items(), key=_first))
+            )
+        return tuple(result)
 
     @cached_property
     def _held(self) -> tuple[tuple[tuple[int, int, HeldParameter], ...], ...]:
@@ -138,15 +156,26 @@ class Layout:
         return tuple(tuple(found.values()) for found in by_rank)
 
 
-def build_layout(job: TrainingJob, weigh: Callable[[TemplateLibrary], Sequence[float]]) -> Layout:
+def _first(item: tuple[tuple[bool, int], object]) -> tuple[bool, int]:
+    return item[0]
+
+
+def build_layout(
+    job: TrainingJob,
+    weigh: Callable[[TemplateLibrary], Sequence[float]],
+    check: Callable[[Mapping[str, Sequence[str]]], None] | None = None,
+) -> Layout:
     """Trace, cut and compile a job's model.
 
     Args:
         job: the job.
         weigh: weight of each template for balancing by latency; called only where ``parallel.partition`` asks.
+        check: told which streams every module reads that spreads its items over groups of ranks.
     """
     tracer = ModelTracer(job)
     blocks = tracer.trace_model()
+    if check is not None:
+        check(tracer.spread_streams)
     joined = _library(tracer, ())
     library = joined.library
     flat = [block for group in blocks for block in group]

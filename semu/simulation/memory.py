@@ -46,11 +46,13 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
     """What a rank stores for its parameters all the time."""
     job = layout.job
     fp8 = layout.kept_fp8_elements(rank), layout.primary_fp8_elements(rank), layout.kept_fp8_scale_bytes(rank)
-    dense, experts = (
-        static_bytes(
-            sum(h.elements for h in held),
-            sum(h.elements for h in held if h.parameter.requires_grad),
-            dp=shards,
+    static = StaticBytes(0, 0, 0)
+    for number, pool in enumerate(layout.pools(rank)):
+        copied, primary, scales = (0, 0, 0) if number else fp8  # of all pools: only the sum counts
+        static += static_bytes(
+            sum(h.elements for h in pool.held),
+            sum(h.elements for h in pool.trained),
+            dp=pool.shards,
             zero=job.parallel.zero,
             tensor_dtype=job.training.precision.tensor_dtype,
             grad_dtype=job.training.grad_dtype,
@@ -61,12 +63,6 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
             fp8_scale_bytes=scales,
             shards_are_masters=job.shards_are_masters,
         )
-        for held, shards, (copied, primary, scales) in (
-            (layout.dense_by(rank), job.parallel.shard_ranks, fp8),  # of both kinds: only the sum counts
-            (layout.experts_by(rank), job.parallel.expert_data_ranks, (0, 0, 0)),
-        )
-    )
-    static = dense + experts
     return on_host(static, job.training) if job.training.offload_plan.optimizer else static
 
 

@@ -24,7 +24,8 @@ from semu.hardware.kinds import DType, OpKind
 from semu.job import Fp8Weights
 from semu.nn.offload import HOST_LINK
 from semu.nn.rules.optimizer import adam_bytes
-from semu.simulation.buckets import RankBucket, rank_buckets, shard_group, shares_parameters
+from semu.parallel.mesh import Mesh
+from semu.simulation.buckets import RankBucket, rank_buckets, shares_parameters
 from semu.simulation.clipping import gradient_checks
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
@@ -101,7 +102,7 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
     gradients = _gradient_ready(layout, evaluation, run, rank) if reduces else _Gradients()
     if gradients.elements:
         overlapped, ready = job.training.overlap.grad_reduce, gradients.ready_s
-        buckets = rank_buckets(layout, gradients.elements, gradients.slots, gradients.is_expert, overlapped=overlapped)
+        buckets = rank_buckets(layout, rank, gradients.keys, gradients.elements, gradients.slots, overlapped=overlapped)
         pieces = _bucket_collectives(layout, model, rank, buckets)
         now = 0.0
         for bucket, own in zip(buckets, pieces, strict=True):
@@ -110,15 +111,31 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
                 slices.append(moved(piece, now))
                 now = slices[-1].end_s
         done = max(done, now)
-    replicated = sum(
-        held.elements for held in layout.dense_by(rank) if held.parameter.requires_grad and not held.is_sharded
-    )
-    if job.parallel.tp > 1 and job.parallel.sequence_parallel and replicated:
-        group = layout.mesh.worst_tp_group
+    for mesh, elements in _replicated(layout, rank):
         if job.parallel.zero >= 2:
-            replicated = -(-replicated // job.parallel.shard_ranks)
-        slices.append(collective(model, "replicated gradients", OpKind.ALL_REDUCE, group, replicated * size, done))
+            elements = -(-elements // job.parallel.shard_ranks)
+        group = mesh.worst_tp_group
+        slices.append(collective(model, "replicated gradients", OpKind.ALL_REDUCE, group, elements * size, done))
+        done = slices[-1].end_s
     return slices
+
+
+def _replicated(layout: Layout, rank: int) -> list[tuple[Mesh, int]]:
+    """Trainable elements that all tensor-parallel ranks hold and see part of the tokens for, by their group."""
+    parallel = layout.job.parallel
+    if not parallel.modules:
+        is_split = parallel.tp > 1 and parallel.sequence_parallel
+        held_by = layout.dense_by(rank) if is_split else []
+        total = sum(held.elements for held in held_by if held.parameter.requires_grad and not held.is_sharded)
+        return [(layout.mesh, total)] if total else []
+    result: dict[int, tuple[Mesh, int]] = {}
+    for chunk, _, held in layout.held_by(rank):
+        mesh = layout.mesh_of(chunk)
+        is_split = mesh.parallel.tp > 1 and mesh.parallel.sequence_parallel
+        if is_split and held.parameter.requires_grad and not held.is_sharded:
+            tp = mesh.parallel.tp
+            result[tp] = (mesh, result.get(tp, (mesh, 0))[1] + held.elements)
+    return [found for _, found in sorted(result.items(), reverse=True)]
 
 
 def _bucket_collectives(
@@ -130,13 +147,11 @@ def _bucket_collectives(
     size = layout.job.training.grad_dtype.size_bytes
     sizes = [bucket.elements * size for bucket in buckets]
     names = [f"gradients {number}" for number in range(len(sizes))]
-    if any(bucket.is_expert for bucket in buckets):  # then ZeRO-1 has no groups
+    if any(bucket.pool.is_expert or bucket.pool.mesh is not mesh for bucket in buckets):  # then ZeRO-1 has no groups
         kind = OpKind.ALL_REDUCE if parallel.zero == 0 else OpKind.REDUCE_SCATTER
-        dense = mesh.dp_group(rank)
-        groups = [mesh.expert_dp_group(rank) if bucket.is_expert else dense for bucket in buckets]
         return [
-            (collective(model, name, kind, group, bucket_bytes, 0.0),)
-            for name, group, bucket_bytes in zip(names, groups, sizes, strict=True)
+            (collective(model, name, kind, bucket.pool.shard_group(rank), bucket_bytes, 0.0),)
+            for name, bucket, bucket_bytes in zip(names, buckets, sizes, strict=True)
         ]
     if parallel.zero == 0:
         return [(piece,) for piece in collectives(model, names, OpKind.ALL_REDUCE, mesh.dp_group(rank), sizes)]
@@ -155,13 +170,13 @@ def _rank_end(run: PipelineRun, rank: int) -> float:
 
 @dataclass(frozen=True)
 class _Gradients:
-    """When each trainable parameter's gradient is complete on the slowest replica [s], in that order; its local
-    elements, its virtual stage, whether it is of routed experts."""
+    """When each trainable parameter's gradient is complete on the slowest replica [s], in that order; whose it is, its
+    local elements, its virtual stage."""
 
     ready_s: tuple[float, ...] = ()
     elements: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
-    is_expert: tuple[bool, ...] = ()
+    keys: tuple[int, ...] = ()
 
 
 def _gradient_ready(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> _Gradients:
@@ -169,7 +184,6 @@ def _gradient_ready(layout: Layout, evaluation: Evaluation, run: PipelineRun, ra
     ready: dict[int, float] = {}
     elements: dict[int, int] = {}
     slots: dict[int, int] = {}
-    experts: dict[int, bool] = {}
     for chunk in reversed(layout.chunks_of(rank)):
         if chunk.backward is None:
             continue
@@ -186,16 +200,19 @@ def _gradient_ready(layout: Layout, evaluation: Evaluation, run: PipelineRun, ra
         for (held, _), end in zip(completed, ends.tolist(), strict=True):
             key = id(held.parameter)
             ready[key] = max(ready.get(key, 0.0), end)
-            elements[key], experts[key] = held.elements, held.is_expert
+            elements[key] = held.elements
             slots[key] = chunk.chunk.slot
     for number, _, held in layout.held_by(rank):  # what no gradient reaches is reduced all the same, at the end
         if held.parameter.requires_grad and id(held.parameter) not in ready:
             ready[id(held.parameter)] = _rank_end(run, rank)
-            elements[id(held.parameter)], experts[id(held.parameter)] = held.elements, held.is_expert
+            elements[id(held.parameter)] = held.elements
             slots[id(held.parameter)] = layout.chunks[number].chunk.slot
     order = sorted(ready, key=lambda key: ready[key])
     return _Gradients(
-        *(tuple(values[key] for key in order) for values in (ready, elements, slots, experts))  # type: ignore[arg-type]
+        tuple(ready[key] for key in order),
+        tuple(elements[key] for key in order),
+        tuple(slots[key] for key in order),
+        tuple(order),
     )
 
 
@@ -260,7 +277,7 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
     if not trainable:
         return RankTail(tuple(reductions), None, ())
     dtype = job.training.precision.tensor_dtype
-    narrower = sum(layout.narrower_bytes(rank, is_expert=is_expert) for is_expert in (False, True))
+    narrower = sum(layout.narrower_bytes(pool) for pool in layout.pools(rank))
     if job.shards_are_masters:  # nothing is written but the masters
         narrower += layout.stepped_elements(rank) * dtype.size_bytes
     traffic = -narrower + adam_bytes(
@@ -276,21 +293,16 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
     step = replace(on_device(model, "adam", OpKind.OPTIMIZER, traffic, barrier), name="Adam step")
     offload = tuple(moved(piece, step.end_s) for piece in offload)
     done = offload[0].end_s if offload else step.end_s
-    gathers: tuple[OuterSlice, ...] = ()
-    if shares_parameters(layout) and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
-        kinds = (
-            (False, layout.dense_by(rank), job.parallel.gradient_ranks),
-            (True, layout.experts_by(rank), job.parallel.expert_data_ranks),
-        )
-        begin = done
-        for is_expert, held, ranks in kinds:
-            size = sum(layout.weight_bytes(h) for h in held if h.parameter.requires_grad)
-            if size and ranks > 1:
-                group = shard_group(layout, rank, is_expert=is_expert)
-                gathers += (collective(model, "parameters", OpKind.ALL_GATHER, group, size, begin),)
-                begin = gathers[-1].end_s
-    casts = _weight_casts(layout, model, rank, gathers[-1].end_s if gathers else done)
-    return RankTail(tuple(reductions), step, gathers, casts=casts, reload=reload, offload=offload)
+    gathers: list[OuterSlice] = []
+    if job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
+        for pool in layout.pools(rank):
+            size = sum(layout.weight_bytes(h) for h in pool.trained)
+            if size and pool.ranks > 1:
+                group = pool.shard_group(rank)
+                gathers.append(collective(model, "parameters", OpKind.ALL_GATHER, group, size, done))
+                done = gathers[-1].end_s
+    casts = _weight_casts(layout, model, rank, done)
+    return RankTail(tuple(reductions), step, tuple(gathers), casts=casts, reload=reload, offload=offload)
 
 
 def _state_copies(

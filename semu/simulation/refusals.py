@@ -12,6 +12,7 @@ from semu.schedule import SCHEDULES
 from semu.simulation.context import check_attention
 from semu.simulation.evaluate import BatchShapes
 from semu.simulation.host import check_offload
+from semu.simulation.modules import refuse_modules
 
 
 def refuse_unmodelled(job: TrainingJob) -> None:
@@ -22,6 +23,7 @@ def refuse_unmodelled(job: TrainingJob) -> None:
     if parallel.cp > 1:
         check_attention(job)
     check_offload(job)
+    refuse_modules(job)
     if job.training.precision is Precision.FP8:
         _refuse_without_fp8(job)
     consumers = [source for module in job.model.modules for source in module.sources]

@@ -11,10 +11,10 @@ from semu.nn.block import CarrySpec, starts_from_data, trace_block
 from semu.nn.model import InputSpec
 from semu.nn.module import Module, Parameter
 from semu.nn.sharding import ShardingStyle
-from semu.nn.tensor import Sequences
 from semu.nn.tracing import TraceOptions
 from semu.parallel.mesh import Mesh
 from semu.parallel.tensor import megatron_plan
+from semu.simulation.modules import ModuleSetting, resharded
 from semu.simulation.structure import StructureReader
 from semu.simulation.template_cache import BLOCKS, CompiledBlock
 
@@ -76,7 +76,7 @@ class _Placed:
         path, body: where, what. specs: what arrives. parameters: as ``body.named_parameters``.
         key: decides, with the gradients, what is traced. number: of the key, in this job.
         is_lasting: the key says so also in another call of ``simulate``. is_recomputed: as the unit.
-        is_offloaded: what its forward pass saves lives on the host in between.
+        is_offloaded: what its forward pass saves lives on the host in between. options: it is traced so.
     """
 
     path: str
@@ -87,7 +87,8 @@ class _Placed:
     number: int
     is_lasting: bool
     is_recomputed: bool
-    is_offloaded: bool = False
+    is_offloaded: bool
+    options: TraceOptions
 
     @property
     def is_data(self) -> bool:
@@ -102,8 +103,10 @@ class ModelTracer:
     nobody after this block uses), and traces again where that differs.
 
     Attributes:
-        mesh, options: of the job. blocks: what its templates are made of, in order.
+        mesh, options: of the job, ``options`` of the module that is being traced. blocks: what its templates are made
+            of, in order.
         is_lasting: all of them may be remembered after this call.
+        spread_streams: module whose items are spread over groups of ranks -> streams that it reads.
     """
 
     def __init__(self, job: TrainingJob) -> None:
@@ -134,9 +137,19 @@ class ModelTracer:
             fused_accumulation=training.gradient_accumulation_fusion,
             fp8_recipe=training.fp8_recipe,
         )
-        self._options_key = tuple(options_key(self.options, full_recompute=again) for again in (False, True))
+        self._options_key = _both_keys(self.options)
+        self._settings = {module.name: ModuleSetting.of(module.name, self.mesh) for module in job.model.modules}
+        self._traced_as = {name: self._options_of(setting) for name, setting in self._settings.items()}
+        self.spread_streams: dict[str, list[str]] = {}
         self._paths: dict[object, tuple[str, ...]] = {}
         self.is_lasting = True
+
+    def _options_of(self, setting: ModuleSetting) -> tuple[TraceOptions, tuple[object, object]]:
+        """Options of a module, and their keys."""
+        if setting.mesh is self.mesh:
+            return self.options, self._options_key
+        own = setting.options(self.job, self.options)
+        return own, _both_keys(own)
 
     def trace_model(self, units: Sequence[Sequence[Unit]] | None = None) -> list[list[Block]]:
         """The blocks of every modality module, in order.
@@ -150,9 +163,15 @@ class ModelTracer:
         outputs: dict[str, tuple[CarrySpec, ...]] = {}
         placed: list[list[_Placed]] = []
         for module, own in zip(self.job.model.modules, units, strict=True):
-            specs = tuple(self._input_spec(spec) for spec in module.inputs)
+            setting = self._settings[module.name]
+            self.options, self._options_key = self._traced_as[module.name]
+            specs = tuple(self._input_spec(spec, setting) for spec in module.inputs)
             for source in module.sources:
-                specs += outputs[source]
+                given = outputs[source]
+                specs += resharded(given, source, module.name, self._settings[source], setting, self.mesh)
+            if setting.groups > 1:
+                read = [spec.sequences.stream for spec in specs if spec.sequences is not None]
+                self.spread_streams[module.name] = list(dict.fromkeys(read))
             group = []
             layers = 0
             for unit in own:
@@ -192,8 +211,8 @@ class ModelTracer:
             result.append(blocks[::-1])
         return result[::-1]
 
-    def _input_spec(self, spec: InputSpec) -> CarrySpec:
-        sequences = Sequences.of_stream(spec.stream, self.job.parallel.token_divisor, self.job.parallel.cp)
+    def _input_spec(self, spec: InputSpec, setting: ModuleSetting) -> CarrySpec:
+        sequences = setting.sequences(spec.stream)
         rows = sequences.count if spec.per_sequence else sequences.tokens
         shape = (rows,) if spec.features is None else (rows, spec.features)
         packing = None if spec.per_sequence else sequences
@@ -222,7 +241,9 @@ class ModelTracer:
         number = self._numbers.setdefault(key, len(self._numbers))
         self.is_lasting &= structure is not None
         is_lasting = structure is not None
-        return _Placed(path, body, specs, parameters, key, number, is_lasting, unit.is_recomputed, is_offloaded)
+        return _Placed(
+            path, body, specs, parameters, key, number, is_lasting, unit.is_recomputed, is_offloaded, self.options
+        )
 
     def _compile(self, place: _Placed, gradients: Sequence[bool] | None) -> CompiledBlock:
         """The block where gradients arrive for some outputs; None: for all that can have one."""
@@ -240,7 +261,7 @@ class ModelTracer:
             traced = trace_block(
                 place.body,
                 place.specs,
-                self.options,
+                place.options,
                 root=place.path,
                 full_recompute=place.is_recomputed,
                 gradients=gradients,
@@ -260,6 +281,11 @@ class ModelTracer:
         if number == len(self.blocks):
             self.blocks.append(compiled)
         return number
+
+
+def _both_keys(options: TraceOptions) -> tuple[object, object]:
+    """Keys of a block that keeps what it made, and of one that is recomputed."""
+    return options_key(options, full_recompute=False), options_key(options, full_recompute=True)
 
 
 def options_key(options: TraceOptions, *, full_recompute: bool) -> object:

@@ -89,6 +89,8 @@ def assert_attribution_equal(report: Report, expected: Expansion) -> None:
     assert breakdown["compute"] == pytest.approx(sum(r.compute_s for r in replicas) / len(replicas), rel=1e-12)
     for name in replicas[0].exposed_s:
         streams = STREAMS.get(name, (name,))
+        if name == "modules":
+            streams = ("tp", "cp", *(stream for stream in exposed if stream.startswith("reshard")))
         outside = sum(
             piece.end_s - piece.start_s
             for rank in report.timeline.ranks

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from simulation.reference_costs import ATTENTION, latency_of, on_grid, symbols_of, value
 from simulation.reference_memory import Curve, RankStatic, memory_of, static_of
 from simulation.reference_model import Block, CutModel
+from simulation.reference_modules import module_symbols
 from simulation.reference_sharding import GATHER, REPLICATE, Sharding, Unit
 
 from semu.graph.operator import Operator
@@ -113,7 +114,8 @@ def expand(job: TrainingJob, gather_ready: dict[int, float] | None = None) -> Ex
     )
     replicas = []
     for number in range(job.parallel.dp):
-        own = [symbols_of(item, job.parallel.tp, job.parallel.cp) for item in items[number :: job.parallel.dp]]
+        mine = items[number :: job.parallel.dp]
+        own = [symbols_of(item, job.parallel.tp, job.parallel.cp) | module_symbols(job, item) for item in mine]
         replicas.append(_Writer(model, number, own, gather_ready or {}).write())
     return Expansion(model, replicas, [static_of(model, rank) for rank in range(job.parallel.pp)])
 
@@ -217,7 +219,8 @@ class _Writer:
         if not self.gather_ready and not self.model.job.training.offload and not self.model.job.training.launch:
             several = bool(self.sharding.units) or self.model.job.parallel.cp > 1
             inside = "experts" if self.model.has_experts else "tp"
-            _attribute(replica, "links" if several else inside)
+            inside = "links" if several else inside
+            _attribute(replica, "modules" if self.model.job.parallel.modules else inside)
         return replica
 
     def _rank(self, chunk: int) -> int:
@@ -261,7 +264,7 @@ class _Writer:
             for operator in item.operators(phase):
                 key = ("operator", *stage, len(written))
                 node = Node(
-                    latency_of(operator, symbols, self.model.job.profile, self.model.groups),
+                    latency_of(operator, symbols, self.model.job.profile, self.model.groups_for(item)),
                     [("begin", *stage), *waits],
                 )
                 mine = operator.stream.name
@@ -386,7 +389,8 @@ def _attribute(replica: Replica, inside: str) -> None:
     """Means over the ranks of the time in kernels, of that lost to links inside stages, and of that lost to ``pp``.
 
     Args:
-        inside: ``tp``, or ``links`` where data-parallel collectives run in stages too, or ``experts`` (tp, ep, etp).
+        inside: ``tp``, or ``links`` where data-parallel collectives run in stages too, or ``experts`` (tp, ep, etp), or
+            ``modules`` where modules of different parallelism exchange their tensors.
     """
     num_ranks = len(replica.orders)
     replica.exposed_s = {inside: 0.0, "pp": 0.0}

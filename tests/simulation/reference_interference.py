@@ -17,7 +17,9 @@ def lost_s(expansion: Expansion, rank: int, spans: list[tuple[float, float]], ga
         spans: (start, end) of the rank's gradient collectives after stages. gathered_s: of its overlapped gathers.
     """
     share = expansion.model.job.profile.interference
-    if share == 0 or expansion.model.job.parallel.dp * expansion.model.job.parallel.cp == 1:
+    job, model = expansion.model.job, expansion.model
+    widest = max(job.parallel.tp // model.sizes[block.module].tp for block in model.blocks if block.rank == rank)
+    if share == 0 or job.parallel.dp * job.parallel.cp * widest == 1:
         return 0.0
     found = []
     for replica in expansion.replicas:

@@ -63,10 +63,16 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
     tensor_bytes = job.training.precision.tensor_dtype.size_bytes
     training = job.training
     zero, shards = job.parallel.zero, (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp
+    by_tp: dict[int, dict[int, int]] = {}
+    for block in model.blocks:
+        for use in block.trace.parameters if block.rank == rank else ():
+            if use.parameter.requires_grad and not model.experts.holds(use):
+                by_tp.setdefault(model.sizes[block.module].tp, {})[id(use.parameter)] = use.numel
     routed = sum(use.numel for use in uses.values() if use.parameter.requires_grad and model.experts.holds(use))
     own = trainable
-    if zero:
-        own = -(-(trainable - routed) // shards) + -(-routed // model.experts.edp)
+    if zero:  # a module with smaller tensor-parallel groups shares its optimizer out to more ranks
+        own = sum(-(-sum(part.values()) // (shards * (job.parallel.tp // tp))) for tp, part in by_tp.items())
+        own += -(-routed // model.experts.edp)
     state = 2 * training.optimizer_state_dtype.size_bytes
     if training.master_dtype is not training.precision.tensor_dtype:
         state += training.master_dtype.size_bytes

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 from simulation.reference_experts import ExpertRanks
 from simulation.reference_layout import stage_of_blocks
+from simulation.reference_modules import group_of, sizes_of, spread_anew
 
 from semu.graph.operator import Operator
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.job import TrainingJob
-from semu.nn import InputSpec, MixtureOfExperts, Module, Sequences, Sequential
+from semu.nn import InputSpec, MixtureOfExperts, Module, Sequential
 from semu.nn.block import CarrySpec, TracedBlock, trace_block
 from semu.nn.recompute_plan import RecomputePlan
 from semu.nn.routing import ExpertPlan
@@ -115,6 +116,20 @@ class CutModel:
             fused_accumulation=job.training.gradient_accumulation_fusion,
             fp8_recipe=job.training.fp8_recipe,
         )
+        self.sizes = [sizes_of(job, module.name) for module in job.model.modules]
+        self._own = [
+            replace(
+                self._options,
+                plan=megatron_plan(
+                    job.model, replace(job.parallel, tp=s.tp, cp=s.cp, sequence_parallel=s.sp, modules={})
+                ),
+                tp_group=group_of(job, "tp", s),
+                cp_group=group_of(job, "cp", s),
+            )
+            if job.parallel.modules
+            else self._options
+            for s in self.sizes
+        ]
         self.blocks: list[Block] = []
         again = job.training.recompute.value == "full"
         self._trace_all([[(path, body, again) for path, body in module.blocks()] for module in job.model.modules])
@@ -129,6 +144,18 @@ class CutModel:
         """Number of a rank's GPU: tensor parallel fastest, then context, then data, then pipeline."""
         parallel = self.job.parallel
         return tensor + parallel.tp * (context + parallel.cp * (replica + parallel.dp * rank))
+
+    def groups_for(self, block: Block) -> dict[str, CommGroup]:
+        """Communicators of the block's operators, by the names of their streams."""
+        if not self.job.parallel.modules:
+            return self.groups
+        own = self.sizes[block.module]
+        groups = {"tp": group_of(self.job, "tp", own), "cp": group_of(self.job, "cp", own)}
+        for spec in block.specs:
+            for side in (spec.reshard.source, spec.reshard.target) if spec.reshard is not None else ():
+                if side.group is not None and side.group.name != "tp":
+                    groups[side.group.name] = side.group
+        return groups
 
     def peer(self, rank: int, number: int, tensor: int = 0) -> int:
         """GPU of one of the ranks that sum their gradients: every context rank of every replica."""
@@ -199,19 +226,20 @@ class CutModel:
     def _trace_all(self, pieces: list[list[tuple[str, Module, bool]]]) -> None:
         last: dict[str, Block] = {}
         for number, module in enumerate(self.job.model.modules):
-            specs = [self._data(spec) for spec in module.inputs]
+            specs = [self._data(spec, number) for spec in module.inputs]
             sources: list[tuple[int, int] | None] = [None] * len(specs)
             for name in module.sources:
-                specs += last[name].trace.output_specs
+                maker = self.sizes[last[name].module]
+                specs += spread_anew(self.job, list(last[name].trace.output_specs), maker, self.sizes[number])
                 sources += [(last[name].number, k) for k in range(len(last[name].trace.outputs))]
             layers = 0
             for path, body, again in pieces[number]:
-                trace = self._trace(body, specs, path, None, again)
+                trace = self._trace(number, body, specs, path, None, again)
                 block = last[module.name] = Block(len(self.blocks), number, path, body, specs, sources, trace, again)
                 self.blocks.append(block)
                 if block.is_layer and job_every(self.job, layers):
                     block.again = False
-                    block.trace = self._trace(body, specs, path, None, False)
+                    block.trace = self._trace(number, body, specs, path, None, False)
                 if block.is_layer:
                     block.out = self._goes_out(path, layers)
                     layers += 1
@@ -220,9 +248,8 @@ class CutModel:
         for block in reversed(self.blocks):
             self._trace_again(block)
 
-    def _data(self, spec: InputSpec) -> CarrySpec:
-        tp, cp = self.job.parallel.tp, self.job.parallel.cp
-        packing = Sequences.of_stream(spec.stream, tp if cp == 1 else 2 * cp * tp, cp)
+    def _data(self, spec: InputSpec, module: int) -> CarrySpec:
+        packing = self.sizes[module].packing(spec.stream)
         rows = packing.count if spec.per_sequence else packing.tokens
         shape = (rows,) if spec.features is None else (rows, spec.features)
         dtype = spec.dtype(self._options.tensor_dtype)
@@ -240,6 +267,7 @@ class CutModel:
 
     def _trace(
         self,
+        module: int,
         body: Module,
         specs: list[CarrySpec],
         path: str,
@@ -248,19 +276,21 @@ class CutModel:
         out: bool = False,
     ) -> TracedBlock:
         return trace_block(
-            body, specs, self._options, root=path, full_recompute=again, gradients=gradients, offload=out
+            body, specs, self._own[module], root=path, full_recompute=again, gradients=gradients, offload=out
         )
 
     def _trace_again(self, block: Block) -> None:
         """A gradient arrives only for what somebody downstream differentiates."""
         consumers = self.consumers(block)
         if not consumers and block.out:
-            block.trace = self._trace(block.body, block.specs, block.path, None, block.again, block.out)
+            block.trace = self._trace(block.module, block.body, block.specs, block.path, None, block.again, block.out)
         if consumers:
             arrives = [False] * len(block.trace.outputs)
             for consumer, k, output in consumers:
                 arrives[output] |= consumer.trace.input_gradients[k] is not None
-            block.trace = self._trace(block.body, block.specs, block.path, arrives, block.again, block.out)
+            block.trace = self._trace(
+                block.module, block.body, block.specs, block.path, arrives, block.again, block.out
+            )
 
     def _cut(self) -> None:
         """Lightest heaviest group, then smallest sum of squares, then the first cut; groups are dealt to the ranks."""

@@ -10,6 +10,7 @@ from simulation.reference_costs import on_grid
 from simulation.reference_interference import lost_s
 from simulation.reference_memory import scales
 from simulation.reference_model import CutModel
+from simulation.reference_modules import group_of, most_spread
 
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup, collective_latency, wire_factor
@@ -41,7 +42,8 @@ class Tail:
 @dataclass
 class Held:
     """A trainable parameter on a rank: local elements, whether split, its first virtual stage, and when its gradient is
-    complete [s]; whether it is of experts that are spread otherwise than all else."""
+    complete [s]; whether it is of experts that are spread otherwise than all else; tp of its module, and whether that
+    is sequence-parallel."""
 
     parameter: Parameter
     elements: int
@@ -49,6 +51,13 @@ class Held:
     slot: int
     ready_s: float
     is_routed: bool = False
+    tp: int = 1
+    is_sp: bool = False
+
+
+def parts_of(held: list[Held]) -> list[tuple[int, list[Held]]]:
+    """Parameters by tp of their modules, the largest first."""
+    return [(tp, [item for item in held if item.tp == tp]) for tp in sorted({item.tp for item in held}, reverse=True)]
 
 
 def tail_of(expansion: Expansion) -> Tail:
@@ -64,34 +73,39 @@ def tail_of(expansion: Expansion) -> Tail:
     tail = Tail([[] for _ in range(parallel.pp)])
     grad_bytes = job.training.grad_dtype.size_bytes
     for rank, slices in enumerate(tail.slices):
-        peers = parallel.dp * parallel.cp
-        group = worst_group(model, rank, 1, peers)
-        width = (parallel.zero_group or parallel.dp) * parallel.cp
         done = ends[rank]
+        width = (parallel.zero_group or parallel.dp) * parallel.cp
         if parallel.zero <= 1:
             now = 0.0
             routed_group = model.experts.groups("edp", 0, rank)
             for bucket in shared_buckets(model, held[rank], overlap.grad_reduce):
                 ready = max(item.ready_s for item in bucket) if overlap.grad_reduce else ends[rank]
                 size = sum(item.elements for item in bucket) * grad_bytes
+                tp = bucket[0].tp
+                peers, own = parallel.dp * parallel.cp * (parallel.tp // tp), width * (parallel.tp // tp)
                 if bucket[0].is_routed:
                     kind = OpKind.REDUCE_SCATTER if parallel.zero else OpKind.ALL_REDUCE
                     slices.append(collective(expansion, kind, routed_group, size, max(now, ready)))
                 elif not parallel.zero:
+                    group = worst_group(model, rank, 1, peers, tp)
                     slices.append(collective(expansion, OpKind.ALL_REDUCE, group, size, max(now, ready)))
                 else:
-                    inner = worst_group(model, rank, 1, width)
+                    inner = worst_group(model, rank, 1, own, tp)
                     slices.append(collective(expansion, OpKind.REDUCE_SCATTER, inner, size, max(now, ready)))
-                    if width < peers:
-                        across, share = worst_group(model, rank, width, peers // width), -(-size // width)
+                    if own < peers:
+                        across, share = worst_group(model, rank, own, peers // own, tp), -(-size // own)
                         slices.append(collective(expansion, OpKind.ALL_REDUCE, across, share, slices[-1].end_s))
                 now = slices[-1].end_s
             done = max(done, now)
-        whole = sum(item.elements for item in held[rank] if not item.is_sharded and not item.is_routed)
-        if parallel.zero >= 2:
-            whole = -(-whole // width)
-        if parallel.tp > 1 and parallel.sequence_parallel and whole:
-            slices.append(collective(expansion, OpKind.ALL_REDUCE, model.tp_group, whole * grad_bytes, done))
+        for tp, items in parts_of(held[rank]):
+            whole = sum(i.elements for i in items if not i.is_sharded and i.is_sp and not i.is_routed)
+            if parallel.zero >= 2:
+                whole = -(-whole // width)
+            if tp > 1 and whole:
+                sizes = next(sizes for sizes in model.sizes if sizes.tp == tp)
+                group = model.tp_group if tp == parallel.tp else group_of(job, "tp", sizes)
+                slices.append(collective(expansion, OpKind.ALL_REDUCE, group, whole * grad_bytes, done))
+                done = slices[-1].end_s
     _tie(expansion, held, ends, tail)
     barrier = max([*ends, *(piece.end_s for slices in tail.slices for piece in slices)])
     lost: list[Slice] = []
@@ -112,10 +126,15 @@ def tail_of(expansion: Expansion) -> Tail:
     return tail
 
 
-def worst_group(model: CutModel, rank: int, step: int, size: int) -> CommGroup:
+def worst_group(model: CutModel, rank: int, step: int, size: int, tp: int = 0) -> CommGroup:
     """Of the groups of ``size`` ranks that reduce together (context ranks of all replicas) at distance ``step``, on
-    every tensor-parallel peer, the most spread one."""
+    every tensor-parallel peer, the most spread one; ``tp``: of a module with other groups than the job's."""
     job = model.job
+    if tp not in (0, job.parallel.tp):
+        everyone = job.parallel.dp * job.parallel.cp * job.parallel.tp
+        assert size * tp == everyone
+        lists = [[rank * everyone + t + tp * k for k in range(size)] for t in range(tp)]
+        return most_spread(job.cluster.place_group("dp", own) for own in lists)
     peers = job.parallel.dp * job.parallel.cp
     first = [d for d in range(peers) if d // step % size == 0 and d + step * (size - 1) < peers]
     gpus = [[model.peer(rank, d + step * k, t) for k in range(size)] for d in first for t in range(job.parallel.tp)]
@@ -130,8 +149,8 @@ def trainable(expansion: Expansion, rank: int) -> list[Held]:
         for use in block.trace.parameters if block.rank == rank else ():
             if not use.parameter.requires_grad:
                 continue
-            routed = expansion.model.experts.holds(use)
-            new = Held(use.parameter, use.numel, use.is_sharded, block.slot, 0.0, routed)
+            routed, sizes = expansion.model.experts.holds(use), expansion.model.sizes[block.module]
+            new = Held(use.parameter, use.numel, use.is_sharded, block.slot, 0.0, routed, sizes.tp, sizes.sp)
             item = found.setdefault(id(use.parameter), new)
             for replica in expansion.replicas:
                 for operators in replica.operators.values():
@@ -155,22 +174,28 @@ def buckets(held: list[Held], dp: int, several: bool) -> list[list[Held]]:
 
 def shared_buckets(model: CutModel, held: list[Held], several: bool) -> list[list[Held]]:
     """Buckets of what several ranks hold, routed experts apart, in the order in which the buckets are full."""
-    dp, edp = model.job.parallel.dp * model.job.parallel.cp, model.experts.edp
+    parallel, edp = model.job.parallel, model.experts.edp
     order = sorted(held, key=lambda item: item.ready_s)
-    dense = [item for item in held if not item.is_routed] if dp > 1 else []
-    routed = [item for item in held if item.is_routed] if edp > 1 else []
-    found = buckets(dense, dp, several) + buckets(routed, dp, several)
+    found: list[list[Held]] = []
+    for tp, items in parts_of(held):
+        dp = parallel.dp * parallel.cp * (parallel.tp // tp)
+        dense = [item for item in items if not item.is_routed] if dp > 1 else []
+        routed = [item for item in items if item.is_routed] if edp > 1 else []
+        found += buckets(dense, dp, several) + buckets(routed, dp, several)
     return sorted(found, key=lambda bucket: next(i for i, item in enumerate(order) if item is bucket[-1]))
 
 
 def stepped(model: CutModel, held: list[Held]) -> int:
     """Elements that a rank steps: all of its own, or a share of each kind."""
-    routed = sum(item.elements for item in held if item.is_routed)
-    dense = sum(item.elements for item in held) - routed
     if not model.job.parallel.zero:
-        return dense + routed
-    shards = (model.job.parallel.zero_group or model.job.parallel.dp) * model.job.parallel.cp
-    return -(-dense // shards) + -(-routed // model.experts.edp)
+        return sum(item.elements for item in held)
+    total = 0
+    for tp, items in parts_of(held):
+        routed = sum(item.elements for item in items if item.is_routed)
+        dense = sum(item.elements for item in items) - routed
+        shards = (model.job.parallel.zero_group or model.job.parallel.dp) * model.job.parallel.cp
+        total += -(-dense // (shards * (model.job.parallel.tp // tp))) + -(-routed // model.experts.edp)
+    return total
 
 
 def collective(expansion: Expansion, kind: OpKind, group: CommGroup, size: int, start_s: float) -> Slice:
@@ -252,14 +277,17 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
         weight = 2 * master
     traffic = stepped(model, held) * (grad_bytes + 4 * state + weight)
     gathered = []
-    for is_routed, group, ranks in (
-        (False, worst_group(model, rank, 1, shards), job.parallel.dp * job.parallel.cp),
-        (True, model.experts.groups("edp", 0, rank), model.experts.edp),
-    ):
-        own = [item for item in held if item.is_routed is is_routed]
+    kinds = [(tp, items, False) for tp, items in parts_of(held)] + [(job.parallel.tp, held, True)]
+    for tp, items, is_routed in kinds:
+        own = [item for item in items if item.is_routed is is_routed]
         elements = sum(item.elements for item in own)
         mine = [u for u in primary if any(u.parameter is item.parameter for item in own)]
         narrow = sum(u.numel - scales(job, u.numel) for u in mine)
+        several = job.parallel.tp // tp
+        group = worst_group(model, rank, 1, shards * several, tp)
+        ranks = job.parallel.dp * job.parallel.cp * several
+        if is_routed:
+            group, ranks = model.experts.groups("edp", 0, rank), model.experts.edp
         if elements:
             traffic -= narrow * stepped(model, own) // elements
         if elements and ranks > 1:
@@ -290,12 +318,14 @@ def gather_times(expansion: Expansion) -> dict[int, float]:
     job = expansion.model.job
     ready: dict[int, float] = {}
     for rank in range(job.parallel.pp):
-        group = worst_group(expansion.model, rank, 1, (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp)
+        width = (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp
         held = trainable(expansion, rank)
         for item in held:
             item.ready_s = 0.0
         now = 0.0
         for bucket in shared_buckets(expansion.model, held, several=True):
+            tp = bucket[0].tp
+            group = worst_group(expansion.model, rank, 1, width * (job.parallel.tp // tp), tp)
             own = expansion.model.experts.groups("edp", 0, rank) if bucket[0].is_routed else group
             now = collective(expansion, OpKind.ALL_GATHER, own, 2 * sum(h.elements for h in bucket), now).end_s
             for block in expansion.model.blocks:

@@ -1,0 +1,139 @@
+"""``ModuleParallel``: how one modality module is spread over the GPUs that a job's other modules use too.
+
+A pipeline rank of one data-parallel replica has tp x cp GPUs. A module with smaller sizes of its own cuts the same GPUs
+into more, smaller groups; each group has the module's weights, split over its tp, and runs some of the items (images,
+clips) of every microbatch: data parallelism inside the replica. Megatron-LM's ranks are ordered anew for it, tensor
+fastest, then context, then data. Cornstarch gives each modality module a parallelism of its own on GPUs of its own;
+here they share the GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from semu.errors import ConfigError, unknown_name
+
+_SIZES = ("tp", "cp", "dp", "pp", "vpp", "ep")
+
+
+@dataclass(frozen=True)
+class ModuleParallel:
+    """Sizes of one modality module; None: as the job's, dp as it follows.
+
+    Attributes:
+        tp: tensor-parallel size, a divisor of the job's tp x cp, at most its tp.
+        sequence_parallel: shard activations over the sequence between tensor-parallel regions.
+        cp: context-parallel size: 1 or the job's.
+        dp: data-parallel size. It follows: all GPUs of a pipeline rank are used, so dp x tp x cp is the job's.
+        pp, vpp, ep: the job's; others are not modelled by this version.
+    """
+
+    tp: int | None = None
+    sequence_parallel: bool | None = None
+    cp: int | None = None
+    dp: int | None = None
+    pp: int | None = None
+    vpp: int | None = None
+    ep: int | None = None
+
+    @classmethod
+    def of(cls, name: str, value: object) -> ModuleParallel:
+        """A module's parallelism, or the one that a table of a run file describes.
+
+        Args:
+            name: of the module. value: a ``ModuleParallel`` or a table.
+        Raises:
+            ConfigError: neither, an unknown key, something that is no size.
+        """
+        where = f"parallel.modules.{name}"
+        made = value
+        if isinstance(value, Mapping):
+            legal = [item.name for item in fields(cls)]
+            for key in value:
+                if key not in legal:
+                    raise unknown_name("key", str(key), legal, where=f"{where}.{key}")
+            made = cls(**value)
+        if not isinstance(made, ModuleParallel):
+            raise ConfigError(
+                "not a module's parallelism",
+                where=where,
+                expected="a table, or semu.ModuleParallel(...)",
+                got=repr(value),
+            )
+        for key in _SIZES:
+            size = getattr(made, key)
+            if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+                raise ConfigError(
+                    "not a parallel size", where=f"{where}.{key}", expected="an integer >= 1", got=size, nearest=1
+                )
+        switch = made.sequence_parallel
+        if switch is not None and not isinstance(switch, bool):
+            raise ConfigError(
+                "not a switch", where=f"{where}.sequence_parallel", expected="true or false", got=repr(switch)
+            )
+        return made
+
+    def to_table(self) -> dict[str, Any]:
+        """The keys that are set, as ``of`` reads them."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def sizes(self, name: str, job: Mapping[str, int]) -> tuple[int, int, int]:
+        """The module's (dp, cp, tp).
+
+        Args:
+            name: of the module. job: the job's ``dp``, ``tp``, ``pp``, ``vpp``, ``cp``, ``ep``.
+        Raises:
+            ConfigError: sizes that do not divide, that contradict one another, or that this version does not model.
+        """
+        where = f"parallel.modules.{name}"
+        for key in ("pp", "vpp", "ep"):
+            size = getattr(self, key)
+            if size not in (None, job[key]):
+                same = "experts are spread alike in all modules" if key == "ep" else "all share the pipeline ranks"
+                raise ConfigError(
+                    f"{key} = {size} for one module is not modelled by this version: {same}",
+                    where=f"{where}.{key}",
+                    expected=f"{job[key]}, as parallel.{key}",
+                    got=size,
+                    nearest=job[key],
+                )
+        cp = self.cp if self.cp is not None else job["cp"]
+        if cp not in (1, job["cp"]):
+            raise ConfigError(
+                f"cp = {cp} for one module beside cp = {job['cp']} is not modelled by this version",
+                where=f"{where}.cp",
+                expected=" or ".join(map(str, sorted({1, job["cp"]}))),
+                got=cp,
+                nearest=min((1, job["cp"]), key=lambda size: (abs(size - cp), size)),
+            )
+        tp = self.tp if self.tp is not None else job["tp"]
+        if job["tp"] % tp:
+            legal = [size for size in range(1, job["tp"] + 1) if job["tp"] % size == 0]
+            raise ConfigError(
+                f"tensor-parallel groups of {tp} do not fit into the job's of {job['tp']}",
+                where=f"{where}.tp",
+                expected=f"a divisor of parallel.tp = {job['tp']}",
+                got=tp,
+                nearest=min(legal, key=lambda size: (abs(size - tp), size)),
+            )
+        dp = job["dp"] * (job["tp"] * job["cp"] // (tp * cp))
+        if self.dp not in (None, dp):
+            raise ConfigError(
+                f"dp = {self.dp} leaves GPUs without the module, or needs more than there are",
+                where=f"{where}.dp",
+                expected=f"{dp} = {job['dp']} x {job['tp'] * job['cp'] // (tp * cp)}, or no dp",
+                got=self.dp,
+                nearest=dp,
+            )
+        if self.sequence_parallel and tp == 1 and job["tp"] > 1:
+            raise ConfigError(
+                "sequence parallelism without tensor parallelism",
+                where=f"{where}.sequence_parallel",
+                expected="false or nothing, or tp >= 2",
+                got="true with tp = 1",
+                nearest=False,
+            )
+        return dp, cp, tp

@@ -1,0 +1,110 @@
+"""Items of a microbatch spread over groups of ranks: what each group gets, and the group that gets most.
+
+A modality module whose parallelism is smaller than the job's runs in several groups of ranks on the same GPUs. Each
+takes whole sequences (images, clips): the longest one that is left goes to the group with the fewest tokens, the first
+of several (longest processing time first, Graham 1969). Streams with as many sequences (an image's patches and the
+tokens that it becomes, a clip and its caption) go together. All groups wait for the one with the most tokens.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.workload.batch import Lengths, Microbatch
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a modality module spreads a microbatch.
+
+    Attributes:
+        module: its name. stream: whose lengths decide. groups: of ranks, >= 2.
+        token_divisor, parts: of the module, as ``shape_columns`` takes them.
+    """
+
+    module: str
+    stream: str
+    groups: int
+    token_divisor: int
+    parts: int = 1
+
+
+def deal(lengths: Lengths, groups: int) -> NDArray[np.int64]:
+    """The group of every item.
+
+    Args:
+        lengths: int64[num_items]. groups: >= 1.
+    Returns:
+        int64[num_items].
+    """
+    count = len(lengths)
+    if not count or lengths.min() == lengths.max():
+        return np.arange(count, dtype=np.int64) % groups
+    result = np.zeros(count, dtype=np.int64)
+    heap = [(0, group) for group in range(groups)]
+    for item in np.argsort(-lengths, kind="stable").tolist():
+        tokens, group = heap[0]
+        result[item] = group
+        heapq.heapreplace(heap, (tokens + int(lengths[item]), group))
+    return result
+
+
+def spread_columns(microbatches: Sequence[Microbatch], spread: Spread) -> dict[str, NDArray[np.int64]]:
+    """The numbers that operator costs of a spread module depend on.
+
+    Args:
+        microbatches: all with the same stream names. spread: of the module.
+    Returns:
+        int64[num_microbatches] per key: as ``shape_columns``, with the module behind the stream: ``s.module.shard``,
+        ``.pairs``, ``.sequences`` of the group with the most tokens (then the most pairs of tokens, then the first), of
+        every stream that has a sequence for each of ``spread.stream``; and ``s.module.shard@g`` of group g.
+    """
+    names = list(microbatches[0].lengths)
+    together = [
+        name
+        for name in names
+        if all(len(item.lengths[name]) == len(item.lengths[spread.stream]) for item in microbatches)
+    ]
+    keys: dict[str, tuple[str, str]] = {}  # the sum of products of two streams' lengths
+    for name in together:
+        keys[f"{name}.{spread.module}.pairs"] = name, name
+        keys |= {f"{name}*{other}.{spread.module}.pairs": (name, other) for other in together if other != name}
+    found: dict[str, NDArray[np.int64]] = {}
+    for key in keys:
+        found[key] = np.zeros((spread.groups, len(microbatches)), dtype=np.int64)
+    for name in together:
+        for what in ("shard", "sequences"):
+            found[f"{name}.{spread.module}.{what}"] = np.zeros((spread.groups, len(microbatches)), dtype=np.int64)
+    worst = np.zeros(len(microbatches), dtype=np.int64)
+    for number, item in enumerate(microbatches):
+        group = deal(item.lengths[spread.stream], spread.groups)
+        chunks = {name: -(-item.lengths[name] // spread.parts) for name in together}
+        for name in together:
+            tokens = spread.parts * _sums(chunks[name], group, spread.groups)
+            found[f"{name}.{spread.module}.shard"][:, number] = -(-tokens // spread.token_divisor)
+            found[f"{name}.{spread.module}.sequences"][:, number] = np.bincount(group, minlength=spread.groups)
+        for key, (name, other) in keys.items():
+            found[key][:, number] = _sums(chunks[name] * chunks[other], group, spread.groups)
+        tokens = _sums(item.lengths[spread.stream], group, spread.groups)
+        most = np.flatnonzero(tokens == tokens.max())
+        worst[number] = most[np.argmax(found[f"{spread.stream}.{spread.module}.pairs"][most, number])]
+    columns = {key: table[worst, np.arange(len(microbatches))] for key, table in found.items()}
+    for key, table in found.items():
+        columns |= {group_key(key, group): table[group] for group in range(spread.groups)}
+    return columns
+
+
+def group_key(key: str, group: int) -> str:
+    """Column of one group of ranks."""
+    return f"{key}@{group}"
+
+
+def _sums(values: Lengths, group: NDArray[np.int64], groups: int) -> NDArray[np.int64]:
+    total = np.zeros(groups, dtype=np.int64)
+    np.add.at(total, group, values)
+    return total
