@@ -1,7 +1,7 @@
 """Communicators and the time of collectives on links.
 
 Objects: ``CommGroup``, ``CollectiveCost``; functions ``wire_factor``, ``effective_bandwidth``, ``latency_steps``,
-``collective_cost``, ``collective_latency``.
+``port_shares``, ``collective_cost``, ``collective_latency``.
 """
 
 from __future__ import annotations
@@ -148,6 +148,34 @@ def effective_bandwidth(profile: DeviceProfile, kind: OpKind, group: CommGroup) 
         outside = (group.num_ranks - group.ranks_per_node) / (group.num_ranks - 1)
         return 1.0 / max(outside / nic, (1.0 - outside) / local)
     return min(local, group.ranks_per_node * nic)
+
+
+def port_shares(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> dict[Port, float]:
+    """Share of each port of a GPU that an operator takes while it moves at ``effective_bandwidth``.
+
+    A port that the operator alone keeps busy is taken whole (1), whatever the efficiency: what protocols and gaps lose
+    nobody else gets. A ring over nodes with g ranks in the smallest takes 1/g of what a rank moves over each NIC, and
+    all of it over the local port where g > 1; an all-to-all splits by peers.
+
+    Args:
+        profile: peaks and efficiencies. kind: a communication kind. group: ranks and nodes.
+    Returns:
+        Port -> share in (0, 1], the largest of them 1 where the port is what limits; nothing for one rank alone.
+    """
+    rate = effective_bandwidth(profile, kind, group)
+    if math.isinf(rate):
+        return {}
+    if kind is OpKind.P2P or group.num_nodes == 1:
+        return {group.port: 1.0}
+    local, nic = (_port_bandwidth(profile, kind, port) for port in (group.local_port, Port.NIC))
+    if kind is OpKind.ALL_TO_ALL:
+        outside = (group.num_ranks - group.ranks_per_node) / (group.num_ranks - 1)
+        shares = {Port.NIC: rate * outside / nic, group.local_port: rate * (1.0 - outside) / local}
+    else:
+        shares = {Port.NIC: rate / (group.ranks_per_node * nic)}
+        if group.ranks_per_node > 1:
+            shares[group.local_port] = rate / local
+    return {port: min(share, 1.0) for port, share in shares.items() if share > 0}
 
 
 def latency_steps(kind: OpKind, group: CommGroup) -> int:

@@ -132,7 +132,10 @@ def _stage_times(
                 known[key] = latency, np.einsum("r,rns->s", weights, stage.exposed[shapes])
             busy += known[key][0]
             exposed += known[key][1]
-    wait = float(weights @ (run.latency[:, :n] - run.plain[:, :n]).sum(axis=1)) if run.release else 0.0
+    for (replica, _), touched in run.inside.items():
+        busy += float(weights[replica]) * touched.held_s
+        exposed += weights[replica] * touched.exposed
+    wait = float(weights @ run.waited(np.arange(n)))
     explained, bubble = _pipeline_gaps(run)
     return (
         (busy - float(exposed[1:].sum())) / num_ranks,

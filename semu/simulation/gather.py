@@ -86,7 +86,7 @@ def first_forward_edges(
     number: dict[int, int] = {}
     gather_unit, filled = units.num_units, 0
     for rank, gather in sorted(gathers.items()):
-        for unit in sorted(_first_forwards(units, orders[rank]).values()):
+        for unit in sorted(first_forwards(units, orders[rank]).values()):
             chunk = layout.chunks[units.chunk[unit % units.size]]
             program = chunk.forward
             ready = [gather.last.get((chunk.chunk.index, block), -1) for block in range(len(chunk.blocks))]
@@ -128,7 +128,7 @@ def first_forward_edges(
     return Edges(sources, np.array(owner, dtype=np.int32), nothing, np.zeros((len(shape), 0)), slot), slots
 
 
-def _first_forwards(units: PipelineUnits, order: NDArray[np.int32]) -> dict[int, int]:
+def first_forwards(units: PipelineUnits, order: NDArray[np.int32]) -> dict[int, int]:
     """Chunk -> unit of its first forward stage on this rank."""
     position = order % units.size
     first: dict[int, int] = {}

@@ -115,6 +115,9 @@ class RankMemory:
         problem = self.run.problem
         shape = int(self.run.shape[replica, problem.microbatch[node]])
         self._load([shape])
+        touched = self.run.inside.get((replica, node))
+        if touched is not None:
+            return self.program(node).expand_at(touched.start, touched.end, self._rows[shape][1])
         release = self.run.release.get((replica, node))
         if release is not None:
             return self.program(node).expand(*self._rows[shape], release)
@@ -177,7 +180,7 @@ class RankMemory:
         net = np.ascontiguousarray(np.concatenate([cost.net for cost in costs])[entry])
         peak = np.ascontiguousarray(np.concatenate([cost.peak for cost in costs])[entry])
         place = {int(node): number for number, node in enumerate(self.nodes)}
-        waiting = [(replica, node) for replica, node in run.release if node in place]
+        waiting = [(replica, node) for replica, node in (*run.release, *run.inside) if node in place]
         self._load(int(run.shape[replica, problem.microbatch[node]]) for replica, node in waiting)
         for replica, node in waiting:
             here = place[node]

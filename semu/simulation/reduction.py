@@ -10,7 +10,7 @@ gathered there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from semu.engine.stage import StageProgram
 from semu.engine.timeline import OuterSlice
 from semu.hardware.device import OFFLOAD, RELOAD
 from semu.hardware.kinds import DType, OpKind
+from semu.hardware.network import CommGroup
 from semu.job import Fp8Weights
 from semu.nn.offload import HOST_LINK
 from semu.nn.rules.optimizer import adam_bytes
@@ -71,13 +72,48 @@ class RankTail:
         return max((s.end_s for s in slices), default=0.0)
 
 
+@dataclass(frozen=True)
+class Reduction:
+    """A gradient collective and what it waits for.
+
+    Attributes:
+        piece: as timed for the slowest replica. ranks: pipeline ranks that take part. group: its communicator.
+        nodes: stages whose ends it waits for on every replica, beside what its ranks reduced before.
+        operators: (stage, operator) whose ends it waits for.
+    """
+
+    piece: OuterSlice
+    ranks: tuple[int, ...]
+    group: CommGroup
+    nodes: tuple[int, ...] = ()
+    operators: tuple[tuple[int, int], ...] = ()
+
+
+def plan_reductions(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> list[Reduction]:
+    """All gradient collectives, those of each rank in order."""
+    found = [piece for rank in range(layout.job.parallel.pp) for piece in _reduce(layout, evaluation, run, rank)]
+    return found + _tied(layout, evaluation.cost_model, run, found)
+
+
+def by_rank(layout: Layout, found: Sequence[Reduction]) -> list[list[OuterSlice]]:
+    """The collectives of every pipeline rank."""
+    return [[item.piece for item in found if rank in item.ranks] for rank in range(layout.job.parallel.pp)]
+
+
 def rank_tails(
-    layout: Layout, evaluation: Evaluation, run: PipelineRun, gathers: Mapping[int, ParameterGather]
+    layout: Layout,
+    evaluation: Evaluation,
+    run: PipelineRun,
+    gathers: Mapping[int, ParameterGather],
+    found: Sequence[Reduction] | None = None,
 ) -> list[RankTail]:
-    """Reductions, optimizer and gathers of every pipeline rank; ``gathers``: those that came before the pipeline."""
-    job = layout.job
-    reductions = [_reduce(layout, evaluation, run, rank) for rank in range(job.parallel.pp)]
-    reductions = _tied(layout, evaluation.cost_model, run, reductions)
+    """Reductions, optimizer and gathers of every pipeline rank.
+
+    Args:
+        layout, evaluation, run: the job. gathers: those that came before the pipeline.
+        found: gradient collectives; None: as ``plan_reductions`` times them.
+    """
+    reductions = by_rank(layout, found if found is not None else plan_reductions(layout, evaluation, run))
     losses = [interference(layout, evaluation, run, gathers, rank, slices) for rank, slices in enumerate(reductions)]
     barrier = max([float(run.makespan().max())] + [slices[-1].end_s for slices in reductions if slices])
     barrier = max(barrier, *(loss.end_s for loss in losses if loss is not None), 0.0)
@@ -92,23 +128,31 @@ def rank_tails(
     ]
 
 
-def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> list[OuterSlice]:
+def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> list[Reduction]:
     job, model = layout.job, evaluation.cost_model
-    slices: list[OuterSlice] = []
-    done = _rank_end(run, rank)
+    found: list[Reduction] = []
+    done, last = _rank_end(run, rank), _last_nodes(run, rank)
     size = job.training.grad_dtype.size_bytes
     reduces = job.parallel.gradient_ranks > 1 and job.parallel.zero <= 1
-    ready, elements, slots = _gradient_ready(layout, evaluation, run, rank) if reduces else ([], [], [])
-    if elements:
+    ready = _gradient_ready(layout, evaluation, run, rank) if reduces else []
+    if ready:
         overlapped = job.training.overlap.grad_reduce
-        buckets = gradient_buckets(elements, job.parallel.gradient_ranks, overlapped=overlapped, slots=slots)
+        buckets = gradient_buckets(
+            [gradient.elements for gradient in ready],
+            job.parallel.gradient_ranks,
+            overlapped=overlapped,
+            slots=[gradient.slot for gradient in ready],
+        )
         pieces = _bucket_collectives(layout, model, rank, [bucket.elements * size for bucket in buckets])
         now = 0.0
         for bucket, own in zip(buckets, pieces, strict=True):
-            now = max(now, max(ready[i] for i in bucket.members) if overlapped else done)
-            for piece in own:
-                slices.append(moved(piece, now))
-                now = slices[-1].end_s
+            members = [ready[i] for i in bucket.members]
+            now = max(now, max(gradient.ready_s for gradient in members) if overlapped else done)
+            waits = all(gradient.operators for gradient in members) and overlapped
+            operators = tuple(operator for gradient in members for operator in gradient.operators) if overlapped else ()
+            for piece, group in own:
+                found.append(Reduction(moved(piece, now), (rank,), group, () if waits else last, operators))
+                now = found[-1].piece.end_s
         done = max(done, now)
     replicated = sum(
         held.elements for _, _, held in layout.held_by(rank) if held.parameter.requires_grad and not held.is_sharded
@@ -117,23 +161,34 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
         group = layout.mesh.worst_tp_group
         if job.parallel.zero >= 2:
             replicated = -(-replicated // job.parallel.shard_ranks)
-        slices.append(collective(model, "replicated gradients", OpKind.ALL_REDUCE, group, replicated * size, done))
-    return slices
+        piece = collective(model, "replicated gradients", OpKind.ALL_REDUCE, group, replicated * size, done)
+        found.append(Reduction(piece, (rank,), group, last))
+    return found
 
 
-def _bucket_collectives(layout: Layout, model: CostModel, rank: int, sizes: list[int]) -> list[tuple[OuterSlice, ...]]:
-    """What reduces each bucket of gradients: an all-reduce; with ZeRO-1 a reduce-scatter, in groups followed by an
-    all-reduce of the shard across them (Megatron-LM's ``--num-distributed-optimizer-instances``)."""
+def _bucket_collectives(
+    layout: Layout, model: CostModel, rank: int, sizes: list[int]
+) -> list[tuple[tuple[OuterSlice, CommGroup], ...]]:
+    """What reduces each bucket of gradients, and over which communicator: an all-reduce; with ZeRO-1 a reduce-scatter,
+    in groups followed by an all-reduce of the shard across them (Megatron-LM's
+    ``--num-distributed-optimizer-instances``)."""
     parallel, mesh = layout.job.parallel, layout.mesh
     names = [f"gradients {number}" for number in range(len(sizes))]
     if parallel.zero == 0:
-        return [(piece,) for piece in collectives(model, names, OpKind.ALL_REDUCE, mesh.dp_group(rank), sizes)]
-    scattered = collectives(model, names, OpKind.REDUCE_SCATTER, mesh.shard_group(rank), sizes)
+        group = mesh.dp_group(rank)
+        return [((piece, group),) for piece in collectives(model, names, OpKind.ALL_REDUCE, group, sizes)]
+    group = mesh.shard_group(rank)
+    scattered = collectives(model, names, OpKind.REDUCE_SCATTER, group, sizes)
     if not parallel.is_sharded_in_groups:
-        return [(piece,) for piece in scattered]
-    shares = [-(-size // parallel.shard_ranks) for size in sizes]
-    summed = collectives(model, names, OpKind.ALL_REDUCE, mesh.replica_group(rank), shares)
-    return list(zip(scattered, summed, strict=True))
+        return [((piece, group),) for piece in scattered]
+    shares, across = [-(-size // parallel.shard_ranks) for size in sizes], mesh.replica_group(rank)
+    summed = collectives(model, names, OpKind.ALL_REDUCE, across, shares)
+    return [((first, group), (second, across)) for first, second in zip(scattered, summed, strict=True)]
+
+
+def _last_nodes(run: PipelineRun, rank: int) -> tuple[int, ...]:
+    """The last stage of a rank, if it has any."""
+    return tuple(np.flatnonzero(run.problem.node_rank == rank)[-1:].tolist())
 
 
 def _rank_end(run: PipelineRun, rank: int) -> float:
@@ -141,15 +196,25 @@ def _rank_end(run: PipelineRun, rank: int) -> float:
     return float(run.end[:, nodes].max()) if len(nodes) else 0.0
 
 
-def _gradient_ready(
-    layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int
-) -> tuple[list[float], list[int], list[int]]:
-    """When each trainable parameter's gradient is complete on the slowest replica, in that order; its elements and its
-    virtual stage."""
+@dataclass
+class _Gradient:
+    """A trainable parameter's gradient on a rank.
+
+    Attributes:
+        ready_s: when it is complete on the slowest replica. elements: local ones. slot: its virtual stage.
+        operators: (stage, operator) that complete it; none: no gradient reaches it.
+    """
+
+    ready_s: float
+    elements: int
+    slot: int
+    operators: list[tuple[int, int]]
+
+
+def _gradient_ready(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> list[_Gradient]:
+    """The gradient of each trainable parameter, in the order in which they are complete."""
     problem = run.problem
-    ready: dict[int, float] = {}
-    elements: dict[int, int] = {}
-    slots: dict[int, int] = {}
+    ready: dict[int, _Gradient] = {}
     for chunk in reversed(layout.chunks_of(rank)):
         if chunk.backward is None:
             continue
@@ -163,18 +228,16 @@ def _gradient_ready(
         node = int(np.flatnonzero((problem.chunk == chunk.chunk.index) & (problem.phase == 1))[-1])
         writers = np.array([writer for _, writer in completed], dtype=np.int64)
         ends = _latest_ends(evaluation, run, chunk.backward, node, writers)
-        for (held, _), end in zip(completed, ends.tolist(), strict=True):
-            key = id(held.parameter)
-            ready[key] = max(ready.get(key, 0.0), end)
-            elements[key] = held.elements
-            slots[key] = chunk.chunk.slot
+        for (held, writer), end in zip(completed, ends.tolist(), strict=True):
+            gradient = ready.setdefault(id(held.parameter), _Gradient(0.0, 0, 0, []))
+            gradient.ready_s = max(gradient.ready_s, end)
+            gradient.elements, gradient.slot = held.elements, chunk.chunk.slot
+            gradient.operators.append((node, writer))
     for number, _, held in layout.held_by(rank):  # what no gradient reaches is reduced all the same, at the end
         if held.parameter.requires_grad and id(held.parameter) not in ready:
-            ready[id(held.parameter)] = _rank_end(run, rank)
-            elements[id(held.parameter)] = held.elements
-            slots[id(held.parameter)] = layout.chunks[number].chunk.slot
-    order = sorted(ready, key=lambda key: ready[key])
-    return [ready[key] for key in order], [elements[key] for key in order], [slots[key] for key in order]
+            slot = layout.chunks[number].chunk.slot
+            ready[id(held.parameter)] = _Gradient(_rank_end(run, rank), held.elements, slot, [])
+    return sorted(ready.values(), key=lambda gradient: gradient.ready_s)
 
 
 _TOGETHER = 8
@@ -207,9 +270,7 @@ def _block_starts(stage: StageProgram, num_blocks: int) -> list[int]:
     return [int(np.argmax(stage.block == number)) for number in range(num_blocks)]
 
 
-def _tied(
-    layout: Layout, model: CostModel, run: PipelineRun, reductions: list[list[OuterSlice]]
-) -> list[list[OuterSlice]]:
+def _tied(layout: Layout, model: CostModel, run: PipelineRun, found: Sequence[Reduction]) -> list[Reduction]:
     """Parameters held by several pipeline ranks (tied embeddings): their gradients are summed over those ranks."""
     job = layout.job
     holders: dict[int, list[int]] = {}
@@ -219,15 +280,19 @@ def _tied(
             if held.parameter.requires_grad:
                 holders.setdefault(id(held.parameter), []).append(rank)
                 elements[id(held.parameter)] = held.elements
-    result = [list(slices) for slices in reductions]
+    ends = [[_rank_end(run, rank), *(s.end_s for s in slices)] for rank, slices in enumerate(by_rank(layout, found))]
+    result = []
     for key, ranks in holders.items():
         if len(ranks) < 2:
             continue
         group = job.cluster.place_group("pp", [layout.mesh.gpu(pp=rank) for rank in ranks])
-        begin = max(max([_rank_end(run, rank)] + [s.end_s for s in result[rank]]) for rank in ranks)
+        begin = max(max(ends[rank]) for rank in ranks)
         buffer_bytes = elements[key] * job.training.grad_dtype.size_bytes
+        piece = collective(model, "tied gradients", OpKind.ALL_REDUCE, group, buffer_bytes, begin)
+        nodes = tuple(node for rank in ranks for node in _last_nodes(run, rank))
+        result.append(Reduction(piece, tuple(ranks), group, nodes))
         for rank in ranks:
-            result[rank].append(collective(model, "tied gradients", OpKind.ALL_REDUCE, group, buffer_bytes, begin))
+            ends[rank].append(piece.end_s)
     return result
 
 
