@@ -153,7 +153,9 @@ def share_links(
 ) -> int:
     """Start every unit when all its edges let it; whoever moves bytes shares the ports.
 
-    Speeds change only when a unit begins or ceases to move, and only of those that are joined to it by full ports.
+    Speeds change only when a unit begins or ceases to move, when all that happens at that moment has happened, and
+    only of those that full ports join to it. What a unit whose speed changes has left, and how long that takes now, are
+    rounded to the time grid.
 
     Args:
         fixed, work: float64[n] [s]. num_ports: p. start, end: written: float64[n] [s].
@@ -186,7 +188,7 @@ def share_links(
             heap[size], place[unit] = unit, size
             size += 1
             _settle(heap, place, time, size, size - 1)
-    num_done = 0
+    num_done, num_near = 0, 0
     while size > 0:
         unit = heap[0]
         now = time[unit]
@@ -212,9 +214,9 @@ def share_links(
             time[unit] = now + work[unit]
             _settle(heap, place, time, size, 0)
         if starts_to_move or was_moving:
-            is_tight = False
             for use in range(first_use, stop_use):
                 port = use_port[use]
+                was_tight = load[port] > 1.0
                 if starts_to_move:
                     following[use], previous[use] = head[port], -1
                     if head[port] >= 0:
@@ -222,9 +224,7 @@ def share_links(
                     head[port] = use
                     load[port] += use_share[use]
                     count[port] += 1
-                    is_tight |= load[port] > 1.0 and count[port] > 1
                 else:
-                    is_tight |= load[port] > 1.0 and count[port] > 1
                     if previous[use] >= 0:
                         following[previous[use]] = following[use]
                     else:
@@ -235,44 +235,10 @@ def share_links(
                     count[port] -= 1
                     if count[port] == 0:
                         load[port] = 0.0
-            if is_tight:
-                num_members, num_near = 0, 0
-                for use in range(first_use, stop_use):
-                    ports[num_near] = use_port[use]
-                    is_seen[use_port[use]] = True
+                if (was_tight or load[port] > 1.0) and not is_seen[port]:
+                    is_seen[port] = True
+                    ports[num_near] = port
                     num_near += 1
-                looked = 0
-                while looked < num_near:
-                    use = head[ports[looked]]
-                    looked += 1
-                    while use >= 0:
-                        other = owner[use]
-                        if not is_member[other]:
-                            is_member[other] = True
-                            members[num_members] = other
-                            num_members += 1
-                            for also in range(use_ptr[other], use_ptr[other + 1]):
-                                if not is_seen[use_port[also]]:
-                                    is_seen[use_port[also]] = True
-                                    ports[num_near] = use_port[also]
-                                    num_near += 1
-                        use = following[use]
-                for i in range(num_members):
-                    before[members[i]] = speed[members[i]]
-                share_speeds(
-                    members, num_members, ports, num_near, use_ptr, use_port, use_share, room, weight, left, speed
-                )
-                for i in range(num_members):
-                    other = members[i]
-                    is_member[other] = False
-                    if speed[other] != before[other]:
-                        moved = (now - since[other]) * before[other]
-                        rest[other] = max(_on_grid(rest[other] - moved), 0.0)
-                        since[other] = now
-                        time[other] = now + _on_grid(rest[other] / speed[other])
-                        _settle(heap, place, time, size, place[other])
-                for i in range(num_near):
-                    is_seen[ports[i]] = False
         if was_due or was_moving:
             is_done = state[unit] == _DONE
             if is_done:
@@ -297,4 +263,38 @@ def share_links(
                     heap[size], place[target] = target, size
                     size += 1
                     _settle(heap, place, time, size, size - 1)
+        if num_near > 0 and (size == 0 or time[heap[0]] > now):  # all that happens now has happened
+            num_members, looked = 0, 0
+            while looked < num_near:
+                use = head[ports[looked]]
+                looked += 1
+                while use >= 0:
+                    other = owner[use]
+                    if not is_member[other]:
+                        is_member[other] = True
+                        members[num_members] = other
+                        num_members += 1
+                        for also in range(use_ptr[other], use_ptr[other + 1]):
+                            if not is_seen[use_port[also]]:
+                                is_seen[use_port[also]] = True
+                                ports[num_near] = use_port[also]
+                                num_near += 1
+                    use = following[use]
+            for i in range(num_members):
+                before[members[i]] = speed[members[i]]
+            share_speeds(
+                members, num_members, ports, num_near, use_ptr, use_port, use_share, room, weight, left, speed
+            )  # fmt: skip
+            for i in range(num_members):
+                other = members[i]
+                is_member[other] = False
+                if speed[other] != before[other]:
+                    moved = (now - since[other]) * before[other]
+                    rest[other] = max(_on_grid(rest[other] - moved), 0.0)
+                    since[other] = now
+                    time[other] = now + _on_grid(rest[other] / speed[other])
+                    _settle(heap, place, time, size, place[other])
+            for i in range(num_near):
+                is_seen[ports[i]] = False
+            num_near = 0
     return num_done

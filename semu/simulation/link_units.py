@@ -118,7 +118,7 @@ class UnitWriter:
 
     Args:
         layout, evaluation, units, replicas, nodes, gathers, run: the job, and its times without contention.
-        found: its gradient collectives. orders: units of each rank's stages in the schedule's order.
+        found: its gradient collectives.
     """
 
     def __init__(
@@ -136,6 +136,7 @@ class UnitWriter:
         self.nodes, self.gathers, self.run, self.found = nodes, gathers, run, found
         self.orders = units.orders(run.problem.schedule)
         self.unit_of = unit_of_nodes(units, run.problem)
+        self.node_of = {int(u): node for node, u in enumerate(self.unit_of[: run.problem.num_stages])}
         self.num_replicas, self.n = run.num_replicas, units.num_units
         self.every = np.arange(self.num_replicas)
         self.out = JobUnits()
@@ -209,21 +210,31 @@ class UnitWriter:
             self._collective(self.out.add(*parts), item.ranks, item.piece.kind, item.group)
 
     # -- stages ------------------------------------------------------------------------------------------------------
-    def _outside(self) -> dict[int, set[Side]]:
-        """Devices of each rank's ports that operators outside stages use."""
-        profile = self.evaluation.cost_model.profile
-        result: dict[int, set[Side]] = {rank: set() for rank in range(self.layout.job.parallel.pp)}
+    def _outside(self) -> list[tuple[int, Side, int, int]]:
+        """What operators outside stages use while a stage may run: (rank, port device, first stage, last stage).
+
+        Sends that the sender's compute waits for run beside none of its stages. A gather ends before the last of the
+        stages that wait for it; a reduction begins after the first of the stages that it waits for has begun, and where
+        it waits for the rank's last stage it meets none.
+        """
+        profile, problem = self.evaluation.cost_model.profile, self.run.problem
+        last = problem.num_stages
+        result: list[tuple[int, Side, int, int]] = []
         for links in self.replicas.links:
             for (source, target), link in zip(self.units.pairs, links, strict=True):
-                result[source].add((link.port, Direction.OUT))
-                result[target].add((link.port, Direction.IN))
-        collectives = [
-            ((rank,), g.slices[0].kind, self.layout.mesh.shard_group(rank)) for rank, g in self.gathers.items()
-        ]
-        for ranks, kind, group in (*collectives, *((r.ranks, r.piece.kind, r.group) for r in self.found)):
-            for rank in ranks:
-                result[rank].update((port, Direction.OUT) for port in port_shares(profile, kind, group))
-        return result
+                if self.layout.job.overlaps_sends:
+                    result.append((source, (link.port, Direction.OUT), 0, last))
+                result.append((target, (link.port, Direction.IN), 0, last))
+        for rank, gather in self.gathers.items():
+            waiting = [self.node_of[u] for u in first_forwards(self.units, self.orders[rank]).values()]
+            for port in port_shares(profile, gather.slices[0].kind, self.layout.mesh.shard_group(rank)):
+                result.append((rank, (port, Direction.OUT), 0, max(waiting)))
+        for item in self.found:
+            if item.operators and not item.nodes:
+                for port in port_shares(profile, item.piece.kind, item.group):
+                    begun = min(node for node, _ in item.operators)
+                    result += [(rank, (port, Direction.OUT), begun, last) for rank in item.ranks]
+        return list(dict.fromkeys(result))
 
     def _inside(self, program: StageProgram) -> list[tuple[int, Side, float]]:
         """(operator, port device, share) of everything that moves inside a stage."""
@@ -243,10 +254,8 @@ class UnitWriter:
     def _stages(self) -> None:
         """Write out the stages that must be."""
         problem, outside = self.run.problem, self._outside()
-        waiting = {
-            int(unit) for rank in self.gathers for unit in first_forwards(self.units, self.orders[rank]).values()
-        }
-        node_of = {int(unit): node for node, unit in enumerate(self.unit_of[: problem.num_stages])}
+        waiting = {unit for rank in self.gathers for unit in first_forwards(self.units, self.orders[rank]).values()}
+        waits = np.isin(self.unit_of[: problem.num_stages], sorted(waiting))
         for chunk in self.layout.chunks:
             for phase, program in enumerate((chunk.forward, chunk.backward)):
                 if program is None:
@@ -255,12 +264,13 @@ class UnitWriter:
                 streams: dict[Side, set[int]] = {}
                 for op, side, _ in inside:
                     streams.setdefault(side, set()).add(int(program.stream[op]))
-                shared = any(len(own) > 1 or side in outside[chunk.chunk.rank] for side, own in streams.items())
                 mine = np.flatnonzero((problem.chunk == chunk.chunk.index) & (problem.phase == phase))
-                if not shared:
-                    mine = np.array(sorted({node_of[unit] for unit in waiting} & set(mine.tolist())), dtype=np.int64)
-                if len(mine):
-                    self._write_stages(chunk, program, mine, inside)
+                shared = waits[mine] | any(len(own) > 1 for own in streams.values())
+                for rank, side, first, last in outside:
+                    if rank == chunk.chunk.rank and side in streams:
+                        shared |= (mine >= first) & (mine <= last)
+                if shared.any():
+                    self._write_stages(chunk, program, mine[shared], inside)
 
     def _write_stages(
         self, chunk: ChunkStages, program: StageProgram, mine: I64, inside: Sequence[tuple[int, Side, float]]
@@ -305,7 +315,6 @@ class UnitWriter:
             for written in self.out.written
             for replica, node, first in zip(written.replica, written.node, written.first, strict=True)
         }
-        node_of = {int(u): node for node, u in enumerate(self.unit_of[: self.run.problem.num_stages])}
         for rank, gather in sorted(self.gathers.items()):
             own = unit + np.arange(len(gather.slices))
             self.out.join(own[:-1], own[1:])
@@ -315,7 +324,7 @@ class UnitWriter:
                 waits = ready[stages.forward.block]
                 bound = np.flatnonzero(waits >= 0)
                 for replica in range(self.num_replicas):
-                    self.out.join(unit + waits[bound], place[replica, node_of[first]] + bound)
+                    self.out.join(unit + waits[bound], place[replica, self.node_of[first]] + bound)
             unit += len(gather.slices)
 
     def _reduction_edges(self) -> None:

@@ -215,7 +215,7 @@ class _Writer:
         replica.memory = memory_of(self.model, replica, self.symbols, self.sharding.held(replica))
         if not self.gather_ready and not self.model.job.training.offload:
             several = bool(self.sharding.units) or self.model.job.parallel.cp > 1
-            _attribute(replica, "links" if several else "tp")
+            attribute(replica, "links" if several else "tp")
         return replica
 
     def _rank(self, chunk: int) -> int:
@@ -362,7 +362,7 @@ def _before_last_attention(kernels: list[tuple[OpKind, Key]]) -> list[Key]:
     return [kernels[number - 1][1]] if number else []
 
 
-def _attribute(replica: Replica, inside: str) -> None:
+def attribute(replica: Replica, inside: str) -> None:
     """Means over the ranks of the time in kernels, of that lost to links inside stages, and of that lost to ``pp``.
 
     Args:
