@@ -40,6 +40,16 @@ class PortUses:
         order = np.argsort(unit, kind="stable")
         return cls(_pointer(unit, shape[0]), port[order].astype(np.int32), share[order].astype(np.float64), shape[1])
 
+    @property
+    def most(self) -> F64:
+        """The largest share of each unit, 1 where it uses no port: float64[num_units]."""
+        count = np.diff(self.ptr)
+        result = np.ones(len(count))
+        used = np.flatnonzero(count)
+        if len(used):
+            result[used] = np.maximum.reduceat(self.share, self.ptr[used])
+        return result
+
 
 @dataclass(frozen=True)
 class LinkUnits:
@@ -76,6 +86,7 @@ class LinkUnits:
             self.uses.ptr,
             self.uses.port,
             self.uses.share,
+            self.uses.most,
             self.uses.num_ports,
             _pointer(self.source, n),
             self.target[order].astype(np.int32),
@@ -107,6 +118,7 @@ def speeds(uses: PortUses) -> F64:
         uses.ptr,
         uses.port,
         uses.share,
+        uses.most,
         np.empty(ports),
         np.empty(ports),
         np.empty(ports, dtype=np.int32),

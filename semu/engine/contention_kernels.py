@@ -1,14 +1,17 @@
 """Kernels of transfers that share ports: who moves how fast, and when everything ends (DESIGN §3.4).
 
 Objects: ``share_speeds`` (one moment), ``share_links`` (all of it). A *unit* lasts a fixed time and then, where it has
-*work*, moves bytes: its work is what that takes at full speed, speed 1. While it moves it takes a share of every port
-that it uses, ``share`` x speed; a port has 1 to give. Speeds are max-min fair: all rise together until a port is full;
-who uses it stays at that speed and the others go on (progressive filling: Bertsekas & Gallager, Data Networks, 1992,
-§6.5.2). Where a share is less than 1 that is fairness of the dominant share (Ghodsi et al., NSDI 2011).
+*work*, moves bytes: its work is what that takes at full speed, speed 1, which it has alone. While it moves it takes
+``share`` x speed of every port that it uses; a port has 1 to give.
+
+Rates are max-min fair: what units take of the port of which they take most rises together, until a unit is at full
+speed or a port is full; who uses that port stays there and the others go on (progressive filling: Bertsekas & Gallager,
+Data Networks, 1992, §6.5.2; with several ports in unequal parts it is fairness of the dominant share: Ghodsi et al.,
+NSDI 2011).
 
 Arguments that these kernels share; n units, e edges, u uses, p ports:
     use_ptr, use_port: CSR int32[n + 1], int32[u], the ports that each unit uses, each once. use_share: float64[u], of
-        the port at full speed, > 0 and at most 1.
+        the port at full speed, > 0 and at most 1. most: float64[n], the largest of them; 1 where there are none.
     edge_ptr, edge_target: CSR by source, int32[n + 1], int32[e]: the target starts after the source. edge_lag:
         float64[e] [s], so long after the source's start; less than 0: at its end.
 All times are >= 0, finite and on the time grid.
@@ -49,6 +52,7 @@ def share_speeds(
     use_ptr: I32,
     use_port: I32,
     use_share: F64,
+    most: F64,
     room: F64,
     weight: F64,
     left: I32,
@@ -65,13 +69,17 @@ def share_speeds(
     for i in range(num_ports):
         room[ports[i]], weight[ports[i]], left[ports[i]] = 1.0, 0.0, 0
     for i in range(num_members):
-        speed[members[i]] = -1.0
-        for use in range(use_ptr[members[i]], use_ptr[members[i] + 1]):
-            weight[use_port[use]] += use_share[use]
+        unit = members[i]
+        speed[unit] = -1.0  # still rising
+        for use in range(use_ptr[unit], use_ptr[unit + 1]):
+            weight[use_port[use]] += use_share[use] / most[unit]
             left[use_port[use]] += 1
     num_open = num_members
     while num_open > 0:
         level = 1.0
+        for i in range(num_members):
+            if speed[members[i]] < 0.0:
+                level = min(level, most[members[i]])
         for i in range(num_ports):
             if left[ports[i]] > 0:
                 level = min(level, room[ports[i]] / weight[ports[i]])
@@ -79,22 +87,21 @@ def share_speeds(
             unit = members[i]
             if speed[unit] >= 0.0:
                 continue
-            is_full = level >= 1.0
+            if most[unit] <= level:
+                speed[unit] = -2.0  # at full speed; taken out when all that stay here are known
+                continue
             for use in range(use_ptr[unit], use_ptr[unit + 1]):
-                port = use_port[use]
-                if room[port] / weight[port] <= level:
-                    is_full = True
-            if is_full:
-                speed[unit] = -2.0 - level  # full at this level; taken out when all of them are known
+                if room[use_port[use]] / weight[use_port[use]] <= level:
+                    speed[unit] = -3.0  # a full port
         for i in range(num_members):
             unit = members[i]
             if speed[unit] <= -2.0:
-                speed[unit] = level
+                speed[unit] = 1.0 if speed[unit] == -2.0 else level / most[unit]
                 num_open -= 1
                 for use in range(use_ptr[unit], use_ptr[unit + 1]):
                     port = use_port[use]
-                    room[port] -= use_share[use] * level
-                    weight[port] -= use_share[use]
+                    room[port] -= use_share[use] * speed[unit]
+                    weight[port] -= use_share[use] / most[unit]
                     left[port] -= 1
 
 
@@ -144,6 +151,7 @@ def share_links(
     use_ptr: I32,
     use_port: I32,
     use_share: F64,
+    most: F64,
     num_ports: int,
     edge_ptr: I32,
     edge_target: I32,
@@ -283,7 +291,7 @@ def share_links(
             for i in range(num_members):
                 before[members[i]] = speed[members[i]]
             share_speeds(
-                members, num_members, ports, num_near, use_ptr, use_port, use_share, room, weight, left, speed
+                members, num_members, ports, num_near, use_ptr, use_port, use_share, most, room, weight, left, speed
             )  # fmt: skip
             for i in range(num_members):
                 other = members[i]

@@ -35,25 +35,28 @@ class Mover:
 
 
 def fair(movers: Sequence[Mover]) -> list[Fraction]:
-    """Raise all speeds together; whoever meets a full port stays behind."""
-    speed = [Fraction(0)] * len(movers)
+    """Raise what all take of their most used port together; at full speed, or at a full port, they stay behind."""
+    most = [max(mover.ports.values(), default=Fraction(1)) for mover in movers]
+    taken = [Fraction(0)] * len(movers)
     rising = set(range(len(movers)))
     ports = {port for mover in movers for port in mover.ports}
+
+    def used(port: object) -> Fraction:
+        return sum(
+            (m.ports.get(port, Fraction(0)) * t / d for m, t, d in zip(movers, taken, most, strict=True)), Fraction(0)
+        )
+
     while rising:
-        steps = [Fraction(1) - max(speed[i] for i in rising)]
+        steps = [most[i] - taken[i] for i in rising]
         for port in ports:
-            slope = sum((movers[i].ports.get(port, Fraction(0)) for i in rising), Fraction(0))
+            slope = sum((movers[i].ports.get(port, Fraction(0)) / most[i] for i in rising), Fraction(0))
             if slope:
-                used = sum((m.ports.get(port, Fraction(0)) * s for m, s in zip(movers, speed, strict=True)), Fraction(0))
-                steps.append((1 - used) / slope)
+                steps.append((1 - used(port)) / slope)
         for i in rising:
-            speed[i] += min(steps)
-        used_of = {
-            port: sum((m.ports.get(port, Fraction(0)) * s for m, s in zip(movers, speed, strict=True)), Fraction(0))
-            for port in ports
-        }
-        rising = {i for i in rising if speed[i] < 1 and all(used_of[port] < 1 for port in movers[i].ports)}
-    return speed
+            taken[i] += min(steps)
+        full = {port for port in ports if used(port) == 1}
+        rising = {i for i in rising if taken[i] < most[i] and not full & set(movers[i].ports)}
+    return [t / d for t, d in zip(taken, most, strict=True)]
 
 
 def share(movers: Sequence[Mover]) -> list[tuple[int, int]]:

@@ -118,9 +118,7 @@ def test_a_port_gives_no_more_than_it_has(problem: list[Mover]) -> None:
     """What begins to move after a moment and has arrived by another fits between them."""
     seen = run(problem)
     for port in range(NUM_PORTS):
-        own = [
-            (start + m.fixed, end, m.work) for m, (start, end) in zip(problem, seen, strict=True) if port in m.ports
-        ]
+        own = [(start + m.fixed, end, m.work) for m, (start, end) in zip(problem, seen, strict=True) if port in m.ports]
         for first in {begin for begin, _, _ in own}:
             for last in {end for _, end, _ in own}:
                 inside = sum(work for begin, end, work in own if begin >= first and end <= last)
@@ -148,20 +146,24 @@ def test_sharing_makes_nothing_earlier(problem: list[Mover]) -> None:
 
 
 @given(movers())
-def test_speeds_are_max_min_fair(problem: list[Mover]) -> None:
-    """As exact progressive filling has them; and a slow one meets a full port on which nobody is faster."""
+def test_rates_are_max_min_fair(problem: list[Mover]) -> None:
+    """As exact progressive filling has them; and a slow one meets a full port on which nobody takes more than it."""
     together = [mover for mover in problem if mover.ports]
-    uses = units_of([replace(mover, after=[]) for mover in together]).uses
-    found = speeds(uses)
+    found = speeds(units_of([replace(mover, after=[]) for mover in together]).uses)
     assert found == pytest.approx([float(speed) for speed in fair(together)], rel=1e-12)
-    for mover, speed in zip(together, found, strict=True):
+    taken = [speed * float(max(mover.ports.values())) for mover, speed in zip(together, found, strict=True)]
+    for port in range(NUM_PORTS):
+        used = sum(float(o.ports.get(port, 0)) * s for o, s in zip(together, found, strict=True))
+        assert used <= 1 + 1e-9
+    for mover, speed, rate in zip(together, found, taken, strict=True):
         full = [
             port
             for port in mover.ports
             if sum(float(o.ports.get(port, 0)) * s for o, s in zip(together, found, strict=True)) > 1 - 1e-9
         ]
         assert speed == 1.0 or any(
-            all(s <= speed + 1e-9 for o, s in zip(together, found, strict=True) if port in o.ports) for port in full
+            all(other <= rate + 1e-9 for o, other in zip(together, taken, strict=True) if port in o.ports)
+            for port in full
         )
 
 
@@ -172,10 +174,16 @@ def test_two_sends_over_one_nic_take_twice_as_long_where_they_meet() -> None:
     assert run([first, second]) == [(0, 1100 + 2 * 2000), (0, 1100 + 2 * 2000 + 2000)]
 
 
-def test_a_send_beside_a_collective_that_takes_a_part_of_the_nic() -> None:
-    """Shares 1 and 1/2 of one port: speed 2/3 each. The send (600) ends at 900, the collective has 400 left then."""
-    send, collective = Mover(0, 600, {0: ONE}), Mover(0, 1000, {0: Fraction(1, 2)})
-    assert run([send, collective]) == [(0, 900), (0, 900 + 400)]
+def test_a_transfer_that_needs_less_than_its_part_gets_all_it_needs() -> None:
+    """One that fills a port and one that takes a quarter of it: 3/4 and full speed; alone, the first is quicker."""
+    send, collective = Mover(0, 6000, {0: ONE}), Mover(0, 4000, {0: Fraction(1, 4)})
+    assert run([send, collective]) == [(0, 4000 + 3000), (0, 4000)]
+
+
+def test_a_transfer_that_needs_more_than_its_part_gets_half() -> None:
+    """Shares 1 and 3/4 of one port: half of it each, so 1/2 and 2/3 of their speeds."""
+    send, collective = Mover(0, 600, {0: ONE}), Mover(0, 600, {0: Fraction(3, 4)})
+    assert run([send, collective]) == [(0, 900 + 150), (0, 900)]
 
 
 def test_whoever_is_held_up_elsewhere_leaves_room() -> None:

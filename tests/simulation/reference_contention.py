@@ -16,12 +16,11 @@ from simulation.reference_memory import memory_of
 from simulation.reference_sharding import REPLICATE, Sharding
 from simulation.reference_tail import buckets, collective, trainable, worst_group
 
-from semu.hardware.kinds import OpKind, Port
+from semu.hardware.kinds import OpKind, Port, Provenance
 from semu.hardware.network import CommGroup, collective_cost
 from semu.job import TrainingJob
 
 GRID = 2**40
-ONE = Fraction(1)
 
 
 @dataclass
@@ -96,7 +95,8 @@ class _Crowd:
         else:
             fixed = min(round(on_grid(collective_cost(self.job.profile, kind, group).latency_s) * GRID), steps)
             work = steps - fixed
-            self.movers.append(Mover(fixed, work, dict.fromkeys(ports, ONE) if work else {}, after))
+            part = _part(self.job, kind, group)
+            self.movers.append(Mover(fixed, work, dict.fromkeys(ports, part) if work else {}, after))
         return len(self.movers) - 1
 
     # -- ports -----------------------------------------------------------------------------------------------------
@@ -204,3 +204,11 @@ def _port(group: CommGroup) -> Port:
     """The one port that a group's bytes cross."""
     assert group.num_nodes in (1, group.num_ranks)
     return group.local_port if group.num_nodes == 1 else Port.NIC
+
+
+def _part(job: TrainingJob, kind: OpKind, group: CommGroup) -> Fraction:
+    """What the operator reaches on its port over the best that anything reaches there and somebody has looked at."""
+    link = job.profile.links[_port(group)]
+    kinds = [link.of(other) for other in OpKind if other.is_communication]
+    seen = [entry.net for entry in kinds if entry.provenance is not Provenance.DEFAULT]
+    return min(Fraction(link.of(kind).net / max(seen or [entry.net for entry in kinds])), Fraction(1))

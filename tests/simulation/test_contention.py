@@ -35,7 +35,10 @@ JOBS: dict[str, Callable[[], TrainingJob]] = {
     ),
     "text cp2": lambda: job_of(gpt(), text_items(2), Parallel(cp=2, tp=2), overlap=overlap(tensor=True)),
     "text zero3": lambda: job_of(
-        gpt(), text_items(4), Parallel(dp=2, tp=2, zero=3), overlap=overlap(tensor=True, gradients=True, parameters=True)
+        gpt(),
+        text_items(4),
+        Parallel(dp=2, tp=2, zero=3),
+        overlap=overlap(tensor=True, gradients=True, parameters=True),
     ),
     "text zero2": lambda: job_of(
         gpt(), text_items(4), Parallel(dp=2, tp=2, zero=2), overlap=overlap(tensor=True, gradients=True)
