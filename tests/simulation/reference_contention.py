@@ -14,7 +14,7 @@ from simulation.reference import HOST, Expansion, Key, Replica, attribute, expan
 from simulation.reference_costs import on_grid, symbols_of
 from simulation.reference_memory import memory_of
 from simulation.reference_sharding import REPLICATE, Sharding
-from simulation.reference_tail import buckets, collective, trainable, worst_group
+from simulation.reference_tail import buckets, collective, gather_times, trainable, worst_group
 
 from semu.hardware.kinds import OpKind, Port, Provenance
 from semu.hardware.network import CommGroup, collective_cost
@@ -42,6 +42,10 @@ class _Crowd:
 
     def __init__(self, job: TrainingJob) -> None:
         self.job, self.expansion = job, expand(job)
+        peers = job.parallel.dp * job.parallel.cp
+        self.gathers = job.training.overlap.param_gather and job.parallel.zero in (1, 2) and peers > 1
+        if self.gathers:
+            self.expansion = expand(job, gather_times(self.expansion))
         self.model = self.expansion.model
         self.sharding = Sharding(self.model)
         self.movers: list[Mover] = []
@@ -56,13 +60,15 @@ class _Crowd:
                 after = [(self.number[r, other], None) for other in node.after]
                 self._add(node.latency_s, *self._way(r, key), after)
         reductions = self._reductions()
+        if self.gathers:
+            self._gather()
         times = [(start / GRID, end / GRID) for start, end in share(self.movers)]
         for (r, key), number in self.number.items():
             node = self.expansion.replicas[r].nodes[key]
             node.start_s, node.end_s = times[number]
             if node.latency_s and (key[0] == "send" or self._way(r, key)[0]):
                 node.latency_s = node.end_s - node.start_s
-        for item, (start, end) in zip(reductions, times[len(self.number) :], strict=True):
+        for item, (start, end) in zip(reductions, times[len(self.number) :], strict=False):
             item.start_s, item.end_s = start, end
         for r, replica in enumerate(self.expansion.replicas):
             self._look_again(r, replica)
@@ -127,6 +133,27 @@ class _Crowd:
             return None, None, []
         sides = ("out", "in") if operator.kind is OpKind.P2P else ("out",)
         return operator.kind, group, [(r, rank, _port(group), side) for side in sides]
+
+    def _gather(self) -> None:
+        """Parameters, bucket by bucket in the order of the forward pass; the blocks' forward operators wait."""
+        for rank in range(self.job.parallel.pp):
+            group = worst_group(self.model, rank, 1, self.job.parallel.dp * self.job.parallel.cp)
+            held = trainable(self.expansion, rank)
+            for item in held:
+                item.ready_s = 0.0
+            before: dict[int, int] = {}
+            for bucket in buckets(held, self.job.parallel.dp * self.job.parallel.cp, several=True):
+                size = 2 * sum(item.elements for item in bucket)
+                self._reduce([rank], OpKind.ALL_GATHER, group, size, [], before, [])
+                parameters = {id(item.parameter) for item in bucket}
+                for (r, key), number in self.number.items():
+                    if key[0] != "operator" or key[2] != "F":
+                        continue
+                    block = self.expansion.replicas[r].operators[key[1:4]][key[4]].block  # type: ignore[index]
+                    if block is None or block.rank != rank:
+                        continue
+                    if parameters & {id(use.parameter) for use in block.trace.parameters}:
+                        self.movers[number].after = [*self.movers[number].after, (before[rank], None)]
 
     # -- gradients -------------------------------------------------------------------------------------------------
     def _reductions(self) -> list[Reduced]:
