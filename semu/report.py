@@ -97,12 +97,20 @@ class IterationSamples:
         }
 
 
+CONTENTION_SCOPE = (
+    "transfers share the ports of their GPUs, out and in (a collective only the out), up to the optimizer step; "
+    "switches, cables and the way from a GPU to its NIC are not shared, kernels are not slowed"
+)
+"""What contention is about here."""
+
+
 @dataclass(frozen=True)
 class ContentionSummary:
     """What transfers that share ports cost one another, on the replica that ends last (DESIGN §3.4).
 
     Attributes:
-        transfers, slowed: operators that move bytes, inside stages and outside; those that took longer than alone.
+        transfers, slowed: transfers that could meet another one, inside stages and outside; those that took longer than
+            alone.
         lost_s: how much longer they took, summed over pipeline ranks, by communicator [s].
         stages, touched_stages: of its pipeline; those inside which a transfer took longer than alone.
         iteration_time_alone_s: iteration time without contention [s].
@@ -117,7 +125,7 @@ class ContentionSummary:
 
     def to_json(self) -> dict[str, object]:
         """As ``contention`` of ``simulate --json``."""
-        return {**vars(self), "lost_s": dict(self.lost_s)}
+        return {**vars(self), "lost_s": dict(self.lost_s), "scope": CONTENTION_SCOPE}
 
 
 @dataclass(frozen=True)

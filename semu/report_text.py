@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from semu.report import CONVENTION, ContentionSummary, RankMemoryRow, Report, TopOperator
+from semu.report import CONTENTION_SCOPE, CONVENTION, ContentionSummary, RankMemoryRow, Report, TopOperator
 from semu.units import GIB, format_count, format_time
 
 WIDTH = 110
@@ -200,6 +200,8 @@ def _notes(report: Report) -> Iterator[str]:
     text = ", ".join(f"{name} {_percent(share)}" for name, share in shares) or "none used"
     yield from _wrap(f"coefficients by share of time: {text}")
     yield from _wrap(f"MFU and HFU: {CONVENTION}")
+    if report.contention is not None:
+        yield from _wrap(f"contention: {CONTENTION_SCOPE}")
     for warning in report.warnings:
         yield from _wrap(f"warning: {warning}")
 

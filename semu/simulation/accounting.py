@@ -184,7 +184,8 @@ def bubble_ratio(run: PipelineRun, replica: int) -> float:
     makespan = float(run.makespan()[replica])
     if makespan == 0:
         return 0.0
-    return 1.0 - float(run.plain[replica, :n].sum()) / (run.problem.shape.num_ranks * makespan)
+    held = sum(touched.held_s for (number, _), touched in run.inside.items() if number == replica)
+    return 1.0 - (float(run.plain[replica, :n].sum()) + held) / (run.problem.shape.num_ranks * makespan)
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,7 @@ def test_sharing_makes_nothing_earlier_and_its_cost_adds_up(name: str) -> None:
     assert isinstance(exposed, dict)
     flat = [*exposed.values(), *(v for k, v in parts.items() if k not in ("exposed_communication", "other"))]
     assert sum(flat) == pytest.approx(report.iteration_time_s, rel=1e-12)
+    assert report.bubble_ratio >= -1e-12
     assert parts["compute"] == pytest.approx(usual.breakdown_s["compute"], rel=1e-12)
     assert (report.contention.slowed > 0) == bool(report.contention.lost_s)
 
@@ -310,6 +311,14 @@ def test_shares_of_ports() -> None:
     assert port_shares(profile, OpKind.ALL_REDUCE, CommGroup("dp", 1)) == {}
 
 
+def test_stages_that_last_longer_leave_no_bubble() -> None:
+    """One pipeline rank works all the time, however slowly its collectives go."""
+    report = simulate(JOBS["ring beside parameters"](), contention=True)
+    assert report.contention is not None
+    assert report.contention.touched_stages > 0
+    assert report.bubble_ratio == pytest.approx(0.0, abs=1e-12)
+
+
 def test_samples_are_refused() -> None:
     job = QUIET["text"]()
     with pytest.raises(ConfigError, match="samples with contention") as caught:
@@ -331,6 +340,7 @@ def test_the_report_says_what_was_shared() -> None:
         "stages",
         "touched_stages",
         "iteration_time_alone_s",
+        "scope",
     }
     assert "transfers slowed" in repr(report)
     assert "transfers lost: fsdp " in repr(report)
