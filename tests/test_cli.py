@@ -101,7 +101,7 @@ def test_transfers_share_links_where_that_is_asked_for(tiny: str, capsys: pytest
     assert expected.contention is not None
     assert (code, json.loads(out)["contention"]) == (0, expected.contention.to_json())
     assert "contention" not in json.loads(run(capsys, "simulate", tiny, "--json")[1])
-    code, error = error_of(capsys, "simulate", tiny, "--contention", "--samples", "5")
+    code, error = error_of(capsys, "simulate", tiny, "--contention", "--samples", "5", "--set", "training.jitter=0.1")
     assert (code, error["where"], error["nearest"]) == (2, "samples", 0)
 
 
