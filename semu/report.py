@@ -170,6 +170,7 @@ class Report:
         peak_memory_bytes, static_memory_bytes: per pipeline rank, highest over its ranks.
         capacity_bytes: device memory. breakdown_s: see DESIGN §6. timeline: of the slowest replica.
         ranks, top_operators: tables. provenance: share of time by provenance of its coefficients.
+        active_parameters: those that a token uses: without the experts that it is not routed to.
         job: resolved inputs. warnings: what a reader should know. samples: iterations with jitter, where asked for.
         reserve: finds ``reserved_memory_bytes``. nearest_fit: of a job that does not fit, changes after which it does,
             the fastest first; None: nobody has looked.
@@ -205,6 +206,7 @@ class Report:
     warnings: tuple[str, ...]
     timeline: IterationTimeline = field(repr=False)
     samples: IterationSamples | None = None
+    active_parameters: int | None = None
     reserve: Callable[[], tuple[int, ...]] | None = field(default=None, repr=False, compare=False)
     nearest_fit: tuple[FittingChange, ...] | None = None
     host_memory_bytes: tuple[int, ...] | None = None
@@ -219,6 +221,11 @@ class Report:
     def fits(self) -> bool:
         """Whether every rank's peak is within the device's memory."""
         return max(self.peak_memory_bytes) <= self.capacity_bytes
+
+    @property
+    def has_idle_parameters(self) -> bool:
+        """Whether a token uses some of the parameters only."""
+        return self.active_parameters not in (None, self.parameters)
 
     def to_json(self) -> dict[str, object]:
         """The document of ``simulate --json`` (DESIGN §6), also written to ``result.json``."""
@@ -245,6 +252,11 @@ class Report:
             "capacity_bytes": self.capacity_bytes,
             "fits": self.fits,
             "parameters": self.parameters,
+            **(
+                {}
+                if self.active_parameters in (None, self.parameters)
+                else {"active_parameters": self.active_parameters}
+            ),
             "breakdown_s": dict(self.breakdown_s),
             "ranks": [vars(row).copy() for row in self.ranks],
             "top_operators": [vars(row).copy() for row in self.top_operators],

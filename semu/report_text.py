@@ -87,7 +87,10 @@ def _summary(report: Report) -> Iterator[str]:
         yield _line("MFU, bf16 peak", _percent(report.mfu_bf16), "the same FLOP against the dense bf16 peak")
     yield _line("HFU", _percent(report.hfu), "recomputation counted too")
     yield _line("bubble ratio", _percent(report.bubble_ratio), f"pipeline ends at {format_time(report.makespan_s)}")
-    yield _line("parameters", format_count(report.parameters), "")
+    active = report.active_parameters
+    has_idle = active is not None and report.has_idle_parameters
+    note = f"{format_count(active)} active: used by a token" if active is not None and has_idle else ""
+    yield _line("parameters", format_count(report.parameters), note)
     yield f"{'memory':<{_LABEL}}{fit_sentence(report)}"
 
 

@@ -5,11 +5,14 @@ share); ``registry`` names the models, ``setups`` the published training configu
 ``semu_models.build("vlm-m")`` makes a ``semu.nn.Model``.
 """
 
+from semu_models.deepseek import DeepSeek, DeepSeekConfig, deepseek_v3
 from semu_models.dit import DiT, DiTConfig, dit_5b, dit_30b
 from semu_models.gpt import GPT, GPTConfig, gpt3_175b
 from semu_models.language import LanguageConfig, language_model, text_encoder
 from semu_models.llama import Llama, LlamaConfig, llama3_8b, lm_5b, lm_7b
+from semu_models.mixtral import Mixtral, MixtralConfig, mixtral_8x7b, mixtral_8x22b
 from semu_models.qwen import Qwen, QwenConfig, qwen2_32b, qwen2_72b
+from semu_models.qwen_moe import QwenMoE, QwenMoEConfig, qwen3_30b_a3b, qwen3_235b_a22b
 from semu_models.registry import MODELS, Family, ModelEntry, build, find_model, parameter_table
 from semu_models.setups import SETUPS, Setup, find_setup
 from semu_models.t2v import T2VConfig, make_t2v, t2v_l, t2v_s, t2v_xl
@@ -20,6 +23,8 @@ __all__ = [
     "GPT",
     "MODELS",
     "SETUPS",
+    "DeepSeek",
+    "DeepSeekConfig",
     "DiT",
     "DiTConfig",
     "Family",
@@ -27,15 +32,20 @@ __all__ = [
     "LanguageConfig",
     "Llama",
     "LlamaConfig",
+    "Mixtral",
+    "MixtralConfig",
     "ModelEntry",
     "Qwen",
     "QwenConfig",
+    "QwenMoE",
+    "QwenMoEConfig",
     "Setup",
     "T2VConfig",
     "VLMConfig",
     "ViT",
     "ViTConfig",
     "build",
+    "deepseek_v3",
     "dit_5b",
     "dit_30b",
     "find_model",
@@ -47,9 +57,13 @@ __all__ = [
     "lm_7b",
     "make_t2v",
     "make_vlm",
+    "mixtral_8x7b",
+    "mixtral_8x22b",
     "parameter_table",
     "qwen2_32b",
     "qwen2_72b",
+    "qwen3_30b_a3b",
+    "qwen3_235b_a22b",
     "t2v_l",
     "t2v_s",
     "t2v_xl",

@@ -12,7 +12,7 @@ class Decoder(Sequential):
 
     Args:
         layers: number of layers. hidden: their width. vocab: rows of the token table.
-        layer: makes a layer, [tokens, hidden] -> [tokens, hidden].
+        layer: makes a layer of a number, [tokens, hidden] -> [tokens, hidden].
         positions: rows of a learned position table; None: no table.
         tied: the output projection shares the token table.
         rms_norm: the final norm is RMS instead of layer norm.
@@ -24,7 +24,7 @@ class Decoder(Sequential):
         layers: int,
         hidden: int,
         vocab: int,
-        layer: Callable[[], Module],
+        layer: Callable[[int], Module],
         *,
         positions: int | None = None,
         tied: bool = False,
@@ -33,7 +33,7 @@ class Decoder(Sequential):
     ) -> None:
         embedding = Embedding(vocab, hidden, positions=positions, dropout=dropout)
         head = LMHead(hidden, vocab, rms_norm=rms_norm, tied=embedding if tied else None)
-        super().__init__({"embedding": embedding, **{f"layers.{i}": layer() for i in range(layers)}, "head": head})
+        super().__init__({"embedding": embedding, **{f"layers.{i}": layer(i) for i in range(layers)}, "head": head})
 
 
 def decoder_model(name: str, body: Decoder) -> Model:

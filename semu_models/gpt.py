@@ -44,7 +44,7 @@ class GPT(Decoder):
     """
 
     def __init__(self, config: GPTConfig) -> None:
-        def layer() -> TransformerLayer:
+        def layer(_: int) -> TransformerLayer:
             return TransformerLayer(config.hidden, 4 * config.hidden, config.heads)
 
         super().__init__(config.layers, config.hidden, config.vocab, layer, positions=config.positions, tied=True)

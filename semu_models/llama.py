@@ -51,7 +51,7 @@ class Llama(Decoder):
     """Token ids [tokens] of the text stream -> scalar loss."""
 
     def __init__(self, config: LlamaConfig) -> None:
-        def layer() -> TransformerLayer:
+        def layer(_: int) -> TransformerLayer:
             return TransformerLayer(
                 config.hidden,
                 config.ffn,

@@ -10,10 +10,13 @@ from types import MappingProxyType
 from semu.nn import Model
 from semu.units import format_count
 from semu_models.checks import find_named
+from semu_models.deepseek import deepseek_v3
 from semu_models.dit import dit_5b, dit_30b
 from semu_models.gpt import gpt3_175b
 from semu_models.llama import llama3_8b, lm_5b, lm_7b
+from semu_models.mixtral import mixtral_8x7b, mixtral_8x22b
 from semu_models.qwen import qwen2_32b, qwen2_72b
+from semu_models.qwen_moe import qwen3_30b_a3b, qwen3_235b_a22b
 from semu_models.t2v import t2v_l, t2v_s, t2v_xl
 from semu_models.vit import vit_2b, vit_5b, vit_22b
 from semu_models.vlm import vlm_7b, vlm_l, vlm_m, vlm_s, vlm_xl
@@ -25,6 +28,9 @@ class Family(Enum):
     GPT = "gpt"
     LLAMA = "llama"
     QWEN = "qwen"
+    MIXTRAL = "mixtral"
+    QWEN_MOE = "qwen-moe"
+    DEEPSEEK = "deepseek"
     VIT = "vit"
     DIT = "dit"
     VLM = "vlm"
@@ -57,6 +63,11 @@ _ENTRIES = (
     ModelEntry("llama3-8b", Family.LLAMA, llama3_8b, 8e9, "2407.21783 Table 3; DIP Table 2"),
     ModelEntry("qwen2-32b", Family.QWEN, qwen2_32b, 32e9, "2412.15115 Table 1; DIP Table 2"),
     ModelEntry("qwen2-72b", Family.QWEN, qwen2_72b, 72e9, "2407.10671 Table 1; DIP Table 2"),
+    ModelEntry("mixtral-8x7b", Family.MIXTRAL, mixtral_8x7b, 47e9, "2401.04088 Table 1"),
+    ModelEntry("mixtral-8x22b", Family.MIXTRAL, mixtral_8x22b, 141e9, "config.json of Mixtral-8x22B-v0.1"),
+    ModelEntry("qwen3-30b-a3b", Family.QWEN_MOE, qwen3_30b_a3b, 30e9, "2505.09388 Table 2; config.json"),
+    ModelEntry("qwen3-235b-a22b", Family.QWEN_MOE, qwen3_235b_a22b, 235e9, "2505.09388 Table 2; config.json"),
+    ModelEntry("deepseek-v3", Family.DEEPSEEK, deepseek_v3, 671e9, "2412.19437 §4.2, without multi-token prediction"),
     ModelEntry("vit-2b", Family.VIT, vit_2b, 2e9, "DIP Table 1; shape: 2106.04560 Table 2 (G/14)"),
     ModelEntry("vit-5b", Family.VIT, vit_5b, 5e9, "DIP Table 2"),
     ModelEntry("vit-22b", Family.VIT, vit_22b, 22e9, "2302.05442 Table 1; DIP Table 2"),

@@ -251,9 +251,9 @@ def test_a_wrong_type_is_refused(assignment: str, expected: str) -> None:
         ("parallel.zero=4", "0 or 1 or 2 or 3"),
         ("parallel.modules.encoder.tp=2", "one parallelism"),
         ("training.optimizer=sgd", "adam"),
-        ("model.transformer.experts=8", "a dense model"),
-        ("model.transformer.top_k=2", "a dense model"),
-        ("model.transformer.moe_ffn=512", "a dense model"),
+        ("parallel.etp=2", "a model with experts"),
+        ("training.moe_imbalance=1.5", "a model with experts"),
+        ("training.moe_capacity_factor=1.5", "a model with experts"),
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(assignment: str, expected: str) -> None:

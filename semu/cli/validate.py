@@ -6,6 +6,7 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semu.cli import console
@@ -24,6 +25,8 @@ def validate_command(arguments: argparse.Namespace) -> int:
         ConfigError: a runs file that cannot be read, an unknown group or profile, results that cannot be written.
     """
     _check_tolerance(arguments.tolerance)
+    for flag in ("csv", "picture"):
+        _check_place(f"--{flag}", getattr(arguments, flag))
     if is_own_run(arguments):
         return validate_run_command(arguments)
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
@@ -61,6 +64,17 @@ def validate_command(arguments: argparse.Namespace) -> int:
     for sentence in beyond:
         say(f"out of tolerance ({arguments.tolerance:g} %): {sentence}")
     return ValidationError.exit_code if beyond else 0
+
+
+def _check_place(flag: str, path: str | None) -> None:
+    """A long run does not end with a file that cannot be written."""
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise ConfigError(
+            "no such folder",
+            where=f"{flag} {path}",
+            expected="a file in a folder that is there",
+            got=str(Path(path).parent),
+        )
 
 
 class _RowCounter:

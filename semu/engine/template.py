@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.graph.dim import Dim, DimTable
+from semu.graph.dim import Dim, DimTable, symbols_of
 from semu.graph.graph import Graph
 from semu.graph.operator import Operator
 from semu.graph.tensor import Role
@@ -186,6 +186,13 @@ class TemplateLibrary:
         self._mem_bytes = DimTable.build([op.mem_bytes for op in self.operators])
         self._net_bytes = DimTable.build([op.net_bytes for op in self.operators])
         self._sizes = DimTable.build(self.sizes)
+
+    @cached_property
+    def symbols(self) -> frozenset[str]:
+        """Every symbol that a cost or a size depends on."""
+        tables = (self._flop, self._mem_bytes, self._net_bytes, self._sizes)
+        keys = (name for op in self.operators for dim in op.key for name in symbols_of(dim))
+        return frozenset(name for table in tables for monomial in table.monomials for name in monomial).union(keys)
 
     def evaluate(
         self,

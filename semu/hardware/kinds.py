@@ -32,6 +32,9 @@ class OpKind(Enum):
     REDUCE_SCATTER = "reduce_scatter"
     ALL_TO_ALL = "all_to_all"
     P2P = "p2p"
+    GROUPED_MATMUL = "grouped_matmul"
+    PERMUTE = "permute"
+    TOP_K = "top_k"
 
     @property
     def is_communication(self) -> bool:

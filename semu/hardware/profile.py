@@ -274,6 +274,25 @@ def _refuse_unknown(table: Mapping[str, object], legal: set[str] | list[str], pr
             raise unknown_name("key", key, legal, where=f"{prefix}{key}")
 
 
+_RELATIVES = {OpKind.GROUPED_MATMUL: OpKind.MATMUL, OpKind.PERMUTE: OpKind.COPY, OpKind.TOP_K: OpKind.NORM}
+"""Kinds for which a profile need not say anything -> the kind whose coefficients they take then."""
+
+
+def _take_relatives(parts: _Parts) -> None:
+    """Fill in kinds that no file of the chain names, each from its relative: worth no more than transferred."""
+    for kind, relative in _RELATIVES.items():
+        if (kind, None) in parts.efficiencies:
+            continue
+        for (of, variant), item in list(parts.efficiencies.items()):
+            if of is relative:
+                values = {key: getattr(item, key) for key in coefficient_names(Efficiency)}
+                provenance = worst_provenance(item.provenance, Provenance.TRANSFERRED)
+                source = f"as {relative.value}: {item.source}"
+                if item.source.startswith("from "):  # a base's: its name stays in front
+                    source = item.source.replace(": ", f": as {relative.value}: ", 1)
+                parts.efficiencies[kind, variant] = Efficiency(**values, provenance=provenance, source=source)
+
+
 def _build(name: str, parts: _Parts) -> DeviceProfile:
     numbers = parts.numbers
     for key in _REQUIRED:
@@ -285,6 +304,7 @@ def _build(name: str, parts: _Parts) -> DeviceProfile:
         for dtype, fraction in _DERIVED_PEAKS.items()
     }
     given = {dtype: numbers[f"flop_per_s.{dtype.value}"] for dtype in DType if f"flop_per_s.{dtype.value}" in numbers}
+    _take_relatives(parts)
     efficiencies = {kind: item for (kind, variant), item in parts.efficiencies.items() if variant is None}
     variants = {(kind, key): item for (kind, key), item in parts.efficiencies.items() if key is not None}
     links = {

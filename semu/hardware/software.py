@@ -77,7 +77,7 @@ class SoftwareFactors:
 
     def of_kind(self, kind: OpKind) -> Number:
         """The factor of a compute kind; the optimizer's kernels and users' own kinds are left as they are."""
-        if kind is OpKind.MATMUL:
+        if kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL):
             return self.matmul
         if kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD):
             return self.attention

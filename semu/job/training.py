@@ -10,6 +10,7 @@ from typing import TypeVar
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.kinds import DType
 from semu.hardware.software import Software
+from semu.job.experts import check_capacity, check_imbalance, check_padding
 from semu.job.kinds import (
     Attention,
     CrossEntropy,
@@ -197,6 +198,13 @@ class Training:
         software: who runs the job (``semu.hardware.software.Software``), an enum member or its value: it decides which
             factors of the device's profile apply.
         jitter: relative standard deviation of each stage's latency, for ``simulate(samples=...)``; default 0.
+        moe_imbalance: how unevenly tokens reach experts: rows of the worst rank of an expert-parallel group / mean
+            rows, >= 1 (default: evenly), or a list of what every expert gets, in any unit. The worst rank's rows decide
+            times and memory.
+        moe_capacity_factor: rows that an expert takes, in multiples of the mean; the rest is dropped; None: dropless.
+        moe_pad_to_capacity: every expert computes its whole capacity.
+        moe_grouped_gemm: a rank's experts are one grouped product (Megatron-LM's ``--moe-grouped-gemm``); false:
+            products of their own, one after the other, costed together as one product with one fixed time.
         workspaces: whose workspaces count into the peaks; NONE unless asked for.
         recompute_policy: what ``recompute = full`` keeps of a layer: EVERY_SECOND_MATMUL is torchtitan's
             ``selective_ac_option = "op"``; None: its input alone.
@@ -228,6 +236,10 @@ class Training:
     loss_scaling: bool
     overhead_s: float
     jitter: float
+    moe_imbalance: float | tuple[float, ...]
+    moe_capacity_factor: float | None
+    moe_pad_to_capacity: bool
+    moe_grouped_gemm: bool
     software: Software
     workspaces: Workspaces
     offload: tuple[str, ...] | None
@@ -260,6 +272,10 @@ class Training:
         loss_scaling: bool = False,
         overhead_s: float = 0.0,
         jitter: float = 0.0,
+        moe_imbalance: float | Sequence[float] = 1.0,
+        moe_capacity_factor: float | None = None,
+        moe_pad_to_capacity: bool = False,
+        moe_grouped_gemm: bool = True,
         software: Software | str = Software.MEGATRON,
         workspaces: Workspaces | str = Workspaces.NONE,
         offload: Sequence[str] | str | None = None,
@@ -313,6 +329,10 @@ class Training:
             "loss_scaling": loss_scaling,
             "overhead_s": _at_least_zero(overhead_s, "training.overhead_s"),
             "jitter": _at_least_zero(jitter, "training.jitter"),
+            "moe_imbalance": check_imbalance(moe_imbalance),
+            "moe_capacity_factor": check_capacity(moe_capacity_factor),
+            "moe_pad_to_capacity": check_padding(moe_pad_to_capacity, moe_capacity_factor),
+            "moe_grouped_gemm": _switch(moe_grouped_gemm, "training.moe_grouped_gemm"),
             "software": _enum(Software, software, "training.software"),
             "workspaces": _enum(Workspaces, workspaces, "training.workspaces"),
             "recompute_policy": _of_full(mode, recompute_policy, recompute_layers, "recompute_policy"),

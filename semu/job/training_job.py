@@ -9,6 +9,7 @@ from semu.errors import ConfigError, unknown_name
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.cluster import Cluster
 from semu.hardware.software import Software
+from semu.job.experts import check_experts
 from semu.job.kinds import Fp8Weights, Precision
 from semu.job.training import Training
 from semu.nn.model import Model
@@ -63,6 +64,7 @@ class TrainingJob:
         self._check_virtual_stages()
         self._check_layout()
         self._check_fp8_weights()
+        check_experts(self.model, self.parallel, self.training)
 
     def _check_cluster(self) -> None:
         need, have = self.parallel.num_gpus, self.cluster.num_gpus
@@ -163,6 +165,14 @@ class TrainingJob:
     def num_microbatches(self) -> int:
         """Microbatches of one data-parallel replica in one iteration."""
         return self.training.global_batch // (self.parallel.dp * self.training.micro_batch)
+
+    @property
+    def shards_are_masters(self) -> bool:
+        """Whether ZeRO-3 keeps its shards in the master weights' type only and gathers them cast: PyTorch's FSDP with a
+        mixed-precision policy (2304.11277 §4.4)."""
+        training = self.training
+        is_mixed = training.master_dtype is not training.precision.tensor_dtype
+        return is_mixed and self.parallel.zero >= 3 and training.software is Software.TORCH
 
     @property
     def overlaps_tensor_parallel(self) -> bool:

@@ -1,8 +1,10 @@
 """Describe models as in PyTorch: modules, parameters, ``forward``; shapes only, no data."""
 
 from semu.nn.layers import GELU, Dropout, Embedding, LayerNorm, Linear, RMSNorm, SiLU
+from semu.nn.mla import LatentAttention, LatentSizes
 from semu.nn.model import InputSpec, ModalityModule, ModalityRole, Model
 from semu.nn.module import Module, ModuleList, Parameter, Sequential
+from semu.nn.moe import MixtureOfExperts
 from semu.nn.recompute import Recompute
 from semu.nn.sharding import ShardingPlan, ShardingStyle
 from semu.nn.tensor import Sequences, Tensor
@@ -16,8 +18,11 @@ __all__ = [
     "Embedding",
     "InputSpec",
     "LMHead",
+    "LatentAttention",
+    "LatentSizes",
     "LayerNorm",
     "Linear",
+    "MixtureOfExperts",
     "ModalityModule",
     "ModalityRole",
     "Model",

@@ -20,6 +20,9 @@ RECOMPUTE_KINDS: Mapping[str, str] = MappingProxyType(
         "mlp": "MLP; its input is kept",
         "layernorm": "LayerNorm and RMSNorm: the output is dropped, the input is kept",
         "act": "the non-linearity of a feed-forward network: the output is dropped, the input is kept",
+        "moe": "MixtureOfExperts: router, dispatch, experts; its input is kept",
+        "shared_experts": "the shared experts of a mixture; their input is kept",
+        "moe_act": "the non-linearity of routed experts: the output is dropped, the input is kept",
     }
 )
 """Kind -> what is computed again."""
@@ -27,10 +30,10 @@ RECOMPUTE_KINDS: Mapping[str, str] = MappingProxyType(
 KIND_ALIASES: Mapping[str, str] = MappingProxyType({"norm": "layernorm", "core_attention": "core_attn"})
 """Other words for kinds."""
 
-OUTPUT_KINDS = ("layernorm", "act")
+OUTPUT_KINDS = ("layernorm", "act", "moe_act")
 """Kinds whose output is dropped."""
 
-RULE_KINDS = ("core_attn", "act")
+RULE_KINDS = ("core_attn", "act", "moe_act")
 """Kinds that operator rules know; no module class stands for them."""
 
 

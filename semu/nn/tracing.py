@@ -22,6 +22,7 @@ from semu.hardware.network import CommGroup
 from semu.nn.keep import Ledger
 from semu.nn.module import Module, Parameter
 from semu.nn.recompute_plan import OUTPUT_KINDS, RecomputePlan
+from semu.nn.routing import ExpertPlan
 from semu.nn.sharding import ContextKind, ShardingPlan, ShardingStyle
 from semu.nn.tensor import Sequences, Tensor, local_shape
 
@@ -46,6 +47,7 @@ class TraceOptions:
         fused_attention: attention is one FlashAttention kernel; false: separate kernels that write the scores.
         recompute: parts of the block that are computed again in the backward pass.
         cast_weights: under fp8, every microbatch casts its weights; false: it finds them cast (once an iteration).
+        experts: expert parallelism, and how tokens are routed.
         cp_group: placement of the context-parallel group. cp_kind: how attention works across it.
         cross_entropy: ``unfused``, ``in_place`` or ``fused``, see ``semu.nn.rules.loss``.
         fused_accumulation: products for weight gradients add into the gradient buffers themselves.
@@ -61,6 +63,7 @@ class TraceOptions:
     fused_attention: bool = True
     recompute: RecomputePlan = field(default_factory=RecomputePlan)
     cast_weights: bool = False
+    experts: ExpertPlan = field(default_factory=ExpertPlan)
     cp_group: CommGroup = field(default_factory=lambda: CommGroup("cp", 1, 1))
     cp_kind: ContextKind = ContextKind.RING
     keep_products: bool = False
@@ -82,6 +85,7 @@ class ParameterUse:
         is_sharded: split over the tensor-parallel group (else every rank holds it whole).
         tensor, gradient: its tensor node, and its gradient buffer's (None when frozen).
         is_fp8: the weight of a linear that runs in fp8.
+        is_expert: of routed experts that are spread over ranks otherwise than all else: reduced over other ranks.
     """
 
     path: str
@@ -91,6 +95,7 @@ class ParameterUse:
     tensor: int
     gradient: int | None
     is_fp8: bool = False
+    is_expert: bool = False
 
 
 @dataclass(frozen=True)
@@ -265,7 +270,12 @@ class Trace:
         return Tensor(self, node, tuple(shape), cut, dtype, requires_grad, sequences)
 
     def parameter(
-        self, parameter: Parameter, shards: Sequence[int] | None = None, *, is_fp8: bool = False
+        self,
+        parameter: Parameter,
+        shards: Sequence[int] | None = None,
+        *,
+        is_fp8: bool = False,
+        is_expert: bool = False,
     ) -> ParameterUse:
         """The local part of a parameter; the first use registers it."""
         self._touched_trainable |= parameter.requires_grad
@@ -282,7 +292,7 @@ class Trace:
                 gradient = self.graph.add_tensor(shape, self.options.grad_dtype, Role.GRADIENT, name=f"{path}.grad")
             numel = product(shape)
             assert isinstance(numel, int)
-            use = ParameterUse(path, parameter, numel, any(n > 1 for n in cut), tensor, gradient, is_fp8)
+            use = ParameterUse(path, parameter, numel, any(n > 1 for n in cut), tensor, gradient, is_fp8, is_expert)
             self.parameters[id(parameter)] = use
         return use
 

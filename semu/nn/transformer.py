@@ -17,6 +17,7 @@ class SelfAttention(Module):
         head_dim: None: hidden / heads. causal: mask the future. rotary: rotate q and k (RoPE).
         bias, qkv_bias: biases of the output and of the QKV projection (None: as ``bias``).
         dropout: probability on the attention probabilities; a fused kernel keeps no mask of it.
+        qk_norm: RMS norm of every query's and key's head before the rotation (Qwen3, 2505.09388 §2).
     Raises:
         ConfigError: heads that do not divide.
     """
@@ -35,6 +36,7 @@ class SelfAttention(Module):
         bias: bool = True,
         qkv_bias: bool | None = None,
         dropout: float = 0.0,
+        qk_norm: bool = False,
     ) -> None:
         super().__init__()
         self.dropout = dropout
@@ -48,10 +50,14 @@ class SelfAttention(Module):
         parts = tuple(count * self.head_dim for count in (heads, self.kv_heads, self.kv_heads))
         self.qkv = Linear(hidden, width, bias=bias if qkv_bias is None else qkv_bias, parts=parts)
         self.out = Linear(heads * self.head_dim, hidden, bias=bias)
+        self.query_norm = RMSNorm(self.head_dim) if qk_norm else None
+        self.key_norm = RMSNorm(self.head_dim) if qk_norm else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
         q, k, v = F.split_heads(self.qkv(x), (self.heads, self.kv_heads, self.kv_heads), self.head_dim)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
         if self.rotary:
             q, k = F.rope(q), F.rope(k)
         out: Tensor = self.out(F.attention(q, k, v, causal=self.causal, dropout=self.dropout).flatten())
@@ -115,6 +121,9 @@ class TransformerLayer(Module):
         causal: mask the future. rotary: RoPE. gated: SwiGLU. rms_norm: RMS instead of layer norm.
         bias, qkv_bias: biases of the projections. dropout: probability on the attention's
             probabilities, after attention and after MLP.
+        qk_norm: RMS norm of queries and keys, head by head.
+        mlp: in place of the MLP, e.g. a mixture of experts; ``ffn`` is then of no account.
+        attention: in place of the self-attention, e.g. latent attention.
     """
 
     fp8_region = True
@@ -134,22 +143,28 @@ class TransformerLayer(Module):
         bias: bool = True,
         qkv_bias: bool | None = None,
         dropout: float = 0.0,
+        qk_norm: bool = False,
+        mlp: Module | None = None,
+        attention: Module | None = None,
     ) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(hidden) if rms_norm else LayerNorm(hidden)
-        self.attention = SelfAttention(
-            hidden,
-            heads,
-            kv_heads,
-            head_dim=head_dim,
-            causal=causal,
-            rotary=rotary,
-            bias=bias,
-            qkv_bias=qkv_bias,
-            dropout=dropout,
-        )
+        if attention is None:
+            attention = SelfAttention(
+                hidden,
+                heads,
+                kv_heads,
+                head_dim=head_dim,
+                causal=causal,
+                rotary=rotary,
+                bias=bias,
+                qkv_bias=qkv_bias,
+                dropout=dropout,
+                qk_norm=qk_norm,
+            )
+        self.attention = attention
         self.mlp_norm = RMSNorm(hidden) if rms_norm else LayerNorm(hidden)
-        self.mlp = MLP(hidden, ffn, gated=gated, bias=bias)
+        self.mlp = mlp if mlp is not None else MLP(hidden, ffn, gated=gated, bias=bias)
         self.attention_dropout = Dropout(dropout)
         self.mlp_dropout = Dropout(dropout)
 

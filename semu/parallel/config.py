@@ -62,6 +62,8 @@ class Parallel:
             ``partition``.
         plan: extra sharding styles, module-path pattern -> style or its value, for modules that semu does not know,
             e.g. ``{"blocks.*.up": ShardingStyle.COLUMN}``; patterns as in ``fnmatch``, the first that matches wins.
+        etp: ranks that every expert is split over; None: tp, as in Megatron-LM. The dp x cp x tp ranks of a pipeline
+            rank are etp x ep x (expert data parallel), in this order.
         cp_kind: how context parallelism exchanges keys and values: ``"ring"`` (Megatron-LM's ``p2p``, its default),
             ``"all_gather"`` or ``"all_to_all"`` (``a2a``); without meaning where cp = 1.
     """
@@ -78,11 +80,12 @@ class Parallel:
     plan: Mapping[str, ShardingStyle] = field(default_factory=dict)
     zero_group: int | None = None
     reshard_after_forward: bool = True
+    etp: int | None = None
     layout: PipelineLayout | None = None
     cp_kind: ContextKind | str = ContextKind.RING
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
+        for name in (*_SIZES, *(("etp",) if self.etp is not None else ())):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(
@@ -169,6 +172,16 @@ class Parallel:
         return self.shard_ranks < self.dp * self.cp
 
     @property
+    def expert_tensor_ranks(self) -> int:
+        """Ranks that every expert is split over."""
+        return self.etp if self.etp is not None else self.tp
+
+    @property
+    def expert_data_ranks(self) -> int:
+        """Ranks that hold the same experts: dp x cp x tp / (ep x etp) (Megatron-LM, ``parallel_state``)."""
+        return self.dp * self.cp * self.tp // (self.ep * self.expert_tensor_ranks)
+
+    @property
     def num_gpus(self) -> int:
         """GPUs that the job needs: dp x cp x tp x pp."""
         return self.dp * self.cp * self.tp * self.pp
@@ -201,7 +214,7 @@ class Parallel:
         sizes: dict[str, int] = dict.fromkeys(_SIZES, 1)
         seen: set[str] = set()
         for part in text.split("-"):
-            match = re.fullmatch(r"(dp|tp|pp|vpp|cp|ep)(\d+)", part)
+            match = re.fullmatch(r"(dp|tp|pp|vpp|cp|ep|etp)(\d+)", part)
             if match is None or match[1] in seen:
                 raise ConfigError(
                     "not a parallel configuration",
@@ -213,12 +226,13 @@ class Parallel:
             sizes[match[1]] = int(match[2])
         start = base if base is not None else cls()
         dp, tp, pp, vpp, cp, ep = (sizes[name] for name in _SIZES)
-        return replace(start, dp=dp, tp=tp, pp=pp, vpp=vpp, cp=cp, ep=ep)
+        return replace(start, dp=dp, tp=tp, pp=pp, vpp=vpp, cp=cp, ep=ep, etp=sizes.get("etp", start.etp))
 
     def label(self) -> str:
-        """Short form, ``dp8-tp2-pp4``; vpp, cp and ep only where they are not 1."""
+        """Short form, ``dp8-tp2-pp4``; vpp, cp and ep only where they are not 1, etp where it is given."""
         always = [f"dp{self.dp}", f"tp{self.tp}", f"pp{self.pp}"]
-        return "-".join(always + [f"{n}{getattr(self, n)}" for n in ("vpp", "cp", "ep") if getattr(self, n) > 1])
+        always += [f"{n}{getattr(self, n)}" for n in ("vpp", "cp", "ep") if getattr(self, n) > 1]
+        return "-".join(always + ([] if self.etp is None else [f"etp{self.etp}"]))
 
 
 _PLAN_STYLES = (ShardingStyle.REPLICATED, ShardingStyle.COLUMN, ShardingStyle.ROW, ShardingStyle.VOCABULARY)

@@ -67,6 +67,14 @@ class StaticBytes:
         """All three, on the device."""
         return self.parameters + self.gradients + self.optimizer
 
+    def __add__(self, other: StaticBytes) -> StaticBytes:
+        return StaticBytes(
+            self.parameters + other.parameters,
+            self.gradients + other.gradients,
+            self.optimizer + other.optimizer,
+            self.host + other.host,
+        )
+
 
 def static_bytes(
     elements: int,
@@ -80,6 +88,7 @@ def static_bytes(
     state_dtype: DType = DType.FP32,
     fp8_elements: int = 0,
     fp8_primary: int = 0,
+    shards_are_masters: bool = False,
 ) -> StaticBytes:
     """Static memory of mixed-precision Adam.
 
@@ -91,6 +100,7 @@ def static_bytes(
         master_dtype, state_dtype: types of master weights and moments.
         fp8_elements: local elements of weights of which two fp8 copies (plain, transposed) stay.
         fp8_primary: those of them that have no other copy in ``tensor_dtype``.
+        shards_are_masters: ZeRO-3 keeps one copy of its shards, in ``master_dtype``, and casts what it gathers.
     Returns:
         Parameters; gradient buffers; master weights (only where their type is another one) and two moments.
     Source:
@@ -101,6 +111,8 @@ def static_bytes(
     master = 0 if tensor_dtype is master_dtype else master_dtype.size_bytes
     share = -(-trainable // dp)
     held = (-(-elements // dp) if zero >= 3 else elements) - fp8_primary
+    if shards_are_masters and zero >= 3 and master:
+        held -= share
     return StaticBytes(
         parameters=held * tensor_dtype.size_bytes + 2 * fp8_elements * DType.FP8.size_bytes,
         gradients=(share if zero >= 2 else trainable) * grad_dtype.size_bytes,

@@ -58,6 +58,31 @@ class Mesh:
         peers = self._different(first, 1, width)
         return max((self._place("dp", peer, width, p.dp * p.cp // p.shard_ranks) for peer in peers), key=_spread)
 
+    def expert_dp_group(self, pp: int) -> CommGroup:
+        """The group over which gradients of a pipeline rank's experts are reduced: the ranks that hold the same part of
+        the same experts; the one on the most nodes."""
+        p = self.parallel
+        width = p.ep * p.expert_tensor_ranks
+        peers = self._different(self.gpu(pp=pp), 1, width)
+        return max((self._place("edp", peer, width, p.expert_data_ranks) for peer in peers), key=_spread)
+
+    @cached_property
+    def worst_ep_group(self) -> CommGroup:
+        """The expert-parallel group that spans the most nodes; all are timed as it. Expert tensor parallelism is
+        fastest, then expert parallelism, then data (Megatron-LM, ``parallel_state.RankGenerator``)."""
+        p = self.parallel
+        etp = p.expert_tensor_ranks
+        bases = self._different(0, p.ep * etp, p.pp * p.expert_data_ranks)
+        return max((self._place("ep", base + t, etp, p.ep) for base in bases for t in range(etp)), key=_spread)
+
+    @cached_property
+    def worst_etp_group(self) -> CommGroup:
+        """The expert-tensor-parallel group that spans the most nodes."""
+        p = self.parallel
+        etp = p.expert_tensor_ranks
+        firsts = self._different(0, etp, p.num_gpus // etp)
+        return max((self._place("etp", first, 1, etp) for first in firsts), key=_spread)
+
     def pp_pair(self, source: int, target: int, dp: int = 0) -> CommGroup:
         """The pair of ranks between two pipeline ranks of one replica; of its tensor- and context-parallel peers'
         pairs the one that crosses nodes, if any does."""

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 
 from semu.errors import unknown_name
 from semu.nn.layers import Embedding
+from semu.nn.mla import LatentAttention
 from semu.nn.model import Model
 from semu.nn.module import Module
 from semu.nn.sharding import ShardingPlan, ShardingStyle
@@ -20,6 +21,7 @@ MEGATRON_STYLES: Mapping[type[Module], Mapping[str, ShardingStyle]] = {
         "key_value": ShardingStyle.COLUMN,
         "out": ShardingStyle.ROW,
     },
+    LatentAttention: {"query_up": ShardingStyle.COLUMN, "kv_up": ShardingStyle.COLUMN, "out": ShardingStyle.ROW},
     MLP: {"up": ShardingStyle.COLUMN, "down": ShardingStyle.ROW},
     LMHead: {"projection": ShardingStyle.VOCABULARY},
     Embedding: {"": ShardingStyle.VOCABULARY},

@@ -10,7 +10,7 @@ from semu.job import Optimizer, Precision, Recompute
 from semu.runfile.places import Places
 from semu.schedule import SCHEDULES
 
-_MODELLED_SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType({"parallel.ep": (1,), "parallel.zero": (0, 1, 2, 3)})
+_MODELLED_SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType({"parallel.zero": (0, 1, 2, 3)})
 _MODELLED_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "training.precision": tuple(item.value for item in Precision),
@@ -29,9 +29,7 @@ _KNOWN_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _ABSENT: Mapping[str, str] = MappingProxyType(
     {
         "model.hf_config": "model.name or [model.transformer]",
-        "model.transformer.experts": "a dense model: no experts, top_k or moe_ffn",
-        "model.transformer.top_k": "a dense model: no experts, top_k or moe_ffn",
-        "model.transformer.moe_ffn": "a dense model: no experts, top_k or moe_ffn",
+        "model.transformer.mtp_layers": "a model that predicts the next token only",
         "parallel.modules": "one parallelism for all modality modules, in [parallel]",
     }
 )

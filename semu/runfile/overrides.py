@@ -59,6 +59,8 @@ class Overrides:
                 sizes = Parallel.parse(self.parallel)
             for name in ("dp", "tp", "pp", "vpp", "cp", "ep"):
                 yield "--parallel", ("parallel", name), getattr(sizes, name)
+            if sizes.etp is not None:
+                yield "--parallel", ("parallel", "etp"), sizes.etp
         if self.profile is not None:
             yield "--profile", ("cluster", "device"), self.profile
         if self.seed is not None:

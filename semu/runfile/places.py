@@ -13,7 +13,7 @@ from typing import Any
 from semu.errors import ConfigError, SemuError
 
 _KEY = re.compile(r"(model|cluster|parallel|training|overlap|batch)(\.\S+)?")
-_BLAMED_SIZE = re.compile(r"(dp|tp|pp|vpp|cp|ep) = \d+")
+_BLAMED_SIZE = re.compile(r"(dp|tp|pp|vpp|cp|ep|etp) = \d+")
 
 
 @dataclass

@@ -20,12 +20,17 @@ class ValueKind(Enum):
     STRINGS = "a list of strings"
     INTEGERS = "a list of integers"
     WORDS = "a string or a list of strings"
+    LOADS = "a number or a list of numbers"
+    PATTERN = "an integer or a list of integers"
     TABLE = "a table"
 
     def accepts(self, value: object) -> bool:
         """Whether a TOML value is of this type (true and false are no integers)."""
         is_switch = isinstance(value, bool)
         is_strings = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        is_numbers = isinstance(value, list) and all(
+            isinstance(item, int | float) and not isinstance(item, bool) for item in value
+        )
         return {
             ValueKind.INTEGER: isinstance(value, int) and not is_switch,
             ValueKind.NUMBER: isinstance(value, int | float) and not is_switch,
@@ -34,6 +39,9 @@ class ValueKind(Enum):
             ValueKind.STRINGS: is_strings,
             ValueKind.INTEGERS: isinstance(value, list) and all(ValueKind.INTEGER.accepts(item) for item in value),
             ValueKind.WORDS: isinstance(value, str) or is_strings,
+            ValueKind.PATTERN: (isinstance(value, int) and not is_switch)
+            or (is_numbers and isinstance(value, list) and all(isinstance(item, int) for item in value)),
+            ValueKind.LOADS: (isinstance(value, int | float) and not is_switch) or is_numbers,
             ValueKind.TABLE: isinstance(value, Mapping),
         }[self]
 
@@ -56,7 +64,15 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "positions": ValueKind.INTEGER,
             "vocab_multiple": ValueKind.INTEGER,
             **dict.fromkeys(("experts", "top_k", "moe_ffn"), ValueKind.INTEGER),
+            **dict.fromkeys(("shared_ffn", "first_k_dense"), ValueKind.INTEGER),
+            "moe_layer_freq": ValueKind.PATTERN,
+            **dict.fromkeys(("shared_gate", "qk_norm"), ValueKind.SWITCH),
+            "mla": ValueKind.TABLE,
+            "mtp_layers": ValueKind.INTEGER,
         },
+        "model.transformer.mla": dict.fromkeys(
+            ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"), ValueKind.INTEGER
+        ),
         "cluster": {
             "device": ValueKind.STRING,
             "nodes": ValueKind.INTEGER,
@@ -72,6 +88,7 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "layout": ValueKind.TABLE,
             "zero_group": ValueKind.INTEGER,
             "reshard_after_forward": ValueKind.SWITCH,
+            "etp": ValueKind.INTEGER,
             "cp_kind": ValueKind.STRING,
         },
         "training": {
@@ -89,6 +106,9 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             **dict.fromkeys(("master_dtype", "optimizer_state_dtype", "fp8_weights", "software"), ValueKind.STRING),
             **dict.fromkeys(("gradient_clipping", "loss_scaling"), ValueKind.SWITCH),
             **dict.fromkeys(("overhead_s", "jitter"), ValueKind.NUMBER),
+            "moe_imbalance": ValueKind.LOADS,
+            "moe_capacity_factor": ValueKind.NUMBER,
+            **dict.fromkeys(("moe_pad_to_capacity", "moe_grouped_gemm"), ValueKind.SWITCH),
             "workspaces": ValueKind.STRING,
             "recompute_policy": ValueKind.STRING,
             "recompute_every": ValueKind.INTEGER,

@@ -1,4 +1,4 @@
-"""``TransformerConfig``: a dense language model spelt out in ``[model.transformer]``."""
+"""``TransformerConfig``: a language model, dense or with experts, spelt out in ``[model.transformer]``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from semu.errors import ConfigError
-from semu.nn import Model, TransformerLayer
+from semu.nn import LatentAttention, LatentSizes, MixtureOfExperts, Model, TransformerLayer
 from semu_models.decoder import Decoder, decoder_model
 
 _WHERE = "model.transformer"
 _REQUIRED = ("layers", "hidden", "heads", "vocab")
+_OPTIONAL = (
+    "qk_norm",
+    "experts",
+    "top_k",
+    "moe_ffn",
+    "shared_ffn",
+    "shared_gate",
+    "moe_layer_freq",
+    "first_k_dense",
+    "mla",
+)
+_LATENT = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 
 
 @dataclass(frozen=True)
@@ -30,10 +42,18 @@ class TransformerConfig:
         dropout: probability on the attention's probabilities, after attention, feed-forward network and embedding,
             in [0, 1).
         positions: rows of a learned position table; None: no table.
+        qk_norm: RMS norm of queries and keys, head by head.
+        experts, top_k, moe_ffn: of the mixtures of experts in place of feed-forward networks: how many, how many a
+            token uses, inner width of each; experts have no biases. None: a dense model.
+        shared_ffn: inner width of the shared experts. shared_gate: their output is weighted by a learned gate.
+        moe_layer_freq: every so many layers have experts, the first does, or a 1 for every layer that has and a 0 for
+            every other (Megatron-LM's ``--moe-layer-freq``); None: every layer. first_k_dense: so many first layers
+            have none.
+        mla: widths of latent attention, under Megatron-LM's names; None: ordinary attention.
         vocab_multiple: the tables have ``vocab`` rows rounded up to a multiple of this x tp (Megatron-LM's
             ``--make-vocab-size-divisible-by``, there 128); None: as they are.
     Raises:
-        ConfigError: a size below one, heads that do not divide, a probability out of range.
+        ConfigError: a size below one, heads that do not divide, a probability out of range, experts half told.
     """
 
     layers: int
@@ -51,6 +71,15 @@ class TransformerConfig:
     qkv_bias: bool
     dropout: float
     positions: int | None = None
+    qk_norm: bool = False
+    experts: int | None = None
+    top_k: int | None = None
+    moe_ffn: int | None = None
+    shared_ffn: int | None = None
+    shared_gate: bool = False
+    moe_layer_freq: int | tuple[int, ...] | None = None
+    first_k_dense: int | None = None
+    mla: LatentSizes | None = None
     vocab_multiple: int | None = None
 
     def __post_init__(self) -> None:
@@ -66,17 +95,58 @@ class TransformerConfig:
             "vocab_multiple",
         ):
             _check_size(name, getattr(self, name))
+        self._check_experts()
         _check_divisor("heads", self.heads, "kv_heads", self.kv_heads)
         if not 0 <= self.dropout < 1:
             raise ConfigError("not a probability", where=f"{_WHERE}.dropout", expected="0 <= p < 1", got=self.dropout)
+
+    def _check_experts(self) -> None:
+        for name in ("experts", "top_k", "moe_ffn", "shared_ffn"):
+            _check_size(name, getattr(self, name))
+        freq = self.moe_layer_freq
+        if not isinstance(freq, tuple):
+            _check_size("moe_layer_freq", freq)
+        elif len(freq) != self.layers or not set(freq) <= {0, 1} or not any(freq):
+            raise ConfigError(
+                "not a pattern of layers",
+                where=f"{_WHERE}.moe_layer_freq",
+                expected=f"{self.layers} numbers 0 or 1, not all 0",
+                got=list(freq),
+            )
+        if self.first_k_dense is not None and not 0 <= self.first_k_dense < self.layers:
+            raise ConfigError(
+                "no layer with experts is left",
+                where=f"{_WHERE}.first_k_dense",
+                expected=f"0 <= first_k_dense < layers = {self.layers}",
+                got=self.first_k_dense,
+                nearest=min(max(self.first_k_dense, 0), self.layers - 1),
+            )
+        needed = {"experts": self.experts, "top_k": self.top_k, "moe_ffn": self.moe_ffn}
+        extra = ("shared_ffn", "shared_gate", "moe_layer_freq", "first_k_dense")
+        given = [name for name in (*needed, *extra) if getattr(self, name)]
+        missing = next((name for name, value in needed.items() if value is None), None)
+        if given and missing is not None:
+            raise ConfigError(
+                f"{given[0]} without {missing}", where=f"{_WHERE}.{missing}", expected="an integer >= 1", got="nothing"
+            )
+
+    @property
+    def dense_layers(self) -> frozenset[int]:
+        """Layers without experts."""
+        if self.experts is None:
+            return frozenset(range(self.layers))
+        first, freq = self.first_k_dense or 0, self.moe_layer_freq or 1
+        pattern = freq if isinstance(freq, tuple) else [number % freq == 0 for number in range(self.layers)]
+        return frozenset(number for number in range(self.layers) if number < first or not pattern[number])
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> TransformerConfig:
         """Fill in what a table leaves open.
 
-        ``ffn`` is 4 x hidden (a gated network must give it), ``kv_heads`` is heads, ``head_dim`` hidden / heads,
-        ``qkv_bias`` as ``bias``. What the table does not say about norm, positions and biases follows the family:
-        with ``gated_mlp`` as in Llama (RMS norm, rotary, no biases), else as in GPT (layer norm, biases).
+        ``ffn`` is 4 x hidden (a gated network must give it, unless all layers have experts), ``kv_heads`` is heads,
+        ``head_dim`` hidden / heads, ``qkv_bias`` as ``bias``. What the table does not say about norm, positions and
+        biases follows the family: with ``gated_mlp`` as in Llama (RMS norm, rotary, no biases), else as in GPT (layer
+        norm, biases).
 
         Args:
             table: keys of ``[model.transformer]`` with the types of the schema.
@@ -88,7 +158,8 @@ class TransformerConfig:
                 raise ConfigError("missing key", where=f"{_WHERE}.{name}", expected="an integer >= 1")
             _check_size(name, table[name])
         is_gated = table.get("gated_mlp", False)
-        if is_gated and "ffn" not in table:
+        only_experts = "moe_ffn" in table and not any(name in table for name in ("first_k_dense", "moe_layer_freq"))
+        if is_gated and "ffn" not in table and not only_experts:
             raise ConfigError("missing key", where=f"{_WHERE}.ffn", expected="the inner width, with gated_mlp = true")
         if "head_dim" not in table:
             _check_divisor("hidden", table["hidden"], "heads", table["heads"])
@@ -96,7 +167,7 @@ class TransformerConfig:
         return cls(
             layers=table["layers"],
             hidden=table["hidden"],
-            ffn=table.get("ffn", 4 * table["hidden"]),
+            ffn=table.get("ffn", table["moe_ffn"] if is_gated and only_experts else 4 * table["hidden"]),
             heads=table["heads"],
             kv_heads=table.get("kv_heads", table["heads"]),
             head_dim=table.get("head_dim", table["hidden"] // table["heads"]),
@@ -109,12 +180,18 @@ class TransformerConfig:
             qkv_bias=table.get("qkv_bias", bias),
             dropout=float(table.get("dropout", 0.0)),
             positions=table.get("positions"),
+            **{name: _frozen(name, table[name]) for name in _OPTIONAL if name in table},
             vocab_multiple=table.get("vocab_multiple"),
         )
 
     def to_table(self) -> dict[str, object]:
         """All keys that have a value, as ``from_table`` reads them."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        if self.mla is not None:
+            values["mla"] = {name: value for name, value in values["mla"].items() if value is not None}
+        if isinstance(self.moe_layer_freq, tuple):
+            values["moe_layer_freq"] = list(self.moe_layer_freq)
+        return {name: value for name, value in values.items() if name not in _OPTIONAL or value is not False}
 
     def table_rows(self, tp: int) -> int:
         """Rows of the token table under tensor parallelism, padding included."""
@@ -128,7 +205,9 @@ class TransformerConfig:
             tp: tensor-parallel size, for the padding of the vocabulary.
         """
 
-        def layer() -> TransformerLayer:
+        dense = self.dense_layers
+
+        def layer(number: int) -> TransformerLayer:
             return TransformerLayer(
                 self.hidden,
                 self.ffn,
@@ -141,6 +220,11 @@ class TransformerConfig:
                 bias=self.bias,
                 qkv_bias=self.qkv_bias,
                 dropout=self.dropout,
+                qk_norm=self.qk_norm,
+                mlp=None if number in dense else self._mixture(),
+                attention=None
+                if self.mla is None
+                else LatentAttention(self.hidden, self.heads, self.mla, bias=self.bias, dropout=self.dropout),
             )
 
         body = Decoder(
@@ -154,6 +238,32 @@ class TransformerConfig:
             dropout=self.dropout,
         )
         return decoder_model(f"transformer-{self.layers}x{self.hidden}", body)
+
+    def _mixture(self) -> MixtureOfExperts:
+        assert self.experts is not None and self.top_k is not None and self.moe_ffn is not None
+        return MixtureOfExperts(
+            self.hidden,
+            self.moe_ffn,
+            self.experts,
+            self.top_k,
+            gated=self.gated_mlp,
+            shared_ffn=self.shared_ffn,
+            shared_gate=self.shared_gate,
+        )
+
+
+def _frozen(name: str, value: Any) -> Any:
+    """An optional value as the class keeps it."""
+    if name == "moe_layer_freq" and isinstance(value, list):
+        return tuple(value)
+    if name != "mla":
+        return value
+    for key in _LATENT:
+        if key not in value:
+            raise ConfigError("missing key", where=f"{_WHERE}.mla.{key}", expected="an integer >= 1")
+    for key, size in value.items():
+        _check_size(f"mla.{key}", size)
+    return LatentSizes(**value)
 
 
 def _check_size(name: str, value: int | None) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from semu.engine.timeline import OuterSlice
 from semu.graph.dim import Dim, DimTable
 from semu.graph.operator import Phase
+from semu.graph.rounded import with_rounded
 from semu.job import TrainingJob
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
@@ -210,7 +211,7 @@ def count_work(layout: Layout, evaluation: Evaluation) -> Work:
     library, peers = layout.library, layout.job.parallel.tp * layout.job.parallel.cp
     operators = library.operators
     uses = np.bincount(evaluation.shapes.index.ravel())
-    symbols = evaluation.shapes.columns
+    symbols = with_rounded(evaluation.shapes.columns, library.symbols, mean=True)  # all ranks together, not the worst
     work = _totals([op.flop for op in operators], symbols, uses)
     extra = _totals([op.recomputed_flop for op in operators], symbols, uses)
     causal = _totals([op.causal_flop for op in operators], symbols, uses)

@@ -10,6 +10,7 @@ import numpy as np
 from semu.graph.operator import Phase
 from semu.hardware.kinds import DType, Provenance
 from semu.job import Precision, Recompute, TrainingJob, Workspaces
+from semu.job.experts import mixtures, worst_load
 from semu.report import Report
 from semu.simulation.accounting import breakdown, bubble_ratio, count_work, overhead_s
 from semu.simulation.evaluate import Evaluation
@@ -44,6 +45,7 @@ def assemble_report(
     work = count_work(layout, evaluation)
     saved = SavedActivations(layout, evaluation, run)
     parameters = job.model.num_parameters()
+    active = parameters - sum(item.idle_parameters for _, item in mixtures(job.model))
     gpus = job.cluster.num_gpus
     peak_rate = profile.peak_flop_per_s(job.training.precision.compute_dtype) * gpus * iteration
     is_fp8 = job.training.precision is Precision.FP8
@@ -73,6 +75,7 @@ def assemble_report(
         static_memory_bytes=tuple(memory.static.total for memory in memories),
         capacity_bytes=capacity,
         parameters=parameters,
+        active_parameters=active,
         breakdown_s=breakdown(layout, evaluation, run, tails, iteration).to_json(),
         ranks=tuple(rank_row(layout, run, memory, peak, saved) for memory, peak in zip(memories, peaks, strict=True)),
         top_operators=top,
@@ -127,6 +130,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
             name: getattr(job.parallel, name)
             for name in (*_PARALLEL_KEYS, *(_SHARDING_KEYS if job.parallel.zero == 3 else ()))
         }
+        | _describe_experts(job)
         | ({"layout": job.parallel.layout.to_table()} if job.parallel.layout is not None else {})
         | ({"cp_kind": job.parallel.context_kind.value} if job.parallel.cp > 1 else {}),
         "chunks": [
@@ -182,6 +186,22 @@ def describe_job(layout: Layout) -> dict[str, object]:
     }
 
 
+def _describe_experts(job: TrainingJob) -> dict[str, object]:
+    """Expert parallelism and routing, where the model has experts."""
+    if not mixtures(job.model):
+        return {}
+    training = job.training
+    loads = training.moe_imbalance
+    return {
+        "etp": job.parallel.expert_tensor_ranks,
+        "expert_dp": job.parallel.expert_data_ranks,
+        "moe_imbalance": worst_load(loads, job.parallel.ep) if isinstance(loads, tuple) else loads,
+        "moe_capacity_factor": training.moe_capacity_factor,
+        "moe_pad_to_capacity": training.moe_pad_to_capacity,
+        "moe_grouped_gemm": training.moe_grouped_gemm,
+    }
+
+
 _PARALLEL_KEYS = ("dp", "tp", "pp", "vpp", "cp", "ep", "sequence_parallel", "zero", "partition")
 _SHARDING_KEYS = ("zero_group", "reshard_after_forward")
 
@@ -202,6 +222,11 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
             f"ZeRO-{job.parallel.zero} with unequal microbatches: the collectives inside stages wait for no other "
             "replica, so that the iteration lasts at least as long as said"
         )
+    if job.parallel.ep > 1 and num_replicas > 1:
+        notes.append(
+            "experts with unequal microbatches: a rank gets as many rows as its own tokens make, and the all-to-alls "
+            "wait for no other replica, so that the iteration lasts at least as long as said"
+        )
     phases = {op.phase for op in layout.library.operators}
     if job.training.recompute is Recompute.FULL and Phase.INPUT_GRADIENT in phases and Phase.RECOMPUTE not in phases:
         notes.append(
@@ -218,10 +243,7 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
         notes.append("fused attention is costed as in half precision, scaled by the peak; libraries have none in fp32")
     if job.parallel.tp > 1:
         whole = sum(
-            held.elements
-            for rank in range(job.parallel.pp)
-            for _, _, held in layout.held_by(rank)
-            if not held.is_sharded
+            held.elements for rank in range(job.parallel.pp) for held in layout.dense_by(rank) if not held.is_sharded
         )
         share = whole / max(parameters, 1)
         if share > 0.01:

@@ -63,16 +63,18 @@ def gradient_checks(layout: Layout, model: CostModel, begin_s: float) -> tuple[l
 
 def graded_elements(layout: Layout, rank: int) -> int:
     """Trainable elements whose gradients a rank steps: all of its own, or its shard."""
-    trainable = sum(h.elements for _, _, h in layout.held_by(rank) if h.parameter.requires_grad)
-    parallel = layout.job.parallel
-    return -(-trainable // parallel.shard_ranks) if parallel.zero >= 1 else trainable
+    return layout.stepped_elements(rank)
 
 
 def norm_group(layout: Layout) -> CommGroup:
-    """Ranks that together hold every gradient once: one replica's, or one sharding group's where they are sharded."""
+    """Ranks that together hold every gradient once: one replica's, or one sharding group's where they are sharded; as
+    many replicas as have all experts."""
     parallel, mesh = layout.job.parallel, layout.mesh
-    replicas = range(parallel.shard_ranks // parallel.cp if parallel.zero >= 1 else 1)
-    contexts = range(parallel.cp if parallel.zero >= 1 else 1)
+    span = 1
+    if any(layout.experts_by(rank) for rank in range(parallel.pp)):
+        span = -(-parallel.ep * parallel.expert_tensor_ranks // parallel.tp)
+    replicas = range(parallel.shard_ranks // parallel.cp if parallel.zero >= 1 else -(-span // parallel.cp))
+    contexts = range(parallel.cp if parallel.zero >= 1 else min(span, parallel.cp))
     gpus = [
         mesh.gpu(pp=pp, dp=dp, cp=cp, tp=tp)
         for pp in range(parallel.pp)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from semu.engine.join import build_stages
 from semu.engine.result_cache import ResultCache
 from semu.engine.stage import StageCosts
 from semu.engine.template import CostColumns, TemplateLibrary, stream_names
+from semu.graph.rounded import with_rounded
 from semu.simulation.layout import Layout
 from semu.simulation.segment_costs import stage_costs
 from semu.simulation.shape_costs import ShapeCosts, num_shapes
@@ -120,6 +121,7 @@ def evaluate(
     Args:
         layout, shapes: the job. cost_model: of the layout's library. cache: see ``stage_costs``.
     """
+    shapes = replace(shapes, columns=with_rounded(shapes.columns, layout.library.symbols))
     by_shape = ShapeCosts(cost_model, shapes.columns)
     programs = [stage for chunk in layout.chunks for stage in (chunk.forward, chunk.backward) if stage is not None]
     costs = dict(zip(map(id, programs), stage_costs(programs, by_shape, cache), strict=True))
@@ -160,7 +162,6 @@ def template_latencies(
     streams = stream_names(library)
     halves = [build_stages(library, [number], streams, serial=serial) for number in range(len(library.templates))]
     programs = [stage for stages in halves for stage in stages if stage is not None]
-    costs = dict(
-        zip(map(id, programs), stage_costs(programs, ShapeCosts(cost_model, shapes.columns), cache), strict=True)
-    )
+    columns = with_rounded(shapes.columns, library.symbols)
+    costs = dict(zip(map(id, programs), stage_costs(programs, ShapeCosts(cost_model, columns), cache), strict=True))
     return [sum(float(uses @ costs[id(stage)].latency) for stage in stages if stage is not None) for stages in halves]

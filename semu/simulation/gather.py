@@ -17,11 +17,12 @@ from semu.engine.stage import StageProgram
 from semu.engine.timeline import OuterSlice
 from semu.engine.units import Edges, Slots
 from semu.hardware.kinds import OpKind
-from semu.parallel.data import gradient_buckets
+from semu.hardware.network import CommGroup
 from semu.schedule.units import PipelineUnits
+from semu.simulation.buckets import rank_buckets, shard_group, shares_parameters
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
-from semu.simulation.transfers import collectives, moved
+from semu.simulation.transfers import collective
 
 
 @dataclass(frozen=True)
@@ -29,34 +30,38 @@ class ParameterGather:
     """The gathers of one rank before its first forwards.
 
     Attributes:
-        slices: one after another from time 0. last: (chunk, block) -> number of the gather that completes it.
+        slices: one after another from time 0. groups: the communicator of each.
+        last: (chunk, block) -> number of the gather that completes it.
     """
 
     slices: tuple[OuterSlice, ...]
+    groups: tuple[CommGroup, ...]
     last: Mapping[tuple[int, int], int]
 
 
 def parameter_gathers(layout: Layout, model: CostModel) -> dict[int, ParameterGather]:
     """The overlapped gathers of every pipeline rank; empty where nothing is gathered before the first forwards."""
     job = layout.job
-    if job.parallel.gradient_ranks == 1 or job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather:
+    if not shares_parameters(layout) or job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather:
         return {}
     return {rank: _gather(layout, model, rank) for rank in range(job.parallel.pp)}
 
 
 def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
-    job = layout.job
     held = [entry for entry in layout.held_by(rank) if entry[2].parameter.requires_grad]
     slots = [layout.chunks[chunk].chunk.slot for chunk, _, _ in held]
-    ranks = job.parallel.gradient_ranks
-    buckets = gradient_buckets([h.elements for _, _, h in held], ranks, overlapped=True, slots=slots)
-    names = [f"parameters {number}" for number in range(len(buckets))]
+    experts = [h.is_expert for _, _, h in held]
+    buckets = rank_buckets(layout, [h.elements for _, _, h in held], slots, experts, overlapped=True)
     sizes = [sum(layout.weight_bytes(held[member][2]) for member in bucket.members) for bucket in buckets]
     slices: list[OuterSlice] = []
-    for piece in collectives(model, names, OpKind.ALL_GATHER, layout.mesh.shard_group(rank), sizes):
-        slices.append(moved(piece, slices[-1].end_s if slices else 0.0))
+    groups: list[CommGroup] = []
+    for number, (bucket, size) in enumerate(zip(buckets, sizes, strict=True)):
+        group = shard_group(layout, rank, is_expert=bucket.is_expert)
+        now = slices[-1].end_s if slices else 0.0
+        groups.append(group)
+        slices.append(collective(model, f"parameters {number}", OpKind.ALL_GATHER, group, size, now))
     last = {held[member][:2]: number for number, bucket in enumerate(buckets) for member in bucket.members}
-    return ParameterGather(tuple(slices), last)
+    return ParameterGather(tuple(slices), tuple(groups), last)
 
 
 def first_forward_edges(

@@ -77,6 +77,34 @@ class Layout:
         """(chunk, block, parameter) for every parameter that a rank stores, each once, in forward order."""
         return self._held[rank]
 
+    def dense_by(self, rank: int) -> list[HeldParameter]:
+        """What a rank stores but for routed experts."""
+        return [held for _, _, held in self.held_by(rank) if not held.is_expert]
+
+    def experts_by(self, rank: int) -> list[HeldParameter]:
+        """Parameters of routed experts that a rank stores."""
+        return [held for _, _, held in self.held_by(rank) if held.is_expert]
+
+    def stepped_elements(self, rank: int) -> int:
+        """Trainable elements whose gradients and optimizer state a rank keeps: all of its own, or its shards."""
+        return sum(self._stepped(rank, is_expert=is_expert)[0] for is_expert in (False, True))
+
+    def narrower_bytes(self, rank: int, *, is_expert: bool) -> int:
+        """Bytes that a step writes less because weights of a kind exist in fp8 only."""
+        own, held = self._stepped(rank, is_expert=is_expert)
+        trainable = sum(h.elements for h in held)
+        written = sum(self.weight_bytes(h) for h in held)
+        size = self.job.training.precision.tensor_dtype.size_bytes
+        return (trainable * size - written) * own // max(trainable, 1)
+
+    def _stepped(self, rank: int, *, is_expert: bool) -> tuple[int, list[HeldParameter]]:
+        """Elements of a kind that a rank steps, and the trainable parameters that they are of."""
+        parallel = self.job.parallel
+        own = self.experts_by(rank) if is_expert else self.dense_by(rank)
+        shards = parallel.expert_data_ranks if is_expert else parallel.shard_ranks
+        held = [h for h in own if h.parameter.requires_grad]
+        return -(-sum(h.elements for h in held) // (shards if parallel.zero >= 1 else 1)), held
+
     def kept_fp8_elements(self, rank: int) -> int:
         """Elements of a rank's weights of which fp8 copies are kept from one iteration to the next."""
         if self.job.fp8_weights is Fp8Weights.MICROBATCH:

@@ -198,8 +198,7 @@ class UnitWriter:
     def _gathers(self) -> None:
         self.out.gathers = self.out.count
         for rank, gather in sorted(self.gathers.items()):
-            group = self.layout.mesh.shard_group(rank)
-            for piece in gather.slices:
+            for piece, group in zip(gather.slices, gather.groups, strict=True):
                 parts = self._split(np.array([piece.end_s - piece.start_s]), piece.kind, group)
                 self._collective(self.out.add(*parts), [rank], piece.kind, group)
 
@@ -227,8 +226,9 @@ class UnitWriter:
                 result.append((target, (link.port, Direction.IN), 0, last))
         for rank, gather in self.gathers.items():
             waiting = [self.node_of[u] for u in first_forwards(self.units, self.orders[rank]).values()]
-            for port in port_shares(profile, gather.slices[0].kind, self.layout.mesh.shard_group(rank)):
-                result.append((rank, (port, Direction.OUT), 0, max(waiting)))
+            for group in dict.fromkeys(gather.groups):
+                for port in port_shares(profile, OpKind.ALL_GATHER, group):
+                    result.append((rank, (port, Direction.OUT), 0, max(waiting)))
         for item in self.found:
             if item.operators and not item.nodes:
                 for port in port_shares(profile, item.piece.kind, item.group):

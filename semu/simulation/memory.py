@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from semu.engine.stage import ROLES, ExpandedStage, StageCosts, StageProgram
 from semu.engine.timeline import compress_steps
 from semu.graph.tensor import Role
+from semu.hardware.kinds import OpKind
 from semu.job import Training
 from semu.parallel.data import MIN_BUCKET_ELEMENTS, StaticBytes, static_bytes
 from semu.simulation.evaluate import Evaluation
@@ -44,19 +45,27 @@ class RankPeak:
 def rank_static(layout: Layout, rank: int) -> StaticBytes:
     """What a rank stores for its parameters all the time."""
     job = layout.job
-    held = [entry[2] for entry in layout.held_by(rank)]
-    static = static_bytes(
-        sum(h.elements for h in held),
-        sum(h.elements for h in held if h.parameter.requires_grad),
-        dp=job.parallel.shard_ranks,
-        zero=job.parallel.zero,
-        tensor_dtype=job.training.precision.tensor_dtype,
-        grad_dtype=job.training.grad_dtype,
-        master_dtype=job.training.master_dtype,
-        state_dtype=job.training.optimizer_state_dtype,
-        fp8_elements=layout.kept_fp8_elements(rank),
-        fp8_primary=layout.primary_fp8_elements(rank),
+    fp8 = layout.kept_fp8_elements(rank), layout.primary_fp8_elements(rank)
+    dense, experts = (
+        static_bytes(
+            sum(h.elements for h in held),
+            sum(h.elements for h in held if h.parameter.requires_grad),
+            dp=shards,
+            zero=job.parallel.zero,
+            tensor_dtype=job.training.precision.tensor_dtype,
+            grad_dtype=job.training.grad_dtype,
+            master_dtype=job.training.master_dtype,
+            state_dtype=job.training.optimizer_state_dtype,
+            fp8_elements=copied,
+            fp8_primary=primary,
+            shards_are_masters=job.shards_are_masters,
+        )
+        for held, shards, (copied, primary) in (
+            (layout.dense_by(rank), job.parallel.shard_ranks, fp8),  # of both kinds: only the sum counts
+            (layout.experts_by(rank), job.parallel.expert_data_ranks, (0, 0)),
+        )
     )
+    static = dense + experts
     return on_host(static, job.training) if job.training.offload_plan.optimizer else static
 
 
@@ -95,7 +104,10 @@ class RankMemory:
     def workspace(self) -> int:
         """What libraries keep allocated."""
         job = self.layout.job
-        return workspace_bytes(job.training.workspaces, job.cluster.profile)
+        templates = {block.template for chunk in self.layout.chunks_of(self.rank) for block in chunk.blocks}
+        operators = (op for number in templates for op in self.layout.library.templates[number].operators)
+        has_experts = any(operator.kind is OpKind.GROUPED_MATMUL for operator in operators)
+        return workspace_bytes(job.training.workspaces, job.cluster.profile, has_experts=has_experts)
 
     @cached_property
     def ground(self) -> GroundEvents:

@@ -25,7 +25,7 @@ from semu.hardware.network import CommGroup
 from semu.job import Fp8Weights
 from semu.nn.offload import HOST_LINK
 from semu.nn.rules.optimizer import adam_bytes
-from semu.parallel.data import gradient_buckets
+from semu.simulation.buckets import RankBucket, rank_buckets, shard_group, shares_parameters
 from semu.simulation.clipping import gradient_checks
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
@@ -133,17 +133,18 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
     found: list[Reduction] = []
     done, last = _rank_end(run, rank), _last_nodes(run, rank)
     size = job.training.grad_dtype.size_bytes
-    reduces = job.parallel.gradient_ranks > 1 and job.parallel.zero <= 1
+    reduces = shares_parameters(layout) and job.parallel.zero <= 1
     ready = _gradient_ready(layout, evaluation, run, rank) if reduces else []
     if ready:
         overlapped = job.training.overlap.grad_reduce
-        buckets = gradient_buckets(
+        buckets = rank_buckets(
+            layout,
             [gradient.elements for gradient in ready],
-            job.parallel.gradient_ranks,
+            [gradient.slot for gradient in ready],
+            [gradient.is_expert for gradient in ready],
             overlapped=overlapped,
-            slots=[gradient.slot for gradient in ready],
         )
-        pieces = _bucket_collectives(layout, model, rank, [bucket.elements * size for bucket in buckets])
+        pieces = _bucket_collectives(layout, model, rank, buckets)
         now = 0.0
         for bucket, own in zip(buckets, pieces, strict=True):
             members = [ready[i] for i in bucket.members]
@@ -155,7 +156,7 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
                 now = found[-1].piece.end_s
         done = max(done, now)
     replicated = sum(
-        held.elements for _, _, held in layout.held_by(rank) if held.parameter.requires_grad and not held.is_sharded
+        held.elements for held in layout.dense_by(rank) if held.parameter.requires_grad and not held.is_sharded
     )
     if job.parallel.tp > 1 and job.parallel.sequence_parallel and replicated:
         group = layout.mesh.worst_tp_group
@@ -167,13 +168,23 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
 
 
 def _bucket_collectives(
-    layout: Layout, model: CostModel, rank: int, sizes: list[int]
+    layout: Layout, model: CostModel, rank: int, buckets: list[RankBucket]
 ) -> list[tuple[tuple[OuterSlice, CommGroup], ...]]:
     """What reduces each bucket of gradients, and over which communicator: an all-reduce; with ZeRO-1 a reduce-scatter,
     in groups followed by an all-reduce of the shard across them (Megatron-LM's
     ``--num-distributed-optimizer-instances``)."""
     parallel, mesh = layout.job.parallel, layout.mesh
+    size = layout.job.training.grad_dtype.size_bytes
+    sizes = [bucket.elements * size for bucket in buckets]
     names = [f"gradients {number}" for number in range(len(sizes))]
+    if any(bucket.is_expert for bucket in buckets):  # then ZeRO-1 has no groups
+        kind = OpKind.ALL_REDUCE if parallel.zero == 0 else OpKind.REDUCE_SCATTER
+        dense = mesh.dp_group(rank)
+        groups = [mesh.expert_dp_group(rank) if bucket.is_expert else dense for bucket in buckets]
+        return [
+            ((collective(model, name, kind, group, bucket_bytes, 0.0), group),)
+            for name, group, bucket_bytes in zip(names, groups, sizes, strict=True)
+        ]
     if parallel.zero == 0:
         group = mesh.dp_group(rank)
         return [((piece, group),) for piece in collectives(model, names, OpKind.ALL_REDUCE, group, sizes)]
@@ -202,12 +213,13 @@ class _Gradient:
 
     Attributes:
         ready_s: when it is complete on the slowest replica. elements: local ones. slot: its virtual stage.
-        operators: (stage, operator) that complete it; none: no gradient reaches it.
+        is_expert: it is of routed experts. operators: (stage, operator) that complete it; none: no gradient reaches it.
     """
 
     ready_s: float
     elements: int
     slot: int
+    is_expert: bool
     operators: list[tuple[int, int]]
 
 
@@ -229,14 +241,14 @@ def _gradient_ready(layout: Layout, evaluation: Evaluation, run: PipelineRun, ra
         writers = np.array([writer for _, writer in completed], dtype=np.int64)
         ends = _latest_ends(evaluation, run, chunk.backward, node, writers)
         for (held, writer), end in zip(completed, ends.tolist(), strict=True):
-            gradient = ready.setdefault(id(held.parameter), _Gradient(0.0, 0, 0, []))
+            gradient = ready.setdefault(id(held.parameter), _Gradient(0.0, 0, 0, held.is_expert, []))
             gradient.ready_s = max(gradient.ready_s, end)
             gradient.elements, gradient.slot = held.elements, chunk.chunk.slot
             gradient.operators.append((node, writer))
     for number, _, held in layout.held_by(rank):  # what no gradient reaches is reduced all the same, at the end
         if held.parameter.requires_grad and id(held.parameter) not in ready:
             slot = layout.chunks[number].chunk.slot
-            ready[id(held.parameter)] = _Gradient(_rank_end(run, rank), held.elements, slot, [])
+            ready[id(held.parameter)] = _Gradient(_rank_end(run, rank), held.elements, slot, held.is_expert, [])
     return sorted(ready.values(), key=lambda gradient: gradient.ready_s)
 
 
@@ -302,11 +314,11 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
     if not trainable:
         return RankTail(tuple(reductions), None, ())
     dtype = job.training.precision.tensor_dtype
-    share = -(-trainable // job.parallel.shard_ranks) if job.parallel.zero >= 1 else trainable
-    written = sum(layout.weight_bytes(h) for _, _, h in layout.held_by(rank) if h.parameter.requires_grad)
-    narrower = (trainable * dtype.size_bytes - written) * share // trainable  # primary weights in fp8
+    narrower = sum(layout.narrower_bytes(rank, is_expert=is_expert) for is_expert in (False, True))
+    if job.shards_are_masters:  # nothing is written but the masters
+        narrower += layout.stepped_elements(rank) * dtype.size_bytes
     traffic = -narrower + adam_bytes(
-        share,
+        layout.stepped_elements(rank),
         tensor_dtype=dtype,
         grad_dtype=job.training.grad_dtype,
         master_dtype=job.training.master_dtype,
@@ -319,9 +331,18 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
     offload = tuple(moved(piece, step.end_s) for piece in offload)
     done = offload[0].end_s if offload else step.end_s
     gathers: tuple[OuterSlice, ...] = ()
-    if job.parallel.gradient_ranks > 1 and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
-        group = layout.mesh.shard_group(rank)
-        gathers = (collective(model, "parameters", OpKind.ALL_GATHER, group, written, done),)
+    if shares_parameters(layout) and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
+        kinds = (
+            (False, layout.dense_by(rank), job.parallel.gradient_ranks),
+            (True, layout.experts_by(rank), job.parallel.expert_data_ranks),
+        )
+        begin = done
+        for is_expert, held, ranks in kinds:
+            size = sum(layout.weight_bytes(h) for h in held if h.parameter.requires_grad)
+            if size and ranks > 1:
+                group = shard_group(layout, rank, is_expert=is_expert)
+                gathers += (collective(model, "parameters", OpKind.ALL_GATHER, group, size, begin),)
+                begin = gathers[-1].end_s
     casts = _weight_casts(layout, model, rank, gathers[-1].end_s if gathers else done)
     return RankTail(tuple(reductions), step, gathers, casts=casts, reload=reload, offload=offload)
 

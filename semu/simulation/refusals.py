@@ -17,16 +17,6 @@ from semu.simulation.host import check_offload
 def refuse_unmodelled(job: TrainingJob) -> None:
     """Say no to what this version would get wrong."""
     parallel = job.parallel
-    for name, legal in (("ep", 1),):
-        value = getattr(parallel, name)
-        if value != legal:
-            raise ConfigError(
-                f"{name} = {value} is not modelled by this version",
-                where=f"parallel.{name}",
-                expected=str(legal),
-                got=value,
-                nearest=legal,
-            )
     if parallel.zero >= 2:
         _check_sharding(job)
     if parallel.cp > 1:

@@ -34,7 +34,7 @@ class ParameterSlot:
         elements: local elements. is_sharded: split over the tensor-parallel group.
         writer: position, in the block's backward half, of the operator that completes its gradient; -1: frozen.
         writers: positions of all operators that write it.
-        is_fp8: the weight of a linear that runs in fp8.
+        is_fp8: the weight of a linear that runs in fp8. is_expert: of routed experts.
     """
 
     number: int
@@ -44,6 +44,7 @@ class ParameterSlot:
     writer: int
     is_fp8: bool
     writers: tuple[int, ...] = ()
+    is_expert: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +98,7 @@ class CompiledBlock:
                     writer=writer.get(use.gradient, -1) if use.gradient is not None else -1,
                     writers=tuple(op.index - traced.num_forward for op in backward if use.gradient in op.outputs),
                     is_fp8=use.is_fp8,
+                    is_expert=use.is_expert,
                 )
                 for use in traced.parameters
             ),

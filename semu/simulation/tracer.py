@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from semu.job import Attention, Fp8Weights, Recompute, TrainingJob
+from semu.job.experts import expert_plan
 from semu.nn.block import CarrySpec, starts_from_data, trace_block
 from semu.nn.model import InputSpec
 from semu.nn.module import Module, Parameter
@@ -27,6 +28,7 @@ class HeldParameter:
         writer: position, in the block's backward half, of the operator that completes its gradient; -1: frozen.
         path: dotted path in the model. is_fp8: the weight of a linear that runs in fp8.
         writers: positions, in the block's backward half, of all operators that write its gradient.
+        is_expert: of routed experts whose replicas are the ranks of the expert-data-parallel group.
     """
 
     parameter: Parameter
@@ -36,6 +38,7 @@ class HeldParameter:
     path: str
     writers: tuple[int, ...] = ()
     is_fp8: bool = False
+    is_expert: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ class ModelTracer:
             fused_attention=training.attention is Attention.FUSED,
             recompute=training.recompute_plan,
             cast_weights=job.fp8_weights is Fp8Weights.MICROBATCH,
+            experts=expert_plan(job.model, job.parallel, training, self.mesh),
             cp_group=self.mesh.worst_cp_group,
             cp_kind=job.parallel.context_kind,
             keep_products=training.recompute_policy is not None,
@@ -282,6 +286,7 @@ def _held(place: _Placed, compiled: CompiledBlock) -> tuple[HeldParameter, ...]:
                 path=f"{place.path}.{slot.path}",
                 writers=slot.writers,
                 is_fp8=slot.is_fp8,
+                is_expert=slot.is_expert,
             )
             for slot in compiled.slots
         ]

@@ -18,9 +18,12 @@ TRANSFORMER_ENGINE_BYTES = 4 * MIB
 """Transformer Engine's own workspace (``transformer_engine.pytorch.module.base.get_cublas_workspace_size_bytes``)."""
 TRANSFORMER_ENGINE_BYTES_HOPPER = 32 * MIB
 """The same from compute capability 9 on."""
+GROUPED_STREAMS = 4
+"""Streams of Transformer Engine's grouped products, each with a workspace of its own
+(``transformer_engine.pytorch.module.base.get_multi_stream_cublas_workspace``)."""
 
 
-def workspace_bytes(kind: Workspaces, profile: DeviceProfile) -> int:
+def workspace_bytes(kind: Workspaces, profile: DeviceProfile, *, has_experts: bool = False) -> int:
     """Bytes that stay allocated from the first iteration on.
 
     Megatron-LM's published CI runs on H100 confirm the sum: with Transformer Engine, what is allocated between
@@ -28,11 +31,13 @@ def workspace_bytes(kind: Workspaces, profile: DeviceProfile) -> int:
 
     Args:
         kind: which libraries. profile: the device; one with fp8 arithmetic has compute capability 9 or more.
+        has_experts: grouped products run.
     """
     if kind is Workspaces.NONE:
         return 0
     is_hopper = DType.FP8 in profile.flop_per_s
     size = CUBLAS_HANDLES * (CUBLAS_BYTES_HOPPER if is_hopper else CUBLAS_BYTES)
     if kind is Workspaces.TRANSFORMER_ENGINE:
-        size += TRANSFORMER_ENGINE_BYTES_HOPPER if is_hopper else TRANSFORMER_ENGINE_BYTES
+        own = TRANSFORMER_ENGINE_BYTES_HOPPER if is_hopper else TRANSFORMER_ENGINE_BYTES
+        size += own * (1 + (GROUPED_STREAMS if has_experts else 0))
     return size

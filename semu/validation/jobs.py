@@ -20,8 +20,12 @@ refuses them by name. What a row leaves open follows rules that hold for every r
   and PyTorch's, PyTorch's alone with ``local`` layers; else none.
 * overlap: what the row does not tell is semu's default; sharded parameters that are fetched ahead are
   ``param_gather``.
-* software: PyTorch's where parameters are sharded by FSDP (or gradients, ZeRO-2) or the optimizer within groups of
-  ranks, which Megatron-LM's default distributed optimizer does not do; else Megatron-LM's.
+* FSDP under a pipeline keeps parameters gathered from the first forward on and reduces once (torchtitan): the traffic
+  and the memory of ZeRO-1.
+* ZeRO-2 of PyTorch's FSDP is its SHARD_GRAD_OP: parameters are sharded too, and stay gathered until the backward.
+* software: PyTorch's where parameters are sharded by FSDP (or gradients, ZeRO-2), unless the row tells
+  ``dp_grad_reduce``, which is Megatron-LM's word (its own FSDP); and where the optimizer is sharded within groups of
+  ranks, which Megatron-LM's distributed optimizer does not do unless asked; else Megatron-LM's.
 * transfers between pipeline ranks: not hidden unless told so.
 * tensor parallelism without communication overlap: false without sequence parallelism (Megatron-LM of 2021); with it,
   what Megatron-LM always hides stays hidden, whatever ``tp_comm`` says of the fused kernels.
@@ -48,7 +52,7 @@ UNFUSED_DROPOUT = 0.1
 VOCAB_MULTIPLE = 128
 """Megatron-LM's ``make-vocab-size-divisible-by``."""
 PARTIAL = "partial"
-"""What a row says for a recomputation of some layers."""
+"""What a row says for a recomputation of some layers, it does not tell of how many."""
 _ZERO: Mapping[str, int] = MappingProxyType({"none": 0, "zero1": 1, "zero2": 2, "fsdp": 3})
 _OVERLAP: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -67,13 +71,14 @@ class Settings:
 
     Attributes:
         micro_batch: sequences. vp: model chunks per pipeline rank. recompute: a word of ``training.recompute``.
-        grad_dtype: of the gradient buffers; None: semu's default.
+        grad_dtype: of the gradient buffers; None: semu's default. layers: recomputed of each chunk; None: all.
     """
 
     micro_batch: int
     vp: int
     recompute: str
     grad_dtype: str | None = None
+    layers: int | None = None
 
 
 def run_tables(row: Row, settings: Settings, device: str) -> Tables:
@@ -85,13 +90,6 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
     Raises:
         ConfigError: a word that semu does not know, layers that do not divide into chunks.
     """
-    if settings.recompute == PARTIAL:
-        raise ConfigError(
-            "recomputation of some layers, the row does not tell how many, is not modelled by this version",
-            where="recompute_kind",
-            expected="none, selective or full",
-            got=PARTIAL,
-        )
     is_unfused = row.measure is Measure.ANALYTIC or row.attention in UNFUSED
     nodes = max(row.gpus // row.gpus_per_node, 1)
     tables: Tables = {
@@ -109,23 +107,33 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         },
         "overlap": {name: value for name in _OVERLAP if (value := _overlap(row, name)) is not None},
     }
-    if settings.recompute == "selective" and row.sharding == "fsdp":
+    if settings.recompute == "selective" and _is_torch_fsdp(row):
         tables["training"] |= {"recompute": "full", "recompute_policy": "every_second_matmul"}
-    if row.sharding == "fsdp" and row.tp == 1:
+    if _is_torch_fsdp(row) and row.sharding == "fsdp" and row.tp == 1:
         tables["training"]["cross_entropy"] = "unfused"
+    if settings.layers is not None:
+        tables["training"]["recompute_layers"] = settings.layers
     if row.activation_limit is not None:
         tables["training"]["activation_limit"] = row.activation_limit
     if is_unfused:
         tables["training"]["attention"] = "unfused"
     told = {"workspaces": _workspaces(row), "grad_dtype": settings.grad_dtype or _grad_dtype(row)}
     tables["training"] |= {name: value for name, value in told.items() if value is not None}
+    grouped = (row.shape.moe or {}).get("grouped_gemm")
+    if isinstance(grouped, bool):
+        tables["training"]["moe_grouped_gemm"] = grouped
     if row.precision == "fp8" and row.sharding == "zero1":
         tables["training"]["fp8_weights"] = "primary"
     return tables
 
 
 def _software(row: Row) -> str:
-    return "torch" if row.sharding in ("fsdp", "zero2") or row.zero_group is not None else "megatron"
+    return "torch" if _is_torch_fsdp(row) or row.zero_group is not None else "megatron"
+
+
+def _is_torch_fsdp(row: Row) -> bool:
+    told = row.overlap or {}
+    return row.sharding in ("fsdp", "zero2") and told.get("dp_grad_reduce") is None
 
 
 def _global_batch(row: Row, micro_batch: int) -> int:
@@ -250,6 +258,8 @@ def _parallel(row: Row, vp: int) -> dict[str, Any]:
         "sequence_parallel": row.sequence_parallel,
         "zero": _one_of(row.sharding, _ZERO, "sharding", "sharding_kind"),
     }
+    if _is_torch_fsdp(row):
+        table |= {"zero": 1} if row.pp > 1 else {"zero": 3, "reshard_after_forward": row.sharding == "fsdp"}
     if row.zero_group is not None and row.zero_group != row.dp:
         table["zero_group"] = row.zero_group
     if row.shape.moe is not None and row.etp is not None:

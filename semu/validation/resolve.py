@@ -2,9 +2,9 @@
 
 The rule is the fastest that fits: whoever published a run had tuned it. It looks at few values, which anybody would
 try: a micro batch of 1, 2, 4 or 8 sequences; 1 to 6 model chunks per pipeline rank, or one per layer; recomputation
-none with fp32 gradients, none with 16-bit ones (as NeMo's recipes), selective, full, of which the first that fits is
-the fastest. A value that semu refuses is passed over, and said
-so; where nothing fits, the one that needs the least memory is taken.
+none with fp32 gradients, none with 16-bit ones (as NeMo's recipes), selective, full, or, where the row says of some
+layers and not of how many, 1, 2, 4, ... of each chunk; the first that fits is the fastest. A value that semu refuses is
+passed over, and said so; where nothing fits, the one that needs the least memory is taken.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import groupby
 from semu.errors import ConfigError, ScheduleError
 from semu.report import Report
 from semu.simulation import JobCheckpoint
-from semu.validation.jobs import Settings, layers_of_chunks
+from semu.validation.jobs import PARTIAL, Settings, layers_of_chunks
 from semu.validation.row import Row
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -57,18 +57,27 @@ def open_settings(row: Row) -> tuple[str, ...]:
     told = {
         "micro_batch": row.micro_batch is not None,
         "vp": row.vp is not None or row.pp == 1,
-        "recompute": row.recompute != UNKNOWN,
+        "recompute": row.recompute not in (UNKNOWN, PARTIAL),
     }
     return tuple(name for name, is_told in told.items() if not is_told)
 
 
 def candidates(row: Row) -> Iterator[Settings]:
     """What is looked at for a row, in order; one, where everything is published. Recomputation changes fastest."""
-    recomputes = RECOMPUTES if row.recompute == UNKNOWN else ((row.recompute, None),)
     for micro_batch in _micro_batches(row):
         for vp in _chunk_counts(row):
+            if row.recompute == PARTIAL:
+                chunk = -(-row.shape.layers // (row.pp * vp))
+                yield from (Settings(micro_batch, vp, "full", layers=count) for count in _doubling(chunk))
+                continue
+            recomputes = RECOMPUTES if row.recompute == UNKNOWN else ((row.recompute, None),)
             for recompute, grad_dtype in recomputes:
                 yield Settings(micro_batch, vp, recompute, grad_dtype)
+
+
+def _doubling(most: int) -> list[int]:
+    """1, 2, 4, ... and ``most``."""
+    return [*(1 << power for power in range((most - 1).bit_length())), most]
 
 
 def choose(row: Row, simulate: Callable[[Settings], Run]) -> Choice:
@@ -101,6 +110,8 @@ def choose(row: Row, simulate: Callable[[Settings], Run]) -> Choice:
     resolved: dict[str, object] = {name: getattr(settings, name) for name in open_settings(row)}
     if settings.grad_dtype is not None:
         resolved["grad_dtype"] = settings.grad_dtype
+    if settings.layers is not None:
+        resolved["recompute_layers"] = settings.layers
     return Choice(settings, run, resolved, len(refusals), tried)
 
 

@@ -14,8 +14,14 @@ PUBLISHED = {
     "lm-7b": 6_738_415_616,
     "qwen2-32b": 32_763_876_352,
     "qwen2-72b": 72_706_203_648,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_620_634_112,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "deepseek-v3": 671_026_404_352,
 }
-"""What the released checkpoints hold (model cards of Llama 3 8B, Llama 2 7B, Qwen2.5 32B, Qwen2 72B)."""
+"""What the released checkpoints hold (model cards of Llama 3 8B, Llama 2 7B, Qwen2.5 32B, Qwen2 72B, Mixtral,
+Qwen3-MoE and, without its 58 x 256 routing biases, DeepSeek-V3)."""
 
 
 def parts(model: Model) -> dict[str, int]:

@@ -14,6 +14,9 @@ from semu.job import TrainingJob
 from semu.report import Report
 from semu.simulation import simulate
 
+STREAMS = {"links": ("tp", "cp", "dp", "fsdp", "hsdp", "ep", "etp"), "experts": ("tp", "ep", "etp")}
+"""Streams inside stages that the reference counts together."""
+
 
 def assert_equal(report: Report, expected: Expansion) -> None:
     """Times of the slowest replica, memory of every rank, FLOP, and where the time goes."""
@@ -85,7 +88,7 @@ def assert_attribution_equal(report: Report, expected: Expansion) -> None:
     exposed = dict(breakdown["exposed_communication"])  # type: ignore[call-overload]
     assert breakdown["compute"] == pytest.approx(sum(r.compute_s for r in replicas) / len(replicas), rel=1e-12)
     for name in replicas[0].exposed_s:
-        streams = ("tp", "cp", "dp", "fsdp", "hsdp") if name == "links" else (name,)
+        streams = STREAMS.get(name, (name,))
         outside = sum(
             piece.end_s - piece.start_s
             for rank in report.timeline.ranks

@@ -215,7 +215,8 @@ class _Writer:
         replica.memory = memory_of(self.model, replica, self.symbols, self.sharding.held(replica))
         if not self.gather_ready and not self.model.job.training.offload:
             several = bool(self.sharding.units) or self.model.job.parallel.cp > 1
-            attribute(replica, "links" if several else "tp")
+            inside = "experts" if self.model.has_experts else "tp"
+            attribute(replica, "links" if several else inside)
         return replica
 
     def _rank(self, chunk: int) -> int:
@@ -259,7 +260,7 @@ class _Writer:
             for operator in item.operators(phase):
                 key = ("operator", *stage, len(written))
                 node = Node(
-                    latency_of(operator, symbols, self.model.job.profile, self.model.tp_group, self.model.cp_group),
+                    latency_of(operator, symbols, self.model.job.profile, self.model.groups),
                     [("begin", *stage), *waits],
                 )
                 mine = operator.stream.name
@@ -366,7 +367,7 @@ def attribute(replica: Replica, inside: str) -> None:
     """Means over the ranks of the time in kernels, of that lost to links inside stages, and of that lost to ``pp``.
 
     Args:
-        inside: ``tp``, or ``links`` where data-parallel collectives run in stages too.
+        inside: ``tp``, or ``links`` where data-parallel collectives run in stages too, or ``experts`` (tp, ep, etp).
     """
     num_ranks = len(replica.orders)
     replica.exposed_s = {inside: 0.0, "pp": 0.0}

@@ -14,7 +14,7 @@ from simulation.reference import HOST, Expansion, Key, Replica, attribute, expan
 from simulation.reference_costs import on_grid, symbols_of
 from simulation.reference_memory import memory_of
 from simulation.reference_sharding import REPLICATE, Sharding
-from simulation.reference_tail import buckets, collective, gather_times, trainable, worst_group
+from simulation.reference_tail import collective, gather_times, shared_buckets, trainable, worst_group
 
 from semu.hardware.kinds import OpKind, Port, Provenance
 from semu.hardware.network import CommGroup, collective_cost
@@ -125,10 +125,7 @@ class _Crowd:
         if name in HOST:
             group = CommGroup(name, 2, local_port=Port.PCIE)
             return operator.kind, group, [(r, rank, Port.PCIE, "out" if name == HOST[0] else "in")]
-        if key[0] == "link":
-            group = self.sharding.group(key[5] == REPLICATE)
-        else:
-            group = {"tp": model.tp_group, "cp": model.cp_group}[name]
+        group = self.sharding.group(key[5] == REPLICATE) if key[0] == "link" else model.groups[name]
         if group.num_ranks == 1:
             return None, None, []
         sides = ("out", "in") if operator.kind is OpKind.P2P else ("out",)
@@ -142,7 +139,7 @@ class _Crowd:
             for item in held:
                 item.ready_s = 0.0
             before: dict[int, int] = {}
-            for bucket in buckets(held, self.job.parallel.dp * self.job.parallel.cp, several=True):
+            for bucket in shared_buckets(self.model, held, several=True):
                 size = 2 * sum(item.elements for item in bucket)
                 self._reduce([rank], OpKind.ALL_GATHER, group, size, [], before, [])
                 parameters = {id(item.parameter) for item in bucket}
@@ -164,16 +161,18 @@ class _Crowd:
         before: dict[int, int] = {}
         held = [trainable(self.expansion, rank) for rank in range(parallel.pp)]
         for rank in range(parallel.pp):
-            if peers > 1 and parallel.zero <= 1:
+            if parallel.zero <= 1:
                 kind = OpKind.REDUCE_SCATTER if parallel.zero else OpKind.ALL_REDUCE
-                group = worst_group(self.model, rank, 1, peers)
-                for bucket in buckets(held[rank], peers, job.training.overlap.grad_reduce):
+                for bucket in shared_buckets(self.model, held[rank], job.training.overlap.grad_reduce):
+                    group = worst_group(self.model, rank, 1, peers)
+                    if bucket[0].is_routed:
+                        group = self.model.experts.groups("edp", 0, rank)
                     waits = self._ends(rank)
                     if job.training.overlap.grad_reduce:
                         waits = self._writers(rank, {id(item.parameter) for item in bucket})
                     size = sum(item.elements for item in bucket) * job.training.grad_dtype.size_bytes
                     self._reduce([rank], kind, group, size, waits, before, result)
-            whole = sum(item.elements for item in held[rank] if not item.is_sharded)
+            whole = sum(item.elements for item in held[rank] if not item.is_sharded and not item.is_routed)
             if parallel.zero >= 2:
                 whole = -(-whole // peers)
             if parallel.tp > 1 and parallel.sequence_parallel and whole:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from simulation.reference_experts import rounded_value
+
 from semu.graph.dim import Dim, Poly
 from semu.graph.operator import Operator
 from semu.hardware.device import DeviceProfile
@@ -24,7 +26,7 @@ def value(dim: Dim, symbols: dict[str, int]) -> int:
     total = 0
     for monomial, coefficient in dim.terms.items():
         for name in monomial:
-            coefficient *= symbols[name]
+            coefficient *= rounded_value(name, symbols) if "~" in name else symbols[name]
         total += coefficient
     return total
 
@@ -49,12 +51,12 @@ def symbols_of(microbatch: Microbatch, tp: int, cp: int = 1) -> dict[str, int]:
 
 
 def latency_of(
-    operator: Operator, symbols: dict[str, int], profile: DeviceProfile, tp_group: CommGroup, cp_group: CommGroup
+    operator: Operator, symbols: dict[str, int], profile: DeviceProfile, groups: dict[str, CommGroup]
 ) -> float:
     """Latency of one operator [s]; one with nothing to do takes no time."""
     flop, mem, net = (value(d, symbols) for d in (operator.flop, operator.mem_bytes, operator.net_bytes))
     if operator.kind.is_communication:
-        group = {"tp": tp_group, "cp": cp_group}.get(operator.stream.name)
+        group = groups.get(operator.stream.name)
         if operator.stream.name in ("offload", "reload"):
             group = CommGroup(operator.stream.name, 2, local_port=Port.PCIE)
         assert group is not None

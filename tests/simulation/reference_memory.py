@@ -61,7 +61,10 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
     tensor_bytes = job.training.precision.tensor_dtype.size_bytes
     training = job.training
     zero, shards = job.parallel.zero, (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp
-    own = (trainable + shards - 1) // shards if zero else trainable
+    routed = sum(use.numel for use in uses.values() if use.parameter.requires_grad and model.experts.holds(use))
+    own = trainable
+    if zero:
+        own = -(-(trainable - routed) // shards) + -(-routed // model.experts.edp)
     state = 2 * training.optimizer_state_dtype.size_bytes
     if training.master_dtype is not training.precision.tensor_dtype:
         state += training.master_dtype.size_bytes
@@ -69,6 +72,12 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
     cast = sum(use.numel for use in uses.values() if use.is_fp8) if job.fp8_weights.value != "microbatch" else 0
     whole = elements - (cast if job.fp8_weights.value == "primary" else 0)
     parameters = ((whole + shards - 1) // shards if zero == 3 else whole) * tensor_bytes + 2 * cast
+    if (
+        zero == 3
+        and training.software.value == "torch"
+        and training.master_dtype is not training.precision.tensor_dtype
+    ):
+        parameters -= own * tensor_bytes
     if "optimizer" in (training.offload or ()):
         own = min(own, 40_000_000)
     return RankStatic(elements, trainable, parameters, gradients, own * state)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
+from simulation.reference_experts import ExpertRanks
 from simulation.reference_layout import stage_of_blocks
 
 from semu.graph.operator import Operator
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.job import TrainingJob
-from semu.nn import InputSpec, Module, Sequences, Sequential
+from semu.nn import InputSpec, MixtureOfExperts, Module, Sequences, Sequential
 from semu.nn.block import CarrySpec, TracedBlock, trace_block
 from semu.nn.recompute_plan import RecomputePlan
+from semu.nn.routing import ExpertPlan
 from semu.nn.tracing import TraceOptions
 from semu.parallel.tensor import megatron_plan
 
@@ -66,6 +68,7 @@ class CutModel:
 
     Attributes:
         blocks: the blocks. tp_group, cp_group: the tensor- and context-parallel groups that span most nodes.
+        experts: who holds which. groups: of streams inside stages, by name.
     """
 
     def __init__(self, job: TrainingJob) -> None:
@@ -85,6 +88,15 @@ class CutModel:
         ]
         self.cp_group: CommGroup = max(around, key=lambda group: (group.num_nodes, -group.ranks_per_node))
         self.tp_group: CommGroup = max(groups, key=lambda group: group.num_nodes)
+        self.experts = ExpertRanks(job)
+        self.has_experts = any(_has_experts(module.body) for module in job.model.modules)
+        expert_plan = self.experts.plan() if self.has_experts else ExpertPlan()
+        self.groups = {
+            "tp": self.tp_group,
+            "cp": self.cp_group,
+            "ep": expert_plan.ep_group,
+            "etp": expert_plan.etp_group,
+        }
         self._options = TraceOptions(
             plan=megatron_plan(job.model, job.parallel),
             tp_group=self.tp_group,
@@ -95,6 +107,7 @@ class CutModel:
             fused_attention=job.training.attention.value == "fused",
             recompute=_plan(job),
             cast_weights=job.fp8_weights.value == "microbatch",
+            experts=expert_plan,
             cp_group=self.cp_group,
             cp_kind=job.parallel.context_kind,
             keep_products=job.training.recompute_policy is not None,
@@ -286,6 +299,10 @@ class CutModel:
                 other = self.home(maker, maker.trace.graph.tensors[there].storage)
                 if own != other:
                     self._same[own] = other
+
+
+def _has_experts(body: Module) -> bool:
+    return any(isinstance(module, MixtureOfExperts) for _, module in body.named_modules())
 
 
 def job_every(job: TrainingJob, number: int) -> bool:

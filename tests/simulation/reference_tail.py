@@ -40,13 +40,14 @@ class Tail:
 @dataclass
 class Held:
     """A trainable parameter on a rank: local elements, whether split, its first virtual stage, and when its gradient is
-    complete [s]."""
+    complete [s]; whether it is of experts that are spread otherwise than all else."""
 
     parameter: Parameter
     elements: int
     is_sharded: bool
     slot: int
     ready_s: float
+    is_routed: bool = False
 
 
 def tail_of(expansion: Expansion) -> Tail:
@@ -66,12 +67,16 @@ def tail_of(expansion: Expansion) -> Tail:
         group = worst_group(model, rank, 1, peers)
         width = (parallel.zero_group or parallel.dp) * parallel.cp
         done = ends[rank]
-        if peers > 1 and parallel.zero <= 1:
+        if parallel.zero <= 1:
             now = 0.0
-            for bucket in buckets(held[rank], peers, overlap.grad_reduce):
+            routed_group = model.experts.groups("edp", 0, rank)
+            for bucket in shared_buckets(model, held[rank], overlap.grad_reduce):
                 ready = max(item.ready_s for item in bucket) if overlap.grad_reduce else ends[rank]
                 size = sum(item.elements for item in bucket) * grad_bytes
-                if not parallel.zero:
+                if bucket[0].is_routed:
+                    kind = OpKind.REDUCE_SCATTER if parallel.zero else OpKind.ALL_REDUCE
+                    slices.append(collective(expansion, kind, routed_group, size, max(now, ready)))
+                elif not parallel.zero:
                     slices.append(collective(expansion, OpKind.ALL_REDUCE, group, size, max(now, ready)))
                 else:
                     inner = worst_group(model, rank, 1, width)
@@ -81,7 +86,7 @@ def tail_of(expansion: Expansion) -> Tail:
                         slices.append(collective(expansion, OpKind.ALL_REDUCE, across, share, slices[-1].end_s))
                 now = slices[-1].end_s
             done = max(done, now)
-        whole = sum(item.elements for item in held[rank] if not item.is_sharded)
+        whole = sum(item.elements for item in held[rank] if not item.is_sharded and not item.is_routed)
         if parallel.zero >= 2:
             whole = -(-whole // width)
         if parallel.tp > 1 and parallel.sequence_parallel and whole:
@@ -100,7 +105,7 @@ def tail_of(expansion: Expansion) -> Tail:
     for rank, slices in enumerate(tail.slices):
         elements = sum(item.elements for item in held[rank])
         if elements:
-            _step(expansion, rank, elements, barrier, slices)
+            _step(expansion, rank, held[rank], barrier, slices)
     tail.iteration_s = max([barrier, *(piece.end_s for slices in tail.slices for piece in slices)])
     tail.iteration_s += on_grid(job.training.overhead_s)
     return tail
@@ -124,7 +129,9 @@ def trainable(expansion: Expansion, rank: int) -> list[Held]:
         for use in block.trace.parameters if block.rank == rank else ():
             if not use.parameter.requires_grad:
                 continue
-            item = found.setdefault(id(use.parameter), Held(use.parameter, use.numel, use.is_sharded, block.slot, 0.0))
+            routed = expansion.model.experts.holds(use)
+            new = Held(use.parameter, use.numel, use.is_sharded, block.slot, 0.0, routed)
+            item = found.setdefault(id(use.parameter), new)
             for replica in expansion.replicas:
                 for operators in replica.operators.values():
                     for entry in operators:
@@ -143,6 +150,26 @@ def buckets(held: list[Held], dp: int, several: bool) -> list[list[Held]]:
             groups.append([])
         groups[-1].append(item)
     return [group for group in groups if group]
+
+
+def shared_buckets(model: CutModel, held: list[Held], several: bool) -> list[list[Held]]:
+    """Buckets of what several ranks hold, routed experts apart, in the order in which the buckets are full."""
+    dp, edp = model.job.parallel.dp * model.job.parallel.cp, model.experts.edp
+    order = sorted(held, key=lambda item: item.ready_s)
+    dense = [item for item in held if not item.is_routed] if dp > 1 else []
+    routed = [item for item in held if item.is_routed] if edp > 1 else []
+    found = buckets(dense, dp, several) + buckets(routed, dp, several)
+    return sorted(found, key=lambda bucket: next(i for i, item in enumerate(order) if item is bucket[-1]))
+
+
+def stepped(model: CutModel, held: list[Held]) -> int:
+    """Elements that a rank steps: all of its own, or a share of each kind."""
+    routed = sum(item.elements for item in held if item.is_routed)
+    dense = sum(item.elements for item in held) - routed
+    if not model.job.parallel.zero:
+        return dense + routed
+    shards = (model.job.parallel.zero_group or model.job.parallel.dp) * model.job.parallel.cp
+    return -(-dense // shards) + -(-routed // model.experts.edp)
 
 
 def collective(expansion: Expansion, kind: OpKind, group: CommGroup, size: int, start_s: float) -> Slice:
@@ -177,12 +204,13 @@ def _check(expansion: Expansion, held: list[list[Held]], begin_s: float, tail: T
         passes += [1, None, 2]
     now = begin_s
     width = (parallel.zero_group or parallel.dp) * parallel.cp if parallel.zero else 1
+    if not parallel.zero and any(item.is_routed for items in held for item in items):
+        width = -(-model.experts.ep * model.experts.etp // parallel.tp)
     together = parallel.pp * parallel.tp * width
     for times in passes:
         ends = [now]
         for rank, slices in enumerate(tail.slices):
-            own = sum(item.elements for item in held[rank])
-            own = -(-own // width)
+            own = stepped(model, held[rank])
             if times is not None and own:
                 size = times * own * training.grad_dtype.size_bytes
                 slices.append(_kernel(expansion, OpKind.OPTIMIZER, size, now))
@@ -204,13 +232,12 @@ def _kernel(expansion: Expansion, kind: OpKind, size: int, start_s: float) -> Sl
     return Slice(kind, start_s, start_s + on_grid(latency))
 
 
-def _step(expansion: Expansion, rank: int, elements: int, barrier: float, slices: list[Slice]) -> None:
+def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, slices: list[Slice]) -> None:
     """Adam on the rank's share, then the gather of the parameters where it does not hide."""
     model = expansion.model
     job = model.job
     tensor_bytes, grad_bytes = job.training.precision.tensor_dtype.size_bytes, job.training.grad_dtype.size_bytes
     shards = (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp
-    own = (elements + shards - 1) // shards if job.parallel.zero else elements
     master, state = job.training.master_dtype.size_bytes, job.training.optimizer_state_dtype.size_bytes
     # gradient read, two moments and the master read and written, parameter written (or, without master, both)
     weight = (
@@ -220,10 +247,24 @@ def _step(expansion: Expansion, rank: int, elements: int, barrier: float, slices
     )
     found = {id(u.parameter): u for block in model.blocks if block.rank == rank for u in block.trace.parameters}
     primary = [u for u in found.values() if u.is_fp8 and job.fp8_weights.value == "primary"]
-    narrow = sum(u.numel for u in primary if u.parameter.requires_grad)
-    traffic = own * (grad_bytes + 4 * state + weight) - narrow * own // elements
+    if job.parallel.zero == 3 and job.training.software.value == "torch" and weight > 2 * tensor_bytes:
+        weight = 2 * master
+    traffic = stepped(model, held) * (grad_bytes + 4 * state + weight)
+    gathered = []
+    for is_routed, group, ranks in (
+        (False, worst_group(model, rank, 1, shards), job.parallel.dp * job.parallel.cp),
+        (True, model.experts.groups("edp", 0, rank), model.experts.edp),
+    ):
+        own = [item for item in held if item.is_routed is is_routed]
+        elements = sum(item.elements for item in own)
+        narrow = sum(u.numel for u in primary if any(u.parameter is item.parameter for item in own))
+        if elements:
+            traffic -= narrow * stepped(model, own) // elements
+        if elements and ranks > 1:
+            gathered.append((group, elements * tensor_bytes - narrow))
     lives_on_host = "optimizer" in (job.training.offload or ())
-    copied = own * (2 * state + (0 if job.training.master_dtype is job.training.precision.tensor_dtype else master))
+    copied = 2 * state + (0 if job.training.master_dtype is job.training.precision.tensor_dtype else master)
+    copied *= stepped(model, held)
     host = CommGroup("host", 2, local_port=Port.PCIE)
     if lives_on_host:
         slices.append(collective(expansion, OpKind.P2P, host, copied, barrier))
@@ -231,11 +272,9 @@ def _step(expansion: Expansion, rank: int, elements: int, barrier: float, slices
     slices.append(_kernel(expansion, OpKind.OPTIMIZER, traffic, barrier))
     if lives_on_host:
         slices.append(collective(expansion, OpKind.P2P, host, copied, slices[-1].end_s))
-    if job.parallel.dp * job.parallel.cp > 1 and job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
-        group = worst_group(model, rank, 1, shards)
-        slices.append(
-            collective(expansion, OpKind.ALL_GATHER, group, elements * tensor_bytes - narrow, slices[-1].end_s)
-        )
+    if job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
+        for group, size in gathered:
+            slices.append(collective(expansion, OpKind.ALL_GATHER, group, size, slices[-1].end_s))
     uses = {id(use.parameter): use for block in model.blocks if block.rank == rank for use in block.trace.parameters}
     cast = sum(use.numel for use in uses.values() if use.is_fp8)
     if cast and job.fp8_weights.value != "microbatch":
@@ -253,8 +292,9 @@ def gather_times(expansion: Expansion) -> dict[int, float]:
         for item in held:
             item.ready_s = 0.0
         now = 0.0
-        for bucket in buckets(held, job.parallel.dp * job.parallel.cp, several=True):
-            now = collective(expansion, OpKind.ALL_GATHER, group, 2 * sum(h.elements for h in bucket), now).end_s
+        for bucket in shared_buckets(expansion.model, held, several=True):
+            own = expansion.model.experts.groups("edp", 0, rank) if bucket[0].is_routed else group
+            now = collective(expansion, OpKind.ALL_GATHER, own, 2 * sum(h.elements for h in bucket), now).end_s
             for block in expansion.model.blocks:
                 used = {id(use.parameter) for use in block.trace.parameters}
                 if block.rank == rank and used & {id(item.parameter) for item in bucket}:

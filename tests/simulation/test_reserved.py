@@ -10,7 +10,7 @@ from semu.engine.allocator import reserve
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
 from semu.nn import Model
-from semu.parallel.config import Parallel
+from semu.parallel.config import Overlap, Parallel
 from semu.schedule.problem import lower
 from semu.simulation import prepare
 from semu.simulation.memory import RankMemory
@@ -60,7 +60,8 @@ def live(job: TrainingJob, rank: int) -> tuple[np.ndarray, int]:
 
 def job_of(model: object, device: str = "h800", **parallel: object) -> TrainingJob:
     chosen = Parallel(**parallel)  # type: ignore[arg-type]
-    training = Training(global_batch=4 * chosen.dp, seq_len=256, recompute="none")
+    serial = Overlap(tensor_parallel=False)  # requests follow each other as the kernels do
+    training = Training(global_batch=4 * chosen.dp, seq_len=256, recompute="none", overlap=serial)
     return TrainingJob(model, Cluster(device, 1, chosen.num_gpus), chosen, training)  # type: ignore[arg-type]
 
 

@@ -45,11 +45,12 @@ def test_a_factor_divides_both_rates_of_its_kinds_and_no_other(name: str) -> Non
     for kind, own in profile.efficiencies.items():
         slowed = run.efficiencies[kind]
         mine = {
-            "matmul": kind is OpKind.MATMUL,
+            "matmul": kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL),
             "attention": kind.value.startswith("attention_"),
             "memory_bound": kind
             not in (
                 OpKind.MATMUL,
+                OpKind.GROUPED_MATMUL,
                 OpKind.ATTENTION_FORWARD,
                 OpKind.ATTENTION_BACKWARD,
                 OpKind.OPTIMIZER,
@@ -227,3 +228,18 @@ def test_transfers_between_pipeline_ranks_take_longer_and_nothing_else(name: str
         assert lasted[1] == [seconds + 2**-10 for seconds in lasted[0]]
         stages = [[stage.end_s - stage.start_s for stage in rank.stages] for rank in (before, after)]
         assert stages[0] == stages[1]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("group", [None, 2])
+def test_fsdp_keeps_one_copy_of_its_shards(name: str, group: int | None) -> None:
+    """fp32 parameters and two moments, fp32 gradients: 16 bytes of a shard's element, 18 with a 16-bit copy."""
+    model, items = MODELS[name]
+    parallel = Parallel(dp=4, zero=3, zero_group=group)
+    reports = {
+        software: simulate(job_of(model(), items(4), parallel, software=software)) for software in ("torch", "megatron")
+    }
+    shard = -(-model().num_parameters() // (group or 4))
+    assert reports["torch"].static_memory_bytes == (16 * shard,)
+    assert reports["megatron"].static_memory_bytes == (18 * shard,)
+    assert_tails_equal(job_of(model(), items(4), parallel, software="torch", master_dtype="bf16"))

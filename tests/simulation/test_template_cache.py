@@ -25,6 +25,7 @@ from semu.job import Training, TrainingJob
 from semu.nn import Linear, Model, Module, Tensor
 from semu.nn import functional as F
 from semu.nn.recompute_plan import RecomputePlan
+from semu.nn.routing import ExpertPlan
 from semu.nn.sharding import ContextKind, ShardingPlan, ShardingStyle
 from semu.nn.tracing import TraceOptions
 from semu.parallel.config import Parallel
@@ -234,6 +235,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "fused_attention": False,
     "recompute": RecomputePlan(("mlp",)),
     "cast_weights": True,
+    "experts": ExpertPlan(2),
     "cp_group": CommGroup("cp", 4, 2),
     "cp_kind": ContextKind.ALL_GATHER,
     "keep_products": True,

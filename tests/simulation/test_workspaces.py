@@ -6,11 +6,13 @@ import pytest
 from simulation.comparison import assert_equal
 from simulation.jobs import gpt, job_of, text_items, vlm, vlm_items
 from simulation.reference import expand
+from simulation.test_experts import moe
 
 from semu.errors import ConfigError
 from semu.graph.tensor import Role
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
+from semu.nn import Model
 from semu.parallel.config import Parallel
 from semu.simulation import simulate
 
@@ -49,6 +51,31 @@ def test_peaks_are_higher_by_the_workspaces(kind: str, device: str, workspaces: 
     assert described["workspaces"] == workspaces
     assert "library workspaces" in plain.warnings[0]
     assert "library workspaces" not in more.warnings[0]
+
+
+def test_grouped_products_have_a_workspace_for_each_of_their_streams() -> None:
+    """On the pipeline rank that has experts: four streams with 32 MiB each."""
+    first_dense = moe(2, dense=1)
+    plain, more = (
+        simulate(job_of(first_dense, text_items(4), Parallel(pp=2, dp=2, ep=2), workspaces=word))
+        for word in ("none", "transformer_engine")
+    )
+    added = [b - a for a, b in zip(plain.peak_memory_bytes, more.peak_memory_bytes, strict=True)]
+    kinds = [sum(".mlp.experts." in path for path in parameters(first_dense, rank)) for rank in range(2)]
+    assert added == [(3 + 4 * (count > 0)) * 32 * KIB * KIB for count in kinds]
+    assert sorted(kinds) == [0, 2]
+    apart = [
+        simulate(job_of(moe(), text_items(4), Parallel(dp=2, ep=2), workspaces=word, moe_grouped_gemm=False))
+        for word in ("none", "transformer_engine")
+    ]
+    assert apart[1].peak_memory_bytes[0] - apart[0].peak_memory_bytes[0] == 3 * 32 * KIB * KIB
+
+
+def parameters(model: Model, rank: int) -> list[str]:
+    """Paths of what a pipeline rank holds: the model is cut before its second layer."""
+    paths = [path for path, _ in model.named_parameters()]
+    second = next(number for number, path in enumerate(paths) if ".layers.1." in path)
+    return paths[second:] if rank else paths[:second]
 
 
 def test_nothing_changes_without_them() -> None:

@@ -150,3 +150,14 @@ def test_a_long_validation_says_how_far_it_is(
     monkeypatch.setattr(console, "PATIENCE_S", 0.0)
     lines = [line for line in run_command(capsys, "--runs", runs)[2].split("\n") if "rows done" in line]
     assert lines == [f"semu: {number} of 5 rows done" for number in range(1, 5)]
+
+
+@pytest.mark.parametrize("flag", ["--csv", "--picture"])
+def test_a_file_in_no_folder_is_refused_before_anything_runs(
+    flag: str, runs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "missing" / "file")
+    code, out, err = run_command(capsys, "--runs", runs, flag, path)
+    assert (code, out) == (2, "")
+    assert "no such folder" in err
+    assert "simulating" not in err

@@ -176,11 +176,10 @@ def test_a_refusal_is_a_result() -> None:
     assert results[0].compared[Quantity.TIME].predicted is None
 
 
-def test_a_recomputation_of_some_layers_is_not_guessed() -> None:
+def test_a_recomputation_of_some_layers_covers_the_fewest_with_which_it_fits() -> None:
     result = evaluate_row(row(recompute_kind="partial"), make_job)
-    assert result.status is Status.REFUSED
-    assert result.reason is not None
-    assert result.reason.startswith("recompute_kind: ")
+    assert result.status is Status.OK
+    assert (result.resolved["recompute"], result.resolved["recompute_layers"]) == ("full", 1)
 
 
 def test_an_unexpected_exception_stops_no_other_row() -> None:

@@ -68,6 +68,18 @@ def test_the_candidates(changes: dict[str, Any], micro_batches: list[int], chunk
     assert found == [Settings(m, v, r, g) for m in micro_batches for v in chunks for r, g in RECOMPUTES]
 
 
+@pytest.mark.parametrize(("layers", "pp", "counts"), [(12, 1, [1, 2, 4, 8, 12]), (8, 2, [1, 2, 4]), (6, 2, [1, 2, 3])])
+def test_some_layers_are_ever_more_of_each_chunk(layers: int, pp: int, counts: list[int]) -> None:
+    found = list(candidates(row({"recompute_kind": "partial", "model.layers": layers, "pp": pp, "gpus": 2 * pp})))
+    assert [(settings.recompute, settings.layers) for settings in found] == [("full", count) for count in counts]
+    fits = choose(
+        row({"recompute_kind": "partial", "model.layers": layers}),
+        lambda settings: Outcome(1.0 + (settings.layers or 0), 100 // (settings.layers or 1)).run(50),
+    )
+    assert fits.settings.layers == 2
+    assert fits.resolved == {"recompute": "full", "recompute_layers": 2}
+
+
 def test_what_was_resolved_is_told() -> None:
     choice = choose(row(OPEN), lambda settings: Outcome(1.0 / settings.micro_batch, 1).run(1))
     assert choice.settings == Settings(4, 1, "none")

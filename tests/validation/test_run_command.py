@@ -88,7 +88,8 @@ def test_files_are_written_and_named(run: OwnRun, log: str, trace: str, tmp_path
         code, out, err = run_command(capsys, *run.words, *words, *flags)
         names = [table, picture, *(folder / name for name in ("validation.json", "validation.csv", "validation.png"))]
         assert code == 0
-        assert err.split("\n")[:-1] == [f"semu: wrote {name}" for name in names]
+        told = [line for line in err.splitlines() if not line.startswith("semu: [")]  # progress of a slow machine
+        assert told == [f"semu: wrote {name}" for name in names]
         assert json.loads((folder / "validation.json").read_text()) == json.loads(out)
         rows = list(csv.DictReader(table.read_text().splitlines()))
         assert table.read_text() == (folder / "validation.csv").read_text()

@@ -169,7 +169,7 @@ def _transpose(x: Tensor, name: str) -> Tensor:
 
 
 def _cast_weight(
-    trace: Trace, w: ParameterUse, cut: tuple[int, int], *, transposed: bool
+    trace: Trace, w: ParameterUse, cut: tuple[int, ...], *, transposed: bool
 ) -> tuple[Tensor | ParameterUse, Tensor | ParameterUse]:
     """What the forward and the input-gradient product read: copies of this microbatch, or those of the iteration."""
     if not trace.options.cast_weights:

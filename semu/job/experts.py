@@ -1,0 +1,222 @@
+"""Settings of a mixture of experts: values, how they fit the model and the parallel sizes, the plan for tracing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from semu.errors import ConfigError
+from semu.nn.model import Model
+from semu.nn.module import Module
+from semu.nn.moe import MixtureOfExperts
+from semu.nn.routing import ExpertPlan, Routing, rank_means
+from semu.parallel.config import Parallel
+
+if TYPE_CHECKING:
+    from semu.job.training import Training
+    from semu.parallel.mesh import Mesh
+
+
+def check_imbalance(value: object) -> float | tuple[float, ...]:
+    """A ratio >= 1, or loads of all experts >= 0 of which one is positive."""
+    where = "training.moe_imbalance"
+    if isinstance(value, list | tuple):
+        if not value or not all(_is_number(load) and load >= 0 for load in value) or not sum(value):
+            raise ConfigError(
+                "not the loads of experts", where=where, expected="numbers >= 0, not all 0", got=repr(value)[:60]
+            )
+        return tuple(float(load) for load in value)
+    if not _is_number(value) or value < 1:  # type: ignore[operator]
+        raise ConfigError(
+            "not an imbalance", where=where, expected="a ratio >= 1, or a list of expert loads", got=value, nearest=1
+        )
+    return float(value)  # type: ignore[arg-type]
+
+
+def check_capacity(value: object) -> float | None:
+    """A positive factor, or None."""
+    if value is None:
+        return None
+    if not _is_number(value) or value <= 0:  # type: ignore[operator]
+        raise ConfigError(
+            "not a capacity factor", where="training.moe_capacity_factor", expected="a number > 0", got=value, nearest=1
+        )
+    return float(value)  # type: ignore[arg-type]
+
+
+def check_padding(value: object, capacity: object) -> bool:
+    """A switch; on only where there is a capacity to pad to."""
+    where = "training.moe_pad_to_capacity"
+    if not isinstance(value, bool):
+        raise ConfigError("not a switch", where=where, expected="true or false", got=value)
+    if value and capacity is None:
+        raise ConfigError(
+            "nothing to pad to",
+            where=where,
+            expected="training.moe_capacity_factor beside it, or false",
+            got="true",
+            nearest="false",
+        )
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+
+
+def mixtures(model: Model) -> list[tuple[str, MixtureOfExperts]]:
+    """Mixtures of experts of a model, by path."""
+    if not _has_experts(model):
+        return []
+    found = [(path, item) for m in model.modules for path, item in m.body.named_modules(m.name)]
+    return [(path, item) for path, item in found if isinstance(item, MixtureOfExperts)]
+
+
+def _has_experts(model: Model) -> bool:
+    """Asked of every job, so without the paths."""
+    modules: list[Module] = [module.body for module in model.modules]
+    while modules:
+        module = modules.pop()
+        if isinstance(module, MixtureOfExperts):
+            return True
+        modules.extend(module.__dict__["_modules"].values())
+    return False
+
+
+def check_experts(model: Model, parallel: Parallel, training: Training) -> None:
+    """Expert parallelism must fit the model and the other parallel sizes.
+
+    Raises:
+        ConfigError: it does not, or this version does not model the combination.
+    """
+    found = mixtures(model)
+    if not found:
+        _check_dense(parallel, training)
+        return
+    etp = parallel.expert_tensor_ranks
+    if parallel.tp % etp:
+        raise _indivisible("experts are split over part of the tensor-parallel ranks", "etp", etp, parallel.tp, "tp")
+    ranks = parallel.dp * parallel.cp * parallel.tp // etp
+    legal = math.gcd(ranks, *(item.num_experts for _, item in found))
+    if ranks % parallel.ep:
+        raise _indivisible("the ranks cannot be shared out", "ep", parallel.ep, ranks, "dp x cp x tp / etp", legal)
+    for path, item in found:
+        if item.num_experts % parallel.ep:
+            raise _indivisible(
+                f"the experts of {path} cannot be shared out", "ep", parallel.ep, item.num_experts, "experts", legal
+            )
+        if item.ffn % etp:
+            raise _indivisible(f"an expert of {path} cannot be split", "etp", etp, item.ffn, "moe_ffn")
+        _check_loads(path, item, parallel.ep, training)
+    if parallel.tp > 1 and not parallel.sequence_parallel:  # Megatron-LM refuses it too (transformer_config)
+        raise ConfigError(
+            "a mixture of experts with tensor parallelism and without sequence parallelism",
+            where="parallel.sequence_parallel",
+            expected="true, or tp = 1",
+            got="false",
+            nearest="true",
+        )
+    is_as_dense = parallel.ep == 1 and etp == parallel.tp
+    if not is_as_dense and (parallel.zero >= 2 or parallel.zero_group is not None):
+        raise ConfigError(
+            f"ZeRO-{parallel.zero}{' in groups' if parallel.zero_group is not None else ''} with experts spread over "
+            "ranks is not modelled by this version",
+            where="parallel.zero_group" if parallel.zero_group is not None else "parallel.zero",
+            expected="zero = 0 or 1 without zero_group, or ep = 1 with etp = tp",
+            got=parallel.zero,
+            nearest=min(parallel.zero, 1),
+        )
+
+
+def _check_dense(parallel: Parallel, training: Training) -> None:
+    given = {
+        "parallel.ep": (parallel.ep, 1),
+        "parallel.etp": (parallel.etp, None),
+        "training.moe_imbalance": (training.moe_imbalance, 1.0),
+        "training.moe_capacity_factor": (training.moe_capacity_factor, None),
+        "training.moe_grouped_gemm": (training.moe_grouped_gemm, True),
+    }
+    for where, (value, off) in given.items():
+        if value != off:
+            raise ConfigError(
+                "the model has no experts",
+                where=where,
+                expected="a model with experts, or nothing" if off is None else f"a model with experts, or {off}",
+                got=value,
+                nearest=off,
+            )
+
+
+def _check_loads(path: str, item: MixtureOfExperts, ep: int, training: Training) -> None:
+    where, loads = "training.moe_imbalance", training.moe_imbalance
+    if isinstance(loads, tuple):
+        if len(loads) != item.num_experts:
+            raise ConfigError(
+                f"loads of {len(loads)} experts for {path}",
+                where=where,
+                expected=f"{item.num_experts} numbers",
+                got=len(loads),
+            )
+        total = sum(loads)
+        if max(loads) > total / item.top_k:
+            raise ConfigError(
+                f"an expert of {path} with more tokens than there are",
+                where=where,
+                expected=f"no load above 1/{item.top_k} of the sum (every token uses {item.top_k} experts)",
+                got=max(loads),
+                nearest=total / item.top_k,
+            )
+        return
+    most = min(ep, item.num_experts / item.top_k)
+    if loads > most:
+        raise ConfigError(
+            f"no rank can get so much of {path}: ep = {ep}, {item.top_k} of {item.num_experts} experts a token",
+            where=where,
+            expected=f"at most {most:g}",
+            got=loads,
+            nearest=most,
+        )
+
+
+def _indivisible(what: str, name: str, value: int, total: int, of: str, legal: int = 0) -> ConfigError:
+    """``legal``: what the size must divide to be fully legal; 0: total."""
+    return ConfigError(
+        f"{what}: {name} = {value} does not divide {of} = {total}",
+        where=f"parallel.{name}",
+        expected=f"a divisor of {total}",
+        got=value,
+        nearest=max(n for n in range(1, min(total, value) + 1) if (legal or total) % n == 0),
+    )
+
+
+def expert_plan(model: Model, parallel: Parallel, training: Training, mesh: Mesh) -> ExpertPlan:
+    """How a job's experts are spread; the default plan for a dense model."""
+    if not mixtures(model):
+        return ExpertPlan()
+    loads, factor = training.moe_imbalance, training.moe_capacity_factor
+    routing = Routing(
+        imbalance=tuple(_exact(load) for load in loads) if isinstance(loads, Sequence) else _exact(loads),
+        capacity_factor=None if factor is None else _exact(factor),
+        is_padded=training.moe_pad_to_capacity,
+    )
+    return ExpertPlan(
+        parallel.ep,
+        parallel.expert_tensor_ranks,
+        mesh.worst_ep_group,
+        mesh.worst_etp_group,
+        routing,
+        training.moe_grouped_gemm,
+    )
+
+
+def worst_load(loads: Sequence[float], ep: int) -> float:
+    """Rows of the worst rank / mean rows that expert loads mean."""
+    exact = [_exact(load) for load in loads]
+    return float(max(rank_means(exact, ep)) * len(exact) / sum(exact))
+
+
+def _exact(value: float) -> Fraction:
+    """The decimal number that was written."""
+    return Fraction(repr(value))
