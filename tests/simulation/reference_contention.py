@@ -141,7 +141,8 @@ class _Crowd:
             before: dict[int, int] = {}
             for bucket in shared_buckets(self.model, held, several=True):
                 size = 2 * sum(item.elements for item in bucket)
-                self._reduce([rank], OpKind.ALL_GATHER, group, size, [], before, [])
+                own = self.model.experts.groups("edp", 0, rank) if bucket[0].is_routed else group
+                self._reduce([rank], OpKind.ALL_GATHER, own, size, [], before, [])
                 parameters = {id(item.parameter) for item in bucket}
                 for (r, key), number in self.number.items():
                     if key[0] != "operator" or key[2] != "F":

@@ -16,14 +16,25 @@ from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup, collective_cost, port_shares
 from semu.hardware.profile import load_profile
 from semu.job import TrainingJob
-from semu.nn import Model
+from semu.nn import MixtureOfExperts, Model, TransformerLayer
 from semu.parallel.config import Parallel
 from semu.report import Report
 from semu.simulation import link_units, simulate
+from semu_models.decoder import Decoder, decoder_model
 
 ALL = overlap(tensor=True, pipeline=True, gradients=True, parameters=True)
 SLOW_NVLINK: dict[str, object] = {"nvlink_bytes_per_s": 1e10}
 REDUCED = ("gradients", "replicated", "tied")
+
+
+def experts() -> Model:
+    """Two layers with experts."""
+
+    def layer(_: int) -> TransformerLayer:
+        return TransformerLayer(64, 128, 4, rms_norm=True, bias=False, mlp=MixtureOfExperts(64, 48, 8, 2))
+
+    return decoder_model("experts", Decoder(2, 64, 256, layer, rms_norm=True))
+
 
 JOBS: dict[str, Callable[[], TrainingJob]] = {
     "text pp3": lambda: job_of(gpt(), text_items(4), Parallel(pp=3), overlap=overlap(pipeline=True)),
@@ -93,6 +104,21 @@ JOBS: dict[str, Callable[[], TrainingJob]] = {
         Parallel(pp=2, dp=2, tp=2, zero=1, sequence_parallel=True),
         overlap=ALL,
         override=SLOW_NVLINK,
+    ),
+    "experts": lambda: job_of(
+        experts(),
+        text_items(8),
+        Parallel(pp=2, dp=2, tp=2, ep=2, etp=1, sequence_parallel=True),
+        overlap=ALL,
+        override=SLOW_NVLINK,
+    ),
+    "experts on two nodes": lambda: job_of(
+        experts(),
+        text_items(8),
+        Parallel(pp=2, dp=4, ep=2, zero=1),
+        overlap=overlap(pipeline=True, gradients=True, tensor=True),
+        gpus_per_node=1,
+        override={"nic_bytes_per_s": 1e9},
     ),
     "slow NICs": lambda: job_of(
         gpt(),
