@@ -13,11 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from semu.engine.costs import CostModel
-from semu.engine.stage import StageProgram
 from semu.engine.timeline import OuterSlice
 from semu.hardware.device import OFFLOAD, RELOAD
 from semu.hardware.kinds import DType, OpKind
@@ -29,6 +25,7 @@ from semu.simulation.buckets import RankBucket, rank_buckets, shard_group, share
 from semu.simulation.clipping import gradient_checks
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
+from semu.simulation.gradients import gradients_ready, last_nodes, rank_end
 from semu.simulation.interference import interference
 from semu.simulation.layout import Layout
 from semu.simulation.memory import rank_static
@@ -131,10 +128,10 @@ def rank_tails(
 def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> list[Reduction]:
     job, model = layout.job, evaluation.cost_model
     found: list[Reduction] = []
-    done, last = _rank_end(run, rank), _last_nodes(run, rank)
+    done, last = rank_end(run, rank), last_nodes(run, rank)
     size = job.training.grad_dtype.size_bytes
     reduces = shares_parameters(layout) and job.parallel.zero <= 1
-    ready = _gradient_ready(layout, evaluation, run, rank) if reduces else []
+    ready = gradients_ready(layout, evaluation, run, rank) if reduces else []
     if ready:
         overlapped = job.training.overlap.grad_reduce
         buckets = rank_buckets(
@@ -197,91 +194,6 @@ def _bucket_collectives(
     return [((first, group), (second, across)) for first, second in zip(scattered, summed, strict=True)]
 
 
-def _last_nodes(run: PipelineRun, rank: int) -> tuple[int, ...]:
-    """The last stage of a rank, if it has any."""
-    return tuple(np.flatnonzero(run.problem.node_rank == rank)[-1:].tolist())
-
-
-def _rank_end(run: PipelineRun, rank: int) -> float:
-    nodes = np.flatnonzero(run.problem.node_rank == rank)
-    return float(run.end[:, nodes].max()) if len(nodes) else 0.0
-
-
-@dataclass
-class _Gradient:
-    """A trainable parameter's gradient on a rank.
-
-    Attributes:
-        ready_s: when it is complete on the slowest replica. elements: local ones. slot: its virtual stage.
-        is_expert: it is of routed experts. operators: (stage, operator) that complete it; none: no gradient reaches it.
-    """
-
-    ready_s: float
-    elements: int
-    slot: int
-    is_expert: bool
-    operators: list[tuple[int, int]]
-
-
-def _gradient_ready(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> list[_Gradient]:
-    """The gradient of each trainable parameter, in the order in which they are complete."""
-    problem = run.problem
-    ready: dict[int, _Gradient] = {}
-    for chunk in reversed(layout.chunks_of(rank)):
-        if chunk.backward is None:
-            continue
-        starts = _block_starts(chunk.backward, len(chunk.blocks))
-        completed = [
-            (held, starts[number] + held.writer)
-            for number, block in enumerate(chunk.blocks)
-            for held in block.parameters
-            if held.parameter.requires_grad and held.writer >= 0
-        ]
-        node = int(np.flatnonzero((problem.chunk == chunk.chunk.index) & (problem.phase == 1))[-1])
-        writers = np.array([writer for _, writer in completed], dtype=np.int64)
-        ends = _latest_ends(evaluation, run, chunk.backward, node, writers)
-        for (held, writer), end in zip(completed, ends.tolist(), strict=True):
-            gradient = ready.setdefault(id(held.parameter), _Gradient(0.0, 0, 0, held.is_expert, []))
-            gradient.ready_s = max(gradient.ready_s, end)
-            gradient.elements, gradient.slot = held.elements, chunk.chunk.slot
-            gradient.operators.append((node, writer))
-    for number, _, held in layout.held_by(rank):  # what no gradient reaches is reduced all the same, at the end
-        if held.parameter.requires_grad and id(held.parameter) not in ready:
-            slot = layout.chunks[number].chunk.slot
-            ready[id(held.parameter)] = _Gradient(_rank_end(run, rank), held.elements, slot, held.is_expert, [])
-    return sorted(ready.values(), key=lambda gradient: gradient.ready_s)
-
-
-_TOGETHER = 8
-"""Replicas whose operators are timed before asking whether any other could still be later."""
-
-
-def _latest_ends(
-    evaluation: Evaluation, run: PipelineRun, stage: StageProgram, node: int, operators: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Ends of some operators of a stage on the replica where they end last: float64[len(operators)] [s].
-
-    Replicas are asked in order of the stage's end, the last first: one that ends before every operator found so far
-    cannot be later.
-    """
-    order = np.argsort(-run.end[:, node], kind="stable")
-    shapes = run.shape[:, run.problem.microbatch[node]]
-    latest = np.zeros(len(operators))
-    for first in range(0, len(order), _TOGETHER):
-        some = order[first : first + _TOGETHER]
-        if run.end[some[0], node] <= latest.min(initial=np.inf):
-            break
-        for replica, latency in zip(some.tolist(), evaluation.latencies_of(shapes[some]), strict=True):
-            ends = run.start[replica, node] + stage.times(latency)[1][operators]
-            np.maximum(latest, ends, out=latest)
-    return latest
-
-
-def _block_starts(stage: StageProgram, num_blocks: int) -> list[int]:
-    """Position of each block's first operator in a stage."""
-    return [int(np.argmax(stage.block == number)) for number in range(num_blocks)]
-
-
 def _tied(layout: Layout, model: CostModel, run: PipelineRun, found: Sequence[Reduction]) -> list[Reduction]:
     """Parameters held by several pipeline ranks (tied embeddings): their gradients are summed over those ranks."""
     job = layout.job
@@ -292,7 +204,7 @@ def _tied(layout: Layout, model: CostModel, run: PipelineRun, found: Sequence[Re
             if held.parameter.requires_grad:
                 holders.setdefault(id(held.parameter), []).append(rank)
                 elements[id(held.parameter)] = held.elements
-    ends = [[_rank_end(run, rank), *(s.end_s for s in slices)] for rank, slices in enumerate(by_rank(layout, found))]
+    ends = [[rank_end(run, rank), *(s.end_s for s in slices)] for rank, slices in enumerate(by_rank(layout, found))]
     result = []
     for key, ranks in holders.items():
         if len(ranks) < 2:
@@ -301,7 +213,7 @@ def _tied(layout: Layout, model: CostModel, run: PipelineRun, found: Sequence[Re
         begin = max(max(ends[rank]) for rank in ranks)
         buffer_bytes = elements[key] * job.training.grad_dtype.size_bytes
         piece = collective(model, "tied gradients", OpKind.ALL_REDUCE, group, buffer_bytes, begin)
-        nodes = tuple(node for rank in ranks for node in _last_nodes(run, rank))
+        nodes = tuple(node for rank in ranks for node in last_nodes(run, rank))
         result.append(Reduction(piece, tuple(ranks), group, nodes))
         for rank in ranks:
             ends[rank].append(piece.end_s)
