@@ -97,6 +97,37 @@ class IterationSamples:
         }
 
 
+CONTENTION_SCOPE = (
+    "transfers share the ports of their GPUs, out and in (a collective only the out), up to the optimizer step; "
+    "switches, cables and the way from a GPU to its NIC are not shared, kernels are not slowed"
+)
+"""What contention is about here."""
+
+
+@dataclass(frozen=True)
+class ContentionSummary:
+    """What transfers that share ports cost one another, on the replica that ends last (DESIGN §3.4).
+
+    Attributes:
+        transfers, slowed: transfers that could meet another one, inside stages and outside; those that took longer than
+            alone.
+        lost_s: how much longer they took, summed over pipeline ranks, by communicator [s].
+        stages, touched_stages: of its pipeline; those inside which a transfer took longer than alone.
+        iteration_time_alone_s: iteration time without contention [s].
+    """
+
+    transfers: int
+    slowed: int
+    lost_s: Mapping[str, float]
+    stages: int
+    touched_stages: int
+    iteration_time_alone_s: float = 0.0
+
+    def to_json(self) -> dict[str, object]:
+        """As ``contention`` of ``simulate --json``."""
+        return {**vars(self), "lost_s": dict(self.lost_s), "scope": CONTENTION_SCOPE}
+
+
 @dataclass(frozen=True)
 class FittingChange:
     """A change of a job that does not fit in memory, after which it does.
@@ -144,6 +175,7 @@ class Report:
         reserve: finds ``reserved_memory_bytes``. nearest_fit: of a job that does not fit, changes after which it does,
             the fastest first; None: nobody has looked.
         host_memory_bytes: host memory of a GPU of each pipeline rank, where something is offloaded.
+        contention: what sharing links cost, where it was simulated.
     """
 
     title: str
@@ -178,6 +210,7 @@ class Report:
     reserve: Callable[[], tuple[int, ...]] | None = field(default=None, repr=False, compare=False)
     nearest_fit: tuple[FittingChange, ...] | None = None
     host_memory_bytes: tuple[int, ...] | None = None
+    contention: ContentionSummary | None = None
 
     @cached_property
     def reserved_memory_bytes(self) -> tuple[int, ...] | None:
@@ -233,6 +266,7 @@ class Report:
             "slowest_replica": self.slowest_replica,
             "job": dict(self.job),
             "warnings": list(self.warnings),
+            **({"contention": self.contention.to_json()} if self.contention is not None else {}),
             **({"samples": self.samples.to_json()} if self.samples is not None else {}),
             **({"nearest_fit": [c.to_json() for c in self.nearest_fit]} if self.nearest_fit is not None else {}),
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from semu.report import CONVENTION, RankMemoryRow, Report, TopOperator
+from semu.report import CONTENTION_SCOPE, CONVENTION, ContentionSummary, RankMemoryRow, Report, TopOperator
 from semu.units import GIB, format_count, format_time
 
 WIDTH = 110
@@ -73,6 +73,8 @@ def _summary(report: Report) -> Iterator[str]:
         replicas += f"; slowest of {report.num_distinct_replicas} distinct replicas: {report.slowest_replica}"
     full = _percent(report.mfu_full_attention)
     yield _line("iteration time", format_time(report.iteration_time_s), replicas)
+    if report.contention is not None:
+        yield from _contention(report.contention, report.iteration_time_s)
     if report.samples is not None:
         drawn = report.samples
         note = f"half of {drawn.count} iterations with jitter {drawn.jitter:g} take no longer (seed {drawn.seed})"
@@ -90,6 +92,16 @@ def _summary(report: Report) -> Iterator[str]:
     note = f"{format_count(active)} active: used by a token" if active is not None and has_idle else ""
     yield _line("parameters", format_count(report.parameters), note)
     yield f"{'memory':<{_LABEL}}{fit_sentence(report)}"
+
+
+def _contention(seen: ContentionSummary, iteration_s: float) -> Iterator[str]:
+    """What sharing links cost."""
+    more = iteration_s - seen.iteration_time_alone_s
+    note = f"{seen.slowed:,} of {seen.transfers:,} transfers slowed, {seen.touched_stages:,} of {seen.stages:,} stages"
+    lost = ", ".join(f"{name} {format_time(seconds)}" for name, seconds in seen.lost_s.items())
+    yield _line("contention", "+" + (format_time(more) if more > 0 else "0 s"), f"{note} touched")
+    if lost:
+        yield _line("", "", f"transfers lost: {lost}")
 
 
 def _breakdown(report: Report) -> Iterator[str]:
@@ -191,6 +203,8 @@ def _notes(report: Report) -> Iterator[str]:
     text = ", ".join(f"{name} {_percent(share)}" for name, share in shares) or "none used"
     yield from _wrap(f"coefficients by share of time: {text}")
     yield from _wrap(f"MFU and HFU: {CONVENTION}")
+    if report.contention is not None:
+        yield from _wrap(f"contention: {CONTENTION_SCOPE}")
     for warning in report.warnings:
         yield from _wrap(f"warning: {warning}")
 

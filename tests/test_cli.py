@@ -92,6 +92,19 @@ def test_simulate_prints_the_table_of_the_report(tiny: str, capsys: pytest.Captu
     assert (code, out) == (0, repr(simulate(load_run(tiny))) + "\n")
 
 
+def test_transfers_share_links_where_that_is_asked_for(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "simulate", tiny, "--contention")
+    expected = simulate(load_run(tiny), contention=True)
+    assert (code, out) == (0, repr(expected) + "\n")
+    assert "transfers slowed" in out
+    code, out, _ = run(capsys, "simulate", tiny, "--contention", "--json")
+    assert expected.contention is not None
+    assert (code, json.loads(out)["contention"]) == (0, expected.contention.to_json())
+    assert "contention" not in json.loads(run(capsys, "simulate", tiny, "--json")[1])
+    code, error = error_of(capsys, "simulate", tiny, "--contention", "--samples", "5", "--set", "training.jitter=0.1")
+    assert (code, error["where"], error["nearest"]) == (2, "samples", 0)
+
+
 def test_samples_of_the_iteration(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("simulate", tiny, "--json", "--samples", "30", "--seed", "4")
     code, out, _ = run(capsys, *words, "--set", "training.jitter=0.1")

@@ -163,6 +163,11 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
         dest="assignments",
         help="set any key of the run file, e.g. training.micro_batch=2; may be repeated, wins over the others",
     )
+    change.add_argument(
+        "--contention",
+        action="store_true",
+        help="transfers that use the same port of a GPU at the same time share it; without it each runs as if alone",
+    )
     speed = parser.add_argument_group("speed")
     speed.add_argument(
         "--cache",

@@ -45,7 +45,14 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         if arguments.samples and not job.training.jitter:
             say("--samples: training.jitter is 0, so that all samples are alike")
         with run.places.located():
-            report = simulate(job, progress=progress, cache=cache, samples=arguments.samples, seed=arguments.seed or 0)
+            report = simulate(
+                job,
+                progress=progress,
+                cache=cache,
+                samples=arguments.samples,
+                seed=arguments.seed or 0,
+                contention=arguments.contention,
+            )
         if run.notes:  # files and --json must tell what stderr has told
             report = replace(report, warnings=(*report.warnings, *run.notes))
         if arguments.strict:
@@ -53,7 +60,9 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         if not report.fits:
             from semu.simulation.nearest_fit import nearest_fit
 
-            found = nearest_fit(job, report, lambda other: simulate(other, cache=cache), progress)
+            found = nearest_fit(
+                job, report, lambda other: simulate(other, cache=cache, contention=arguments.contention), progress
+            )
             report = replace(report, nearest_fit=found)
         if arguments.out is not None:
             progress("drawing the timeline and the memory")

@@ -220,6 +220,13 @@ class CostModel:
             return self.profile.links[group.port].of(kind).provenance
         return self.profile.efficiency(kind).provenance
 
+    def link_of(self, row: int) -> CommGroup | None:
+        """The communicator of an operator of the library; None: it computes."""
+        operator = self.library.operators[row]
+        if not operator.kind.is_communication:
+            return None
+        return self.library.groups[row] or _group_of_key(operator)
+
     def bound(self, row: int, columns: CostColumns, weights: NDArray[np.float64]) -> str:
         """Which term of the roofline is longest: ``compute``, ``memory``, ``network``, or ``fixed``.
 

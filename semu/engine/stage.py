@@ -133,11 +133,17 @@ class StageProgram:
             latency: float64[num_rows] [s], all rows of the library.
             release: float64[num_ops] [s], earliest starts relative to the stage's beginning.
         """
+        return self.operator_times(latency[self.rows], release)
+
+    def operator_times(
+        self, duration: NDArray[np.float64], release: NDArray[np.float64] | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """``times`` where each operator has its own duration: float64[num_ops] [s]."""
         from semu.engine.stage_kernels import time_stage
 
         start, end, exposed = np.zeros(self.num_ops), np.zeros(self.num_ops), np.zeros(self.num_streams)
         time_stage(
-            latency[self.rows],
+            duration,
             release if release is not None else np.zeros(0),
             self.pred_ptr,
             self.pred,
@@ -149,6 +155,20 @@ class StageProgram:
         )
         return start, end
 
+    def waits(self, duration: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        """Latency [s] and exposed time by stream, float64[num_streams] [s], where each operator has its own duration.
+
+        Args:
+            duration: float64[num_ops] [s].
+        """
+        from semu.engine.stage_kernels import time_stage
+
+        start, end, exposed = np.zeros(self.num_ops), np.zeros(self.num_ops), np.zeros(self.num_streams)
+        latency = time_stage(
+            duration, np.zeros(0), self.pred_ptr, self.pred, self.stream, self.num_streams, start, end, exposed
+        )
+        return latency, exposed
+
     def expand(
         self, latency: NDArray[np.float64], size: NDArray[np.int64], release: NDArray[np.float64] | None = None
     ) -> ExpandedStage:
@@ -157,9 +177,16 @@ class StageProgram:
         Args:
             latency: float64[num_rows] [s]. size: int64[num_size_rows] [bytes]. release: as ``times``.
         """
+        return self.expand_at(*self.times(latency, release), size)
+
+    def expand_at(self, start: NDArray[np.float64], end: NDArray[np.float64], size: NDArray[np.int64]) -> ExpandedStage:
+        """``expand`` for operators whose times are known.
+
+        Args:
+            start, end: float64[num_ops] [s], relative to the stage's beginning. size: int64[num_size_rows] [bytes].
+        """
         from semu.engine.stage_kernels import memory_of_stage
 
-        start, end = self.times(latency, release)
         event_time = np.zeros(2 * len(self.size_row) + 1)
         event_bytes = np.zeros((len(ROLES), len(event_time)), dtype=np.int64)
         *_, num_events = memory_of_stage(

@@ -1,7 +1,7 @@
 """Communicators and the time of collectives on links.
 
 Objects: ``CommGroup``, ``CollectiveCost``; functions ``wire_factor``, ``effective_bandwidth``, ``latency_steps``,
-``collective_cost``, ``collective_latency``.
+``port_shares``, ``port_capacity``, ``collective_cost``, ``collective_latency``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from semu.errors import ConfigError
 from semu.hardware.capabilities import DeviceProfile
-from semu.hardware.kinds import OpKind, Port
+from semu.hardware.kinds import OpKind, Port, Provenance
 from semu.hardware.number import check_number
 
 PIPELINE = "pp"
@@ -150,6 +150,41 @@ def effective_bandwidth(profile: DeviceProfile, kind: OpKind, group: CommGroup) 
     return min(local, group.ranks_per_node * nic)
 
 
+def port_shares(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> dict[Port, float]:
+    """Share of each port of a GPU that an operator takes while it moves at ``effective_bandwidth``.
+
+    What crosses the port per second over what the port carries at most (``port_capacity``). A ring over nodes with g
+    ranks in the smallest puts 1/g of what a rank moves on each NIC, and all of it on the local port where g > 1; an
+    all-to-all splits by peers.
+
+    Args:
+        profile: peaks and efficiencies. kind: a communication kind. group: ranks and nodes.
+    Returns:
+        Port -> share in (0, 1]; nothing for one rank alone.
+    """
+    rate = effective_bandwidth(profile, kind, group)
+    if math.isinf(rate):
+        return {}
+    if kind is OpKind.P2P or group.num_nodes == 1:
+        crosses = {group.port: rate}
+    elif kind is OpKind.ALL_TO_ALL:
+        outside = (group.num_ranks - group.ranks_per_node) / (group.num_ranks - 1)
+        crosses = {Port.NIC: rate * outside, group.local_port: rate * (1.0 - outside)}
+    else:
+        crosses = {Port.NIC: rate / group.ranks_per_node}
+        if group.ranks_per_node > 1:
+            crosses[group.local_port] = rate
+    return {port: min(rate / port_capacity(profile, port), 1.0) for port, rate in crosses.items() if rate > 0}
+
+
+def port_capacity(profile: DeviceProfile, port: Port) -> float:
+    """What a port carries at most one way [byte/s]: its peak times the best efficiency that any kind reaches on it;
+    those that are mere defaults count only where there is no other."""
+    efficiencies = [profile.links[port].of(kind) for kind in OpKind if kind.is_communication]
+    known = [e.net for e in efficiencies if e.provenance is not Provenance.DEFAULT]
+    return _port_peak(profile, port) * max(known or [e.net for e in efficiencies])
+
+
 def latency_steps(kind: OpKind, group: CommGroup) -> int:
     """How many times a message waits for a hop.
 
@@ -200,9 +235,13 @@ def collective_latency(profile: DeviceProfile, kind: OpKind, group: CommGroup, n
 
 
 def _port_bandwidth(profile: DeviceProfile, kind: OpKind, port: Port) -> float:
+    return _port_peak(profile, port) * profile.links[port].of(kind).net
+
+
+def _port_peak(profile: DeviceProfile, port: Port) -> float:
     peak = {
         Port.NVLINK: profile.nvlink_bytes_per_s,
         Port.NIC: profile.nic_bytes_per_s,
         Port.PCIE: profile.pcie_bytes_per_s,
     }[port]
-    return peak.value * profile.links[port].of(kind).net
+    return peak.value

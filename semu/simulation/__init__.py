@@ -3,10 +3,11 @@
 The steps, one file each: ``tracer``, ``recompute_units``, ``exchanges`` and ``layout`` (trace, cut, join; ``structure``
 and ``template_cache`` remember templates between calls), ``evaluate`` (stage costs of every distinct microbatch, with
 ``segment_costs`` and ``shape_costs``), ``job_checkpoint`` (all microbatches simulated alone, to be restored under any
-schedule), ``gather``, ``launch``, ``pipeline`` and ``reduction`` (times, with ``transfers`` and ``bindings``;
-``clipping`` between reduction and step), ``memory``, ``ground`` and ``saved``, ``reserved`` (the caching allocator),
-``host`` (offload), ``accounting``, ``rank_timeline`` and ``replica``, ``tables`` and ``assemble`` (the report);
-``samples`` (jitter); ``nearest_fit`` (what to change where a job does not fit).
+schedule), ``gather``, ``launch``, ``pipeline`` and ``reduction`` with ``gradients`` (times, with ``transfers`` and
+``bindings``; ``clipping`` between reduction and step), ``memory``, ``ground`` and ``saved``, ``reserved`` (the caching
+allocator), ``host`` (offload), ``accounting``, ``contention`` with ``link_units`` and ``job_units`` (transfers that
+share ports), ``rank_timeline`` and ``replica``, ``tables`` and ``assemble`` (the report); ``samples`` (jitter);
+``nearest_fit`` (what to change where a job does not fit).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def simulate(
     cache: ResultCache | None = None,
     samples: int = 0,
     seed: int = 0,
+    contention: bool = False,
 ) -> Report:
     """Predict one training iteration: time, memory of every rank, timeline.
 
@@ -41,6 +43,8 @@ def simulate(
             None: one in memory, shared by all simulations of the process. Custom latencies are not cached.
         samples: so many iterations are drawn with ``training.jitter``; the report gives their p50 and p95. 0: none.
         seed: of the draws.
+        contention: transfers that use the same port of a GPU at the same time share it (max-min fair), and the report
+            says what that cost; else each runs as if alone.
     Returns:
         The report. A job that does not fit in memory is reported (``fits`` is False), not refused.
     Raises:
@@ -48,5 +52,5 @@ def simulate(
         ScheduleError: the schedule cannot order this pipeline.
     """
     return prepare(job, latency_rules=latency_rules, progress=progress, cache=cache).report(
-        progress=progress, samples=samples, seed=seed
+        progress=progress, samples=samples, seed=seed, contention=contention
     )

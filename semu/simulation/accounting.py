@@ -138,7 +138,10 @@ def _stage_times(
                 known[key] = latency, np.einsum("r,rns->s", weights, stage.exposed[shapes])
             busy += known[key][0]
             exposed += known[key][1]
-    wait = float(weights @ run.gather_wait.sum(axis=1)) if run.release else 0.0
+    for (replica, _), touched in run.inside.items():
+        busy += float(weights[replica]) * touched.held_s
+        exposed += weights[replica] * touched.exposed
+    wait = float(weights @ run.waited(np.arange(problem.num_stages)))
     explained, bubble = _pipeline_gaps(run)
     return (
         (busy - float(exposed[1:].sum())) / num_ranks,
@@ -188,6 +191,7 @@ def bubble_ratio(run: PipelineRun, replica: int) -> float:
     if makespan == 0:
         return 0.0
     busy = float(run.plain[replica, :n].sum())
+    busy += sum(touched.held_s for (number, _), touched in run.inside.items() if number == replica)
     if run.launched is not None:
         busy += float(run.launched[replica].sum())
     return 1.0 - busy / (run.problem.shape.num_ranks * makespan)

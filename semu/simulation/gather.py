@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from semu.engine.costs import CostModel
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
+from semu.hardware.network import CommGroup
 from semu.schedule.units import PipelineUnits
 from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.buckets import rank_buckets, shares_parameters
@@ -27,10 +28,12 @@ class ParameterGather:
     """The gathers of one rank before its first forwards.
 
     Attributes:
-        slices: one after another from time 0. last: (chunk, block) -> number of the gather that completes it.
+        slices: one after another from time 0. groups: the communicator of each.
+        last: (chunk, block) -> number of the gather that completes it.
     """
 
     slices: tuple[OuterSlice, ...]
+    groups: tuple[CommGroup, ...]
     last: Mapping[tuple[int, int], int]
 
 
@@ -49,12 +52,14 @@ def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
     buckets = rank_buckets(layout, rank, keys, [h.elements for _, _, h in held], slots, overlapped=True)
     sizes = [sum(layout.weight_bytes(held[member][2]) for member in bucket.members) for bucket in buckets]
     slices: list[OuterSlice] = []
+    groups: list[CommGroup] = []
     for number, (bucket, size) in enumerate(zip(buckets, sizes, strict=True)):
         group = bucket.pool.shard_group(rank)
         now = slices[-1].end_s if slices else 0.0
+        groups.append(group)
         slices.append(collective(model, f"parameters {number}", OpKind.ALL_GATHER, group, size, now))
     last = {held[member][:2]: number for number, bucket in enumerate(buckets) for member in bucket.members}
-    return ParameterGather(tuple(slices), last)
+    return ParameterGather(tuple(slices), tuple(groups), last)
 
 
 def first_forward_bindings(
@@ -70,7 +75,7 @@ def first_forward_bindings(
     bindings: list[Binding] = []
     gather_unit = units.num_units
     for rank, gather in sorted(gathers.items()):
-        for unit in sorted(_first_forwards(units, orders[rank]).values()):
+        for unit in sorted(first_forwards(units, orders[rank]).values()):
             waits = _needed(insides.layout, gather, int(units.chunk[unit % units.size]))
             bound = np.flatnonzero(waits >= 0)
             bindings.append(Binding(unit, gather_unit + waits[bound], bound))
@@ -93,7 +98,7 @@ def parameter_waits(
     found: dict[int, NDArray[np.float64]] = {}
     for rank, gather in gathers.items():
         ends = np.array([0.0, *(piece.end_s for piece in gather.slices)])
-        for unit in _first_forwards(units, orders[rank]).values():
+        for unit in first_forwards(units, orders[rank]).values():
             inside = insides.of(unit)
             ready = ends[1 + _needed(insides.layout, gather, int(units.chunk[unit % units.size]))]
             rows = np.zeros(int(inside.program.rows.max(initial=-1)) + 1)
@@ -113,7 +118,7 @@ def _needed(layout: Layout, gather: ParameterGather, number: int) -> NDArray[np.
     return np.array(ready, dtype=np.int64)[chunk.forward.block]
 
 
-def _first_forwards(units: PipelineUnits, order: NDArray[np.int32]) -> dict[int, int]:
+def first_forwards(units: PipelineUnits, order: NDArray[np.int32]) -> dict[int, int]:
     """Chunk -> unit of its first forward stage on this rank."""
     position = order % units.size
     first: dict[int, int] = {}

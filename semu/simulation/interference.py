@@ -53,9 +53,8 @@ def interference(
         late = np.maximum(piece.end_s - np.maximum(piece.start_s, done), 0.0)
         hidden = hidden + (piece.end_s - piece.start_s) - late
     if rank in gathers:
-        waited = run.gather_wait[:, nodes].sum(axis=1) if run.release else 0.0
         total = sum(piece.end_s - piece.start_s for piece in gathers[rank].slices)
-        hidden = hidden + np.maximum(total - waited, 0.0)
+        hidden = hidden + np.maximum(total - run.waited(nodes), 0.0)
     lost = np.rint(share * float(hidden.max()) * TIME_GRID_PER_S) / TIME_GRID_PER_S
     if lost <= 0:
         return None

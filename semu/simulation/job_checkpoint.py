@@ -7,7 +7,7 @@ What is left is one kernel call on a few thousand nodes (PipeWeaver §4.2).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,14 +23,15 @@ from semu.schedule import SCHEDULES
 from semu.schedule.problem import lower
 from semu.schedule.schedule import PipelineShape, Schedule
 from semu.schedule.units import PipelineUnits
-from semu.simulation.assemble import assemble_report
+from semu.simulation.assemble import assemble_report, iteration_time
+from semu.simulation.contention import check_contention, contend
 from semu.simulation.context import check_lengths
 from semu.simulation.evaluate import Evaluation, distinct_shapes, evaluate, template_latencies
 from semu.simulation.gather import ParameterGather, parameter_gathers
 from semu.simulation.layout import Layout, build_layout
 from semu.simulation.modules import check_spread, spreads
-from semu.simulation.pipeline import Replicas, consolidated_units, distinct_replicas, run_pipeline
-from semu.simulation.reduction import rank_tails
+from semu.simulation.pipeline import PipelineRun, Replicas, consolidated_units, distinct_replicas, run_pipeline
+from semu.simulation.reduction import Reduction, plan_reductions, rank_tails
 from semu.simulation.refusals import check_streams, refuse_unmodelled
 from semu.simulation.samples import check_samples, sample_iterations
 
@@ -184,20 +185,26 @@ class JobCheckpoint:
         progress: Callable[[str], None] | None = None,
         samples: int = 0,
         seed: int = 0,
+        contention: bool = False,
     ) -> Report:
         """The whole report under a schedule.
 
         Args:
             schedule: as ``schedule``. progress: called with a line at the start of each step.
-            samples, seed: as ``simulate``.
+            samples, seed, contention: as ``simulate``.
         """
         check_samples(samples, seed)
+        check_contention(contention, samples, self.job)
         say = progress if progress is not None else _silent
         say("running the pipeline")
         legal = self.schedule(schedule)
         problem = lower(legal, self.units.shape, overlapped_sends=self.job.overlaps_sends)
         run = run_pipeline(self.layout, self.evaluation, self.units, self.replicas, self.nodes, self.gathers, problem)
-        tails = rank_tails(self.layout, self.evaluation, run, self.gathers)
+        found = plan_reductions(self.layout, self.evaluation, run)
+        tails = rank_tails(self.layout, self.evaluation, run, self.gathers, found)
+        if contention:
+            say("sharing the links")
+            return self._contended_report(run, found, iteration_time(self.job, run, tails), say)
         say("finding the memory peaks")
         report = assemble_report(self.layout, self.evaluation, run, tails, self.gathers)
         if not samples:
@@ -207,6 +214,17 @@ class JobCheckpoint:
             self.layout, self.evaluation, self.units, self.replicas, self.nodes, run, self.gathers, samples, seed
         )
         return replace(report, samples=IterationSamples.of(times, self.job.training.jitter, seed))
+
+    def _contended_report(
+        self, run: PipelineRun, found: Sequence[Reduction], alone_s: float, say: Callable[[str], None]
+    ) -> Report:
+        """The report of a pipeline whose transfers share ports."""
+        layout, evaluation = self.layout, self.evaluation
+        shared = contend(layout, evaluation, self.units, self.replicas, self.nodes, self.gathers, run, found)
+        tails = rank_tails(layout, evaluation, shared.run, shared.gathers, shared.reductions)
+        say("finding the memory peaks")
+        report = assemble_report(layout, evaluation, shared.run, tails, shared.gathers)
+        return replace(report, contention=replace(shared.summary, iteration_time_alone_s=float(alone_s)))
 
 
 def prepare(

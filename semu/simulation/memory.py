@@ -124,6 +124,9 @@ class RankMemory:
         problem = self.run.problem
         shape = int(self.run.shape[replica, problem.microbatch[node]])
         self._load([shape])
+        touched = self.run.inside.get((replica, node))
+        if touched is not None:
+            return self.program(node).expand_at(touched.start, touched.end, self._rows[shape][1])
         release = self.run.release.get((replica, node))
         key = (
             int(problem.chunk[node]),
@@ -194,6 +197,7 @@ class RankMemory:
             for replica, node in run.release
             if node in place and not self.program(node).is_serial  # one after another: late or not, the same memory
         ]
+        waiting += [(replica, node) for replica, node in run.inside if node in place]
         self._load(int(run.shape[replica, problem.microbatch[node]]) for replica, node in waiting)
         for replica, node in waiting:
             here = place[node]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,22 @@ class Replicas:
 
 
 @dataclass(frozen=True)
+class TouchedStage:
+    """A stage whose operators do not run as its template says, because others move bytes over the same ports.
+
+    Attributes:
+        start, end: float64[num_ops] [s], relative to the stage's beginning.
+        held_s: how much longer it lasts for that, waiting for parameters left out.
+        exposed: float64[num_streams] [s], how much longer its kernels wait for each stream.
+    """
+
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+    held_s: float
+    exposed: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
 class PipelineRun:
     """Times of all distinct replicas.
 
@@ -54,6 +70,7 @@ class PipelineRun:
             relative to its beginning: float64[num_ops] [s].
         launched: float64[num_replicas, num_stages] [s], what stages wait for launches beyond their parameters; None:
             launches are not modelled.
+        inside: (replica, node) -> a touched stage, under contention only; such stages are not in ``release``.
     """
 
     problem: PipelineProblem
@@ -67,6 +84,7 @@ class PipelineRun:
     sent: TransferBytes
     release: Mapping[tuple[int, int], NDArray[np.float64]]
     launched: NDArray[np.float64] | None = None
+    inside: Mapping[tuple[int, int], TouchedStage] = field(default_factory=dict)
 
     @property
     def num_replicas(self) -> int:
@@ -84,6 +102,19 @@ class PipelineRun:
         """Shape of every stage node: int64[num_stages]."""
         shapes: NDArray[np.int64] = self.shape[replica][self.problem.microbatch]
         return shapes
+
+    def waited(self, nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """How long the operators of some stages waited for parameters: float64[num_replicas] [s]."""
+        if not (self.release or self.inside):
+            return np.zeros(self.num_replicas)
+        late = self.gather_wait[:, nodes]
+        if self.inside:
+            place = {int(node): number for number, node in enumerate(nodes)}
+            for (replica, node), touched in self.inside.items():
+                if node in place:
+                    late[replica, place[node]] -= touched.held_s
+        total: NDArray[np.float64] = late.sum(axis=1)
+        return total
 
     def makespan(self) -> NDArray[np.float64]:
         """End of each replica's last stage [s]."""

@@ -10,17 +10,14 @@ gathered there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from semu.engine.costs import CostModel
-from semu.engine.stage import StageProgram
 from semu.engine.timeline import OuterSlice
 from semu.hardware.device import OFFLOAD, RELOAD
 from semu.hardware.kinds import DType, OpKind
+from semu.hardware.network import CommGroup
 from semu.job import Fp8Weights
 from semu.nn.offload import HOST_LINK
 from semu.nn.rules.optimizer import adam_bytes
@@ -29,6 +26,7 @@ from semu.simulation.buckets import RankBucket, rank_buckets, shares_parameters
 from semu.simulation.clipping import gradient_checks
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
+from semu.simulation.gradients import gradients_ready, last_nodes, rank_end
 from semu.simulation.interference import interference
 from semu.simulation.layout import Layout
 from semu.simulation.memory import rank_static
@@ -72,13 +70,48 @@ class RankTail:
         return max((s.end_s for s in slices), default=0.0)
 
 
+@dataclass(frozen=True)
+class Reduction:
+    """A gradient collective and what it waits for.
+
+    Attributes:
+        piece: as timed for the slowest replica. ranks: pipeline ranks that take part. group: its communicator.
+        nodes: stages whose ends it waits for on every replica, beside what its ranks reduced before.
+        operators: (stage, operator) whose ends it waits for.
+    """
+
+    piece: OuterSlice
+    ranks: tuple[int, ...]
+    group: CommGroup
+    nodes: tuple[int, ...] = ()
+    operators: tuple[tuple[int, int], ...] = ()
+
+
+def plan_reductions(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> list[Reduction]:
+    """All gradient collectives, those of each rank in order."""
+    found = [piece for rank in range(layout.job.parallel.pp) for piece in _reduce(layout, evaluation, run, rank)]
+    return found + _tied(layout, evaluation.cost_model, run, found)
+
+
+def by_rank(layout: Layout, found: Sequence[Reduction]) -> list[list[OuterSlice]]:
+    """The collectives of every pipeline rank."""
+    return [[item.piece for item in found if rank in item.ranks] for rank in range(layout.job.parallel.pp)]
+
+
 def rank_tails(
-    layout: Layout, evaluation: Evaluation, run: PipelineRun, gathers: Mapping[int, ParameterGather]
+    layout: Layout,
+    evaluation: Evaluation,
+    run: PipelineRun,
+    gathers: Mapping[int, ParameterGather],
+    found: Sequence[Reduction] | None = None,
 ) -> list[RankTail]:
-    """Reductions, optimizer and gathers of every pipeline rank; ``gathers``: those that came before the pipeline."""
-    job = layout.job
-    reductions = [_reduce(layout, evaluation, run, rank) for rank in range(job.parallel.pp)]
-    reductions = _tied(layout, evaluation.cost_model, run, reductions)
+    """Reductions, optimizer and gathers of every pipeline rank.
+
+    Args:
+        layout, evaluation, run: the job. gathers: those that came before the pipeline.
+        found: gradient collectives; None: as ``plan_reductions`` times them.
+    """
+    reductions = by_rank(layout, found if found is not None else plan_reductions(layout, evaluation, run))
     losses = [interference(layout, evaluation, run, gathers, rank, slices) for rank, slices in enumerate(reductions)]
     barrier = max([float(run.makespan().max())] + [slices[-1].end_s for slices in reductions if slices])
     barrier = max(barrier, *(loss.end_s for loss in losses if loss is not None), 0.0)
@@ -93,31 +126,42 @@ def rank_tails(
     ]
 
 
-def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> list[OuterSlice]:
+def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> list[Reduction]:
     job, model = layout.job, evaluation.cost_model
-    slices: list[OuterSlice] = []
-    done = _rank_end(run, rank)
+    found: list[Reduction] = []
+    done, last = rank_end(run, rank), last_nodes(run, rank)
     size = job.training.grad_dtype.size_bytes
     reduces = shares_parameters(layout) and job.parallel.zero <= 1
-    gradients = _gradient_ready(layout, evaluation, run, rank) if reduces else _Gradients()
-    if gradients.elements:
-        overlapped, ready = job.training.overlap.grad_reduce, gradients.ready_s
-        buckets = rank_buckets(layout, rank, gradients.keys, gradients.elements, gradients.slots, overlapped=overlapped)
+    ready = gradients_ready(layout, evaluation, run, rank) if reduces else []
+    if ready:
+        overlapped = job.training.overlap.grad_reduce
+        buckets = rank_buckets(
+            layout,
+            rank,
+            [gradient.key for gradient in ready],
+            [gradient.elements for gradient in ready],
+            [gradient.slot for gradient in ready],
+            overlapped=overlapped,
+        )
         pieces = _bucket_collectives(layout, model, rank, buckets)
         now = 0.0
         for bucket, own in zip(buckets, pieces, strict=True):
-            now = max(now, max(ready[i] for i in bucket.members) if overlapped else done)
-            for piece in own:
-                slices.append(moved(piece, now))
-                now = slices[-1].end_s
+            members = [ready[i] for i in bucket.members]
+            now = max(now, max(gradient.ready_s for gradient in members) if overlapped else done)
+            waits = all(gradient.operators for gradient in members) and overlapped
+            operators = tuple(operator for gradient in members for operator in gradient.operators) if overlapped else ()
+            for piece, group in own:
+                found.append(Reduction(moved(piece, now), (rank,), group, () if waits else last, operators))
+                now = found[-1].piece.end_s
         done = max(done, now)
     for mesh, elements in _replicated(layout, rank):
         if job.parallel.zero >= 2:
             elements = -(-elements // job.parallel.shard_ranks)
         group = mesh.worst_tp_group
-        slices.append(collective(model, "replicated gradients", OpKind.ALL_REDUCE, group, elements * size, done))
-        done = slices[-1].end_s
-    return slices
+        piece = collective(model, "replicated gradients", OpKind.ALL_REDUCE, group, elements * size, done)
+        found.append(Reduction(piece, (rank,), group, last))
+        done = piece.end_s
+    return found
 
 
 def _replicated(layout: Layout, rank: int) -> list[tuple[Mesh, int]]:
@@ -140,9 +184,10 @@ def _replicated(layout: Layout, rank: int) -> list[tuple[Mesh, int]]:
 
 def _bucket_collectives(
     layout: Layout, model: CostModel, rank: int, buckets: list[RankBucket]
-) -> list[tuple[OuterSlice, ...]]:
-    """What reduces each bucket of gradients: an all-reduce; with ZeRO-1 a reduce-scatter, in groups followed by an
-    all-reduce of the shard across them (Megatron-LM's ``--num-distributed-optimizer-instances``)."""
+) -> list[tuple[tuple[OuterSlice, CommGroup], ...]]:
+    """What reduces each bucket of gradients, and over which communicator: an all-reduce; with ZeRO-1 a reduce-scatter,
+    in groups followed by an all-reduce of the shard across them (Megatron-LM's
+    ``--num-distributed-optimizer-instances``)."""
     parallel, mesh = layout.job.parallel, layout.mesh
     size = layout.job.training.grad_dtype.size_bytes
     sizes = [bucket.elements * size for bucket in buckets]
@@ -150,106 +195,24 @@ def _bucket_collectives(
     if any(bucket.pool.is_expert or bucket.pool.mesh is not mesh for bucket in buckets):  # then ZeRO-1 has no groups
         kind = OpKind.ALL_REDUCE if parallel.zero == 0 else OpKind.REDUCE_SCATTER
         return [
-            (collective(model, name, kind, bucket.pool.shard_group(rank), bucket_bytes, 0.0),)
-            for name, bucket, bucket_bytes in zip(names, buckets, sizes, strict=True)
+            ((collective(model, name, kind, group, bucket_bytes, 0.0), group),)
+            for name, group, bucket_bytes in zip(
+                names, [bucket.pool.shard_group(rank) for bucket in buckets], sizes, strict=True
+            )
         ]
     if parallel.zero == 0:
-        return [(piece,) for piece in collectives(model, names, OpKind.ALL_REDUCE, mesh.dp_group(rank), sizes)]
-    scattered = collectives(model, names, OpKind.REDUCE_SCATTER, mesh.shard_group(rank), sizes)
+        group = mesh.dp_group(rank)
+        return [((piece, group),) for piece in collectives(model, names, OpKind.ALL_REDUCE, group, sizes)]
+    group = mesh.shard_group(rank)
+    scattered = collectives(model, names, OpKind.REDUCE_SCATTER, group, sizes)
     if not parallel.is_sharded_in_groups:
-        return [(piece,) for piece in scattered]
-    shares = [-(-size // parallel.shard_ranks) for size in sizes]
-    summed = collectives(model, names, OpKind.ALL_REDUCE, mesh.replica_group(rank), shares)
-    return list(zip(scattered, summed, strict=True))
+        return [((piece, group),) for piece in scattered]
+    shares, across = [-(-size // parallel.shard_ranks) for size in sizes], mesh.replica_group(rank)
+    summed = collectives(model, names, OpKind.ALL_REDUCE, across, shares)
+    return [((first, group), (second, across)) for first, second in zip(scattered, summed, strict=True)]
 
 
-def _rank_end(run: PipelineRun, rank: int) -> float:
-    nodes = np.flatnonzero(run.problem.node_rank == rank)
-    return float(run.end[:, nodes].max()) if len(nodes) else 0.0
-
-
-@dataclass(frozen=True)
-class _Gradients:
-    """When each trainable parameter's gradient is complete on the slowest replica [s], in that order; whose it is, its
-    local elements, its virtual stage."""
-
-    ready_s: tuple[float, ...] = ()
-    elements: tuple[int, ...] = ()
-    slots: tuple[int, ...] = ()
-    keys: tuple[int, ...] = ()
-
-
-def _gradient_ready(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> _Gradients:
-    problem = run.problem
-    ready: dict[int, float] = {}
-    elements: dict[int, int] = {}
-    slots: dict[int, int] = {}
-    for chunk in reversed(layout.chunks_of(rank)):
-        if chunk.backward is None:
-            continue
-        starts = _block_starts(chunk.backward, len(chunk.blocks))
-        completed = [
-            (held, starts[number] + held.writer)
-            for number, block in enumerate(chunk.blocks)
-            for held in block.parameters
-            if held.parameter.requires_grad and held.writer >= 0
-        ]
-        node = int(np.flatnonzero((problem.chunk == chunk.chunk.index) & (problem.phase == 1))[-1])
-        writers = np.array([writer for _, writer in completed], dtype=np.int64)
-        ends = _latest_ends(evaluation, run, chunk.backward, node, writers)
-        for (held, _), end in zip(completed, ends.tolist(), strict=True):
-            key = id(held.parameter)
-            ready[key] = max(ready.get(key, 0.0), end)
-            elements[key] = held.elements
-            slots[key] = chunk.chunk.slot
-    for number, _, held in layout.held_by(rank):  # what no gradient reaches is reduced all the same, at the end
-        if held.parameter.requires_grad and id(held.parameter) not in ready:
-            ready[id(held.parameter)] = _rank_end(run, rank)
-            elements[id(held.parameter)] = held.elements
-            slots[id(held.parameter)] = layout.chunks[number].chunk.slot
-    order = sorted(ready, key=lambda key: ready[key])
-    return _Gradients(
-        tuple(ready[key] for key in order),
-        tuple(elements[key] for key in order),
-        tuple(slots[key] for key in order),
-        tuple(order),
-    )
-
-
-_TOGETHER = 8
-"""Replicas whose operators are timed before asking whether any other could still be later."""
-
-
-def _latest_ends(
-    evaluation: Evaluation, run: PipelineRun, stage: StageProgram, node: int, operators: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Ends of some operators of a stage on the replica where they end last: float64[len(operators)] [s].
-
-    Replicas are asked in order of the stage's end, the last first: one that ends before every operator found so far
-    cannot be later.
-    """
-    order = np.argsort(-run.end[:, node], kind="stable")
-    shapes = run.shape[:, run.problem.microbatch[node]]
-    latest = np.zeros(len(operators))
-    for first in range(0, len(order), _TOGETHER):
-        some = order[first : first + _TOGETHER]
-        if run.end[some[0], node] <= latest.min(initial=np.inf):
-            break
-        for replica, latency in zip(some.tolist(), evaluation.latencies_of(shapes[some]), strict=True):
-            release = run.release.get((replica, node))
-            ends = run.start[replica, node] + stage.times(latency, release)[1][operators]
-            np.maximum(latest, ends, out=latest)
-    return latest
-
-
-def _block_starts(stage: StageProgram, num_blocks: int) -> list[int]:
-    """Position of each block's first operator in a stage."""
-    return [int(np.argmax(stage.block == number)) for number in range(num_blocks)]
-
-
-def _tied(
-    layout: Layout, model: CostModel, run: PipelineRun, reductions: list[list[OuterSlice]]
-) -> list[list[OuterSlice]]:
+def _tied(layout: Layout, model: CostModel, run: PipelineRun, found: Sequence[Reduction]) -> list[Reduction]:
     """Parameters held by several pipeline ranks (tied embeddings): their gradients are summed over those ranks."""
     job = layout.job
     holders: dict[int, list[int]] = {}
@@ -259,15 +222,19 @@ def _tied(
             if held.parameter.requires_grad:
                 holders.setdefault(id(held.parameter), []).append(rank)
                 elements[id(held.parameter)] = held.elements
-    result = [list(slices) for slices in reductions]
+    ends = [[rank_end(run, rank), *(s.end_s for s in slices)] for rank, slices in enumerate(by_rank(layout, found))]
+    result = []
     for key, ranks in holders.items():
         if len(ranks) < 2:
             continue
         group = job.cluster.place_group("pp", [layout.mesh.gpu(pp=rank) for rank in ranks])
-        begin = max(max([_rank_end(run, rank)] + [s.end_s for s in result[rank]]) for rank in ranks)
+        begin = max(max(ends[rank]) for rank in ranks)
         buffer_bytes = elements[key] * job.training.grad_dtype.size_bytes
+        piece = collective(model, "tied gradients", OpKind.ALL_REDUCE, group, buffer_bytes, begin)
+        nodes = tuple(node for rank in ranks for node in last_nodes(run, rank))
+        result.append(Reduction(piece, tuple(ranks), group, nodes))
         for rank in ranks:
-            result[rank].append(collective(model, "tied gradients", OpKind.ALL_REDUCE, group, buffer_bytes, begin))
+            ends[rank].append(piece.end_s)
     return result
 
 

@@ -220,7 +220,7 @@ class _Writer:
             several = bool(self.sharding.units) or self.model.job.parallel.cp > 1
             inside = "experts" if self.model.has_experts else "tp"
             inside = "links" if several else inside
-            _attribute(replica, "modules" if self.model.job.parallel.modules else inside)
+            attribute(replica, "modules" if self.model.job.parallel.modules else inside)
         return replica
 
     def _rank(self, chunk: int) -> int:
@@ -385,7 +385,7 @@ def _before_last_attention(kernels: list[tuple[OpKind, Key]]) -> list[Key]:
     return [kernels[number - 1][1]] if number else []
 
 
-def _attribute(replica: Replica, inside: str) -> None:
+def attribute(replica: Replica, inside: str) -> None:
     """Means over the ranks of the time in kernels, of that lost to links inside stages, and of that lost to ``pp``.
 
     Args:

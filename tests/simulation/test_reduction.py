@@ -23,7 +23,7 @@ from semu.nn import InputSpec, Linear, ModalityModule, ModalityRole, Model, Sequ
 from semu.parallel.config import Parallel
 from semu.report import Report
 from semu.simulation import simulate
-from semu.simulation.reduction import _latest_ends
+from semu.simulation.gradients import latest_ends
 
 
 def on_grid(latency_s: float) -> float:
@@ -209,7 +209,7 @@ def test_gradients_are_ready_when_the_slowest_of_many_replicas_has_them(seed: in
         ]
         latest = np.max(ends, axis=0)
         for operators in (np.arange(chunk.backward.num_ops), np.array([chunk.backward.num_ops - 1]), np.array([0])):
-            found = _latest_ends(evaluation, run, chunk.backward, node, operators)
+            found = latest_ends(evaluation, run, chunk.backward, node, operators)
             assert found.tolist() == latest[operators].tolist()
 
 
@@ -232,7 +232,7 @@ def test_the_latest_end_of_each_operator(replicas: list[tuple[int, list[int]]], 
         problem=SimpleNamespace(microbatch=np.zeros(1, dtype=np.int64)),
         release={},
     )
-    found = _latest_ends(
+    found = latest_ends(
         SimpleNamespace(latencies_of=lambda shapes: latency[shapes]),  # type: ignore[arg-type]
         run,  # type: ignore[arg-type]
         SimpleNamespace(times=lambda lasts, release: (None, np.cumsum(lasts))),  # type: ignore[arg-type]

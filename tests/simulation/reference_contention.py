@@ -1,0 +1,241 @@
+"""What the slow reference says of a job whose transfers share ports: every operator of every replica at once.
+
+Only groups whose bytes cross one port of a GPU: all ranks on one node, or one rank of the group on each node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from engine.contention_reference import Mover, share
+from simulation.reference import HOST, Expansion, Key, Replica, attribute, expand
+from simulation.reference_costs import on_grid, symbols_of
+from simulation.reference_memory import memory_of
+from simulation.reference_sharding import REPLICATE, Sharding
+from simulation.reference_tail import collective, gather_times, shared_buckets, trainable, worst_group
+
+from semu.hardware.kinds import OpKind, Port, Provenance
+from semu.hardware.network import CommGroup, collective_cost
+from semu.job import TrainingJob
+
+GRID = 2**40
+
+
+@dataclass
+class Reduced:
+    """A gradient collective: ranks that take part, start and end [s]."""
+
+    ranks: Sequence[int]
+    start_s: float = 0.0
+    end_s: float = 0.0
+
+
+def contended(job: TrainingJob) -> tuple[Expansion, list[Reduced]]:
+    """A job written out, all of it timed together."""
+    return _Crowd(job).time()
+
+
+class _Crowd:
+    """All operators of a job as movers."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        self.job, self.expansion = job, expand(job)
+        peers = job.parallel.dp * job.parallel.cp
+        self.gathers = job.training.overlap.param_gather and job.parallel.zero in (1, 2) and peers > 1
+        if self.gathers:
+            self.expansion = expand(job, gather_times(self.expansion))
+        self.model = self.expansion.model
+        self.sharding = Sharding(self.model)
+        self.movers: list[Mover] = []
+        self.number: dict[tuple[int, Key], int] = {}
+
+    def time(self) -> tuple[Expansion, list[Reduced]]:
+        for r, replica in enumerate(self.expansion.replicas):
+            for key in replica.nodes:
+                self.number[r, key] = len(self.number)
+        for r, replica in enumerate(self.expansion.replicas):
+            for key, node in replica.nodes.items():
+                after = [(self.number[r, other], None) for other in node.after]
+                self._add(node.latency_s, *self._way(r, key), after)
+        reductions = self._reductions()
+        if self.gathers:
+            self._gather()
+        times = [(start / GRID, end / GRID) for start, end in share(self.movers)]
+        for (r, key), number in self.number.items():
+            node = self.expansion.replicas[r].nodes[key]
+            node.start_s, node.end_s = times[number]
+            if node.latency_s and (key[0] == "send" or self._way(r, key)[0]):
+                node.latency_s = node.end_s - node.start_s
+        for item, (start, end) in zip(reductions, times[len(self.number) :], strict=False):
+            item.start_s, item.end_s = start, end
+        for r, replica in enumerate(self.expansion.replicas):
+            self._look_again(r, replica)
+        return self.expansion, reductions
+
+    def _look_again(self, number: int, replica: Replica) -> None:
+        """Memory and attribution at the new times."""
+        job = self.job
+        items = job.batch.microbatches(
+            job.num_microbatches * job.parallel.dp, job.training.micro_batch, job.training.seq_len
+        )
+        own = [symbols_of(item, job.parallel.tp, job.parallel.cp) for item in items[number :: job.parallel.dp]]
+        replica.memory = memory_of(self.model, replica, own, self.sharding.held(replica))
+        if replica.exposed_s:
+            inside = next(name for name in replica.exposed_s if name != "pp")
+            replica.compute_s = 0.0
+            attribute(replica, inside)
+
+    def _add(
+        self,
+        latency_s: float,
+        kind: OpKind | None,
+        group: CommGroup | None,
+        ports: Sequence[object],
+        after: list[tuple[int, int | None]],
+    ) -> int:
+        steps, fixed = round(latency_s * GRID), 0
+        if kind is None or group is None:
+            self.movers.append(Mover(steps, 0, {}, after))
+        else:
+            fixed = min(round(on_grid(collective_cost(self.job.profile, kind, group).latency_s) * GRID), steps)
+            work = steps - fixed
+            part = _part(self.job, kind, group)
+            self.movers.append(Mover(fixed, work, dict.fromkeys(ports, part) if work else {}, after))
+        return len(self.movers) - 1
+
+    # -- ports -----------------------------------------------------------------------------------------------------
+    def _way(self, r: int, key: Key) -> tuple[OpKind | None, CommGroup | None, list[object]]:
+        """Kind, communicator and ports of a node; nothing for what computes."""
+        job, model = self.job, self.model
+        if key[0] == "send":
+            source, target = (model.chunk(chunk)[0].rank for chunk in key[1:3])  # type: ignore[arg-type]
+            group = job.cluster.place_group("pp", [model.gpu(rank, r) for rank in (source, target)])
+            port = _port(group)
+            return OpKind.P2P, group, [(r, source, port, "out"), (r, target, port, "in")]
+        if key[0] not in ("operator", "link"):
+            return None, None, []
+        stage, place = key[1:4], key[4]
+        entry = self.expansion.replicas[r].operators[stage][place]  # type: ignore[index]
+        operator, rank = entry.operator, model.chunk(stage[0])[0].rank  # type: ignore[arg-type]
+        if not operator.kind.is_communication:
+            return None, None, []
+        name = operator.stream.name
+        if name in HOST:
+            group = CommGroup(name, 2, local_port=Port.PCIE)
+            return operator.kind, group, [(r, rank, Port.PCIE, "out" if name == HOST[0] else "in")]
+        group = self.sharding.group(key[5] == REPLICATE) if key[0] == "link" else model.groups[name]
+        if group.num_ranks == 1:
+            return None, None, []
+        sides = ("out", "in") if operator.kind is OpKind.P2P else ("out",)
+        return operator.kind, group, [(r, rank, _port(group), side) for side in sides]
+
+    def _gather(self) -> None:
+        """Parameters, bucket by bucket in the order of the forward pass; the blocks' forward operators wait."""
+        for rank in range(self.job.parallel.pp):
+            group = worst_group(self.model, rank, 1, self.job.parallel.dp * self.job.parallel.cp)
+            held = trainable(self.expansion, rank)
+            for item in held:
+                item.ready_s = 0.0
+            before: dict[int, int] = {}
+            for bucket in shared_buckets(self.model, held, several=True):
+                size = 2 * sum(item.elements for item in bucket)
+                own = self.model.experts.groups("edp", 0, rank) if bucket[0].is_routed else group
+                self._reduce([rank], OpKind.ALL_GATHER, own, size, [], before, [])
+                parameters = {id(item.parameter) for item in bucket}
+                for (r, key), number in self.number.items():
+                    if key[0] != "operator" or key[2] != "F":
+                        continue
+                    block = self.expansion.replicas[r].operators[key[1:4]][key[4]].block  # type: ignore[index]
+                    if block is None or block.rank != rank:
+                        continue
+                    if parameters & {id(use.parameter) for use in block.trace.parameters}:
+                        self.movers[number].after = [*self.movers[number].after, (before[rank], None)]
+
+    # -- gradients -------------------------------------------------------------------------------------------------
+    def _reductions(self) -> list[Reduced]:
+        """Buckets as they are without sharing, each after the operators that complete its gradients."""
+        job, parallel = self.job, self.job.parallel
+        peers = parallel.dp * parallel.cp
+        result: list[Reduced] = []
+        before: dict[int, int] = {}
+        held = [trainable(self.expansion, rank) for rank in range(parallel.pp)]
+        for rank in range(parallel.pp):
+            if parallel.zero <= 1:
+                kind = OpKind.REDUCE_SCATTER if parallel.zero else OpKind.ALL_REDUCE
+                for bucket in shared_buckets(self.model, held[rank], job.training.overlap.grad_reduce):
+                    group = worst_group(self.model, rank, 1, peers)
+                    if bucket[0].is_routed:
+                        group = self.model.experts.groups("edp", 0, rank)
+                    waits = self._ends(rank)
+                    if job.training.overlap.grad_reduce:
+                        waits = self._writers(rank, {id(item.parameter) for item in bucket})
+                    size = sum(item.elements for item in bucket) * job.training.grad_dtype.size_bytes
+                    self._reduce([rank], kind, group, size, waits, before, result)
+            whole = sum(item.elements for item in held[rank] if not item.is_sharded and not item.is_routed)
+            if parallel.zero >= 2:
+                whole = -(-whole // peers)
+            if parallel.tp > 1 and parallel.sequence_parallel and whole:
+                size = whole * job.training.grad_dtype.size_bytes
+                ends = self._ends(rank)
+                self._reduce([rank], OpKind.ALL_REDUCE, self.model.tp_group, size, ends, before, result)
+        for item in {id(item.parameter): item for items in held for item in items}.values():
+            ranks = [r for r, items in enumerate(held) if any(other.parameter is item.parameter for other in items)]
+            if len(ranks) > 1:
+                group = job.cluster.place_group("pp", [self.model.gpu(rank, 0) for rank in ranks])
+                size = item.elements * job.training.grad_dtype.size_bytes
+                ends = [end for rank in ranks for end in self._ends(rank)]
+                self._reduce(ranks, OpKind.ALL_REDUCE, group, size, ends, before, result)
+        return result
+
+    def _reduce(
+        self,
+        ranks: Sequence[int],
+        kind: OpKind,
+        group: CommGroup,
+        size: int,
+        waits: Sequence[int],
+        before: dict[int, int],
+        result: list[Reduced],
+    ) -> None:
+        piece = collective(self.expansion, kind, group, size, 0.0)
+        replicas = range(len(self.expansion.replicas))
+        ports = [(r, rank, _port(group), "out") for r in replicas for rank in ranks]
+        earlier = [before[rank] for rank in ranks if rank in before]
+        after: list[tuple[int, int | None]] = [(number, None) for number in (*waits, *earlier)]
+        number = self._add(piece.end_s, kind, group, ports, after)
+        before.update(dict.fromkeys(ranks, number))
+        result.append(Reduced(ranks))
+
+    def _ends(self, rank: int) -> list[int]:
+        """Every stage of a rank."""
+        replicas = enumerate(self.expansion.replicas)
+        return [self.number[r, ("end", *stage)] for r, replica in replicas for stage in replica.orders[rank]]
+
+    def _writers(self, rank: int, parameters: set[int]) -> list[int]:
+        """Operators that write the gradients of some parameters."""
+        found = []
+        for r, replica in enumerate(self.expansion.replicas):
+            for operators in replica.operators.values():
+                for entry in operators:
+                    if entry.block is None or entry.block.rank != rank:
+                        continue
+                    written = {u.gradient for u in entry.block.trace.parameters if id(u.parameter) in parameters}
+                    if written & set(entry.operator.outputs):
+                        found.append(self.number[r, entry.key])
+        return found
+
+
+def _port(group: CommGroup) -> Port:
+    """The one port that a group's bytes cross."""
+    assert group.num_nodes in (1, group.num_ranks)
+    return group.local_port if group.num_nodes == 1 else Port.NIC
+
+
+def _part(job: TrainingJob, kind: OpKind, group: CommGroup) -> Fraction:
+    """What the operator reaches on its port over the best that anything reaches there and somebody has looked at."""
+    link = job.profile.links[_port(group)]
+    kinds = [link.of(other) for other in OpKind if other.is_communication]
+    seen = [entry.net for entry in kinds if entry.provenance is not Provenance.DEFAULT]
+    return min(Fraction(link.of(kind).net / max(seen or [entry.net for entry in kinds])), Fraction(1))
