@@ -14,6 +14,7 @@ from semu.hardware.efficiency import (
     coefficient_names,
     with_coefficient,
 )
+from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.number import Number, check_number, check_positive, located, worst_provenance
 from semu.hardware.software import FACTORS, Software, SoftwareFactors
@@ -46,7 +47,8 @@ class DeviceProfile:
         pcie_bytes_per_s: PCIe, one direction [byte/s].
         nvlink_gpus: GPUs of a node that NVLink joins: 8 behind a switch, 2 for a bridged pair.
         efficiencies: one per compute kind.
-        variants: departures from ``efficiencies``, by kind and precision (``DType``) or head dimension (int).
+        variants: departures from ``efficiencies``, by kind and precision (``DType``), head dimension (int) or fp8
+            recipe (``Fp8Recipe``, which ``scaled`` applies).
         links: efficiencies per port.
         host: launch time and memory of the host.
         description: one line for ``semu list devices``.
@@ -65,7 +67,7 @@ class DeviceProfile:
     pcie_bytes_per_s: Number
     nvlink_gpus: Number
     efficiencies: Mapping[OpKind, Efficiency]
-    variants: Mapping[tuple[OpKind, DType | int], Efficiency]
+    variants: Mapping[tuple[OpKind, VariantKey], Efficiency]
     links: Mapping[Port, LinkEfficiency]
     host: Host
     description: str = ""
@@ -142,6 +144,18 @@ class DeviceProfile:
             software={},
             interference=factors.interference.value,
             transfer_s=factors.transfer_s.value,
+        )
+
+    def scaled(self, recipe: Fp8Recipe) -> DeviceProfile:
+        """The device under an fp8 recipe: its own coefficients of products and casts, where the profile has them."""
+        if not any(key is recipe for _, key in self.variants):
+            return self
+        product = self.variants.get((OpKind.MATMUL, recipe), self.efficiency(OpKind.MATMUL, dtype=DType.FP8))
+        cast = self.variants.get((OpKind.CAST, recipe), self.efficiencies[OpKind.CAST])
+        return replace(
+            self,
+            efficiencies={**self.efficiencies, OpKind.CAST: cast},
+            variants={**self.variants, (OpKind.MATMUL, DType.FP8): product},
         )
 
     def numbers(self) -> Iterator[tuple[str, Number]]:
@@ -261,24 +275,35 @@ MAIN_HEAD_DIM = 128
 """Head dimension of the attention coefficients in ``DeviceProfile.efficiencies``."""
 
 
-def variant_name(key: DType | int) -> str:
-    """TOML name of an efficiency variant: ``fp8`` or ``head_dim_64``."""
+VariantKey = DType | int | Fp8Recipe
+"""What an efficiency variant is for: a precision, a head dimension, an fp8 recipe."""
+
+FP8_BLOCK = "fp8_block"
+"""TOML name of the variant for blockwise scales."""
+
+
+def variant_name(key: VariantKey) -> str:
+    """TOML name of an efficiency variant: ``fp8``, ``fp8_block`` or ``head_dim_64``."""
+    if isinstance(key, Fp8Recipe):
+        return FP8_BLOCK
     return key.value if isinstance(key, DType) else f"head_dim_{key}"
 
 
-def parse_variant(name: str) -> DType | int:
+def parse_variant(name: str) -> VariantKey:
     """The key of a variant's TOML name.
 
     Raises:
-        ConfigError: neither a precision nor ``head_dim_N``.
+        ConfigError: neither a precision nor ``fp8_block`` nor ``head_dim_N``.
     """
+    if name == FP8_BLOCK:
+        return Fp8Recipe.BLOCKWISE
     head_dim = name.removeprefix("head_dim_")
     if head_dim != name and head_dim.isdecimal() and int(head_dim) > 0:
         return int(head_dim)
     names = [dtype.value for dtype in DType]
     if name in names:
         return DType(name)
-    raise unknown_name("variant", name, [*names, "head_dim_64"], where=name)
+    raise unknown_name("variant", name, [*names, FP8_BLOCK, "head_dim_64"], where=name)
 
 
 def _flatten(numbers: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

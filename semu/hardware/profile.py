@@ -27,7 +27,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from semu.errors import ConfigError, nearest_name, unknown_name
-from semu.hardware.capabilities import PEAKS, DeviceProfile, Host, parse_variant
+from semu.hardware.capabilities import PEAKS, DeviceProfile, Host, VariantKey, parse_variant
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, LinkEfficiency, Section, coefficient_names
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.number import Number, check_number, located, worst_provenance
@@ -70,7 +70,7 @@ class _Parts:
     """What one file says, or all that a profile is made of."""
 
     numbers: dict[str, Number] = field(default_factory=dict)
-    efficiencies: dict[tuple[OpKind, DType | int | None], Efficiency] = field(default_factory=dict)
+    efficiencies: dict[tuple[OpKind, VariantKey | None], Efficiency] = field(default_factory=dict)
     links: dict[tuple[Port, OpKind], CollectiveEfficiency] = field(default_factory=dict)
     description: str = ""
 

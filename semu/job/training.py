@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TypeVar
 
 from semu.errors import ConfigError, unknown_name
+from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType
 from semu.hardware.software import Software
 from semu.job.experts import check_capacity, check_imbalance, check_padding
@@ -167,6 +168,20 @@ def _master_dtype(value: object, precision: Precision) -> DType:
     return chosen
 
 
+def _fp8_recipe(value: object, precision: Precision) -> Fp8Recipe:
+    """How fp8 tensors are scaled; blockwise needs some."""
+    chosen = _enum(Fp8Recipe, value, "training.fp8_recipe")
+    if chosen is Fp8Recipe.BLOCKWISE and precision is not Precision.FP8:
+        raise ConfigError(
+            "blockwise scales without fp8",
+            where="training.fp8_recipe",
+            expected='tensorwise, or training.precision = "fp8"',
+            got=f"blockwise with {precision.value}",
+            nearest='training.precision = "fp8"',
+        )
+    return chosen
+
+
 @dataclass(frozen=True)
 class Training:
     """Training options (run.toml ``[training]`` and ``[overlap]``).
@@ -214,6 +229,9 @@ class Training:
             Megatron-LM; false: they write a tensor of the parameters' type, which is added.
         offload: what lives on the host, words of ``semu.job.offload.OFFLOADS``; None: nothing.
         offload_layers, offload_fraction: the layers whose activations do, as paths or as a share; None: all.
+        fp8_recipe: TENSORWISE or BLOCKWISE scales (``semu.hardware.fp8``); an enum member or its value.
+        launch: no kernel starts before its host has issued it, the profile's ``host.launch_s`` each; here off unless
+            asked for.
     """
 
     micro_batch: int
@@ -249,6 +267,8 @@ class Training:
     recompute_every: int | None
     cross_entropy: CrossEntropy
     gradient_accumulation_fusion: bool
+    launch: bool
+    fp8_recipe: Fp8Recipe
 
     def __init__(
         self,
@@ -285,6 +305,8 @@ class Training:
         recompute_every: int | None = None,
         cross_entropy: CrossEntropy | str = CrossEntropy.IN_PLACE,
         gradient_accumulation_fusion: bool = True,
+        launch: bool = False,
+        fp8_recipe: Fp8Recipe | str = Fp8Recipe.TENSORWISE,
     ) -> None:
         _positive(micro_batch, "training.micro_batch")
         _positive(global_batch, "training.global_batch")
@@ -344,6 +366,8 @@ class Training:
             "offload": words or None,
             "offload_layers": offloads.layers,
             "offload_fraction": None if offload_fraction is None else offloads.fraction,
+            "launch": _switch(launch, "training.launch"),
+            "fp8_recipe": _fp8_recipe(fp8_recipe, arithmetic),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

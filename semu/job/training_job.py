@@ -161,8 +161,8 @@ class TrainingJob:
 
     @cached_property
     def profile(self) -> DeviceProfile:
-        """The device as the job's software finds it."""
-        return self.cluster.profile.under(self.training.software)
+        """The device as the job's software and its fp8 recipe find it."""
+        return self.cluster.profile.scaled(self.training.fp8_recipe).under(self.training.software)
 
     @property
     def num_microbatches(self) -> int:

@@ -68,7 +68,7 @@ def kept_product(
     Args:
         x: the input. inputs: what the product reads, ``x`` among it. out_shards: of the last axis.
         sizes: local m, n, k. parts: global widths of the products that it stands for.
-        operand: element type of what is read, and of the arithmetic; None: the trace's own.
+        operand: arithmetic, and element type of the weight as it is read; None: the trace's own.
     """
     trace = x.trace
     ledger = trace.ledger
@@ -81,7 +81,9 @@ def kept_product(
 
     def multiply(done: int, width: int, extra: int) -> Tensor:
         size = trace.options.tensor_dtype.size_bytes
-        read = operand.size_bytes if operand is not None else size
+        weight = size * k * done
+        if operand is DType.FP8:
+            weight = k * done + trace.options.fp8_recipe.scale_bytes(k * done)
         return trace.emit(
             OpKind.MATMUL,
             inputs,
@@ -89,7 +91,7 @@ def kept_product(
             shards=shards,
             sequences=x.sequences,
             flop=2 * m * done * k,
-            mem_bytes=read * (m * k + k * done) + size * m * done,
+            mem_bytes=x.size_bytes + weight + size * m * done,
             key=(m, done, k),
             arithmetic=operand,
             extra_outputs=[((*x.local_shape[:-1], extra), trace.options.tensor_dtype)] if extra else [],

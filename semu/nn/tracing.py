@@ -17,6 +17,7 @@ from semu.graph.graph import Graph
 from semu.graph.operator import OpKind, Phase
 from semu.graph.tensor import Role
 from semu.hardware.device import HOST_COPIES, Device, DeviceKind, Direction, Stream
+from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.nn.keep import Ledger
@@ -51,6 +52,7 @@ class TraceOptions:
         cp_group: placement of the context-parallel group. cp_kind: how attention works across it.
         cross_entropy: ``unfused``, ``in_place`` or ``fused``, see ``semu.nn.rules.loss``.
         fused_accumulation: products for weight gradients add into the gradient buffers themselves.
+        fp8_recipe: how fp8 tensors are scaled.
         keep_products: blocks that are recomputed keep some outputs, see ``semu.nn.keep``.
     """
 
@@ -69,6 +71,7 @@ class TraceOptions:
     keep_products: bool = False
     cross_entropy: str = "in_place"
     fused_accumulation: bool = True
+    fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE
 
     @property
     def plain_dtype(self) -> DType:

@@ -89,6 +89,7 @@ def static_bytes(
     fp8_elements: int = 0,
     fp8_primary: int = 0,
     shards_are_masters: bool = False,
+    fp8_scale_bytes: int = 0,
 ) -> StaticBytes:
     """Static memory of mixed-precision Adam.
 
@@ -101,6 +102,7 @@ def static_bytes(
         fp8_elements: local elements of weights of which two fp8 copies (plain, transposed) stay.
         fp8_primary: those of them that have no other copy in ``tensor_dtype``.
         shards_are_masters: ZeRO-3 keeps one copy of its shards, in ``master_dtype``, and casts what it gathers.
+        fp8_scale_bytes: scales of one such copy of all of them [bytes].
     Returns:
         Parameters; gradient buffers; master weights (only where their type is another one) and two moments.
     Source:
@@ -114,7 +116,7 @@ def static_bytes(
     if shards_are_masters and zero >= 3 and master:
         held -= share
     return StaticBytes(
-        parameters=held * tensor_dtype.size_bytes + 2 * fp8_elements * DType.FP8.size_bytes,
+        parameters=held * tensor_dtype.size_bytes + 2 * (fp8_elements * DType.FP8.size_bytes + fp8_scale_bytes),
         gradients=(share if zero >= 2 else trainable) * grad_dtype.size_bytes,
         optimizer=(share if zero >= 1 else trainable) * (master + 2 * state_dtype.size_bytes),
     )

@@ -117,6 +117,8 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "offload": ValueKind.WORDS,
             "offload_layers": ValueKind.STRINGS,
             "offload_fraction": ValueKind.NUMBER,
+            "launch": ValueKind.SWITCH,
+            "fp8_recipe": ValueKind.STRING,
         },
         "overlap": dict.fromkeys(("grad_reduce", "param_gather", "tensor_parallel", "pipeline"), ValueKind.SWITCH),
         "parallel.layout": {

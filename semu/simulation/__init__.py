@@ -3,10 +3,10 @@
 The steps, one file each: ``tracer``, ``recompute_units``, ``exchanges`` and ``layout`` (trace, cut, join; ``structure``
 and ``template_cache`` remember templates between calls), ``evaluate`` (stage costs of every distinct microbatch, with
 ``segment_costs`` and ``shape_costs``), ``job_checkpoint`` (all microbatches simulated alone, to be restored under any
-schedule), ``gather``, ``pipeline`` and ``reduction`` (times, with ``transfers``; ``clipping`` between reduction and
-step), ``memory``, ``ground`` and ``saved``, ``reserved`` (the caching allocator), ``host`` (offload), ``accounting``,
-``rank_timeline`` and ``replica``, ``tables`` and ``assemble`` (the report); ``samples`` (jitter); ``nearest_fit`` (what
-to change where a job does not fit).
+schedule), ``gather``, ``launch``, ``pipeline`` and ``reduction`` (times, with ``transfers`` and ``bindings``;
+``clipping`` between reduction and step), ``memory``, ``ground`` and ``saved``, ``reserved`` (the caching allocator),
+``host`` (offload), ``accounting``, ``rank_timeline`` and ``replica``, ``tables`` and ``assemble`` (the report);
+``samples`` (jitter); ``nearest_fit`` (what to change where a job does not fit).
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ class Breakdown:
         bubble: compute waited for another rank's work, or for a slower replica.
         optimizer: the optimizer step with clipping and casts of weights. overhead: ``training.overhead_s``.
         interference: what kernels lose to the data-parallel collectives that they hide.
+        launch: what stages last longer because the host issues their kernels late.
         other: what none of these explains (rounding; a test holds it at that).
     """
 
@@ -41,6 +42,7 @@ class Breakdown:
     other: float
     overhead: float = 0.0
     interference: float = 0.0
+    launch: float = 0.0
 
     def to_json(self) -> dict[str, object]:
         """As ``breakdown_s`` of ``simulate --json``."""
@@ -51,6 +53,7 @@ class Breakdown:
             "optimizer": self.optimizer,
             **({"overhead": self.overhead} if self.overhead else {}),
             **({"interference": self.interference} if self.interference else {}),
+            **({"launch": self.launch} if self.launch else {}),
             "other": self.other,
         }
 
@@ -77,6 +80,7 @@ def breakdown(
     exposed["pp"] = exposed.get("pp", 0.0) + exposed_pp
     exposed["dp"] = exposed.get("dp", 0.0) + waited
     optimizer = lost = 0.0
+    launch = 0.0 if run.launched is None else float(weights @ run.launched.sum(axis=1)) / num_ranks
     overhead = overhead_s(layout.job)
     for rank, tail in enumerate(tails):
         done = run.end[:, np.flatnonzero(run.problem.node_rank == rank)].max(axis=1, initial=0.0)
@@ -100,9 +104,10 @@ def breakdown(
         exposed_communication={name: value for name, value in exposed.items() if value > 0},
         bubble=bubble,
         optimizer=optimizer,
-        other=iteration_time_s - (compute + sum(exposed.values()) + bubble + optimizer + overhead + lost),
+        other=iteration_time_s - (compute + sum(exposed.values()) + bubble + optimizer + overhead + lost + launch),
         overhead=overhead,
         interference=lost,
+        launch=launch,
     )
 
 
@@ -117,7 +122,6 @@ def _stage_times(
 ) -> tuple[float, NDArray[np.float64], float, float, float]:
     """Mean per rank of: compute, exposed time per stream, exposed P2P, waiting for parameters, bubble [s]."""
     problem = run.problem
-    n = problem.num_stages
     num_ranks = problem.shape.num_ranks
     exposed = np.zeros(len(layout.streams))
     busy = 0.0
@@ -134,7 +138,7 @@ def _stage_times(
                 known[key] = latency, np.einsum("r,rns->s", weights, stage.exposed[shapes])
             busy += known[key][0]
             exposed += known[key][1]
-    wait = float(weights @ (run.latency[:, :n] - run.plain[:, :n]).sum(axis=1)) if run.release else 0.0
+    wait = float(weights @ run.gather_wait.sum(axis=1)) if run.release else 0.0
     explained, bubble = _pipeline_gaps(run)
     return (
         (busy - float(exposed[1:].sum())) / num_ranks,
@@ -183,7 +187,10 @@ def bubble_ratio(run: PipelineRun, replica: int) -> float:
     makespan = float(run.makespan()[replica])
     if makespan == 0:
         return 0.0
-    return 1.0 - float(run.plain[replica, :n].sum()) / (run.problem.shape.num_ranks * makespan)
+    busy = float(run.plain[replica, :n].sum())
+    if run.launched is not None:
+        busy += float(run.launched[replica].sum())
+    return 1.0 - busy / (run.problem.shape.num_ranks * makespan)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ from functools import partial
 import numpy as np
 
 from semu.graph.operator import Phase
+from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType, Provenance
+from semu.hardware.number import Number
 from semu.job import Precision, Recompute, TrainingJob, Workspaces
 from semu.job.experts import mixtures, worst_load
 from semu.report import Report
@@ -54,6 +56,9 @@ def assemble_report(
     timeline = build_timeline(layout, evaluation, run, tails, gathers, memories, slowest, costs, iteration)
     top, seconds = top_operators(layout, evaluation, costs)
     add_outer(seconds, timeline)
+    if run.launched is not None and run.launched[slowest].any():
+        name = profile.host.launch_s.provenance.value
+        seconds[name] = seconds.get(name, 0.0) + float(run.launched[slowest].sum())
     everything = sum(seconds.values()) or 1.0
     provenance = {name: value / everything for name, value in sorted(seconds.items())}
     hosts = host_memory(layout, evaluation, run)
@@ -176,6 +181,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
             "master_dtype": training.master_dtype.value,
             "optimizer_state_dtype": training.optimizer_state_dtype.value,
             **({"fp8_weights": job.fp8_weights.value} if training.precision is Precision.FP8 else {}),
+            **({"fp8_recipe": training.fp8_recipe.value} if training.fp8_recipe is Fp8Recipe.BLOCKWISE else {}),
             "gradient_clipping": training.gradient_clipping,
             "loss_scaling": training.loss_scaling,
             "overhead_s": {
@@ -191,6 +197,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
             **({"offload": list(training.offload)} if training.offload else {}),
             **({"offload_layers": list(training.offload_layers)} if training.offload_layers is not None else {}),
             **({"offload_fraction": training.offload_fraction} if training.offload_fraction is not None else {}),
+            **({"launch_s": _labelled(job.profile.host.launch_s)} if training.launch else {}),
         },
         "overlap": {
             **vars(training.overlap),
@@ -229,6 +236,16 @@ def _describe_experts(job: TrainingJob) -> dict[str, object]:
     }
 
 
+def _lacks_blocks(job: TrainingJob) -> bool:
+    """Whether the job wants blockwise scales, and its device has no coefficients for them."""
+    recipe = job.training.fp8_recipe
+    return recipe is Fp8Recipe.BLOCKWISE and not any(key is recipe for _, key in job.cluster.profile.variants)
+
+
+def _labelled(number: Number) -> dict[str, object]:
+    return {"value": number.value, "provenance": number.provenance.value}
+
+
 _PARALLEL_KEYS = ("dp", "tp", "pp", "vpp", "cp", "ep", "sequence_parallel", "zero", "partition")
 _SHARDING_KEYS = ("zero_group", "reshard_after_forward")
 
@@ -236,14 +253,10 @@ _SHARDING_KEYS = ("zero_group", "reshard_after_forward")
 def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
     """What a reader should know before trusting the numbers."""
     job = layout.job
-    notes = [
-        "not modelled by this version: CPU launch time"
-        + (
-            ", library workspaces in allocated memory (reserved memory is an estimate that counts cuBLAS's)"
-            if job.training.workspaces is Workspaces.NONE
-            else ""
-        )
-    ]
+    absent = [] if job.training.launch else ["CPU launch time"]
+    if job.training.workspaces is Workspaces.NONE:
+        absent.append("library workspaces in allocated memory (reserved memory is an estimate that counts cuBLAS's)")
+    notes = ["not modelled by this version: " + ", ".join(absent)] if absent else []
     if job.parallel.zero >= 2 and num_replicas > 1:
         notes.append(
             f"ZeRO-{job.parallel.zero} with unequal microbatches: the collectives inside stages wait for no other "
@@ -275,6 +288,10 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
         notes.append("recompute changes nothing: the model runs none of the modules that it names where gradients flow")
     if job.training.precision.tensor_dtype is DType.FP32:
         notes.append("fused attention is costed as in half precision, scaled by the peak; libraries have none in fp32")
+    if _lacks_blocks(job):
+        notes.append(
+            "the device has no efficiency of blockwise fp8: products and casts are costed as with tensor scales"
+        )
     if job.parallel.tp > 1:
         whole = sum(
             held.elements

@@ -13,13 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.costs import CostModel
-from semu.engine.stage import StageProgram
 from semu.engine.timeline import OuterSlice
-from semu.engine.units import Edges, Slots
 from semu.hardware.kinds import OpKind
 from semu.schedule.units import PipelineUnits
+from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.buckets import rank_buckets, shares_parameters
-from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
 from semu.simulation.transfers import collective
 
@@ -59,73 +57,60 @@ def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
     return ParameterGather(tuple(slices), last)
 
 
-def first_forward_edges(
-    layout: Layout,
-    evaluation: Evaluation,
-    units: PipelineUnits,
-    gathers: Mapping[int, ParameterGather],
-    shape: NDArray[np.int64],
-    orders: Sequence[NDArray[np.int32]],
-    num_nodes: int,
-) -> tuple[Edges, Slots]:
+def first_forward_bindings(
+    insides: StageInsides, gathers: Mapping[int, ParameterGather], orders: Sequence[NDArray[np.int32]]
+) -> list[Binding]:
     """Edges from the gathers to the operators that need them, in each chunk's first forward stage.
 
     Args:
-        layout, evaluation, units, gathers: the job; the gathers are units too, after those of the pipeline, by rank.
-        shape: int64[num_replicas, num_microbatches], distinct replicas. orders: units of each rank in order.
-        num_nodes: units of the pipeline, and gathers.
+        insides: the stages of the job. gathers: units too, after those of the pipeline, by rank.
+        orders: units of each rank in order.
     """
-    source: list[int] = []
-    owner: list[int] = []
-    op: list[int] = []
-    starts: list[NDArray[np.float64]] = []
-    costs: list[NDArray[np.float64]] = []
-    programs: list[StageProgram] = []
-    prog = np.full(num_nodes, -1, dtype=np.int32)
-    cost_ptr = np.full(num_nodes, -1, dtype=np.int64)
-    number: dict[int, int] = {}
-    gather_unit, filled = units.num_units, 0
+    units = insides.units
+    bindings: list[Binding] = []
+    gather_unit = units.num_units
     for rank, gather in sorted(gathers.items()):
         for unit in sorted(_first_forwards(units, orders[rank]).values()):
-            chunk = layout.chunks[units.chunk[unit % units.size]]
-            program = chunk.forward
-            ready = [gather.last.get((chunk.chunk.index, block), -1) for block in range(len(chunk.blocks))]
-            waits = np.array(ready, dtype=np.int64)[program.block]
+            waits = _needed(insides.layout, gather, int(units.chunk[unit % units.size]))
             bound = np.flatnonzero(waits >= 0)
-            latency = evaluation.latencies_of(shape[:, unit // units.size])[:, program.rows]
-            source.extend((gather_unit + waits[bound]).tolist())
-            owner.extend([unit] * len(bound))
-            op.extend(bound.tolist())
-            starts.append(_natural_starts(program, latency)[:, bound])
-            costs.append(latency)
-            if id(program) not in number:
-                number[id(program)] = len(programs)
-                programs.append(program)
-            prog[unit], cost_ptr[unit] = number[id(program)], filled
-            filled += program.num_ops
+            bindings.append(Binding(unit, gather_unit + waits[bound], bound))
         gather_unit += len(gather.slices)
-    by_unit = np.argsort(np.array(owner, dtype=np.int64), kind="stable")
-    count = np.bincount(np.array(owner, dtype=np.int64), minlength=num_nodes)
-    slot = np.empty(len(owner), dtype=np.int32)
-    slot[by_unit] = np.arange(len(owner), dtype=np.int32)
-    nothing = np.full(len(owner), -1, dtype=np.int32)
-    slots = Slots(
-        ptr=np.concatenate(([0], np.cumsum(count))).astype(np.int32),
-        op=np.array(op, dtype=np.int32)[by_unit],
-        start=np.ascontiguousarray(np.concatenate(starts, axis=1)[:, by_unit]),
-        prog=prog,
-        prog_ptr=np.concatenate(([0], np.cumsum([p.num_ops for p in programs]))).astype(np.int32),
-        op_pred_ptr=np.concatenate(([0], np.cumsum(np.concatenate([np.diff(p.pred_ptr) for p in programs])))).astype(
-            np.int32
-        ),
-        op_pred=np.concatenate([p.pred for p in programs]).astype(np.int32),
-        op_stream=np.concatenate([p.stream for p in programs]).astype(np.int32),
-        prog_streams=np.array([p.num_streams for p in programs], dtype=np.int32),
-        cost_ptr=cost_ptr,
-        op_latency=np.ascontiguousarray(np.concatenate(costs, axis=1)),
-    )
-    sources = np.array(source, dtype=np.int32)
-    return Edges(sources, np.array(owner, dtype=np.int32), nothing, np.zeros((len(shape), 0)), slot), slots
+    return bindings
+
+
+def parameter_waits(
+    insides: StageInsides,
+    gathers: Mapping[int, ParameterGather],
+    orders: Sequence[NDArray[np.int32]],
+    start: NDArray[np.float64],
+) -> dict[int, NDArray[np.float64]]:
+    """What first forward stages last longer for their parameters alone, by unit: float64[num_replicas] [s].
+
+    Args:
+        insides, gathers, orders: as ``first_forward_bindings``. start: float64[num_replicas, num_units] [s].
+    """
+    units = insides.units
+    found: dict[int, NDArray[np.float64]] = {}
+    for rank, gather in gathers.items():
+        ends = np.array([0.0, *(piece.end_s for piece in gather.slices)])
+        for unit in _first_forwards(units, orders[rank]).values():
+            inside = insides.of(unit)
+            ready = ends[1 + _needed(insides.layout, gather, int(units.chunk[unit % units.size]))]
+            rows = np.zeros(int(inside.program.rows.max(initial=-1)) + 1)
+            found[unit] = np.zeros(len(start))
+            for replica, lasts in enumerate(inside.latency):
+                rows[inside.program.rows] = lasts
+                _, plain = inside.program.times(rows)
+                _, late = inside.program.times(rows, np.maximum(ready - start[replica, unit], 0.0))
+                found[unit][replica] = late.max(initial=0.0) - plain.max(initial=0.0)
+    return found
+
+
+def _needed(layout: Layout, gather: ParameterGather, number: int) -> NDArray[np.int64]:
+    """The gather that each operator of a chunk's forward stage needs, -1: none: int64[num_ops]."""
+    chunk = layout.chunks[number]
+    ready = [gather.last.get((chunk.chunk.index, block), -1) for block in range(len(chunk.blocks))]
+    return np.array(ready, dtype=np.int64)[chunk.forward.block]
 
 
 def _first_forwards(units: PipelineUnits, order: NDArray[np.int32]) -> dict[int, int]:
@@ -136,19 +121,3 @@ def _first_forwards(units: PipelineUnits, order: NDArray[np.int32]) -> dict[int,
         if phase == 0:
             first.setdefault(int(chunk), unit)
     return first
-
-
-def _natural_starts(program: StageProgram, latency: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Start of every operator after its stage's when nothing outside delays it: float64[num_replicas, num_ops] [s].
-
-    Args:
-        latency: float64[num_replicas, num_ops] [s].
-    """
-    if program.is_serial:
-        return np.cumsum(latency, axis=1) - latency
-    rows = np.zeros(int(program.rows.max(initial=-1)) + 1)
-    result = np.empty_like(latency)
-    for replica, lasts in enumerate(latency):
-        rows[program.rows] = lasts
-        result[replica] = program.times(rows)[0]
-    return result

@@ -53,7 +53,7 @@ def interference(
         late = np.maximum(piece.end_s - np.maximum(piece.start_s, done), 0.0)
         hidden = hidden + (piece.end_s - piece.start_s) - late
     if rank in gathers:
-        waited = (run.latency[:, nodes] - run.plain[:, nodes]).sum(axis=1) if run.release else 0.0
+        waited = run.gather_wait[:, nodes].sum(axis=1) if run.release else 0.0
         total = sum(piece.end_s - piece.start_s for piece in gathers[rank].slices)
         hidden = hidden + np.maximum(total - waited, 0.0)
     lost = np.rint(share * float(hidden.max()) * TIME_GRID_PER_S) / TIME_GRID_PER_S

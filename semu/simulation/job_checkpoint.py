@@ -113,7 +113,7 @@ class JobCheckpoint:
     def restore(self, edges: NDArray[np.integer], *, replica: int | None = None) -> UnitTimes:
         """Go on from here with new edges: times of all units, the quick way.
 
-        Overlapped parameter gathers run, but no stage waits for them here; ``report`` models that too.
+        Overlapped parameter gathers run, but no stage waits for them here, nor for launches; ``report`` models that.
 
         Args:
             edges: int[k, 2], (before, after), numbers of units (``units.unit``, ``edges_of``); where they leave the

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from semu.engine.exchange import ExchangeCosts, ExchangePlan
 from semu.engine.stage import StageProgram
 from semu.engine.template import TemplateLibrary
-from semu.hardware.kinds import DType
 from semu.job import Fp8Weights, TrainingJob
 from semu.nn.model import ModalityModule
 from semu.parallel.mesh import Mesh
@@ -108,6 +107,13 @@ class Layout:
             return 0
         return sum(held.elements for _, _, held in self.held_by(rank) if held.is_fp8)
 
+    def kept_fp8_scale_bytes(self, rank: int) -> int:
+        """Bytes of the scales of one such copy of each."""
+        if self.job.fp8_weights is Fp8Weights.MICROBATCH:
+            return 0
+        recipe = self.job.training.fp8_recipe
+        return sum(recipe.scale_bytes(held.elements) for _, _, held in self.held_by(rank) if held.is_fp8)
+
     def primary_fp8_elements(self, rank: int) -> int:
         """Elements of a rank's weights that exist in fp8 only."""
         return self.kept_fp8_elements(rank) if self.job.fp8_weights is Fp8Weights.PRIMARY else 0
@@ -123,8 +129,9 @@ class Layout:
     def weight_bytes(self, held: HeldParameter) -> int:
         """Bytes of a rank's part of a parameter as the optimizer writes and gathers move it."""
         is_fp8 = held.is_fp8 and self.job.fp8_weights is Fp8Weights.PRIMARY
-        dtype = DType.FP8 if is_fp8 else self.job.training.precision.tensor_dtype
-        return held.elements * dtype.size_bytes
+        if is_fp8:
+            return held.elements + self.job.training.fp8_recipe.scale_bytes(held.elements)
+        return held.elements * self.job.training.precision.tensor_dtype.size_bytes
 
     @cached_property
     def _pools(self) -> tuple[tuple[ParameterPool, ...], ...]:

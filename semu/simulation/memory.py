@@ -45,10 +45,10 @@ class RankPeak:
 def rank_static(layout: Layout, rank: int) -> StaticBytes:
     """What a rank stores for its parameters all the time."""
     job = layout.job
-    fp8 = layout.kept_fp8_elements(rank), layout.primary_fp8_elements(rank)
+    fp8 = layout.kept_fp8_elements(rank), layout.primary_fp8_elements(rank), layout.kept_fp8_scale_bytes(rank)
     static = StaticBytes(0, 0, 0)
     for number, pool in enumerate(layout.pools(rank)):
-        copied, primary = (0, 0) if number else fp8  # of all pools: only the sum counts
+        copied, primary, scales = (0, 0, 0) if number else fp8  # of all pools: only the sum counts
         static += static_bytes(
             sum(h.elements for h in pool.held),
             sum(h.elements for h in pool.trained),
@@ -60,6 +60,7 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
             state_dtype=job.training.optimizer_state_dtype,
             fp8_elements=copied,
             fp8_primary=primary,
+            fp8_scale_bytes=scales,
             shards_are_masters=job.shards_are_masters,
         )
     return on_host(static, job.training) if job.training.offload_plan.optimizer else static
@@ -89,7 +90,7 @@ class RankMemory:
         self.layout, self.evaluation, self.run, self.rank = layout, evaluation, run, rank
         self.nodes = np.flatnonzero(run.problem.node_rank == rank)
         self._rows: dict[int, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
-        self._expanded: dict[tuple[int, int, int], ExpandedStage] = {}
+        self._expanded: dict[tuple[int, int, int, bytes], ExpandedStage] = {}
 
     @cached_property
     def static(self) -> StaticBytes:
@@ -119,16 +120,19 @@ class RankMemory:
         return stage
 
     def expand(self, replica: int, node: int) -> ExpandedStage:
-        """Operators and memory events of a stage, relative to its beginning; cached by chunk, phase and shape."""
+        """Operators and memory events of a stage, relative to its beginning; cached by all that it depends on."""
         problem = self.run.problem
         shape = int(self.run.shape[replica, problem.microbatch[node]])
         self._load([shape])
         release = self.run.release.get((replica, node))
-        if release is not None:
-            return self.program(node).expand(*self._rows[shape], release)
-        key = (int(problem.chunk[node]), int(problem.phase[node]), shape)
+        key = (
+            int(problem.chunk[node]),
+            int(problem.phase[node]),
+            shape,
+            release.tobytes() if release is not None else b"",
+        )
         if key not in self._expanded:
-            self._expanded[key] = self.program(node).expand(*self._rows[shape])
+            self._expanded[key] = self.program(node).expand(*self._rows[shape], release)
         return self._expanded[key]
 
     def _load(self, shapes: Iterable[int]) -> None:
@@ -185,7 +189,11 @@ class RankMemory:
         net = np.ascontiguousarray(np.concatenate([cost.net for cost in costs])[entry])
         peak = np.ascontiguousarray(np.concatenate([cost.peak for cost in costs])[entry])
         place = {int(node): number for number, node in enumerate(self.nodes)}
-        waiting = [(replica, node) for replica, node in run.release if node in place]
+        waiting = [
+            (replica, node)
+            for replica, node in run.release
+            if node in place and not self.program(node).is_serial  # one after another: late or not, the same memory
+        ]
         self._load(int(run.shape[replica, problem.microbatch[node]]) for replica, node in waiting)
         for replica, node in waiting:
             here = place[node]

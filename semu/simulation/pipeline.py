@@ -14,8 +14,10 @@ from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.schedule.problem import PipelineProblem
 from semu.schedule.units import PipelineUnits
+from semu.simulation.bindings import StageInsides
 from semu.simulation.evaluate import Evaluation
-from semu.simulation.gather import ParameterGather, first_forward_edges
+from semu.simulation.gather import ParameterGather, first_forward_bindings, parameter_waits
+from semu.simulation.launch import launching_hosts
 from semu.simulation.layout import Layout
 from semu.simulation.transfers import TransferBytes, edge_bytes, transfer_bytes
 
@@ -45,11 +47,13 @@ class PipelineRun:
 
     Attributes:
         problem: structure. shape, count, first: see ``Replicas``.
-        plain: float64[num_replicas, num_nodes] [s], latency without waiting for parameters.
+        plain: float64[num_replicas, num_nodes] [s], latency without waiting for parameters or launches.
         latency: float64[num_replicas, num_nodes] [s], with it. start, end: float64[num_replicas, num_nodes] [s].
         sent: bytes of the transfers.
-        release: (replica, node) -> earliest starts of the operators of a stage that waits for parameters, relative to
-            its beginning: float64[num_ops] [s].
+        release: (replica, node) -> earliest starts of the operators of a stage that waits for parameters or launches,
+            relative to its beginning: float64[num_ops] [s].
+        launched: float64[num_replicas, num_stages] [s], what stages wait for launches beyond their parameters; None:
+            launches are not modelled.
     """
 
     problem: PipelineProblem
@@ -62,11 +66,19 @@ class PipelineRun:
     end: NDArray[np.float64]
     sent: TransferBytes
     release: Mapping[tuple[int, int], NDArray[np.float64]]
+    launched: NDArray[np.float64] | None = None
 
     @property
     def num_replicas(self) -> int:
         """Number of distinct replicas."""
         return len(self.count)
+
+    @property
+    def gather_wait(self) -> NDArray[np.float64]:
+        """What every stage waits for its parameters: float64[num_replicas, num_stages] [s]."""
+        stages = slice(self.problem.num_stages)
+        waits: NDArray[np.float64] = self.latency[:, stages] - self.plain[:, stages]
+        return waits if self.launched is None else waits - self.launched
 
     def stage_shape(self, replica: int) -> NDArray[np.int64]:
         """Shape of every stage node: int64[num_stages]."""
@@ -175,14 +187,30 @@ def run_pipeline(
         nodes: from ``consolidated_units``. problem: the schedule, lowered. others: as there.
     """
     orders = units.orders(problem.schedule)
-    new = Edges.between(units.order_edges(orders, overlapped_sends=layout.job.overlaps_sends), len(replicas.count))
+    between = units.order_edges(orders, overlapped_sends=layout.job.overlaps_sends)
+    new = Edges.between(between, len(replicas.count))
+    launches = layout.job.training.launch
+    insides = StageInsides(layout, evaluation, units, replicas.shape)
+    bindings = first_forward_bindings(insides, gathers, orders)
+    everything = nodes
+    if launches:
+        hosts = launching_hosts(insides, nodes, orders, between)
+        everything, new = hosts.joined(nodes), new.followed_by(hosts.edges)
+        bindings += hosts.bindings
     slots = None
-    if gathers:
-        waits, slots = first_forward_edges(layout, evaluation, units, gathers, replicas.shape, orders, nodes.num_units)
+    if bindings:
+        waits, slots = insides.bind(bindings, everything.num_units)
         new = new.followed_by(waits)
-    times = nodes.resume(new, slots=slots)
+    times = everything.resume(new, slots=slots)
     unit = unit_of_nodes(units, problem)
     start, end = times.start[:, unit], times.end[:, unit]
+    launched = None
+    if launches:
+        by_unit = times.end - times.start
+        by_unit[:, : nodes.num_units] -= nodes.latency
+        for stage, lasts in parameter_waits(insides, gathers, orders, times.start).items():
+            by_unit[:, stage] -= lasts
+        launched = by_unit[:, unit[: problem.num_stages]]
     return PipelineRun(
         problem=problem,
         shape=replicas.shape,
@@ -194,6 +222,7 @@ def run_pipeline(
         end=end,
         sent=transfer_bytes(layout, evaluation, problem),
         release=_releases(layout, units, times, unit, problem),
+        launched=launched,
     )
 
 
@@ -218,7 +247,10 @@ def _releases(
     touched = times.touched[:, unit[: problem.num_stages]]
     for replica, node in np.argwhere(touched).tolist():
         mine = slice(times.slots.ptr[unit[node]], times.slots.ptr[unit[node] + 1])
-        release = np.zeros(layout.chunks[problem.chunk[node]].forward.num_ops)
+        chunk = layout.chunks[problem.chunk[node]]
+        program = chunk.backward if problem.phase[node] else chunk.forward
+        assert program is not None
+        release = np.zeros(program.num_ops)
         late = times.release[replica, mine] - times.start[replica, unit[node]]
         release[times.slots.op[mine]] = np.maximum(late, 0.0)
         result[replica, node] = release

@@ -236,7 +236,8 @@ def _latest_ends(
         if run.end[some[0], node] <= latest.min(initial=np.inf):
             break
         for replica, latency in zip(some.tolist(), evaluation.latencies_of(shapes[some]), strict=True):
-            ends = run.start[replica, node] + stage.times(latency)[1][operators]
+            release = run.release.get((replica, node))
+            ends = run.start[replica, node] + stage.times(latency, release)[1][operators]
             np.maximum(latest, ends, out=latest)
     return latest
 
@@ -325,7 +326,8 @@ def _weight_casts(layout: Layout, model: CostModel, rank: int, begin_s: float) -
     elements = layout.kept_fp8_elements(rank)
     if not elements:
         return ()
-    traffic = elements * (layout.job.training.precision.tensor_dtype.size_bytes + 2 * DType.FP8.size_bytes)
+    copies = 2 * (elements * DType.FP8.size_bytes + layout.kept_fp8_scale_bytes(rank))
+    traffic = elements * layout.job.training.precision.tensor_dtype.size_bytes + copies
     if layout.job.fp8_weights is Fp8Weights.PRIMARY:
-        traffic = elements * 2 * DType.FP8.size_bytes
+        traffic = copies  # one read, the other written
     return (on_device(model, "fp8 weights", OpKind.CAST, traffic, begin_s),)

@@ -62,8 +62,8 @@ def sample_iterations(
         layout, evaluation, units, replicas, nodes: the job. run: its iteration without jitter.
         gathers: overlapped parameter gathers by rank. samples: how many. seed: of the draws.
     Returns:
-        float64[samples] [s], on the time grid. What a stage waits for its parameters stays as it is without jitter;
-        inside a stage, operators keep their distance from its end.
+        float64[samples] [s], on the time grid. What a stage waits for its parameters and for launches stays as it is
+        without jitter; inside a stage, operators keep their distance from its end.
     """
     job = layout.job
     dp = len(replicas.of)
@@ -113,6 +113,7 @@ def _iteration(
 ) -> float:
     """Iteration time [s] of one sample; ``start``, ``end``: float64[dp, num_nodes] [s]."""
     usual = run.latency[replicas.of]
+    held = run.release.items()
     sample = replace(
         run,
         shape=run.shape[replicas.of],
@@ -122,5 +123,9 @@ def _iteration(
         latency=end - start,
         start=end - usual,
         end=end,
+        release={
+            (number, node): late for number, own in enumerate(replicas.of) for (of, node), late in held if of == own
+        },
+        launched=None if run.launched is None else run.launched[replicas.of],
     )
     return iteration_time(layout.job, sample, rank_tails(layout, evaluation, sample, gathers))

@@ -135,6 +135,7 @@ class ModelTracer:
             keep_products=training.recompute_policy is not None,
             cross_entropy=training.cross_entropy.value,
             fused_accumulation=training.gradient_accumulation_fusion,
+            fp8_recipe=training.fp8_recipe,
         )
         self._options_key = _both_keys(self.options)
         self._settings = {module.name: ModuleSetting.of(module.name, self.mesh) for module in job.model.modules}

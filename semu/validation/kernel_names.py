@@ -67,7 +67,7 @@ FAMILY_OF_KIND: Mapping[OpKind, Family] = MappingProxyType(
         OpKind.MATMUL: Family.MATMUL,
         OpKind.GROUPED_MATMUL: Family.MATMUL,
         OpKind.PERMUTE: Family.EMBEDDING,
-        OpKind.TOP_K: Family.NORM,
+        OpKind.TOP_K: Family.EMBEDDING,
         OpKind.ATTENTION_FORWARD: Family.ATTENTION_FORWARD,
         OpKind.ATTENTION_BACKWARD: Family.ATTENTION_BACKWARD,
         OpKind.NORM: Family.NORM,

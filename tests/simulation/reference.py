@@ -24,7 +24,7 @@ from semu.job import TrainingJob
 Key = tuple[object, ...]
 """Name of a node: ("begin" or "end", chunk, phase, microbatch), ("operator", chunk, phase, microbatch, i),
 ("link", chunk, phase, microbatch, i, "gather" or "reduce" or "replicate", unit),
-("send", from chunk, to chunk, phase, microbatch)."""
+("send", from chunk, to chunk, phase, microbatch), ("launch", chunk, phase, microbatch, i)."""
 
 StageName = tuple[int, str, int]
 """Chunk, "F" or "B", microbatch."""
@@ -194,6 +194,7 @@ class _Writer:
         self.operators: dict[StageName, list[StageOperator]] = {}
         self.sent: dict[Key, int] = {}
         self.writer: dict[tuple[tuple[int, int], int], Key] = {}
+        self.launched: dict[int, Key] = {}
         self.orders = stage_orders(model, len(symbols))
         self.sharding = Sharding(model)
 
@@ -215,7 +216,7 @@ class _Writer:
         self._take_longest_paths()
         replica = Replica(self.nodes, self.orders, self.operators, self.sent, [])
         replica.memory = memory_of(self.model, replica, self.symbols, self.sharding.held(replica))
-        if not self.gather_ready and not self.model.job.training.offload:
+        if not self.gather_ready and not self.model.job.training.offload and not self.model.job.training.launch:
             several = bool(self.sharding.units) or self.model.job.parallel.cp > 1
             inside = "experts" if self.model.has_experts else "tp"
             inside = "links" if several else inside
@@ -293,6 +294,24 @@ class _Writer:
                 -1:
             ]
         self.operators[stage] = written
+        if self.model.job.training.launch:
+            self._launch(stage, written)
+
+    def _launch(self, stage: StageName, written: list[StageOperator]) -> None:
+        """The rank's host issues every kernel behind the one before; behind a transfer that it waited for, not before
+        the stage can begin."""
+        job, rank = self.model.job, self._rank(stage[0])
+        latest = [self.launched[rank]] if rank in self.launched else []
+        if not overlaps_sends(job) and any(key[0] == "send" for key in self.nodes["begin", *stage].after):
+            latest.append(("begin", *stage))
+        for number, entry in enumerate(written):
+            node, key = self.nodes[entry.key], ("launch", *stage, number)
+            lasts = on_grid(job.profile.host.launch_s.value) if node.latency_s else 0.0
+            self.nodes[key] = Node(lasts, latest)
+            node.after.append(key)
+            latest = [key]
+        self.launched[rank] = ("launch", *stage, "done")
+        self.nodes[self.launched[rank]] = Node(0.0, latest)
 
     def _writers(self, block: Block, operator: Operator, microbatch: int, key: Key) -> list[Key]:
         """Who wrote last what the operator reads; the operator becomes the last writer of what it writes."""

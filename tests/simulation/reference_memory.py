@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from simulation.reference_costs import value
 from simulation.reference_model import Block, CutModel
 
+from semu.job import TrainingJob
+
 if TYPE_CHECKING:
     from simulation.reference import Replica
 
@@ -52,7 +54,7 @@ class RankStatic:
 def static_of(model: CutModel, rank: int) -> RankStatic:
     """Parameters, gradient buffers, master weights and two moments; ZeRO-1 shares the last two groups out.
 
-    Weights of fp8 linears that are cast once an iteration stand there twice more, with one byte each.
+    Weights of fp8 linears that are cast once an iteration stand there twice more, with one byte each and their scales.
     """
     job = model.job
     uses = {id(use.parameter): use for block in model.blocks if block.rank == rank for use in block.trace.parameters}
@@ -84,9 +86,16 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
         and training.master_dtype is not training.precision.tensor_dtype
     ):
         parameters -= own * tensor_bytes
+    if cast:
+        parameters += 2 * sum(scales(job, use.numel) for use in uses.values() if use.is_fp8)
     if "optimizer" in (training.offload or ()):
         own = min(own, 40_000_000)
     return RankStatic(elements, trainable, parameters, gradients, own * state)
+
+
+def scales(job: TrainingJob, elements: int) -> int:
+    """Bytes of the scales of one fp8 copy of a weight: four for every 128 x 128 block."""
+    return 4 * ((elements + 16383) // 16384) if job.training.fp8_recipe.value == "blockwise" else 0
 
 
 def memory_of(

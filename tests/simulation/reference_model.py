@@ -114,6 +114,7 @@ class CutModel:
             keep_products=job.training.recompute_policy is not None,
             cross_entropy=job.training.cross_entropy.value,
             fused_accumulation=job.training.gradient_accumulation_fusion,
+            fp8_recipe=job.training.fp8_recipe,
         )
         self.sizes = [sizes_of(job, module.name) for module in job.model.modules]
         self._own = [

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from simulation.reference import Expansion
 from simulation.reference_costs import on_grid
 from simulation.reference_interference import lost_s
+from simulation.reference_memory import scales
 from simulation.reference_model import CutModel
 from simulation.reference_modules import group_of, most_spread
 
@@ -280,7 +281,8 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
     for tp, items, is_routed in kinds:
         own = [item for item in items if item.is_routed is is_routed]
         elements = sum(item.elements for item in own)
-        narrow = sum(u.numel for u in primary if any(u.parameter is item.parameter for item in own))
+        mine = [u for u in primary if any(u.parameter is item.parameter for item in own)]
+        narrow = sum(u.numel - scales(job, u.numel) for u in mine)
         several = job.parallel.tp // tp
         group = worst_group(model, rank, 1, shards * several, tp)
         ranks = job.parallel.dp * job.parallel.cp * several
@@ -306,8 +308,9 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
     uses = {id(use.parameter): use for block in model.blocks if block.rank == rank for use in block.trace.parameters}
     cast = sum(use.numel for use in uses.values() if use.is_fp8)
     if cast and job.fp8_weights.value != "microbatch":
-        read = tensor_bytes + 1 if job.fp8_weights.value == "iteration" else 1
-        slices.append(_kernel(expansion, OpKind.CAST, cast * (read + 1), slices[-1].end_s))
+        copy = cast + sum(scales(job, use.numel) for use in uses.values() if use.is_fp8)
+        read = cast * tensor_bytes + copy if job.fp8_weights.value == "iteration" else copy
+        slices.append(_kernel(expansion, OpKind.CAST, read + copy, slices[-1].end_s))
 
 
 def gather_times(expansion: Expansion) -> dict[int, float]:

@@ -230,11 +230,12 @@ def test_the_latest_end_of_each_operator(replicas: list[tuple[int, list[int]]], 
         end=ends[:, -1:],
         shape=np.arange(len(replicas))[:, None],
         problem=SimpleNamespace(microbatch=np.zeros(1, dtype=np.int64)),
+        release={},
     )
     found = _latest_ends(
         SimpleNamespace(latencies_of=lambda shapes: latency[shapes]),  # type: ignore[arg-type]
         run,  # type: ignore[arg-type]
-        SimpleNamespace(times=lambda lasts: (None, np.cumsum(lasts))),  # type: ignore[arg-type]
+        SimpleNamespace(times=lambda lasts, release: (None, np.cumsum(lasts))),  # type: ignore[arg-type]
         0,
         np.array(operators, dtype=np.int64),
     )

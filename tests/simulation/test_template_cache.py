@@ -19,6 +19,7 @@ from simulation.jobs import Distance, chain, gpt, job_of, overlap, t2v, t2v_item
 from semu.engine.join import build_stages
 from semu.engine.stage import StageProgram
 from semu.errors import GraphError
+from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.job import Training, TrainingJob
@@ -241,6 +242,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "keep_products": True,
     "cross_entropy": "fused",
     "fused_accumulation": False,
+    "fp8_recipe": Fp8Recipe.BLOCKWISE,
 }
 OTHER_PLAN: dict[str, object] = {"tp": 2, "sequence_parallel": True}
 

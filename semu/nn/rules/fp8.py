@@ -4,6 +4,9 @@ As Transformer Engine runs them on Hopper, whose fp8 products want both operands
 of two products is cast once and written twice, plain and transposed, by one memory-bound kernel that also finds the
 largest magnitude for the next scale (delayed scaling). What is kept for the backward pass is the fp8 input. Token
 gathers of sequence parallelism move the fp8 copy. Outputs, and everything outside such linears, stay in bf16.
+
+Under blockwise scaling (``Fp8Recipe``) a copy has its scales behind it, row by row: they are written, read, gathered
+and kept with it, and what is said here of transposing is quantising along the other axis.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ WIDTH_MULTIPLE = 16
 
 @dataclass(frozen=True)
 class Cast:
-    """fp8 copies of a tensor: as it was, and transposed; None where nobody reads that one."""
+    """fp8 copies of a tensor with their scales: as it was, and transposed; None where nobody reads that one."""
 
     plain: Tensor | None
     transposed: Tensor | None
@@ -134,21 +137,24 @@ def _cast(x: Tensor, *, plain: bool, transposed: bool, name: str, phase: Phase |
     copies = plain + transposed
     if not copies:
         return Cast(None, None)
+    rows, width = x.local_shape[:-1], x.local_shape[-1]
+    assert isinstance(width, int)
+    packed = x.trace.options.fp8_recipe.row_bytes(width)
     first = x.trace.emit(
         OpKind.CAST,
         [x],
-        x.shape,
+        (*x.shape[:-1], packed * x.shards[-1]),
         shards=x.shards,
         dtype=DType.FP8,
         sequences=x.sequences,
-        mem_bytes=x.size_bytes + copies * x.numel * DType.FP8.size_bytes,
+        mem_bytes=x.size_bytes + copies * packed * product(rows),
         key=(x.numel,),
         phase=phase,
         name=name,
-        extra_outputs=[(x.local_shape, DType.FP8)] * (copies - 1),
+        extra_outputs=[((*rows, packed), DType.FP8)] * (copies - 1),
     )
     if copies == 2:
-        return Cast(first, laid_out_like(x.trace.side_outputs(1)[0], x))
+        return Cast(first, laid_out_like(x.trace.side_outputs(1)[0], first))
     return Cast(first, None) if plain else Cast(None, first)
 
 
@@ -174,18 +180,18 @@ def _cast_weight(
     """What the forward and the input-gradient product read: copies of this microbatch, or those of the iteration."""
     if not trace.options.cast_weights:
         return w, w
-    copies = 1 + transposed
-    shape = w.parameter.shape
+    copies, parts = 1 + transposed, cut[0] * cut[1]
+    packed = w.numel + trace.options.fp8_recipe.scale_bytes(w.numel)
     first = trace.emit(
         OpKind.CAST,
         [w],
-        shape,
-        shards=cut,
+        (packed * parts,),
+        shards=(parts,),
         dtype=DType.FP8,
-        mem_bytes=w.numel * (trace.options.tensor_dtype.size_bytes + copies * DType.FP8.size_bytes),
+        mem_bytes=w.numel * trace.options.tensor_dtype.size_bytes + copies * packed,
         key=(w.numel,),
         name="weight_cast",
-        extra_outputs=[(tuple(d // n for d, n in zip(shape, cut, strict=True)), DType.FP8)] * (copies - 1),
+        extra_outputs=[((packed,), DType.FP8)] * (copies - 1),
     )
     return first, trace.side_outputs(1)[0] if transposed else first
 
@@ -204,7 +210,8 @@ def _product(
     """Append an fp8 product with a weight: operands of one byte, the result in the model's type.
 
     Args:
-        a: [..., k]. shape: of the result, [..., n]. shards: of its last axis. widths: (n, k). also: a fused bias.
+        a: [..., k] with its scales. shape: of the result, [..., n]. shards: of its last axis. widths: (n, k).
+        also: a fused bias.
     """
     trace = a.trace
     n, k = widths
@@ -216,7 +223,9 @@ def _product(
         shards=(*a.shards[:-1], shards),
         sequences=a.sequences,
         flop=2 * m * n * k,
-        mem_bytes=m * k + k * n + trace.options.tensor_dtype.size_bytes * m * n,
+        mem_bytes=a.size_bytes
+        + (k * n + trace.options.fp8_recipe.scale_bytes(k * n))
+        + trace.options.tensor_dtype.size_bytes * m * n,
         key=(m, n, k),
         phase=phase,
         name=name,
@@ -238,7 +247,7 @@ def _weight_gradient(
     if weight.gradient is not None:
         assert rows is not None and columns is not None
         m = product(rows.local_shape[:-1])
-        accumulate_product([rows, columns], writes, (m, n, k), m * n + m * k, DType.FP8)
+        accumulate_product([rows, columns], writes, (m, n, k), rows.size_bytes + columns.size_bytes, DType.FP8)
     elif writes:
         trace.emit(
             OpKind.CUSTOM,

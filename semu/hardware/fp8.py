@@ -1,0 +1,35 @@
+"""``Fp8Recipe``: how fp8 tensors are scaled, and what their scales weigh."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+BLOCK = 128
+"""Activations and gradients have a scale per 1 x 128 tile along the summed axis, weights one per 128 x 128 block
+(DeepSeek-V3, 2412.19437 §3.3.2; Transformer Engine's ``Float8BlockScaling``)."""
+SCALE_BYTES = 4
+"""Scales are fp32."""
+
+
+class Fp8Recipe(Enum):
+    """How fp8 tensors are scaled; the value is run.toml's word.
+
+    TENSORWISE: one scale for each tensor, which nobody counts. BLOCKWISE: one per tile or block. A transposed copy of
+    an activation is scaled along its own rows, so that it is quantised anew and not merely transposed.
+    """
+
+    TENSORWISE = "tensorwise"
+    BLOCKWISE = "blockwise"
+
+    def row_bytes(self, width: int) -> int:
+        """Bytes of one row of an activation or a gradient with its scales.
+
+        Args:
+            width: elements of the row. Of a transposed copy the tiles lie along the tokens; it weighs the same where
+                both axes are multiples of 128, and is counted so.
+        """
+        return width + (SCALE_BYTES * -(-width // BLOCK) if self is Fp8Recipe.BLOCKWISE else 0)
+
+    def scale_bytes(self, elements: int) -> int:
+        """Bytes of the scales of one copy of a weight with so many local elements."""
+        return SCALE_BYTES * -(-elements // BLOCK**2) if self is Fp8Recipe.BLOCKWISE else 0

@@ -1,0 +1,152 @@
+"""Operators inside stages that units outside bound: edges into slots, and what it takes to time those stages again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.engine.stage import StageProgram
+from semu.engine.units import Edges, Slots
+from semu.schedule.units import PipelineUnits
+from semu.simulation.evaluate import Evaluation
+from semu.simulation.layout import Layout
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Edges from other units to operators of one stage, which bound these and not the stage.
+
+    Attributes:
+        unit: the stage. source: int[k], units. op: int[k], operators of the stage.
+        lag: float64[num_replicas, k] [s], after each source's start; None: the sources' ends.
+    """
+
+    unit: int
+    source: NDArray[np.int64]
+    op: NDArray[np.int64]
+    lag: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True)
+class Inside:
+    """The operators of one stage on every replica.
+
+    Attributes:
+        program: its arrays. number: of the program among those seen. place: of its first latency among those seen.
+        latency: float64[num_replicas, num_ops] [s].
+        start: float64[num_replicas, num_ops] [s], after the stage's when nothing outside delays it.
+    """
+
+    program: StageProgram
+    number: int
+    place: int
+    latency: NDArray[np.float64]
+    start: NDArray[np.float64]
+
+
+class StageInsides:
+    """The operators of stages; stages of one kind with equal shapes on every replica are looked at once.
+
+    Args:
+        layout, evaluation, units: the job. shape: int64[num_replicas, num_microbatches], distinct replicas.
+    """
+
+    def __init__(self, layout: Layout, evaluation: Evaluation, units: PipelineUnits, shape: NDArray[np.int64]) -> None:
+        self.layout, self.evaluation, self.units, self.shape = layout, evaluation, units, shape
+        self._known: dict[tuple[int, bytes], Inside] = {}
+        self._rows: dict[bytes, NDArray[np.float64]] = {}
+        self._programs: dict[int, tuple[int, StageProgram]] = {}
+        self._filled = 0
+
+    def of(self, unit: int) -> Inside:
+        """The operators of a stage. ``unit``: its number."""
+        microbatch, position = divmod(unit, self.units.size)
+        shapes = self.shape[:, microbatch]
+        key = position, shapes.tobytes()
+        if key not in self._known:
+            if key[1] not in self._rows:
+                self._rows[key[1]] = self.evaluation.latencies_of(shapes)
+            chunk = self.layout.chunks[self.units.chunk[position]]
+            program = chunk.backward if self.units.phase[position] else chunk.forward
+            assert program is not None
+            number, _ = self._programs.setdefault(id(program), (len(self._programs), program))
+            latency = self._rows[key[1]][:, program.rows]
+            start = natural_starts(program, latency)
+            self._known[key] = Inside(program, number, self._filled, latency, start)
+            self._filled += program.num_ops
+        return self._known[key]
+
+    def bind(self, bindings: Sequence[Binding], num_nodes: int) -> tuple[Edges, Slots]:
+        """All bindings as edges and slots; a slot for every bound operator. ``num_nodes``: of all units."""
+        num_replicas = len(self.shape)
+        by_unit: dict[int, list[Binding]] = {}
+        for binding in sorted(bindings, key=lambda binding: binding.unit):
+            by_unit.setdefault(binding.unit, []).append(binding)
+        prog = np.full(num_nodes, -1, dtype=np.int32)
+        cost_ptr = np.full(num_nodes, -1, dtype=np.int64)
+        count = np.zeros(num_nodes, dtype=np.int64)
+        ops, starts, pieces, lags = [], [], [], []
+        filled = 0
+        for unit, own in by_unit.items():
+            inside = self.of(unit)
+            bound = np.unique(np.concatenate([binding.op for binding in own]))
+            prog[unit], cost_ptr[unit], count[unit] = inside.number, inside.place, len(bound)
+            ops.append(bound)
+            starts.append(inside.start[:, bound])
+            for binding in own:
+                read = np.full(len(binding.op), -1) if binding.lag is None else binding.op
+                slot = filled + np.searchsorted(bound, binding.op)
+                pieces.append(np.stack((binding.source, np.full(len(binding.op), unit), read, slot)))
+                lags.append(np.zeros((num_replicas, len(binding.op))) if binding.lag is None else binding.lag)
+            filled += len(bound)
+        source, target, op, slot = np.concatenate([np.zeros((4, 0), dtype=np.int64), *pieces], axis=1).astype(np.int32)
+        nothing = np.zeros((num_replicas, 0))
+        edges = Edges(source, target, op, np.concatenate([nothing, *lags], axis=1), slot)
+        programs = [program for _, program in sorted(self._programs.values(), key=lambda entry: entry[0])]
+        return edges, _slots(programs, [*self._known.values()], count, prog, cost_ptr, ops, [nothing, *starts])
+
+
+def _slots(
+    programs: Sequence[StageProgram],
+    insides: Sequence[Inside],
+    count: NDArray[np.int64],
+    prog: NDArray[np.int32],
+    cost_ptr: NDArray[np.int64],
+    ops: Sequence[NDArray[np.int64]],
+    starts: Sequence[NDArray[np.float64]],
+) -> Slots:
+    """Slots unit by unit, with every program and every latency that they refer to."""
+    integers = np.zeros(0, dtype=np.int32)
+    num_preds = np.concatenate([integers, *[np.diff(program.pred_ptr) for program in programs]])
+    return Slots(
+        ptr=np.concatenate(([0], np.cumsum(count))).astype(np.int32),
+        op=np.concatenate([integers, *ops]).astype(np.int32),
+        start=np.ascontiguousarray(np.concatenate(starts, axis=1)),
+        prog=prog,
+        prog_ptr=np.concatenate(([0], np.cumsum([program.num_ops for program in programs]))).astype(np.int32),
+        op_pred_ptr=np.concatenate(([0], np.cumsum(num_preds))).astype(np.int32),
+        op_pred=np.concatenate([integers, *[program.pred for program in programs]]).astype(np.int32),
+        op_stream=np.concatenate([integers, *[program.stream for program in programs]]).astype(np.int32),
+        prog_streams=np.array([program.num_streams for program in programs], dtype=np.int32),
+        cost_ptr=cost_ptr,
+        op_latency=np.ascontiguousarray(np.concatenate([starts[0], *[inside.latency for inside in insides]], axis=1)),
+    )
+
+
+def natural_starts(program: StageProgram, latency: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Start of every operator after its stage's when nothing outside delays it: float64[num_replicas, num_ops] [s].
+
+    Args:
+        latency: float64[num_replicas, num_ops] [s].
+    """
+    if program.is_serial:
+        return np.cumsum(latency, axis=1) - latency
+    rows = np.zeros(int(program.rows.max(initial=-1)) + 1)
+    result = np.empty_like(latency)
+    for replica, lasts in enumerate(latency):
+        rows[program.rows] = lasts
+        result[replica] = program.times(rows)[0]
+    return result
