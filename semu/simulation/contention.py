@@ -46,22 +46,19 @@ class Contended:
 
 
 def check_contention(contention: bool, samples: int, job: TrainingJob) -> None:
-    """Samples repeat stages and transfers at their usual lengths; launches, and modules with their own parallelism,
-    are not written out under contention.
+    """Samples repeat stages and transfers at their usual lengths; launches are not written out under contention.
 
     Raises:
-        ConfigError: samples, launches or ``parallel.modules`` under contention.
+        ConfigError: samples or launches under contention.
     """
-    other = [("training.launch", job.training.launch), ("parallel.modules", bool(job.parallel.modules))]
-    for where, is_on in other if contention else ():
-        if is_on:
-            raise ConfigError(
-                f"{where} with contention is not modelled by this version",
-                where=where,
-                expected="nothing of it, or no contention",
-                got="contention",
-                nearest="no contention",
-            )
+    if contention and job.training.launch:
+        raise ConfigError(
+            "training.launch with contention is not modelled by this version",
+            where="training.launch",
+            expected="nothing of it, or no contention",
+            got="contention",
+            nearest="no contention",
+        )
     if contention and samples:
         raise ConfigError(
             "samples with contention are not modelled by this version",

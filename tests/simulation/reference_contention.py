@@ -13,8 +13,9 @@ from engine.contention_reference import Mover, share
 from simulation.reference import HOST, Expansion, Key, Replica, attribute, expand
 from simulation.reference_costs import on_grid, symbols_of
 from simulation.reference_memory import memory_of
+from simulation.reference_modules import group_of, module_symbols
 from simulation.reference_sharding import REPLICATE, Sharding
-from simulation.reference_tail import collective, gather_times, shared_buckets, trainable, worst_group
+from simulation.reference_tail import collective, gather_times, parts_of, shared_buckets, trainable, worst_group
 
 from semu.hardware.kinds import OpKind, Port, Provenance
 from semu.hardware.network import CommGroup, collective_cost
@@ -80,7 +81,8 @@ class _Crowd:
         items = job.batch.microbatches(
             job.num_microbatches * job.parallel.dp, job.training.micro_batch, job.training.seq_len
         )
-        own = [symbols_of(item, job.parallel.tp, job.parallel.cp) for item in items[number :: job.parallel.dp]]
+        mine = items[number :: job.parallel.dp]
+        own = [symbols_of(item, job.parallel.tp, job.parallel.cp) | module_symbols(job, item) for item in mine]
         replica.memory = memory_of(self.model, replica, own, self.sharding.held(replica))
         if replica.exposed_s:
             inside = next(name for name in replica.exposed_s if name != "pp")
@@ -125,7 +127,7 @@ class _Crowd:
         if name in HOST:
             group = CommGroup(name, 2, local_port=Port.PCIE)
             return operator.kind, group, [(r, rank, Port.PCIE, "out" if name == HOST[0] else "in")]
-        group = self.sharding.group(key[5] == REPLICATE) if key[0] == "link" else model.groups[name]
+        group = self.sharding.group(key[5] == REPLICATE) if entry.block is None else model.groups_for(entry.block)[name]
         if group.num_ranks == 1:
             return None, None, []
         sides = ("out", "in") if operator.kind is OpKind.P2P else ("out",)
@@ -134,14 +136,17 @@ class _Crowd:
     def _gather(self) -> None:
         """Parameters, bucket by bucket in the order of the forward pass; the blocks' forward operators wait."""
         for rank in range(self.job.parallel.pp):
-            group = worst_group(self.model, rank, 1, self.job.parallel.dp * self.job.parallel.cp)
+            peers = self.job.parallel.dp * self.job.parallel.cp
             held = trainable(self.expansion, rank)
             for item in held:
                 item.ready_s = 0.0
             before: dict[int, int] = {}
             for bucket in shared_buckets(self.model, held, several=True):
                 size = 2 * sum(item.elements for item in bucket)
-                own = self.model.experts.groups("edp", 0, rank) if bucket[0].is_routed else group
+                tp = bucket[0].tp
+                own = worst_group(self.model, rank, 1, peers * (self.job.parallel.tp // tp), tp)
+                if bucket[0].is_routed:
+                    own = self.model.experts.groups("edp", 0, rank)
                 self._reduce([rank], OpKind.ALL_GATHER, own, size, [], before, [])
                 parameters = {id(item.parameter) for item in bucket}
                 for (r, key), number in self.number.items():
@@ -165,7 +170,8 @@ class _Crowd:
             if parallel.zero <= 1:
                 kind = OpKind.REDUCE_SCATTER if parallel.zero else OpKind.ALL_REDUCE
                 for bucket in shared_buckets(self.model, held[rank], job.training.overlap.grad_reduce):
-                    group = worst_group(self.model, rank, 1, peers)
+                    tp = bucket[0].tp
+                    group = worst_group(self.model, rank, 1, peers * (parallel.tp // tp), tp)
                     if bucket[0].is_routed:
                         group = self.model.experts.groups("edp", 0, rank)
                     waits = self._ends(rank)
@@ -173,13 +179,15 @@ class _Crowd:
                         waits = self._writers(rank, {id(item.parameter) for item in bucket})
                     size = sum(item.elements for item in bucket) * job.training.grad_dtype.size_bytes
                     self._reduce([rank], kind, group, size, waits, before, result)
-            whole = sum(item.elements for item in held[rank] if not item.is_sharded and not item.is_routed)
-            if parallel.zero >= 2:
-                whole = -(-whole // peers)
-            if parallel.tp > 1 and parallel.sequence_parallel and whole:
-                size = whole * job.training.grad_dtype.size_bytes
-                ends = self._ends(rank)
-                self._reduce([rank], OpKind.ALL_REDUCE, self.model.tp_group, size, ends, before, result)
+            for tp, items in parts_of(held[rank]):
+                whole = sum(i.elements for i in items if not i.is_sharded and i.is_sp and not i.is_routed)
+                if parallel.zero >= 2:
+                    whole = -(-whole // peers)
+                if tp > 1 and whole:
+                    sizes = next(sizes for sizes in self.model.sizes if sizes.tp == tp)
+                    group = self.model.tp_group if tp == parallel.tp else group_of(job, "tp", sizes)
+                    size = whole * job.training.grad_dtype.size_bytes
+                    self._reduce([rank], OpKind.ALL_REDUCE, group, size, self._ends(rank), before, result)
         for item in {id(item.parameter): item for items in held for item in items}.values():
             ranks = [r for r, items in enumerate(held) if any(other.parameter is item.parameter for other in items)]
             if len(ranks) > 1:

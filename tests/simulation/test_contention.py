@@ -18,6 +18,7 @@ from semu.hardware.profile import load_profile
 from semu.job import TrainingJob
 from semu.nn import MixtureOfExperts, Model, TransformerLayer
 from semu.parallel.config import Parallel
+from semu.parallel.modules import ModuleParallel
 from semu.report import Report
 from semu.simulation import link_units, simulate
 from semu_models.decoder import Decoder, decoder_model
@@ -119,6 +120,20 @@ JOBS: dict[str, Callable[[], TrainingJob]] = {
         overlap=overlap(pipeline=True, gradients=True, tensor=True),
         gpus_per_node=1,
         override={"nic_bytes_per_s": 1e9},
+    ),
+    "modules": lambda: job_of(
+        vlm(),
+        vlm_items(8),
+        Parallel(pp=2, dp=2, tp=2, sequence_parallel=True, zero=1, modules={"vit": ModuleParallel(tp=1)}),
+        overlap=ALL,
+        override=SLOW_NVLINK,
+    ),
+    "modules, t2v": lambda: job_of(
+        t2v(),
+        t2v_items(4),
+        Parallel(pp=2, dp=1, tp=4, zero=0, modules={"dit": ModuleParallel(tp=2)}),
+        overlap=ALL,
+        override=SLOW_NVLINK,
     ),
     "slow NICs": lambda: job_of(
         gpt(),
