@@ -59,9 +59,10 @@ class _Reader:
                 error = unknown_name("symbol", symbol, [*SYMBOLS, "|", "(", ")", "*"], where=self.where)
                 nearest = next((known for known in SYMBOLS if known.lower() == symbol.lower()), None)
                 raise self._error(f"unknown symbol {symbol!r}", place, str(error.expected), symbol, nearest)
-            result += piece * self._repetitions()
-            if len(result) > _MOST:
+            times = self._repetitions()
+            if len(result) + len(piece) * times > _MOST:
                 raise self._error("too long", place, f"at most {_MOST} symbols", "more")
+            result += piece * times
         if opened is not None:
             raise self._error("a parenthesis that is not closed", opened, "a ')' behind it", "(")
         return result

@@ -33,6 +33,7 @@ def test_no_name_of_a_row_occurs_in_the_code(collected: list[dict[str, Any]]) ->
     assert pattern.search(PUBLISHED.read_text())
 
 
+@pytest.mark.slow
 def test_renaming_everything_changes_no_prediction(collected: list[dict[str, Any]]) -> None:
     free = {"id", "group", "source", "system", "gpu", "intra_net", "inter_net", "notes"}
     free |= {"precision", "recompute", "sharding", "schedule"}
