@@ -55,7 +55,7 @@ def interference(
     if rank in gathers:
         total = sum(piece.end_s - piece.start_s for piece in gathers[rank].slices)
         hidden = hidden + np.maximum(total - run.waited(nodes), 0.0)
-    lost = np.rint(share * float(hidden.max()) * TIME_GRID_PER_S) / TIME_GRID_PER_S
+    lost = round(share * float(hidden.max()) * TIME_GRID_PER_S) / TIME_GRID_PER_S
     if lost <= 0:
         return None
     begin = max([float(done.max()), *(piece.end_s for piece in reductions)])
