@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from semu.engine.span import Span
     from semu.engine.timeline import IterationTimeline, MemoryCurve
     from semu.errors import ConfigError, GraphError, ScheduleError, SemuError
+    from semu.estimate import Estimate
     from semu.graph.graph import Graph
     from semu.graph.level import Level
     from semu.graph.operator import OpKind, Phase
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from semu.report import Report
     from semu.schedule.schedule import Schedule
     from semu.simulation import JobCheckpoint, prepare, simulate
+    from semu.simulation.estimate import evaluate
 
 __version__ = "0.1.0"
 
@@ -52,6 +54,7 @@ _HOMES = {
     "Cluster": "semu.hardware.cluster",
     "ConfigError": "semu.errors",
     "DType": "semu.hardware.kinds",
+    "Estimate": "semu.estimate",
     "Graph": "semu.graph.graph",
     "GraphError": "semu.errors",
     "GraphTimeline": "semu.engine.simulator",
@@ -85,6 +88,7 @@ _HOMES = {
     "Span": "semu.engine.span",
     "Training": "semu.job",
     "TrainingJob": "semu.job",
+    "evaluate": "semu.simulation.estimate",
     "prepare": "semu.simulation",
     "run": "semu.engine.simulator",
     "include": "semu.graph.parts",
@@ -99,6 +103,7 @@ __all__ = [
     "Cluster",
     "ConfigError",
     "DType",
+    "Estimate",
     "Graph",
     "GraphError",
     "GraphTimeline",
@@ -135,6 +140,7 @@ __all__ = [
     "__version__",
     "engine",
     "errors",
+    "evaluate",
     "graph",
     "hardware",
     "include",

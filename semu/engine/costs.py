@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,9 @@ from semu.hardware.kinds import DType, OpKind, Provenance
 from semu.hardware.network import CommGroup, collective_cost
 from semu.hardware.number import worst_provenance
 from semu.units import TIME_GRID_PER_S
+
+if TYPE_CHECKING:
+    from semu.engine.segment_keys import SegmentKeys
 
 ATTENTION_KEY = ("tokens", "key_tokens", "pairs", "heads", "kv_heads", "d", "d_v", "share")
 """Meaning of an attention operator's shape key; share is 2 where causal halves the pairs, else 1."""
@@ -130,6 +134,13 @@ class CostModel:
         """Tokens, pairs and share of the attention operators."""
         keys = [self.library.operators[row].key for row in self._attention]
         return tuple(DimTable.build([key[position] for key in keys]) for position in ATTENTION_USED)
+
+    @cached_property
+    def segment_keys(self) -> SegmentKeys:
+        """Keys of segments for the result cache."""
+        from semu.engine.segment_keys import SegmentKeys
+
+        return SegmentKeys(self)
 
     @cached_property
     def numbers(self) -> NDArray[np.float64]:

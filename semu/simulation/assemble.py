@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from semu.graph.operator import Phase
 from semu.hardware.kinds import DType, Provenance
-from semu.job import Precision, Recompute, TrainingJob, Workspaces
+from semu.job import Precision, Recompute, Workspaces
 from semu.report import Report
-from semu.simulation.accounting import breakdown, bubble_ratio, count_work, overhead_s
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
+from semu.simulation.headline import headline
 from semu.simulation.layout import Layout
-from semu.simulation.memory import RankMemory
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.rank_timeline import build_timeline
 from semu.simulation.reduction import RankTail
@@ -33,18 +30,13 @@ def assemble_report(
     """Everything that ``simulate`` returns."""
     job = layout.job
     profile = job.profile
-    makespan = run.makespan()
-    slowest = int(np.argmax(makespan))
-    iteration = iteration_time(job, run, tails)
-    memories = [RankMemory(layout, evaluation, run, rank) for rank in range(job.parallel.pp)]
-    peaks = [memory.peak() for memory in memories]
-    work = count_work(layout, evaluation)
+    head = headline(layout, evaluation, run, tails)
+    found, slowest, memories, peaks, work = head.estimate, head.slowest, head.memories, head.peaks, head.work
+    iteration = found.iteration_time_s
     saved = SavedActivations(layout, evaluation, run)
     parameters = job.model.num_parameters()
     gpus = job.cluster.num_gpus
-    peak_rate = profile.peak_flop_per_s(job.training.precision.compute_dtype) * gpus * iteration
     is_fp8 = job.training.precision is Precision.FP8
-    capacity = int(profile.memory_bytes.value)
     costs = ReplicaCosts.of(layout, evaluation, run, slowest)
     timeline = build_timeline(layout, evaluation, run, tails, gathers, memories, slowest, costs, iteration)
     top, seconds = top_operators(layout, evaluation, costs)
@@ -54,23 +46,23 @@ def assemble_report(
     return Report(
         title=f"{job.model.name} on {job.cluster.label()}, {job.parallel.label()}, {job.training.schedule}",
         iteration_time_s=iteration,
-        makespan_s=float(makespan[slowest]),
-        mfu=work.model_flop / peak_rate,
-        hfu=work.hardware_flop / peak_rate,
-        mfu_full_attention=work.model_flop_full_attention / peak_rate,
+        makespan_s=found.makespan_s,
+        mfu=found.mfu,
+        hfu=found.hfu,
+        mfu_full_attention=work.model_flop_full_attention / head.peak_rate,
         mfu_bf16=work.model_flop / (profile.peak_flop_per_s(DType.BF16) * gpus * iteration) if is_fp8 else None,
         model_flop=work.model_flop,
         hardware_flop=work.hardware_flop,
         model_tflop_per_s_per_gpu=work.model_flop / iteration / gpus / 1e12,
         tokens_per_s_per_gpu=work.tokens / iteration / gpus,
         tokens=work.tokens,
-        bubble_ratio=bubble_ratio(run, slowest),
-        peak_memory_bytes=tuple(peak.size_bytes for peak in peaks),
-        static_memory_bytes=tuple(memory.static.total for memory in memories),
+        bubble_ratio=found.bubble_ratio,
+        peak_memory_bytes=found.peak_memory_bytes,
+        static_memory_bytes=found.static_memory_bytes,
         reserved_memory_bytes=None,
-        capacity_bytes=capacity,
+        capacity_bytes=found.capacity_bytes,
         parameters=parameters,
-        breakdown_s=breakdown(layout, evaluation, run, tails, iteration).to_json(),
+        breakdown_s=found.breakdown_s,
         ranks=tuple(rank_row(layout, run, memory, peak, saved) for memory, peak in zip(memories, peaks, strict=True)),
         top_operators=top,
         provenance=provenance,
@@ -81,12 +73,6 @@ def assemble_report(
         warnings=tuple(_warnings(layout, parameters, run.num_replicas)),
         timeline=timeline,
     )
-
-
-def iteration_time(job: TrainingJob, run: PipelineRun, tails: list[RankTail]) -> float:
-    """End of everything on every rank, and the time outside the model [s], on the time grid."""
-    ends = max(float(run.makespan().max()), *(tail.end_s for tail in tails))
-    return ends + overhead_s(job)
 
 
 def describe_job(layout: Layout) -> dict[str, object]:

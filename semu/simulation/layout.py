@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from semu.engine.exchange import ExchangeCosts, ExchangePlan
 from semu.engine.stage import StageProgram
@@ -18,8 +18,9 @@ from semu.parallel.pipeline import Chunk, deal_chunks, place_chunks
 from semu.parallel.stage_layers import stage_boundaries
 from semu.schedule.schedule import PipelineShape
 from semu.simulation.exchanges import plan_exchanges
+from semu.simulation.model_memo import ModelMemo, ModelMemos, cut_key, trace_key
 from semu.simulation.recompute_units import recompute_units
-from semu.simulation.template_cache import LIBRARIES, JoinedLibrary
+from semu.simulation.template_cache import LIBRARIES, CompiledBlock, JoinedLibrary, Recent
 from semu.simulation.tracer import Block, HeldParameter, ModelTracer
 
 if TYPE_CHECKING:
@@ -43,39 +44,82 @@ class ChunkStages:
     arrivals: tuple[int, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """The chunks of a model, shared by all jobs that cut it alike.
+
+    Attributes:
+        chunks: in order of data flow. num_ranks: pipeline ranks.
+        costs: evaluations of the stages, see ``evaluate``. facts: what else was found about the chunks, by name.
+    """
+
+    chunks: tuple[ChunkStages, ...]
+    num_ranks: int
+    costs: Recent[Any] = field(default_factory=lambda: Recent(16))
+    facts: Recent[Any] = field(default_factory=lambda: Recent(256))
+
+    @cached_property
+    def held(self) -> tuple[tuple[tuple[int, int, HeldParameter], ...], ...]:
+        """Per rank, (chunk, block, parameter) for every parameter that it stores, each once, in forward order."""
+        by_rank: list[dict[int, tuple[int, int, HeldParameter]]] = [{} for _ in range(self.num_ranks)]
+        for chunk in self.chunks:
+            for number, block in enumerate(chunk.blocks):
+                for held in block.parameters:
+                    by_rank[chunk.chunk.rank].setdefault(id(held.parameter), (chunk.chunk.index, number, held))
+        return tuple(tuple(found.values()) for found in by_rank)
+
+    @cached_property
+    def by_rank(self) -> tuple[list[ChunkStages], ...]:
+        """Per rank, its chunks in order of data flow."""
+        return tuple([c for c in self.chunks if c.chunk.rank == rank] for rank in range(self.num_ranks))
+
+    def pipeline_shape(self, num_microbatches: int) -> PipelineShape:
+        """What the schedule must order."""
+        shape: PipelineShape = self.facts.get(
+            ("shape", num_microbatches),
+            lambda: PipelineShape(
+                num_ranks=self.num_ranks,
+                num_microbatches=num_microbatches,
+                chunk_rank=tuple(c.chunk.rank for c in self.chunks),
+                sources=tuple(tuple(dict.fromkeys(a for a in c.arrivals if a >= 0)) for c in self.chunks),
+                has_backward=tuple(c.backward is not None for c in self.chunks),
+                chunk_slot=tuple(c.chunk.slot for c in self.chunks),
+            ),
+        )
+        return shape
+
+
 @dataclass(frozen=True)
 class Layout:
     """A job's model, cut and compiled.
 
     Attributes:
         job: the job. mesh: where ranks live. library: templates with their cost rows. streams: stream names.
-        chunks: in order of data flow.
+        cut: its chunks.
     """
 
     job: TrainingJob
     mesh: Mesh
     library: TemplateLibrary
     streams: tuple[str, ...]
-    chunks: tuple[ChunkStages, ...]
+    cut: Cut
+
+    @property
+    def chunks(self) -> tuple[ChunkStages, ...]:
+        """The chunks in order of data flow."""
+        return self.cut.chunks
 
     def pipeline_shape(self, num_microbatches: int) -> PipelineShape:
         """What the schedule must order."""
-        return PipelineShape(
-            num_ranks=self.job.parallel.pp,
-            num_microbatches=num_microbatches,
-            chunk_rank=tuple(c.chunk.rank for c in self.chunks),
-            sources=tuple(tuple(dict.fromkeys(a for a in c.arrivals if a >= 0)) for c in self.chunks),
-            has_backward=tuple(c.backward is not None for c in self.chunks),
-            chunk_slot=tuple(c.chunk.slot for c in self.chunks),
-        )
+        return self.cut.pipeline_shape(num_microbatches)
 
     def chunks_of(self, rank: int) -> list[ChunkStages]:
         """Chunks of a pipeline rank in order of data flow."""
-        return [c for c in self.chunks if c.chunk.rank == rank]
+        return self.cut.by_rank[rank]
 
     def held_by(self, rank: int) -> tuple[tuple[int, int, HeldParameter], ...]:
         """(chunk, block, parameter) for every parameter that a rank stores, each once, in forward order."""
-        return self._held[rank]
+        return self.cut.held[rank]
 
     def kept_fp8_elements(self, rank: int) -> int:
         """Elements of a rank's weights of which fp8 copies are kept from one iteration to the next."""
@@ -93,15 +137,6 @@ class Layout:
         dtype = DType.FP8 if is_fp8 else self.job.training.precision.tensor_dtype
         return held.elements * dtype.size_bytes
 
-    @cached_property
-    def _held(self) -> tuple[tuple[tuple[int, int, HeldParameter], ...], ...]:
-        by_rank: list[dict[int, tuple[int, int, HeldParameter]]] = [{} for _ in range(self.job.parallel.pp)]
-        for chunk in self.chunks:
-            for number, block in enumerate(chunk.blocks):
-                for held in block.parameters:
-                    by_rank[chunk.chunk.rank].setdefault(id(held.parameter), (chunk.chunk.index, number, held))
-        return tuple(tuple(found.values()) for found in by_rank)
-
 
 def build_layout(job: TrainingJob, weigh: Callable[[TemplateLibrary], Sequence[float]]) -> Layout:
     """Trace, cut and compile a job's model.
@@ -110,10 +145,15 @@ def build_layout(job: TrainingJob, weigh: Callable[[TemplateLibrary], Sequence[f
         job: the job.
         weigh: weight of each template for balancing by latency; called only where ``parallel.partition`` asks.
     """
-    tracer = ModelTracer(job)
-    blocks = tracer.trace_model()
-    joined = _library(tracer, ())
-    library = joined.library
+    mesh = Mesh(job.parallel, job.cluster)
+    memo = MODELS.of(job.model)
+    key = trace_key(job, mesh)
+    traced = memo.values.peek(key) or _trace(job, mesh, memo, key)
+    blocks, joined, library = traced.blocks, traced.joined, traced.joined.library
+    part = cut_key(job)
+    known = traced.cuts.peek(part) if part is not None else None
+    if known is not None:
+        return Layout(job, mesh, library, joined.streams, known)
     flat = [block for group in blocks for block in group]
     counts = [len(group) for group in blocks]
     layout = job.parallel.stage_layout
@@ -128,30 +168,59 @@ def build_layout(job: TrainingJob, weigh: Callable[[TemplateLibrary], Sequence[f
         else:
             weights = [float(sum(p.parameter.numel for p in block.parameters)) for block in flat]
         chunks = place_chunks(counts, weights, job.parallel.pp, job.parallel.vpp)
+    compiled, is_lasting = traced.compiled, traced.is_lasting
     if job.training.recompute_layers is not None:
         units, chunks = recompute_units(job, blocks, chunks)
         tracer = ModelTracer(job)
         blocks = tracer.trace_model(units)
-        joined = _library(tracer, ())
-        library = joined.library
-    exchanges, plans = plan_exchanges(job, tracer.mesh, blocks, chunks, len(tracer.blocks))
+        joined = _library(tracer.blocks, (), is_lasting=tracer.is_lasting)
+        compiled, is_lasting = tracer.blocks, tracer.is_lasting
+    exchanges, plans = plan_exchanges(job, mesh, blocks, chunks, len(compiled))
     if exchanges:
-        joined = _library(tracer, exchanges)
-    return Layout(
-        job=job,
-        mesh=tracer.mesh,
-        library=joined.library,
-        streams=joined.streams,
-        chunks=tuple(_join(job, joined, blocks, chunks, plans)),
-    )
+        joined = _library(compiled, exchanges, is_lasting=is_lasting)
+    cut = Cut(tuple(_join(job, joined, blocks, chunks, plans)), job.parallel.pp)
+    if part is not None:
+        cut = traced.cuts.get(part, lambda: cut)
+    return Layout(job=job, mesh=mesh, library=joined.library, streams=joined.streams, cut=cut)
 
 
-def _library(tracer: ModelTracer, exchanges: tuple[ExchangeCosts, ...]) -> JoinedLibrary:
+@dataclass(frozen=True, eq=False)
+class _Traced:
+    """A model's blocks under some settings, and the chunks into which it has been cut.
+
+    Attributes:
+        blocks: of every modality module. compiled: what their templates are made of. is_lasting: as ``ModelTracer``.
+        joined: their library. cuts: by ``cut_key``.
+    """
+
+    blocks: list[list[Block]]
+    compiled: list[CompiledBlock]
+    is_lasting: bool
+    joined: JoinedLibrary
+    cuts: Recent[Cut] = field(default_factory=lambda: Recent(32))
+
+
+MODELS: ModelMemos[_Traced] = ModelMemos()
+"""Traced models, as long as they live and stay as they are."""
+
+
+def _trace(job: TrainingJob, mesh: Mesh, memo: ModelMemo[_Traced], key: Hashable) -> _Traced:
+    """Trace a model; remembered where it hides nothing."""
+    tracer = ModelTracer(job)
+    blocks = tracer.trace_model()
+    joined = _library(tracer.blocks, (), is_lasting=tracer.is_lasting)
+    traced = _Traced(blocks, tracer.blocks, tracer.is_lasting, joined)
+    return memo.values.get(key, lambda: traced) if tracer.is_lasting and memo.is_fixed else traced
+
+
+def _library(
+    blocks: Sequence[CompiledBlock], exchanges: tuple[ExchangeCosts, ...], *, is_lasting: bool
+) -> JoinedLibrary:
     """The templates of a traced model; the same ones in the same order share what was joined of them before."""
-    if not tracer.is_lasting:
-        return JoinedLibrary(tracer.blocks, exchanges)
-    key = tuple(block.serial for block in tracer.blocks)
-    return LIBRARIES.get((key, exchanges) if exchanges else key, lambda: JoinedLibrary(tracer.blocks, exchanges))
+    if not is_lasting:
+        return JoinedLibrary(blocks, exchanges)
+    key = tuple(block.serial for block in blocks)
+    return LIBRARIES.get((key, exchanges) if exchanges else key, lambda: JoinedLibrary(blocks, exchanges))
 
 
 def _join(

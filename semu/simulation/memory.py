@@ -72,7 +72,7 @@ class RankMemory:
 
     def __init__(self, layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> None:
         self.layout, self.evaluation, self.run, self.rank = layout, evaluation, run, rank
-        self.nodes = np.flatnonzero(run.problem.node_rank == rank)
+        self.nodes = run.problem.rank_nodes[rank]
         self._rows: dict[int, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
         self._expanded: dict[tuple[int, int, int], ExpandedStage] = {}
 
@@ -104,8 +104,10 @@ class RankMemory:
         """Operators and memory events of a stage, relative to its beginning; cached by chunk, phase and shape."""
         problem = self.run.problem
         shape = int(self.run.shape[replica, problem.microbatch[node]])
-        self._load([shape])
         release = self.run.release.get((replica, node))
+        if release is None and self.evaluation.by_shape.is_few:
+            return self.evaluation.by_shape.expanded(self.program(node), shape)
+        self._load([shape])
         if release is not None:
             return self.program(node).expand(*self._rows[shape], release)
         key = (int(problem.chunk[node]), int(problem.phase[node]), shape)
@@ -140,7 +142,7 @@ class RankMemory:
         for count, number in enumerate(order):
             if static + bounds[number] <= best.size_bytes:
                 break
-            if count % _AHEAD == 0:
+            if count % _AHEAD == 0 and not self.evaluation.by_shape.is_few:
                 ahead = doubtful[order[count : count + _AHEAD]]
                 self._load(self.run.shape[ahead[:, 0], microbatch[ahead[:, 1]]].tolist())
             replica, position = (int(i) for i in doubtful[number])
@@ -192,23 +194,32 @@ class RankMemory:
         Args:
             replica, position: the stage (``nodes[position]``). net: int64[num_stages], change by each stage [bytes].
         """
+        from semu.engine.pipeline_kernels import exact_summit
+
         run, node = self.run, self.nodes[position]
-        begin, end = run.start[replica, node], run.end[replica, node]
-        outside, ends = self.ground.time[replica], run.end[replica, self.nodes]
-        around = slice(int(np.searchsorted(outside, begin)), int(np.searchsorted(outside, end, side="right")))
-        ground = self.ground.size[replica]
-        level = int(ground[: around.start].sum()) + int(net[ends < begin].sum())
-        others = np.flatnonzero((ends >= begin) & (ends <= end))
-        before, after = others[others < position], others[others > position]
         stage = self.expand(replica, int(node))
-        steps = (ground[around], net[before], stage.event_bytes.sum(axis=0), net[after])
-        time = np.concatenate((outside[around], ends[before], begin + stage.event_time, ends[after]))
-        order = np.lexsort((_precedence(len(time), ground[around]), time))
-        time, total = time[order], level + np.cumsum(np.concatenate(steps)[order])
-        first = int(np.searchsorted(time, time[:1], side="right").sum())
-        if first and total[:first].max() <= level:  # passed through on the way down from the level before
-            total = total[first - 1 :]
-        return int(total.max(initial=0))
+        time, size = self._events(stage)
+        ends = self._ends[replica]
+        ground = self.ground.time[replica], self.ground.size[replica]
+        span = float(run.start[replica, node]), float(run.end[replica, node])
+        return int(exact_summit(*span, position, ends, net, *ground, time, size))
+
+    def _events(self, stage: ExpandedStage) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """When a stage's memory changes, relative to its beginning and in order, and by how much."""
+        known = self._sorted.get(id(stage))
+        if known is None:
+            order = np.argsort(stage.event_time, kind="stable")
+            sizes = np.ascontiguousarray(stage.event_bytes.sum(axis=0)[order])
+            known = self._sorted[id(stage)] = stage, stage.event_time[order], sizes
+        return known[1], known[2]
+
+    @cached_property
+    def _sorted(self) -> dict[int, tuple[ExpandedStage, NDArray[np.float64], NDArray[np.int64]]]:
+        return {}
+
+    @cached_property
+    def _ends(self) -> NDArray[np.float64]:
+        return np.ascontiguousarray(self.run.end[:, self.nodes])
 
     # -- the curve -----------------------------------------------------------------------------------------------
     def curve(self, replica: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

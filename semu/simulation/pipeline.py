@@ -174,14 +174,15 @@ def run_pipeline(
     Args:
         nodes: from ``consolidated_units``. problem: the schedule, lowered. others: as there.
     """
-    orders = units.orders(problem.schedule)
-    new = Edges.between(units.order_edges(orders, overlapped_sends=layout.job.overlaps_sends), len(replicas.count))
+    orders = problem.unit_orders
+    edges = problem.unit_edges(overlapped_sends=layout.job.overlaps_sends)
+    new = Edges.between(edges, len(replicas.count))
     slots = None
     if gathers:
         waits, slots = first_forward_edges(layout, evaluation, units, gathers, replicas.shape, orders, nodes.num_units)
         new = new.followed_by(waits)
     times = nodes.resume(new, slots=slots)
-    unit = unit_of_nodes(units, problem)
+    unit = problem.unit_of_nodes
     start, end = times.start[:, unit], times.end[:, unit]
     return PipelineRun(
         problem=problem,
@@ -194,15 +195,6 @@ def run_pipeline(
         end=end,
         sent=transfer_bytes(layout, evaluation, problem),
         release=_releases(layout, units, times, unit, problem),
-    )
-
-
-def unit_of_nodes(units: PipelineUnits, problem: PipelineProblem) -> NDArray[np.int64]:
-    """The unit of every node of a problem: int64[num_nodes]."""
-    return np.array(
-        [units.unit(stage) for stage in problem.stages]
-        + [units.transfer(transfer.stage, transfer.consumer) for transfer in problem.transfers],
-        dtype=np.int64,
     )
 
 

@@ -132,6 +132,14 @@ class Recent(Generic[T]):
                 self._values.popitem(last=False)
         return value
 
+    def peek(self, key: Hashable) -> T | None:
+        """The value of a key, None where it is not known."""
+        with self._lock:
+            value = self._values.get(key)
+            if value is not None:
+                self._values.move_to_end(key)
+            return value
+
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
