@@ -100,6 +100,22 @@ class PipelineProblem:
         return tuple(np.flatnonzero(self.node_rank == rank) for rank in range(self.shape.num_ranks))
 
     @cached_property
+    def following(self) -> NDArray[np.int64]:
+        """Stages that follow another one on their rank."""
+        return np.flatnonzero(self.node_rank[1:] == self.node_rank[:-1]) + 1
+
+    @cached_property
+    def awaited(self) -> tuple[tuple[NDArray[np.int64], NDArray[np.int32]], ...]:
+        """Stages with the first transfer that they wait for, then those that wait for a second one with that, and so
+        on: int64[k], stages; int32[k], transfers."""
+        n = self.num_stages
+        node_of_edge = np.repeat(np.arange(self.num_nodes), np.diff(self.pred_ptr))
+        is_transfer = (node_of_edge < n) & (self.pred >= n)
+        nodes, transfers = node_of_edge[is_transfer], self.pred[is_transfer]
+        turn = np.arange(len(nodes)) - np.searchsorted(nodes, nodes)
+        return tuple((nodes[turn == number], transfers[turn == number]) for number in range(turn.max(initial=-1) + 1))
+
+    @cached_property
     def stage_nodes(self) -> dict[tuple[int, int], NDArray[np.int64]]:
         """(chunk, phase 0 or 1) -> the nodes of that stage, one per microbatch, in order."""
         kinds = [(chunk, phase) for chunk in range(self.shape.num_chunks) for phase in (0, 1)]

@@ -77,7 +77,7 @@ def breakdown(
     optimizer = lost = 0.0
     overhead = overhead_s(layout.job)
     for rank, tail in enumerate(tails):
-        done = run.end[:, np.flatnonzero(run.problem.node_rank == rank)].max(axis=1, initial=0.0)
+        done = run.done[rank]
         idle = iteration_time_s - overhead - done
         for piece in (*tail.reductions, *tail.gathers):
             late = _visible(piece, done)
@@ -124,7 +124,7 @@ def _stage_times(
         for phase, stage in enumerate((costs.forward, costs.backward)):
             if stage is None:
                 continue
-            order = problem.microbatch[np.flatnonzero((problem.chunk == number) & (problem.phase == phase))]
+            order = problem.microbatch[problem.stage_nodes[number, phase]]
             key = (id(stage), order.tobytes())
             if key not in known:
                 shapes = run.shape[:, order]
@@ -156,18 +156,14 @@ def _pipeline_gaps(run: PipelineRun) -> tuple[NDArray[np.float64], NDArray[np.fl
     problem = run.problem
     n = problem.num_stages
     start, end = run.start.T, run.end.T
-    follows = np.flatnonzero(problem.node_rank[1:] == problem.node_rank[:-1]) + 1
+    follows = problem.following
     gap = start[:n].copy()
     gap[follows] -= end[follows - 1]
     explained = np.zeros_like(gap)
-    node_of_edge = np.repeat(np.arange(problem.num_nodes), np.diff(problem.pred_ptr))
-    is_transfer = (node_of_edge < n) & (problem.pred >= n)
-    nodes, transfers = node_of_edge[is_transfer], problem.pred[is_transfer]
-    turn = np.arange(len(nodes)) - np.searchsorted(nodes, nodes)  # first, second, ... transfer that a stage waits for
-    for number in range(int(turn.max(initial=-1)) + 1):
-        mine = np.flatnonzero(turn == number)
-        for first in range(0, len(mine), _TOGETHER):
-            here, by = nodes[mine[first : first + _TOGETHER]], transfers[mine[first : first + _TOGETHER]]
+    together = _TOGETHER if run.num_replicas > 1 else max(n, 1)
+    for nodes, transfers in problem.awaited:
+        for first in range(0, len(nodes), together):
+            here, by = nodes[first : first + together], transfers[first : first + together]
             arrives = end[by]
             lasted = np.minimum(gap[here], arrives - start[by])
             lasted[arrives != start[here]] = 0.0
@@ -203,10 +199,30 @@ class Work:
 
 def count_work(layout: Layout, evaluation: Evaluation) -> Work:
     """Sum the operators' FLOP over all stages, microbatches, replicas, tensor- and context-parallel ranks."""
-    library, peers = layout.library, layout.job.parallel.tp * layout.job.parallel.cp
-    operators = library.operators
+    peers = layout.job.parallel.tp * layout.job.parallel.cp
     uses = np.bincount(evaluation.shapes.index.ravel())
     symbols = evaluation.shapes.columns
+    one = tuple(column.tobytes() for column in symbols.values()) if len(uses) == 1 else None
+    if one is not None:  # every microbatch is alike
+        alone: tuple[int, int, int] = layout.cut.facts.get(
+            ("flop", tuple(symbols), one, peers), lambda: _flop(layout, symbols, np.ones(1, dtype=np.int64), peers)
+        )
+        hardware, model, full = (int(uses[0]) * value for value in alone)
+    else:
+        hardware, model, full = _flop(layout, symbols, uses, peers)
+    return Work(float(model), float(hardware), float(full), _tokens(layout, evaluation, uses))
+
+
+def _flop(
+    layout: Layout, symbols: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64], peers: int
+) -> tuple[int, int, int]:
+    """FLOP of ``Work`` as whole numbers: hardware's, the model's, the model's with attention in full.
+
+    Args:
+        symbols: symbol -> int64[num_shapes]. uses: int64[num_shapes], microbatches of each shape.
+        peers: tensor- and context-parallel ranks.
+    """
+    operators = layout.library.operators
     work = _totals([op.flop for op in operators], symbols, uses)
     extra = _totals([op.recomputed_flop for op in operators], symbols, uses)
     causal = _totals([op.causal_flop for op in operators], symbols, uses)
@@ -223,7 +239,7 @@ def count_work(layout: Layout, evaluation: Evaluation) -> Work:
         if operator.phase is not Phase.RECOMPUTE:
             model += times * (work[row] - extra[row])
             full += times * (work[row] - extra[row] + causal[row])
-    return Work(float(model), float(hardware), float(full), _tokens(layout, evaluation, uses))
+    return hardware, model, full
 
 
 def _totals(dims: Sequence[Dim], symbols: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]) -> list[int]:

@@ -63,7 +63,7 @@ def gradient_checks(layout: Layout, model: CostModel, begin_s: float) -> tuple[l
 
 def graded_elements(layout: Layout, rank: int) -> int:
     """Trainable elements whose gradients a rank steps: all of its own, or its shard."""
-    trainable = sum(h.elements for _, _, h in layout.held_by(rank) if h.parameter.requires_grad)
+    trainable = layout.cut.trainable[rank]
     parallel = layout.job.parallel
     return -(-trainable // parallel.shard_ranks) if parallel.zero >= 1 else trainable
 

@@ -41,6 +41,9 @@ def distinct_shapes(microbatches: Sequence[Microbatch], dp: int, token_divisor: 
         microbatches: dp x m of them; replica r runs items r, r + dp, r + 2 dp, ... (round robin).
         dp: replicas. token_divisor, parts: see ``Parallel.token_divisor``, ``Parallel.sequence_parts``.
     """
+    if microbatches and len(set(map(id, microbatches))) == 1:  # one microbatch again and again
+        alone = shape_columns(microbatches[:1], token_divisor, parts)
+        return BatchShapes(alone, np.zeros((dp, len(microbatches) // dp), dtype=np.int64))
     columns = shape_columns(microbatches, token_divisor, parts)
     names = list(columns)
     table = np.stack([columns[name] for name in names])

@@ -41,7 +41,12 @@ def parameter_gathers(layout: Layout, model: CostModel) -> dict[int, ParameterGa
     job = layout.job
     if job.parallel.gradient_ranks == 1 or job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather:
         return {}
-    return {rank: _gather(layout, model, rank) for rank in range(job.parallel.pp)}
+    result: dict[int, ParameterGather] = {}
+    for rank in range(job.parallel.pp):
+        group, ranks = layout.mesh.shard_group(rank), job.parallel.gradient_ranks
+        key = ("gather", rank, model, group, ranks, job.fp8_weights, job.training.precision.tensor_dtype)
+        result[rank] = layout.cut.facts.get(key, lambda rank=rank: _gather(layout, model, rank))  # type: ignore[misc]
+    return result
 
 
 def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:

@@ -35,7 +35,7 @@ def ground_events(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank
     times: list[NDArray[np.float64]] = [np.zeros((run.num_replicas, 0))]
     sizes: list[NDArray[np.int64]] = [np.zeros((run.num_replicas, 0), dtype=np.int64)]
     for chunk in layout.chunks_of(rank):
-        nodes = np.flatnonzero((problem.chunk == chunk.chunk.index) & (problem.phase == 0))
+        nodes = problem.stage_nodes[chunk.chunk.index, 0]
         times.append(run.start[:, nodes])
         sizes.append(_loaded_bytes(layout, evaluation, chunk.chunk.index)[run.shape[:, problem.microbatch[nodes]]])
     for edge in run.sent.edges:

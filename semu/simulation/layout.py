@@ -56,7 +56,7 @@ class Cut:
     chunks: tuple[ChunkStages, ...]
     num_ranks: int
     costs: Recent[Any] = field(default_factory=lambda: Recent(16))
-    facts: Recent[Any] = field(default_factory=lambda: Recent(256))
+    facts: Recent[Any] = field(default_factory=lambda: Recent(2048))
 
     @cached_property
     def held(self) -> tuple[tuple[tuple[int, int, HeldParameter], ...], ...]:
@@ -67,6 +67,25 @@ class Cut:
                 for held in block.parameters:
                     by_rank[chunk.chunk.rank].setdefault(id(held.parameter), (chunk.chunk.index, number, held))
         return tuple(tuple(found.values()) for found in by_rank)
+
+    @cached_property
+    def trainable(self) -> tuple[int, ...]:
+        """Per rank, the elements that are trained."""
+        return tuple(sum(h.elements for _, _, h in held if h.parameter.requires_grad) for held in self.held)
+
+    @cached_property
+    def replicated(self) -> tuple[int, ...]:
+        """Per rank, the trained elements that every tensor-parallel rank has."""
+        return tuple(
+            sum(h.elements for _, _, h in held if h.parameter.requires_grad and not h.is_sharded) for held in self.held
+        )
+
+    @cached_property
+    def elements(self) -> tuple[tuple[int, int], ...]:
+        """Per rank, the elements of all parameters, and of those that run in fp8."""
+        return tuple(
+            (sum(h.elements for _, _, h in held), sum(h.elements for _, _, h in held if h.is_fp8)) for held in self.held
+        )
 
     @cached_property
     def by_rank(self) -> tuple[list[ChunkStages], ...]:
@@ -125,11 +144,20 @@ class Layout:
         """Elements of a rank's weights of which fp8 copies are kept from one iteration to the next."""
         if self.job.fp8_weights is Fp8Weights.MICROBATCH:
             return 0
-        return sum(held.elements for _, _, held in self.held_by(rank) if held.is_fp8)
+        return self.cut.elements[rank][1]
 
     def primary_fp8_elements(self, rank: int) -> int:
         """Elements of a rank's weights that exist in fp8 only."""
         return self.kept_fp8_elements(rank) if self.job.fp8_weights is Fp8Weights.PRIMARY else 0
+
+    def trained_bytes(self, rank: int) -> int:
+        """Bytes of a rank's trained parameters as the optimizer writes and gathers move them."""
+        dtype = self.job.training.precision.tensor_dtype
+        size: int = self.cut.facts.get(
+            ("trained bytes", rank, self.job.fp8_weights, dtype),
+            lambda: sum(self.weight_bytes(h) for _, _, h in self.held_by(rank) if h.parameter.requires_grad),
+        )
+        return size
 
     def weight_bytes(self, held: HeldParameter) -> int:
         """Bytes of a rank's part of a parameter as the optimizer writes and gathers move it."""

@@ -43,10 +43,9 @@ class RankPeak:
 def rank_static(layout: Layout, rank: int) -> StaticBytes:
     """What a rank stores for its parameters all the time."""
     job = layout.job
-    held = [entry[2] for entry in layout.held_by(rank)]
     return static_bytes(
-        sum(h.elements for h in held),
-        sum(h.elements for h in held if h.parameter.requires_grad),
+        layout.cut.elements[rank][0],
+        layout.cut.trainable[rank],
         dp=job.parallel.shard_ranks,
         zero=job.parallel.zero,
         tensor_dtype=job.training.precision.tensor_dtype,

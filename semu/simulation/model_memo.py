@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -68,7 +68,11 @@ def _hashable(value: Any) -> Hashable:
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, Mapping):
-        return tuple((key, _hashable(item)) for key, item in value.items())
+        return tuple([(key, _hashable(item)) for key, item in value.items()])
+    if isinstance(value, tuple | list):
+        return tuple([_hashable(item) for item in value])
+    if is_dataclass(value) and hasattr(value, "__dict__"):
+        return type(value), settings(value, frozenset())
     known: Hashable = value
     return known
 

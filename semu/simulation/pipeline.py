@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,8 +76,22 @@ class PipelineRun:
 
     def makespan(self) -> NDArray[np.float64]:
         """End of each replica's last stage [s]."""
+        return self._makespan
+
+    @cached_property
+    def _makespan(self) -> NDArray[np.float64]:
         last: NDArray[np.float64] = self.end[:, : self.problem.num_stages].max(axis=1)
         return last
+
+    @cached_property
+    def done(self) -> tuple[NDArray[np.float64], ...]:
+        """Per rank, the end of its last stage on every replica: float64[num_replicas] [s], 0 without stages."""
+        return tuple([self.end[:, nodes].max(axis=1, initial=0.0) for nodes in self.problem.rank_nodes])
+
+    @cached_property
+    def rank_ends(self) -> tuple[float, ...]:
+        """Per rank, the end of its last stage on the slowest replica; 0 without stages [s]."""
+        return tuple([float(done.max()) for done in self.done])
 
 
 def distinct_replicas(layout: Layout, evaluation: Evaluation, pairs: Sequence[tuple[int, int]]) -> Replicas:
@@ -85,8 +100,20 @@ def distinct_replicas(layout: Layout, evaluation: Evaluation, pairs: Sequence[tu
     Args:
         layout, evaluation: the job. pairs: ranks that exchange results.
     """
-    links = [tuple(layout.mesh.pp_pair(*pair, dp=dp) for pair in pairs) for dp in range(layout.job.parallel.dp)]
+    parallel, node = layout.job.parallel, layout.job.cluster.gpus_per_node
+    known: dict[int, tuple[CommGroup, ...]] = {}  # replicas that begin at the same place of a node have the same links
+    links = []
+    for dp in range(parallel.dp):
+        place = dp * parallel.tp * parallel.cp % node
+        if place not in known:
+            known[place] = tuple(layout.mesh.pp_pair(*pair, dp=dp) for pair in pairs)
+        links.append(known[place])
     kinds = {placement: number for number, placement in enumerate(dict.fromkeys(links))}
+    index = evaluation.shapes.index
+    if len(kinds) == 1 and (index == index[0]).all():  # all are equal
+        every = np.array([len(links)], dtype=np.int64)
+        alike = np.zeros(len(links), dtype=np.int64)
+        return Replicas(np.ascontiguousarray(index[:1]), every, np.zeros(1, dtype=np.int64), alike, (links[0],))
     rows = np.concatenate((evaluation.shapes.index, [[kinds[placement]] for placement in links]), axis=1)
     distinct, first, inverse, count = np.unique(
         rows, axis=0, return_index=True, return_inverse=True, return_counts=True

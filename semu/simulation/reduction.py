@@ -22,7 +22,7 @@ from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import DType, OpKind
 from semu.job import Fp8Weights
 from semu.nn.rules.optimizer import adam_bytes
-from semu.parallel.data import gradient_buckets
+from semu.parallel.data import Bucket, gradient_buckets
 from semu.simulation.clipping import gradient_checks
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
@@ -91,27 +91,37 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
     done = _rank_end(run, rank)
     size = job.training.grad_dtype.size_bytes
     reduces = job.parallel.gradient_ranks > 1 and job.parallel.zero <= 1
-    ready, elements, slots = _gradient_ready(layout, evaluation, run, rank) if reduces else ([], [], [])
-    if elements:
+    if reduces and layout.cut.trainable[rank]:
+        ready, elements, slots = _gradient_ready(layout, evaluation, run, rank)
         overlapped = job.training.overlap.grad_reduce
-        buckets = gradient_buckets(elements, job.parallel.gradient_ranks, overlapped=overlapped, slots=slots)
+        buckets = _buckets(layout, elements, slots, overlapped=overlapped)
         pieces = _bucket_collectives(layout, model, rank, [bucket.elements * size for bucket in buckets])
         now = 0.0
         for bucket, own in zip(buckets, pieces, strict=True):
-            now = max(now, max(ready[i] for i in bucket.members) if overlapped else done)
+            now = max(now, float(ready[bucket.members[-1]]) if overlapped else done)
             for piece in own:
                 slices.append(moved(piece, now))
                 now = slices[-1].end_s
         done = max(done, now)
-    replicated = sum(
-        held.elements for _, _, held in layout.held_by(rank) if held.parameter.requires_grad and not held.is_sharded
-    )
+    replicated = layout.cut.replicated[rank]
     if job.parallel.tp > 1 and job.parallel.sequence_parallel and replicated:
         group = layout.mesh.worst_tp_group
         if job.parallel.zero >= 2:
             replicated = -(-replicated // job.parallel.shard_ranks)
         slices.append(collective(model, "replicated gradients", OpKind.ALL_REDUCE, group, replicated * size, done))
     return slices
+
+
+def _buckets(
+    layout: Layout, elements: NDArray[np.int64], slots: NDArray[np.int64], *, overlapped: bool
+) -> list[Bucket]:
+    """``gradient_buckets``, remembered: the order in which gradients become ready seldom changes."""
+    ranks = layout.job.parallel.gradient_ranks
+    found: list[Bucket] = layout.cut.facts.get(
+        ("buckets", ranks, overlapped, elements.tobytes(), slots.tobytes()),
+        lambda: gradient_buckets(elements.tolist(), ranks, overlapped=overlapped, slots=slots.tolist()),
+    )
+    return found
 
 
 def _bucket_collectives(layout: Layout, model: CostModel, rank: int, sizes: list[int]) -> list[tuple[OuterSlice, ...]]:
@@ -130,19 +140,55 @@ def _bucket_collectives(layout: Layout, model: CostModel, rank: int, sizes: list
 
 
 def _rank_end(run: PipelineRun, rank: int) -> float:
-    nodes = np.flatnonzero(run.problem.node_rank == rank)
-    return float(run.end[:, nodes].max()) if len(nodes) else 0.0
+    return run.rank_ends[rank]
 
 
 def _gradient_ready(
     layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int
-) -> tuple[list[float], list[int], list[int]]:
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """When each trainable parameter's gradient is complete on the slowest replica, in that order; its elements and its
     virtual stage."""
+    parameters = _trained(layout, rank)
     problem = run.problem
-    ready: dict[int, float] = {}
+    ready = np.zeros(len(parameters.elements))
+    for chunk, writers, places in parameters.written:
+        stages = layout.chunks[chunk].backward
+        assert stages is not None
+        node = int(problem.stage_nodes[chunk, 1][-1])
+        ends = _latest_ends(evaluation, run, stages, node, writers)
+        np.maximum.at(ready, places, ends)
+    ready[parameters.num_reached :] = _rank_end(run, rank)
+    order = np.argsort(ready, kind="stable")
+    return ready[order], parameters.elements[order], parameters.slots[order]
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """The trained parameters of a rank.
+
+    Attributes:
+        elements, slots: int64[num_parameters], of each: local elements, virtual stage.
+        num_reached: so many of them, the first, get a gradient.
+        written: per chunk with a backward stage, from the last to the first: its number; int64[k], operators that
+            complete gradients; int64[k], the parameters whose they are.
+    """
+
+    elements: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    num_reached: int
+    written: tuple[tuple[int, NDArray[np.int64], NDArray[np.int64]], ...]
+
+
+def _trained(layout: Layout, rank: int) -> _Trained:
+    found: _Trained = layout.cut.facts.get(("trained", rank), lambda: _find_trained(layout, rank))
+    return found
+
+
+def _find_trained(layout: Layout, rank: int) -> _Trained:
+    place: dict[int, int] = {}
     elements: dict[int, int] = {}
     slots: dict[int, int] = {}
+    written = []
     for chunk in reversed(layout.chunks_of(rank)):
         if chunk.backward is None:
             continue
@@ -153,21 +199,25 @@ def _gradient_ready(
             for held in block.parameters
             if held.parameter.requires_grad and held.writer >= 0
         ]
-        node = int(np.flatnonzero((problem.chunk == chunk.chunk.index) & (problem.phase == 1))[-1])
-        writers = np.array([writer for _, writer in completed], dtype=np.int64)
-        ends = _latest_ends(evaluation, run, chunk.backward, node, writers)
-        for (held, _), end in zip(completed, ends.tolist(), strict=True):
+        for held, _ in completed:
             key = id(held.parameter)
-            ready[key] = max(ready.get(key, 0.0), end)
-            elements[key] = held.elements
-            slots[key] = chunk.chunk.slot
+            place.setdefault(key, len(place))
+            elements[key], slots[key] = held.elements, chunk.chunk.slot
+        writers = np.array([writer for _, writer in completed], dtype=np.int64)
+        places = np.array([place[id(held.parameter)] for held, _ in completed], dtype=np.int64)
+        written.append((chunk.chunk.index, writers, places))
+    num_reached = len(place)
     for number, _, held in layout.held_by(rank):  # what no gradient reaches is reduced all the same, at the end
-        if held.parameter.requires_grad and id(held.parameter) not in ready:
-            ready[id(held.parameter)] = _rank_end(run, rank)
-            elements[id(held.parameter)] = held.elements
-            slots[id(held.parameter)] = layout.chunks[number].chunk.slot
-    order = sorted(ready, key=lambda key: ready[key])
-    return [ready[key] for key in order], [elements[key] for key in order], [slots[key] for key in order]
+        key = id(held.parameter)
+        if held.parameter.requires_grad and key not in place:
+            place[key] = len(place)
+            elements[key], slots[key] = held.elements, layout.chunks[number].chunk.slot
+    return _Trained(
+        np.array([elements[key] for key in place], dtype=np.int64),
+        np.array([slots[key] for key in place], dtype=np.int64),
+        num_reached,
+        tuple(written),
+    )
 
 
 _TOGETHER = 8
@@ -182,6 +232,11 @@ def _latest_ends(
     Replicas are asked in order of the stage's end, the last first: one that ends before every operator found so far
     cannot be later.
     """
+    by_shape = evaluation.by_shape
+    if run.num_replicas == 1 and by_shape.is_few:
+        shape = int(run.shape[0, run.problem.microbatch[node]])
+        only: NDArray[np.float64] = run.start[0, node] + by_shape.ends(stage, shape)[operators]
+        return only
     order = np.argsort(-run.end[:, node], kind="stable")
     shapes = run.shape[:, run.problem.microbatch[node]]
     latest = np.zeros(len(operators))
@@ -205,33 +260,37 @@ def _tied(
 ) -> list[list[OuterSlice]]:
     """Parameters held by several pipeline ranks (tied embeddings): their gradients are summed over those ranks."""
     job = layout.job
-    holders: dict[int, list[int]] = {}
-    elements: dict[int, int] = {}
-    for rank in range(job.parallel.pp):
-        for _, _, held in layout.held_by(rank):
-            if held.parameter.requires_grad:
-                holders.setdefault(id(held.parameter), []).append(rank)
-                elements[id(held.parameter)] = held.elements
+    shared: list[tuple[int, list[int]]] = layout.cut.facts.get("tied", lambda: _shared(layout))
     result = [list(slices) for slices in reductions]
-    for key, ranks in holders.items():
-        if len(ranks) < 2:
-            continue
+    for elements, ranks in shared:
         group = job.cluster.place_group("pp", [layout.mesh.gpu(pp=rank) for rank in ranks])
         begin = max(max([_rank_end(run, rank)] + [s.end_s for s in result[rank]]) for rank in ranks)
-        buffer_bytes = elements[key] * job.training.grad_dtype.size_bytes
+        buffer_bytes = elements * job.training.grad_dtype.size_bytes
         for rank in ranks:
             result[rank].append(collective(model, "tied gradients", OpKind.ALL_REDUCE, group, buffer_bytes, begin))
     return result
 
 
+def _shared(layout: Layout) -> list[tuple[int, list[int]]]:
+    """Elements of every trained parameter that several pipeline ranks hold, and these ranks."""
+    holders: dict[int, list[int]] = {}
+    elements: dict[int, int] = {}
+    for rank in range(layout.job.parallel.pp):
+        for _, _, held in layout.held_by(rank):
+            if held.parameter.requires_grad:
+                holders.setdefault(id(held.parameter), []).append(rank)
+                elements[id(held.parameter)] = held.elements
+    return [(elements[key], ranks) for key, ranks in holders.items() if len(ranks) > 1]
+
+
 def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterSlice], barrier: float) -> RankTail:
     job = layout.job
-    trainable = sum(h.elements for _, _, h in layout.held_by(rank) if h.parameter.requires_grad)
+    trainable = layout.cut.trainable[rank]
     if not trainable:
         return RankTail(tuple(reductions), None, ())
     dtype = job.training.precision.tensor_dtype
     share = -(-trainable // job.parallel.shard_ranks) if job.parallel.zero >= 1 else trainable
-    written = sum(layout.weight_bytes(h) for _, _, h in layout.held_by(rank) if h.parameter.requires_grad)
+    written = layout.trained_bytes(rank)
     narrower = (trainable * dtype.size_bytes - written) * share // trainable  # primary weights in fp8
     traffic = -narrower + adam_bytes(
         share,

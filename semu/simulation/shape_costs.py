@@ -86,9 +86,7 @@ class ShapeCosts:
         Returns:
             float64[n, num_rows] [s].
         """
-        if (
-            self.is_few or self.model.rules or "latency" in self.__dict__
-        ):  # rules are asked once
+        if self.is_few or self.model.rules or "latency" in self.__dict__:  # rules are asked once
             chosen: NDArray[np.float64] = self.latency[shapes]
             return chosen
         distinct, place = np.unique(shapes, return_inverse=True)
