@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,6 +135,11 @@ class CostModel:
         """Tokens, pairs and share of the attention operators."""
         keys = [self.library.operators[row].key for row in self._attention]
         return tuple(DimTable.build([key[position] for key in keys]) for position in ATTENTION_USED)
+
+    @cached_property
+    def known(self) -> dict[object, Any]:
+        """Operators outside stages that were costed before, by whatever tells them apart; ``transfers`` fills it."""
+        return {}
 
     @cached_property
     def segment_keys(self) -> SegmentKeys:

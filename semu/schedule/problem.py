@@ -28,7 +28,7 @@ class Transfer:
     consumer: StageKey
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PipelineProblem:
     """Structure of one iteration's pipeline.
 
@@ -98,6 +98,23 @@ class PipelineProblem:
     def rank_nodes(self) -> tuple[NDArray[np.int64], ...]:
         """Per rank, its stages' nodes in order."""
         return tuple(np.flatnonzero(self.node_rank == rank) for rank in range(self.shape.num_ranks))
+
+    @cached_property
+    def rank_kinds(self) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]:
+        """Per rank, the distinct 2 x chunk + phase of its stages, sorted, and which of them each stage is."""
+        found = [np.unique(2 * self.chunk[n] + self.phase[n], return_inverse=True) for n in self.rank_nodes]
+        return tuple((kinds, kind) for kinds, kind in found)
+
+    @cached_property
+    def first_forwards(self) -> tuple[list[int], ...]:
+        """Per rank, the units of its chunks' first forward stages, sorted."""
+        units, result = self.units, []
+        for order in self.unit_orders:
+            position = order % units.size
+            is_forward = units.phase[position] == 0
+            _, first = np.unique(units.chunk[position[is_forward]], return_index=True)
+            result.append(sorted(order[is_forward][first].tolist()))
+        return tuple(result)
 
     @cached_property
     def following(self) -> NDArray[np.int64]:

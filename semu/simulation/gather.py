@@ -70,14 +70,15 @@ def first_forward_edges(
     units: PipelineUnits,
     gathers: Mapping[int, ParameterGather],
     shape: NDArray[np.int64],
-    orders: Sequence[NDArray[np.int32]],
+    first: Sequence[Sequence[int]],
     num_nodes: int,
 ) -> tuple[Edges, Slots]:
     """Edges from the gathers to the operators that need them, in each chunk's first forward stage.
 
     Args:
         layout, evaluation, units, gathers: the job; the gathers are units too, after those of the pipeline, by rank.
-        shape: int64[num_replicas, num_microbatches], distinct replicas. orders: units of each rank in order.
+        shape: int64[num_replicas, num_microbatches], distinct replicas. first: per rank, the units of its
+            chunks' first forward stages, sorted.
         num_nodes: units of the pipeline, and gathers.
     """
     source: list[int] = []
@@ -91,7 +92,7 @@ def first_forward_edges(
     number: dict[int, int] = {}
     gather_unit, filled = units.num_units, 0
     for rank, gather in sorted(gathers.items()):
-        for unit in sorted(_first_forwards(units, orders[rank]).values()):
+        for unit in first[rank]:
             chunk = layout.chunks[units.chunk[unit % units.size]]
             program = chunk.forward
             ready = [gather.last.get((chunk.chunk.index, block), -1) for block in range(len(chunk.blocks))]
@@ -131,16 +132,6 @@ def first_forward_edges(
     )
     sources = np.array(source, dtype=np.int32)
     return Edges(sources, np.array(owner, dtype=np.int32), nothing, np.zeros((len(shape), 0)), slot), slots
-
-
-def _first_forwards(units: PipelineUnits, order: NDArray[np.int32]) -> dict[int, int]:
-    """Chunk -> unit of its first forward stage on this rank."""
-    position = order % units.size
-    first: dict[int, int] = {}
-    for unit, chunk, phase in zip(order.tolist(), units.chunk[position], units.phase[position], strict=True):
-        if phase == 0:
-            first.setdefault(int(chunk), unit)
-    return first
 
 
 def _natural_starts(program: StageProgram, latency: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -162,16 +162,15 @@ class RankMemory:
         run, problem = self.run, self.run.problem
         nodes = self.nodes
         shapes = run.shape[:, problem.microbatch[nodes]]
-        kinds, kind = np.unique(2 * problem.chunk[nodes] + problem.phase[nodes], return_inverse=True)
+        kinds, kind = problem.rank_kinds[self.rank]
         costs = [self._costs(*divmod(int(number), 2)) for number in kinds]
         entry = kind * self.evaluation.num_shapes + shapes
         net = np.ascontiguousarray(np.concatenate([cost.net for cost in costs])[entry])
         peak = np.ascontiguousarray(np.concatenate([cost.peak for cost in costs])[entry])
-        place = {int(node): number for number, node in enumerate(self.nodes)}
-        waiting = [(replica, node) for replica, node in run.release if node in place]
+        waiting = [(replica, node) for replica, node in run.release if problem.node_rank[node] == self.rank]
         self._load(int(run.shape[replica, problem.microbatch[node]]) for replica, node in waiting)
         for replica, node in waiting:
-            here = place[node]
+            here = int(np.searchsorted(nodes, node))
             level = np.cumsum(self.expand(replica, node).event_bytes.sum(axis=0))
             net[replica, here], peak[replica, here] = level[-1], max(int(level.max()), 0)
         low, high = np.zeros_like(net), np.zeros_like(net)

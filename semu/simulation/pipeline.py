@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -170,21 +170,39 @@ def _fill_latencies(
 ) -> None:
     """Latency of every stage and transfer of every replica: float64[num_replicas, num_units] [s], written."""
     shape = replicas.shape
+    if latency.shape[0] == 1 and shape.shape[1] > 1 and (shape == shape[0, 0]).all():
+        first = replace(replicas, shape=shape[:, :1])
+        one = np.empty((1, units.size))
+        _fill_latencies(layout, evaluation, units, first, one)
+        latency[:] = np.tile(one, units.shape.num_microbatches)
+        return
     for position, (chunk, half) in enumerate(zip(units.chunk.tolist(), units.phase.tolist(), strict=True)):
         costs = evaluation.chunks[chunk]
         stage = costs.forward if half == 0 else costs.backward
         assert stage is not None
         latency[:, position :: units.size] = stage.latency[shape]
     for number in range(units.num_transfers):
-        producer, consumer = units.producer[number], units.consumer[number]
-        ends = int(units.chunk[producer]), int(units.chunk[consumer])
-        phase = Phase.BACKWARD if units.phase[producer] else Phase.FORWARD
-        sizes = edge_bytes(layout, evaluation, *ends, phase)
+        sizes = evaluation.by_shape.found(("moved", number), lambda: _moved_bytes(layout, evaluation, units, number))  # noqa: B023
         link_of = [links[units.pair[number]] for links in replicas.links]
         for link in dict.fromkeys(link_of):
-            by_shape = evaluation.cost_model.outer_latency(OpKind.P2P, "send", group=link, net_bytes=sizes)
+            by_shape = _send_latency(evaluation, link, sizes)
             rows = np.array([replica for replica, other in enumerate(link_of) if other == link])
             latency[rows, units.num_stages + number :: units.size] = by_shape[shape[rows]]
+
+
+def _moved_bytes(layout: Layout, evaluation: Evaluation, units: PipelineUnits, number: int) -> NDArray[np.int64]:
+    """Bytes of a transfer for every shape: int64[num_shapes]."""
+    producer, consumer = units.producer[number], units.consumer[number]
+    phase = Phase.BACKWARD if units.phase[producer] else Phase.FORWARD
+    return edge_bytes(layout, evaluation, int(units.chunk[producer]), int(units.chunk[consumer]), phase)
+
+
+def _send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Latency of a transfer for every shape: float64[num_shapes] [s]; equal ones are costed once."""
+    model = evaluation.cost_model
+    return evaluation.by_shape.found(
+        ("send", link, sizes.tobytes()), lambda: model.outer_latency(OpKind.P2P, "send", group=link, net_bytes=sizes)
+    )
 
 
 def run_pipeline(
@@ -201,12 +219,12 @@ def run_pipeline(
     Args:
         nodes: from ``consolidated_units``. problem: the schedule, lowered. others: as there.
     """
-    orders = problem.unit_orders
     edges = problem.unit_edges(overlapped_sends=layout.job.overlaps_sends)
     new = Edges.between(edges, len(replicas.count))
     slots = None
     if gathers:
-        waits, slots = first_forward_edges(layout, evaluation, units, gathers, replicas.shape, orders, nodes.num_units)
+        first = problem.first_forwards
+        waits, slots = first_forward_edges(layout, evaluation, units, gathers, replicas.shape, first, nodes.num_units)
         new = new.followed_by(waits)
     times = nodes.resume(new, slots=slots)
     unit = problem.unit_of_nodes

@@ -151,11 +151,17 @@ def _gradient_ready(
     parameters = _trained(layout, rank)
     problem = run.problem
     ready = np.zeros(len(parameters.elements))
+    by_shape = evaluation.by_shape
+    is_alone = run.num_replicas == 1 and by_shape.is_few
     for chunk, writers, places in parameters.written:
         stages = layout.chunks[chunk].backward
         assert stages is not None
         node = int(problem.stage_nodes[chunk, 1][-1])
-        ends = _latest_ends(evaluation, run, stages, node, writers)
+        if is_alone:
+            shape = int(run.shape[0, problem.microbatch[node]])
+            ends = run.start[0, node] + by_shape.ends(stages, shape)[writers]
+        else:
+            ends = _latest_ends(evaluation, run, stages, node, writers)
         np.maximum.at(ready, places, ends)
     ready[parameters.num_reached :] = _rank_end(run, rank)
     order = np.argsort(ready, kind="stable")
@@ -232,11 +238,6 @@ def _latest_ends(
     Replicas are asked in order of the stage's end, the last first: one that ends before every operator found so far
     cannot be later.
     """
-    by_shape = evaluation.by_shape
-    if run.num_replicas == 1 and by_shape.is_few:
-        shape = int(run.shape[0, run.problem.microbatch[node]])
-        only: NDArray[np.float64] = run.start[0, node] + by_shape.ends(stage, shape)[operators]
-        return only
     order = np.argsort(-run.end[:, node], kind="stable")
     shapes = run.shape[:, run.problem.microbatch[node]]
     latest = np.zeros(len(operators))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,8 @@ from semu.engine.stage import ExpandedStage, StageProgram
 from semu.engine.template import CostColumns
 from semu.errors import InternalError
 
-_FEW = 4
+_FEW, _MOST_FOUND = 4, 4096
+T = TypeVar("T")
 Columns = Mapping[str, NDArray[np.int64]]
 """Symbol -> int64[num_shapes]."""
 
@@ -44,6 +46,19 @@ class ShapeCosts:
     def size(self) -> NDArray[np.int64]:
         """int64[num_shapes, num_size_rows] [bytes]."""
         return np.ascontiguousarray(self.columns.size_bytes.T)
+
+    def found(self, key: object, make: Callable[[], T]) -> T:
+        """What else was found for these shapes and the chunks that are costed with them, by whatever tells it apart."""
+        value: T | None = self._found.get(key)
+        if value is None:
+            if len(self._found) >= _MOST_FOUND:
+                self._found.clear()
+            value = self._found[key] = make()
+        return value
+
+    @cached_property
+    def _found(self) -> dict[object, Any]:
+        return {}
 
     @cached_property
     def is_few(self) -> bool:

@@ -29,6 +29,23 @@ def collectives(
     model: CostModel, names: Sequence[str], kind: OpKind, group: CommGroup, buffer_bytes: Sequence[int]
 ) -> list[OuterSlice]:
     """Collectives of one kind over several buffers, each as if it began at time 0 (see ``moved``)."""
+    key = ("collectives", tuple(names), kind, group, tuple(buffer_bytes))
+    if kind in model.rules:
+        return _collectives(model, names, kind, group, buffer_bytes)
+    known = model.known.get(key)
+    if known is None:
+        if len(model.known) >= _MOST_KNOWN:
+            model.known.clear()
+        known = model.known[key] = _collectives(model, names, kind, group, buffer_bytes)
+    return known
+
+
+_MOST_KNOWN = 4096
+
+
+def _collectives(
+    model: CostModel, names: Sequence[str], kind: OpKind, group: CommGroup, buffer_bytes: Sequence[int]
+) -> list[OuterSlice]:
     factor = wire_factor(kind, group.num_ranks)
     wire = [factor.numerator * size // factor.denominator for size in buffer_bytes]
     if kind in model.rules:  # a custom rule may ask for the name
@@ -114,6 +131,10 @@ class TransferBytes:
 
 def transfer_bytes(layout: Layout, evaluation: Evaluation, problem: PipelineProblem) -> TransferBytes:
     """Bytes of every transfer of the problem for every shape."""
+    return evaluation.by_shape.found(("sent", problem), lambda: _find_bytes(layout, evaluation, problem))
+
+
+def _find_bytes(layout: Layout, evaluation: Evaluation, problem: PipelineProblem) -> TransferBytes:
     number, edge, microbatch = problem.transfer_edges
     members = [np.flatnonzero(edge == row) for row in number.values()]
     edges = tuple(
