@@ -12,7 +12,7 @@ class Estimate:
 
     Attributes:
         iteration_time_s: [s]. makespan_s: end of the pipeline [s]. mfu, hfu, bubble_ratio: as in ``Report``.
-        peak_memory_bytes, static_memory_bytes: per pipeline rank. capacity_bytes: device memory.
+        peak_memory_bytes, static_memory_bytes, reserved_memory_bytes: per pipeline rank. capacity_bytes: device memory.
         breakdown_s: where the time goes, as in ``Report``.
     """
 
@@ -23,6 +23,7 @@ class Estimate:
     bubble_ratio: float
     peak_memory_bytes: tuple[int, ...]
     static_memory_bytes: tuple[int, ...]
+    reserved_memory_bytes: tuple[int, ...] | None
     capacity_bytes: int
     breakdown_s: Mapping[str, object]
 

@@ -59,7 +59,7 @@ def assemble_report(
         bubble_ratio=found.bubble_ratio,
         peak_memory_bytes=found.peak_memory_bytes,
         static_memory_bytes=found.static_memory_bytes,
-        reserved_memory_bytes=None,
+        reserved_memory_bytes=found.reserved_memory_bytes,
         capacity_bytes=found.capacity_bytes,
         parameters=parameters,
         breakdown_s=found.breakdown_s,

@@ -53,6 +53,7 @@ def headline(layout: Layout, evaluation: Evaluation, run: PipelineRun, tails: li
         bubble_ratio=bubble_ratio(run, slowest),
         peak_memory_bytes=tuple(peak.size_bytes for peak in peaks),
         static_memory_bytes=tuple(memory.static.total for memory in memories),
+        reserved_memory_bytes=None,
         capacity_bytes=int(profile.memory_bytes.value),
         breakdown_s=breakdown(layout, evaluation, run, tails, iteration).to_json(),
     )
