@@ -129,19 +129,22 @@ def evaluate(
 
     Args:
         layout, shapes: the job. cost_model: of the layout's library. cache: see ``stage_costs``.
-        remember: keep the result with the layout's chunks, for the next job with these shapes.
+        remember: keep the result for the next job with these chunks, coefficients and shapes.
     """
     if cost_model.rules or not remember:
         return _evaluate(layout, shapes, cost_model, cache)
     contents = tuple((name, column.tobytes()) for name, column in shapes.columns.items())
-    known: Evaluation = layout.cut.costs.get(
-        (cost_model, contents), lambda: _evaluate(layout, shapes, cost_model, cache)
-    )
+    key = (layout.cut, cost_model, contents)
+    known = _EVALUATIONS.get(key, lambda: _evaluate(layout, shapes, cost_model, cache))
     return Evaluation(shapes, known.by_shape, known.chunks)
 
 
 _COST_MODELS: Recent[CostModel] = Recent(64)
 """By library and device."""
+
+
+_EVALUATIONS: Recent[Evaluation] = Recent(256)
+"""By chunks, cost model and distinct shapes."""
 
 
 def cost_model_of(library: TemplateLibrary, profile: DeviceProfile, rules: LatencyRules | None) -> CostModel:

@@ -41,6 +41,8 @@ def parameter_gathers(layout: Layout, model: CostModel) -> dict[int, ParameterGa
     job = layout.job
     if job.parallel.gradient_ranks == 1 or job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather:
         return {}
+    if model.rules:
+        return {rank: _gather(layout, model, rank) for rank in range(job.parallel.pp)}
     result: dict[int, ParameterGather] = {}
     for rank in range(job.parallel.pp):
         group, ranks = layout.mesh.shard_group(rank), job.parallel.gradient_ranks

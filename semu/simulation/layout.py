@@ -50,12 +50,11 @@ class Cut:
 
     Attributes:
         chunks: in order of data flow. num_ranks: pipeline ranks.
-        costs: evaluations of the stages, see ``evaluate``. facts: what else was found about the chunks, by name.
+        facts: what was found about the chunks, by name and by whatever else tells it apart.
     """
 
     chunks: tuple[ChunkStages, ...]
     num_ranks: int
-    costs: Recent[Any] = field(default_factory=lambda: Recent(16))
     facts: Recent[Any] = field(default_factory=lambda: Recent(2048))
 
     @cached_property
