@@ -42,7 +42,7 @@ class SegmentKeys:
     def _read(self, segment: Segment | WholeStage) -> tuple[bytes, tuple[str, ...]]:
         """Key and symbols of a segment, found once; the segment is kept, so that its identity is."""
         known = self._known.get(id(segment))
-        if known is None:
+        if known is None or known[0] is not segment:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             known = self._known[id(segment)] = segment, self._key(segment), self._symbols(segment)

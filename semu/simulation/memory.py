@@ -205,7 +205,7 @@ class RankMemory:
     def _events(self, stage: ExpandedStage) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """When a stage's memory changes, relative to its beginning and in order, and by how much."""
         known = self._sorted.get(id(stage))
-        if known is None:
+        if known is None or known[0] is not stage:
             order = np.argsort(stage.event_time, kind="stable")
             sizes = np.ascontiguousarray(stage.event_bytes.sum(axis=0)[order])
             known = self._sorted[id(stage)] = stage, stage.event_time[order], sizes

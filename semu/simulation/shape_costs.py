@@ -32,6 +32,9 @@ class ShapeCosts:
     model: CostModel
     symbols: Columns
 
+    def __getstate__(self) -> dict[str, object]:
+        return {"model": self.model, "symbols": self.symbols}  # what was remembered by identity stays behind
+
     @cached_property
     def columns(self) -> CostColumns:
         """Cost columns of everything for all shapes."""

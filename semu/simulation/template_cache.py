@@ -118,6 +118,9 @@ class Recent(Generic[T]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return Recent, (self.size,)  # copies begin empty
+
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value of a key; it is made where it is not known. Of two threads that make it at once, one wins."""
         with self._lock:
