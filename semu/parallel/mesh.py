@@ -37,8 +37,11 @@ class Mesh:
         groups the one on the most nodes, because the slowest peer decides."""
         p = self.parallel
         first = self.gpu(pp=pp)
-        peers = self._different(first, 1, p.tp)
-        return max((self._place("dp", peer, p.tp, p.dp * p.cp) for peer in peers), key=_spread)
+        place = first % self.cluster.gpus_per_node  # pipeline ranks whole nodes apart have equal groups
+        if place not in self._dp_groups:
+            peers = self._different(first, 1, p.tp)
+            self._dp_groups[place] = max((self._place("dp", peer, p.tp, p.dp * p.cp) for peer in peers), key=_spread)
+        return self._dp_groups[place]
 
     def shard_group(self, pp: int) -> CommGroup:
         """The group over which ZeRO-3 shards a pipeline rank's parameters: ``dp_group``, or its worst sharding group of
@@ -114,6 +117,10 @@ class Mesh:
 
     @cached_property
     def _groups(self) -> dict[tuple[str, int, int, int], CommGroup]:
+        return {}
+
+    @cached_property
+    def _dp_groups(self) -> dict[int, CommGroup]:
         return {}
 
     @cached_property

@@ -79,10 +79,12 @@ def breakdown(
     for rank, tail in enumerate(tails):
         done = run.done[rank]
         idle = iteration_time_s - overhead - done
+        earliest = float(done.min())
         for piece in (*tail.reductions, *tail.gathers):
-            late = _visible(piece, done)
-            if late is _NOTHING:
+            exposed.setdefault(piece.stream, 0.0)
+            if piece.end_s <= earliest:
                 continue
+            late = _visible(piece, done)
             idle = idle - late
             exposed[piece.stream] = exposed.get(piece.stream, 0.0) + float(weights @ late) / num_ranks
         for piece in tail.steps:
@@ -108,15 +110,8 @@ def breakdown(
 
 def _visible(piece: OuterSlice, done: NDArray[np.float64]) -> NDArray[np.float64]:
     """How much of a slice lies after each replica's own last stage [s]."""
-    if len(done) == 1:
-        only = done.item()
-        begin = piece.start_s if piece.start_s > only else only
-        return np.array([piece.end_s - begin]) if piece.end_s > begin else _NOTHING
     late: NDArray[np.float64] = np.maximum(piece.end_s - np.maximum(piece.start_s, done), 0.0)
     return late
-
-
-_NOTHING = np.zeros(1)
 
 
 def _stage_times(

@@ -97,8 +97,9 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
         buckets = _buckets(layout, elements, slots, overlapped=overlapped)
         pieces = _bucket_collectives(layout, model, rank, [bucket.elements * size for bucket in buckets])
         now = 0.0
-        for bucket, own in zip(buckets, pieces, strict=True):
-            now = max(now, float(ready[bucket.members[-1]]) if overlapped else done)
+        last = ready[[bucket.members[-1] for bucket in buckets]].tolist() if overlapped else [done] * len(buckets)
+        for begin, own in zip(last, pieces, strict=True):
+            now = max(now, begin)
             for piece in own:
                 slices.append(moved(piece, now))
                 now = slices[-1].end_s
