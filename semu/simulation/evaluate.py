@@ -134,7 +134,7 @@ def evaluate(
     if cost_model.rules or not remember:
         return _evaluate(layout, shapes, cost_model, cache)
     contents = tuple((name, column.tobytes()) for name, column in shapes.columns.items())
-    key = (layout.cut, cost_model, contents)
+    key = (layout.cut.identity, cost_model, contents)
     known = _EVALUATIONS.get(key, lambda: _evaluate(layout, shapes, cost_model, cache))
     return Evaluation(shapes, known.by_shape, known.chunks)
 

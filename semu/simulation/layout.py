@@ -50,11 +50,13 @@ class Cut:
 
     Attributes:
         chunks: in order of data flow. num_ranks: pipeline ranks.
+        identity: stands for these chunks where they must not be kept alive.
         facts: what was found about the chunks, by name and by whatever else tells it apart.
     """
 
     chunks: tuple[ChunkStages, ...]
     num_ranks: int
+    identity: object = field(default_factory=object)
     facts: Recent[Any] = field(default_factory=lambda: Recent(2048))
 
     @cached_property
