@@ -5,8 +5,8 @@ and ``template_cache`` remember templates between calls), ``evaluate`` (stage co
 ``segment_costs`` and ``shape_costs``), ``job_checkpoint`` (all microbatches simulated alone, to be restored under any
 schedule), ``gather``, ``pipeline`` and ``reduction`` (times, with ``transfers``; ``clipping`` between reduction and
 step), ``memory``, ``ground`` and ``saved``, ``accounting``, ``rank_timeline`` and ``replica``, ``tables`` and
-``assemble`` (the report; its first figures in ``headline``); ``samples`` (jitter). ``estimate`` is the door for a search
-that needs those figures only. ``model_memo`` says how long a traced model is remembered.
+``assemble`` (the report; its first figures in ``headline``); ``samples`` (jitter). ``estimate`` is the door for a
+search that needs those figures only. ``model_memo`` says how long a traced model is remembered.
 """
 
 from __future__ import annotations
