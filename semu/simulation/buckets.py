@@ -15,7 +15,7 @@ class RankBucket:
     """Parameters whose gradients are reduced, or which are gathered, together.
 
     Attributes:
-        elements: local elements. members: numbers of the parameters in it. pool: what they are of.
+        elements: local elements. members: numbers of the parameters in it, ascending. pool: what they are of.
     """
 
     elements: int
@@ -57,7 +57,12 @@ def rank_buckets(
             overlapped=overlapped,
         )
         found += [
-            RankBucket(bucket.elements, tuple(chosen[member] for member in bucket.members), pool) for bucket in buckets
+            RankBucket(
+                bucket.elements,
+                bucket.members if own is None else tuple([chosen[member] for member in bucket.members]),
+                pool,
+            )
+            for bucket in buckets
         ]
     return sorted(found, key=lambda bucket: bucket.members[-1])
 

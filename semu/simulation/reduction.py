@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from semu.engine.costs import CostModel
 from semu.engine.timeline import OuterSlice
@@ -140,9 +141,9 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
         now = 0.0
         for bucket, own in zip(buckets, pieces, strict=True):
             members = [ready.operators[i] for i in bucket.members]
-            now = max(now, float(ready.ready_s[max(bucket.members)]) if overlapped else done)
+            now = max(now, float(ready.ready_s[bucket.members[-1]]) if overlapped else done)
             waits = all(members) and overlapped
-            operators = tuple(operator for own_operators in members for operator in own_operators) if overlapped else ()
+            operators = tuple(chain.from_iterable(members)) if overlapped else ()
             for piece, group in own:
                 found.append(Reduction(moved(piece, now), (rank,), group, () if waits else last, operators))
                 now = found[-1].piece.end_s
