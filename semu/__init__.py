@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from semu.engine.span import Span
     from semu.engine.timeline import IterationTimeline, MemoryCurve
     from semu.errors import ConfigError, GraphError, ScheduleError, SemuError
+    from semu.estimate import Estimate
     from semu.graph.graph import Graph
     from semu.graph.level import Level
     from semu.graph.operator import OpKind, Phase
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from semu.report import Report
     from semu.schedule.schedule import Schedule
     from semu.simulation import JobCheckpoint, prepare, simulate
+    from semu.simulation.estimate import evaluate
 
 __version__ = "0.1.0"
 
@@ -53,6 +55,7 @@ _HOMES = {
     "Cluster": "semu.hardware.cluster",
     "ConfigError": "semu.errors",
     "DType": "semu.hardware.kinds",
+    "Estimate": "semu.estimate",
     "Graph": "semu.graph.graph",
     "GraphError": "semu.errors",
     "GraphTimeline": "semu.engine.simulator",
@@ -87,6 +90,7 @@ _HOMES = {
     "Span": "semu.engine.span",
     "Training": "semu.job",
     "TrainingJob": "semu.job",
+    "evaluate": "semu.simulation.estimate",
     "prepare": "semu.simulation",
     "run": "semu.engine.simulator",
     "include": "semu.graph.parts",
@@ -101,6 +105,7 @@ __all__ = [
     "Cluster",
     "ConfigError",
     "DType",
+    "Estimate",
     "Graph",
     "GraphError",
     "GraphTimeline",
@@ -138,6 +143,7 @@ __all__ = [
     "__version__",
     "engine",
     "errors",
+    "evaluate",
     "graph",
     "hardware",
     "include",

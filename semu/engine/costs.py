@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,12 @@ from semu.graph.dim import DimTable, as_int
 from semu.graph.operator import Operator, Phase
 from semu.hardware.device import Device, DeviceKind, DeviceProfile, Direction, Stream
 from semu.hardware.kinds import DType, OpKind, Provenance
-from semu.hardware.network import CommGroup, collective_cost
+from semu.hardware.network import CollectiveCost, CommGroup, collective_cost
 from semu.hardware.number import worst_provenance
 from semu.units import TIME_GRID_PER_S
+
+if TYPE_CHECKING:
+    from semu.engine.segment_keys import SegmentKeys
 
 ATTENTION_KEY = ("tokens", "key_tokens", "pairs", "heads", "kv_heads", "d", "d_v", "share")
 """Meaning of an attention operator's shape key; share is 2 where causal halves the pairs, else 1."""
@@ -91,6 +95,7 @@ class CostModel:
         self._net_rate, self._corner = np.ones(n), np.zeros(n)
         self._has_flop = np.array([operator.flop != 0 for operator in library.operators], dtype=np.bool_)
         self._attention: list[int] = []
+        self._outer_costs: dict[tuple[OpKind, CommGroup], CollectiveCost] = {}
         self.coefficients: list[Coefficients] = []
         for row, (operator, group) in enumerate(zip(library.operators, library.groups, strict=True)):
             if operator.kind.is_communication:
@@ -130,6 +135,18 @@ class CostModel:
         """Tokens, pairs and share of the attention operators."""
         keys = [self.library.operators[row].key for row in self._attention]
         return tuple(DimTable.build([key[position] for key in keys]) for position in ATTENTION_USED)
+
+    @cached_property
+    def known(self) -> dict[object, Any]:
+        """Operators outside stages that were costed before, by whatever tells them apart; ``transfers`` fills it."""
+        return {}
+
+    @cached_property
+    def segment_keys(self) -> SegmentKeys:
+        """Keys of segments for the result cache."""
+        from semu.engine.segment_keys import SegmentKeys
+
+        return SegmentKeys(self)
 
     @cached_property
     def numbers(self) -> NDArray[np.float64]:
@@ -194,20 +211,24 @@ class CostModel:
         """
         memory, network = np.atleast_1d(np.asarray(mem_bytes)), np.atleast_1d(np.asarray(net_bytes))
         if group is not None:
-            cost = collective_cost(self.profile, kind, group)
+            cost = self._outer_costs.get((kind, group))
+            if cost is None:
+                cost = self._outer_costs[kind, group] = collective_cost(self.profile, kind, group)
             transfer = network / cost.bytes_per_s
             seconds = cost.latency_s + transfer + np.sqrt(cost.c_s * transfer)
-            stream = Stream(Device(DeviceKind.LINK, port=group.port, direction=Direction.OUT), group.name)
-            key: tuple[int, ...] = (group.num_ranks, group.num_nodes)
-            phase = Phase.FORWARD if kind is OpKind.P2P else Phase.REDUCTION
         else:
             efficiency = self.profile.efficiency(kind)
             seconds = efficiency.t0_s + memory / (efficiency.mem * self.profile.mem_bytes_per_s.value)
-            stream, key, phase = Stream(Device(DeviceKind.COMPUTE), "compute"), (), Phase.OPTIMIZER
         memory, network = np.broadcast_arrays(memory, network)
         result: NDArray[np.float64] = np.rint(seconds * TIME_GRID_PER_S) / TIME_GRID_PER_S
         rule = self.rules.get(kind)
         if rule is not None:
+            if group is not None:
+                stream = Stream(Device(DeviceKind.LINK, port=group.port, direction=Direction.OUT), group.name)
+                key: tuple[int, ...] = (group.num_ranks, group.num_nodes)
+                phase = Phase.FORWARD if kind is OpKind.P2P else Phase.REDUCTION
+            else:
+                stream, key, phase = Stream(Device(DeviceKind.COMPUTE), "compute"), (), Phase.OPTIMIZER
             operator = Operator(-1, path, kind, phase, stream, 0, 0, 0, DType.BF16, key, (), (), (), 0, 0, 1)
             keys = np.repeat(np.array(key, dtype=np.int64)[:, None], len(result), axis=1)
             seen = RuleInput(operator, self.profile, np.zeros(len(result)), memory, network, keys, result.copy())

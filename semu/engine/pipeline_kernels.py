@@ -1,4 +1,5 @@
-"""Kernel for the pipeline level: bounds of a rank's memory during each of its stages, for many replicas at once."""
+"""Kernels for the pipeline level: bounds of a rank's memory during each of its stages, for many replicas at once, and
+its exact summit during one."""
 
 from __future__ import annotations
 
@@ -50,3 +51,70 @@ def stage_summits(
             if num_stages == 0 or time[row, event] >= end[row, num_stages - 1]:
                 between[row] = max(between[row], below + level)
             event += 1
+
+
+@njit(cache=True, nogil=True)
+def exact_summit(
+    begin: float, stop: float, position: int, ends: F64, net: I64, time: F64, size: I64, inner: F64, change: I64
+) -> int:
+    """Highest dynamic allocation of a rank during one of its stages, event by event.
+
+    At equal times first what is freed outside stages counts, then stages in order, then the rest outside. What is
+    passed through at the very first moment counts only where it lies above the level before.
+
+    Args:
+        begin, stop: of the stage [s]. position: its number on the rank.
+        ends: float64[num_stages] [s], of the rank's stages, non-decreasing. net: int64[num_stages] [bytes].
+        time, size: float64, int64[num_events], changes outside stages, sorted by time, then size.
+        inner: float64[num_inner] [s], changes inside the stage, after its beginning, sorted.
+        change: int64[num_inner] [bytes].
+    Returns:
+        [bytes], at least 0.
+    """
+    num_events, num_stages, num_inner = len(time), len(ends), len(inner)
+    level = np.int64(0)
+    event, before, after, at = 0, 0, position + 1, 0
+    while event < num_events and time[event] < begin:
+        level += size[event]
+        event += 1
+    while before < num_stages and ends[before] < begin:
+        level += net[before]
+        before += 1
+    total, result, is_first = level, np.int64(0), True
+    while True:
+        now = np.inf
+        if event < num_events and time[event] <= stop:
+            now = time[event]
+        if before < position:
+            now = min(now, ends[before])
+        if at < num_inner:
+            now = min(now, begin + inner[at])
+        if after < num_stages and ends[after] <= stop:
+            now = min(now, ends[after])
+        if now == np.inf:
+            return result  # type: ignore[return-value]
+        highest = np.int64(-(2**62))
+        while event < num_events and time[event] == now and size[event] < 0:
+            total += size[event]
+            highest = max(highest, total)
+            event += 1
+        while before < position and ends[before] == now:
+            total += net[before]
+            highest = max(highest, total)
+            before += 1
+        while at < num_inner and begin + inner[at] == now:
+            total += change[at]
+            highest = max(highest, total)
+            at += 1
+        while after < num_stages and ends[after] == now:
+            total += net[after]
+            highest = max(highest, total)
+            after += 1
+        while event < num_events and time[event] == now:
+            total += size[event]
+            highest = max(highest, total)
+            event += 1
+        if is_first and highest <= level:
+            highest = total
+        is_first = False
+        result = max(result, highest)

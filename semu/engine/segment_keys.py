@@ -15,6 +15,7 @@ from semu.graph.dim import Dim, Poly, symbols_of
 from semu.hardware.kinds import OpKind
 
 _DIGEST_BYTES = 16
+_MOST_KNOWN = 4096
 
 
 class SegmentKeys:
@@ -28,9 +29,26 @@ class SegmentKeys:
         self._model = model
         self._operators: dict[int, tuple[bytes, frozenset[str]]] = {}
         self._sizes: dict[int, tuple[bytes, frozenset[str]]] = {}
+        self._known: dict[int, tuple[Segment | WholeStage, bytes, tuple[str, ...]]] = {}
 
     def key(self, segment: Segment | WholeStage) -> bytes:
         """Hash of everything that the segment's costs depend on but the shape."""
+        return self._read(segment)[0]
+
+    def symbols(self, segment: Segment | WholeStage) -> tuple[str, ...]:
+        """Symbols that the segment's costs depend on, sorted."""
+        return self._read(segment)[1]
+
+    def _read(self, segment: Segment | WholeStage) -> tuple[bytes, tuple[str, ...]]:
+        """Key and symbols of a segment, found once; the segment is kept, so that its identity is."""
+        known = self._known.get(id(segment))
+        if known is None or known[0] is not segment:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[id(segment)] = segment, self._key(segment), self._symbols(segment)
+        return known[1], known[2]
+
+    def _key(self, segment: Segment | WholeStage) -> bytes:
         content = hashlib.blake2b(segment.structure, digest_size=_DIGEST_BYTES)
         for row in segment.rows.tolist():
             content.update(self._operator(row)[0])
@@ -38,8 +56,7 @@ class SegmentKeys:
             content.update(self._size(row)[0])
         return content.digest()
 
-    def symbols(self, segment: Segment | WholeStage) -> tuple[str, ...]:
-        """Symbols that the segment's costs depend on, sorted."""
+    def _symbols(self, segment: Segment | WholeStage) -> tuple[str, ...]:
         names = [self._operator(row)[1] for row in set(segment.rows.tolist())]
         names += [self._size(row)[1] for row in set(segment.size_rows.tolist())]
         return tuple(sorted(frozenset().union(*names)))

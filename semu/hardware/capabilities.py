@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from semu.errors import ConfigError, unknown_name
@@ -134,6 +135,16 @@ class DeviceProfile:
 
     def under(self, software: Software) -> DeviceProfile:
         """The device as a training run under some framework finds it; KERNELS: as it is."""
+        known = self._under.get(software)
+        if known is None:
+            known = self._under[software] = self._slowed(software)
+        return known
+
+    @cached_property
+    def _under(self) -> dict[Software, DeviceProfile]:
+        return {}
+
+    def _slowed(self, software: Software) -> DeviceProfile:
         factors = self.software.get(software)
         if factors is None or factors.is_neutral:
             return self

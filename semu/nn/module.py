@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from semu.errors import ConfigError, GraphError
+from semu.nn.changes import CHANGES
 
 if TYPE_CHECKING:
     from semu.nn.tracing import Trace
@@ -36,6 +37,10 @@ class Parameter:
         self.numel = math.prod(shape)
         self.requires_grad = requires_grad
         self.name = "parameter"
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        CHANGES.note()
 
     def __repr__(self) -> str:
         return f"Parameter{self.shape}" + ("" if self.requires_grad else " frozen")
@@ -75,6 +80,11 @@ class Module:
                 value.name = name
             self._own()[name] = value
         object.__setattr__(self, name, value)
+        CHANGES.note()
+
+    def __delattr__(self, name: str) -> None:
+        object.__delattr__(self, name)
+        CHANGES.note()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module computes; to be overridden."""
@@ -198,6 +208,7 @@ class ModuleList(Module):
 
     def _append(self, module: Module) -> None:
         self._children()[str(self._items)] = module
+        CHANGES.note()
         object.__setattr__(self, "_items", self._items + 1)
 
     def __iter__(self) -> Iterator[Module]:
@@ -229,6 +240,7 @@ class Sequential(ModuleList):
                     if name in self._children():
                         raise ConfigError("two members of one name", where=type(self).__name__, got=name)
                     self._children()[name] = member
+                    CHANGES.note()
 
     def forward(self, *args: Any) -> Any:
         """Run the members in order."""

@@ -37,8 +37,11 @@ class Mesh:
         groups the one on the most nodes, because the slowest peer decides."""
         p = self.parallel
         first = self.gpu(pp=pp)
-        peers = self._different(first, 1, p.tp)
-        return max((self._place("dp", peer, p.tp, p.dp * p.cp) for peer in peers), key=_spread)
+        place = first % self.cluster.gpus_per_node  # pipeline ranks whole nodes apart have equal groups
+        if place not in self._dp_groups:
+            peers = self._different(first, 1, p.tp)
+            self._dp_groups[place] = max((self._place("dp", peer, p.tp, p.dp * p.cp) for peer in peers), key=_spread)
+        return self._dp_groups[place]
 
     def shard_group(self, pp: int) -> CommGroup:
         """The group over which ZeRO-3 shards a pipeline rank's parameters: ``dp_group``, or its worst sharding group of
@@ -90,7 +93,7 @@ class Mesh:
         key = (first % self.cluster.gpus_per_node, distance)
         if key not in self._pairs:
             peers = self._different(first, 1, self.parallel.tp * self.parallel.cp)
-            pairs = [self.cluster.place_group("pp", [peer, peer + distance]) for peer in peers]
+            pairs = [self._shared("pp", peer, distance, 2) for peer in peers]
             self._pairs[key] = max(pairs, key=_spread)
         return self._pairs[key]
 
@@ -138,8 +141,23 @@ class Mesh:
         last = first + step * (count - 1)
         key = (name, first % self.cluster.gpus_per_node, step, count)
         if key not in self._groups or last >= self.cluster.num_gpus:
-            self._groups[key] = self.cluster.place_group(name, range(first, last + 1, step))
+            self._groups[key] = self._shared(name, first, step, count)
         return self._groups[key]
+
+    def _shared(self, name: str, first: int, step: int, count: int) -> CommGroup:
+        """As ``_place``; meshes on clusters with equal nodes share what was found."""
+        cluster = self.cluster
+        gpus = range(first, first + step * count, step)
+        if gpus[0] < 0 or gpus[-1] < 0 or max(gpus[0], gpus[-1]) >= cluster.num_gpus:
+            return cluster.place_group(name, gpus)  # refuses a GPU that is not there
+        node = cluster.gpus_per_node
+        key = (name, first % node, step, count, node, cluster.profile.nvlink_gpus.value)
+        known = _PLACED.get(key)
+        if known is None:
+            if len(_PLACED) >= _MOST_PLACED:
+                _PLACED.clear()
+            known = _PLACED[key] = cluster.place_group(name, gpus)
+        return known
 
     @cached_property
     def _groups(self) -> dict[tuple[str, int, int, int], CommGroup]:
@@ -150,8 +168,17 @@ class Mesh:
         return {}
 
     @cached_property
+    def _dp_groups(self) -> dict[int, CommGroup]:
+        return {}
+
+    @cached_property
     def _pairs(self) -> dict[tuple[int, int], CommGroup]:
         return {}
+
+
+_MOST_PLACED = 4096
+_PLACED: dict[tuple[object, ...], CommGroup] = {}
+"""Groups by name, first GPU in its node, step, number of ranks, GPUs per node and reach of NVLink."""
 
 
 def _spread(group: CommGroup) -> tuple[int, bool, int]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.graph.operator import Phase
 from semu.schedule.schedule import PipelineShape, Schedule, StageKey
+from semu.schedule.units import PipelineUnits, units_of
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Transfer:
     consumer: StageKey
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PipelineProblem:
     """Structure of one iteration's pipeline.
 
@@ -59,6 +61,95 @@ class PipelineProblem:
     def num_nodes(self) -> int:
         """Stages and transfers."""
         return len(self.stages) + len(self.transfers)
+
+    @cached_property
+    def units(self) -> PipelineUnits:
+        """The same pipeline before its schedule."""
+        return units_of(self.shape)
+
+    @cached_property
+    def unit_orders(self) -> list[NDArray[np.int32]]:
+        """Units of the stages of each rank, in the schedule's order."""
+        return self.units.orders(self.schedule)
+
+    @cached_property
+    def unit_of_nodes(self) -> NDArray[np.int64]:
+        """The unit of every node: int64[num_nodes]."""
+        units = self.units
+        return np.array(
+            [units.unit(stage) for stage in self.stages]
+            + [units.transfer(transfer.stage, transfer.consumer) for transfer in self.transfers],
+            dtype=np.int64,
+        )
+
+    def unit_edges(self, *, overlapped_sends: bool) -> NDArray[np.int32]:
+        """The schedule as edges between units; see ``PipelineUnits.order_edges``."""
+        known = self._unit_edges.get(overlapped_sends)
+        if known is None:
+            known = self.units.order_edges(self.unit_orders, overlapped_sends=overlapped_sends)
+            self._unit_edges[overlapped_sends] = known
+        return known
+
+    @cached_property
+    def _unit_edges(self) -> dict[bool, NDArray[np.int32]]:
+        return {}
+
+    @cached_property
+    def rank_nodes(self) -> tuple[NDArray[np.int64], ...]:
+        """Per rank, its stages' nodes in order."""
+        return tuple(np.flatnonzero(self.node_rank == rank) for rank in range(self.shape.num_ranks))
+
+    @cached_property
+    def rank_kinds(self) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]:
+        """Per rank, the distinct 2 x chunk + phase of its stages, sorted, and which of them each stage is."""
+        found = [np.unique(2 * self.chunk[n] + self.phase[n], return_inverse=True) for n in self.rank_nodes]
+        return tuple((kinds, kind) for kinds, kind in found)
+
+    @cached_property
+    def first_forwards(self) -> tuple[list[int], ...]:
+        """Per rank, the units of its chunks' first forward stages, sorted."""
+        units, result = self.units, []
+        for order in self.unit_orders:
+            position = order % units.size
+            is_forward = units.phase[position] == 0
+            _, first = np.unique(units.chunk[position[is_forward]], return_index=True)
+            result.append(sorted(order[is_forward][first].tolist()))
+        return tuple(result)
+
+    @cached_property
+    def following(self) -> NDArray[np.int64]:
+        """Stages that follow another one on their rank."""
+        return np.flatnonzero(self.node_rank[1:] == self.node_rank[:-1]) + 1
+
+    @cached_property
+    def awaited(self) -> tuple[tuple[NDArray[np.int64], NDArray[np.int32]], ...]:
+        """Stages with the first transfer that they wait for, then those that wait for a second one with that, and so
+        on: int64[k], stages; int32[k], transfers."""
+        n = self.num_stages
+        node_of_edge = np.repeat(np.arange(self.num_nodes), np.diff(self.pred_ptr))
+        is_transfer = (node_of_edge < n) & (self.pred >= n)
+        nodes, transfers = node_of_edge[is_transfer], self.pred[is_transfer]
+        turn = np.arange(len(nodes)) - np.searchsorted(nodes, nodes)
+        return tuple((nodes[turn == number], transfers[turn == number]) for number in range(turn.max(initial=-1) + 1))
+
+    @cached_property
+    def stage_nodes(self) -> dict[tuple[int, int], NDArray[np.int64]]:
+        """(chunk, phase 0 or 1) -> the nodes of that stage, one per microbatch, in order."""
+        kinds = [(chunk, phase) for chunk in range(self.shape.num_chunks) for phase in (0, 1)]
+        return {kind: np.flatnonzero((self.chunk == kind[0]) & (self.phase == kind[1])) for kind in kinds}
+
+    @cached_property
+    def transfer_edges(self) -> tuple[dict[tuple[int, int, Phase], int], NDArray[np.int64], NDArray[np.int64]]:
+        """(source chunk, consumer chunk, phase) -> number of the edge, in the order of their first transfers; every
+        transfer's edge and microbatch: int64[num_transfers]."""
+        number: dict[tuple[int, int, Phase], int] = {}
+        edge = np.zeros(len(self.transfers), dtype=np.int64)
+        microbatch = np.zeros(len(self.transfers), dtype=np.int64)
+        for j, transfer in enumerate(self.transfers):
+            key = (transfer.stage.chunk, transfer.consumer.chunk, transfer.stage.phase)
+            edge[j] = number.setdefault(key, len(number))
+            microbatch[j] = transfer.stage.microbatch
+        return number, edge, microbatch
 
 
 def lower(schedule: Schedule, shape: PipelineShape, *, overlapped_sends: bool) -> PipelineProblem:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -214,6 +214,12 @@ class PipelineUnits:
     def stream_ptr(self) -> NDArray[np.int64]:
         """int64[num_streams + 1], where each stream begins in a row of ``node_orders``."""
         return np.concatenate(([0], np.cumsum(np.bincount(self.stream, minlength=self.num_streams)))).astype(np.int64)
+
+
+@lru_cache(maxsize=128)
+def units_of(shape: PipelineShape) -> PipelineUnits:
+    """``PipelineUnits.of``, remembered: nothing in the units changes, so jobs of one shape share them."""
+    return PipelineUnits.of(shape)
 
 
 def _readers(shape: PipelineShape, stage: StageKey) -> list[StageKey]:

@@ -83,9 +83,13 @@ def breakdown(
     launch = 0.0 if run.launched is None else float(weights @ run.launched.sum(axis=1)) / num_ranks
     overhead = overhead_s(layout.job)
     for rank, tail in enumerate(tails):
-        done = run.end[:, np.flatnonzero(run.problem.node_rank == rank)].max(axis=1, initial=0.0)
+        done = run.done[rank]
         idle = iteration_time_s - overhead - done
+        earliest = float(done.min())
         for piece in (*tail.reductions, *tail.gathers):
+            exposed.setdefault(piece.stream, 0.0)
+            if piece.end_s <= earliest:
+                continue
             late = _visible(piece, done)
             idle = idle - late
             exposed[piece.stream] = exposed.get(piece.stream, 0.0) + float(weights @ late) / num_ranks
@@ -130,7 +134,7 @@ def _stage_times(
         for phase, stage in enumerate((costs.forward, costs.backward)):
             if stage is None:
                 continue
-            order = problem.microbatch[np.flatnonzero((problem.chunk == number) & (problem.phase == phase))]
+            order = problem.microbatch[problem.stage_nodes[number, phase]]
             key = (id(stage), order.tobytes())
             if key not in known:
                 shapes = run.shape[:, order]
@@ -165,18 +169,14 @@ def _pipeline_gaps(run: PipelineRun) -> tuple[NDArray[np.float64], NDArray[np.fl
     problem = run.problem
     n = problem.num_stages
     start, end = run.start.T, run.end.T
-    follows = np.flatnonzero(problem.node_rank[1:] == problem.node_rank[:-1]) + 1
+    follows = problem.following
     gap = start[:n].copy()
     gap[follows] -= end[follows - 1]
     explained = np.zeros_like(gap)
-    node_of_edge = np.repeat(np.arange(problem.num_nodes), np.diff(problem.pred_ptr))
-    is_transfer = (node_of_edge < n) & (problem.pred >= n)
-    nodes, transfers = node_of_edge[is_transfer], problem.pred[is_transfer]
-    turn = np.arange(len(nodes)) - np.searchsorted(nodes, nodes)  # first, second, ... transfer that a stage waits for
-    for number in range(int(turn.max(initial=-1)) + 1):
-        mine = np.flatnonzero(turn == number)
-        for first in range(0, len(mine), _TOGETHER):
-            here, by = nodes[mine[first : first + _TOGETHER]], transfers[mine[first : first + _TOGETHER]]
+    together = _TOGETHER if run.num_replicas > 1 else max(n, 1)
+    for nodes, transfers in problem.awaited:
+        for first in range(0, len(nodes), together):
+            here, by = nodes[first : first + together], transfers[first : first + together]
             arrives = end[by]
             lasted = np.minimum(gap[here], arrives - start[by])
             lasted[arrives != start[here]] = 0.0
@@ -216,9 +216,26 @@ class Work:
 
 def count_work(layout: Layout, evaluation: Evaluation) -> Work:
     """Sum the operators' FLOP over all stages, microbatches, replicas, tensor- and context-parallel ranks."""
-    library = layout.library
+    symbols = with_rounded(evaluation.shapes.columns, layout.library.symbols, mean=True)  # all ranks, not the worst
     uses = np.bincount(evaluation.shapes.index.ravel())
-    mean = with_rounded(evaluation.shapes.columns, library.symbols, mean=True)  # all ranks together, not the worst
+    one = tuple(column.tobytes() for column in symbols.values()) if len(uses) == 1 else None
+    if one is not None:  # every microbatch is alike
+        alone: tuple[int, int, int] = layout.cut.facts.get(
+            ("flop", tuple(symbols), one), lambda: _flop(layout, symbols, np.ones(1, dtype=np.int64))
+        )
+        hardware, model, full = (int(uses[0]) * value for value in alone)
+    else:
+        hardware, model, full = _flop(layout, symbols, uses)
+    return Work(float(model), float(hardware), float(full), _tokens(layout, evaluation, uses))
+
+
+def _flop(layout: Layout, mean: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]) -> tuple[int, int, int]:
+    """FLOP of ``Work`` as whole numbers: hardware's, the model's, the model's with attention in full.
+
+    Args:
+        mean: symbol -> int64[num_shapes], of the mean rank. uses: int64[num_shapes], microbatches of each shape.
+    """
+    library = layout.library
     hardware = model = full = 0
     for name, stages in _stages_by_module(layout).items():
         calls = np.zeros(len(library.operators), dtype=np.int64)
@@ -238,7 +255,7 @@ def count_work(layout: Layout, evaluation: Evaluation) -> Work:
                 if operator.phase is not Phase.RECOMPUTE:
                     model += times * (work[position] - extra[position])
                     full += times * (work[position] - extra[position] + causal[position])
-    return Work(float(model), float(hardware), float(full), _tokens(layout, evaluation, uses))
+    return hardware, model, full
 
 
 def _stages_by_module(layout: Layout) -> dict[str, list[StageProgram]]:

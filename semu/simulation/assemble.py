@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-
-import numpy as np
 
 from semu.graph.operator import Phase
 from semu.hardware.fp8 import Fp8Recipe
@@ -14,17 +11,15 @@ from semu.hardware.number import Number
 from semu.job import Precision, Recompute, TrainingJob, Workspaces
 from semu.job.experts import mixtures, worst_load
 from semu.report import Report
-from semu.simulation.accounting import breakdown, bubble_ratio, count_work, overhead_s
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
+from semu.simulation.headline import headline
 from semu.simulation.host import host_memory, host_notes
 from semu.simulation.layout import Layout
-from semu.simulation.memory import RankMemory
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.rank_timeline import build_timeline
 from semu.simulation.reduction import RankTail
 from semu.simulation.replica import ReplicaCosts
-from semu.simulation.reserved import reserved_memory
 from semu.simulation.saved import SavedActivations
 from semu.simulation.tables import add_outer, rank_row, top_operators
 
@@ -39,19 +34,14 @@ def assemble_report(
     """Everything that ``simulate`` returns."""
     job = layout.job
     profile = job.profile
-    makespan = run.makespan()
-    slowest = int(np.argmax(makespan))
-    iteration = iteration_time(job, run, tails)
-    memories = [RankMemory(layout, evaluation, run, rank) for rank in range(job.parallel.pp)]
-    peaks = [memory.peak() for memory in memories]
-    work = count_work(layout, evaluation)
+    head = headline(layout, evaluation, run, tails)
+    found, slowest, memories, peaks, work = head.estimate, head.slowest, head.memories, head.peaks, head.work
+    iteration = found.iteration_time_s
     saved = SavedActivations(layout, evaluation, run)
     parameters = job.model.num_parameters()
     active = parameters - sum(item.idle_parameters for _, item in mixtures(job.model))
     gpus = job.cluster.num_gpus
-    peak_rate = profile.peak_flop_per_s(job.training.precision.compute_dtype) * gpus * iteration
     is_fp8 = job.training.precision is Precision.FP8
-    capacity = int(profile.memory_bytes.value)
     costs = ReplicaCosts.of(layout, evaluation, run, slowest)
     timeline = build_timeline(layout, evaluation, run, tails, gathers, memories, slowest, costs, iteration)
     top, seconds = top_operators(layout, evaluation, costs)
@@ -65,23 +55,23 @@ def assemble_report(
     return Report(
         title=f"{job.model.name} on {job.cluster.label()}, {parallel_label(job)}, {job.training.schedule}",
         iteration_time_s=iteration,
-        makespan_s=float(makespan[slowest]),
-        mfu=work.model_flop / peak_rate,
-        hfu=work.hardware_flop / peak_rate,
-        mfu_full_attention=work.model_flop_full_attention / peak_rate,
+        makespan_s=found.makespan_s,
+        mfu=found.mfu,
+        hfu=found.hfu,
+        mfu_full_attention=work.model_flop_full_attention / head.peak_rate,
         mfu_bf16=work.model_flop / (profile.peak_flop_per_s(DType.BF16) * gpus * iteration) if is_fp8 else None,
         model_flop=work.model_flop,
         hardware_flop=work.hardware_flop,
         model_tflop_per_s_per_gpu=work.model_flop / iteration / gpus / 1e12,
         tokens_per_s_per_gpu=work.tokens / iteration / gpus,
         tokens=work.tokens,
-        bubble_ratio=bubble_ratio(run, slowest),
-        peak_memory_bytes=tuple(peak.size_bytes for peak in peaks),
-        static_memory_bytes=tuple(memory.static.total for memory in memories),
-        capacity_bytes=capacity,
+        bubble_ratio=found.bubble_ratio,
+        peak_memory_bytes=found.peak_memory_bytes,
+        static_memory_bytes=found.static_memory_bytes,
+        capacity_bytes=found.capacity_bytes,
         parameters=parameters,
         active_parameters=active,
-        breakdown_s=breakdown(layout, evaluation, run, tails, iteration).to_json(),
+        breakdown_s=found.breakdown_s,
         ranks=tuple(rank_row(layout, run, memory, peak, saved) for memory, peak in zip(memories, peaks, strict=True)),
         top_operators=top,
         provenance=provenance,
@@ -92,21 +82,8 @@ def assemble_report(
         warnings=(*_warnings(layout, parameters, run.num_replicas), *host_notes(job, hosts)),
         timeline=timeline,
         host_memory_bytes=hosts,
-        reserve=partial(
-            reserved_memory,
-            layout,
-            evaluation,
-            run,
-            [peak.replica for peak in peaks],
-            [peak.size_bytes for peak in peaks],
-        ),
+        reserve=found.reserve,
     )
-
-
-def iteration_time(job: TrainingJob, run: PipelineRun, tails: list[RankTail]) -> float:
-    """End of everything on every rank, and the time outside the model [s], on the time grid."""
-    ends = max(float(run.makespan().max()), *(tail.end_s for tail in tails))
-    return ends + overhead_s(job)
 
 
 def parallel_label(job: TrainingJob) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from semu.parallel.data import gradient_buckets
+from semu.parallel.data import Bucket, gradient_buckets
 from semu.simulation.layout import Layout
 from semu.simulation.pools import ParameterPool
 
@@ -15,7 +15,7 @@ class RankBucket:
     """Parameters whose gradients are reduced, or which are gathered, together.
 
     Attributes:
-        elements: local elements. members: numbers of the parameters in it. pool: what they are of.
+        elements: local elements. members: numbers of the parameters in it, ascending. pool: what they are of.
     """
 
     elements: int
@@ -49,16 +49,33 @@ def rank_buckets(
         chosen = [number for number, key in enumerate(parameters) if own is None or key in own]
         if not chosen or pool.ranks == 1:
             continue
-        buckets = gradient_buckets(
-            [elements[number] for number in chosen],
+        buckets = _buckets(
+            layout,
+            tuple([elements[number] for number in chosen]),
+            tuple([slots[number] for number in chosen]),
             pool.mesh.parallel.gradient_ranks,
             overlapped=overlapped,
-            slots=[slots[number] for number in chosen],
         )
         found += [
-            RankBucket(bucket.elements, tuple(chosen[member] for member in bucket.members), pool) for bucket in buckets
+            RankBucket(
+                bucket.elements,
+                bucket.members if own is None else tuple([chosen[member] for member in bucket.members]),
+                pool,
+            )
+            for bucket in buckets
         ]
     return sorted(found, key=lambda bucket: bucket.members[-1])
+
+
+def _buckets(
+    layout: Layout, elements: tuple[int, ...], slots: tuple[int, ...], ranks: int, *, overlapped: bool
+) -> list[Bucket]:
+    """``gradient_buckets``, remembered: the order in which gradients become ready seldom changes."""
+    found: list[Bucket] = layout.cut.facts.get(
+        ("buckets", elements, slots, ranks, overlapped),
+        lambda: gradient_buckets(elements, ranks, overlapped=overlapped, slots=slots),
+    )
+    return found
 
 
 def shares_parameters(layout: Layout) -> bool:

@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.costs import CostModel
+from semu.engine.costs import CostModel, LatencyRules
 from semu.engine.join import build_stages
 from semu.engine.result_cache import ResultCache
 from semu.engine.stage import StageCosts
 from semu.engine.template import CostColumns, TemplateLibrary, stream_names
 from semu.graph.rounded import with_rounded
+from semu.hardware.capabilities import DeviceProfile
 from semu.simulation.layout import Layout
 from semu.simulation.segment_costs import stage_costs
 from semu.simulation.shape_costs import ShapeCosts, num_shapes
+from semu.simulation.template_cache import Recent
 from semu.workload.batch import Microbatch, shape_columns
 from semu.workload.spread import Spread, spread_columns
 
@@ -44,6 +46,9 @@ def distinct_shapes(
         dp: replicas. token_divisor, parts: see ``Parallel.token_divisor``, ``Parallel.sequence_parts``.
         spreads: modality modules that spread their items over groups of ranks.
     """
+    if microbatches and not spreads and len(set(map(id, microbatches))) == 1:  # one microbatch again and again
+        alone = shape_columns(microbatches[:1], token_divisor, parts)
+        return BatchShapes(alone, np.zeros((dp, len(microbatches) // dp), dtype=np.int64))
     columns = shape_columns(microbatches, token_divisor, parts)
     for spread in spreads if columns else ():
         columns |= spread_columns(microbatches, spread)
@@ -120,14 +125,44 @@ class Evaluation:
 
 
 def evaluate(
-    layout: Layout, shapes: BatchShapes, cost_model: CostModel, cache: ResultCache | None = None
+    layout: Layout,
+    shapes: BatchShapes,
+    cost_model: CostModel,
+    cache: ResultCache | None = None,
+    *,
+    remember: bool = False,
 ) -> Evaluation:
     """Cost every stage of the layout for every distinct shape.
 
     Args:
         layout, shapes: the job. cost_model: of the layout's library. cache: see ``stage_costs``.
+        remember: keep the result for the next job with these chunks, coefficients and shapes.
     """
     shapes = replace(shapes, columns=with_rounded(shapes.columns, layout.library.symbols))
+    if cost_model.rules or not remember or not layout.cut.is_shared:
+        return _evaluate(layout, shapes, cost_model, cache)
+    contents = tuple((name, column.tobytes()) for name, column in shapes.columns.items())
+    key = (layout.cut.identity, cost_model, contents)
+    known = _EVALUATIONS.get(key, lambda: _evaluate(layout, shapes, cost_model, cache))
+    return Evaluation(shapes, known.by_shape, known.chunks)
+
+
+_COST_MODELS: Recent[CostModel] = Recent(64)
+"""By library and device."""
+
+
+_EVALUATIONS: Recent[Evaluation] = Recent(256)
+"""By chunks, cost model and distinct shapes."""
+
+
+def cost_model_of(library: TemplateLibrary, profile: DeviceProfile, rules: LatencyRules | None) -> CostModel:
+    """The cost model of a library on a device; remembered where there are no custom rules."""
+    if rules:
+        return CostModel(library, profile, rules)
+    return _COST_MODELS.get((library, profile), lambda: CostModel(library, profile))
+
+
+def _evaluate(layout: Layout, shapes: BatchShapes, cost_model: CostModel, cache: ResultCache | None) -> Evaluation:
     by_shape = ShapeCosts(cost_model, shapes.columns)
     programs = [stage for chunk in layout.chunks for stage in (chunk.forward, chunk.backward) if stage is not None]
     costs = dict(zip(map(id, programs), stage_costs(programs, by_shape, cache), strict=True))

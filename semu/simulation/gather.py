@@ -42,7 +42,14 @@ def parameter_gathers(layout: Layout, model: CostModel) -> dict[int, ParameterGa
     job = layout.job
     if not shares_parameters(layout) or job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather:
         return {}
-    return {rank: _gather(layout, model, rank) for rank in range(job.parallel.pp)}
+    if model.rules or not layout.cut.is_shared:
+        return {rank: _gather(layout, model, rank) for rank in range(job.parallel.pp)}
+    result: dict[int, ParameterGather] = {}
+    for rank in range(job.parallel.pp):
+        group, ranks = layout.mesh.shard_group(rank), job.parallel.gradient_ranks
+        key = ("gather", rank, model, group, ranks, job.fp8_weights, job.training.precision.tensor_dtype)
+        result[rank] = layout.cut.facts.get(key, lambda rank=rank: _gather(layout, model, rank))  # type: ignore[misc]
+    return result
 
 
 def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
@@ -63,19 +70,19 @@ def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
 
 
 def first_forward_bindings(
-    insides: StageInsides, gathers: Mapping[int, ParameterGather], orders: Sequence[NDArray[np.int32]]
+    insides: StageInsides, gathers: Mapping[int, ParameterGather], first: Sequence[Sequence[int]]
 ) -> list[Binding]:
     """Edges from the gathers to the operators that need them, in each chunk's first forward stage.
 
     Args:
         insides: the stages of the job. gathers: units too, after those of the pipeline, by rank.
-        orders: units of each rank in order.
+        first: per rank, the units of its chunks' first forward stages, sorted.
     """
     units = insides.units
     bindings: list[Binding] = []
     gather_unit = units.num_units
     for rank, gather in sorted(gathers.items()):
-        for unit in sorted(first_forwards(units, orders[rank]).values()):
+        for unit in first[rank]:
             waits = _needed(insides.layout, gather, int(units.chunk[unit % units.size]))
             bound = np.flatnonzero(waits >= 0)
             bindings.append(Binding(unit, gather_unit + waits[bound], bound))
@@ -86,19 +93,19 @@ def first_forward_bindings(
 def parameter_waits(
     insides: StageInsides,
     gathers: Mapping[int, ParameterGather],
-    orders: Sequence[NDArray[np.int32]],
+    first: Sequence[Sequence[int]],
     start: NDArray[np.float64],
 ) -> dict[int, NDArray[np.float64]]:
     """What first forward stages last longer for their parameters alone, by unit: float64[num_replicas] [s].
 
     Args:
-        insides, gathers, orders: as ``first_forward_bindings``. start: float64[num_replicas, num_units] [s].
+        insides, gathers, first: as ``first_forward_bindings``. start: float64[num_replicas, num_units] [s].
     """
     units = insides.units
     found: dict[int, NDArray[np.float64]] = {}
     for rank, gather in gathers.items():
         ends = np.array([0.0, *(piece.end_s for piece in gather.slices)])
-        for unit in first_forwards(units, orders[rank]).values():
+        for unit in first[rank]:
             inside = insides.of(unit)
             ready = ends[1 + _needed(insides.layout, gather, int(units.chunk[unit % units.size]))]
             rows = np.zeros(int(inside.program.rows.max(initial=-1)) + 1)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.stage import StageProgram
+from semu.schedule.problem import PipelineProblem
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
@@ -15,36 +16,83 @@ from semu.simulation.pipeline import PipelineRun
 
 def last_nodes(run: PipelineRun, rank: int) -> tuple[int, ...]:
     """The last stage of a rank, if it has any."""
-    return tuple(np.flatnonzero(run.problem.node_rank == rank)[-1:].tolist())
+    return tuple(run.problem.rank_nodes[rank][-1:].tolist())
 
 
 def rank_end(run: PipelineRun, rank: int) -> float:
     """End of a rank's last stage on the slowest replica [s]."""
-    nodes = np.flatnonzero(run.problem.node_rank == rank)
-    return float(run.end[:, nodes].max()) if len(nodes) else 0.0
+    return run.rank_ends[rank]
 
 
-@dataclass
-class Gradient:
-    """A trainable parameter's gradient on a rank.
+Operators = tuple[tuple[int, int], ...]
+"""(stage, operator) each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """The gradients of a rank's trainable parameters, in the order in which they are complete.
 
     Attributes:
-        ready_s: when it is complete on the slowest replica. key: whose it is (identity of the parameter).
-        elements: local ones. slot: its virtual stage. operators: (stage, operator) that complete it; none: no gradient
-            reaches it.
+        ready_s: float64[num_parameters] [s], when each is complete on the slowest replica. keys: whose it is (identity
+            of the parameter). elements: local ones. slots: its virtual stage.
+        operators: what completes it; nothing: no gradient reaches it.
     """
 
-    ready_s: float
-    key: int
-    elements: int
-    slot: int
-    operators: list[tuple[int, int]]
+    ready_s: NDArray[np.float64]
+    keys: list[int]
+    elements: list[int]
+    slots: list[int]
+    operators: list[Operators]
 
 
-def gradients_ready(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> list[Gradient]:
+def gradients_ready(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> Gradients:
     """The gradient of each trainable parameter, in the order in which they are complete."""
+    trained: _Trained = layout.cut.facts.get(("trained", rank), lambda: _find_trained(layout, rank))
     problem = run.problem
-    ready: dict[int, Gradient] = {}
+    ready = np.zeros(len(trained.keys))
+    for chunk, writers, places in trained.written:
+        node = int(problem.stage_nodes[chunk, 1][-1])
+        program = layout.chunks[chunk].backward
+        assert program is not None
+        np.maximum.at(ready, places, _ends(evaluation, run, program, node, writers))
+    ready[trained.num_reached :] = rank_end(run, rank)
+    operators: list[Operators] = layout.cut.facts.get(
+        ("completes", rank, problem), lambda: _completing(trained, problem)
+    )
+    order = np.argsort(ready, kind="stable")
+    turn = order.tolist()
+    return Gradients(
+        ready_s=ready[order],
+        keys=[trained.keys[i] for i in turn],
+        elements=[trained.elements[i] for i in turn],
+        slots=[trained.slots[i] for i in turn],
+        operators=[operators[i] for i in turn],
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Trained:
+    """The trained parameters of a rank.
+
+    Attributes:
+        keys, elements, slots: of each: identity, local elements, virtual stage.
+        num_reached: so many of them, the first, get a gradient.
+        written: per chunk with a backward stage, from the last to the first: its number; int64[k], operators that
+            complete gradients; int64[k], the parameters whose they are.
+    """
+
+    keys: list[int]
+    elements: list[int]
+    slots: list[int]
+    num_reached: int
+    written: list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]
+
+
+def _find_trained(layout: Layout, rank: int) -> _Trained:
+    place: dict[int, int] = {}
+    elements: dict[int, int] = {}
+    slots: dict[int, int] = {}
+    written = []
     for chunk in reversed(layout.chunks_of(rank)):
         if chunk.backward is None:
             continue
@@ -55,20 +103,42 @@ def gradients_ready(layout: Layout, evaluation: Evaluation, run: PipelineRun, ra
             for held in block.parameters
             if held.parameter.requires_grad and held.writer >= 0
         ]
-        node = int(np.flatnonzero((problem.chunk == chunk.chunk.index) & (problem.phase == 1))[-1])
-        writers = np.array([writer for _, writer in completed], dtype=np.int64)
-        ends = latest_ends(evaluation, run, chunk.backward, node, writers)
-        for (held, writer), end in zip(completed, ends.tolist(), strict=True):
-            gradient = ready.setdefault(id(held.parameter), Gradient(0.0, id(held.parameter), 0, 0, []))
-            gradient.ready_s = max(gradient.ready_s, end)
-            gradient.elements, gradient.slot = held.elements, chunk.chunk.slot
-            gradient.operators.append((node, writer))
-    for number, _, held in layout.held_by(rank):  # what no gradient reaches is reduced all the same, at the end
-        if held.parameter.requires_grad and id(held.parameter) not in ready:
-            slot = layout.chunks[number].chunk.slot
+        for held, _ in completed:
             key = id(held.parameter)
-            ready[key] = Gradient(rank_end(run, rank), key, held.elements, slot, [])
-    return sorted(ready.values(), key=lambda gradient: gradient.ready_s)
+            place.setdefault(key, len(place))
+            elements[key], slots[key] = held.elements, chunk.chunk.slot
+        writers = np.array([writer for _, writer in completed], dtype=np.int64)
+        places = np.array([place[id(held.parameter)] for held, _ in completed], dtype=np.int64)
+        written.append((chunk.chunk.index, writers, places))
+    num_reached = len(place)
+    for number, _, held in layout.held_by(rank):  # what no gradient reaches is reduced all the same, at the end
+        key = id(held.parameter)
+        if held.parameter.requires_grad and key not in place:
+            place[key] = len(place)
+            elements[key], slots[key] = held.elements, layout.chunks[number].chunk.slot
+    return _Trained([*place], [elements[key] for key in place], [slots[key] for key in place], num_reached, written)
+
+
+def _completing(trained: _Trained, problem: PipelineProblem) -> list[Operators]:
+    """The operators that complete each gradient."""
+    found: list[list[tuple[int, int]]] = [[] for _ in trained.keys]
+    for chunk, writers, places in trained.written:
+        node = int(problem.stage_nodes[chunk, 1][-1])
+        for writer, place in zip(writers.tolist(), places.tolist(), strict=True):
+            found[place].append((node, writer))
+    return [tuple(own) for own in found]
+
+
+def _ends(
+    evaluation: Evaluation, run: PipelineRun, stage: StageProgram, node: int, operators: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """``latest_ends``; of a stage on which nothing outside bears, on the only replica, the ends are remembered."""
+    by_shape = evaluation.by_shape
+    if run.num_replicas > 1 or not by_shape.is_few or (0, node) in run.release:
+        return latest_ends(evaluation, run, stage, node, operators)
+    shape = int(run.shape[0, run.problem.microbatch[node]])
+    ends: NDArray[np.float64] = run.start[0, node] + by_shape.ends(stage, shape)[operators]
+    return ends
 
 
 _TOGETHER = 8

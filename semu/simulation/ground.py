@@ -31,27 +31,62 @@ class GroundEvents:
 
 def ground_events(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> GroundEvents:
     """Changes outside the stages of a pipeline rank, for all replicas."""
+    events = evaluation.by_shape.found(
+        ("ground", run.problem, rank), lambda: _find_events(layout, evaluation, run, rank)
+    )
+    time = np.concatenate((run.start[:, events.begins], run.end[:, events.ends]), axis=1)
+    return _in_order(time, events.size[events.kind, run.shape[:, events.microbatch]])
+
+
+@dataclass(frozen=True)
+class _RankEvents:
+    """When a rank's memory changes outside stages, whatever the times are.
+
+    Attributes:
+        begins, ends: int64[..], nodes at whose start, and at whose end, something changes.
+        kind, microbatch: int64[num_events], of the changes at the starts, then at the ends.
+        size: int64[num_kinds, num_shapes] [bytes].
+    """
+
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    microbatch: NDArray[np.int64]
+    size: NDArray[np.int64]
+
+
+def _find_events(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> _RankEvents:
     problem = run.problem
-    times: list[NDArray[np.float64]] = [np.zeros((run.num_replicas, 0))]
-    sizes: list[NDArray[np.int64]] = [np.zeros((run.num_replicas, 0), dtype=np.int64)]
+    sizes: list[NDArray[np.int64]] = []
+    begins: list[tuple[NDArray[np.int64], NDArray[np.integer], int]] = []
+    ends: list[tuple[NDArray[np.int64], NDArray[np.integer], int]] = []
     for chunk in layout.chunks_of(rank):
-        nodes = np.flatnonzero((problem.chunk == chunk.chunk.index) & (problem.phase == 0))
-        times.append(run.start[:, nodes])
-        sizes.append(_loaded_bytes(layout, evaluation, chunk.chunk.index)[run.shape[:, problem.microbatch[nodes]]])
+        nodes = problem.stage_nodes[chunk.chunk.index, 0]
+        begins.append((nodes, problem.microbatch[nodes], len(sizes)))
+        sizes.append(_loaded_bytes(layout, evaluation, chunk.chunk.index))
     for edge in run.sent.edges:
         nodes = problem.num_stages + edge.transfers
         if problem.shape.chunk_rank[edge.consumer] == rank:
-            times.append(run.start[:, nodes])
-            sizes.append(edge.size[run.shape[:, edge.microbatch]])
+            begins.append((nodes, edge.microbatch, len(sizes)))
+            sizes.append(edge.size)
         if problem.shape.chunk_rank[edge.source] == rank:
-            times.append(run.end[:, nodes])
-            released = _released(layout, evaluation, edge.source, edge.consumer, edge.phase)
-            sizes.append(-released[run.shape[:, edge.microbatch]])
-    return _in_order(np.concatenate(times, axis=1), np.concatenate(sizes, axis=1))
+            ends.append((nodes, edge.microbatch, len(sizes)))
+            sizes.append(-_released(layout, evaluation, edge.source, edge.consumer, edge.phase))
+    none = np.zeros(0, dtype=np.int64)
+    return _RankEvents(
+        begins=np.concatenate([none, *(nodes for nodes, _, _ in begins)]),
+        ends=np.concatenate([none, *(nodes for nodes, _, _ in ends)]),
+        kind=np.concatenate([none, *(np.full(len(nodes), kind) for nodes, _, kind in (*begins, *ends))]),
+        microbatch=np.concatenate([none, *(microbatch for _, microbatch, _ in (*begins, *ends))]),
+        size=np.array(sizes, dtype=np.int64).reshape(len(sizes), evaluation.num_shapes),
+    )
 
 
 def _in_order(time: NDArray[np.float64], size: NDArray[np.int64]) -> GroundEvents:
     """Events sorted by time, then size: first all by time, then the few that share a moment by size."""
+    if len(time) == 1:
+        only = np.lexsort((size[0], time[0]))
+        return GroundEvents(np.ascontiguousarray(time[:, only]), np.ascontiguousarray(size[:, only]))
     order = np.argsort(time, axis=1, kind="stable")
     time = np.ascontiguousarray(np.take_along_axis(time, order, axis=1))
     size = np.ascontiguousarray(np.take_along_axis(size, order, axis=1))

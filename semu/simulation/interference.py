@@ -46,13 +46,13 @@ def interference(
     share = layout.job.profile.interference
     if share == 0 or all(pool.mesh.parallel.gradient_ranks == 1 for pool in layout.pools(rank)):
         return None
-    nodes = np.flatnonzero(run.problem.node_rank == rank)
-    done = run.end[:, nodes].max(axis=1, initial=0.0)
+    done = run.done[rank]
     hidden = _inside_stages(layout, evaluation, run, rank)
     for piece in reductions:
         late = np.maximum(piece.end_s - np.maximum(piece.start_s, done), 0.0)
         hidden = hidden + (piece.end_s - piece.start_s) - late
     if rank in gathers:
+        nodes = run.problem.rank_nodes[rank]
         total = sum(piece.end_s - piece.start_s for piece in gathers[rank].slices)
         hidden = hidden + np.maximum(total - run.waited(nodes), 0.0)
     lost = round(share * float(hidden.max()) * TIME_GRID_PER_S) / TIME_GRID_PER_S

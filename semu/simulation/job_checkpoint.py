@@ -13,30 +13,35 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.costs import CostModel, LatencyRules
+from semu.engine.costs import LatencyRules
 from semu.engine.result_cache import ResultCache
 from semu.engine.units import Edges, UnitGraph, UnitTimes
 from semu.errors import ScheduleError, unknown_name
+from semu.estimate import Estimate
 from semu.job import TrainingJob
 from semu.report import IterationSamples, Report
 from semu.schedule import SCHEDULES
-from semu.schedule.problem import lower
+from semu.schedule.problem import PipelineProblem, lower
 from semu.schedule.schedule import PipelineShape, Schedule
-from semu.schedule.units import PipelineUnits
-from semu.simulation.assemble import assemble_report, iteration_time
+from semu.schedule.units import PipelineUnits, units_of
+from semu.simulation.assemble import assemble_report
 from semu.simulation.contention import check_contention, contend
 from semu.simulation.context import check_lengths
-from semu.simulation.evaluate import Evaluation, distinct_shapes, evaluate, template_latencies
+from semu.simulation.evaluate import Evaluation, cost_model_of, distinct_shapes, evaluate, template_latencies
 from semu.simulation.gather import ParameterGather, parameter_gathers
+from semu.simulation.headline import headline, iteration_time
 from semu.simulation.layout import Layout, build_layout
 from semu.simulation.modules import check_spread, spreads
 from semu.simulation.pipeline import PipelineRun, Replicas, consolidated_units, distinct_replicas, run_pipeline
-from semu.simulation.reduction import Reduction, plan_reductions, rank_tails
+from semu.simulation.reduction import RankTail, Reduction, plan_reductions, rank_tails
 from semu.simulation.refusals import check_streams, refuse_unmodelled
 from semu.simulation.samples import check_samples, sample_iterations
+from semu.simulation.template_cache import Recent
 
 SHARED_CACHE = ResultCache()
 """Results of all simulations of the process that bring no cache."""
+_PROBLEMS: Recent[PipelineProblem] = Recent(64)
+"""Lowered schedules by generator, shape of the pipeline, and whether sends overlap."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,21 @@ class JobCheckpoint:
             chosen = SCHEDULES[chosen](self.units.shape)
         chosen.validate(self.units.shape)
         return chosen
+
+    def problem(self, schedule: Schedule | str | None = None) -> PipelineProblem:
+        """A legal schedule of this pipeline as arrays; one that a generator made is remembered.
+
+        Args:
+            schedule: as ``schedule``.
+        """
+        overlapped, chosen = self.job.overlaps_sends, schedule if schedule is not None else self.job.training.schedule
+
+        def make() -> PipelineProblem:
+            return lower(self.schedule(chosen), self.units.shape, overlapped_sends=overlapped)
+
+        if isinstance(chosen, Schedule) or chosen not in SCHEDULES:
+            return make()
+        return _PROBLEMS.get((SCHEDULES[chosen], self.units.shape, overlapped), make)
 
     def edges_of(self, schedule: Schedule | str | None = None) -> NDArray[np.int32]:
         """A schedule as edges between units: int32[k, 2], (before, after).
@@ -178,6 +198,21 @@ class JobCheckpoint:
         )
         return OrderTimes(start, end, timed == units.num_units)
 
+    def _run(self, schedule: Schedule | str | None) -> tuple[PipelineRun, list[Reduction], list[RankTail]]:
+        problem = self.problem(schedule)
+        run = run_pipeline(self.layout, self.evaluation, self.units, self.replicas, self.nodes, self.gathers, problem)
+        found = plan_reductions(self.layout, self.evaluation, run)
+        return run, found, rank_tails(self.layout, self.evaluation, run, self.gathers, found)
+
+    def estimate(self, schedule: Schedule | str | None = None) -> Estimate:
+        """The headline figures under a schedule, without the tables and the timeline of ``report``.
+
+        Args:
+            schedule: as ``schedule``.
+        """
+        run, _, tails = self._run(schedule)
+        return headline(self.layout, self.evaluation, run, tails).estimate
+
     def report(
         self,
         schedule: Schedule | str | None = None,
@@ -197,11 +232,7 @@ class JobCheckpoint:
         check_contention(contention, samples, self.job)
         say = progress if progress is not None else _silent
         say("running the pipeline")
-        legal = self.schedule(schedule)
-        problem = lower(legal, self.units.shape, overlapped_sends=self.job.overlaps_sends)
-        run = run_pipeline(self.layout, self.evaluation, self.units, self.replicas, self.nodes, self.gathers, problem)
-        found = plan_reductions(self.layout, self.evaluation, run)
-        tails = rank_tails(self.layout, self.evaluation, run, self.gathers, found)
+        run, found, tails = self._run(schedule)
         if contention:
             say("sharing the links")
             return self._contended_report(run, found, iteration_time(self.job, run, tails), say)
@@ -255,13 +286,15 @@ def prepare(
     layout = build_layout(
         job,
         lambda library: template_latencies(
-            library, shapes, CostModel(library, job.profile, latency_rules), serial=serial, cache=results
+            library, shapes, cost_model_of(library, job.profile, latency_rules), serial=serial, cache=results
         ),
         lambda streams: check_spread(job, streams, shapes.columns),
     )
     say("costing the stages")
-    evaluation = evaluate(layout, shapes, CostModel(layout.library, job.profile, latency_rules), results)
-    units = PipelineUnits.of(layout.pipeline_shape(job.num_microbatches))
+    evaluation = evaluate(
+        layout, shapes, cost_model_of(layout.library, job.profile, latency_rules), results, remember=cache is None
+    )
+    units = units_of(layout.pipeline_shape(job.num_microbatches))
     gathers = parameter_gathers(layout, evaluation.cost_model)
     replicas = distinct_replicas(layout, evaluation, units.pairs)
     nodes = consolidated_units(layout, evaluation, units, replicas, gathers)

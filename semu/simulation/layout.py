@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from semu.engine.exchange import ExchangeCosts, ExchangePlan
 from semu.engine.stage import StageProgram
@@ -17,9 +17,10 @@ from semu.parallel.pipeline import Chunk, deal_chunks, place_chunks
 from semu.parallel.stage_layers import stage_boundaries
 from semu.schedule.schedule import PipelineShape
 from semu.simulation.exchanges import plan_exchanges
-from semu.simulation.pools import ParameterPool
+from semu.simulation.model_memo import ModelMemo, ModelMemos, cut_key, trace_key
+from semu.simulation.pools import ParameterPool, PoolParameters
 from semu.simulation.recompute_units import recompute_units
-from semu.simulation.template_cache import LIBRARIES, JoinedLibrary
+from semu.simulation.template_cache import LIBRARIES, CompiledBlock, JoinedLibrary, Recent
 from semu.simulation.tracer import Block, HeldParameter, ModelTracer
 
 if TYPE_CHECKING:
@@ -43,43 +44,115 @@ class ChunkStages:
     arrivals: tuple[int, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """The chunks of a model, shared by all jobs that cut it alike.
+
+    Attributes:
+        chunks: in order of data flow. num_ranks: pipeline ranks.
+        identity: stands for these chunks where they must not be kept alive.
+        is_shared: other jobs may have these chunks too.
+        facts: what was found about the chunks, by name and by whatever else tells it apart.
+    """
+
+    chunks: tuple[ChunkStages, ...]
+    num_ranks: int
+    is_shared: bool = False
+    identity: object = field(default_factory=object)
+    facts: Recent[Any] = field(default_factory=lambda: Recent(2048))
+
+    @cached_property
+    def held(self) -> tuple[tuple[tuple[int, int, HeldParameter], ...], ...]:
+        """Per rank, (chunk, block, parameter) for every parameter that it stores, each once, in forward order."""
+        by_rank: list[dict[int, tuple[int, int, HeldParameter]]] = [{} for _ in range(self.num_ranks)]
+        for chunk in self.chunks:
+            for number, block in enumerate(chunk.blocks):
+                for held in block.parameters:
+                    by_rank[chunk.chunk.rank].setdefault(id(held.parameter), (chunk.chunk.index, number, held))
+        return tuple(tuple(found.values()) for found in by_rank)
+
+    @cached_property
+    def trainable(self) -> tuple[int, ...]:
+        """Per rank, the elements that are trained."""
+        return tuple(sum(h.elements for _, _, h in held if h.parameter.requires_grad) for held in self.held)
+
+    @cached_property
+    def replicated(self) -> tuple[int, ...]:
+        """Per rank, the trained elements that every tensor-parallel rank has, routed experts left out."""
+        return tuple(
+            sum(h.elements for _, _, h in held if h.parameter.requires_grad and not (h.is_sharded or h.is_expert))
+            for held in self.held
+        )
+
+    @cached_property
+    def fp8(self) -> tuple[tuple[HeldParameter, ...], ...]:
+        """Per rank, the weights that run in fp8."""
+        return tuple(tuple(h for _, _, h in held if h.is_fp8) for held in self.held)
+
+    @cached_property
+    def contents(self) -> tuple[tuple[PoolParameters, ...], ...]:
+        """Per rank, all else and routed experts, where the rank has any."""
+        result = []
+        for held in self.held:
+            dense = tuple(h for _, _, h in held if not h.is_expert)
+            experts = tuple(h for _, _, h in held if h.is_expert)
+            result.append(
+                tuple(PoolParameters(own, is_expert) for is_expert, own in ((False, dense), (True, experts)) if own)
+            )
+        return tuple(result)
+
+    @cached_property
+    def by_rank(self) -> tuple[list[ChunkStages], ...]:
+        """Per rank, its chunks in order of data flow."""
+        return tuple([c for c in self.chunks if c.chunk.rank == rank] for rank in range(self.num_ranks))
+
+    def pipeline_shape(self, num_microbatches: int) -> PipelineShape:
+        """What the schedule must order."""
+        shape: PipelineShape = self.facts.get(
+            ("shape", num_microbatches),
+            lambda: PipelineShape(
+                num_ranks=self.num_ranks,
+                num_microbatches=num_microbatches,
+                chunk_rank=tuple(c.chunk.rank for c in self.chunks),
+                sources=tuple(tuple(dict.fromkeys(a for a in c.arrivals if a >= 0)) for c in self.chunks),
+                has_backward=tuple(c.backward is not None for c in self.chunks),
+                chunk_slot=tuple(c.chunk.slot for c in self.chunks),
+            ),
+        )
+        return shape
+
+
 @dataclass(frozen=True)
 class Layout:
     """A job's model, cut and compiled.
 
     Attributes:
         job: the job. mesh: where ranks live. library: templates with their cost rows. streams: stream names.
-        chunks: in order of data flow.
+        cut: its chunks.
     """
 
     job: TrainingJob
     mesh: Mesh
     library: TemplateLibrary
     streams: tuple[str, ...]
-    chunks: tuple[ChunkStages, ...]
+    cut: Cut
+
+    @property
+    def chunks(self) -> tuple[ChunkStages, ...]:
+        """The chunks in order of data flow."""
+        return self.cut.chunks
 
     def pipeline_shape(self, num_microbatches: int) -> PipelineShape:
         """What the schedule must order."""
-        return PipelineShape(
-            num_ranks=self.job.parallel.pp,
-            num_microbatches=num_microbatches,
-            chunk_rank=tuple(c.chunk.rank for c in self.chunks),
-            sources=tuple(tuple(dict.fromkeys(a for a in c.arrivals if a >= 0)) for c in self.chunks),
-            has_backward=tuple(c.backward is not None for c in self.chunks),
-            chunk_slot=tuple(c.chunk.slot for c in self.chunks),
-        )
+        return self.cut.pipeline_shape(num_microbatches)
 
     def chunks_of(self, rank: int) -> list[ChunkStages]:
         """Chunks of a pipeline rank in order of data flow."""
-        return [c for c in self.chunks if c.chunk.rank == rank]
+        return self.cut.by_rank[rank]
 
     def held_by(self, rank: int) -> tuple[tuple[int, int, HeldParameter], ...]:
         """(chunk, block, parameter) for every parameter that a rank stores, each once, in forward order."""
-        return self._held[rank]
-
-    def dense_by(self, rank: int) -> list[HeldParameter]:
-        """What a rank stores but for routed experts."""
-        return [held for _, _, held in self.held_by(rank) if not held.is_expert]
+        return self.cut.held[rank]
 
     def experts_by(self, rank: int) -> list[HeldParameter]:
         """Parameters of routed experts that a rank stores."""
@@ -91,28 +164,33 @@ class Layout:
 
     def narrower_bytes(self, pool: ParameterPool) -> int:
         """Bytes that a step writes less because weights of a pool exist in fp8 only."""
-        trainable = sum(h.elements for h in pool.trained)
-        written = sum(self.weight_bytes(h) for h in pool.trained)
+        trainable, written = pool.trained_elements, self.trained_bytes(pool)
         size = self.job.training.precision.tensor_dtype.size_bytes
         return (trainable * size - written) * self._stepped(pool) // max(trainable, 1)
+
+    def trained_bytes(self, pool: ParameterPool) -> int:
+        """Bytes of a pool's trained parameters as the optimizer writes and gathers move them."""
+        if self.job.fp8_weights is Fp8Weights.PRIMARY:
+            return sum(self.weight_bytes(h) for h in pool.trained)
+        return pool.trained_elements * self.job.training.precision.tensor_dtype.size_bytes
 
     def _stepped(self, pool: ParameterPool) -> int:
         """Elements of a pool that a rank steps."""
         shards = pool.shards if self.job.parallel.zero >= 1 else 1
-        return -(-sum(h.elements for h in pool.trained) // shards)
+        return -(-pool.trained_elements // shards)
 
     def kept_fp8_elements(self, rank: int) -> int:
         """Elements of a rank's weights of which fp8 copies are kept from one iteration to the next."""
         if self.job.fp8_weights is Fp8Weights.MICROBATCH:
             return 0
-        return sum(held.elements for _, _, held in self.held_by(rank) if held.is_fp8)
+        return sum(held.elements for held in self.cut.fp8[rank])
 
     def kept_fp8_scale_bytes(self, rank: int) -> int:
         """Bytes of the scales of one such copy of each."""
         if self.job.fp8_weights is Fp8Weights.MICROBATCH:
             return 0
         recipe = self.job.training.fp8_recipe
-        return sum(recipe.scale_bytes(held.elements) for _, _, held in self.held_by(rank) if held.is_fp8)
+        return sum(recipe.scale_bytes(held.elements) for held in self.cut.fp8[rank])
 
     def primary_fp8_elements(self, rank: int) -> int:
         """Elements of a rank's weights that exist in fp8 only."""
@@ -135,25 +213,21 @@ class Layout:
 
     @cached_property
     def _pools(self) -> tuple[tuple[ParameterPool, ...], ...]:
+        if not self.job.parallel.modules:
+            return tuple(tuple(ParameterPool(self.mesh, own) for own in pools) for pools in self.cut.contents)
         result = []
         for rank in range(self.job.parallel.pp):
             found: dict[tuple[bool, int], tuple[Mesh, list[HeldParameter]]] = {}
             for chunk, _, held in self.held_by(rank):
-                mesh = self.mesh_of(chunk) if self.job.parallel.modules else self.mesh
+                mesh = self.mesh_of(chunk)
                 found.setdefault((held.is_expert, -mesh.parallel.tp), (mesh, []))[1].append(held)
             result.append(
-                tuple(ParameterPool(mesh, key[0], tuple(own)) for key, (mesh, own) in sorted(found.items(), key=_first))
+                tuple(
+                    ParameterPool(mesh, PoolParameters(tuple(own), key[0]))
+                    for key, (mesh, own) in sorted(found.items(), key=_first)
+                )
             )
         return tuple(result)
-
-    @cached_property
-    def _held(self) -> tuple[tuple[tuple[int, int, HeldParameter], ...], ...]:
-        by_rank: list[dict[int, tuple[int, int, HeldParameter]]] = [{} for _ in range(self.job.parallel.pp)]
-        for chunk in self.chunks:
-            for number, block in enumerate(chunk.blocks):
-                for held in block.parameters:
-                    by_rank[chunk.chunk.rank].setdefault(id(held.parameter), (chunk.chunk.index, number, held))
-        return tuple(tuple(found.values()) for found in by_rank)
 
 
 def _first(item: tuple[tuple[bool, int], object]) -> tuple[bool, int]:
@@ -172,12 +246,19 @@ def build_layout(
         weigh: weight of each template for balancing by latency; called only where ``parallel.partition`` asks.
         check: told which streams every module reads that spreads its items over groups of ranks.
     """
-    tracer = ModelTracer(job)
-    blocks = tracer.trace_model()
+    mesh = Mesh(job.parallel, job.cluster)
+    memo = MODELS.of(job.model)
+    key = trace_key(job, mesh, has_experts=memo.has_experts)
+    traced = memo.values.peek(key) if key is not None else None
+    if traced is None:
+        traced = _trace(job, memo, key)
     if check is not None:
-        check(tracer.spread_streams)
-    joined = _library(tracer, ())
-    library = joined.library
+        check(traced.spread_streams)
+    blocks, joined, library = traced.blocks, traced.joined, traced.joined.library
+    part = cut_key(job) if traced.is_kept else None
+    known = traced.cuts.peek(part) if part is not None else None
+    if known is not None:
+        return Layout(job, mesh, library, joined.streams, known)
     flat = [block for group in blocks for block in group]
     counts = [len(group) for group in blocks]
     layout = job.parallel.stage_layout
@@ -192,30 +273,62 @@ def build_layout(
         else:
             weights = [float(sum(p.parameter.numel for p in block.parameters)) for block in flat]
         chunks = place_chunks(counts, weights, job.parallel.pp, job.parallel.vpp)
+    compiled, is_lasting = traced.compiled, traced.is_lasting
     if job.training.recompute_layers is not None:
         units, chunks = recompute_units(job, blocks, chunks)
         tracer = ModelTracer(job)
         blocks = tracer.trace_model(units)
-        joined = _library(tracer, ())
-        library = joined.library
-    exchanges, plans = plan_exchanges(job, tracer.mesh, blocks, chunks, len(tracer.blocks))
+        joined = _library(tracer.blocks, (), is_lasting=tracer.is_lasting)
+        compiled, is_lasting = tracer.blocks, tracer.is_lasting
+    exchanges, plans = plan_exchanges(job, mesh, blocks, chunks, len(compiled))
     if exchanges:
-        joined = _library(tracer, exchanges)
-    return Layout(
-        job=job,
-        mesh=tracer.mesh,
-        library=joined.library,
-        streams=joined.streams,
-        chunks=tuple(_join(job, joined, blocks, chunks, plans)),
-    )
+        joined = _library(compiled, exchanges, is_lasting=is_lasting)
+    cut = Cut(tuple(_join(job, joined, blocks, chunks, plans)), job.parallel.pp, is_shared=part is not None)
+    if part is not None:
+        cut = traced.cuts.get(part, lambda: cut)
+    return Layout(job=job, mesh=mesh, library=joined.library, streams=joined.streams, cut=cut)
 
 
-def _library(tracer: ModelTracer, exchanges: tuple[ExchangeCosts, ...]) -> JoinedLibrary:
+@dataclass(frozen=True, eq=False)
+class _Traced:
+    """A model's blocks under some settings, and the chunks into which it has been cut.
+
+    Attributes:
+        blocks: of every modality module. compiled: what their templates are made of. is_lasting: as ``ModelTracer``.
+        joined: their library. spread_streams: as ``ModelTracer``. is_kept: it is remembered. cuts: by ``cut_key``.
+    """
+
+    blocks: list[list[Block]]
+    compiled: list[CompiledBlock]
+    is_lasting: bool
+    joined: JoinedLibrary
+    spread_streams: Mapping[str, Sequence[str]]
+    is_kept: bool
+    cuts: Recent[Cut] = field(default_factory=lambda: Recent(32))
+
+
+MODELS: ModelMemos[_Traced] = ModelMemos()
+"""Traced models, as long as they live and stay as they are."""
+
+
+def _trace(job: TrainingJob, memo: ModelMemo[_Traced], key: Hashable | None) -> _Traced:
+    """Trace a model; remembered where it hides nothing and there is a key."""
+    tracer = ModelTracer(job)
+    blocks = tracer.trace_model()
+    joined = _library(tracer.blocks, (), is_lasting=tracer.is_lasting)
+    is_kept = key is not None and tracer.is_lasting and memo.is_fixed
+    traced = _Traced(blocks, tracer.blocks, tracer.is_lasting, joined, tracer.spread_streams, is_kept)
+    return memo.values.get(key, lambda: traced) if is_kept else traced
+
+
+def _library(
+    blocks: Sequence[CompiledBlock], exchanges: tuple[ExchangeCosts, ...], *, is_lasting: bool
+) -> JoinedLibrary:
     """The templates of a traced model; the same ones in the same order share what was joined of them before."""
-    if not tracer.is_lasting:
-        return JoinedLibrary(tracer.blocks, exchanges)
-    key = tuple(block.serial for block in tracer.blocks)
-    return LIBRARIES.get((key, exchanges) if exchanges else key, lambda: JoinedLibrary(tracer.blocks, exchanges))
+    if not is_lasting:
+        return JoinedLibrary(blocks, exchanges)
+    key = tuple(block.serial for block in blocks)
+    return LIBRARIES.get((key, exchanges) if exchanges else key, lambda: JoinedLibrary(blocks, exchanges))
 
 
 def _join(

@@ -26,7 +26,7 @@ from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather, first_forwards
 from semu.simulation.job_units import JobUnits, WrittenStages
 from semu.simulation.layout import ChunkStages, Layout
-from semu.simulation.pipeline import PipelineRun, Replicas, unit_of_nodes
+from semu.simulation.pipeline import PipelineRun, Replicas
 from semu.simulation.reduction import Reduction
 from semu.units import TIME_GRID_PER_S
 
@@ -60,8 +60,8 @@ class UnitWriter:
     ) -> None:
         self.layout, self.evaluation, self.units, self.replicas = layout, evaluation, units, replicas
         self.nodes, self.gathers, self.run, self.found = nodes, gathers, run, found
-        self.orders = units.orders(run.problem.schedule)
-        self.unit_of = unit_of_nodes(units, run.problem)
+        self.orders = run.problem.unit_orders
+        self.unit_of = run.problem.unit_of_nodes
         self.node_of = {int(u): node for node, u in enumerate(self.unit_of[: run.problem.num_stages])}
         self.num_replicas, self.n = run.num_replicas, units.num_units
         self.every = np.arange(self.num_replicas)

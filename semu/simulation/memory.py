@@ -50,8 +50,8 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
     for number, pool in enumerate(layout.pools(rank)):
         copied, primary, scales = (0, 0, 0) if number else fp8  # of all pools: only the sum counts
         static += static_bytes(
-            sum(h.elements for h in pool.held),
-            sum(h.elements for h in pool.trained),
+            pool.elements,
+            pool.trained_elements,
             dp=pool.shards,
             zero=job.parallel.zero,
             tensor_dtype=job.training.precision.tensor_dtype,
@@ -88,7 +88,7 @@ class RankMemory:
 
     def __init__(self, layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> None:
         self.layout, self.evaluation, self.run, self.rank = layout, evaluation, run, rank
-        self.nodes = np.flatnonzero(run.problem.node_rank == rank)
+        self.nodes = run.problem.rank_nodes[rank]
         self._rows: dict[int, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
         self._expanded: dict[tuple[int, int, int, bytes], ExpandedStage] = {}
 
@@ -101,10 +101,14 @@ class RankMemory:
     def workspace(self) -> int:
         """What libraries keep allocated."""
         job = self.layout.job
+        has_experts: bool = self.layout.cut.facts.get(("runs experts", self.rank), self._runs_experts)
+        return workspace_bytes(job.training.workspaces, job.cluster.profile, has_experts=has_experts)
+
+    def _runs_experts(self) -> bool:
+        """Whether the rank runs grouped products."""
         templates = {block.template for chunk in self.layout.chunks_of(self.rank) for block in chunk.blocks}
         operators = (op for number in templates for op in self.layout.library.templates[number].operators)
-        has_experts = any(operator.kind is OpKind.GROUPED_MATMUL for operator in operators)
-        return workspace_bytes(job.training.workspaces, job.cluster.profile, has_experts=has_experts)
+        return any(operator.kind is OpKind.GROUPED_MATMUL for operator in operators)
 
     @cached_property
     def ground(self) -> GroundEvents:
@@ -123,11 +127,14 @@ class RankMemory:
         """Operators and memory events of a stage, relative to its beginning; cached by all that it depends on."""
         problem = self.run.problem
         shape = int(self.run.shape[replica, problem.microbatch[node]])
-        self._load([shape])
         touched = self.run.inside.get((replica, node))
         if touched is not None:
+            self._load([shape])
             return self.program(node).expand_at(touched.start, touched.end, self._rows[shape][1])
         release = self.run.release.get((replica, node))
+        if release is None and self.evaluation.by_shape.is_few:
+            return self.evaluation.by_shape.expanded(self.program(node), shape)
+        self._load([shape])
         key = (
             int(problem.chunk[node]),
             int(problem.phase[node]),
@@ -165,7 +172,7 @@ class RankMemory:
         for count, number in enumerate(order):
             if static + bounds[number] <= best.size_bytes:
                 break
-            if count % _AHEAD == 0:
+            if count % _AHEAD == 0 and not self.evaluation.by_shape.is_few:
                 ahead = doubtful[order[count : count + _AHEAD]]
                 self._load(self.run.shape[ahead[:, 0], microbatch[ahead[:, 1]]].tolist())
             replica, position = (int(i) for i in doubtful[number])
@@ -186,21 +193,21 @@ class RankMemory:
         run, problem = self.run, self.run.problem
         nodes = self.nodes
         shapes = run.shape[:, problem.microbatch[nodes]]
-        kinds, kind = np.unique(2 * problem.chunk[nodes] + problem.phase[nodes], return_inverse=True)
+        kinds, kind = problem.rank_kinds[self.rank]
         costs = [self._costs(*divmod(int(number), 2)) for number in kinds]
         entry = kind * self.evaluation.num_shapes + shapes
         net = np.ascontiguousarray(np.concatenate([cost.net for cost in costs])[entry])
         peak = np.ascontiguousarray(np.concatenate([cost.peak for cost in costs])[entry])
-        place = {int(node): number for number, node in enumerate(self.nodes)}
         waiting = [
             (replica, node)
             for replica, node in run.release
-            if node in place and not self.program(node).is_serial  # one after another: late or not, the same memory
+            if problem.node_rank[node] == self.rank  # one after another: late or not, the same memory
+            and not self.program(node).is_serial
         ]
-        waiting += [(replica, node) for replica, node in run.inside if node in place]
+        waiting += [(replica, node) for replica, node in run.inside if problem.node_rank[node] == self.rank]
         self._load(int(run.shape[replica, problem.microbatch[node]]) for replica, node in waiting)
         for replica, node in waiting:
-            here = place[node]
+            here = int(np.searchsorted(nodes, node))
             level = np.cumsum(self.expand(replica, node).event_bytes.sum(axis=0))
             net[replica, here], peak[replica, here] = level[-1], max(int(level.max()), 0)
         low, high = np.zeros_like(net), np.zeros_like(net)
@@ -222,23 +229,32 @@ class RankMemory:
         Args:
             replica, position: the stage (``nodes[position]``). net: int64[num_stages], change by each stage [bytes].
         """
+        from semu.engine.pipeline_kernels import exact_summit
+
         run, node = self.run, self.nodes[position]
-        begin, end = run.start[replica, node], run.end[replica, node]
-        outside, ends = self.ground.time[replica], run.end[replica, self.nodes]
-        around = slice(int(np.searchsorted(outside, begin)), int(np.searchsorted(outside, end, side="right")))
-        ground = self.ground.size[replica]
-        level = int(ground[: around.start].sum()) + int(net[ends < begin].sum())
-        others = np.flatnonzero((ends >= begin) & (ends <= end))
-        before, after = others[others < position], others[others > position]
         stage = self.expand(replica, int(node))
-        steps = (ground[around], net[before], stage.event_bytes.sum(axis=0), net[after])
-        time = np.concatenate((outside[around], ends[before], begin + stage.event_time, ends[after]))
-        order = np.lexsort((_precedence(len(time), ground[around]), time))
-        time, total = time[order], level + np.cumsum(np.concatenate(steps)[order])
-        first = int(np.searchsorted(time, time[:1], side="right").sum())
-        if first and total[:first].max() <= level:  # passed through on the way down from the level before
-            total = total[first - 1 :]
-        return int(total.max(initial=0))
+        time, size = self._events(stage)
+        ends = self._ends[replica]
+        ground = self.ground.time[replica], self.ground.size[replica]
+        span = float(run.start[replica, node]), float(run.end[replica, node])
+        return int(exact_summit(*span, position, ends, net, *ground, time, size))
+
+    def _events(self, stage: ExpandedStage) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """When a stage's memory changes, relative to its beginning and in order, and by how much."""
+        known = self._sorted.get(id(stage))
+        if known is None or known[0] is not stage:
+            order = np.argsort(stage.event_time, kind="stable")
+            sizes = np.ascontiguousarray(stage.event_bytes.sum(axis=0)[order])
+            known = self._sorted[id(stage)] = stage, stage.event_time[order], sizes
+        return known[1], known[2]
+
+    @cached_property
+    def _sorted(self) -> dict[int, tuple[ExpandedStage, NDArray[np.float64], NDArray[np.int64]]]:
+        return {}
+
+    @cached_property
+    def _ends(self) -> NDArray[np.float64]:
+        return np.ascontiguousarray(self.run.end[:, self.nodes])
 
     # -- the curve -----------------------------------------------------------------------------------------------
     def curve(self, replica: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

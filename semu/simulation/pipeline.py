@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,8 +119,22 @@ class PipelineRun:
 
     def makespan(self) -> NDArray[np.float64]:
         """End of each replica's last stage [s]."""
+        return self._makespan
+
+    @cached_property
+    def _makespan(self) -> NDArray[np.float64]:
         last: NDArray[np.float64] = self.end[:, : self.problem.num_stages].max(axis=1)
         return last
+
+    @cached_property
+    def done(self) -> tuple[NDArray[np.float64], ...]:
+        """Per rank, the end of its last stage on every replica: float64[num_replicas] [s], 0 without stages."""
+        return tuple([self.end[:, nodes].max(axis=1, initial=0.0) for nodes in self.problem.rank_nodes])
+
+    @cached_property
+    def rank_ends(self) -> tuple[float, ...]:
+        """Per rank, the end of its last stage on the slowest replica; 0 without stages [s]."""
+        return tuple([float(done.max()) for done in self.done])
 
 
 def distinct_replicas(layout: Layout, evaluation: Evaluation, pairs: Sequence[tuple[int, int]]) -> Replicas:
@@ -128,8 +143,20 @@ def distinct_replicas(layout: Layout, evaluation: Evaluation, pairs: Sequence[tu
     Args:
         layout, evaluation: the job. pairs: ranks that exchange results.
     """
-    links = [tuple(layout.mesh.pp_pair(*pair, dp=dp) for pair in pairs) for dp in range(layout.job.parallel.dp)]
+    parallel, node = layout.job.parallel, layout.job.cluster.gpus_per_node
+    known: dict[int, tuple[CommGroup, ...]] = {}  # replicas that begin at the same place of a node have the same links
+    links = []
+    for dp in range(parallel.dp):
+        place = dp * parallel.tp * parallel.cp % node
+        if place not in known:
+            known[place] = tuple(layout.mesh.pp_pair(*pair, dp=dp) for pair in pairs)
+        links.append(known[place])
     kinds = {placement: number for number, placement in enumerate(dict.fromkeys(links))}
+    index = evaluation.shapes.index
+    if len(kinds) == 1 and (index == index[0]).all():  # all are equal
+        every = np.array([len(links)], dtype=np.int64)
+        alike = np.zeros(len(links), dtype=np.int64)
+        return Replicas(np.ascontiguousarray(index[:1]), every, np.zeros(1, dtype=np.int64), alike, (links[0],))
     rows = np.concatenate((evaluation.shapes.index, [[kinds[placement]] for placement in links]), axis=1)
     distinct, first, inverse, count = np.unique(
         rows, axis=0, return_index=True, return_inverse=True, return_counts=True
@@ -186,21 +213,39 @@ def _fill_latencies(
 ) -> None:
     """Latency of every stage and transfer of every replica: float64[num_replicas, num_units] [s], written."""
     shape = replicas.shape
+    if latency.shape[0] == 1 and shape.shape[1] > 1 and (shape == shape[0, 0]).all():
+        first = replace(replicas, shape=shape[:, :1])
+        one = np.empty((1, units.size))
+        _fill_latencies(layout, evaluation, units, first, one)
+        latency[:] = np.tile(one, units.shape.num_microbatches)
+        return
     for position, (chunk, half) in enumerate(zip(units.chunk.tolist(), units.phase.tolist(), strict=True)):
         costs = evaluation.chunks[chunk]
         stage = costs.forward if half == 0 else costs.backward
         assert stage is not None
         latency[:, position :: units.size] = stage.latency[shape]
     for number in range(units.num_transfers):
-        producer, consumer = units.producer[number], units.consumer[number]
-        ends = int(units.chunk[producer]), int(units.chunk[consumer])
-        phase = Phase.BACKWARD if units.phase[producer] else Phase.FORWARD
-        sizes = edge_bytes(layout, evaluation, *ends, phase)
+        sizes = evaluation.by_shape.found(("moved", number), lambda: _moved_bytes(layout, evaluation, units, number))  # noqa: B023
         link_of = [links[units.pair[number]] for links in replicas.links]
         for link in dict.fromkeys(link_of):
-            by_shape = evaluation.cost_model.outer_latency(OpKind.P2P, "send", group=link, net_bytes=sizes)
+            by_shape = _send_latency(evaluation, link, sizes)
             rows = np.array([replica for replica, other in enumerate(link_of) if other == link])
             latency[rows, units.num_stages + number :: units.size] = by_shape[shape[rows]]
+
+
+def _moved_bytes(layout: Layout, evaluation: Evaluation, units: PipelineUnits, number: int) -> NDArray[np.int64]:
+    """Bytes of a transfer for every shape: int64[num_shapes]."""
+    producer, consumer = units.producer[number], units.consumer[number]
+    phase = Phase.BACKWARD if units.phase[producer] else Phase.FORWARD
+    return edge_bytes(layout, evaluation, int(units.chunk[producer]), int(units.chunk[consumer]), phase)
+
+
+def _send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Latency of a transfer for every shape: float64[num_shapes] [s]; equal ones are costed once."""
+    model = evaluation.cost_model
+    return evaluation.by_shape.found(
+        ("send", link, sizes.tobytes()), lambda: model.outer_latency(OpKind.P2P, "send", group=link, net_bytes=sizes)
+    )
 
 
 def run_pipeline(
@@ -217,15 +262,15 @@ def run_pipeline(
     Args:
         nodes: from ``consolidated_units``. problem: the schedule, lowered. others: as there.
     """
-    orders = units.orders(problem.schedule)
-    between = units.order_edges(orders, overlapped_sends=layout.job.overlaps_sends)
+    between = problem.unit_edges(overlapped_sends=layout.job.overlaps_sends)
     new = Edges.between(between, len(replicas.count))
     launches = layout.job.training.launch
     insides = StageInsides(layout, evaluation, units, replicas.shape)
-    bindings = first_forward_bindings(insides, gathers, orders)
+    first = problem.first_forwards if gathers else ()
+    bindings = first_forward_bindings(insides, gathers, first)
     everything = nodes
     if launches:
-        hosts = launching_hosts(insides, nodes, orders, between)
+        hosts = launching_hosts(insides, nodes, problem.unit_orders, between)
         everything, new = hosts.joined(nodes), new.followed_by(hosts.edges)
         bindings += hosts.bindings
     slots = None
@@ -233,13 +278,13 @@ def run_pipeline(
         waits, slots = insides.bind(bindings, everything.num_units)
         new = new.followed_by(waits)
     times = everything.resume(new, slots=slots)
-    unit = unit_of_nodes(units, problem)
+    unit = problem.unit_of_nodes
     start, end = times.start[:, unit], times.end[:, unit]
     launched = None
     if launches:
         by_unit = times.end - times.start
         by_unit[:, : nodes.num_units] -= nodes.latency
-        for stage, lasts in parameter_waits(insides, gathers, orders, times.start).items():
+        for stage, lasts in parameter_waits(insides, gathers, first, times.start).items():
             by_unit[:, stage] -= lasts
         launched = by_unit[:, unit[: problem.num_stages]]
     return PipelineRun(
@@ -254,15 +299,6 @@ def run_pipeline(
         sent=transfer_bytes(layout, evaluation, problem),
         release=_releases(layout, units, times, unit, problem),
         launched=launched,
-    )
-
-
-def unit_of_nodes(units: PipelineUnits, problem: PipelineProblem) -> NDArray[np.int64]:
-    """The unit of every node of a problem: int64[num_nodes]."""
-    return np.array(
-        [units.unit(stage) for stage in problem.stages]
-        + [units.transfer(transfer.stage, transfer.consumer) for transfer in problem.transfers],
-        dtype=np.int64,
     )
 
 

@@ -7,10 +7,38 @@ are the parameters of modality modules with other tensor-parallel groups than th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from semu.hardware.network import CommGroup
 from semu.parallel.mesh import Mesh
 from semu.simulation.tracer import HeldParameter
+
+
+@dataclass(frozen=True, eq=False)
+class PoolParameters:
+    """What a pool holds, whichever ranks share it.
+
+    Attributes:
+        held: the parameters, in forward order. is_expert: routed experts.
+    """
+
+    held: tuple[HeldParameter, ...]
+    is_expert: bool
+
+    @cached_property
+    def trained(self) -> tuple[HeldParameter, ...]:
+        """Those that are trained."""
+        return tuple(held for held in self.held if held.parameter.requires_grad)
+
+    @cached_property
+    def elements(self) -> int:
+        """Local elements of all of them."""
+        return sum(held.elements for held in self.held)
+
+    @cached_property
+    def trained_elements(self) -> int:
+        """Local elements of those that are trained."""
+        return sum(held.elements for held in self.trained)
 
 
 @dataclass(frozen=True)
@@ -18,12 +46,36 @@ class ParameterPool:
     """Parameters that the same ranks hold.
 
     Attributes:
-        mesh: of their modality module. is_expert: routed experts. held: the parameters, in forward order.
+        mesh: of their modality module. parameters: what they are.
     """
 
     mesh: Mesh
-    is_expert: bool
-    held: tuple[HeldParameter, ...]
+    parameters: PoolParameters
+
+    @property
+    def is_expert(self) -> bool:
+        """Whether they are of routed experts."""
+        return self.parameters.is_expert
+
+    @property
+    def held(self) -> tuple[HeldParameter, ...]:
+        """The parameters, in forward order."""
+        return self.parameters.held
+
+    @property
+    def trained(self) -> tuple[HeldParameter, ...]:
+        """Those that are trained."""
+        return self.parameters.trained
+
+    @property
+    def elements(self) -> int:
+        """Local elements of all of them."""
+        return self.parameters.elements
+
+    @property
+    def trained_elements(self) -> int:
+        """Local elements of those that are trained."""
+        return self.parameters.trained_elements
 
     @property
     def ranks(self) -> int:
@@ -34,11 +86,6 @@ class ParameterPool:
     def shards(self) -> int:
         """Ranks over which ZeRO shards them."""
         return self.mesh.parallel.expert_data_ranks if self.is_expert else self.mesh.parallel.shard_ranks
-
-    @property
-    def trained(self) -> list[HeldParameter]:
-        """Those that are trained."""
-        return [held for held in self.held if held.parameter.requires_grad]
 
     def shard_group(self, rank: int) -> CommGroup:
         """The ranks that ZeRO shards them over, at a pipeline rank."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from semu.engine.costs import CostModel
 from semu.engine.timeline import OuterSlice
@@ -132,24 +133,17 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
     done, last = rank_end(run, rank), last_nodes(run, rank)
     size = job.training.grad_dtype.size_bytes
     reduces = shares_parameters(layout) and job.parallel.zero <= 1
-    ready = gradients_ready(layout, evaluation, run, rank) if reduces else []
-    if ready:
+    if reduces and layout.cut.trainable[rank]:
+        ready = gradients_ready(layout, evaluation, run, rank)
         overlapped = job.training.overlap.grad_reduce
-        buckets = rank_buckets(
-            layout,
-            rank,
-            [gradient.key for gradient in ready],
-            [gradient.elements for gradient in ready],
-            [gradient.slot for gradient in ready],
-            overlapped=overlapped,
-        )
+        buckets = rank_buckets(layout, rank, ready.keys, ready.elements, ready.slots, overlapped=overlapped)
         pieces = _bucket_collectives(layout, model, rank, buckets)
         now = 0.0
         for bucket, own in zip(buckets, pieces, strict=True):
-            members = [ready[i] for i in bucket.members]
-            now = max(now, max(gradient.ready_s for gradient in members) if overlapped else done)
-            waits = all(gradient.operators for gradient in members) and overlapped
-            operators = tuple(operator for gradient in members for operator in gradient.operators) if overlapped else ()
+            members = [ready.operators[i] for i in bucket.members]
+            now = max(now, float(ready.ready_s[bucket.members[-1]]) if overlapped else done)
+            waits = all(members) and overlapped
+            operators = tuple(chain.from_iterable(members)) if overlapped else ()
             for piece, group in own:
                 found.append(Reduction(moved(piece, now), (rank,), group, () if waits else last, operators))
                 now = found[-1].piece.end_s
@@ -169,8 +163,7 @@ def _replicated(layout: Layout, rank: int) -> list[tuple[Mesh, int]]:
     parallel = layout.job.parallel
     if not parallel.modules:
         is_split = parallel.tp > 1 and parallel.sequence_parallel
-        held_by = layout.dense_by(rank) if is_split else []
-        total = sum(held.elements for held in held_by if held.parameter.requires_grad and not held.is_sharded)
+        total = layout.cut.replicated[rank] if is_split else 0
         return [(layout.mesh, total)] if total else []
     result: dict[int, tuple[Mesh, int]] = {}
     for chunk, _, held in layout.held_by(rank):
@@ -215,21 +208,15 @@ def _bucket_collectives(
 def _tied(layout: Layout, model: CostModel, run: PipelineRun, found: Sequence[Reduction]) -> list[Reduction]:
     """Parameters held by several pipeline ranks (tied embeddings): their gradients are summed over those ranks."""
     job = layout.job
-    holders: dict[int, list[int]] = {}
-    elements: dict[int, int] = {}
-    for rank in range(job.parallel.pp):
-        for _, _, held in layout.held_by(rank):
-            if held.parameter.requires_grad:
-                holders.setdefault(id(held.parameter), []).append(rank)
-                elements[id(held.parameter)] = held.elements
+    shared: list[tuple[int, list[int]]] = layout.cut.facts.get("tied", lambda: _shared(layout))
+    if not shared:
+        return []
     ends = [[rank_end(run, rank), *(s.end_s for s in slices)] for rank, slices in enumerate(by_rank(layout, found))]
     result = []
-    for key, ranks in holders.items():
-        if len(ranks) < 2:
-            continue
+    for elements, ranks in shared:
         group = job.cluster.place_group("pp", [layout.mesh.gpu(pp=rank) for rank in ranks])
         begin = max(max(ends[rank]) for rank in ranks)
-        buffer_bytes = elements[key] * job.training.grad_dtype.size_bytes
+        buffer_bytes = elements * job.training.grad_dtype.size_bytes
         piece = collective(model, "tied gradients", OpKind.ALL_REDUCE, group, buffer_bytes, begin)
         nodes = tuple(node for rank in ranks for node in last_nodes(run, rank))
         result.append(Reduction(piece, tuple(ranks), group, nodes))
@@ -238,10 +225,21 @@ def _tied(layout: Layout, model: CostModel, run: PipelineRun, found: Sequence[Re
     return result
 
 
+def _shared(layout: Layout) -> list[tuple[int, list[int]]]:
+    """Elements of every trained parameter that several pipeline ranks hold, and these ranks."""
+    holders: dict[int, list[int]] = {}
+    elements: dict[int, int] = {}
+    for rank in range(layout.job.parallel.pp):
+        for _, _, held in layout.held_by(rank):
+            if held.parameter.requires_grad:
+                holders.setdefault(id(held.parameter), []).append(rank)
+                elements[id(held.parameter)] = held.elements
+    return [(elements[key], ranks) for key, ranks in holders.items() if len(ranks) > 1]
+
+
 def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterSlice], barrier: float) -> RankTail:
     job = layout.job
-    trainable = sum(h.elements for _, _, h in layout.held_by(rank) if h.parameter.requires_grad)
-    if not trainable:
+    if not layout.cut.trainable[rank]:
         return RankTail(tuple(reductions), None, ())
     dtype = job.training.precision.tensor_dtype
     narrower = sum(layout.narrower_bytes(pool) for pool in layout.pools(rank))
@@ -263,7 +261,7 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
     gathers: list[OuterSlice] = []
     if job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
         for pool in layout.pools(rank):
-            size = sum(layout.weight_bytes(h) for h in pool.trained)
+            size = layout.trained_bytes(pool)
             if size and pool.ranks > 1:
                 group = pool.shard_group(rank)
                 gathers.append(collective(model, "parameters", OpKind.ALL_GATHER, group, size, done))

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from semu.engine.units import Edges, Slots, UnitGraph
 from semu.errors import ConfigError
 from semu.schedule.units import PipelineUnits
-from semu.simulation.assemble import iteration_time
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
+from semu.simulation.headline import iteration_time
 from semu.simulation.layout import Layout
-from semu.simulation.pipeline import PipelineRun, Replicas, unit_of_nodes
+from semu.simulation.pipeline import PipelineRun, Replicas
 from semu.simulation.reduction import rank_tails
 from semu.units import TIME_GRID_PER_S
 
@@ -67,12 +67,12 @@ def sample_iterations(
     """
     job = layout.job
     dp = len(replicas.of)
-    node_unit = unit_of_nodes(units, run.problem)
+    node_unit = run.problem.unit_of_nodes
     is_stage = np.arange(units.num_units) % units.size < units.num_stages
     plain = nodes.latency[replicas.of]
     waits = np.zeros_like(plain)
     waits[:, node_unit] = (run.latency - run.plain)[replicas.of]
-    order = units.order_edges(units.orders(run.problem.schedule), overlapped_sends=job.overlaps_sends)
+    order = run.problem.unit_edges(overlapped_sends=job.overlaps_sends)
     rng = np.random.default_rng(seed)
     result = np.empty(samples)
     step = max(1, _TOGETHER // plain.size)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from semu.engine.costs import CostModel
 from semu.engine.result_cache import ResultCache
-from semu.engine.segment_keys import SegmentKeys
 from semu.engine.segments import Segment, StageSegments, WholeStage
 from semu.engine.stage import StageCosts, StageProgram
 from semu.simulation.shape_costs import ShapeCosts, distinct_rows
@@ -59,7 +58,7 @@ def stage_costs(programs: Sequence[StageProgram], by_shape: ShapeCosts, cache: R
 def _by_segments(
     plans: dict[int, StageSegments], by_shape: ShapeCosts, cache: ResultCache | None
 ) -> dict[int, StageCosts]:
-    keys = SegmentKeys(by_shape.model)
+    keys = by_shape.model.segment_keys
     groups: dict[tuple[str, ...], _Group] = {}
     group_of: dict[bytes, _Group] = {}
     keys_of: dict[int, list[bytes]] = {}

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.costs import CostModel
+from semu.engine.stage import ExpandedStage, StageProgram
 from semu.engine.template import CostColumns
 from semu.errors import InternalError
 
+_FEW, _MOST_FOUND = 4, 4096
+T = TypeVar("T")
 Columns = Mapping[str, NDArray[np.int64]]
 """Symbol -> int64[num_shapes]."""
 
@@ -27,6 +31,9 @@ class ShapeCosts:
 
     model: CostModel
     symbols: Columns
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"model": self.model, "symbols": self.symbols}  # what was remembered by identity stays behind
 
     @cached_property
     def columns(self) -> CostColumns:
@@ -43,6 +50,52 @@ class ShapeCosts:
         """int64[num_shapes, num_size_rows] [bytes]."""
         return np.ascontiguousarray(self.columns.size_bytes.T)
 
+    def found(self, key: object, make: Callable[[], T]) -> T:
+        """What else was found for these shapes and the chunks that are costed with them, by whatever tells it apart."""
+        value: T | None = self._found.get(key)
+        if value is None:
+            if len(self._found) >= _MOST_FOUND:
+                self._found.clear()
+            value = self._found[key] = make()
+        return value
+
+    @cached_property
+    def _found(self) -> dict[object, Any]:
+        return {}
+
+    @cached_property
+    def is_few(self) -> bool:
+        """Whether there are so few shapes that everything is costed for all of them, once."""
+        return num_shapes(self.symbols) <= _FEW
+
+    def ends(self, program: StageProgram, shape: int) -> NDArray[np.float64]:
+        """Ends of a stage's operators after its beginning for one shape: float64[num_ops] [s]."""
+        if not self.is_few:
+            return program.times(self.latencies_of(np.array([shape]))[0])[1]
+        known = self._ends.get((id(program), shape))
+        if known is None:
+            known = self._ends[id(program), shape] = program, program.times(self.latency[shape])[1]
+        return known[1]
+
+    def expanded(self, program: StageProgram, shape: int) -> ExpandedStage:
+        """Operators and memory events of a stage for one shape."""
+        if not self.is_few:
+            only = np.array([shape])
+            return program.expand(self.latencies_of(only)[0], self.sizes_of(only)[0])
+        known = self._expanded.get((id(program), shape))
+        if known is None:
+            stage = program.expand(self.latency[shape], self.size[shape])
+            known = self._expanded[id(program), shape] = program, stage
+        return known[1]
+
+    @cached_property
+    def _ends(self) -> dict[tuple[int, int], tuple[StageProgram, NDArray[np.float64]]]:
+        return {}
+
+    @cached_property
+    def _expanded(self) -> dict[tuple[int, int], tuple[StageProgram, ExpandedStage]]:
+        return {}
+
     def latencies_of(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
         """Latencies for some shapes.
 
@@ -51,7 +104,7 @@ class ShapeCosts:
         Returns:
             float64[n, num_rows] [s].
         """
-        if self.model.rules or "latency" in self.__dict__:  # custom rules are asked once, about everything
+        if self.is_few or self.model.rules or "latency" in self.__dict__:  # rules are asked once
             chosen: NDArray[np.float64] = self.latency[shapes]
             return chosen
         distinct, place = np.unique(shapes, return_inverse=True)
@@ -67,7 +120,7 @@ class ShapeCosts:
         Returns:
             int64[n, num_size_rows] [bytes].
         """
-        if "size" in self.__dict__:
+        if self.is_few or "size" in self.__dict__:
             chosen: NDArray[np.int64] = self.size[shapes]
             return chosen
         distinct, place = np.unique(shapes, return_inverse=True)

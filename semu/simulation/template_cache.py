@@ -120,6 +120,9 @@ class Recent(Generic[T]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return Recent, (self.size,)  # copies begin empty
+
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value of a key; it is made where it is not known. Of two threads that make it at once, one wins."""
         with self._lock:
@@ -133,6 +136,14 @@ class Recent(Generic[T]):
             while len(self._values) > self.size:
                 self._values.popitem(last=False)
         return value
+
+    def peek(self, key: Hashable) -> T | None:
+        """The value of a key, None where it is not known."""
+        with self._lock:
+            value = self._values.get(key)
+            if value is not None:
+                self._values.move_to_end(key)
+            return value
 
     def clear(self) -> None:
         """Forget everything."""

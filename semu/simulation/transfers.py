@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,25 @@ def collectives(
     model: CostModel, names: Sequence[str], kind: OpKind, group: CommGroup, buffer_bytes: Sequence[int]
 ) -> list[OuterSlice]:
     """Collectives of one kind over several buffers, each as if it began at time 0 (see ``moved``)."""
+    key = ("collectives", tuple(names), kind, group, tuple(buffer_bytes))
+    if kind in model.rules:
+        return _collectives(model, names, kind, group, buffer_bytes)
+    known = model.known.get(key)
+    if known is None:
+        if len(model.known) >= _MOST_KNOWN:
+            model.known.clear()
+        known = model.known[key] = _collectives(model, names, kind, group, buffer_bytes)
+    return known
+
+
+_MOST_KNOWN = 4096
+
+
+def _collectives(
+    model: CostModel, names: Sequence[str], kind: OpKind, group: CommGroup, buffer_bytes: Sequence[int]
+) -> list[OuterSlice]:
     factor = wire_factor(kind, group.num_ranks)
-    wire = [int(factor * size) for size in buffer_bytes]
+    wire = [factor.numerator * size // factor.denominator for size in buffer_bytes]
     if kind in model.rules:  # a custom rule may ask for the name
         latency = [
             float(model.outer_latency(kind, name, group=group, net_bytes=size)[0])
@@ -47,13 +64,21 @@ def collectives(
 
 def on_device(model: CostModel, name: str, kind: OpKind, mem_bytes: int, begin_s: float) -> OuterSlice:
     """One memory-bound kernel of the compute stream outside stages that begins at a given time."""
-    latency = float(model.outer_latency(kind, name, mem_bytes=mem_bytes)[0])
+    key = ("on device", kind, mem_bytes)
+    latency = model.known.get(key) if kind not in model.rules else None
+    if latency is None:
+        latency = float(model.outer_latency(kind, name, mem_bytes=mem_bytes)[0])
+        if len(model.known) >= _MOST_KNOWN:
+            model.known.clear()
+        model.known[key] = latency
     return OuterSlice(name, kind, "compute", begin_s, begin_s + latency, 0, 1, model.outer_provenance(kind, None))
 
 
 def moved(piece: OuterSlice, begin_s: float) -> OuterSlice:
     """The same operator, beginning at another time."""
-    return replace(piece, start_s=begin_s, end_s=begin_s + (piece.end_s - piece.start_s))
+    end_s = begin_s + (piece.end_s - piece.start_s)
+    rest = (piece.net_bytes, piece.group_ranks, piece.provenance)
+    return OuterSlice(piece.name, piece.kind, piece.stream, begin_s, end_s, *rest)
 
 
 def leaving_positions(layout: Layout, source: int, target: int, phase: Phase) -> list[int]:
@@ -112,13 +137,11 @@ class TransferBytes:
 
 def transfer_bytes(layout: Layout, evaluation: Evaluation, problem: PipelineProblem) -> TransferBytes:
     """Bytes of every transfer of the problem for every shape."""
-    number: dict[tuple[int, int, Phase], int] = {}
-    edge = np.zeros(len(problem.transfers), dtype=np.int64)
-    microbatch = np.zeros(len(problem.transfers), dtype=np.int64)
-    for j, transfer in enumerate(problem.transfers):
-        key = (transfer.stage.chunk, transfer.consumer.chunk, transfer.stage.phase)
-        edge[j] = number.setdefault(key, len(number))
-        microbatch[j] = transfer.stage.microbatch
+    return evaluation.by_shape.found(("sent", problem), lambda: _find_bytes(layout, evaluation, problem))
+
+
+def _find_bytes(layout: Layout, evaluation: Evaluation, problem: PipelineProblem) -> TransferBytes:
+    number, edge, microbatch = problem.transfer_edges
     members = [np.flatnonzero(edge == row) for row in number.values()]
     edges = tuple(
         Edge(*key, transfers, microbatch[transfers], edge_bytes(layout, evaluation, *key))

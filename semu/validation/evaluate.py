@@ -64,7 +64,7 @@ def _measured(row: Row) -> dict[Quantity, float | None]:
 def _run(row: Row, make_job: JobMaker, device: str) -> RowResult:
     def simulate(settings: Settings) -> Run:
         checkpoint = prepare(make_job(run_tables(row, settings, device)))
-        return Run(checkpoint, checkpoint.report())
+        return Run(checkpoint, checkpoint.estimate())
 
     choice = choose(row, simulate)
     report = choice.run.report
@@ -98,7 +98,7 @@ def _predicted(row: Row, run: Run) -> dict[Quantity, float | None]:
     report = run.report
     if row.measure is Measure.ANALYTIC:
         scope = row.scope or Scope.FIRST_STAGE
-        ranks = report.timeline.ranks
+        ranks = run.timeline.ranks
         activation = max(activation_bytes(run.checkpoint, ranks[rank]) for rank in ranks_of(scope, len(ranks)))
         static = static_bytes(report, scope)
         return {

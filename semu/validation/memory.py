@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from semu.estimate import Estimate
 from semu.report import Report
 from semu.validation.row import Measure, Row, Scope
 
@@ -20,7 +21,7 @@ def measured_bytes(row: Row) -> float | None:
     return row.peak_mem_bytes / PRINTED_UNIT_BYTES * GB_BYTES
 
 
-def peak_bytes(report: Report, scope: Scope, measure: Measure) -> int | None:
+def peak_bytes(report: Report | Estimate, scope: Scope, measure: Measure) -> int | None:
     """Predicted peak; None: this version does not predict the measure. A closed form is ``static_bytes`` and
     ``activations.activation_bytes``, no peak of an allocator."""
     if measure is Measure.ANALYTIC:
@@ -29,7 +30,7 @@ def peak_bytes(report: Report, scope: Scope, measure: Measure) -> int | None:
     return None if peaks is None else max(peaks[rank] for rank in ranks_of(scope, len(peaks)))
 
 
-def static_bytes(report: Report, scope: Scope) -> int:
+def static_bytes(report: Report | Estimate, scope: Scope) -> int:
     """Predicted parameters, gradients and optimizer state."""
     sizes = report.static_memory_bytes
     return max(sizes[rank] for rank in ranks_of(scope, len(sizes)))

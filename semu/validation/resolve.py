@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
+from semu.engine.timeline import IterationTimeline
 from semu.errors import ConfigError, ScheduleError
-from semu.report import Report
+from semu.estimate import Estimate
 from semu.simulation import JobCheckpoint
 from semu.validation.jobs import PARTIAL, Settings, layers_of_chunks
 from semu.validation.row import Row
@@ -32,7 +34,12 @@ class Run:
     """A simulated row: the job before its schedule, and what came of it."""
 
     checkpoint: JobCheckpoint
-    report: Report
+    report: Estimate
+
+    @cached_property
+    def timeline(self) -> IterationTimeline:
+        """The whole iteration, for the few rows that ask for it."""
+        return self.checkpoint.report().timeline
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,7 @@ def choose(row: Row, simulate: Callable[[Settings], Run]) -> Choice:
     return Choice(settings, run, resolved, len(refusals), tried)
 
 
-def _rank(report: Report) -> tuple[bool, float]:
+def _rank(report: Estimate) -> tuple[bool, float]:
     """Less is better: what fits by its time, then what does not by its memory."""
     return not report.fits, report.iteration_time_s if report.fits else float(max(report.peak_memory_bytes))
 

@@ -1,0 +1,24 @@
+"""``evaluate``: the figures of ``simulate`` that a search compares, without its tables and its timeline."""
+
+from __future__ import annotations
+
+from semu.engine.costs import LatencyRules
+from semu.engine.result_cache import ResultCache
+from semu.estimate import Estimate
+from semu.job import TrainingJob
+from semu.simulation.job_checkpoint import prepare
+
+
+def evaluate(
+    job: TrainingJob, *, latency_rules: LatencyRules | None = None, cache: ResultCache | None = None
+) -> Estimate:
+    """Predict the figures that a search compares: time, memory of every rank, use of the devices.
+
+    It is ``simulate`` without tables and timeline, and finds the same numbers.
+
+    Args:
+        job, latency_rules, cache: as ``simulate``.
+    Raises:
+        ConfigError, ScheduleError: as ``simulate``.
+    """
+    return prepare(job, latency_rules=latency_rules, cache=cache).estimate()

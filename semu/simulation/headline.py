@@ -1,0 +1,75 @@
+"""The figures that a report begins with, and all that ``semu.evaluate`` computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from semu.estimate import Estimate
+from semu.job import TrainingJob
+from semu.simulation.accounting import Work, breakdown, bubble_ratio, count_work, overhead_s
+from semu.simulation.evaluate import Evaluation
+from semu.simulation.layout import Layout
+from semu.simulation.memory import RankMemory, RankPeak
+from semu.simulation.pipeline import PipelineRun
+from semu.simulation.reduction import RankTail
+from semu.simulation.reserved import reserved_memory
+
+
+@dataclass(frozen=True, eq=False)
+class Headline:
+    """An estimate with what it was found from.
+
+    Attributes:
+        estimate: the figures. slowest: the distinct replica with the longest pipeline.
+        memories, peaks: of every pipeline rank. work: FLOP and tokens.
+        peak_rate: FLOP that all devices could do during the iteration.
+    """
+
+    estimate: Estimate
+    slowest: int
+    memories: list[RankMemory]
+    peaks: list[RankPeak]
+    work: Work
+    peak_rate: float
+
+
+def headline(layout: Layout, evaluation: Evaluation, run: PipelineRun, tails: list[RankTail]) -> Headline:
+    """Time, memory and use of the devices."""
+    job = layout.job
+    profile = job.profile
+    makespan = run.makespan()
+    slowest = int(np.argmax(makespan))
+    iteration = iteration_time(job, run, tails)
+    memories = [RankMemory(layout, evaluation, run, rank) for rank in range(job.parallel.pp)]
+    peaks = [memory.peak() for memory in memories]
+    work = count_work(layout, evaluation)
+    peak_rate = profile.peak_flop_per_s(job.training.precision.compute_dtype) * job.cluster.num_gpus * iteration
+    estimate = Estimate(
+        iteration_time_s=iteration,
+        makespan_s=float(makespan[slowest]),
+        mfu=work.model_flop / peak_rate,
+        hfu=work.hardware_flop / peak_rate,
+        bubble_ratio=bubble_ratio(run, slowest),
+        peak_memory_bytes=tuple(peak.size_bytes for peak in peaks),
+        static_memory_bytes=tuple(memory.static.total for memory in memories),
+        capacity_bytes=int(profile.memory_bytes.value),
+        breakdown_s=breakdown(layout, evaluation, run, tails, iteration).to_json(),
+        reserve=partial(
+            reserved_memory,
+            layout,
+            evaluation,
+            run,
+            [peak.replica for peak in peaks],
+            [peak.size_bytes for peak in peaks],
+        ),
+    )
+    return Headline(estimate, slowest, memories, peaks, work, peak_rate)
+
+
+def iteration_time(job: TrainingJob, run: PipelineRun, tails: list[RankTail]) -> float:
+    """End of everything on every rank, and the time outside the model [s], on the time grid."""
+    ends = max(float(run.makespan().max()), *(tail.end_s for tail in tails))
+    return ends + overhead_s(job)
