@@ -187,11 +187,6 @@ class CacheFile:
         import sqlite3
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if found is _Found.NOTHING:
-            try:
-                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-            except FileExistsError:
-                return
         draft = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}.new")
         try:
             with closing(sqlite3.connect(draft, isolation_level=None)) as database:
@@ -204,9 +199,23 @@ class CacheFile:
                 )
                 database.execute("INSERT INTO meta VALUES (?)", (results_version(),))
                 database.execute("COMMIT")
-            os.replace(draft, self.path)
+            self._place(draft, found)
         finally:
             draft.unlink(missing_ok=True)
+
+    def _place(self, draft: Path, found: _Found) -> None:
+        """Put the draft where nothing, or what was found, is; of processes that begin at once the first one's stays."""
+        if self._look() is not found:
+            return
+        if found is _Found.NOTHING:
+            try:
+                os.link(draft, self.path)
+            except FileExistsError:
+                return
+            except OSError:  # a file system without links
+                os.replace(draft, self.path)
+        else:
+            os.replace(draft, self.path)
 
     def _open(self) -> sqlite3.Connection:
         import sqlite3
