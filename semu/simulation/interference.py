@@ -48,9 +48,11 @@ def interference(
         return None
     done = run.done[rank]
     hidden = _inside_stages(layout, evaluation, run, rank)
-    for piece in reductions:
-        late = np.maximum(piece.end_s - np.maximum(piece.start_s, done), 0.0)
-        hidden = hidden + (piece.end_s - piece.start_s) - late
+    if reductions:
+        begins = np.array([[piece.start_s] for piece in reductions])
+        ends = np.array([[piece.end_s] for piece in reductions])
+        late = np.maximum(ends - np.maximum(begins, done), 0.0)
+        hidden = hidden + (ends - begins - late).sum(axis=0)
     if rank in gathers:
         nodes = run.problem.rank_nodes[rank]
         total = sum(piece.end_s - piece.start_s for piece in gathers[rank].slices)
