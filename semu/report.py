@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.timeline import IterationTimeline
-from semu.errors import ConfigError
+from semu.files import make_folder, write_file
 
 SCHEMA_VERSION = 1
 """Version of ``result.json``; raised when a key changes its meaning."""
@@ -287,14 +286,8 @@ class Report:
         Raises:
             ConfigError: the directory cannot be made or written to.
         """
-        folder = Path(directory)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            return [self._write(folder / name, write) for name, write in self._writers()]
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write results: {error.strerror}", where=str(folder), expected="a directory to write to"
-            ) from error
+        folder = make_folder(Path(directory))
+        return [write_file(folder / name, write) for name, write in self._writers()]
 
     def _writers(self) -> Sequence[tuple[str, Callable[[Path], None]]]:
         def result(path: Path) -> None:
@@ -322,19 +315,6 @@ class Report:
         if self.num_distinct_replicas == 1:
             return ""
         return f", replica {self.slowest_replica} (the slowest of {self.num_distinct_replicas} different ones)"
-
-    @staticmethod
-    def _write(path: Path, write: Callable[[Path], None]) -> Path:
-        """Write through a temporary file beside the target, so that nothing is ever half-written."""
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-        os.close(handle)
-        try:
-            write(Path(name))
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        finally:
-            Path(name).unlink(missing_ok=True)
-        return path
 
 
 CONVENTION = (
