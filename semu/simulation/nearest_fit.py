@@ -106,6 +106,7 @@ def single_changes(job: TrainingJob) -> Iterator[dict[str, object]]:
     if training.offload is None:
         yield {"training.offload": "optimizer"}
         yield {"training.offload": "activations"}
+        yield {"training.offload": "weights"}
 
 
 def changed(job: TrainingJob, settings: Settings) -> TrainingJob:
