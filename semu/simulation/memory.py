@@ -66,6 +66,8 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
         )
     if job.training.offload_plan.optimizer:
         static = on_host(static, job.training)
+    if not layout.cut.on_host:
+        return static
     away = host_weights(layout, rank)
     return replace(
         static,

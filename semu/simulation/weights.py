@@ -7,14 +7,17 @@ the next chosen layer begins with the layer before it, so two of them are there 
 begins with the stage: nothing is prefetched across stages, as torch FSDP does not across passes.
 
 What is followed: DeepSpeed's ZeRO-Infinity (2104.07857 §5.1, §6.2: parameters on the host, fetched layer by layer
-ahead of their use) and PyTorch's FSDP2 ``CPUOffloadPolicy`` (with ZeRO-3 the host has the rank's shard, copied in front
-of the all-gather). Where semu differs: both also keep gradients and optimizer state on the host and step there; here
-gradients stay on the device, the state does unless it is offloaded too, and the step runs on the device, which then
-writes the new weights back, through the two layers' buffers, not hidden behind the step (without master weights it
-reads them first). Without sharding (ZeRO-0 to ZeRO-2) the host has all that the rank holds of a layer, which DeepSpeed
-offers under ZeRO-3 alone; with ZeRO-1 and ZeRO-2 these layers' parameters are gathered behind the step whatever
-``overlap.param_gather`` says, because their way leads to the host. Parameters that several blocks share, and those of
-blocks that are no layers (embeddings, head and loss), stay on the device.
+ahead of their use) and PyTorch's FSDP2 ``CPUOffloadPolicy``: with ZeRO-3 the host has the rank's shard, copied in front
+of the all-gather; where the shards are the master weights, as in torch with mixed precision, the 4 bytes a parameter of
+those cross, and are cast as they are gathered.
+
+Where semu differs: both also keep gradients and optimizer state on the host and step there. Here gradients stay on the
+device, the state does unless it is offloaded too, and the step runs on the device, which then writes the new weights
+back, through the two layers' buffers, not hidden behind the step (without master weights it reads them first). Without
+sharding (ZeRO-0 to ZeRO-2) the host has all that the rank holds of a layer; DeepSpeed offers that under ZeRO-3 alone.
+With ZeRO-1 and ZeRO-2 these layers' parameters are gathered behind the step whatever ``overlap.param_gather`` says,
+because their way leads to the host. Parameters that several blocks share, and those of blocks that are no layers
+(embeddings, head and loss), stay on the device. With activations offloaded too, both are of the same layers.
 """
 
 from __future__ import annotations
@@ -63,6 +66,8 @@ def parameters_on_host(blocks: Iterable[Block]) -> frozenset[int]:
         blocks: of the whole model.
     """
     every = list(blocks)
+    if not any(block.is_streamed for block in every):
+        return frozenset()
     users = Counter(key for block in every for key in {id(held.parameter) for held in block.parameters})
     return frozenset(
         id(held.parameter)

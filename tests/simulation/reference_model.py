@@ -29,7 +29,8 @@ class Block:
         number: position in the model. module: number of its modality module. path, body: what it is.
         specs: what arrives. sources: who makes it, as (block, output); None: the data loader.
         trace: its operators. again: its inputs are kept and the rest is recomputed.
-        out: what it saves is copied to the host and back. comes: its weights are copied from the host. rank, slot, chunk: where it runs.
+        out: what it saves is copied to the host and back. comes: its weights are copied from the host.
+        rank, slot, chunk: where it runs.
     """
 
     number: int

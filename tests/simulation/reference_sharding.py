@@ -231,7 +231,10 @@ class Sharding:
                     writers = [
                         replica.nodes[e.key]
                         for e in entries
-                        if phase == "B" and not unit.copied and e.block in unit.blocks and unit.writes(e.block, e.operator)
+                        if phase == "B"
+                        and not unit.copied
+                        and e.block in unit.blocks
+                        and unit.writes(e.block, e.operator)
                     ]
                     if writers:
                         done = next(e for e in entries if e.key[-2:] == (REDUCE, self.units.index(unit)))
