@@ -19,6 +19,7 @@ from simulation.jobs import (
     text_items,
     vlm,
     vlm_items,
+    wide,
 )
 from simulation.reference import expand
 from simulation.reference_tail import gather_times
@@ -92,6 +93,13 @@ def test_data_parallel_as_the_reference(offload: list[str], software: str, zero:
         for kept in (Parallel(dp=4, zero=3, reshard_after_forward=False), Parallel(dp=4, zero=3, zero_group=2)):
             hide = overlap(parameters=True, gradients=True)
             assert_tails_equal(job_of(gpt(), text_items(4), kept, offload=offload, software=software, overlap=hide))
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_buckets_are_full_when_their_layers_gradients_are(zero: int) -> None:
+    """Several buckets, each reduced while layers before it still wait for their weights."""
+    parallel = Parallel(dp=2, zero=zero)
+    assert_tails_equal(job_of(wide(3), text_items(4), parallel, overlap=overlap(gradients=True), offload="weights"))
 
 
 @pytest.mark.parametrize("parallel", [Parallel(dp=2, zero=1), Parallel(dp=2, pp=2, zero=1), Parallel(dp=2, zero=2)])
