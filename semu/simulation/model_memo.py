@@ -155,6 +155,6 @@ def cut_key(job: TrainingJob) -> tuple[Hashable, ...] | None:
     training = job.training
     if parallel.zero > 1 or parallel.partition == "latency" or training.recompute_layers is not None:
         return None
-    if training.offload_plan.weights:
+    if "weights" in (training.offload or ()):
         return None
     return settings(parallel, ZERO), settings(training, AROUND), job.overlaps_tensor_parallel

@@ -353,7 +353,8 @@ def gather_times(expansion: Expansion) -> dict[int, float]:
             tp = bucket[0].tp
             group = worst_group(expansion.model, rank, 1, width * (job.parallel.tp // tp), tp)
             own = expansion.model.experts.groups("edp", 0, rank) if bucket[0].is_routed else group
-            now = collective(expansion, OpKind.ALL_GATHER, own, 2 * sum(h.elements for h in bucket), now).end_s
+            size = job.training.precision.tensor_dtype.size_bytes * sum(h.elements for h in bucket)
+            now = collective(expansion, OpKind.ALL_GATHER, own, size, now).end_s
             for block in expansion.model.blocks:
                 used = {id(use.parameter) for use in block.trace.parameters}
                 if block.rank == rank and used & {id(item.parameter) for item in bucket}:
