@@ -127,6 +127,13 @@ class ContentionSummary:
         return {**vars(self), "lost_s": dict(self.lost_s), "scope": CONTENTION_SCOPE}
 
 
+def _as_toml(value: object) -> str:
+    """A setting as ``--set`` has it: words without quotes, a list with them."""
+    if isinstance(value, tuple):
+        return "[" + ",".join(f'"{word}"' for word in value) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 @dataclass(frozen=True)
 class FittingChange:
     """A change of a job that does not fit in memory, after which it does.
@@ -146,9 +153,7 @@ class FittingChange:
     def label(self) -> str:
         """As ``--set`` has it, e.g. ``training.recompute=full``; the global batch stays and is left out."""
         return " ".join(
-            f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-            for key, value in self.settings.items()
-            if key != "training.global_batch"
+            f"{key}={_as_toml(value)}" for key, value in self.settings.items() if key != "training.global_batch"
         )
 
     def to_json(self) -> dict[str, object]:

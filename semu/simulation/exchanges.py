@@ -1,4 +1,4 @@
-"""Which collectives of ZeRO-2 and ZeRO-3 run inside the stages, and what they move.
+"""Which collectives of ZeRO-2 and ZeRO-3, and copies of weights from the host, run inside the stages; what they move.
 
 ZeRO-2: gradients are reduce-scattered bucket by bucket in every microbatch's backward and only the shard is kept, as
 DeepSpeed does (1910.02054 §5.2; its engine reduces at every accumulation step from stage 2 on). A bucket closes at the
@@ -7,6 +7,9 @@ end of the block that fills it.
 ZeRO-3: torch FSDP (Zhao et al. 2304.11277). A unit is a block; parameters that several blocks share are a unit of their
 own that stays gathered from its first forward to its last backward, as FSDP's root unit does. Gathers and reductions of
 a group are one communicator's, so they share a stream (§3.3.2). Prefetching does not reach across modality modules.
+
+Weights on the host (``weights``): a chosen layer is a unit that is copied; with ZeRO-3 its unit's shard is, before each
+gather.
 """
 
 from __future__ import annotations
@@ -14,13 +17,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from semu.engine.exchange import Exchange, ExchangeCosts, ExchangePlan
+from semu.engine.host_copies import HostCopyCosts
+from semu.hardware.device import RELOAD
 from semu.job import TrainingJob
+from semu.nn.offload import HOST_LINK
 from semu.parallel.data import gradient_buckets
 from semu.parallel.mesh import Mesh
 from semu.parallel.pipeline import Chunk
 from semu.simulation.tracer import Block, HeldParameter
+from semu.simulation.weights import parameters_on_host
 
 FSDP_STREAM = "fsdp"
+
+Costs = ExchangeCosts | HostCopyCosts
 
 Members = list[tuple[int, HeldParameter]]
 """(position of a block in its chunk, a parameter that it uses)."""
@@ -32,8 +41,8 @@ def plan_exchanges(
     blocks: Sequence[Sequence[Block]],
     chunks: Sequence[Chunk],
     first_template: int,
-) -> tuple[tuple[ExchangeCosts, ...], list[ExchangePlan | None]]:
-    """The collectives inside all stages of a job.
+) -> tuple[tuple[Costs, ...], list[ExchangePlan | None]]:
+    """The collectives and copies of parameters inside all stages of a job.
 
     Args:
         job: what is trained. mesh: its groups. blocks: of every modality module. chunks: in order of data flow.
@@ -41,9 +50,10 @@ def plan_exchanges(
     Returns:
         What they move, each once, in the order of the templates; the units of every chunk, None without any.
     """
-    if job.parallel.zero < 2 or job.parallel.gradient_ranks == 1:
+    on_host = parameters_on_host(block for own in blocks for block in own)
+    if not is_sharded_inside(job) and not on_host:
         return (), [None] * len(chunks)
-    planner = _Planner(job, mesh, first_template)
+    planner = _Planner(job, mesh, first_template, on_host)
     plans: list[ExchangePlan | None] = [
         planner.plan(blocks[chunk.module][chunk.first : chunk.last], chunk.rank, is_last=chunk.index == len(chunks) - 1)
         for chunk in chunks
@@ -51,20 +61,27 @@ def plan_exchanges(
     return tuple(planner.templates), plans
 
 
+def is_sharded_inside(job: TrainingJob) -> bool:
+    """Whether gradients are reduced, or parameters gathered, inside the stages."""
+    return job.parallel.zero >= 2 and job.parallel.gradient_ranks > 1
+
+
 class _Planner:
     """Makes units, and one template for units of equal costs."""
 
-    def __init__(self, job: TrainingJob, mesh: Mesh, first_template: int) -> None:
-        self.job, self.mesh, self.first_template = job, mesh, first_template
-        self.templates: dict[ExchangeCosts, int] = {}
+    def __init__(self, job: TrainingJob, mesh: Mesh, first_template: int, on_host: frozenset[int]) -> None:
+        self.job, self.mesh, self.first_template, self.on_host = job, mesh, first_template, on_host
+        self.templates: dict[Costs, int] = {}
 
     def plan(self, blocks: Sequence[Block], rank: int, *, is_last: bool) -> ExchangePlan:
         """The units of a chunk; ``is_last``: it ends the model."""
         overlap = self.job.training.overlap
-        if self.job.parallel.zero == 2:
-            units = self._buckets(blocks, rank)
-        else:
-            units = self._units(blocks, rank, is_last=is_last)
+        units: list[Exchange] = []
+        if is_sharded_inside(self.job):
+            is_gathered = self.job.parallel.zero == 3
+            units = self._units(blocks, rank, is_last=is_last) if is_gathered else self._buckets(blocks, rank)
+        if not any(unit.gathers for unit in units):
+            units += self._copies(blocks)
         return ExchangePlan(tuple(units), prefetch=overlap.param_gather, overlap_reduce=overlap.grad_reduce)
 
     def _buckets(self, blocks: Sequence[Block], rank: int) -> list[Exchange]:
@@ -93,6 +110,7 @@ class _Planner:
 
     def _exchange(self, members: Members, rank: int, *, gathers: bool, keeps: bool) -> Exchange:
         training, parallel = self.job.training, self.job.parallel
+        shard = self._shard_bytes(members) if gathers else 0
         blocks = tuple(sorted({position for position, _ in members}))
         is_grouped = parallel.is_sharded_in_groups
         costs = ExchangeCosts(
@@ -103,7 +121,7 @@ class _Planner:
             replicas=self.mesh.replica_group(rank) if is_grouped else None,
         )
         return Exchange(
-            template=self.first_template + self.templates.setdefault(costs, len(self.templates)),
+            template=self._template(costs),
             blocks=blocks,
             gathers=gathers,
             keeps=keeps,
@@ -112,7 +130,34 @@ class _Planner:
                 for block in blocks
             ),
             replicates=is_grouped,
+            shard=self._template(HostCopyCosts(shard, HOST_LINK[RELOAD])) if shard else -1,
         )
+
+    def _template(self, costs: Costs) -> int:
+        """Number of a unit's template in the library."""
+        return self.first_template + self.templates.setdefault(costs, len(self.templates))
+
+    def _copies(self, blocks: Sequence[Block]) -> list[Exchange]:
+        """One unit for every block whose weights live whole on the host."""
+        size = self.job.training.precision.tensor_dtype.size_bytes
+        units = []
+        for position, block in enumerate(blocks):
+            own = {id(held.parameter): held.elements for held in block.parameters if id(held.parameter) in self.on_host}
+            if own:
+                template = self._template(HostCopyCosts(sum(own.values()) * size, HOST_LINK[RELOAD]))
+                units.append(Exchange(template, (position,), True, False, ((),), is_copied=True))
+        return units
+
+    def _shard_bytes(self, members: Members) -> int:
+        """What a rank copies of a sharded unit from the host before each gather; shards are rounded up."""
+        training, ranks = self.job.training, self.job.parallel.shard_ranks
+        away = {id(held.parameter): held for _, held in members if id(held.parameter) in self.on_host}
+        size = training.precision.tensor_dtype.size_bytes
+        if not self.job.shards_are_masters:
+            return -(-sum(held.elements for held in away.values()) // ranks) * size
+        trained = sum(held.elements for held in away.values() if held.parameter.requires_grad)
+        frozen = sum(held.elements for held in away.values()) - trained
+        return -(-trained // ranks) * training.master_dtype.size_bytes + -(-frozen // ranks) * size
 
 
 def _split(blocks: Sequence[Block]) -> tuple[Members, dict[int, Members]]:
