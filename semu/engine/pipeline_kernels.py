@@ -118,3 +118,20 @@ def exact_summit(
             highest = total
         is_first = False
         result = max(result, highest)
+
+
+@njit(cache=True, nogil=True)
+def take_turns(ptr: I64, gate: F64, length: F64, start: F64, end: F64) -> None:
+    """Time operators of several ranks, each of which waits for the one before it on its rank and for its gate.
+
+    Args:
+        ptr: int64[num_ranks + 1], where each rank's begin. gate: float64[n] [s]. length: float64[n] [s].
+        start, end: written: float64[n] [s].
+    """
+    for rank in range(len(ptr) - 1):
+        now = 0.0
+        for i in range(ptr[rank], ptr[rank + 1]):
+            now = max(now, gate[i])
+            start[i] = now
+            now += length[i]
+            end[i] = now

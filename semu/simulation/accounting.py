@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.reduction import RankTail
+from semu.simulation.slices import Slices
 from semu.units import TIME_GRID_PER_S
 
 
@@ -82,17 +84,19 @@ def breakdown(
     optimizer = lost = 0.0
     launch = 0.0 if run.launched is None else float(weights @ run.launched.sum(axis=1)) / num_ranks
     overhead = overhead_s(layout.job)
+    is_alone = run.num_replicas == 1
     for rank, tail in enumerate(tails):
-        done = run.done[rank]
+        done: Seconds = run.rank_ends[rank] if is_alone else run.done[rank]
         idle = iteration_time_s - overhead - done
-        earliest = float(done.min())
-        for piece in (*tail.reductions, *tail.gathers):
-            exposed.setdefault(piece.stream, 0.0)
-            if piece.end_s <= earliest:
-                continue
-            late = _visible(piece, done)
-            idle = idle - late
-            exposed[piece.stream] = exposed.get(piece.stream, 0.0) + float(weights @ late) / num_ranks
+        earliest = run.rank_ends[rank] if is_alone else float(run.done[rank].min())
+        for slices in (tail.reductions, Slices.of(tail.gathers)):
+            for piece, start, end in zip(slices.pieces, slices.start_s, slices.end_s, strict=True):
+                exposed.setdefault(piece.stream, 0.0)
+                if end <= earliest:
+                    continue
+                late = _visible(start, end, done)
+                idle = idle - late
+                exposed[piece.stream] += _mean(weights, late) / num_ranks
         for piece in tail.steps:
             step = piece.end_s - piece.start_s
             idle = idle - step
@@ -102,7 +106,7 @@ def breakdown(
                 exposed[piece.stream] = exposed.get(piece.stream, 0.0) + step / num_ranks
             else:
                 optimizer += step / num_ranks
-        bubble += float(weights @ idle) / num_ranks
+        bubble += _mean(weights, idle) / num_ranks
     return Breakdown(
         compute=compute,
         exposed_communication={name: value for name, value in exposed.items() if value > 0},
@@ -115,9 +119,20 @@ def breakdown(
     )
 
 
-def _visible(piece: OuterSlice, done: NDArray[np.float64]) -> NDArray[np.float64]:
+Seconds: TypeAlias = float | NDArray[np.float64]
+"""Of the only replica, or float64[num_replicas] [s]."""
+
+
+def _mean(weights: NDArray[np.float64], seconds: Seconds) -> float:
+    """Mean over all replicas [s]."""
+    return seconds if isinstance(seconds, float) else float(weights @ seconds)
+
+
+def _visible(start_s: float, end_s: float, done: Seconds) -> Seconds:
     """How much of a slice lies after each replica's own last stage [s]."""
-    late: NDArray[np.float64] = np.maximum(piece.end_s - np.maximum(piece.start_s, done), 0.0)
+    if isinstance(done, float):
+        return max(end_s - max(start_s, done), 0.0)
+    late: NDArray[np.float64] = np.maximum(end_s - np.maximum(start_s, done), 0.0)
     return late
 
 
