@@ -12,45 +12,110 @@ I64 = NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True)
-def stage_summits(
-    start: F64, end: F64, net: I64, peak: I64, time: F64, size: I64, low: I64, high: I64, between: I64
-) -> None:
-    """Bounds of one rank's highest memory during each stage, and its highest memory between stages.
+def merge_events(rank_ptr: I64, list_ptr: I64, time: F64, size: I64, out_time: F64, out_size: I64) -> None:
+    """Sort the events of every rank by time, then size.
 
     Args:
-        start, end: float64[num_rows, num_stages] [s], stages of the rank in order.
+        rank_ptr: int64[num_ranks + 1], first list of each rank. list_ptr: int64[num_lists + 1], first event of each
+            list; lists are, or almost, in order.
+        time, size: float64 [s], int64 [bytes], [num_rows, num_events].
+        out_time, out_size: written: the same, each rank's events in order.
+    """
+    num_ranks = len(rank_ptr) - 1
+    cursor = list_ptr[:-1].copy()
+    for row in range(time.shape[0]):
+        times, sizes, sorted_times, sorted_sizes = time[row], size[row], out_time[row], out_size[row]
+        cursor[:] = list_ptr[:-1]
+        for rank in range(num_ranks):
+            first, stop = rank_ptr[rank], rank_ptr[rank + 1]
+            begin = list_ptr[first]
+            for place in range(begin, list_ptr[stop]):
+                best, now = -1, np.inf
+                for number in range(first, stop):
+                    if cursor[number] < list_ptr[number + 1] and (best < 0 or times[cursor[number]] < now):
+                        best, now = number, times[cursor[number]]
+                change = sizes[cursor[best]]
+                cursor[best] += 1
+                there = place
+                while there > begin and (
+                    sorted_times[there - 1] > now
+                    or (sorted_times[there - 1] == now and sorted_sizes[there - 1] > change)
+                ):
+                    sorted_times[there], sorted_sizes[there] = sorted_times[there - 1], sorted_sizes[there - 1]
+                    there -= 1
+                sorted_times[there], sorted_sizes[there] = now, change
+
+
+@njit(cache=True, nogil=True)
+def pipeline_summits(
+    stage_ptr: I64,
+    start: F64,
+    end: F64,
+    net: I64,
+    peak: I64,
+    event_ptr: I64,
+    time: F64,
+    size: I64,
+    low: I64,
+    high: I64,
+    between: I64,
+    best: I64,
+) -> None:
+    """Bounds of every rank's highest memory during each stage, and its highest memory between stages.
+
+    Args:
+        stage_ptr: int64[num_ranks + 1], first stage of each rank.
+        start, end: float64[num_rows, num_nodes] [s], stages of each rank in order, then others.
         net, peak: int64[num_rows, num_stages] [bytes], change by the stage, and its summit above its beginning.
-        time, size: float64, int64[num_rows, num_events], changes outside stages, sorted by time, then size.
+        event_ptr: int64[num_ranks + 1], first event of each rank.
+        time, size: float64, int64[num_rows, num_events], changes outside stages, of each rank sorted by time, then
+            size.
         low: int64[num_rows, num_stages] [bytes], written: summit on the lowest ground during the stage.
         high: int64[num_rows, num_stages] [bytes], written: summit on the highest ground during the stage.
-        between: int64[num_rows] [bytes], written.
+        between: int64[num_rows, num_ranks] [bytes], written; at least 0.
+        best: int64[num_ranks, 3], written: the highest of 0, ``low`` and ``between`` [bytes], the first row that
+            reaches it, the first stage there (-1: between stages).
     """
-    num_events, num_stages = time.shape[1], start.shape[1]
-    for row in range(start.shape[0]):
-        level = np.int64(0)
-        below = np.int64(0)
-        event = 0
-        for stage in range(num_stages):
-            while event < num_events and time[row, event] <= start[row, stage]:
+    for rank in range(len(stage_ptr) - 1):
+        first, stop, last_event = stage_ptr[rank], stage_ptr[rank + 1], event_ptr[rank + 1]
+        top, top_row, top_stage = np.int64(-(2**62)), 0, -1
+        for row in range(start.shape[0]):
+            level = np.int64(0)
+            below = np.int64(0)
+            idle = np.int64(0)
+            event = event_ptr[rank]
+            for stage in range(first, stop):
+                while event < last_event and time[row, event] <= start[row, stage]:
+                    level += size[row, event]
+                    is_idle = stage == first or time[row, event] >= end[row, stage - 1]
+                    if is_idle and time[row, event] < start[row, stage]:
+                        idle = max(idle, below + level)
+                    event += 1
+                highest, lowest = level, level
+                ahead, there = event, level
+                while ahead < last_event and time[row, ahead] < end[row, stage]:
+                    there += size[row, ahead]
+                    highest, lowest = max(highest, there), min(lowest, there)
+                    ahead += 1
+                low[row, stage] = below + lowest + peak[row, stage]
+                high[row, stage] = below + highest + peak[row, stage]
+                below += net[row, stage]
+                if low[row, stage] > top:
+                    top, top_row, top_stage = low[row, stage], row, stage
+            while event < last_event:
                 level += size[row, event]
-                is_idle = stage == 0 or time[row, event] >= end[row, stage - 1]
-                if is_idle and time[row, event] < start[row, stage]:
-                    between[row] = max(between[row], below + level)
+                if stop == first or time[row, event] >= end[row, stop - 1]:
+                    idle = max(idle, below + level)
                 event += 1
-            highest, lowest = level, level
-            ahead, there = event, level
-            while ahead < num_events and time[row, ahead] < end[row, stage]:
-                there += size[row, ahead]
-                highest, lowest = max(highest, there), min(lowest, there)
-                ahead += 1
-            low[row, stage] = below + lowest + peak[row, stage]
-            high[row, stage] = below + highest + peak[row, stage]
-            below += net[row, stage]
-        while event < num_events:
-            level += size[row, event]
-            if num_stages == 0 or time[row, event] >= end[row, num_stages - 1]:
-                between[row] = max(between[row], below + level)
-            event += 1
+            between[row, rank] = idle
+        if stop == first:
+            best[rank, 0], best[rank, 1], best[rank, 2] = 0, 0, -1
+            continue
+        top = max(top, np.int64(0))
+        for row in range(start.shape[0]):
+            if between[row, rank] > top:
+                top, top_row, top_stage = between[row, rank], row, -1
+        best[rank, 0], best[rank, 1], best[rank, 2] = top, top_row, top_stage
 
 
 @njit(cache=True, nogil=True)

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.stage import StageProgram
-from semu.engine.timeline import OuterSlice
 from semu.graph.dim import Dim, DimTable
 from semu.graph.operator import Phase
 from semu.graph.rounded import with_rounded

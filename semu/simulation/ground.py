@@ -29,76 +29,88 @@ class GroundEvents:
     size: NDArray[np.int64]
 
 
-def ground_events(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> GroundEvents:
-    """Changes outside the stages of a pipeline rank, for all replicas."""
-    events = evaluation.by_shape.found(
-        ("ground", run.problem, rank), lambda: _find_events(layout, evaluation, run, rank)
-    )
-    time = np.concatenate((run.start[:, events.begins], run.end[:, events.ends]), axis=1)
-    return _in_order(time, events.size[events.kind, run.shape[:, events.microbatch]])
+@dataclass(frozen=True)
+class PipelineGround:
+    """``GroundEvents`` of all pipeline ranks, one rank after another.
+
+    Attributes:
+        ptr: int64[num_ranks + 1], where each rank's begin. time, size: as there.
+    """
+
+    ptr: NDArray[np.int64]
+    time: NDArray[np.float64]
+    size: NDArray[np.int64]
+
+    def of_rank(self, rank: int) -> GroundEvents:
+        """Those of one rank."""
+        own = slice(self.ptr[rank], self.ptr[rank + 1])
+        return GroundEvents(self.time[:, own], self.size[:, own])
+
+
+def ground_events(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> PipelineGround:
+    """Changes outside the stages of all pipeline ranks, for all replicas."""
+    from semu.engine.pipeline_kernels import merge_events
+
+    events = evaluation.by_shape.found(("ground", run.problem), lambda: _find_events(layout, evaluation, run))
+    time = np.concatenate((run.start, run.end), axis=1).take(events.moment, axis=1)
+    size = events.size[events.kind, run.shape[:, events.microbatch]]
+    out_time, out_size = np.empty_like(time), np.empty_like(size)
+    merge_events(events.rank_ptr, events.list_ptr, time, size, out_time, out_size)
+    return PipelineGround(events.list_ptr[events.rank_ptr], out_time, out_size)
 
 
 @dataclass(frozen=True)
-class _RankEvents:
-    """When a rank's memory changes outside stages, whatever the times are.
+class _Events:
+    """When ranks' memory changes outside stages, whatever the times are.
 
     Attributes:
-        begins, ends: int64[..], nodes at whose start, and at whose end, something changes.
-        kind, microbatch: int64[num_events], of the changes at the starts, then at the ends.
-        size: int64[num_kinds, num_shapes] [bytes].
+        rank_ptr: int64[num_ranks + 1], first list of each rank. list_ptr: int64[num_lists + 1], first event of each:
+            those of one kind, one microbatch after another.
+        moment: int64[num_events], node at whose start something changes, or, more by the number of nodes, at whose end.
+        kind, microbatch: int64[num_events]. size: int64[num_kinds, num_shapes] [bytes].
     """
 
-    begins: NDArray[np.int64]
-    ends: NDArray[np.int64]
+    rank_ptr: NDArray[np.int64]
+    list_ptr: NDArray[np.int64]
+    moment: NDArray[np.int64]
     kind: NDArray[np.int64]
     microbatch: NDArray[np.int64]
     size: NDArray[np.int64]
 
 
-def _find_events(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> _RankEvents:
+def _find_events(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> _Events:
     problem = run.problem
     sizes: list[NDArray[np.int64]] = []
-    begins: list[tuple[NDArray[np.int64], NDArray[np.integer], int]] = []
-    ends: list[tuple[NDArray[np.int64], NDArray[np.integer], int]] = []
-    for chunk in layout.chunks_of(rank):
-        nodes = problem.stage_nodes[chunk.chunk.index, 0]
-        begins.append((nodes, problem.microbatch[nodes], len(sizes)))
-        sizes.append(_loaded_bytes(layout, evaluation, chunk.chunk.index))
-    for edge in run.sent.edges:
-        nodes = problem.num_stages + edge.transfers
-        if problem.shape.chunk_rank[edge.consumer] == rank:
-            begins.append((nodes, edge.microbatch, len(sizes)))
-            sizes.append(edge.size)
-        if problem.shape.chunk_rank[edge.source] == rank:
-            ends.append((nodes, edge.microbatch, len(sizes)))
-            sizes.append(-_released(layout, evaluation, edge.source, edge.consumer, edge.phase))
+    moments: list[NDArray[np.int64]] = []
+    microbatches: list[NDArray[np.integer]] = []
+    lists = [0]
+    for rank in range(problem.shape.num_ranks):
+        for chunk in layout.chunks_of(rank):
+            nodes = problem.stage_nodes[chunk.chunk.index, 0]
+            moments.append(nodes)
+            microbatches.append(problem.microbatch[nodes])
+            sizes.append(_loaded_bytes(layout, evaluation, chunk.chunk.index))
+        for edge in run.sent.edges:
+            nodes = problem.num_stages + edge.transfers
+            if problem.shape.chunk_rank[edge.consumer] == rank:
+                moments.append(nodes)
+                microbatches.append(edge.microbatch)
+                sizes.append(edge.size)
+            if problem.shape.chunk_rank[edge.source] == rank:
+                moments.append(problem.num_nodes + nodes)
+                microbatches.append(edge.microbatch)
+                sizes.append(-_released(layout, evaluation, edge.source, edge.consumer, edge.phase))
+        lists.append(len(sizes))
     none = np.zeros(0, dtype=np.int64)
-    return _RankEvents(
-        begins=np.concatenate([none, *(nodes for nodes, _, _ in begins)]),
-        ends=np.concatenate([none, *(nodes for nodes, _, _ in ends)]),
-        kind=np.concatenate([none, *(np.full(len(nodes), kind) for nodes, _, kind in (*begins, *ends))]),
-        microbatch=np.concatenate([none, *(microbatch for _, microbatch, _ in (*begins, *ends))]),
+    counts = [len(own) for own in moments]
+    return _Events(
+        rank_ptr=np.array(lists, dtype=np.int64),
+        list_ptr=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+        moment=np.concatenate([none, *moments]),
+        kind=np.repeat(np.arange(len(sizes)), counts),
+        microbatch=np.concatenate([none, *microbatches]).astype(np.int64),
         size=np.array(sizes, dtype=np.int64).reshape(len(sizes), evaluation.num_shapes),
     )
-
-
-def _in_order(time: NDArray[np.float64], size: NDArray[np.int64]) -> GroundEvents:
-    """Events sorted by time, then size: first all by time, then the few that share a moment by size."""
-    if len(time) == 1:
-        only = np.lexsort((size[0], time[0]))
-        return GroundEvents(np.ascontiguousarray(time[:, only]), np.ascontiguousarray(size[:, only]))
-    order = np.argsort(time, axis=1, kind="stable")
-    time = np.ascontiguousarray(np.take_along_axis(time, order, axis=1))
-    size = np.ascontiguousarray(np.take_along_axis(size, order, axis=1))
-    is_new = np.ones(time.shape, dtype=np.bool_)
-    is_new[:, 1:] = time[:, 1:] != time[:, :-1]
-    shared = ~is_new
-    shared[:, :-1] |= ~is_new[:, 1:]
-    where = np.flatnonzero(shared)
-    flat = size.reshape(-1)
-    moment, sizes = np.cumsum(is_new)[where], flat[where]
-    flat[where] = sizes[np.lexsort((sizes, moment))]
-    return GroundEvents(time, size)
 
 
 def _loaded_bytes(layout: Layout, evaluation: Evaluation, chunk: int) -> NDArray[np.int64]:
