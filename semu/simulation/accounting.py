@@ -141,6 +141,32 @@ def _stage_times(
     """Mean per rank of: compute, exposed time per stream, exposed P2P, waiting for parameters, bubble [s]."""
     problem = run.problem
     num_ranks = problem.shape.num_ranks
+    if run.num_replicas == 1:
+        key = "stage times", problem, run.shape.tobytes()
+        busy, alone = evaluation.by_shape.found(key, lambda: _template_times(layout, evaluation, run, weights))
+        exposed = alone.copy()
+    else:
+        busy, exposed = _template_times(layout, evaluation, run, weights)
+    for (replica, _), touched in run.inside.items():
+        busy += float(weights[replica]) * touched.held_s
+        exposed += weights[replica] * touched.exposed
+    wait = float(weights @ run.waited(np.arange(problem.num_stages)))
+    explained, bubble = _pipeline_gaps(run)
+    return (
+        (busy - float(exposed[1:].sum())) / num_ranks,
+        exposed / num_ranks,
+        float(weights @ explained) / num_ranks,
+        wait / num_ranks,
+        float(weights @ bubble) / num_ranks,
+    )
+
+
+def _template_times(
+    layout: Layout, evaluation: Evaluation, run: PipelineRun, weights: NDArray[np.float64]
+) -> tuple[float, NDArray[np.float64]]:
+    """Mean of all ranks' stages together, as if nothing outside bore on them: how long they last, and what of it is
+    exposed time per stream [s]."""
+    problem = run.problem
     exposed = np.zeros(len(layout.streams))
     busy = 0.0
     known: dict[tuple[int, bytes], tuple[float, NDArray[np.float64]]] = {}
@@ -156,18 +182,7 @@ def _stage_times(
                 known[key] = latency, np.einsum("r,rns->s", weights, stage.exposed[shapes])
             busy += known[key][0]
             exposed += known[key][1]
-    for (replica, _), touched in run.inside.items():
-        busy += float(weights[replica]) * touched.held_s
-        exposed += weights[replica] * touched.exposed
-    wait = float(weights @ run.waited(np.arange(problem.num_stages)))
-    explained, bubble = _pipeline_gaps(run)
-    return (
-        (busy - float(exposed[1:].sum())) / num_ranks,
-        exposed / num_ranks,
-        float(weights @ explained) / num_ranks,
-        wait / num_ranks,
-        float(weights @ bubble) / num_ranks,
-    )
+    return busy, exposed
 
 
 _TOGETHER = 512
