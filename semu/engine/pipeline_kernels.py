@@ -22,20 +22,23 @@ def merge_events(rank_ptr: I64, list_ptr: I64, time: F64, size: I64, out_time: F
         out_time, out_size: written: the same, each rank's events in order.
     """
     num_ranks = len(rank_ptr) - 1
-    cursor = list_ptr[:-1].copy()
+    cursor, head = np.empty(len(list_ptr), np.int64), np.empty(len(list_ptr))
     for row in range(time.shape[0]):
         times, sizes, sorted_times, sorted_sizes = time[row], size[row], out_time[row], out_size[row]
-        cursor[:] = list_ptr[:-1]
         for rank in range(num_ranks):
             first, stop = rank_ptr[rank], rank_ptr[rank + 1]
             begin = list_ptr[first]
+            for number in range(first, stop):
+                cursor[number] = list_ptr[number]
+                head[number] = times[cursor[number]] if cursor[number] < list_ptr[number + 1] else np.inf
             for place in range(begin, list_ptr[stop]):
-                best, now = -1, np.inf
-                for number in range(first, stop):
-                    if cursor[number] < list_ptr[number + 1] and (best < 0 or times[cursor[number]] < now):
-                        best, now = number, times[cursor[number]]
+                best, now = first, head[first]
+                for number in range(first + 1, stop):
+                    if head[number] < now:
+                        best, now = number, head[number]
                 change = sizes[cursor[best]]
                 cursor[best] += 1
+                head[best] = times[cursor[best]] if cursor[best] < list_ptr[best + 1] else np.inf
                 there = place
                 while there > begin and (
                     sorted_times[there - 1] > now

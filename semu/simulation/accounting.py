@@ -89,13 +89,12 @@ def breakdown(
         idle = iteration_time_s - overhead - done
         earliest = run.rank_ends[rank] if is_alone else float(run.done[rank].min())
         for slices in (tail.reductions, Slices.of(tail.gathers)):
-            for piece, start, end in zip(slices.pieces, slices.start_s, slices.end_s, strict=True):
-                exposed.setdefault(piece.stream, 0.0)
-                if end <= earliest:
-                    continue
-                late = _visible(start, end, done)
+            for stream in slices.streams:
+                exposed.setdefault(stream, 0.0)
+            for number in [number for number, end in enumerate(slices.end_s) if end > earliest]:
+                late = _visible(slices.start_s[number], slices.end_s[number], done)
                 idle = idle - late
-                exposed[piece.stream] += _mean(weights, late) / num_ranks
+                exposed[slices.pieces[number].stream] += _mean(weights, late) / num_ranks
         for piece in tail.steps:
             step = piece.end_s - piece.start_s
             idle = idle - step

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,8 +63,8 @@ class Reductions:
     @cached_property
     def by_rank(self) -> list[Slices]:
         """The collectives of every pipeline rank, in order."""
-        ptr, start, end = self.plan.ptr.tolist(), self.start_s.tolist(), self.end_s.tolist()
-        result = [Slices(self.plan.pieces[a:b], start[a:b], end[a:b]) for a, b in pairwise(ptr)]
+        start, end = self.start_s.tolist(), self.end_s.tolist()
+        result = [Slices(own, start[a:b], end[a:b], streams) for own, a, b, streams in self.plan.by_rank]
         for item in self.tied:
             for rank in item.ranks:
                 result[rank] = result[rank].followed_by([item.piece])

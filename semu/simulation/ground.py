@@ -53,7 +53,11 @@ def ground_events(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> P
 
     events = evaluation.by_shape.found(("ground", run.problem), lambda: _find_events(layout, evaluation, run))
     time = np.concatenate((run.start, run.end), axis=1).take(events.moment, axis=1)
-    size = events.size[events.kind, run.shape[:, events.microbatch]]
+    if run.num_replicas == 1:
+        key = "ground sizes", run.problem, run.shape.tobytes()
+        size = evaluation.by_shape.found(key, lambda: _sizes(events, run))
+    else:
+        size = _sizes(events, run)
     out_time, out_size = np.empty_like(time), np.empty_like(size)
     merge_events(events.rank_ptr, events.list_ptr, time, size, out_time, out_size)
     return PipelineGround(events.list_ptr[events.rank_ptr], out_time, out_size)
@@ -76,6 +80,12 @@ class _Events:
     kind: NDArray[np.int64]
     microbatch: NDArray[np.int64]
     size: NDArray[np.int64]
+
+
+def _sizes(events: _Events, run: PipelineRun) -> NDArray[np.int64]:
+    """int64[num_replicas, num_events] [bytes]."""
+    sizes: NDArray[np.int64] = events.size[events.kind, run.shape[:, events.microbatch]]
+    return sizes
 
 
 def _find_events(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> _Events:

@@ -92,7 +92,7 @@ class PipelineRun:
         """Number of distinct replicas."""
         return len(self.count)
 
-    @property
+    @cached_property
     def gather_wait(self) -> NDArray[np.float64]:
         """What every stage waits for its parameters: float64[num_replicas, num_stages] [s]."""
         stages = slice(self.problem.num_stages)
@@ -108,6 +108,9 @@ class PipelineRun:
         """How long the operators of some stages waited for parameters: float64[num_replicas] [s]."""
         if not (self.release or self.inside):
             return np.zeros(self.num_replicas)
+        if not self.inside:
+            some: NDArray[np.float64] = self.gather_wait.take(nodes, axis=1).sum(axis=1)
+            return some
         late = self.gather_wait[:, nodes]
         if self.inside:
             place = {int(node): number for number, node in enumerate(nodes)}

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.stage import ExpandedStage, StageCosts, StageProgram
+from semu.engine.stage import ExpandedStage, StageProgram
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.ground import PipelineGround, ground_events
 from semu.simulation.layout import Layout
@@ -67,7 +67,6 @@ class PipelineMemory:
         self.layout, self.evaluation, self.run = layout, evaluation, run
         self._rows: dict[int, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
         self._expanded: dict[tuple[int, int, int, bytes], ExpandedStage] = {}
-        self._sorted: dict[int, tuple[ExpandedStage, NDArray[np.float64], NDArray[np.int64]]] = {}
 
     @cached_property
     def ground(self) -> PipelineGround:
@@ -113,11 +112,6 @@ class PipelineMemory:
             costs = zip(self.evaluation.latencies_of(numbers), self.evaluation.sizes_of(numbers), strict=True)
             self._rows.update(zip(missing, costs, strict=True))
 
-    def _costs(self, chunk: int, phase: int) -> StageCosts | None:
-        """Costs of a chunk's stage."""
-        costs = self.evaluation.chunks[chunk]
-        return costs.forward if phase == 0 else costs.backward
-
     # -- peaks ---------------------------------------------------------------------------------------------------
     @cached_property
     def peaks(self) -> list[RankPeak]:
@@ -155,16 +149,19 @@ class PipelineMemory:
 
         run, problem, ground = self.run, self.run.problem, self.ground
         n, num_ranks = problem.num_stages, problem.shape.num_ranks
-        nets, peaks = self.evaluation.by_shape.found("stage memory", self._stage_memory)
-        kind = 2 * problem.chunk + problem.phase
-        shapes = run.shape[:, problem.microbatch]
-        net, peak = nets[kind, shapes], peaks[kind, shapes]
+        if run.num_replicas == 1:
+            key = "stage memory", problem, run.shape.tobytes()
+            net, peak = self.evaluation.by_shape.found(key, self._stage_memory)
+        else:
+            net, peak = self._stage_memory()
         waiting = [
             (replica, node)
             for replica, node in run.release
             if not self.program(node).is_serial  # one after another: late or not, the same memory
         ]
         waiting += list(run.inside)
+        if waiting:
+            net, peak = net.copy(), peak.copy()
         self.load(int(run.shape[replica, problem.microbatch[node]]) for replica, node in waiting)
         for replica, node in waiting:
             level = np.cumsum(self.expand(replica, node).event_bytes.sum(axis=0))
@@ -180,13 +177,15 @@ class PipelineMemory:
         return Summits(net, low, high, between, best)
 
     def _stage_memory(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Change by every stage, and its summit above its beginning: int64[2 x num_chunks, num_shapes] [bytes]."""
+        """Change by every stage, and its summit above its beginning, if nobody waits inside: int64[num_replicas,
+        num_stages] [bytes]."""
         nothing = np.zeros(self.evaluation.num_shapes, dtype=np.int64)
         stages = [stage for costs in self.evaluation.chunks for stage in (costs.forward, costs.backward)]
-        return (
-            np.stack([nothing if stage is None else stage.net for stage in stages]),
-            np.stack([nothing if stage is None else stage.peak for stage in stages]),
-        )
+        nets = np.stack([nothing if stage is None else stage.net for stage in stages])
+        peaks = np.stack([nothing if stage is None else stage.peak for stage in stages])
+        problem = self.run.problem
+        where = 2 * problem.chunk + problem.phase, self.run.shape[:, problem.microbatch]
+        return nets[where], peaks[where]
 
     def exact_summit(self, replica: int, node: int) -> int:
         """Highest dynamic allocation of a rank during a stage, as ``RankMemory.curve`` has it [bytes]."""
@@ -195,7 +194,7 @@ class PipelineMemory:
         run, rank = self.run, int(self.run.problem.node_rank[node])
         first, stop = run.problem.stream_ptr[rank : rank + 2].tolist()
         a, b = self.ground.ptr[rank : rank + 2].tolist()
-        time, size = self._events(self.expand(replica, node))
+        time, size = self.expand(replica, node).changes
         return int(
             exact_summit(
                 float(run.start[replica, node]),
@@ -209,12 +208,3 @@ class PipelineMemory:
                 size,
             )
         )
-
-    def _events(self, stage: ExpandedStage) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """When a stage's memory changes, relative to its beginning and in order, and by how much."""
-        known = self._sorted.get(id(stage))
-        if known is None or known[0] is not stage:
-            order = np.argsort(stage.event_time, kind="stable")
-            sizes = np.ascontiguousarray(stage.event_bytes.sum(axis=0)[order])
-            known = self._sorted[id(stage)] = stage, stage.event_time[order], sizes
-        return known[1], known[2]

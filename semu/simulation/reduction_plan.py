@@ -4,6 +4,8 @@ waits for. They depend on the order in which gradients are complete, and on noth
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,7 @@ from semu.parallel.mesh import Mesh
 from semu.simulation.buckets import RankBucket, rank_buckets, shares_parameters
 from semu.simulation.gradients import Trained
 from semu.simulation.layout import Layout
+from semu.simulation.slices import distinct_streams
 from semu.simulation.transfers import collective, collectives
 
 
@@ -38,6 +41,12 @@ class ReductionPlan:
     ptr: NDArray[np.int64]
     length: NDArray[np.float64]
     gate: NDArray[np.int64]
+
+    @cached_property
+    def by_rank(self) -> list[tuple[tuple[OuterSlice, ...], int, int, tuple[str, ...]]]:
+        """Per rank its collectives, where they begin and end among all, and their distinct streams."""
+        found = [(self.pieces[first:stop], first, stop) for first, stop in pairwise(self.ptr.tolist())]
+        return [(own, first, stop, distinct_streams(own)) for own, first, stop in found]
 
 
 def has_reductions(layout: Layout) -> bool:

@@ -14,12 +14,24 @@ class Slices(Sequence[OuterSlice]):
     Args:
         pieces: the operators, whenever they begin.
         start_s, end_s: when they do, and when they end [s].
+        streams: the distinct streams of the operators, in order; None: nobody knows.
     """
 
-    __slots__ = ("end_s", "pieces", "start_s")
+    __slots__ = ("_streams", "end_s", "pieces", "start_s")
 
-    def __init__(self, pieces: Sequence[OuterSlice], start_s: Sequence[float], end_s: Sequence[float]) -> None:
-        self.pieces, self.start_s, self.end_s = pieces, start_s, end_s
+    def __init__(
+        self,
+        pieces: Sequence[OuterSlice],
+        start_s: Sequence[float],
+        end_s: Sequence[float],
+        streams: Sequence[str] | None = None,
+    ) -> None:
+        self.pieces, self.start_s, self.end_s, self._streams = pieces, start_s, end_s, streams
+
+    @property
+    def streams(self) -> Sequence[str]:
+        """The distinct streams of the operators, in order."""
+        return distinct_streams(self.pieces) if self._streams is None else self._streams
 
     @classmethod
     def of(cls, pieces: Sequence[OuterSlice]) -> Slices:
@@ -44,6 +56,11 @@ class Slices(Sequence[OuterSlice]):
         if isinstance(number, slice):
             return [self[position] for position in range(*number.indices(len(self)))]
         return between(self.pieces[number], self.start_s[number], self.end_s[number])
+
+
+def distinct_streams(pieces: Sequence[OuterSlice]) -> tuple[str, ...]:
+    """The streams of some operators, each once, in order."""
+    return tuple(dict.fromkeys([piece.stream for piece in pieces]))
 
 
 def between(piece: OuterSlice, start_s: float, end_s: float) -> OuterSlice:
