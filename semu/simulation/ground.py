@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from semu.graph.operator import Phase
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
-from semu.simulation.transfers import leaving_positions
+from semu.simulation.transfers import Edge, leaving_positions
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,16 @@ def ground_events(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> P
     """Changes outside the stages of all pipeline ranks, for all replicas."""
     from semu.engine.pipeline_kernels import merge_events
 
-    events = evaluation.by_shape.found(("ground", run.problem), lambda: _find_events(layout, evaluation, run))
+    problem = run.problem
+    events: _Events | None = problem.known.get("ground")
+    if events is None:
+        events = problem.known["ground"] = _find_events(layout, run)
+    sizes = evaluation.by_shape.found(("ground", problem), lambda: _find_sizes(layout, evaluation, run))
     time = np.concatenate((run.start, run.end), axis=1).take(events.moment, axis=1)
-    if run.num_replicas == 1:
-        key = "ground sizes", run.problem, run.shape.tobytes()
-        size = evaluation.by_shape.found(key, lambda: _sizes(events, run))
+    if run.num_replicas == evaluation.num_shapes == 1:
+        size = sizes.take(events.kind, axis=0).reshape(1, -1)
     else:
-        size = _sizes(events, run)
+        size = sizes[events.kind, run.shape[:, events.microbatch]]
     out_time, out_size = np.empty_like(time), np.empty_like(size)
     merge_events(events.rank_ptr, events.list_ptr, time, size, out_time, out_size)
     return PipelineGround(events.list_ptr[events.rank_ptr], out_time, out_size)
@@ -71,7 +74,7 @@ class _Events:
         rank_ptr: int64[num_ranks + 1], first list of each rank. list_ptr: int64[num_lists + 1], first event of each:
             those of one kind, one microbatch after another.
         moment: int64[num_events], node at whose start something changes, or, more by the number of nodes, at whose end.
-        kind, microbatch: int64[num_events]. size: int64[num_kinds, num_shapes] [bytes].
+        kind, microbatch: int64[num_events]; a kind is a list.
     """
 
     rank_ptr: NDArray[np.int64]
@@ -79,18 +82,10 @@ class _Events:
     moment: NDArray[np.int64]
     kind: NDArray[np.int64]
     microbatch: NDArray[np.int64]
-    size: NDArray[np.int64]
 
 
-def _sizes(events: _Events, run: PipelineRun) -> NDArray[np.int64]:
-    """int64[num_replicas, num_events] [bytes]."""
-    sizes: NDArray[np.int64] = events.size[events.kind, run.shape[:, events.microbatch]]
-    return sizes
-
-
-def _find_events(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> _Events:
+def _find_events(layout: Layout, run: PipelineRun) -> _Events:
     problem = run.problem
-    sizes: list[NDArray[np.int64]] = []
     moments: list[NDArray[np.int64]] = []
     microbatches: list[NDArray[np.integer]] = []
     lists = [0]
@@ -99,28 +94,43 @@ def _find_events(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> _E
             nodes = problem.stage_nodes[chunk.chunk.index, 0]
             moments.append(nodes)
             microbatches.append(problem.microbatch[nodes])
-            sizes.append(_loaded_bytes(layout, evaluation, chunk.chunk.index))
-        for edge in run.sent.edges:
+        for edge, is_received in _edges_at(run, rank):
             nodes = problem.num_stages + edge.transfers
-            if problem.shape.chunk_rank[edge.consumer] == rank:
-                moments.append(nodes)
-                microbatches.append(edge.microbatch)
-                sizes.append(edge.size)
-            if problem.shape.chunk_rank[edge.source] == rank:
-                moments.append(problem.num_nodes + nodes)
-                microbatches.append(edge.microbatch)
-                sizes.append(-_released(layout, evaluation, edge.source, edge.consumer, edge.phase))
-        lists.append(len(sizes))
+            moments.append(nodes if is_received else problem.num_nodes + nodes)
+            microbatches.append(edge.microbatch)
+        lists.append(len(moments))
     none = np.zeros(0, dtype=np.int64)
     counts = [len(own) for own in moments]
     return _Events(
         rank_ptr=np.array(lists, dtype=np.int64),
         list_ptr=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
         moment=np.concatenate([none, *moments]),
-        kind=np.repeat(np.arange(len(sizes)), counts),
+        kind=np.repeat(np.arange(len(counts)), counts),
         microbatch=np.concatenate([none, *microbatches]).astype(np.int64),
-        size=np.array(sizes, dtype=np.int64).reshape(len(sizes), evaluation.num_shapes),
     )
+
+
+def _find_sizes(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> NDArray[np.int64]:
+    """What each kind of event brings or takes: int64[num_kinds, num_shapes] [bytes]."""
+    sizes: list[NDArray[np.int64]] = []
+    for rank in range(run.problem.shape.num_ranks):
+        sizes += [_loaded_bytes(layout, evaluation, chunk.chunk.index) for chunk in layout.chunks_of(rank)]
+        for edge, is_received in _edges_at(run, rank):
+            if is_received:
+                sizes.append(edge.size)
+            else:
+                sizes.append(-_released(layout, evaluation, edge.source, edge.consumer, edge.phase))
+    return np.array(sizes, dtype=np.int64).reshape(len(sizes), evaluation.num_shapes)
+
+
+def _edges_at(run: PipelineRun, rank: int) -> Iterator[tuple[Edge, bool]]:
+    """The edges that end at a rank (True), and those that begin there."""
+    ranks = run.problem.shape.chunk_rank
+    for edge in run.sent.edges:
+        if ranks[edge.consumer] == rank:
+            yield edge, True
+        if ranks[edge.source] == rank:
+            yield edge, False
 
 
 def _loaded_bytes(layout: Layout, evaluation: Evaluation, chunk: int) -> NDArray[np.int64]:

@@ -202,8 +202,9 @@ def consolidated_units(
 
     key = len(latency), num_gathers
     if key not in units.graphs:
-        units.graphs[key] = _graph(units, num_gathers, np.zeros_like(latency), name)
-    return replace(units.graphs[key], latency=latency, name=name)
+        units.graphs[key] = _graph(units, num_gathers, np.broadcast_to(np.zeros(1), latency.shape), name)
+    graph: UnitGraph = units.graphs[key]
+    return replace(graph, latency=latency, name=name)
 
 
 def _graph(
@@ -310,10 +311,14 @@ def run_pipeline(
         hosts = launching_hosts(insides, nodes, problem.unit_orders, between)
         everything, new = hosts.joined(nodes), Edges.between(between, len(replicas.count)).followed_by(hosts.edges)
         added = _added(new, [*first_forward_bindings(insides, gathers, first), *hosts.bindings], insides, everything)
+    elif not gathers:
+        known: _Added | None = problem.known.get(("added", overlapped, len(replicas.count)))
+        added = known if known is not None else _scheduled(problem, insides, gathers, nodes, overlapped=overlapped)
+        problem.known["added", overlapped, len(replicas.count)] = added
     elif len(replicas.count) == 1:
-        key = "added", problem, overlapped, tuple(gathers.values()), replicas.shape.tobytes()
         added = evaluation.by_shape.found(
-            key, lambda: _scheduled(problem, insides, gathers, nodes, overlapped=overlapped)
+            ("added", problem, overlapped, tuple(gathers.values()), replicas.shape.tobytes()),
+            lambda: _scheduled(problem, insides, gathers, nodes, overlapped=overlapped),
         )
     else:
         added = _scheduled(problem, insides, gathers, nodes, overlapped=overlapped)

@@ -149,19 +149,13 @@ class PipelineMemory:
 
         run, problem, ground = self.run, self.run.problem, self.ground
         n, num_ranks = problem.num_stages, problem.shape.num_ranks
-        if run.num_replicas == 1:
-            key = "stage memory", problem, run.shape.tobytes()
-            net, peak = self.evaluation.by_shape.found(key, self._stage_memory)
-        else:
-            net, peak = self._stage_memory()
+        net, peak = self._stage_memory()
         waiting = [
             (replica, node)
             for replica, node in run.release
             if not self.program(node).is_serial  # one after another: late or not, the same memory
         ]
         waiting += list(run.inside)
-        if waiting:
-            net, peak = net.copy(), peak.copy()
         self.load(int(run.shape[replica, problem.microbatch[node]]) for replica, node in waiting)
         for replica, node in waiting:
             level = np.cumsum(self.expand(replica, node).event_bytes.sum(axis=0))
@@ -179,13 +173,22 @@ class PipelineMemory:
     def _stage_memory(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Change by every stage, and its summit above its beginning, if nobody waits inside: int64[num_replicas,
         num_stages] [bytes]."""
+        nets, peaks = self.evaluation.by_shape.found("stage memory", self._kinds_memory)
+        problem, shape = self.run.problem, self.run.shape
+        kind = 2 * problem.chunk + problem.phase
+        if nets.shape[1] == len(shape) == 1:
+            return nets.take(kind, axis=0).reshape(1, -1), peaks.take(kind, axis=0).reshape(1, -1)
+        shapes = shape[:, problem.microbatch]
+        return nets[kind, shapes], peaks[kind, shapes]
+
+    def _kinds_memory(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same of every kind of stage (2 x chunk + phase) for every shape: int64[num_kinds, num_shapes] [bytes]."""
         nothing = np.zeros(self.evaluation.num_shapes, dtype=np.int64)
         stages = [stage for costs in self.evaluation.chunks for stage in (costs.forward, costs.backward)]
-        nets = np.stack([nothing if stage is None else stage.net for stage in stages])
-        peaks = np.stack([nothing if stage is None else stage.peak for stage in stages])
-        problem = self.run.problem
-        where = 2 * problem.chunk + problem.phase, self.run.shape[:, problem.microbatch]
-        return nets[where], peaks[where]
+        return (
+            np.stack([nothing if stage is None else stage.net for stage in stages]),
+            np.stack([nothing if stage is None else stage.peak for stage in stages]),
+        )
 
     def exact_summit(self, replica: int, node: int) -> int:
         """Highest dynamic allocation of a rank during a stage, as ``RankMemory.curve`` has it [bytes]."""
