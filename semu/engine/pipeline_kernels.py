@@ -12,41 +12,23 @@ I64 = NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True)
-def merge_events(rank_ptr: I64, list_ptr: I64, time: F64, size: I64, out_time: F64, out_size: I64) -> None:
-    """Sort the events of every rank by time, then size.
+def sort_events(ptr: I64, time: F64, size: I64) -> None:
+    """Sort the events of every rank by time, then size, by insertion: they are almost in order.
 
     Args:
-        rank_ptr: int64[num_ranks + 1], first list of each rank. list_ptr: int64[num_lists + 1], first event of each
-            list; lists are, or almost, in order.
-        time, size: float64 [s], int64 [bytes], [num_rows, num_events].
-        out_time, out_size: written: the same, each rank's events in order.
+        ptr: int64[num_ranks + 1], first event of each rank.
+        time, size: float64 [s], int64 [bytes], [num_rows, num_events]; sorted in place.
     """
-    num_ranks = len(rank_ptr) - 1
-    cursor, head = np.empty(len(list_ptr), np.int64), np.empty(len(list_ptr))
     for row in range(time.shape[0]):
-        times, sizes, sorted_times, sorted_sizes = time[row], size[row], out_time[row], out_size[row]
-        for rank in range(num_ranks):
-            first, stop = rank_ptr[rank], rank_ptr[rank + 1]
-            begin = list_ptr[first]
-            for number in range(first, stop):
-                cursor[number] = list_ptr[number]
-                head[number] = times[cursor[number]] if cursor[number] < list_ptr[number + 1] else np.inf
-            for place in range(begin, list_ptr[stop]):
-                best, now = first, head[first]
-                for number in range(first + 1, stop):
-                    if head[number] < now:
-                        best, now = number, head[number]
-                change = sizes[cursor[best]]
-                cursor[best] += 1
-                head[best] = times[cursor[best]] if cursor[best] < list_ptr[best + 1] else np.inf
-                there = place
-                while there > begin and (
-                    sorted_times[there - 1] > now
-                    or (sorted_times[there - 1] == now and sorted_sizes[there - 1] > change)
+        for rank in range(len(ptr) - 1):
+            for place in range(ptr[rank] + 1, ptr[rank + 1]):
+                now, change, there = time[row, place], size[row, place], place
+                while there > ptr[rank] and (
+                    time[row, there - 1] > now or (time[row, there - 1] == now and size[row, there - 1] > change)
                 ):
-                    sorted_times[there], sorted_sizes[there] = sorted_times[there - 1], sorted_sizes[there - 1]
+                    time[row, there], size[row, there] = time[row, there - 1], size[row, there - 1]
                     there -= 1
-                sorted_times[there], sorted_sizes[there] = now, change
+                time[row, there], size[row, there] = now, change
 
 
 @njit(cache=True, nogil=True)
@@ -186,20 +168,3 @@ def exact_summit(
             highest = total
         is_first = False
         result = max(result, highest)
-
-
-@njit(cache=True, nogil=True)
-def take_turns(ptr: I64, gate: F64, length: F64, start: F64, end: F64) -> None:
-    """Time operators of several ranks, each of which waits for the one before it on its rank and for its gate.
-
-    Args:
-        ptr: int64[num_ranks + 1], where each rank's begin. gate: float64[n] [s]. length: float64[n] [s].
-        start, end: written: float64[n] [s].
-    """
-    for rank in range(len(ptr) - 1):
-        now = 0.0
-        for i in range(ptr[rank], ptr[rank + 1]):
-            now = max(now, gate[i])
-            start[i] = now
-            now += length[i]
-            end[i] = now

@@ -11,7 +11,6 @@ from functools import cached_property
 from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
 from semu.engine.costs import CostModel
 from semu.engine.timeline import OuterSlice
@@ -50,20 +49,20 @@ class Reductions:
     Attributes:
         run: what they follow. plan: the collectives but those of tied parameters.
         gradients: whose they are; None: no gradients are reduced behind the stages.
-        start_s, end_s: float64[num_pieces] [s], of the plan's. tied: of parameters that several pipeline ranks hold.
+        start_s, end_s: of the plan's [s]. tied: of parameters that several pipeline ranks hold.
     """
 
     run: PipelineRun
     plan: ReductionPlan
     gradients: Gradients | None
-    start_s: NDArray[np.float64]
-    end_s: NDArray[np.float64]
+    start_s: list[float]
+    end_s: list[float]
     tied: tuple[Reduction, ...]
 
     @cached_property
     def by_rank(self) -> list[Slices]:
         """The collectives of every pipeline rank, in order."""
-        start, end = self.start_s.tolist(), self.end_s.tolist()
+        start, end = self.start_s, self.end_s
         result = [Slices(own, start[a:b], end[a:b], streams) for own, a, b, streams in self.plan.by_rank]
         for item in self.tied:
             for rank in item.ranks:
@@ -77,7 +76,7 @@ class Reductions:
         completing = gradients.trained.completing(problem) if gradients is not None else []
         order = gradients.order.tolist() if gradients is not None else []
         ranks = np.repeat(np.arange(len(plan.ptr) - 1), np.diff(plan.ptr)).tolist()
-        times = zip(self.start_s.tolist(), self.end_s.tolist(), strict=True)
+        times = zip(self.start_s, self.end_s, strict=True)
         found = []
         for piece, group, members, rank, (start, end) in zip(
             plan.pieces, plan.groups, plan.members, ranks, times, strict=True
@@ -90,16 +89,21 @@ class Reductions:
 
 def plan_reductions(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> Reductions:
     """All gradient collectives under a schedule."""
-    from semu.engine.pipeline_kernels import take_turns
-
     gradients = pipeline_gradients(layout, evaluation, run) if has_reductions(layout) else None
     trained, order = (gradients.trained, gradients.order) if gradients is not None else (None, None)
     plan = reduction_plan(layout, evaluation.cost_model, trained, order)
     ready = gradients.ready_s if gradients is not None else np.zeros(0)
-    gate = np.concatenate((ready, run.rank_ends, (0.0,)))[plan.gate]
-    start, end = np.empty_like(gate), np.empty_like(gate)
-    take_turns(plan.ptr, gate, plan.length, start, end)
-    return Reductions(run, plan, gradients, start, end, _tied(layout, evaluation.cost_model, run, plan, end))
+    gates = np.concatenate((ready, run.rank_ends, (0.0,)))[plan.gate].tolist()
+    start_s: list[float] = []
+    end_s: list[float] = []
+    for _, first, stop, _ in plan.by_rank:
+        now = 0.0
+        for gate, length in zip(gates[first:stop], plan.length[first:stop], strict=True):
+            now = max(now, gate)
+            start_s.append(now)
+            now += length
+            end_s.append(now)
+    return Reductions(run, plan, gradients, start_s, end_s, _tied(layout, evaluation.cost_model, run, plan, end_s))
 
 
 def by_rank(layout: Layout, found: Reductions | Sequence[Reduction]) -> list[Slices]:
@@ -110,17 +114,14 @@ def by_rank(layout: Layout, found: Reductions | Sequence[Reduction]) -> list[Sli
 
 
 def _tied(
-    layout: Layout, model: CostModel, run: PipelineRun, plan: ReductionPlan, end_s: NDArray[np.float64]
+    layout: Layout, model: CostModel, run: PipelineRun, plan: ReductionPlan, end_s: list[float]
 ) -> tuple[Reduction, ...]:
     """Parameters held by several pipeline ranks (tied embeddings): their gradients are summed over those ranks."""
     job = layout.job
     shared: list[tuple[int, list[int]]] = layout.cut.facts.get("tied", lambda: _shared(layout))
     if not shared:
         return ()
-    ends = [
-        max([rank_end(run, rank), *end_s[first:stop].tolist()])
-        for rank, (first, stop) in enumerate(zip(plan.ptr[:-1], plan.ptr[1:], strict=True))
-    ]
+    ends = [max([rank_end(run, rank), *end_s[a:b]]) for rank, (_, a, b, _) in enumerate(plan.by_rank)]
     result = []
     for elements, ranks in shared:
         group = layout.facts.get(

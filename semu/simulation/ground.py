@@ -49,64 +49,67 @@ class PipelineGround:
 
 def ground_events(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> PipelineGround:
     """Changes outside the stages of all pipeline ranks, for all replicas."""
-    from semu.engine.pipeline_kernels import merge_events
+    from semu.engine.pipeline_kernels import sort_events
 
     problem = run.problem
+    moments = np.concatenate((run.start, run.end), axis=1)
     events: _Events | None = problem.known.get("ground")
     if events is None:
-        events = problem.known["ground"] = _find_events(layout, run)
+        events = problem.known["ground"] = _find_events(layout, run, moments[0])
     sizes = evaluation.by_shape.found(("ground", problem), lambda: _find_sizes(layout, evaluation, run))
-    time = np.concatenate((run.start, run.end), axis=1).take(events.moment, axis=1)
+    time = moments.take(events.moment, axis=1)
     if run.num_replicas == evaluation.num_shapes == 1:
         size = sizes.take(events.kind, axis=0).reshape(1, -1)
     else:
         size = sizes[events.kind, run.shape[:, events.microbatch]]
-    out_time, out_size = np.empty_like(time), np.empty_like(size)
-    merge_events(events.rank_ptr, events.list_ptr, time, size, out_time, out_size)
-    return PipelineGround(events.list_ptr[events.rank_ptr], out_time, out_size)
+    sort_events(events.ptr, time, size)
+    return PipelineGround(events.ptr, time, size)
 
 
 @dataclass(frozen=True)
 class _Events:
-    """When ranks' memory changes outside stages, whatever the times are.
+    """When ranks' memory changes outside stages, whatever the times are; of each rank in an order of some run, from
+    which that of others differs little.
 
     Attributes:
-        rank_ptr: int64[num_ranks + 1], first list of each rank. list_ptr: int64[num_lists + 1], first event of each:
-            those of one kind, one microbatch after another.
+        ptr: int64[num_ranks + 1], where each rank's events begin.
         moment: int64[num_events], node at whose start something changes, or, more by the number of nodes, at whose end.
-        kind, microbatch: int64[num_events]; a kind is a list.
+        kind, microbatch: int64[num_events]; events of one kind bring or take the same thing.
     """
 
-    rank_ptr: NDArray[np.int64]
-    list_ptr: NDArray[np.int64]
+    ptr: NDArray[np.int64]
     moment: NDArray[np.int64]
     kind: NDArray[np.int64]
     microbatch: NDArray[np.int64]
 
 
-def _find_events(layout: Layout, run: PipelineRun) -> _Events:
+def _find_events(layout: Layout, run: PipelineRun, moments: NDArray[np.float64]) -> _Events:
+    """``moments``: float64[2 x num_nodes] [s], of the run that gives the order."""
     problem = run.problem
-    moments: list[NDArray[np.int64]] = []
-    microbatches: list[NDArray[np.integer]] = []
-    lists = [0]
+    moment: list[NDArray[np.int64]] = []
+    microbatch: list[NDArray[np.integer]] = []
+    owner: list[int] = []
     for rank in range(problem.shape.num_ranks):
         for chunk in layout.chunks_of(rank):
             nodes = problem.stage_nodes[chunk.chunk.index, 0]
-            moments.append(nodes)
-            microbatches.append(problem.microbatch[nodes])
+            moment.append(nodes)
+            microbatch.append(problem.microbatch[nodes])
+            owner.append(rank)
         for edge, is_received in _edges_at(run, rank):
             nodes = problem.num_stages + edge.transfers
-            moments.append(nodes if is_received else problem.num_nodes + nodes)
-            microbatches.append(edge.microbatch)
-        lists.append(len(moments))
+            moment.append(nodes if is_received else problem.num_nodes + nodes)
+            microbatch.append(edge.microbatch)
+            owner.append(rank)
     none = np.zeros(0, dtype=np.int64)
-    counts = [len(own) for own in moments]
+    counts = [len(own) for own in moment]
+    of_rank = np.repeat(np.array(owner, dtype=np.int64), counts)
+    every = np.concatenate([none, *moment])
+    order = np.lexsort((moments[every], of_rank))
     return _Events(
-        rank_ptr=np.array(lists, dtype=np.int64),
-        list_ptr=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
-        moment=np.concatenate([none, *moments]),
-        kind=np.repeat(np.arange(len(counts)), counts),
-        microbatch=np.concatenate([none, *microbatches]).astype(np.int64),
+        ptr=np.searchsorted(of_rank, np.arange(problem.shape.num_ranks + 1)),
+        moment=every[order],
+        kind=np.repeat(np.arange(len(counts)), counts)[order],
+        microbatch=np.concatenate([none, *microbatch])[order].astype(np.int64),
     )
 
 

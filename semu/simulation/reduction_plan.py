@@ -30,7 +30,7 @@ class ReductionPlan:
         pieces: as if each began at time 0. groups: their communicators.
         members: numbers of the gradients in each, in the order in which they are complete; None: it waits for the
             rank's last stage.
-        ptr: int64[num_ranks + 1], where each rank's begin. length: float64[num_pieces] [s].
+        ptr: int64[num_ranks + 1], where each rank's begin. length: how long each lasts [s].
         gate: int64[num_pieces], what each waits for beside the one before it: a gradient, by its turn; after them a
             rank's last stage; after these nothing.
     """
@@ -39,7 +39,7 @@ class ReductionPlan:
     groups: tuple[CommGroup, ...]
     members: tuple[tuple[int, ...] | None, ...]
     ptr: NDArray[np.int64]
-    length: NDArray[np.float64]
+    length: list[float]
     gate: NDArray[np.int64]
 
     @cached_property
@@ -114,7 +114,7 @@ def _find_plan(
         groups=tuple(groups),
         members=tuple(members),
         ptr=np.array(ptr, dtype=np.int64),
-        length=np.array([piece.end_s - piece.start_s for piece in pieces], dtype=np.float64),
+        length=[piece.end_s - piece.start_s for piece in pieces],
         gate=np.array(gates, dtype=np.int64),
     )
 
