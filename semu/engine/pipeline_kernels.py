@@ -12,45 +12,95 @@ I64 = NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True)
-def stage_summits(
-    start: F64, end: F64, net: I64, peak: I64, time: F64, size: I64, low: I64, high: I64, between: I64
-) -> None:
-    """Bounds of one rank's highest memory during each stage, and its highest memory between stages.
+def sort_events(ptr: I64, time: F64, size: I64) -> None:
+    """Sort the events of every rank by time, then size, by insertion: they are almost in order.
 
     Args:
-        start, end: float64[num_rows, num_stages] [s], stages of the rank in order.
+        ptr: int64[num_ranks + 1], first event of each rank.
+        time, size: float64 [s], int64 [bytes], [num_rows, num_events]; sorted in place.
+    """
+    for row in range(time.shape[0]):
+        for rank in range(len(ptr) - 1):
+            for place in range(ptr[rank] + 1, ptr[rank + 1]):
+                now, change, there = time[row, place], size[row, place], place
+                while there > ptr[rank] and (
+                    time[row, there - 1] > now or (time[row, there - 1] == now and size[row, there - 1] > change)
+                ):
+                    time[row, there], size[row, there] = time[row, there - 1], size[row, there - 1]
+                    there -= 1
+                time[row, there], size[row, there] = now, change
+
+
+@njit(cache=True, nogil=True)
+def pipeline_summits(
+    stage_ptr: I64,
+    start: F64,
+    end: F64,
+    net: I64,
+    peak: I64,
+    event_ptr: I64,
+    time: F64,
+    size: I64,
+    low: I64,
+    high: I64,
+    between: I64,
+    best: I64,
+) -> None:
+    """Bounds of every rank's highest memory during each stage, and its highest memory between stages.
+
+    Args:
+        stage_ptr: int64[num_ranks + 1], first stage of each rank.
+        start, end: float64[num_rows, num_nodes] [s], stages of each rank in order, then others.
         net, peak: int64[num_rows, num_stages] [bytes], change by the stage, and its summit above its beginning.
-        time, size: float64, int64[num_rows, num_events], changes outside stages, sorted by time, then size.
+        event_ptr: int64[num_ranks + 1], first event of each rank.
+        time, size: float64, int64[num_rows, num_events], changes outside stages, of each rank sorted by time, then
+            size.
         low: int64[num_rows, num_stages] [bytes], written: summit on the lowest ground during the stage.
         high: int64[num_rows, num_stages] [bytes], written: summit on the highest ground during the stage.
-        between: int64[num_rows] [bytes], written.
+        between: int64[num_rows, num_ranks] [bytes], written; at least 0.
+        best: int64[num_ranks, 3], written: the highest of 0, ``low`` and ``between`` [bytes], the first row that
+            reaches it, the first stage there (-1: between stages).
     """
-    num_events, num_stages = time.shape[1], start.shape[1]
-    for row in range(start.shape[0]):
-        level = np.int64(0)
-        below = np.int64(0)
-        event = 0
-        for stage in range(num_stages):
-            while event < num_events and time[row, event] <= start[row, stage]:
+    for rank in range(len(stage_ptr) - 1):
+        first, stop, last_event = stage_ptr[rank], stage_ptr[rank + 1], event_ptr[rank + 1]
+        top, top_row, top_stage = np.int64(-(2**62)), 0, -1
+        for row in range(start.shape[0]):
+            level = np.int64(0)
+            below = np.int64(0)
+            idle = np.int64(0)
+            event = event_ptr[rank]
+            for stage in range(first, stop):
+                while event < last_event and time[row, event] <= start[row, stage]:
+                    level += size[row, event]
+                    is_idle = stage == first or time[row, event] >= end[row, stage - 1]
+                    if is_idle and time[row, event] < start[row, stage]:
+                        idle = max(idle, below + level)
+                    event += 1
+                highest, lowest = level, level
+                ahead, there = event, level
+                while ahead < last_event and time[row, ahead] < end[row, stage]:
+                    there += size[row, ahead]
+                    highest, lowest = max(highest, there), min(lowest, there)
+                    ahead += 1
+                low[row, stage] = below + lowest + peak[row, stage]
+                high[row, stage] = below + highest + peak[row, stage]
+                below += net[row, stage]
+                if low[row, stage] > top:
+                    top, top_row, top_stage = low[row, stage], row, stage
+            while event < last_event:
                 level += size[row, event]
-                is_idle = stage == 0 or time[row, event] >= end[row, stage - 1]
-                if is_idle and time[row, event] < start[row, stage]:
-                    between[row] = max(between[row], below + level)
+                if stop == first or time[row, event] >= end[row, stop - 1]:
+                    idle = max(idle, below + level)
                 event += 1
-            highest, lowest = level, level
-            ahead, there = event, level
-            while ahead < num_events and time[row, ahead] < end[row, stage]:
-                there += size[row, ahead]
-                highest, lowest = max(highest, there), min(lowest, there)
-                ahead += 1
-            low[row, stage] = below + lowest + peak[row, stage]
-            high[row, stage] = below + highest + peak[row, stage]
-            below += net[row, stage]
-        while event < num_events:
-            level += size[row, event]
-            if num_stages == 0 or time[row, event] >= end[row, num_stages - 1]:
-                between[row] = max(between[row], below + level)
-            event += 1
+            between[row, rank] = idle
+        if stop == first:
+            best[rank, 0], best[rank, 1], best[rank, 2] = 0, 0, -1
+            continue
+        top = max(top, np.int64(0))
+        for row in range(start.shape[0]):
+            if between[row, rank] > top:
+                top, top_row, top_stage = between[row, rank], row, -1
+        best[rank, 0], best[rank, 1], best[rank, 2] = top, top_row, top_stage
 
 
 @njit(cache=True, nogil=True)

@@ -52,6 +52,12 @@ class ExpandedStage:
     event_time: NDArray[np.float64]
     event_bytes: NDArray[np.int64]
 
+    @cached_property
+    def changes(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """When memory changes, in order: float64[num_events] [s], and by how much: int64[num_events] [bytes]."""
+        order = np.argsort(self.event_time, kind="stable")
+        return self.event_time[order], np.ascontiguousarray(self.event_bytes.sum(axis=0)[order])
+
 
 @dataclass(frozen=True)
 class StageProgram:

@@ -257,6 +257,7 @@ class UnitGraph:
         slots: Slots | None = None,
         rank: I32 | None = None,
         marked: frozenset[tuple[int, int]] = frozenset(),
+        forced: I32 | None = None,
     ) -> UnitTimes:
         """Times under these edges and new ones.
 
@@ -265,37 +266,21 @@ class UnitGraph:
             rank: int32[num_units], a permutation: which of two units that could start together goes first; default:
                 by number.
             marked: (source, target) of edges here that a printed cycle shows as added, beside the new ones.
+            forced: int32[num_units], what ``forced_order`` found for these edges; None: it is asked.
         Raises:
             GraphError: the edges close a cycle; it is printed.
         """
-        from semu.engine.order_kernels import is_order_forced, topological_order
-
         num_variants, n = self.latency.shape
         added = new if new is not None else _no_edges(num_variants)
         inner = slots if slots is not None else self.slots
         start, end = np.empty((num_variants, n)), np.empty((num_variants, n))
         release = np.zeros((num_variants, len(inner.op)))
         touched = np.zeros((num_variants, n), dtype=np.bool_)
-        order = np.empty(n, dtype=np.int32)
+        order = forced if forced is not None else self.forced_order(added, marked)
         streams = (self.hold_ptr, self.hold, self.num_streams)
         edges = self.edges
-        done = topological_order(self.edge_ptr, edges.target, added.source, added.target, order)
-        if done < n:
-            raise cycle_error(self.edges, added, order[:done], n, self.name, marked)
         program = (inner.prog, inner.prog_ptr, inner.op_pred_ptr, inner.op_pred, inner.op_stream, inner.prog_streams)
-        forced = is_order_forced(
-            order,
-            *streams,
-            self.edge_ptr,
-            edges.target,
-            edges.op,
-            edges.slot,
-            added.source,
-            added.target,
-            added.op,
-            added.slot,
-        )
-        if forced:
+        if order is not None:
             from semu.engine.dispatch_kernels import replay_units
 
             replay_units(
@@ -326,6 +311,7 @@ class UnitGraph:
         else:
             from semu.engine.dispatch_kernels import dispatch_units
 
+            order = np.empty(n, dtype=np.int32)
             places = rank if rank is not None else np.arange(n, dtype=np.int32)
             for v in range(num_variants):
                 dispatch_units(
@@ -355,6 +341,39 @@ class UnitGraph:
                     order,
                 )
         return UnitTimes(start, end, release, inner, touched, order)
+
+    def forced_order(self, added: Edges, marked: frozenset[tuple[int, int]] = frozenset()) -> I32 | None:
+        """An order in which all units can be timed, whatever their latencies; None: the edges leave a choice.
+
+        Args:
+            added, marked: as ``new`` and ``marked`` of ``resume``.
+        Returns:
+            int32[num_units].
+        Raises:
+            GraphError: the edges close a cycle; it is printed.
+        """
+        from semu.engine.order_kernels import is_order_forced, topological_order
+
+        edges, n = self.edges, self.num_units
+        order = np.empty(n, dtype=np.int32)
+        done = topological_order(self.edge_ptr, edges.target, added.source, added.target, order)
+        if done < n:
+            raise cycle_error(self.edges, added, order[:done], n, self.name, marked)
+        is_forced = is_order_forced(
+            order,
+            self.hold_ptr,
+            self.hold,
+            self.num_streams,
+            self.edge_ptr,
+            edges.target,
+            edges.op,
+            edges.slot,
+            added.source,
+            added.target,
+            added.op,
+            added.slot,
+        )
+        return order if is_forced else None
 
 
 def _no_edges(num_variants: int) -> Edges:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,11 @@ class PipelineProblem:
     def num_nodes(self) -> int:
         """Stages and transfers."""
         return len(self.stages) + len(self.transfers)
+
+    @cached_property
+    def known(self) -> dict[object, Any]:
+        """What was found about the problem, by whatever tells it apart; nothing that depends on latencies."""
+        return {}
 
     @cached_property
     def units(self) -> PipelineUnits:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,6 +102,11 @@ class PipelineUnits:
     def stream(self) -> I32:
         """int32[num_units], the stream that each unit holds."""
         return np.tile(np.concatenate((self.rank, self.shape.num_ranks + self.pair)), self.shape.num_microbatches)
+
+    @cached_property
+    def graphs(self) -> dict[object, Any]:
+        """What was built of the units, by whatever tells it apart."""
+        return {}
 
     @cached_property
     def edges(self) -> I32:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.stage import StageProgram
-from semu.engine.timeline import OuterSlice
 from semu.graph.dim import Dim, DimTable
 from semu.graph.operator import Phase
 from semu.graph.rounded import with_rounded
@@ -18,6 +18,7 @@ from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.reduction import RankTail
+from semu.simulation.slices import Slices
 from semu.units import TIME_GRID_PER_S
 
 
@@ -82,17 +83,18 @@ def breakdown(
     optimizer = lost = 0.0
     launch = 0.0 if run.launched is None else float(weights @ run.launched.sum(axis=1)) / num_ranks
     overhead = overhead_s(layout.job)
+    is_alone = run.num_replicas == 1
     for rank, tail in enumerate(tails):
-        done = run.done[rank]
+        done: Seconds = run.rank_ends[rank] if is_alone else run.done[rank]
         idle = iteration_time_s - overhead - done
-        earliest = float(done.min())
-        for piece in (*tail.reductions, *tail.gathers):
-            exposed.setdefault(piece.stream, 0.0)
-            if piece.end_s <= earliest:
-                continue
-            late = _visible(piece, done)
-            idle = idle - late
-            exposed[piece.stream] = exposed.get(piece.stream, 0.0) + float(weights @ late) / num_ranks
+        earliest = run.rank_ends[rank] if is_alone else float(run.done[rank].min())
+        for slices in (tail.reductions, Slices.of(tail.gathers)):
+            for stream in slices.streams:
+                exposed.setdefault(stream, 0.0)
+            for number in [number for number, end in enumerate(slices.end_s) if end > earliest]:
+                late = _visible(slices.start_s[number], slices.end_s[number], done)
+                idle = idle - late
+                exposed[slices.pieces[number].stream] += _mean(weights, late) / num_ranks
         for piece in tail.steps:
             step = piece.end_s - piece.start_s
             idle = idle - step
@@ -102,7 +104,7 @@ def breakdown(
                 exposed[piece.stream] = exposed.get(piece.stream, 0.0) + step / num_ranks
             else:
                 optimizer += step / num_ranks
-        bubble += float(weights @ idle) / num_ranks
+        bubble += _mean(weights, idle) / num_ranks
     return Breakdown(
         compute=compute,
         exposed_communication={name: value for name, value in exposed.items() if value > 0},
@@ -115,9 +117,20 @@ def breakdown(
     )
 
 
-def _visible(piece: OuterSlice, done: NDArray[np.float64]) -> NDArray[np.float64]:
+Seconds: TypeAlias = float | NDArray[np.float64]
+"""Of the only replica, or float64[num_replicas] [s]."""
+
+
+def _mean(weights: NDArray[np.float64], seconds: Seconds) -> float:
+    """Mean over all replicas [s]."""
+    return seconds if isinstance(seconds, float) else float(weights @ seconds)
+
+
+def _visible(start_s: float, end_s: float, done: Seconds) -> Seconds:
     """How much of a slice lies after each replica's own last stage [s]."""
-    late: NDArray[np.float64] = np.maximum(piece.end_s - np.maximum(piece.start_s, done), 0.0)
+    if isinstance(done, float):
+        return max(end_s - max(start_s, done), 0.0)
+    late: NDArray[np.float64] = np.maximum(end_s - np.maximum(start_s, done), 0.0)
     return late
 
 
@@ -127,6 +140,32 @@ def _stage_times(
     """Mean per rank of: compute, exposed time per stream, exposed P2P, waiting for parameters, bubble [s]."""
     problem = run.problem
     num_ranks = problem.shape.num_ranks
+    if run.num_replicas == 1:
+        key = "stage times", problem, run.shape.tobytes()
+        busy, alone = evaluation.by_shape.found(key, lambda: _template_times(layout, evaluation, run, weights))
+        exposed = alone.copy()
+    else:
+        busy, exposed = _template_times(layout, evaluation, run, weights)
+    for (replica, _), touched in run.inside.items():
+        busy += float(weights[replica]) * touched.held_s
+        exposed += weights[replica] * touched.exposed
+    wait = float(weights @ run.waited(np.arange(problem.num_stages)))
+    explained, bubble = _pipeline_gaps(run)
+    return (
+        (busy - float(exposed[1:].sum())) / num_ranks,
+        exposed / num_ranks,
+        float(weights @ explained) / num_ranks,
+        wait / num_ranks,
+        float(weights @ bubble) / num_ranks,
+    )
+
+
+def _template_times(
+    layout: Layout, evaluation: Evaluation, run: PipelineRun, weights: NDArray[np.float64]
+) -> tuple[float, NDArray[np.float64]]:
+    """Mean of all ranks' stages together, as if nothing outside bore on them: how long they last, and what of it is
+    exposed time per stream [s]."""
+    problem = run.problem
     exposed = np.zeros(len(layout.streams))
     busy = 0.0
     known: dict[tuple[int, bytes], tuple[float, NDArray[np.float64]]] = {}
@@ -142,18 +181,7 @@ def _stage_times(
                 known[key] = latency, np.einsum("r,rns->s", weights, stage.exposed[shapes])
             busy += known[key][0]
             exposed += known[key][1]
-    for (replica, _), touched in run.inside.items():
-        busy += float(weights[replica]) * touched.held_s
-        exposed += weights[replica] * touched.exposed
-    wait = float(weights @ run.waited(np.arange(problem.num_stages)))
-    explained, bubble = _pipeline_gaps(run)
-    return (
-        (busy - float(exposed[1:].sum())) / num_ranks,
-        exposed / num_ranks,
-        float(weights @ explained) / num_ranks,
-        wait / num_ranks,
-        float(weights @ bubble) / num_ranks,
-    )
+    return busy, exposed
 
 
 _TOGETHER = 512

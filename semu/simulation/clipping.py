@@ -30,6 +30,8 @@ def gradient_checks(layout: Layout, model: CostModel, begin_s: float) -> tuple[l
         It clips only where the norm exceeds the limit; here always.
     """
     training = layout.job.training
+    if not (training.loss_scaling or training.gradient_clipping):
+        return [()] * layout.job.parallel.pp, begin_s
     ranks = range(layout.job.parallel.pp)
     slices: list[list[OuterSlice]] = [[] for _ in ranks]
     gradients = [graded_elements(layout, rank) * training.grad_dtype.size_bytes for rank in ranks]

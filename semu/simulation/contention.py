@@ -21,11 +21,11 @@ from semu.report import ContentionSummary
 from semu.schedule.units import PipelineUnits
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
+from semu.simulation.gradient_reductions import Reduction
 from semu.simulation.job_units import JobUnits, WrittenStages
 from semu.simulation.layout import Layout
 from semu.simulation.link_units import UnitWriter
 from semu.simulation.pipeline import PipelineRun, Replicas, TouchedStage
-from semu.simulation.reduction import Reduction
 
 F64 = NDArray[np.float64]
 

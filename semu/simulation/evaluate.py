@@ -47,7 +47,10 @@ def distinct_shapes(
         spreads: modality modules that spread their items over groups of ranks.
     """
     if microbatches and not spreads and len(set(map(id, microbatches))) == 1:  # one microbatch again and again
-        alone = shape_columns(microbatches[:1], token_divisor, parts)
+        lengths = tuple([(name, own.tobytes()) for name, own in microbatches[0].lengths.items()])
+        alone = _COLUMNS.get(
+            (lengths, token_divisor, parts), lambda: shape_columns(microbatches[:1], token_divisor, parts)
+        )
         return BatchShapes(alone, np.zeros((dp, len(microbatches) // dp), dtype=np.int64))
     columns = shape_columns(microbatches, token_divisor, parts)
     for spread in spreads if columns else ():
@@ -59,6 +62,10 @@ def distinct_shapes(
         columns=dict(zip(names, distinct, strict=True)),
         index=np.asarray(inverse).reshape(-1, dp).T.copy(),
     )
+
+
+_COLUMNS: Recent[Mapping[str, NDArray[np.int64]]] = Recent(256)
+"""By the lengths in a microbatch, and how they are cut."""
 
 
 @dataclass(frozen=True)

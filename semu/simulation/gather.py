@@ -24,7 +24,7 @@ from semu.simulation.layout import Layout
 from semu.simulation.transfers import collective
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ParameterGather:
     """The gathers of one rank before its first forwards.
 
@@ -41,16 +41,16 @@ class ParameterGather:
 def parameter_gathers(layout: Layout, model: CostModel) -> dict[int, ParameterGather]:
     """The overlapped gathers of every pipeline rank; empty where nothing is gathered before the first forwards."""
     job = layout.job
-    if not shares_parameters(layout) or job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather:
+    if job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather:
         return {}
-    if model.rules or not layout.cut.is_shared:
+
+    def find() -> dict[int, ParameterGather]:
+        if not shares_parameters(layout):
+            return {}
         return {rank: _gather(layout, model, rank) for rank in range(job.parallel.pp)}
-    result: dict[int, ParameterGather] = {}
-    for rank in range(job.parallel.pp):
-        group, ranks = layout.mesh.shard_group(rank), job.parallel.gradient_ranks
-        key = ("gather", rank, model, group, ranks, job.fp8_weights, job.training.precision.tensor_dtype)
-        result[rank] = layout.cut.facts.get(key, lambda rank=rank: _gather(layout, model, rank))  # type: ignore[misc]
-    return result
+
+    found: dict[int, ParameterGather] = find() if model.rules else layout.facts.get(("gathers", model), find)
+    return found
 
 
 def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:

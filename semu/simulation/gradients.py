@@ -29,116 +29,148 @@ Operators = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Gradients:
-    """The gradients of a rank's trainable parameters, in the order in which they are complete.
-
-    Attributes:
-        ready_s: float64[num_parameters] [s], when each is complete on the slowest replica. keys: whose it is (identity
-            of the parameter). elements: local ones. slots: its virtual stage.
-        operators: what completes it; nothing: no gradient reaches it.
-    """
-
-    ready_s: NDArray[np.float64]
-    keys: list[int]
-    elements: list[int]
-    slots: list[int]
-    operators: list[Operators]
-
-
-def gradients_ready(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> Gradients:
-    """The gradient of each trainable parameter, in the order in which they are complete."""
-    trained: _Trained = layout.cut.facts.get(("trained", rank), lambda: _find_trained(layout, rank))
-    problem = run.problem
-    ready = np.zeros(len(trained.keys))
-    for chunk, writers, places in trained.written:
-        node = int(problem.stage_nodes[chunk, 1][-1])
-        program = layout.chunks[chunk].backward
-        assert program is not None
-        np.maximum.at(ready, places, _ends(evaluation, run, program, node, writers))
-    ready[trained.num_reached :] = rank_end(run, rank)
-    operators: list[Operators] = layout.cut.facts.get(
-        ("completes", rank, problem), lambda: _completing(trained, problem)
-    )
-    order = np.argsort(ready, kind="stable")
-    turn = order.tolist()
-    return Gradients(
-        ready_s=ready[order],
-        keys=[trained.keys[i] for i in turn],
-        elements=[trained.elements[i] for i in turn],
-        slots=[trained.slots[i] for i in turn],
-        operators=[operators[i] for i in turn],
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _Trained:
-    """The trained parameters of a rank.
+class Trained:
+    """The trained parameters of all pipeline ranks, rank after rank.
 
     Attributes:
         keys, elements, slots: of each: identity, local elements, virtual stage.
-        num_reached: so many of them, the first, get a gradient.
-        written: per chunk with a backward stage, from the last to the first: its number; int64[k], operators that
-            complete gradients; int64[k], the parameters whose they are.
+        ptr: where each rank's begin, and their number. rank: int64[num_parameters], whose each is.
+        unreached: int64[..], those that get no gradient; they are reduced all the same, at the end.
+        written: per chunk with a backward stage, of each rank from the last to the first: its number; int64[k],
+            operators that complete gradients; int64[k], the parameters whose they are.
     """
 
     keys: list[int]
     elements: list[int]
     slots: list[int]
-    num_reached: int
+    ptr: list[int]
+    rank: NDArray[np.int64]
+    unreached: NDArray[np.int64]
     written: list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]
 
+    def last_stages(self, problem: PipelineProblem) -> NDArray[np.int64]:
+        """The last backward stage of every chunk in ``written``: int64[len(written)], nodes."""
+        return np.array([problem.stage_nodes[chunk, 1][-1] for chunk, _, _ in self.written], dtype=np.int64)
 
-def _find_trained(layout: Layout, rank: int) -> _Trained:
-    place: dict[int, int] = {}
-    elements: dict[int, int] = {}
-    slots: dict[int, int] = {}
+    def completing(self, problem: PipelineProblem) -> list[Operators]:
+        """The operators that complete each gradient."""
+        found: list[list[tuple[int, int]]] = [[] for _ in self.keys]
+        for (_, writers, places), node in zip(self.written, self.last_stages(problem).tolist(), strict=True):
+            for writer, place in zip(writers.tolist(), places.tolist(), strict=True):
+                found[place].append((node, writer))
+        return [tuple(own) for own in found]
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """The gradients of the trained parameters, of each rank in the order in which they are complete.
+
+    Attributes:
+        trained: the parameters. order: int64[num_parameters], their numbers, rank after rank.
+        ready_s: float64[num_parameters] [s], when each, in this order, is complete on the slowest replica.
+    """
+
+    trained: Trained
+    order: NDArray[np.int64]
+    ready_s: NDArray[np.float64]
+
+
+def pipeline_gradients(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> Gradients:
+    """When the gradient of each trained parameter is complete."""
+    trained: Trained = layout.cut.facts.get("trained", lambda: _find_trained(layout))
+    problem, known = run.problem, evaluation.by_shape
+    nodes = known.found(("last backwards", problem), lambda: trained.last_stages(problem))
+    ready = np.zeros(len(trained.keys))
+    if run.num_replicas > 1 or not known.is_few or any((0, node) in run.release for node in nodes.tolist()):
+        for (chunk, writers, places), node in zip(trained.written, nodes.tolist(), strict=True):
+            stage = _backward(layout, chunk)
+            np.maximum.at(ready, places, latest_ends(evaluation, run, stage, node, writers))
+    else:  # one replica, on whose stages nothing outside bears: the ends are remembered
+        shapes = run.shape[0][problem.microbatch[nodes]]
+        begins, ends, places = known.found(
+            ("completed", problem, shapes.tobytes()), lambda: _completed(layout, evaluation, trained, nodes, shapes)
+        )
+        np.maximum.at(ready, places, run.start[0].take(begins) + ends)
+    if len(trained.unreached):
+        ready[trained.unreached] = np.array(run.rank_ends)[trained.rank[trained.unreached]]
+    usual = known.found(("ready", problem), lambda: np.lexsort((ready, trained.rank)))
+    order = usual if _is_in_order(usual, ready, trained.rank) else np.lexsort((ready, trained.rank))
+    return Gradients(trained, order, ready[order])
+
+
+def _is_in_order(order: NDArray[np.int64], ready: NDArray[np.float64], rank: NDArray[np.int64]) -> bool:
+    """Whether parameters are in order of rank, then readiness, then number. ``order`` is one in order of rank."""
+    here = ready[order]
+    later = here[1:] > here[:-1]
+    later |= (here[1:] == here[:-1]) & (order[1:] > order[:-1])
+    later |= rank[1:] != rank[:-1]
+    return bool(later.all())
+
+
+def _backward(layout: Layout, chunk: int) -> StageProgram:
+    program = layout.chunks[chunk].backward
+    assert program is not None
+    return program
+
+
+def _completed(
+    layout: Layout, evaluation: Evaluation, trained: Trained, nodes: NDArray[np.int64], shapes: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+    """Of every operator that completes a gradient: its stage, its end after the stage's beginning [s], the parameter.
+
+    Args:
+        nodes: the last backward stage of every chunk in ``trained.written``. shapes: their microbatches'.
+    """
+    begins, ends, every = [np.zeros(0, dtype=np.int64)], [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
+    for (chunk, writers, places), node, shape in zip(trained.written, nodes, shapes.tolist(), strict=True):
+        begins.append(np.full(len(writers), node))
+        ends.append(evaluation.by_shape.ends(_backward(layout, chunk), shape)[writers])
+        every.append(places)
+    return np.concatenate(begins), np.concatenate(ends), np.concatenate(every)
+
+
+def _find_trained(layout: Layout) -> Trained:
+    keys: list[int] = []
+    elements: list[int] = []
+    slots: list[int] = []
+    unreached: list[int] = []
     written = []
-    for chunk in reversed(layout.chunks_of(rank)):
-        if chunk.backward is None:
-            continue
-        starts = _block_starts(chunk.backward, len(chunk.blocks))
-        completed = [
-            (held, starts[number] + held.writer)
-            for number, block in enumerate(chunk.blocks)
-            for held in block.parameters
-            if held.parameter.requires_grad and held.writer >= 0
-        ]
-        for held, _ in completed:
+    ptr = [0]
+    for rank in range(layout.cut.num_ranks):
+        place: dict[int, int] = {}
+        first = ptr[-1]
+        for chunk in reversed(layout.chunks_of(rank)):
+            if chunk.backward is None:
+                continue
+            starts = _block_starts(chunk.backward, len(chunk.blocks))
+            completed = [
+                (held, starts[number] + held.writer)
+                for number, block in enumerate(chunk.blocks)
+                for held in block.parameters
+                if held.parameter.requires_grad and held.writer >= 0
+            ]
+            for held, _ in completed:
+                key = id(held.parameter)
+                if key not in place:
+                    place[key] = first + len(place)
+                    keys.append(key)
+                    elements.append(0)
+                    slots.append(0)
+                elements[place[key]], slots[place[key]] = held.elements, chunk.chunk.slot
+            writers = np.array([writer for _, writer in completed], dtype=np.int64)
+            places = np.array([place[id(held.parameter)] for held, _ in completed], dtype=np.int64)
+            written.append((chunk.chunk.index, writers, places))
+        for number, _, held in layout.held_by(rank):
             key = id(held.parameter)
-            place.setdefault(key, len(place))
-            elements[key], slots[key] = held.elements, chunk.chunk.slot
-        writers = np.array([writer for _, writer in completed], dtype=np.int64)
-        places = np.array([place[id(held.parameter)] for held, _ in completed], dtype=np.int64)
-        written.append((chunk.chunk.index, writers, places))
-    num_reached = len(place)
-    for number, _, held in layout.held_by(rank):  # what no gradient reaches is reduced all the same, at the end
-        key = id(held.parameter)
-        if held.parameter.requires_grad and key not in place:
-            place[key] = len(place)
-            elements[key], slots[key] = held.elements, layout.chunks[number].chunk.slot
-    return _Trained([*place], [elements[key] for key in place], [slots[key] for key in place], num_reached, written)
-
-
-def _completing(trained: _Trained, problem: PipelineProblem) -> list[Operators]:
-    """The operators that complete each gradient."""
-    found: list[list[tuple[int, int]]] = [[] for _ in trained.keys]
-    for chunk, writers, places in trained.written:
-        node = int(problem.stage_nodes[chunk, 1][-1])
-        for writer, place in zip(writers.tolist(), places.tolist(), strict=True):
-            found[place].append((node, writer))
-    return [tuple(own) for own in found]
-
-
-def _ends(
-    evaluation: Evaluation, run: PipelineRun, stage: StageProgram, node: int, operators: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """``latest_ends``; of a stage on which nothing outside bears, on the only replica, the ends are remembered."""
-    by_shape = evaluation.by_shape
-    if run.num_replicas > 1 or not by_shape.is_few or (0, node) in run.release:
-        return latest_ends(evaluation, run, stage, node, operators)
-    shape = int(run.shape[0, run.problem.microbatch[node]])
-    ends: NDArray[np.float64] = run.start[0, node] + by_shape.ends(stage, shape)[operators]
-    return ends
+            if held.parameter.requires_grad and key not in place:
+                place[key] = first + len(place)
+                unreached.append(place[key])
+                keys.append(key)
+                elements.append(held.elements)
+                slots.append(layout.chunks[number].chunk.slot)
+        ptr.append(len(keys))
+    ranks = np.repeat(np.arange(layout.cut.num_ranks), np.diff(ptr))
+    return Trained(keys, elements, slots, ptr, ranks, np.array(unreached, dtype=np.int64), written)
 
 
 _TOGETHER = 8

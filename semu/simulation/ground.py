@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from semu.graph.operator import Phase
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
-from semu.simulation.transfers import leaving_positions
+from semu.simulation.transfers import Edge, leaving_positions
 
 
 @dataclass(frozen=True)
@@ -29,76 +29,111 @@ class GroundEvents:
     size: NDArray[np.int64]
 
 
-def ground_events(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> GroundEvents:
-    """Changes outside the stages of a pipeline rank, for all replicas."""
-    events = evaluation.by_shape.found(
-        ("ground", run.problem, rank), lambda: _find_events(layout, evaluation, run, rank)
-    )
-    time = np.concatenate((run.start[:, events.begins], run.end[:, events.ends]), axis=1)
-    return _in_order(time, events.size[events.kind, run.shape[:, events.microbatch]])
+@dataclass(frozen=True)
+class PipelineGround:
+    """``GroundEvents`` of all pipeline ranks, one rank after another.
+
+    Attributes:
+        ptr: int64[num_ranks + 1], where each rank's begin. time, size: as there.
+    """
+
+    ptr: NDArray[np.int64]
+    time: NDArray[np.float64]
+    size: NDArray[np.int64]
+
+    def of_rank(self, rank: int) -> GroundEvents:
+        """Those of one rank."""
+        own = slice(self.ptr[rank], self.ptr[rank + 1])
+        return GroundEvents(self.time[:, own], self.size[:, own])
+
+
+def ground_events(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> PipelineGround:
+    """Changes outside the stages of all pipeline ranks, for all replicas."""
+    from semu.engine.pipeline_kernels import sort_events
+
+    problem = run.problem
+    moments = np.concatenate((run.start, run.end), axis=1)
+    events: _Events | None = problem.known.get("ground")
+    if events is None:
+        events = problem.known["ground"] = _find_events(layout, run, moments[0])
+    sizes = evaluation.by_shape.found(("ground", problem), lambda: _find_sizes(layout, evaluation, run))
+    time = moments.take(events.moment, axis=1)
+    if run.num_replicas == evaluation.num_shapes == 1:
+        size = sizes.take(events.kind, axis=0).reshape(1, -1)
+    else:
+        size = sizes[events.kind, run.shape[:, events.microbatch]]
+    sort_events(events.ptr, time, size)
+    return PipelineGround(events.ptr, time, size)
 
 
 @dataclass(frozen=True)
-class _RankEvents:
-    """When a rank's memory changes outside stages, whatever the times are.
+class _Events:
+    """When ranks' memory changes outside stages, whatever the times are; of each rank in an order of some run, from
+    which that of others differs little.
 
     Attributes:
-        begins, ends: int64[..], nodes at whose start, and at whose end, something changes.
-        kind, microbatch: int64[num_events], of the changes at the starts, then at the ends.
-        size: int64[num_kinds, num_shapes] [bytes].
+        ptr: int64[num_ranks + 1], where each rank's events begin.
+        moment: int64[num_events], node at whose start something changes, or, more by the number of nodes, at whose end.
+        kind, microbatch: int64[num_events]; events of one kind bring or take the same thing.
     """
 
-    begins: NDArray[np.int64]
-    ends: NDArray[np.int64]
+    ptr: NDArray[np.int64]
+    moment: NDArray[np.int64]
     kind: NDArray[np.int64]
     microbatch: NDArray[np.int64]
-    size: NDArray[np.int64]
 
 
-def _find_events(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> _RankEvents:
+def _find_events(layout: Layout, run: PipelineRun, moments: NDArray[np.float64]) -> _Events:
+    """``moments``: float64[2 x num_nodes] [s], of the run that gives the order."""
     problem = run.problem
-    sizes: list[NDArray[np.int64]] = []
-    begins: list[tuple[NDArray[np.int64], NDArray[np.integer], int]] = []
-    ends: list[tuple[NDArray[np.int64], NDArray[np.integer], int]] = []
-    for chunk in layout.chunks_of(rank):
-        nodes = problem.stage_nodes[chunk.chunk.index, 0]
-        begins.append((nodes, problem.microbatch[nodes], len(sizes)))
-        sizes.append(_loaded_bytes(layout, evaluation, chunk.chunk.index))
-    for edge in run.sent.edges:
-        nodes = problem.num_stages + edge.transfers
-        if problem.shape.chunk_rank[edge.consumer] == rank:
-            begins.append((nodes, edge.microbatch, len(sizes)))
-            sizes.append(edge.size)
-        if problem.shape.chunk_rank[edge.source] == rank:
-            ends.append((nodes, edge.microbatch, len(sizes)))
-            sizes.append(-_released(layout, evaluation, edge.source, edge.consumer, edge.phase))
+    moment: list[NDArray[np.int64]] = []
+    microbatch: list[NDArray[np.integer]] = []
+    owner: list[int] = []
+    for rank in range(problem.shape.num_ranks):
+        for chunk in layout.chunks_of(rank):
+            nodes = problem.stage_nodes[chunk.chunk.index, 0]
+            moment.append(nodes)
+            microbatch.append(problem.microbatch[nodes])
+            owner.append(rank)
+        for edge, is_received in _edges_at(run, rank):
+            nodes = problem.num_stages + edge.transfers
+            moment.append(nodes if is_received else problem.num_nodes + nodes)
+            microbatch.append(edge.microbatch)
+            owner.append(rank)
     none = np.zeros(0, dtype=np.int64)
-    return _RankEvents(
-        begins=np.concatenate([none, *(nodes for nodes, _, _ in begins)]),
-        ends=np.concatenate([none, *(nodes for nodes, _, _ in ends)]),
-        kind=np.concatenate([none, *(np.full(len(nodes), kind) for nodes, _, kind in (*begins, *ends))]),
-        microbatch=np.concatenate([none, *(microbatch for _, microbatch, _ in (*begins, *ends))]),
-        size=np.array(sizes, dtype=np.int64).reshape(len(sizes), evaluation.num_shapes),
+    counts = [len(own) for own in moment]
+    of_rank = np.repeat(np.array(owner, dtype=np.int64), counts)
+    every = np.concatenate([none, *moment])
+    order = np.lexsort((moments[every], of_rank))
+    return _Events(
+        ptr=np.searchsorted(of_rank, np.arange(problem.shape.num_ranks + 1)),
+        moment=every[order],
+        kind=np.repeat(np.arange(len(counts)), counts)[order],
+        microbatch=np.concatenate([none, *microbatch])[order].astype(np.int64),
     )
 
 
-def _in_order(time: NDArray[np.float64], size: NDArray[np.int64]) -> GroundEvents:
-    """Events sorted by time, then size: first all by time, then the few that share a moment by size."""
-    if len(time) == 1:
-        only = np.lexsort((size[0], time[0]))
-        return GroundEvents(np.ascontiguousarray(time[:, only]), np.ascontiguousarray(size[:, only]))
-    order = np.argsort(time, axis=1, kind="stable")
-    time = np.ascontiguousarray(np.take_along_axis(time, order, axis=1))
-    size = np.ascontiguousarray(np.take_along_axis(size, order, axis=1))
-    is_new = np.ones(time.shape, dtype=np.bool_)
-    is_new[:, 1:] = time[:, 1:] != time[:, :-1]
-    shared = ~is_new
-    shared[:, :-1] |= ~is_new[:, 1:]
-    where = np.flatnonzero(shared)
-    flat = size.reshape(-1)
-    moment, sizes = np.cumsum(is_new)[where], flat[where]
-    flat[where] = sizes[np.lexsort((sizes, moment))]
-    return GroundEvents(time, size)
+def _find_sizes(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> NDArray[np.int64]:
+    """What each kind of event brings or takes: int64[num_kinds, num_shapes] [bytes]."""
+    sizes: list[NDArray[np.int64]] = []
+    for rank in range(run.problem.shape.num_ranks):
+        sizes += [_loaded_bytes(layout, evaluation, chunk.chunk.index) for chunk in layout.chunks_of(rank)]
+        for edge, is_received in _edges_at(run, rank):
+            if is_received:
+                sizes.append(edge.size)
+            else:
+                sizes.append(-_released(layout, evaluation, edge.source, edge.consumer, edge.phase))
+    return np.array(sizes, dtype=np.int64).reshape(len(sizes), evaluation.num_shapes)
+
+
+def _edges_at(run: PipelineRun, rank: int) -> Iterator[tuple[Edge, bool]]:
+    """The edges that end at a rank (True), and those that begin there."""
+    ranks = run.problem.shape.chunk_rank
+    for edge in run.sent.edges:
+        if ranks[edge.consumer] == rank:
+            yield edge, True
+        if ranks[edge.source] == rank:
+            yield edge, False
 
 
 def _loaded_bytes(layout: Layout, evaluation: Evaluation, chunk: int) -> NDArray[np.int64]:

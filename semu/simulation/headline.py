@@ -12,8 +12,9 @@ from semu.job import TrainingJob
 from semu.simulation.accounting import Work, breakdown, bubble_ratio, count_work, overhead_s
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
-from semu.simulation.memory import RankMemory, RankPeak
+from semu.simulation.memory import RankMemory
 from semu.simulation.pipeline import PipelineRun
+from semu.simulation.pipeline_memory import PipelineMemory, RankPeak
 from semu.simulation.reduction import RankTail
 from semu.simulation.reserved import reserved_memory
 
@@ -43,7 +44,8 @@ def headline(layout: Layout, evaluation: Evaluation, run: PipelineRun, tails: li
     makespan = run.makespan()
     slowest = int(np.argmax(makespan))
     iteration = iteration_time(job, run, tails)
-    memories = [RankMemory(layout, evaluation, run, rank) for rank in range(job.parallel.pp)]
+    pipeline = PipelineMemory(layout, evaluation, run)
+    memories = [RankMemory(layout, evaluation, run, rank, pipeline) for rank in range(job.parallel.pp)]
     peaks = [memory.peak() for memory in memories]
     work = count_work(layout, evaluation)
     peak_rate = profile.peak_flop_per_s(job.training.precision.compute_dtype) * job.cluster.num_gpus * iteration

@@ -35,8 +35,10 @@ def check_offload(job: TrainingJob) -> None:
         )
     if plan.weights:
         check_weights(job)
+    if not plan.layers:
+        return
     paths = [path for module in job.model.modules for path, _ in module.blocks()]
-    for pattern in plan.layers or ():
+    for pattern in plan.layers:
         if not any(plan.matches(pattern, path) for path in paths):
             raise ConfigError(
                 f"no block of the model is called {pattern!r}",

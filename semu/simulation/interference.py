@@ -21,46 +21,68 @@ from semu.simulation.exchanges import FSDP_STREAM
 from semu.simulation.gather import ParameterGather
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
+from semu.simulation.slices import Slices
 from semu.units import TIME_GRID_PER_S
 
 DATA_PARALLEL = ("dp", FSDP_STREAM, REPLICA_STREAM)
 """Streams of the data-parallel collectives."""
 
 
-def interference(
+def interferences(
     layout: Layout,
     evaluation: Evaluation,
     run: PipelineRun,
     gathers: Mapping[int, ParameterGather],
-    rank: int,
-    reductions: Sequence[OuterSlice],
-) -> OuterSlice | None:
-    """What a pipeline rank's kernels lose, as a slice behind its last stage and reduction; None: nothing.
+    reductions: Sequence[Slices],
+) -> list[OuterSlice | None]:
+    """What every pipeline rank's kernels lose, as a slice behind its last stage and reduction; None: nothing.
 
     Args:
-        layout, evaluation, run: the job. gathers: overlapped parameter gathers by rank. rank: pipeline rank.
-        reductions: gradient collectives of the rank.
+        layout, evaluation, run: the job. gathers: overlapped parameter gathers by rank.
+        reductions: gradient collectives of every rank.
     Returns:
-        A slice on the compute stream, of the replica on which most hides.
+        Slices on the compute stream, of the replica on which most hides.
     """
     share = layout.job.profile.interference
-    if share == 0 or all(pool.mesh.parallel.gradient_ranks == 1 for pool in layout.pools(rank)):
-        return None
+    if share == 0:
+        return [None] * len(reductions)
+    shared: list[bool] = layout.facts.get(
+        "sharing", lambda: [_is_shared(layout, rank) for rank in range(len(reductions))]
+    )
+    return [
+        _interference(layout, evaluation, run, gathers.get(rank), rank, slices, share) if shared[rank] else None
+        for rank, slices in enumerate(reductions)
+    ]
+
+
+def _is_shared(layout: Layout, rank: int) -> bool:
+    """Whether other ranks hold some of a rank's parameters."""
+    return any(pool.mesh.parallel.gradient_ranks > 1 for pool in layout.pools(rank))
+
+
+def _interference(
+    layout: Layout,
+    evaluation: Evaluation,
+    run: PipelineRun,
+    gather: ParameterGather | None,
+    rank: int,
+    reductions: Slices,
+    share: float,
+) -> OuterSlice | None:
     done = run.done[rank]
     hidden = _inside_stages(layout, evaluation, run, rank)
     if reductions:
-        begins = np.array([[piece.start_s] for piece in reductions])
-        ends = np.array([[piece.end_s] for piece in reductions])
+        begins, ends = np.array(reductions.start_s)[:, None], np.array(reductions.end_s)[:, None]
         late = np.maximum(ends - np.maximum(begins, done), 0.0)
         hidden = hidden + (ends - begins - late).sum(axis=0)
-    if rank in gathers:
+    if gather is not None:
         nodes = run.problem.rank_nodes[rank]
-        total = sum(piece.end_s - piece.start_s for piece in gathers[rank].slices)
+        total = sum(piece.end_s - piece.start_s for piece in gather.slices)
         hidden = hidden + np.maximum(total - run.waited(nodes), 0.0)
     lost = round(share * float(hidden.max()) * TIME_GRID_PER_S) / TIME_GRID_PER_S
     if lost <= 0:
         return None
-    begin = max([float(done.max()), *(piece.end_s for piece in reductions)])
+    begin = max([float(done.max()), *reductions.end_s])
     provenance = layout.job.cluster.profile.software[layout.job.training.software].interference.provenance
     return OuterSlice("interference", OpKind.CUSTOM, "compute", begin, begin + lost, 0, 1, provenance)
 

@@ -7,7 +7,7 @@ What is left is one kernel call on a few thousand nodes (PipeWeaver §4.2).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,11 +29,12 @@ from semu.simulation.contention import check_contention, contend
 from semu.simulation.context import check_lengths
 from semu.simulation.evaluate import Evaluation, cost_model_of, distinct_shapes, evaluate, template_latencies
 from semu.simulation.gather import ParameterGather, parameter_gathers
+from semu.simulation.gradient_reductions import Reductions, plan_reductions
 from semu.simulation.headline import headline, iteration_time
 from semu.simulation.layout import Layout, build_layout
 from semu.simulation.modules import check_spread, spreads
 from semu.simulation.pipeline import PipelineRun, Replicas, consolidated_units, distinct_replicas, run_pipeline
-from semu.simulation.reduction import RankTail, Reduction, plan_reductions, rank_tails
+from semu.simulation.reduction import RankTail, rank_tails
 from semu.simulation.refusals import check_streams, refuse_unmodelled
 from semu.simulation.samples import check_samples, sample_iterations
 from semu.simulation.template_cache import Recent
@@ -198,7 +199,7 @@ class JobCheckpoint:
         )
         return OrderTimes(start, end, timed == units.num_units)
 
-    def _run(self, schedule: Schedule | str | None) -> tuple[PipelineRun, list[Reduction], list[RankTail]]:
+    def _run(self, schedule: Schedule | str | None) -> tuple[PipelineRun, Reductions, list[RankTail]]:
         problem = self.problem(schedule)
         run = run_pipeline(self.layout, self.evaluation, self.units, self.replicas, self.nodes, self.gathers, problem)
         found = plan_reductions(self.layout, self.evaluation, run)
@@ -247,11 +248,11 @@ class JobCheckpoint:
         return replace(report, samples=IterationSamples.of(times, self.job.training.jitter, seed))
 
     def _contended_report(
-        self, run: PipelineRun, found: Sequence[Reduction], alone_s: float, say: Callable[[str], None]
+        self, run: PipelineRun, found: Reductions, alone_s: float, say: Callable[[str], None]
     ) -> Report:
         """The report of a pipeline whose transfers share ports."""
         layout, evaluation = self.layout, self.evaluation
-        shared = contend(layout, evaluation, self.units, self.replicas, self.nodes, self.gathers, run, found)
+        shared = contend(layout, evaluation, self.units, self.replicas, self.nodes, self.gathers, run, found.listed)
         tails = rank_tails(layout, evaluation, shared.run, shared.gathers, shared.reductions)
         say("finding the memory peaks")
         report = assemble_report(layout, evaluation, shared.run, tails, shared.gathers)

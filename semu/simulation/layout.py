@@ -17,7 +17,7 @@ from semu.parallel.pipeline import Chunk, deal_chunks, place_chunks
 from semu.parallel.stage_layers import stage_boundaries
 from semu.schedule.schedule import PipelineShape
 from semu.simulation.exchanges import Costs, plan_exchanges
-from semu.simulation.model_memo import ModelMemo, ModelMemos, cut_key, trace_key
+from semu.simulation.model_memo import ModelMemo, ModelMemos, cut_key, placement_key, trace_key
 from semu.simulation.pools import ParameterPool, PoolParameters
 from semu.simulation.recompute_units import recompute_units
 from semu.simulation.template_cache import LIBRARIES, CompiledBlock, JoinedLibrary, Recent
@@ -135,6 +135,8 @@ class Layout:
     Attributes:
         job: the job. mesh: where ranks live. library: templates with their cost rows. streams: stream names.
         cut: its chunks.
+        facts: what was found about the chunks in this place, whatever is in the batch; jobs with other batches share
+            it.
     """
 
     job: TrainingJob
@@ -142,6 +144,7 @@ class Layout:
     library: TemplateLibrary
     streams: tuple[str, ...]
     cut: Cut
+    facts: Recent[Any] = field(default_factory=lambda: Recent(256), compare=False)
 
     @property
     def chunks(self) -> tuple[ChunkStages, ...]:
@@ -264,7 +267,7 @@ def build_layout(
     part = cut_key(job) if traced.is_kept else None
     known = traced.cuts.peek(part) if part is not None else None
     if known is not None:
-        return Layout(job, mesh, library, joined.streams, known)
+        return Layout(job, mesh, library, joined.streams, known, _facts(job, known))
     flat = [block for group in blocks for block in group]
     counts = [len(group) for group in blocks]
     layout = job.parallel.stage_layout
@@ -292,7 +295,15 @@ def build_layout(
     cut = Cut(tuple(_join(job, joined, blocks, chunks, plans)), job.parallel.pp, is_shared=part is not None)
     if part is not None:
         cut = traced.cuts.get(part, lambda: cut)
-    return Layout(job=job, mesh=mesh, library=joined.library, streams=joined.streams, cut=cut)
+    return Layout(job, mesh, joined.library, joined.streams, cut, _facts(job, cut))
+
+
+def _facts(job: TrainingJob, cut: Cut) -> Recent[Any]:
+    """What is known about chunks under a job's settings; nothing where no other job has them."""
+    if not cut.is_shared:
+        return Recent(256)
+    known: Recent[Any] = cut.facts.get(("placed", placement_key(job)), lambda: Recent(256))
+    return known
 
 
 @dataclass(frozen=True, eq=False)

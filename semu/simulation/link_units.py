@@ -24,10 +24,10 @@ from semu.nn.offload import HOST_LINK
 from semu.schedule.units import PipelineUnits
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather, first_forwards
+from semu.simulation.gradient_reductions import Reduction
 from semu.simulation.job_units import JobUnits, WrittenStages
 from semu.simulation.layout import ChunkStages, Layout
 from semu.simulation.pipeline import PipelineRun, Replicas
-from semu.simulation.reduction import Reduction
 from semu.units import TIME_GRID_PER_S
 
 I64 = NDArray[np.int64]

@@ -45,12 +45,22 @@ AROUND = frozenset(
 """Settings of ``Training`` that change neither blocks nor stages."""
 
 
+BATCH = frozenset({"micro_batch", "global_batch", "schedule"})
+"""Settings of ``Training`` that say how many microbatches there are, what is in them and in which order they run."""
+
 _REGISTERS = frozenset({"_modules", "_parameters"})
+_PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 
 
 def settings(options: object, without: frozenset[str]) -> tuple[Hashable, ...]:
     """The values of a frozen dataclass but some, in order; mappings as tuples."""
-    return tuple([_hashable(value) for name, value in vars(options).items() if name not in without])
+    return tuple(
+        [
+            value if value.__class__ in _PLAIN else _hashable(value)
+            for name, value in vars(options).items()
+            if name not in without
+        ]
+    )
 
 
 def _is_fixed(value: object) -> bool:
@@ -158,3 +168,11 @@ def cut_key(job: TrainingJob) -> tuple[Hashable, ...] | None:
     if "weights" in (training.offload or ()):
         return None
     return settings(parallel, ZERO), settings(training, AROUND), job.overlaps_tensor_parallel
+
+
+def placement_key(job: TrainingJob) -> tuple[Hashable, ...]:
+    """Everything of a job but its model and its batch: where parameters lie, and what happens to them in an
+    iteration."""
+    cluster = job.cluster
+    where = job.profile, cluster.profile, cluster.nodes, cluster.gpus_per_node
+    return settings(job.parallel, frozenset()), settings(job.training, BATCH), where

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.units import Edges, UnitGraph, UnitTimes
+from semu.engine.units import Edges, Slots, UnitGraph, UnitTimes
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.schedule.problem import PipelineProblem
 from semu.schedule.units import PipelineUnits
-from semu.simulation.bindings import StageInsides
+from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather, first_forward_bindings, parameter_waits
 from semu.simulation.launch import launching_hosts
@@ -92,7 +92,7 @@ class PipelineRun:
         """Number of distinct replicas."""
         return len(self.count)
 
-    @property
+    @cached_property
     def gather_wait(self) -> NDArray[np.float64]:
         """What every stage waits for its parameters: float64[num_replicas, num_stages] [s]."""
         stages = slice(self.problem.num_stages)
@@ -108,6 +108,9 @@ class PipelineRun:
         """How long the operators of some stages waited for parameters: float64[num_replicas] [s]."""
         if not (self.release or self.inside):
             return np.zeros(self.num_replicas)
+        if not self.inside:
+            some: NDArray[np.float64] = self.gather_wait.take(nodes, axis=1).sum(axis=1)
+            return some
         late = self.gather_wait[:, nodes]
         if self.inside:
             place = {int(node): number for number, node in enumerate(nodes)}
@@ -143,15 +146,8 @@ def distinct_replicas(layout: Layout, evaluation: Evaluation, pairs: Sequence[tu
     Args:
         layout, evaluation: the job. pairs: ranks that exchange results.
     """
-    parallel, node = layout.job.parallel, layout.job.cluster.gpus_per_node
-    known: dict[int, tuple[CommGroup, ...]] = {}  # replicas that begin at the same place of a node have the same links
-    links = []
-    for dp in range(parallel.dp):
-        place = dp * parallel.tp * parallel.cp % node
-        if place not in known:
-            known[place] = tuple(layout.mesh.pp_pair(*pair, dp=dp) for pair in pairs)
-        links.append(known[place])
-    kinds = {placement: number for number, placement in enumerate(dict.fromkeys(links))}
+    links: list[tuple[CommGroup, ...]]
+    links, kinds = layout.facts.get(("links", tuple(pairs)), lambda: _replica_links(layout, pairs))
     index = evaluation.shapes.index
     if len(kinds) == 1 and (index == index[0]).all():  # all are equal
         every = np.array([len(links)], dtype=np.int64)
@@ -168,6 +164,21 @@ def distinct_replicas(layout: Layout, evaluation: Evaluation, pairs: Sequence[tu
     return Replicas(shape, count[order], first, of, tuple(links[r] for r in first))
 
 
+def _replica_links(
+    layout: Layout, pairs: Sequence[tuple[int, int]]
+) -> tuple[list[tuple[CommGroup, ...]], dict[tuple[CommGroup, ...], int]]:
+    """Of every replica the links of all pairs of ranks, and the numbers of those that differ."""
+    parallel, node = layout.job.parallel, layout.job.cluster.gpus_per_node
+    known: dict[int, tuple[CommGroup, ...]] = {}  # replicas that begin at the same place of a node have the same links
+    links = []
+    for dp in range(parallel.dp):
+        place = dp * parallel.tp * parallel.cp % node
+        if place not in known:
+            known[place] = tuple(layout.mesh.pp_pair(*pair, dp=dp) for pair in pairs)
+        links.append(known[place])
+    return links, {placement: number for number, placement in enumerate(dict.fromkeys(links))}
+
+
 def consolidated_units(
     layout: Layout,
     evaluation: Evaluation,
@@ -181,17 +192,32 @@ def consolidated_units(
         layout, evaluation, units, replicas: the job. gathers: overlapped gathers by rank, nodes after the pipeline's.
     """
     slices = [piece for _, gather in sorted(gathers.items()) for piece in gather.slices]
-    num_gathers = [len(gather.slices) for _, gather in sorted(gathers.items())]
+    num_gathers = tuple([len(gather.slices) for _, gather in sorted(gathers.items())])
     latency = np.empty((len(replicas.count), units.num_units + len(slices)))
     _fill_latencies(layout, evaluation, units, replicas, latency[:, : units.num_units])
     latency[:, units.num_units :] = [piece.end_s - piece.start_s for piece in slices]
-    gather_rank = np.repeat(np.arange(len(num_gathers)), num_gathers)
-    gather = units.num_units + np.arange(len(slices), dtype=np.int32)
-    in_turn = np.stack((gather[:-1], gather[1:]), axis=1)[gather_rank[1:] == gather_rank[:-1]]
 
     def name(unit: int) -> str:
         return units.name(unit) if unit < units.num_units else slices[unit - units.num_units].name
 
+    key = len(latency), num_gathers
+    if key not in units.graphs:
+        units.graphs[key] = _graph(units, num_gathers, np.broadcast_to(np.zeros(1), latency.shape), name)
+    graph: UnitGraph = units.graphs[key]
+    return replace(graph, latency=latency, name=name)
+
+
+def _graph(
+    units: PipelineUnits, num_gathers: Sequence[int], latency: NDArray[np.float64], name: Callable[[int], str]
+) -> UnitGraph:
+    """The units and so many gathers of each rank behind them, which run in turn.
+
+    Args:
+        latency, name: of the graph.
+    """
+    gather_rank = np.repeat(np.arange(len(num_gathers)), num_gathers)
+    gather = units.num_units + np.arange(len(gather_rank), dtype=np.int32)
+    in_turn = np.stack((gather[:-1], gather[1:]), axis=1)[gather_rank[1:] == gather_rank[:-1]]
     return UnitGraph.build(
         latency,
         (
@@ -214,10 +240,14 @@ def _fill_latencies(
     """Latency of every stage and transfer of every replica: float64[num_replicas, num_units] [s], written."""
     shape = replicas.shape
     if latency.shape[0] == 1 and shape.shape[1] > 1 and (shape == shape[0, 0]).all():
-        first = replace(replicas, shape=shape[:, :1])
-        one = np.empty((1, units.size))
-        _fill_latencies(layout, evaluation, units, first, one)
-        latency[:] = np.tile(one, units.shape.num_microbatches)
+        links = replicas.links[0]
+        of, one = evaluation.by_shape.found(
+            ("one microbatch", id(links), int(shape[0, 0])),
+            lambda: (links, _one_microbatch(layout, evaluation, units, replicas)),
+        )
+        if of is not links:
+            one = _one_microbatch(layout, evaluation, units, replicas)
+        latency.reshape(-1, units.size)[:] = one
         return
     for position, (chunk, half) in enumerate(zip(units.chunk.tolist(), units.phase.tolist(), strict=True)):
         costs = evaluation.chunks[chunk]
@@ -231,6 +261,15 @@ def _fill_latencies(
             by_shape = _send_latency(evaluation, link, sizes)
             rows = np.array([replica for replica, other in enumerate(link_of) if other == link])
             latency[rows, units.num_stages + number :: units.size] = by_shape[shape[rows]]
+
+
+def _one_microbatch(
+    layout: Layout, evaluation: Evaluation, units: PipelineUnits, replicas: Replicas
+) -> NDArray[np.float64]:
+    """Latency of every stage and transfer of the first microbatch of the only replica: float64[1, size] [s]."""
+    one = np.empty((1, units.size))
+    _fill_latencies(layout, evaluation, units, replace(replicas, shape=replicas.shape[:, :1]), one)
+    return one
 
 
 def _moved_bytes(layout: Layout, evaluation: Evaluation, units: PipelineUnits, number: int) -> NDArray[np.int64]:
@@ -262,24 +301,30 @@ def run_pipeline(
     Args:
         nodes: from ``consolidated_units``. problem: the schedule, lowered. others: as there.
     """
-    between = problem.unit_edges(overlapped_sends=layout.job.overlaps_sends)
-    new = Edges.between(between, len(replicas.count))
     launches = layout.job.training.launch
     insides = StageInsides(layout, evaluation, units, replicas.shape)
     first = problem.first_forwards if gathers else ()
-    bindings = first_forward_bindings(insides, gathers, first)
+    overlapped = layout.job.overlaps_sends
     everything = nodes
     if launches:
+        between = problem.unit_edges(overlapped_sends=overlapped)
         hosts = launching_hosts(insides, nodes, problem.unit_orders, between)
-        everything, new = hosts.joined(nodes), new.followed_by(hosts.edges)
-        bindings += hosts.bindings
-    slots = None
-    if bindings:
-        waits, slots = insides.bind(bindings, everything.num_units)
-        new = new.followed_by(waits)
-    times = everything.resume(new, slots=slots)
+        everything, new = hosts.joined(nodes), Edges.between(between, len(replicas.count)).followed_by(hosts.edges)
+        added = _added(new, [*first_forward_bindings(insides, gathers, first), *hosts.bindings], insides, everything)
+    elif not gathers:
+        known: _Added | None = problem.known.get(("added", overlapped, len(replicas.count)))
+        added = known if known is not None else _scheduled(problem, insides, gathers, nodes, overlapped=overlapped)
+        problem.known["added", overlapped, len(replicas.count)] = added
+    elif len(replicas.count) == 1:
+        added = evaluation.by_shape.found(
+            ("added", problem, overlapped, tuple(gathers.values()), replicas.shape.tobytes()),
+            lambda: _scheduled(problem, insides, gathers, nodes, overlapped=overlapped),
+        )
+    else:
+        added = _scheduled(problem, insides, gathers, nodes, overlapped=overlapped)
+    times = everything.resume(added.edges, slots=added.slots, forced=added.order)
     unit = problem.unit_of_nodes
-    start, end = times.start[:, unit], times.end[:, unit]
+    start, end = times.start.take(unit, axis=1), times.end.take(unit, axis=1)
     launched = None
     if launches:
         by_unit = times.end - times.start
@@ -292,7 +337,7 @@ def run_pipeline(
         shape=replicas.shape,
         count=replicas.count,
         first=replicas.first,
-        plain=nodes.latency[:, unit],
+        plain=nodes.latency.take(unit, axis=1),
         latency=end - start,
         start=start,
         end=end,
@@ -300,6 +345,42 @@ def run_pipeline(
         release=_releases(layout, units, times, unit, problem),
         launched=launched,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Added:
+    """What a schedule adds to the units of a pipeline.
+
+    Attributes:
+        edges: of the schedule, and of those whom stages wait for inside. slots: which operators these bind.
+        order: as ``UnitGraph.forced_order``.
+    """
+
+    edges: Edges
+    slots: Slots | None
+    order: NDArray[np.int32] | None
+
+
+def _scheduled(
+    problem: PipelineProblem,
+    insides: StageInsides,
+    gathers: Mapping[int, ParameterGather],
+    nodes: UnitGraph,
+    *,
+    overlapped: bool,
+) -> _Added:
+    """A schedule's edges, and what its first forwards wait for."""
+    new = Edges.between(problem.unit_edges(overlapped_sends=overlapped), len(nodes.latency))
+    bindings = first_forward_bindings(insides, gathers, problem.first_forwards if gathers else ())
+    return _added(new, bindings, insides, nodes)
+
+
+def _added(new: Edges, bindings: Sequence[Binding], insides: StageInsides, nodes: UnitGraph) -> _Added:
+    slots = None
+    if bindings:
+        waits, slots = insides.bind(bindings, nodes.num_units)
+        new = new.followed_by(waits)
+    return _Added(new, slots, nodes.forced_order(new))
 
 
 def _releases(
@@ -311,6 +392,8 @@ def _releases(
 ) -> dict[tuple[int, int], NDArray[np.float64]]:
     """(replica, node) -> earliest starts of the operators of a touched stage, relative to its beginning [s]."""
     result: dict[tuple[int, int], NDArray[np.float64]] = {}
+    if not len(times.slots.op):
+        return result
     touched = times.touched[:, unit[: problem.num_stages]]
     for replica, node in np.argwhere(touched).tolist():
         mine = slice(times.slots.ptr[unit[node]], times.slots.ptr[unit[node] + 1])

@@ -1,103 +1,111 @@
 """What follows the pipeline: gradient reduction, optimizer step, parameter gathers.
 
-Data-parallel collectives start when the slowest replica is ready. The optimizer starts when every rank's gradients
-are reduced, because the gradient norm is global (Megatron-LM's clipping). With ZeRO-1 the gradients are reduce-
-scattered (in groups, ``zero_group``, and then all-reduced across them), each rank steps its shard, and the parameters
-are gathered: after the step, or (``overlap.param_gather``) during the next iteration's first forwards (``gather``).
-With ZeRO-2 and ZeRO-3 the gradients are reduced inside the stages (``exchanges``), and with ZeRO-3 the parameters are
-gathered there. Weights that live on the host are written back behind the step and what gathers them (``weights``).
+The optimizer starts when every rank's gradients are reduced (``gradient_reductions``), because the gradient norm is
+global (Megatron-LM's clipping). With ZeRO-1 the gradients are reduce-scattered (in groups, ``zero_group``, and then
+all-reduced across them), each rank steps its shard, and the parameters are gathered: after the step, or
+(``overlap.param_gather``) during the next iteration's first forwards (``gather``). With ZeRO-2 and ZeRO-3 the gradients
+are reduced inside the stages (``exchanges``), and with ZeRO-3 the parameters are gathered there. Weights that live on
+the host are written back behind the step and what gathers them (``weights``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import cached_property
 
 from semu.engine.costs import CostModel
 from semu.engine.timeline import OuterSlice
 from semu.hardware.device import OFFLOAD, RELOAD
 from semu.hardware.kinds import DType, OpKind
-from semu.hardware.network import CommGroup
 from semu.job import Fp8Weights
 from semu.nn.offload import HOST_LINK
 from semu.nn.rules.optimizer import adam_bytes
-from semu.parallel.mesh import Mesh
-from semu.simulation.buckets import RankBucket, rank_buckets, shares_parameters
 from semu.simulation.clipping import gradient_checks
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
-from semu.simulation.gradients import gradients_ready, last_nodes, rank_end
-from semu.simulation.interference import interference
+from semu.simulation.gradient_reductions import Reduction, Reductions, by_rank, plan_reductions
+from semu.simulation.interference import interferences
 from semu.simulation.layout import Layout
 from semu.simulation.memory import rank_static
 from semu.simulation.pipeline import PipelineRun
-from semu.simulation.transfers import collective, collectives, moved, on_device
+from semu.simulation.slices import Slices
+from semu.simulation.transfers import collective, moved, on_device
 from semu.simulation.weights import host_weights, trained_on_host
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class RankStep:
+    """The optimizer step of a pipeline rank and what follows it.
+
+    Attributes:
+        reload, offload: copies of optimizer state and weights from the host and back, where they live there.
+        optimizer: the Adam step, or None where nothing trains.
+        gathers: parameter all-gathers after the step.
+        casts: fp8 copies of the weights, made after the step for the whole next iteration.
+    """
+
+    optimizer: OuterSlice | None = None
+    gathers: tuple[OuterSlice, ...] = ()
+    casts: tuple[OuterSlice, ...] = ()
+    reload: tuple[OuterSlice, ...] = ()
+    offload: tuple[OuterSlice, ...] = ()
+
+    @cached_property
+    def end_s(self) -> float:
+        """End of the last of them [s]; 0: nothing."""
+        step = (self.optimizer,) if self.optimizer else ()
+        slices = (*self.reload, *step, *self.offload, *self.casts, *self.gathers)
+        return max((s.end_s for s in slices), default=0.0)
+
+    def after(self, time_s: float) -> RankStep:
+        """The same, begun at a time and not at 0 [s]."""
+
+        def later(slices: tuple[OuterSlice, ...]) -> tuple[OuterSlice, ...]:
+            return tuple([_later(piece, time_s) for piece in slices]) if slices else ()
+
+        step = _later(self.optimizer, time_s) if self.optimizer else None
+        return RankStep(step, later(self.gathers), later(self.casts), later(self.reload), later(self.offload))
+
+
+def _later(piece: OuterSlice, time_s: float) -> OuterSlice:
+    rest = (piece.net_bytes, piece.group_ranks, piece.provenance)
+    return OuterSlice(piece.name, piece.kind, piece.stream, piece.start_s + time_s, piece.end_s + time_s, *rest)
+
+
+@dataclass(frozen=True, eq=False)
 class RankTail:
     """What one pipeline rank does after its last stage.
 
     Attributes:
-        reductions: gradient collectives, in order. optimizer: the Adam step, or None where nothing trains.
-        gathers: parameter all-gathers after the step.
+        reductions: gradient collectives, in order. step: the optimizer step and what follows it.
         checks: what the gradients go through before the step: unscaling, their norm, scaling (``gradient_checks``).
-        casts: fp8 copies of the weights, made after the step for the whole next iteration.
         interference: what kernels lost to hidden collectives, before the checks.
-        reload, offload: copies of optimizer state and weights from the host and back, where they live there.
     """
 
-    reductions: tuple[OuterSlice, ...]
-    optimizer: OuterSlice | None
-    gathers: tuple[OuterSlice, ...]
+    reductions: Slices
+    step: RankStep
     checks: tuple[OuterSlice, ...] = ()
-    casts: tuple[OuterSlice, ...] = ()
     interference: OuterSlice | None = None
-    reload: tuple[OuterSlice, ...] = ()
-    offload: tuple[OuterSlice, ...] = ()
+
+    @property
+    def gathers(self) -> tuple[OuterSlice, ...]:
+        """Parameter all-gathers after the step."""
+        return self.step.gathers
 
     @property
     def steps(self) -> tuple[OuterSlice, ...]:
         """The optimizer step with what surrounds it."""
+        own = self.step
         lost = (self.interference,) if self.interference else ()
-        step = (self.optimizer,) if self.optimizer else ()
-        return (*lost, *self.checks, *self.reload, *step, *self.offload, *self.casts)
+        step = (own.optimizer,) if own.optimizer else ()
+        return (*lost, *self.checks, *own.reload, *step, *own.offload, *own.casts)
 
     @property
     def end_s(self) -> float:
         """End of the last of them [s]."""
-        slices = (*self.reductions, *self.steps, *self.gathers)
-        return max((s.end_s for s in slices), default=0.0)
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """A gradient collective and what it waits for.
-
-    Attributes:
-        piece: as timed for the slowest replica. ranks: pipeline ranks that take part. group: its communicator.
-        nodes: stages whose ends it waits for on every replica, beside what its ranks reduced before.
-        operators: (stage, operator) whose ends it waits for.
-    """
-
-    piece: OuterSlice
-    ranks: tuple[int, ...]
-    group: CommGroup
-    nodes: tuple[int, ...] = ()
-    operators: tuple[tuple[int, int], ...] = ()
-
-
-def plan_reductions(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> list[Reduction]:
-    """All gradient collectives, those of each rank in order."""
-    found = [piece for rank in range(layout.job.parallel.pp) for piece in _reduce(layout, evaluation, run, rank)]
-    return found + _tied(layout, evaluation.cost_model, run, found)
-
-
-def by_rank(layout: Layout, found: Sequence[Reduction]) -> list[list[OuterSlice]]:
-    """The collectives of every pipeline rank."""
-    return [[item.piece for item in found if rank in item.ranks] for rank in range(layout.job.parallel.pp)]
+        before = (self.interference, *self.checks) if self.interference else self.checks
+        return max([self.step.end_s, *self.reductions.end_s, *(piece.end_s for piece in before)])
 
 
 def rank_tails(
@@ -105,7 +113,7 @@ def rank_tails(
     evaluation: Evaluation,
     run: PipelineRun,
     gathers: Mapping[int, ParameterGather],
-    found: Sequence[Reduction] | None = None,
+    found: Reductions | Sequence[Reduction] | None = None,
 ) -> list[RankTail]:
     """Reductions, optimizer and gathers of every pipeline rank.
 
@@ -113,135 +121,38 @@ def rank_tails(
         layout, evaluation, run: the job. gathers: those that came before the pipeline.
         found: gradient collectives; None: as ``plan_reductions`` times them.
     """
+    model = evaluation.cost_model
     reductions = by_rank(layout, found if found is not None else plan_reductions(layout, evaluation, run))
-    losses = [interference(layout, evaluation, run, gathers, rank, slices) for rank, slices in enumerate(reductions)]
-    barrier = max([float(run.makespan().max())] + [slices[-1].end_s for slices in reductions if slices])
-    barrier = max(barrier, *(loss.end_s for loss in losses if loss is not None), 0.0)
-    checks, barrier = gradient_checks(layout, evaluation.cost_model, barrier)
+    losses = interferences(layout, evaluation, run, gathers, reductions)
+    barrier = max([float(run.makespan().max()), 0.0, *(slices.end_s[-1] for slices in reductions if slices.end_s)])
+    barrier = max([barrier, *(loss.end_s for loss in losses if loss is not None)])
+    checks, barrier = gradient_checks(layout, model, barrier)
+    planned = rank_steps(layout, model)
+    begun = {id(step): step.after(barrier) for step in planned}
     return [
-        replace(
-            _finish(layout, evaluation.cost_model, rank, slices, barrier),
-            checks=checks[rank],
-            interference=losses[rank],
-        )
-        for rank, slices in enumerate(reductions)
+        RankTail(slices, begun[id(step)], checks[rank], losses[rank])
+        for rank, (slices, step) in enumerate(zip(reductions, planned, strict=True))
     ]
 
 
-def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> list[Reduction]:
-    job, model = layout.job, evaluation.cost_model
-    found: list[Reduction] = []
-    done, last = rank_end(run, rank), last_nodes(run, rank)
-    size = job.training.grad_dtype.size_bytes
-    reduces = shares_parameters(layout) and job.parallel.zero <= 1
-    if reduces and layout.cut.trainable[rank]:
-        ready = gradients_ready(layout, evaluation, run, rank)
-        overlapped = job.training.overlap.grad_reduce
-        buckets = rank_buckets(layout, rank, ready.keys, ready.elements, ready.slots, overlapped=overlapped)
-        pieces = _bucket_collectives(layout, model, rank, buckets)
-        now = 0.0
-        for bucket, own in zip(buckets, pieces, strict=True):
-            members = [ready.operators[i] for i in bucket.members]
-            now = max(now, float(ready.ready_s[bucket.members[-1]]) if overlapped else done)
-            waits = all(members) and overlapped
-            operators = tuple(chain.from_iterable(members)) if overlapped else ()
-            for piece, group in own:
-                found.append(Reduction(moved(piece, now), (rank,), group, () if waits else last, operators))
-                now = found[-1].piece.end_s
-        done = max(done, now)
-    for mesh, elements in _replicated(layout, rank):
-        if job.parallel.zero >= 2:
-            elements = -(-elements // job.parallel.shard_ranks)
-        group = mesh.worst_tp_group
-        piece = collective(model, "replicated gradients", OpKind.ALL_REDUCE, group, elements * size, done)
-        found.append(Reduction(piece, (rank,), group, last))
-        done = piece.end_s
+def rank_steps(layout: Layout, model: CostModel) -> list[RankStep]:
+    """The optimizer step of every pipeline rank as if it began at time 0; remembered, equal ones are one."""
+
+    def find() -> list[RankStep]:
+        known: dict[tuple[object, ...], RankStep] = {}
+        steps = [_find_step(layout, model, rank) for rank in range(layout.job.parallel.pp)]
+        return [known.setdefault(tuple(vars(step).values()), step) for step in steps]
+
+    if model.rules:
+        return find()
+    found: list[RankStep] = layout.facts.get(("steps", model), find)
     return found
 
 
-def _replicated(layout: Layout, rank: int) -> list[tuple[Mesh, int]]:
-    """Trainable elements that all tensor-parallel ranks hold and see part of the tokens for, by their group."""
-    parallel = layout.job.parallel
-    if not parallel.modules:
-        is_split = parallel.tp > 1 and parallel.sequence_parallel
-        total = layout.cut.replicated[rank] if is_split else 0
-        return [(layout.mesh, total)] if total else []
-    result: dict[int, tuple[Mesh, int]] = {}
-    for chunk, _, held in layout.held_by(rank):
-        mesh = layout.mesh_of(chunk)
-        is_split = mesh.parallel.tp > 1 and mesh.parallel.sequence_parallel
-        if is_split and held.parameter.requires_grad and not held.is_sharded:
-            tp = mesh.parallel.tp
-            result[tp] = (mesh, result.get(tp, (mesh, 0))[1] + held.elements)
-    return [found for _, found in sorted(result.items(), reverse=True)]
-
-
-def _bucket_collectives(
-    layout: Layout, model: CostModel, rank: int, buckets: list[RankBucket]
-) -> list[tuple[tuple[OuterSlice, CommGroup], ...]]:
-    """What reduces each bucket of gradients, and over which communicator: an all-reduce; with ZeRO-1 a reduce-scatter,
-    in groups followed by an all-reduce of the shard across them (Megatron-LM's
-    ``--num-distributed-optimizer-instances``)."""
-    parallel, mesh = layout.job.parallel, layout.mesh
-    size = layout.job.training.grad_dtype.size_bytes
-    sizes = [bucket.elements * size for bucket in buckets]
-    names = [f"gradients {number}" for number in range(len(sizes))]
-    if any(bucket.pool.is_expert or bucket.pool.mesh is not mesh for bucket in buckets):  # then ZeRO-1 has no groups
-        kind = OpKind.ALL_REDUCE if parallel.zero == 0 else OpKind.REDUCE_SCATTER
-        return [
-            ((collective(model, name, kind, group, bucket_bytes, 0.0), group),)
-            for name, group, bucket_bytes in zip(
-                names, [bucket.pool.shard_group(rank) for bucket in buckets], sizes, strict=True
-            )
-        ]
-    if parallel.zero == 0:
-        group = mesh.dp_group(rank)
-        return [((piece, group),) for piece in collectives(model, names, OpKind.ALL_REDUCE, group, sizes)]
-    group = mesh.shard_group(rank)
-    scattered = collectives(model, names, OpKind.REDUCE_SCATTER, group, sizes)
-    if not parallel.is_sharded_in_groups:
-        return [((piece, group),) for piece in scattered]
-    shares, across = [-(-size // parallel.shard_ranks) for size in sizes], mesh.replica_group(rank)
-    summed = collectives(model, names, OpKind.ALL_REDUCE, across, shares)
-    return [((first, group), (second, across)) for first, second in zip(scattered, summed, strict=True)]
-
-
-def _tied(layout: Layout, model: CostModel, run: PipelineRun, found: Sequence[Reduction]) -> list[Reduction]:
-    """Parameters held by several pipeline ranks (tied embeddings): their gradients are summed over those ranks."""
-    job = layout.job
-    shared: list[tuple[int, list[int]]] = layout.cut.facts.get("tied", lambda: _shared(layout))
-    if not shared:
-        return []
-    ends = [[rank_end(run, rank), *(s.end_s for s in slices)] for rank, slices in enumerate(by_rank(layout, found))]
-    result = []
-    for elements, ranks in shared:
-        group = job.cluster.place_group("pp", [layout.mesh.gpu(pp=rank) for rank in ranks])
-        begin = max(max(ends[rank]) for rank in ranks)
-        buffer_bytes = elements * job.training.grad_dtype.size_bytes
-        piece = collective(model, "tied gradients", OpKind.ALL_REDUCE, group, buffer_bytes, begin)
-        nodes = tuple(node for rank in ranks for node in last_nodes(run, rank))
-        result.append(Reduction(piece, tuple(ranks), group, nodes))
-        for rank in ranks:
-            ends[rank].append(piece.end_s)
-    return result
-
-
-def _shared(layout: Layout) -> list[tuple[int, list[int]]]:
-    """Elements of every trained parameter that several pipeline ranks hold, and these ranks."""
-    holders: dict[int, list[int]] = {}
-    elements: dict[int, int] = {}
-    for rank in range(layout.job.parallel.pp):
-        for _, _, held in layout.held_by(rank):
-            if held.parameter.requires_grad:
-                holders.setdefault(id(held.parameter), []).append(rank)
-                elements[id(held.parameter)] = held.elements
-    return [(elements[key], ranks) for key, ranks in holders.items() if len(ranks) > 1]
-
-
-def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterSlice], barrier: float) -> RankTail:
+def _find_step(layout: Layout, model: CostModel, rank: int) -> RankStep:
     job = layout.job
     if not layout.cut.trainable[rank]:
-        return RankTail(tuple(reductions), None, ())
+        return RankStep()
     dtype = job.training.precision.tensor_dtype
     narrower = sum(layout.narrower_bytes(pool) for pool in layout.pools(rank))
     if job.shards_are_masters:  # nothing is written but the masters
@@ -253,14 +164,13 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
         master_dtype=job.training.master_dtype,
         state_dtype=job.training.optimizer_state_dtype,
     )
-    reload, offload = _state_copies(layout, model, rank, barrier)
-    if reload:
-        barrier = reload[0].end_s
+    reload, offload = _state_copies(layout, model, rank)
+    begin = reload[0].end_s if reload else 0.0
     away = host_weights(layout, rank)
     if away.read:
-        reload += (collective(model, "weights in", OpKind.P2P, HOST_LINK[RELOAD], away.read, barrier),)
-        barrier = reload[-1].end_s
-    step = replace(on_device(model, "adam", OpKind.OPTIMIZER, traffic, barrier), name="Adam step")
+        reload += (collective(model, "weights in", OpKind.P2P, HOST_LINK[RELOAD], away.read, begin),)
+        begin = reload[-1].end_s
+    step = replace(on_device(model, "adam", OpKind.OPTIMIZER, traffic, begin), name="Adam step")
     offload = tuple(moved(piece, step.end_s) for piece in offload)
     done = offload[0].end_s if offload else step.end_s
     gathers: list[OuterSlice] = []
@@ -277,12 +187,10 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
         offload += (collective(model, "weights out", OpKind.P2P, HOST_LINK[OFFLOAD], away.written, done),)
         done = offload[-1].end_s
     casts = _weight_casts(layout, model, rank, done)
-    return RankTail(tuple(reductions), step, tuple(gathers), casts=casts, reload=reload, offload=offload)
+    return RankStep(step, tuple(gathers), casts, reload, offload)
 
 
-def _state_copies(
-    layout: Layout, model: CostModel, rank: int, begin_s: float
-) -> tuple[tuple[OuterSlice, ...], tuple[OuterSlice, ...]]:
+def _state_copies(layout: Layout, model: CostModel, rank: int) -> tuple[tuple[OuterSlice, ...], tuple[OuterSlice, ...]]:
     """The rank's optimizer state, from the host before the step and back behind it; it is not hidden behind the step.
 
     Bucket by bucket, so that only one is on the device; the times of all buckets are added up.
@@ -291,8 +199,8 @@ def _state_copies(
     if not state:
         return (), ()
     group, back = HOST_LINK[RELOAD], HOST_LINK[OFFLOAD]
-    into = collective(model, "optimizer state in", OpKind.P2P, group, state, begin_s)
-    return (into,), (collective(model, "optimizer state out", OpKind.P2P, back, state, begin_s),)
+    into = collective(model, "optimizer state in", OpKind.P2P, group, state, 0.0)
+    return (into,), (collective(model, "optimizer state out", OpKind.P2P, back, state, 0.0),)
 
 
 def _weight_casts(layout: Layout, model: CostModel, rank: int, begin_s: float) -> tuple[OuterSlice, ...]:

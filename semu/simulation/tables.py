@@ -12,8 +12,9 @@ from semu.engine.timeline import IterationTimeline
 from semu.report import RankMemoryRow, TopOperator
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
-from semu.simulation.memory import RankMemory, RankPeak
+from semu.simulation.memory import RankMemory
 from semu.simulation.pipeline import PipelineRun
+from semu.simulation.pipeline_memory import RankPeak
 from semu.simulation.replica import ReplicaCosts
 from semu.simulation.saved import SavedActivations
 

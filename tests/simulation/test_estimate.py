@@ -141,6 +141,7 @@ def forget() -> None:
     for known in (
         costing._EVALUATIONS,
         costing._COST_MODELS,
+        costing._COLUMNS,
         job_checkpoint._PROBLEMS,
         template_cache.BLOCKS,
         template_cache.LIBRARIES,

@@ -1,0 +1,213 @@
+"""Dynamic memory of all pipeline ranks: how high it is at most, exactly, over all replicas.
+
+At the pipeline level a rank's memory changes when a transfer begins on its receiver (the buffer), when it ends on its
+sender (the sent tensor goes, unless it is saved) and at the end of each stage; inside a stage the stage's own curve is
+on top. The peak is found with the stages' summits; only where a transfer moves the ground under a stage, and the
+stage could hold the peak, is the stage expanded operator by operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.engine.stage import ExpandedStage, StageProgram
+from semu.simulation.evaluate import Evaluation
+from semu.simulation.ground import PipelineGround, ground_events
+from semu.simulation.layout import Layout
+from semu.simulation.pipeline import PipelineRun
+
+_AHEAD = 16
+"""So many doubtful stages are looked up together."""
+
+
+@dataclass(frozen=True)
+class RankPeak:
+    """The highest allocation of a pipeline rank over all replicas.
+
+    Attributes:
+        size_bytes: how much; of a whole rank, static and dynamic together. replica: the distinct replica that reaches
+            it. node: the stage during which it is reached, -1: between stages.
+    """
+
+    size_bytes: int
+    replica: int
+    node: int
+
+
+@dataclass(frozen=True, eq=False)
+class Summits:
+    """Bounds of the highest dynamic allocation of every rank.
+
+    Attributes:
+        net: int64[num_replicas, num_stages] [bytes], change by each stage. low, high: the same, bounds of the highest
+            allocation during each stage. between: int64[num_replicas, num_ranks] [bytes], the highest between stages.
+        best: int64[num_ranks, 3], as ``pipeline_summits``.
+    """
+
+    net: NDArray[np.int64]
+    low: NDArray[np.int64]
+    high: NDArray[np.int64]
+    between: NDArray[np.int64]
+    best: NDArray[np.int64]
+
+
+class PipelineMemory:
+    """Dynamic memory of all pipeline ranks.
+
+    Args:
+        layout, evaluation, run: the simulated job.
+    """
+
+    def __init__(self, layout: Layout, evaluation: Evaluation, run: PipelineRun) -> None:
+        self.layout, self.evaluation, self.run = layout, evaluation, run
+        self._rows: dict[int, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
+        self._expanded: dict[tuple[int, int, int, bytes], ExpandedStage] = {}
+
+    @cached_property
+    def ground(self) -> PipelineGround:
+        """Changes outside stages, for all ranks and replicas."""
+        return ground_events(self.layout, self.evaluation, self.run)
+
+    # -- single stages -------------------------------------------------------------------------------------------
+    def program(self, node: int) -> StageProgram:
+        """The stage program of a node."""
+        problem = self.run.problem
+        chunk = self.layout.chunks[problem.chunk[node]]
+        stage: StageProgram | None = chunk.forward if problem.phase[node] == 0 else chunk.backward
+        assert stage is not None
+        return stage
+
+    def expand(self, replica: int, node: int) -> ExpandedStage:
+        """Operators and memory events of a stage, relative to its beginning; cached by all that it depends on."""
+        problem = self.run.problem
+        shape = int(self.run.shape[replica, problem.microbatch[node]])
+        touched = self.run.inside.get((replica, node))
+        if touched is not None:
+            self.load([shape])
+            return self.program(node).expand_at(touched.start, touched.end, self._rows[shape][1])
+        release = self.run.release.get((replica, node))
+        if release is None and self.evaluation.by_shape.is_few:
+            return self.evaluation.by_shape.expanded(self.program(node), shape)
+        self.load([shape])
+        key = (
+            int(problem.chunk[node]),
+            int(problem.phase[node]),
+            shape,
+            release.tobytes() if release is not None else b"",
+        )
+        if key not in self._expanded:
+            self._expanded[key] = self.program(node).expand(*self._rows[shape], release)
+        return self._expanded[key]
+
+    def load(self, shapes: Iterable[int]) -> None:
+        """Look up the costs of shapes that will be expanded; many at once are cheaper than one by one."""
+        missing = sorted(set(shapes) - self._rows.keys())
+        if missing:
+            numbers = np.array(missing)
+            costs = zip(self.evaluation.latencies_of(numbers), self.evaluation.sizes_of(numbers), strict=True)
+            self._rows.update(zip(missing, costs, strict=True))
+
+    # -- peaks ---------------------------------------------------------------------------------------------------
+    @cached_property
+    def peaks(self) -> list[RankPeak]:
+        """The exact highest dynamic allocation of every rank over all replicas."""
+        found = self.summits
+        sizes, replicas, nodes = (column.tolist() for column in found.best.T)
+        rank_of = self.run.problem.node_rank
+        doubtful = np.argwhere((found.high > found.low) & (found.high > found.best[:, 0][rank_of]))
+        if len(doubtful):
+            replica_of, node_of = doubtful.T
+            bounds, ranks = found.high[replica_of, node_of], rank_of[node_of]
+            order = np.lexsort((node_of, replica_of, -bounds, ranks))
+            wanted = doubtful[order]
+            columns = ranks[order].tolist(), bounds[order].tolist(), replica_of[order].tolist(), node_of[order].tolist()
+            for number, (rank, bound, replica, node) in enumerate(zip(*columns, strict=True)):
+                if bound <= sizes[rank]:
+                    continue
+                if not self.evaluation.by_shape.is_few:
+                    self._look_ahead(wanted[number : number + _AHEAD])
+                exact = self.exact_summit(replica, node)
+                if exact > sizes[rank]:
+                    sizes[rank], replicas[rank], nodes[rank] = exact, replica, node
+        return [RankPeak(*each) for each in zip(sizes, replicas, nodes, strict=True)]
+
+    def _look_ahead(self, stages: NDArray[np.int64]) -> None:
+        """Look up the first of some stages (replica, node), and if it is new the others with it."""
+        shapes = self.run.shape[stages[:, 0], self.run.problem.microbatch[stages[:, 1]]].tolist()
+        if shapes[0] not in self._rows:
+            self.load(shapes)
+
+    @cached_property
+    def summits(self) -> Summits:
+        """Bounds of the highest dynamic allocation during each stage, and the highest one between stages."""
+        from semu.engine.pipeline_kernels import pipeline_summits
+
+        run, problem, ground = self.run, self.run.problem, self.ground
+        n, num_ranks = problem.num_stages, problem.shape.num_ranks
+        net, peak = self._stage_memory()
+        waiting = [
+            (replica, node)
+            for replica, node in run.release
+            if not self.program(node).is_serial  # one after another: late or not, the same memory
+        ]
+        waiting += list(run.inside)
+        self.load(int(run.shape[replica, problem.microbatch[node]]) for replica, node in waiting)
+        for replica, node in waiting:
+            level = np.cumsum(self.expand(replica, node).event_bytes.sum(axis=0))
+            net[replica, node], peak[replica, node] = level[-1], max(int(level.max()), 0)
+        low, high = np.empty_like(net), np.empty_like(net)
+        between = np.empty((len(net), num_ranks), dtype=np.int64)
+        best = np.empty((num_ranks, 3), dtype=np.int64)
+        stage_ptr = problem.stream_ptr[: num_ranks + 1]
+        pipeline_summits(
+            stage_ptr, run.start, run.end, net, peak, ground.ptr, ground.time, ground.size, low, high, between, best
+        )
+        assert n == stage_ptr[-1]
+        return Summits(net, low, high, between, best)
+
+    def _stage_memory(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Change by every stage, and its summit above its beginning, if nobody waits inside: int64[num_replicas,
+        num_stages] [bytes]."""
+        nets, peaks = self.evaluation.by_shape.found("stage memory", self._kinds_memory)
+        problem, shape = self.run.problem, self.run.shape
+        kind = 2 * problem.chunk + problem.phase
+        if nets.shape[1] == len(shape) == 1:
+            return nets.take(kind, axis=0).reshape(1, -1), peaks.take(kind, axis=0).reshape(1, -1)
+        shapes = shape[:, problem.microbatch]
+        return nets[kind, shapes], peaks[kind, shapes]
+
+    def _kinds_memory(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same of every kind of stage (2 x chunk + phase) for every shape: int64[num_kinds, num_shapes] [bytes]."""
+        nothing = np.zeros(self.evaluation.num_shapes, dtype=np.int64)
+        stages = [stage for costs in self.evaluation.chunks for stage in (costs.forward, costs.backward)]
+        return (
+            np.stack([nothing if stage is None else stage.net for stage in stages]),
+            np.stack([nothing if stage is None else stage.peak for stage in stages]),
+        )
+
+    def exact_summit(self, replica: int, node: int) -> int:
+        """Highest dynamic allocation of a rank during a stage, as ``RankMemory.curve`` has it [bytes]."""
+        from semu.engine.pipeline_kernels import exact_summit
+
+        run, rank = self.run, int(self.run.problem.node_rank[node])
+        first, stop = run.problem.stream_ptr[rank : rank + 2].tolist()
+        a, b = self.ground.ptr[rank : rank + 2].tolist()
+        time, size = self.expand(replica, node).changes
+        return int(
+            exact_summit(
+                float(run.start[replica, node]),
+                float(run.end[replica, node]),
+                node - first,
+                run.end[replica, first:stop],
+                self.summits.net[replica, first:stop],
+                self.ground.time[replica, a:b],
+                self.ground.size[replica, a:b],
+                time,
+                size,
+            )
+        )
