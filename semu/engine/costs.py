@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.engine.shape_factors import ATTENTION_KEY, SHAPE_COEFFICIENTS, ShapeFactors
 from semu.engine.template import CostColumns, TemplateLibrary
 from semu.errors import ConfigError
 from semu.graph.dim import DimTable, as_int
 from semu.graph.operator import Operator, Phase
 from semu.hardware.device import Device, DeviceKind, DeviceProfile, Direction, Stream
+from semu.hardware.efficiency import Efficiency
 from semu.hardware.kinds import DType, OpKind, Provenance
 from semu.hardware.network import CollectiveCost, CommGroup, collective_cost
 from semu.hardware.number import worst_provenance
@@ -22,10 +24,6 @@ from semu.units import TIME_GRID_PER_S
 
 if TYPE_CHECKING:
     from semu.engine.segment_keys import SegmentKeys
-
-ATTENTION_KEY = ("tokens", "key_tokens", "pairs", "heads", "kv_heads", "d", "d_v", "share")
-"""Meaning of an attention operator's shape key; share is 2 where causal halves the pairs, else 1."""
-ATTENTION_USED = (0, 2, 7)  # positions of what a latency depends on
 
 
 @dataclass(frozen=True)
@@ -91,10 +89,10 @@ class CostModel:
         self.rules = check_rules(rules)
         n = len(library.operators)
         self._flop_rate, self._mem_rate = np.ones(n), np.ones(n)
-        self._fixed, self._p, self._short = np.zeros(n), np.full(n, np.inf), np.zeros(n)
+        self._fixed, self._p = np.zeros(n), np.full(n, np.inf)
         self._net_rate, self._corner = np.ones(n), np.zeros(n)
         self._has_flop = np.array([operator.flop != 0 for operator in library.operators], dtype=np.bool_)
-        self._attention: list[int] = []
+        self.efficiencies: list[Efficiency | None] = []
         self._outer_costs: dict[tuple[OpKind, CommGroup], CollectiveCost] = {}
         self.coefficients: list[Coefficients] = []
         for row, (operator, group) in enumerate(zip(library.operators, library.groups, strict=True)):
@@ -102,6 +100,7 @@ class CostModel:
                 self._fill_link(row, operator, group)
             else:
                 self._fill_compute(row, operator)
+        self._factors = ShapeFactors(library.operators, self.efficiencies)
 
     def _fill_link(self, row: int, operator: Operator, group: CommGroup | None) -> None:
         if group is None:
@@ -109,6 +108,7 @@ class CostModel:
         cost = collective_cost(self.profile, operator.kind, group)
         self._net_rate[row], self._fixed[row], self._corner[row] = cost.bytes_per_s, cost.latency_s, cost.c_s
         efficiency = self.profile.links[group.port].of(operator.kind)
+        self.efficiencies.append(None)
         self.coefficients.append(Coefficients(efficiency.provenance, efficiency.source, efficiency.relative_error))
 
     def _fill_compute(self, row: int, operator: Operator) -> None:
@@ -118,23 +118,15 @@ class CostModel:
             operator.kind, dtype=operator.dtype, head_dim=head_dim if isinstance(head_dim, int) else None
         )
         peak = self.profile.peak_flop_per_s(operator.dtype) if operator.flop != 0 else 1.0
-        self._flop_rate[row] = efficiency.flop * peak
+        self._flop_rate[row] = efficiency.flop_rate(peak, is_weight_gradient=operator.phase is Phase.WEIGHT_GRADIENT)
         self._mem_rate[row] = efficiency.mem * self.profile.mem_bytes_per_s.value
         self._fixed[row], self._p[row] = efficiency.t0_s, efficiency.p
-        if head_dim is not None:
-            self._short[row] = efficiency.s0_tokens
-            self._attention.append(row)
+        self.efficiencies.append(efficiency)
         provenance = efficiency.provenance
         if operator.flop != 0 and operator.dtype in (DType.FP32, DType.TF32):
             is_own = (operator.kind, operator.dtype) in self.profile.variants
             provenance = provenance if is_own else worst_provenance(provenance, Provenance.TRANSFERRED)
         self.coefficients.append(Coefficients(provenance, efficiency.source, efficiency.relative_error))
-
-    @cached_property
-    def _attention_keys(self) -> tuple[DimTable, ...]:
-        """Tokens, pairs and share of the attention operators."""
-        keys = [self.library.operators[row].key for row in self._attention]
-        return tuple(DimTable.build([key[position] for key in keys]) for position in ATTENTION_USED)
 
     @cached_property
     def known(self) -> dict[object, Any]:
@@ -150,9 +142,12 @@ class CostModel:
 
     @cached_property
     def numbers(self) -> NDArray[np.float64]:
-        """Every coefficient that operators' latencies are computed with: float64[num_ops, 7]."""
+        """Every coefficient that operators' latencies are computed with: float64[num_ops, 12]."""
         rates = (self._flop_rate, self._mem_rate, self._net_rate)
-        return np.stack((*rates, self._fixed, self._p, self._corner, self._short), axis=1)
+        shapes = [
+            [0.0 if item is None else getattr(item, name) for item in self.efficiencies] for name in SHAPE_COEFFICIENTS
+        ]
+        return np.stack((*rates, self._fixed, self._p, self._corner, *np.array(shapes, dtype=np.float64)), axis=1)
 
     def latencies(self, columns: CostColumns, rows: NDArray[np.integer] | None = None) -> NDArray[np.float64]:
         """Latency of every operator for every shape.
@@ -166,18 +161,13 @@ class CostModel:
         """
         from semu.engine.kernels import roofline_latency
 
-        flop = columns.flop
         wanted = np.arange(len(self.library.operators)) if rows is None else rows
-        _, place, number = np.intersect1d(wanted, self._attention, assume_unique=True, return_indices=True)
-        if len(place):
-            tokens, pairs, share = (t.select(number).evaluate(columns.symbols) for t in self._attention_keys)
-            short = self._short[wanted[place], None] * np.where(share == 2, 1.0, 0.5)
-            flop = flop.copy()
-            flop[place] *= 1.0 + short * (tokens / np.maximum(pairs, 1))
+        memory = columns.mem_bytes.astype(np.float64)
+        flop, memory = self._factors.apply(columns.flop, memory, columns.symbols, wanted)
         result = np.empty(flop.shape)
         roofline_latency(
             flop,
-            columns.mem_bytes.astype(np.float64),
+            memory,
             columns.net_bytes.astype(np.float64),
             self._flop_rate[wanted],
             self._mem_rate[wanted],

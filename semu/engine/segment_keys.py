@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 
-from semu.engine.costs import ATTENTION_KEY, ATTENTION_USED, CostModel
+from semu.engine.costs import CostModel
 from semu.engine.segments import Segment, WholeStage
+from semu.engine.shape_factors import used_positions
 from semu.graph.dim import Dim, Poly, symbols_of
-from semu.hardware.kinds import OpKind
 
 _DIGEST_BYTES = 16
 _MOST_KNOWN = 4096
@@ -65,9 +65,9 @@ class SegmentKeys:
         if row not in self._operators:
             operator = self._model.library.operators[row]
             dims: list[Dim] = [operator.flop, operator.mem_bytes, operator.net_bytes]
-            is_attention = operator.kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
-            if is_attention and len(operator.key) == len(ATTENTION_KEY):
-                dims += [operator.key[position] for position in ATTENTION_USED]
+            efficiency = self._model.efficiencies[row]
+            if efficiency is not None:
+                dims += [operator.key[position] for position in used_positions(operator, efficiency)]
             self._operators[row] = _content(dims, self._model.numbers[row].tobytes())
         return self._operators[row]
 

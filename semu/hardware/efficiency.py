@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from semu.errors import ConfigError
 from semu.hardware.kinds import OpKind, Provenance
-from semu.hardware.number import check_efficiency, check_number, worst_provenance
+from semu.hardware.number import check_efficiency, check_number, check_positive, worst_provenance
 
 NEUTRAL_SOURCE = "the paper's default: alpha = 1"
 
@@ -24,8 +24,12 @@ NEUTRAL_SOURCE = "the paper's default: alpha = 1"
 class Efficiency:
     """Cost coefficients of one compute kind on one device.
 
-    t = t0 + ((s(l) W / (flop F))^p + (Q / (mem B))^p)^(1/p), with W [FLOP], Q [bytes], peaks F and B, and
-    s(l) = 1 + s0 g / l for sequences of l tokens, g = 1 if causal, else 1/2; p = infinity is the paper's maximum.
+    t = t0 + ((W' / (flop F))^p + (Q' / (mem B))^p)^(1/p), with W' [FLOP], Q' [bytes], peaks F and B; p = infinity is
+    the paper's maximum. W' and Q' are an operator's FLOP and bytes, or more where its shape is unfavourable: products
+    cost ``tiled_flop``, fused attention its FLOP times ``attention_factor``, row-wise kernels their bytes times
+    ``row_bytes_factor`` (``semu.hardware.shape_terms``). Under the sustained load of a training run the compute rate
+    is flop F / (1 + power); a kernel measured by itself, of t1, takes t1 (1 + power t1 / (t1 + 2 ms)), as the clock
+    falls in about that time.
 
     Attributes:
         flop: reached fraction of the peak FLOP/s, in (0, 1].
@@ -33,12 +37,17 @@ class Efficiency:
         t0_s: the kernel's own fixed device time [s].
         p: softness of the roofline's corner, >= 1, infinity allowed.
         s0_tokens: short-sequence term of attention kernels [tokens]; 0: none.
+        tiles_at_once: tiles of products and of attention that run at once, the number of multiprocessors; 0: no tiles.
+        tile_k0, tile_rest, tile_128: of the tiles, see ``tiled_flop`` and ``attention_factor``.
+        row0: width of a row at which a row-wise kernel's rate is half of ``mem`` [elements]; 0: none.
+        power: share of time that sustained load adds, >= 0.
+        weight_gradient: rate of the product for a weight gradient over that of other products, in (0, 1].
         provenance, source: of all the numbers above together.
         relative_error: mean absolute relative error of the fit on its data, None where nothing was compared.
     Raises:
         ConfigError: a number out of its range.
     Source:
-        DIP §6.1 for the roofline; t0, p and s0 are DESIGN §3.2 and the forms of the microbenchmark data.
+        DIP §6.1 for the roofline; all the rest are DESIGN §3.2 and the forms of the microbenchmark data.
     """
 
     flop: float = 1.0
@@ -49,9 +58,20 @@ class Efficiency:
     source: str = NEUTRAL_SOURCE
     relative_error: float | None = None
     s0_tokens: float = 0.0
+    tiles_at_once: float = 0.0
+    tile_k0: float = 0.0
+    tile_rest: float = 0.0
+    tile_128: float = 1.0
+    row0: float = 0.0
+    power: float = 0.0
+    weight_gradient: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flop", check_efficiency(self.flop, "flop"))
+        for name in ("tiles_at_once", "tile_k0", "tile_rest", "row0", "power"):
+            object.__setattr__(self, name, check_number(getattr(self, name), name))
+        object.__setattr__(self, "tile_128", check_positive(self.tile_128, "tile_128"))
+        object.__setattr__(self, "weight_gradient", check_efficiency(self.weight_gradient, "weight_gradient"))
         object.__setattr__(self, "mem", check_efficiency(self.mem, "mem"))
         object.__setattr__(self, "t0_s", check_number(self.t0_s, "t0_s"))
         object.__setattr__(self, "p", check_number(self.p, "p", minimum=1.0, is_infinite_ok=True))
@@ -70,6 +90,11 @@ class Efficiency:
         """The paper's alpha_mem = 1 / mem."""
         return 1.0 / self.mem
 
+    def flop_rate(self, flop_per_s: float, *, is_weight_gradient: bool = False) -> float:
+        """Rate of computing under sustained load [FLOP/s], for the peak ``flop_per_s``."""
+        rate = self.flop * flop_per_s / (1.0 + self.power)
+        return rate * self.weight_gradient if is_weight_gradient else rate
+
     def latency_s(
         self,
         flop: float,
@@ -77,26 +102,22 @@ class Efficiency:
         flop_per_s: float,
         mem_bytes_per_s: float,
         *,
-        sequence_tokens: float | None = None,
-        is_causal: bool = True,
+        is_weight_gradient: bool = False,
     ) -> float:
-        """Latency [s] of one operator: the scalar reference of the formula above.
+        """Latency [s] of one operator under sustained load: the scalar reference of the formula above.
 
         Args:
-            flop: floating-point operations, >= 0.
-            mem_bytes: bytes read and written, >= 0.
+            flop: W', floating-point operations with what the shape adds, >= 0.
+            mem_bytes: Q', bytes read and written with what the shape adds, >= 0.
             flop_per_s: peak of the operator's precision.
             mem_bytes_per_s: peak memory bandwidth.
-            sequence_tokens: tokens of one sequence, for attention; None: no short-sequence term.
-            is_causal: whether ``flop`` counts a causal mask (halved).
+            is_weight_gradient: whether the operator is the product for a weight gradient.
         Returns:
             0 for an operator without any cost, else the latency [s], not rounded.
         """
         if flop == 0 and mem_bytes == 0:
             return 0.0
-        if sequence_tokens is not None:
-            flop = flop * (1.0 + self.s0_tokens * (1.0 if is_causal else 0.5) / sequence_tokens)
-        compute_s = flop / (self.flop * flop_per_s)
+        compute_s = flop / self.flop_rate(flop_per_s, is_weight_gradient=is_weight_gradient)
         memory_s = mem_bytes / (self.mem * mem_bytes_per_s)
         longer, shorter = max(compute_s, memory_s), min(compute_s, memory_s)
         if math.isinf(self.p) or longer == 0:

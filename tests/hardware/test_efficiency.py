@@ -36,11 +36,11 @@ def test_soft_corner_and_fixed_time() -> None:
     assert efficiency.alpha_mem == pytest.approx(4 / 3)
 
 
-@pytest.mark.parametrize(("is_causal", "g"), [(True, 1.0), (False, 0.5)])
-def test_short_sequence_term(is_causal: bool, g: float) -> None:
-    efficiency = Efficiency(flop=0.6, s0_tokens=500)
-    got = latency(efficiency, 1e12, 0.0, sequence_tokens=1000, is_causal=is_causal)
-    assert got == pytest.approx(1e12 * (1 + 500 * g / 1000) / (0.6 * FLOP_PER_S))
+def test_sustained_load_and_weight_gradients_lower_the_compute_rate() -> None:
+    efficiency = Efficiency(flop=0.6, power=0.2, weight_gradient=0.9)
+    assert latency(efficiency, 1e12, 0.0) == pytest.approx(1e12 * 1.2 / (0.6 * FLOP_PER_S))
+    assert latency(efficiency, 1e12, 0.0, is_weight_gradient=True) == pytest.approx(1e12 * 1.2 / (0.54 * FLOP_PER_S))
+    assert latency(efficiency, 0.0, 3e9) == pytest.approx(1e-3)
 
 
 def test_nothing_to_do_takes_no_time() -> None:

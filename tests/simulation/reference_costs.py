@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 from simulation.reference_experts import rounded_value
 
 from semu.graph.dim import Dim, Poly
-from semu.graph.operator import Operator
+from semu.graph.operator import Operator, Phase
 from semu.hardware.device import DeviceProfile
+from semu.hardware.efficiency import Efficiency
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup, collective_latency
 from semu.workload import Microbatch
 
+PRODUCTS = (OpKind.MATMUL, OpKind.GROUPED_MATMUL)
+ROW_WISE = (OpKind.NORM, OpKind.SOFTMAX, OpKind.CROSS_ENTROPY)
 ATTENTION = (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
 
 
@@ -64,18 +69,44 @@ def latency_of(
     if operator.flop != 0 and flop == 0:
         return 0.0
     peak = profile.peak_flop_per_s(operator.dtype)
-    if operator.kind not in ATTENTION:
-        efficiency = profile.efficiency(operator.kind, dtype=operator.dtype)
-        return on_grid(efficiency.latency_s(flop, mem, peak, profile.mem_bytes_per_s.value))
-    tokens, _, pairs, _, _, head_dim, _, share = (value(d, symbols) for d in operator.key)
-    efficiency = profile.efficiency(operator.kind, dtype=operator.dtype, head_dim=head_dim)
+    key = [value(d, symbols) for d in operator.key]
+    efficiency = profile.efficiency(
+        operator.kind, dtype=operator.dtype, head_dim=key[5] if operator.kind in ATTENTION else None
+    )
+    if operator.kind in ATTENTION:
+        tokens, _, pairs, heads, _, _, _, share = key
+        stretch = 1 + efficiency.s0_tokens * (1 if share == 2 else 0.5) * tokens / pairs
+        flop *= stretch + efficiency.tile_rest * 128 * efficiency.tiles_at_once * share / (tokens * heads)
+    elif operator.kind in PRODUCTS and efficiency.tiles_at_once:
+        flop *= product_stretch(key, efficiency)
+    elif operator.kind in ROW_WISE and len(key) == 2:
+        mem *= 1 + efficiency.row0 / key[1]
     return on_grid(
         efficiency.latency_s(
             flop,
             mem,
             peak,
             profile.mem_bytes_per_s.value,
-            sequence_tokens=pairs / tokens,
-            is_causal=share == 2,
+            is_weight_gradient=operator.phase is Phase.WEIGHT_GRADIENT,
         )
     )
+
+
+def product_stretch(key: list[int], efficiency: Efficiency) -> float:
+    """Cost of a product in tiles over its FLOP, the best of five tiles."""
+    m, n, k = key[:3]
+    groups = 1
+    if len(key) == 5:
+        m, k, groups = m / key[3], k / key[4], key[3] * key[4]
+    at_once, costs = efficiency.tiles_at_once, []
+    for rows, columns, rate in (
+        (256, 128, 1),
+        (128, 256, 1),
+        (128, 128, efficiency.tile_128),
+        (64, 128, efficiency.tile_128**2),
+        (128, 64, efficiency.tile_128**2),
+    ):
+        waves = groups * math.ceil(m / rows) * math.ceil(n / columns) / at_once
+        waves += efficiency.tile_rest * (math.ceil(waves) - waves)
+        costs.append(2 * rows * columns * waves / min(rate, 1))
+    return min(costs) * at_once * (k + efficiency.tile_k0) / (2 * groups * m * n * k)

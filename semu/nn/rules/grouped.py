@@ -39,8 +39,8 @@ def grouped_linear(x: Tensor, weight: Parameter, *, split_out: bool) -> Tensor:
         raise GraphError("the rows do not fit the experts", where=trace.where, expected=f"[..., {k}]", got=x.shape)
     if trace.is_fp8:
         return _fp8(x, use, cut, n, k)
-    name = weight.name
-    y = _product(x, use, use.numel, n, (x.local_shape[0], n, k), DType.BF16, name=name)
+    name, groups = weight.name, weight.shape[0] // plan.ep
+    y = _product(x, use, groups, n, (x.local_shape[0], n, k), DType.BF16, name=name)
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients
@@ -48,9 +48,7 @@ def grouped_linear(x: Tensor, weight: Parameter, *, split_out: bool) -> Tensor:
         grad_x = None
         if x.requires_grad:
             key = (x.local_shape[0], k, n)
-            grad_x = _product(
-                grad, use, use.numel, k, key, DType.BF16, phase=Phase.INPUT_GRADIENT, name=f"{name}.grad_bw"
-            )
+            grad_x = _product(grad, use, groups, k, key, DType.BF16, phase=Phase.INPUT_GRADIENT, name=f"{name}.grad_bw")
         if use.gradient is not None:
             _weight_gradient(grad, x, use, (n, k), None)
         return [grad_x]
@@ -70,10 +68,11 @@ def _fp8(x: Tensor, use: ParameterUse, cut: tuple[int, ...], n: int, k: int) -> 
             got=f"[{n}, {k}]",
         )
     trains, needs, name = use.gradient is not None, x.requires_grad, use.parameter.name
+    groups = use.numel // (n * k)
     x8 = cast(x, plain=True, transposed=trains and trace.grad_enabled, name=f"{name}.cast")
     w8 = cast_weight(trace, use, cut, transposed=needs and trace.grad_enabled)
     assert x8.plain is not None
-    y = _product(x8.plain, w8[0], use.numel, n, (x.local_shape[0], n, k), DType.FP8, name=name)
+    y = _product(x8.plain, w8[0], groups, n, (x.local_shape[0], n, k), DType.FP8, name=name)
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients
@@ -85,7 +84,7 @@ def _fp8(x: Tensor, use: ParameterUse, cut: tuple[int, ...], n: int, k: int) -> 
             assert g8.plain is not None
             key = (x.local_shape[0], k, n)
             grad_x = _product(
-                g8.plain, w8[1], use.numel, k, key, DType.FP8, phase=Phase.INPUT_GRADIENT, name=f"{name}.grad_bw"
+                g8.plain, w8[1], groups, k, key, DType.FP8, phase=Phase.INPUT_GRADIENT, name=f"{name}.grad_bw"
             )
         if trains:
             assert g8.transposed is not None and x8.transposed is not None
@@ -99,7 +98,7 @@ def _fp8(x: Tensor, use: ParameterUse, cut: tuple[int, ...], n: int, k: int) -> 
 def _product(
     a: Tensor,
     weight: Tensor | ParameterUse,
-    weight_elements: int,
+    groups: int,
     width: int,
     key: tuple[Dim, Dim, Dim],
     operand: DType,
@@ -107,7 +106,10 @@ def _product(
     name: str,
     phase: Phase | None = None,
 ) -> Tensor:
-    """Append rows times the experts' weights: FLOP 2 m n k, bytes of rows, of all local weights and of the result."""
+    """Append rows times the experts' weights: FLOP 2 m n k, bytes of rows, of all local weights and of the result.
+
+    The shape key tells that m is split over the local experts.
+    """
     trace = a.trace
     m, n, k = key
     size = trace.options.tensor_dtype.size_bytes
@@ -118,8 +120,8 @@ def _product(
         (a.shape[0], width),
         shards=a.shards,
         flop=2 * m * n * k,
-        mem_bytes=(1 if is_fp8 else size) * (m * k + weight_elements) + size * m * n,
-        key=key,
+        mem_bytes=(1 if is_fp8 else size) * (m * k + groups * n * k) + size * m * n,
+        key=(*key, groups, 1),
         phase=phase,
         name=name,
         arithmetic=DType.FP8 if is_fp8 else None,
@@ -144,7 +146,7 @@ def _weight_gradient(
         mem_bytes=grad.dtype.size_bytes * rows * n
         + x.dtype.size_bytes * rows * k
         + (2 * grad_size if is_fused else size) * use.numel,
-        key=(n, k, rows),
+        key=(n, k, rows, 1, use.numel // (n * k)),
         phase=Phase.WEIGHT_GRADIENT,
         name=f"{use.parameter.name}.weight_bw",
         arithmetic=arithmetic,

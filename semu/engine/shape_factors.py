@@ -1,0 +1,167 @@
+"""``ShapeFactors``: what operators' shapes add to their FLOP and bytes, for many shapes at once.
+
+The formulas are those of ``semu.hardware.shape_terms``; this file finds the operators that they concern, reads their
+shape keys and multiplies. Where no coefficient asks for it, nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.graph.dim import DimTable
+from semu.graph.operator import Operator
+from semu.hardware.efficiency import Efficiency
+from semu.hardware.kinds import OpKind
+from semu.hardware.shape_terms import attention_factor, row_bytes_factor, tiled_flop
+
+ATTENTION_KEY = ("tokens", "key_tokens", "pairs", "heads", "kv_heads", "d", "d_v", "share")
+"""Meaning of an attention operator's shape key; share is 2 where causal halves the pairs, else 1."""
+PRODUCT_KEY = ("m", "n", "k")
+"""Meaning of a product's shape key."""
+GROUPED_KEY = ("m", "n", "k", "split_m", "split_k")
+"""Meaning of a grouped product's shape key: equal groups that split m or k."""
+ROW_KEY = ("rows", "width")
+"""Meaning of a row-wise operator's shape key."""
+
+_ATTENTION = (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
+_PRODUCTS = (OpKind.MATMUL, OpKind.GROUPED_MATMUL)
+_ROW_WISE = (OpKind.NORM, OpKind.SOFTMAX, OpKind.CROSS_ENTROPY)
+
+Values = NDArray[np.float64]
+_Formula = Callable[[Values, Mapping[str, Values]], Values]
+"""Key [key_width, n, num_shapes] and coefficients [n, 1] by name -> factor [n, num_shapes]."""
+SHAPE_COEFFICIENTS = ("s0_tokens", "tiles_at_once", "tile_k0", "tile_rest", "tile_128", "row0")
+"""Coefficients of ``Efficiency`` that the factors depend on."""
+
+
+def used_positions(operator: Operator, efficiency: Efficiency) -> tuple[int, ...]:
+    """Positions in an operator's shape key that its latency depends on, beyond its FLOP and bytes."""
+    kind, width = operator.kind, len(operator.key)
+    if kind in _ATTENTION and width == len(ATTENTION_KEY) and (efficiency.s0_tokens or _has_tail(efficiency)):
+        return (0, 2, 3, 7)
+    if kind in _PRODUCTS and width in (len(PRODUCT_KEY), len(GROUPED_KEY)) and efficiency.tiles_at_once:
+        return tuple(range(width))
+    if kind in _ROW_WISE and width == len(ROW_KEY) and efficiency.row0:
+        return (1,)
+    return ()
+
+
+def _has_tail(efficiency: Efficiency) -> bool:
+    return efficiency.tiles_at_once > 0 and efficiency.tile_rest > 0
+
+
+class ShapeFactors:
+    """Factors on FLOP and bytes of a library's operators.
+
+    Args:
+        operators: of the library. efficiencies: coefficients of each; None for communication.
+    """
+
+    def __init__(self, operators: Sequence[Operator], efficiencies: Sequence[Efficiency | None]) -> None:
+        self._groups: list[_Group] = []
+        rows: dict[tuple[_Formula, tuple[int, ...]], list[int]] = {}
+        for row, (operator, efficiency) in enumerate(zip(operators, efficiencies, strict=True)):
+            positions = () if efficiency is None else used_positions(operator, efficiency)
+            if positions:
+                rows.setdefault((_FORMULAS[operator.kind], positions), []).append(row)
+        for (formula, positions), chosen in rows.items():
+            known = [efficiency for row in chosen if (efficiency := efficiencies[row]) is not None]
+            self._groups.append(_Group(formula, positions, chosen, operators, known))
+
+    def apply(
+        self, flop: Values, mem_bytes: Values, symbols: Mapping[str, NDArray[np.int64]], wanted: NDArray[np.integer]
+    ) -> tuple[Values, Values]:
+        """FLOP and bytes with the factors in them; the arguments are left as they are.
+
+        Args:
+            flop, mem_bytes: float64[num_wanted, num_shapes]. symbols: values of every symbol.
+            wanted: int[num_wanted], rows of the library, ascending.
+        """
+        for group in self._groups:
+            _, place, number = np.intersect1d(wanted, group.rows, assume_unique=True, return_indices=True)
+            if not len(place):
+                continue
+            factor = group.factor(number, symbols)
+            if group.formula is _row_factor:
+                mem_bytes = mem_bytes.copy()
+                mem_bytes[place] *= factor
+            else:
+                flop = flop.copy()
+                flop[place] *= factor
+        return flop, mem_bytes
+
+
+class _Group:
+    """Operators under one formula whose keys have one meaning."""
+
+    def __init__(
+        self,
+        formula: _Formula,
+        positions: tuple[int, ...],
+        rows: Sequence[int],
+        operators: Sequence[Operator],
+        efficiencies: Sequence[Efficiency],
+    ) -> None:
+        self.formula = formula
+        self.rows = np.array(rows)
+        self._tables = [DimTable.build([operators[row].key[position] for row in rows]) for position in positions]
+        self._numbers = {
+            name: np.array([getattr(item, name) for item in efficiencies], dtype=np.float64)
+            for name in SHAPE_COEFFICIENTS
+        }
+
+    def factor(self, number: NDArray[np.integer], symbols: Mapping[str, NDArray[np.int64]]) -> Values:
+        """Factor of some of the group's operators: float64[n, num_shapes]."""
+        num_shapes = len(next(iter(symbols.values()))) if symbols else 1
+        key = np.empty((len(self._tables), len(number), num_shapes))
+        for position, table in enumerate(self._tables):
+            key[position] = table.select(number).evaluate(symbols)
+        return self.formula(key, {name: values[number, None] for name, values in self._numbers.items()})
+
+
+def _attention_factor(key: Values, numbers: Mapping[str, Values]) -> Values:
+    tokens, pairs, heads, share = key
+    factor: Values = attention_factor(
+        np.maximum(tokens, 1.0),
+        np.maximum(pairs, 1.0),
+        heads,
+        share,
+        s0=numbers["s0_tokens"],
+        tiles_at_once=numbers["tiles_at_once"],
+        rest=numbers["tile_rest"],
+    )
+    return factor
+
+
+def _product_factor(key: Values, numbers: Mapping[str, Values]) -> Values:
+    m, n, k = np.maximum(key[:3], 1.0)
+    groups: Values | float = 1.0
+    if len(key) == len(GROUPED_KEY):
+        m, k, groups = m / key[3], k / key[4], key[3] * key[4]
+    costs: Values = tiled_flop(
+        m,
+        n,
+        k,
+        tiles_at_once=numbers["tiles_at_once"],
+        k0=numbers["tile_k0"],
+        rest=numbers["tile_rest"],
+        tile_128=numbers["tile_128"],
+        groups=groups,
+    )
+    factor: Values = costs / (2.0 * groups * m * n * k)
+    return factor
+
+
+def _row_factor(key: Values, numbers: Mapping[str, Values]) -> Values:
+    factor: Values = row_bytes_factor(np.maximum(key[0], 1.0), numbers["row0"])
+    return factor
+
+
+_FORMULAS: Mapping[OpKind, _Formula] = {
+    **dict.fromkeys(_ATTENTION, _attention_factor),
+    **dict.fromkeys(_PRODUCTS, _product_factor),
+    **dict.fromkeys(_ROW_WISE, _row_factor),
+}

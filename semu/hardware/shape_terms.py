@@ -1,0 +1,69 @@
+"""How the shape of an operator, beyond its FLOP and bytes, takes rate from a device: tiles, waves, rows.
+
+Functions on numbers or arrays that broadcast; each returns FLOP or bytes as if the peak rate applied to them.
+
+A matrix product is computed in tiles of the result, one tile on each multiprocessor at a time, wave after wave: what is
+at an edge is computed whole, a last wave that is not full costs more than its share, and each tile pays a prologue.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_TILES = ((256, 128, 0), (128, 256, 0), (128, 128, 1), (64, 128, 2), (128, 64, 2))
+"""Rows, columns, and how often the edge has been halved, of the tiles that kernel libraries choose from."""
+
+ATTENTION_ROWS = 128
+"""Rows of queries in a tile of a fused attention kernel (2307.08691 §3.2; 2407.08608 §4)."""
+
+
+def tiled_flop(
+    m: Any, n: Any, k: Any, *, tiles_at_once: Any, k0: Any, rest: Any, tile_128: Any, groups: Any = 1.0
+) -> Any:
+    """FLOP of equal products [m, k] x [k, n] as their tiles and waves cost them, for the best of the known tiles.
+
+    With x = groups ceil(m / t_m) ceil(n / t_n) / P tiles of t_m x t_n per multiprocessor:
+    2 t_m t_n P (k + k0) (x + rest (ceil(x) - x)) / min(e, 1), e = 1 for 256 x 128, ``tile_128`` for 128 x 128 and
+    its square for 64 x 128. Monotone in m, n and k; at least 2 m n k groups.
+
+    Args:
+        m, n, k: sizes of one product, >= 0. tiles_at_once: P, multiprocessors. k0: prologue of a tile [elements of k].
+        rest: what an idle place in the last wave costs, as a share of a busy one. tile_128: see above, > 0.
+        groups: products in one kernel.
+    Source:
+        The form of the microbenchmark data ("soft tile waves"); groups: CUTLASS's grouped products fill waves together.
+    """
+    best: Any = np.inf
+    for rows, columns, halvings in _TILES:
+        waves = groups * np.ceil(m / rows) * np.ceil(n / columns) / tiles_at_once
+        busy = waves + rest * (np.ceil(waves) - waves)
+        best = np.minimum(best, 2.0 * rows * columns * busy / np.minimum(tile_128**halvings, 1.0))
+    return best * tiles_at_once * (k + k0)
+
+
+def attention_factor(tokens: Any, pairs: Any, heads: Any, share: Any, *, s0: Any, tiles_at_once: Any, rest: Any) -> Any:
+    """What fused attention costs over its FLOP: 1 + s0 g / l + rest 128 P share / (tokens heads).
+
+    The second term is of short sequences, l = pairs / tokens. The third is of the last tiles, which run alone: a tile
+    of 128 queries over a whole sequence costs 2 x 128 l (d + d_v), and ``rest`` of them on each of P multiprocessors
+    are lost, whatever the number of heads; with few heads and sequences they are most of the time.
+
+    Args:
+        tokens, pairs, heads: of the kernel, > 0. share: 2 where causal halves the pairs, else 1. s0: [tokens].
+        tiles_at_once: P, multiprocessors. rest: tiles.
+    Source:
+        The form of the microbenchmark data, g = 1 if causal, else 1/2; the last term is semu's own.
+    """
+    short = s0 * (share / 2.0) * tokens / pairs
+    return 1.0 + short + rest * ATTENTION_ROWS * tiles_at_once * share / (tokens * heads)
+
+
+def row_bytes_factor(width: Any, row0: Any) -> Any:
+    """How much a row-wise kernel (norm, softmax) moves in effect: 1 + row0 / width of a row.
+
+    Args:
+        width: elements of a row, > 0. row0: elements at which the rate has halved, >= 0.
+    """
+    return 1.0 + row0 / width
