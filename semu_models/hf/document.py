@@ -73,6 +73,7 @@ def read_document(source: str | os.PathLike[str] | Mapping[str, Any], *, name: s
         document = Document(name, source)
     else:
         path = os.fspath(source)
+        path = os.path.join(path, "config.json") if os.path.isdir(path) else path
         text = _read_text(path)
         document = Document(path, _parse(text, path), text)
     if "model_type" not in document.fields:

@@ -33,14 +33,14 @@ class Reading:
     """A report of a file that was read.
 
     Attributes:
-        source: the file. kind: what sort of file. model_type: of the model in it.
+        source: the file. kind: what sort of file. model_type: of the model in it, if it says one.
         understood: keys of the file that were used. defaulted: what the file does not say.
         ignored: keys of the file without bearing on time and memory. notes: sentences.
     """
 
     source: str
     kind: str
-    model_type: str
+    model_type: str | None
     understood: tuple[ReadingRow, ...]
     defaulted: tuple[ReadingRow, ...]
     ignored: tuple[ReadingRow, ...]
@@ -58,11 +58,14 @@ class Reading:
 
     def summary(self) -> str:
         """One sentence."""
-        counts = ", ".join(f"{len(rows)} keys {name}" for name, rows in self._groups())
-        return f"{self.source}: {self.kind}, model_type {self.model_type}: {counts}"
+        taken = ", ".join(f"{row.key} = {_short(row.value)}" for row in self.defaulted)
+        return (
+            f"{self.source}: {self._subject()}: {len(self.understood)} keys understood, {len(self.ignored)} without "
+            f"bearing, {len(self.defaulted)} taken by default" + (f" ({taken})" if taken else "")
+        )
 
     def __repr__(self) -> str:
-        lines = [f"{self.source}: {self.kind}, model_type {self.model_type}"]
+        lines = [f"{self.source}: {self._subject()}"]
         every = [row for _, rows in self._groups() for row in rows]
         key = max((len(row.key) for row in every), default=0)
         value = max((len(_short(row.value)) for row in every), default=0)
@@ -72,6 +75,9 @@ class Reading:
         if self.notes:
             lines += ["", "notes", *(f"  {note}" for note in self.notes)]
         return "\n".join(lines)
+
+    def _subject(self) -> str:
+        return self.kind if self.model_type is None else f"{self.kind}, model_type {self.model_type}"
 
     def _groups(self) -> Iterator[tuple[str, tuple[ReadingRow, ...]]]:
         yield "understood", self.understood
