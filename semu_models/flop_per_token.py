@@ -35,10 +35,10 @@ from semu.nn import (
     Module,
     RMSNorm,
     SelfAttention,
-    TiedLinear,
-    TokenGate,
 )
-from semu.nn.moe import Router
+from semu.nn.moe import Router, TokenGate
+from semu.nn.transformer import CrossAttention, TiedLinear
+from semu.nn.window import Window
 
 CONVENTIONS = ("semu", "megatron", "megatron_full", "palm", "torchtitan")
 """Names of the conventions, in the order in which they are printed."""
@@ -50,11 +50,11 @@ class Scores:
 
     width: int
     causal: bool
-    window: object = None
+    window: Window | None = None
 
     def flop(self, length: int) -> float:
         """Forward FLOP a token: 2 pairs x width / length, halved where causal (semu's convention)."""
-        pairs = self.window.pairs(length) if hasattr(self.window, "pairs") else length**2
+        pairs = length**2 if self.window is None else self.window.pairs(length)
         return 2 * self.width * pairs / length / (2 if self.causal else 1)
 
     def flop_in_full(self, length: int) -> int:
@@ -152,17 +152,13 @@ class _Counter:
         if isinstance(module, LayerNorm | RMSNorm):
             return True
         if isinstance(module, SelfAttention):
-            self.scores.append(
-                Scores(module.heads * 2 * module.head_dim, module.causal, getattr(module, "window", None))
-            )
+            self.scores.append(Scores(module.heads * 2 * module.head_dim, module.causal, module.window))
         elif isinstance(module, LatentAttention):
             sizes = module.sizes
             width = sizes.qk_head_dim + sizes.qk_pos_emb_head_dim + sizes.v_head_dim
             self.scores.append(Scores(module.heads * width, module.causal))
             self.latents += sizes.kv_lora_rank + (sizes.q_lora_rank or 0)
-        elif any(len(parameter.shape) > 1 for _, parameter in module.own_parameters()):
-            return False
-        elif type(module).__name__ == "CrossAttention":
+        elif isinstance(module, CrossAttention) or any(len(p.shape) > 1 for _, p in module.own_parameters()):
             return False
         return all(self.visit(child) for _, child in module.named_children())
 
