@@ -19,6 +19,8 @@ from semu.nn.rules.pointwise import (
     modulate,
     multiply,
     rope,
+    scale,
+    scale_features,
 )
 from semu.nn.rules.views import flatten, split, split_heads, unflatten
 from semu.nn.tensor import Tensor
@@ -47,10 +49,13 @@ __all__ = [
     "norm",
     "rms_norm",
     "rope",
+    "scale",
+    "scale_features",
     "scatter_tokens",
     "send",
     "shard_tokens",
     "silu",
+    "softcap",
     "split",
     "split_heads",
     "swiglu",
@@ -66,6 +71,11 @@ def gelu(x: Tensor) -> Tensor:
 def silu(x: Tensor) -> Tensor:
     """Sigmoid linear unit; saves its input."""
     return activation(x, "silu")
+
+
+def softcap(x: Tensor) -> Tensor:
+    """``cap x tanh(x / cap)``, one kernel; saves its input."""
+    return activation(x, "softcap")
 
 
 def swiglu(x: Tensor) -> Tensor:
