@@ -21,6 +21,7 @@ from semu.nn import (
 )
 from semu.nn.block import TracedBlock, trace_block
 from semu.nn.module import Module
+from semu.nn.recompute_plan import RecomputePlan
 from semu.nn.tracing import TraceOptions
 
 H, F, HEADS, TOKENS = 64, 160, 4, 32
@@ -28,12 +29,7 @@ PACKING = Sequences.uniform(2, TOKENS // 2)
 
 
 def traced(module: Module, tp: int = 1) -> TracedBlock:
-    return run_megatron(module, spec(TOKENS, H, sequences=PACKING), tp=tp, sp=tp > 1)
-
-
-def names(block: TracedBlock) -> list[str]:
-    """The forward's operators without their projections' names."""
-    return [op.path.removeprefix("attention.").removeprefix("mlp.") for op in forward(block)]
+    return run_megatron(module, spec(TOKENS, H, shards=(tp, 1), sequences=PACKING), tp=tp, sp=tp > 1)
 
 
 def test_norms_stand_where_they_are_asked_to() -> None:
@@ -47,13 +43,8 @@ def test_norms_stand_where_they_are_asked_to() -> None:
     order = [op.path for op in forward(traced(post))]
     assert order[0] == "attention.qkv" and order[-2:] == ["add", "mlp_norm.rms_norm"]
     order = [op.path for op in forward(traced(sandwich))]
-    norms = [path for path in order if path.endswith("rms_norm")]
-    assert [path.split(".")[0] for path in norms] == [
-        "attention_norm",
-        "attention_out_norm",
-        "mlp_norm",
-        "mlp_out_norm",
-    ]
+    norms = [path.split(".")[0] for path in order if path.endswith("rms_norm")]
+    assert norms == ["attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm"]
     assert order[order.index("attention_out_norm.rms_norm") + 1] == "add"
 
 
@@ -155,8 +146,6 @@ def test_only_the_biases_of_experts_train() -> None:
 
 
 def test_separate_attention_kernels_under_recompute_with_sinks() -> None:
-    from semu.nn.recompute_plan import RecomputePlan
-
     module = SelfAttention(H, HEADS, sinks=True, softcap=50.0)
     options = TraceOptions(fused_attention=False, recompute=RecomputePlan.of(("core_attn",)))
     block = trace_block(module, [spec(TOKENS, H, sequences=PACKING)], options)
