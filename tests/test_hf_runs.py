@@ -145,6 +145,13 @@ def test_rows_of_the_token_table_are_padded_only_on_request(folder: Path) -> Non
     assert "cannot read the file" in caught.value.message
 
 
+def test_what_the_file_says_against_the_run_is_told(folder: Path) -> None:
+    notes = resolve_run(run_file(folder), Overrides(["training.seq_len=1024", "parallel.tp=3"])).notes
+    assert any("training.seq_len: 1024 is more than the 512 tokens" in note for note in notes)
+    assert any("parallel.tp: 3 does not divide the 1000 rows" in note for note in notes)
+    assert not any("seq_len" in note or "does not divide" in note for note in resolve_run(run_file(folder)).notes)
+
+
 # -- a config.json as a run ----------------------------------------------------------------------------------------
 def test_a_config_is_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "models" / "small.json"
