@@ -29,7 +29,6 @@ _KNOWN_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _ABSENT: Mapping[str, str] = MappingProxyType(
     {
         "model.hf_config": "model.name or [model.transformer]",
-        "model.transformer.mtp_layers": "a model that predicts the next token only",
     }
 )
 """Keys that must not be there, and what to write instead."""
