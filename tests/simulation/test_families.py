@@ -9,9 +9,11 @@ import pytest
 from simulation.comparison import assert_tails_equal
 from simulation.jobs import job_of, overlap, text_items
 
+from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.nn import LatentSizes, Model
 from semu.parallel.config import Parallel
+from semu.parallel.layout import PipelineLayout
 from semu.simulation import simulate
 from semu.workload import Microbatch
 from semu_models.decoder import decoder_model
@@ -295,6 +297,33 @@ def test_multi_token_prediction(depths: int, sizes: dict[str, int], recompute: s
 
 def test_multi_token_prediction_when_the_pipeline_interleaves() -> None:
     assert_tails_equal(mtp_job(1, Parallel(pp=2, vpp=2)))
+
+
+@pytest.mark.parametrize(
+    ("layout", "pp", "vpp"),
+    [
+        ({"stages": "Et|t|tmL"}, 3, 1),
+        ({"stages": "Ett|tm|L"}, 3, 1),
+        ({"stages": "Et|t|tm|L"}, 2, 2),
+        ({"layers": [2, 1]}, 2, 1),
+        (None, 3, 1),
+    ],
+    ids=str,
+)
+def test_layouts_with_multi_token_prediction(layout: dict[str, object] | None, pp: int, vpp: int) -> None:
+    told = PipelineLayout.of(layout) if layout is not None else None
+    parallel = Parallel(pp=pp, vpp=vpp, layout=told, partition="parameters" if layout is not None else "layers")
+    job = mtp_job(1, parallel)
+    assert_tails_equal(job)
+    last = simulate(job).ranks[-1].chunks
+    assert "mtp" in last
+
+
+@pytest.mark.parametrize(("depths", "text"), [(1, "Ett|tL"), (0, "Ett|tmL"), (1, "Ett|tmmL")])
+def test_as_many_predictions_as_the_model_has(depths: int, text: str) -> None:
+    with pytest.raises(ConfigError, match="layers of multi-token prediction") as caught:
+        simulate(mtp_job(depths, Parallel(pp=2, layout=PipelineLayout.of({"stages": text}))))
+    assert (caught.value.where, caught.value.nearest) == ("parallel.layout.stages", depths)
 
 
 def test_predictions_share_tables_and_lie_at_the_end() -> None:
