@@ -154,7 +154,7 @@ class _Counter:
             self.tables[id(module.weight)] = module.weight.numel
             return True
         if isinstance(module, PredictionHead):
-            self.products += module.main.projection.num_parameters() * len(module.norms)
+            self.products += module.main.projection.weight.numel * len(module.norms)
         if isinstance(module, PredictionLayer):
             self.latents += 3 * module.embedding_norm.weight.numel
         if isinstance(module, LayerNorm | RMSNorm):
