@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,6 +12,8 @@ from semu.runfile.megatron.flags import FLAGS, Flag
 _TRUE = ("True", "true")
 _FALSE = ("False", "false")
 _NOTHING = ("None", "none", "", "[]", "False", "false", "0", "0.0", "{}")
+_MEMBER = re.compile(r"^[A-Z]\w*\.(?=\w+$)")
+"""A member of an enum prints as ``AttnBackend.auto``."""
 _DTYPES: Mapping[str, str] = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 
 
@@ -74,6 +77,8 @@ class Argument:
             return self._switch(flag, where)
         if self.values == ("None",):
             return None
+        if self.is_printed and flag.type == "word":
+            return _DTYPES.get(self.values[0], _MEMBER.sub("", self.values[0]))
         if flag.type == "words":
             return tuple(word for value in self.values for word in value.strip("[]").replace("'", "").split(", "))
         if len(self.values) != 1:

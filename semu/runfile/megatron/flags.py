@@ -122,8 +122,12 @@ def _flags(data: Mapping[str, Any]) -> Iterator[Flag]:
     for treatment, key in ((Treatment.UNMODELLED, "unmodelled"), (Treatment.IGNORED, "ignored")):
         for purpose, table in data[key].items():
             harmless = table.get("harmless", {})
-            for name in dict.fromkeys((*table["flags"], *harmless)):
-                yield Flag(name, _dest(name), treatment, purpose, table["why"], harmless=tuple(harmless.get(name, ())))
+            known = data["switches"] if treatment is Treatment.IGNORED else ()
+            own = [name for name in known if any(fnmatchcase(name, flag) for flag in table["flags"])]
+            for name in dict.fromkeys((*table["flags"], *harmless, *own)):
+                kind = "switch" if name in data["switches"] else "word"
+                told = tuple(harmless.get(name, ()))
+                yield Flag(name, _dest(name), treatment, purpose, table["why"], type=kind, harmless=told)
             for name, dest in table.get("off", {}).items():
                 yield Flag(name, dest, treatment, purpose, table["why"], type="off", harmless=(True,))
 

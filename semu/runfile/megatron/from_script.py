@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from semu.errors import ConfigError
 from semu.runfile.megatron.arguments import Argument, Given, find_flag
+from semu.runfile.megatron.flags import Treatment
 from semu.runfile.megatron.shell_run import Command, Script, follow_script
 from semu.runfile.megatron.shell_words import Field, Shell
 
@@ -94,46 +95,37 @@ def _size(launcher: Sequence[Field], names: Sequence[str], script: Script) -> tu
 
 
 def _arguments(fields: Sequence[Field], shell: Shell, source: str) -> list[Argument]:
+    """Arguments with the words behind them."""
     found: list[Argument] = []
-    values: list[str] = []
-    for field in [*fields, Field("--", 0)]:
-        if not field.text.startswith("--"):
-            gap = shell.gap_of(field.text)
-            if not found and gap is not None and field.text == shell.gap(gap.what, gap.line, gap.why):
-                raise _unknown_words(str(gap), gap.what, f"{source}:{field.line}")
-            if not found:
-                raise ConfigError(
-                    "a value without an argument",
-                    where=f"{source}:{field.line}",
-                    expected="--NAME before it",
-                    got=shell.shown(field.text),
-                )
-            last = found[-1]
-            flag = last.flag
-            if flag is not None and gap is not None and (flag.is_switch or (values and flag.type != "words")):
-                if flag.treatment.value != "ignored":
-                    raise _unknown_words(str(gap), gap.what, f"{source}:{field.line}")
-            values.append(field.text)
-            text = shell.shown(field.text)
-            found[-1] = Argument(
-                flag, last.written, (*last.values, text), last.line, last.gap or ("" if gap is None else str(gap))
-            )
-            continue
-        if field.text == "--":
-            break
-        name, equals, value = field.text.partition("=")
+    for field in fields:
         gap = shell.gap_of(field.text)
-        values = [value] if equals else []
-        found.append(
-            Argument(
-                find_flag(name),
-                shell.shown(name),
-                (shell.shown(value),) if equals else (),
-                field.line,
-                "" if gap is None else str(gap),
+        told = "" if gap is None else str(gap)
+        if field.text.startswith("--"):
+            name, equals, value = field.text.partition("=")
+            values = (shell.shown(value),) if equals else ()
+            found.append(Argument(find_flag(name), shell.shown(name), values, field.line, told))
+            continue
+        if gap is not None and (not found or not _takes_another(found[-1])):
+            raise _unknown_words(str(gap), gap.what, f"{source}:{field.line}")
+        if not found:
+            raise ConfigError(
+                "a value without an argument",
+                where=f"{source}:{field.line}",
+                expected="--NAME before it",
+                got=shell.shown(field.text),
             )
-        )
+        last = found[-1]
+        values = (*last.values, shell.shown(field.text))
+        found[-1] = Argument(last.flag, last.written, values, last.line, last.gap or told)
     return found
+
+
+def _takes_another(argument: Argument) -> bool:
+    """Whether a word that is not known can be the argument's value, not further arguments."""
+    flag = argument.flag
+    if flag is None or flag.is_switch:
+        return False
+    return not argument.values or flag.type == "words" or flag.treatment is Treatment.IGNORED
 
 
 def _unknown_words(gap: str, what: str, where: str) -> ConfigError:
