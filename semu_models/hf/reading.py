@@ -93,7 +93,7 @@ class Reading:
         yield "defaulted", self.defaulted
         yield "ignored", self.ignored
         if self.unmodelled:
-            yield "not modelled", self.unmodelled
+            yield "unmodelled", self.unmodelled
 
 
 def _short(value: Any) -> str:

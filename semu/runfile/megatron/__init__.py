@@ -6,6 +6,7 @@ Files:
     flags.py             ``FLAGS``: the same, by spelling and by printed name
     shell_text.py        text of a shell script -> words
     shell_words.py       words -> their expansion; what cannot be known is a named gap
+    shell_parts.py, shell_conditions.py    statements, the parts of compound ones, conditions
     shell_run.py         following a script: assignments, conditions, the commands that start Python
     arguments.py         one argument of a file, with its line
     from_script.py       scripts -> arguments and the launcher's cluster size
@@ -15,6 +16,6 @@ Files:
     read.py              all of these, and the report
 """
 
-from semu.runfile.megatron.read import MegatronRun, read_megatron
+from semu.runfile.megatron.read import MegatronRun, is_megatron, read_arguments, read_megatron
 
-__all__ = ["MegatronRun", "read_megatron"]
+__all__ = ["MegatronRun", "is_megatron", "read_arguments", "read_megatron"]

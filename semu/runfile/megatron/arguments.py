@@ -83,11 +83,20 @@ class Argument:
             return tuple(word for value in self.values for word in value.strip("[]").replace("'", "").split(", "))
         if len(self.values) != 1:
             raise ConfigError(
-                f"--{flag.name} takes one value", where=where, expected=_expected(flag), got=self.shown if self.values else "none"
+                f"--{flag.name} takes one value",
+                where=where,
+                expected=_expected(flag),
+                got=self.shown if self.values else "none",
             )
         text = self.values[0]
         try:
-            return int(text) if flag.type == "integer" else float(text) if flag.type == "number" else _DTYPES.get(text, text)
+            return (
+                int(text)
+                if flag.type == "integer"
+                else float(text)
+                if flag.type == "number"
+                else _DTYPES.get(text, text)
+            )
         except ValueError:
             raise ConfigError(f"--{flag.name} = {text}", where=where, expected=_expected(flag), got=text) from None
 
@@ -96,7 +105,10 @@ class Argument:
             return flag.type == "switch"
         if len(self.values) > 1 or self.values[0] not in (*_TRUE, *_FALSE, "None"):
             raise ConfigError(
-                f"--{flag.name} is a switch and takes no value", where=where, expected="nothing behind it", got=self.shown
+                f"--{flag.name} is a switch and takes no value",
+                where=where,
+                expected="nothing behind it",
+                got=self.shown,
             )
         told = self.values[0] in _TRUE
         return told if flag.type == "switch" or self.is_printed else not told

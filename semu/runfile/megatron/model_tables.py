@@ -52,7 +52,10 @@ def transformer_table(settings: Settings) -> dict[str, Any]:
 
 def _check_fusions(settings: Settings, table: dict[str, Any]) -> None:
     """Fused kernels that semu takes for granted, where there is something to fuse."""
-    has_activation = {"bias_gelu_fusion": not table["gated_mlp"] and table["bias"], "bias_swiglu_fusion": table["gated_mlp"]}
+    has_activation = {
+        "bias_gelu_fusion": not table["gated_mlp"] and table["bias"],
+        "bias_swiglu_fusion": table["gated_mlp"],
+    }
     for name, matters in (has_activation | {"apply_rope_fusion": table["rotary"]}).items():
         if matters and not settings.get(name):
             settings.refuse(name, "in separate kernels")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from semu.errors import ConfigError
+from semu.hardware.cluster import Cluster
 from semu.parallel.layout_text import expand_stages
 from semu.runfile.megatron.settings import Settings
 
@@ -15,50 +16,48 @@ _CONTEXT_KINDS = {"p2p": "ring", "all_gather": "all_gather", "a2a": "all_to_all"
 _ZERO = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 
-def cluster_table(settings: Settings, device: str | None, size: tuple[int, int] | None) -> dict[str, Any]:
-    """``[cluster]``: as the caller says, else as the launcher or the log does.
+def cluster_table(settings: Settings, asked: Cluster | None) -> dict[str, Any]:
+    """``[cluster]``: as the caller asks, else as the launcher or the log says, on ``DEFAULT_DEVICE``.
 
     Args:
-        device: profile, None: ``DEFAULT_DEVICE``. size: nodes and GPUs of each, None: the file says it.
+        asked: by the caller; None: nothing.
     Raises:
         ConfigError: nobody says how many GPUs there are.
     """
     given = settings.given
     world = settings.size("world_size")
-    own = given.nodes, given.gpus_per_node
-    if size is None and own[0] is not None and own[1] is not None:
-        size = own[0], own[1]
-    elif size is None and world is not None:
-        per_node = min(world, DEFAULT_GPUS_PER_NODE)
-        if world % per_node:
-            raise ConfigError(
-                f"{world} GPUs do not make nodes of {per_node}",
-                where=settings.where("world_size"),
-                expected="--cluster DEVICE:NODESxGPUS",
-                got=world,
-            )
-        size = world // per_node, per_node
-        settings.notes.append(f"cluster: {world} GPUs taken as nodes of {per_node}")
-    elif size is not None:
-        told = world if world is not None else own[0] * own[1] if own[0] and own[1] else size[0] * size[1]
-        if told != size[0] * size[1]:
-            settings.notes.append(f"cluster: {size[0]} x {size[1]} GPUs as asked, the file is for {told}")
-    if size is None:
-        half = "nodes" if own[0] is None else "GPUs of a node"
+    if world is None and given.nodes is not None and given.gpus_per_node is not None:
+        world = given.nodes * given.gpus_per_node
+    if asked is not None:
+        if world is not None and world != asked.num_gpus:
+            settings.notes.append(f"cluster: {asked.num_gpus} GPUs as asked, the file is for {world}")
+        return {"device": asked.device, "nodes": asked.nodes, "gpus_per_node": asked.gpus_per_node}
+    if world is None:
+        half = "nodes" if given.nodes is None else "GPUs of a node"
         raise ConfigError(
             f"the number of {half} cannot be told",
             where=given.where(given.cluster_line),
             expected="--nnodes and --nproc_per_node with numbers, or --cluster DEVICE:NODESxGPUS",
-            nearest=f"--cluster {device or DEFAULT_DEVICE}:1x8",
+            nearest=f"--cluster {DEFAULT_DEVICE}:1x{DEFAULT_GPUS_PER_NODE}",
         )
-    return {"device": device or DEFAULT_DEVICE, "nodes": size[0], "gpus_per_node": size[1]}
+    per_node = given.gpus_per_node or min(world, DEFAULT_GPUS_PER_NODE)
+    if world % per_node:
+        raise ConfigError(
+            f"{world} GPUs do not make nodes of {per_node}",
+            where=settings.where("world_size"),
+            expected="--cluster DEVICE:NODESxGPUS",
+            got=world,
+        )
+    if given.gpus_per_node is None:
+        settings.notes.append(f"cluster: {world} GPUs taken as nodes of {per_node}")
+    return {"device": DEFAULT_DEVICE, "nodes": world // per_node, "gpus_per_node": per_node}
 
 
-def parallel_table(settings: Settings, gpus: int, has_experts: bool) -> dict[str, Any]:
+def parallel_table(settings: Settings, gpus: int, where: str, *, has_experts: bool) -> dict[str, Any]:
     """``[parallel]``.
 
     Args:
-        gpus: of the cluster. has_experts: of the model.
+        gpus: of the cluster. where: what says so, for messages. has_experts: of the model.
     Raises:
         ConfigError: GPUs that the parallel sizes do not divide, layers that the stages do not.
     """
@@ -66,7 +65,7 @@ def parallel_table(settings: Settings, gpus: int, has_experts: bool) -> dict[str
     pp = settings.size("pipeline_model_parallel_size") or 1
     cp = settings.size("context_parallel_size") or 1
     table: dict[str, Any] = {
-        "dp": _data_parallel(settings, gpus, tp, pp, cp),
+        "dp": _data_parallel(settings, gpus, where, tp * pp * cp),
         "tp": tp,
         "pp": pp,
         **_stages(settings, pp),
@@ -87,22 +86,20 @@ def parallel_table(settings: Settings, gpus: int, has_experts: bool) -> dict[str
     return table | _sharding(settings, table["dp"])
 
 
-def _data_parallel(settings: Settings, gpus: int, tp: int, pp: int, cp: int) -> int:
-    ranks = tp * pp * cp
+def _data_parallel(settings: Settings, gpus: int, where: str, ranks: int) -> int:
+    """Replicas of ``ranks`` GPUs."""
     if gpus % ranks:
-        given = settings.given
-        line = given.cluster_line or settings.line("world_size")
         raise ConfigError(
-            f"{gpus} GPUs do not divide by tensor x pipeline x context = {tp} x {pp} x {cp}",
-            where=given.where(line),
+            f"{gpus} GPUs do not divide by tensor x pipeline x context = {ranks}",
+            where=where,
             expected=f"a multiple of {ranks}",
             got=gpus,
             nearest=max(gpus // ranks, 1) * ranks,
         )
     told = settings.size("data_parallel_size")
-    if told is not None and told != gpus // ranks and not settings.notes:
+    if told is not None and told != gpus // ranks and gpus == settings.size("world_size"):
         raise ConfigError(
-            f"{gpus} GPUs / ({tp} x {pp} x {cp}) are {gpus // ranks} replicas",
+            f"{gpus} GPUs / {ranks} are {gpus // ranks} replicas",
             where=settings.where("data_parallel_size"),
             expected=str(gpus // ranks),
             got=told,

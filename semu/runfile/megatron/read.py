@@ -25,10 +25,11 @@ Tables = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class MegatronRun:
-    """What was read. tables: of a run file. reading: the report."""
+    """What was read. tables: of a run file. reading: the report. places: key of a run file -> what decided it."""
 
     tables: Tables
     reading: Reading
+    places: Mapping[str, str]
 
 
 def read_megatron(
@@ -38,23 +39,47 @@ def read_megatron(
     defined: Mapping[str, str] | None = None,
     allow_unmodelled: bool = False,
 ) -> MegatronRun:
-    """Read arguments of Megatron-LM.
+    """Read arguments of Megatron-LM from a file.
 
     Args:
-        path_or_text: a file, or its contents (anything with a line break).
-        cluster: ``DEVICE:NODESxGPUS``, or a device alone; None: as the file says, on ``DEFAULT_DEVICE``.
+        path_or_text: a file, or its contents (anything with a line break). Others: as ``read_arguments``.
+    Raises:
+        ConfigError: a file that cannot be read, and as ``read_arguments``.
+    """
+    text, source = _contents(path_or_text)
+    return read_arguments(text, source, cluster, defined=defined, allow_unmodelled=allow_unmodelled)
+
+
+def read_arguments(
+    text: str,
+    source: str,
+    cluster: str | None = None,
+    *,
+    defined: Mapping[str, str] | None = None,
+    allow_unmodelled: bool = False,
+) -> MegatronRun:
+    """Read arguments of Megatron-LM: a script, a log, or a YAML file with ``MODEL_ARGS``.
+
+    Args:
+        text: contents of the file. source: its name, for messages.
+        cluster: ``DEVICE:NODESxGPUS``; None: as many GPUs as the file says, on ``DEFAULT_DEVICE``.
         defined: variables that a script takes from outside; ``"1"`` is its first parameter.
         allow_unmodelled: list what changes time or memory and is not modelled instead of refusing it.
     Raises:
-        ConfigError: a file that cannot be read, sizes that are missing or contradict one another, arguments that
-            change time or memory and are not modelled, all of them at once.
+        ConfigError: sizes that are missing or contradict one another, text that is no script, arguments that change
+            time or memory and are not modelled, all of them at once.
     """
-    text, source = _contents(path_or_text)
     settings = Settings(read_given(text, source, defined))
     tables = _tables(settings, cluster)
     if settings.problems and not allow_unmodelled:
         raise _refusal(settings)
-    return MegatronRun(tables, _reading(settings, tables, cluster))
+    return MegatronRun(tables, _reading(settings, tables, cluster), _places(settings))
+
+
+def is_megatron(path: str, text: str) -> bool:
+    """Whether a file may hold arguments of Megatron-LM."""
+    is_script = path.endswith((".sh", ".bash", ".slurm", ".sbatch")) or text.startswith("#!")
+    return is_log(text) or is_config(text) or is_script or "--num-layers" in text
 
 
 def read_given(text: str, source: str, defined: Mapping[str, str] | None = None) -> Given:
@@ -81,11 +106,12 @@ def _contents(path_or_text: str | os.PathLike[str]) -> tuple[str, str]:
 
 
 def _tables(settings: Settings, cluster: str | None) -> Tables:
-    device, size = _cluster(cluster)
     model = transformer_table(settings)
-    own = cluster_table(settings, device, size)
+    own = cluster_table(settings, None if cluster is None else Cluster.parse(cluster))
     has_experts = "experts" in model
-    parallel = parallel_table(settings, own["nodes"] * own["gpus_per_node"], has_experts)
+    given = settings.given
+    where = f"--cluster {cluster}" if cluster is not None else given.where(given.cluster_line)
+    parallel = parallel_table(settings, own["nodes"] * own["gpus_per_node"], where, has_experts=has_experts)
     training = training_table(settings, parallel["dp"], parallel["vpp"], model["layers"], has_experts=has_experts)
     return {
         "model": {"transformer": model},
@@ -96,13 +122,16 @@ def _tables(settings: Settings, cluster: str | None) -> Tables:
     }
 
 
-def _cluster(text: str | None) -> tuple[str | None, tuple[int, int] | None]:
-    if text is None:
-        return None, None
-    if ":" not in text:
-        return text, None
-    cluster = Cluster.parse(text)
-    return cluster.device, (cluster.nodes, cluster.gpus_per_node)
+def _places(settings: Settings) -> dict[str, str]:
+    """The argument that decided a key; of several the last that the file gives."""
+    places: dict[str, str] = {}
+    for dest in settings.asked:
+        if settings.is_told(dest):
+            places |= dict.fromkeys(FLAGS.understood(dest).to.split(", "), settings.where(dest))
+    given = settings.given
+    if given.nodes is not None:
+        places |= dict.fromkeys(("cluster.nodes", "cluster.gpus_per_node"), given.where(given.cluster_line))
+    return places
 
 
 def _refusal(settings: Settings) -> ConfigError:
@@ -150,7 +179,9 @@ def _reading(settings: Settings, tables: Tables, cluster: str | None) -> Reading
         tuple(defaulted),
         tuple(ignored),
         tuple(settings.notes),
-        tuple(ReadingRow(problem.name, problem.value, problem.why, problem.line or None) for problem in settings.problems),
+        tuple(
+            ReadingRow(problem.name, problem.value, problem.why, problem.line or None) for problem in settings.problems
+        ),
     )
 
 

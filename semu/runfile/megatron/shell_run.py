@@ -7,21 +7,19 @@ what they assign unknown.
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from semu.errors import ConfigError
+from semu.runfile.megatron.shell_conditions import both, either, holds_test
+from semu.runfile.megatron.shell_parts import Tokens, case_clauses, split_parts, statement_end
 from semu.runfile.megatron.shell_text import Operator, PieceKind, Word, tokenize
 from semu.runfile.megatron.shell_words import Field, Shell, check_text, gap_in
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)")
 _DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _SHELLS = frozenset({"bash", "sh"})
-_OPENING = frozenset({"if", "for", "while", "until", "case", "{", "select"})
-_CLOSING = frozenset({"fi", "done", "esac", "}"})
 _MOST_DEPTH = 16
 
 
@@ -65,9 +63,6 @@ def follow_script(text: str, name: str, defined: Mapping[str, str] | None = None
     return Script(tuple(runner.commands), shell, options)
 
 
-Tokens = Sequence[Word | Operator]
-
-
 class _Runner:
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
@@ -82,11 +77,12 @@ class _Runner:
         at, result = 0, None
         runs: bool | None = True  # whether the next command runs
         while at < len(tokens) and not self.is_over:
-            end = self._statement_end(tokens, at)
+            end = statement_end(tokens, at, self.shell.name)
             statement, ending = tokens[at:end], tokens[end] if end < len(tokens) else None
             if statement and runs is not False:
-                result = self._doubtful(statement, "a condition that is not known") if runs is None else None
-                result = self.statement(statement) if runs else result
+                result = self.statement(statement) if runs else None
+                if runs is None:
+                    self._doubtful(statement, "a condition that is not known")
             word = ending.text if isinstance(ending, Operator) else ";"
             if word in ("&&", "||"):
                 runs = result if word == "&&" or result is None else not result
@@ -100,41 +96,6 @@ class _Runner:
         over, self.is_over = self.is_over, False
         self.block(tokens)
         self.doubt, self.is_over = before, over
-
-    def _statement_end(self, tokens: Tokens, at: int) -> int:
-        """Index of the operator behind the statement at ``at``."""
-        depth, is_first, in_case = 0, True, 0
-        while at < len(tokens):
-            token = tokens[at]
-            if isinstance(token, Operator):
-                depth += token.text == "("
-                if token.text == ")" and (depth and not in_case):
-                    depth -= 1
-                elif depth == 0 and token.text in ("\n", ";", "&&", "||", "|", "&"):
-                    return at
-                is_first = token.text not in (")",) or bool(in_case)
-            else:
-                word = token.plain
-                if word == "[[":
-                    while at < len(tokens) and not (isinstance(tokens[at], Word) and tokens[at].plain == "]]"):  # type: ignore[union-attr]
-                        at += 1
-                elif is_first and word in _OPENING:
-                    depth += 1
-                    in_case += word == "case"
-                elif is_first and word in _CLOSING:
-                    depth -= 1
-                    in_case -= word == "esac"
-                is_first = word in ("then", "else", "elif", "do", "!", "{", "if", "while", "until")
-            at += 1
-        if depth > 0:
-            first = next(token for token in tokens)
-            raise ConfigError(
-                "a construct that is not closed",
-                where=f"{self.shell.name}:{first.line}",
-                expected="fi, done, esac or }",
-                got="the end of the text",
-            )
-        return at
 
     def statement(self, tokens: Tokens) -> bool | None:
         """One statement; whether it succeeds."""
@@ -150,9 +111,11 @@ class _Runner:
         if word == "if":
             return self._if(tokens)
         if word == "case":
-            return self._case(tokens)
+            self._case(tokens)
+            return None
         if word in ("for", "while", "until", "select"):
-            return self._loop(tokens)
+            self._loop(tokens)
+            return None
         if word == "{":
             return self.block(tokens[1:-1])
         if word == "[[":
@@ -168,7 +131,7 @@ class _Runner:
         return True
 
     def _if(self, tokens: Tokens) -> bool | None:
-        parts = _split(tokens[:-1], ("if", "elif", "then", "else"))
+        parts = split_parts(tokens[:-1], ("if", "elif", "then", "else"))
         is_unknown = False
         for number, (word, part) in enumerate(parts):
             if word == "else":
@@ -187,14 +150,15 @@ class _Runner:
     def _branch(self, body: Tokens, is_unknown: bool) -> bool | None:
         if not is_unknown:
             return self.block(body)
-        return self._doubtful(body, "assigned under a condition that is not known")
+        self._doubtful(body, "assigned under a condition that is not known")
+        return None
 
     def _case(self, tokens: Tokens) -> None:
         words = [token for token in tokens if isinstance(token, Word)]
         subject = "".join(field.text for field in self.shell.expand(words[1]))
         begin = next(i for i, t in enumerate(tokens) if isinstance(t, Word) and t.plain == "in") + 1
         is_unknown = gap_in(subject) is not None
-        for clause in _clauses(tokens[begin:-1]):
+        for clause in case_clauses(tokens[begin:-1]):
             closing = next((i for i, t in enumerate(clause) if isinstance(t, Operator) and t.text == ")"), None)
             if closing is None:
                 continue
@@ -206,7 +170,7 @@ class _Runner:
                 return
 
     def _loop(self, tokens: Tokens) -> None:
-        parts = _split(tokens[:-1], ("for", "while", "until", "select", "do"))
+        parts = split_parts(tokens[:-1], ("for", "while", "until", "select", "do"))
         head = parts[0][1]
         if parts[0][0] in ("for", "select") and head and isinstance(head[0], Word):
             name = self.shell.text(head[0])
@@ -223,31 +187,10 @@ class _Runner:
             if token is not None and not (isinstance(token, Operator) and token.text in ("&&", "||")):
                 continue
             words = [t for t in tokens[begin:at] if isinstance(t, Word)]
-            holds = self._test([self.shell.text(word) for word in words])
-            result = holds if not joint else _and(result, holds) if joint == "&&" else _or(result, holds)
+            holds = holds_test([self.shell.text(word) for word in words])
+            result = holds if not joint else both(result, holds) if joint == "&&" else either(result, holds)
             joint, begin = token.text if isinstance(token, Operator) else "", at + 1
         return result
-
-    def _test(self, words: list[str]) -> bool | None:
-        """``[ words ]``; None: not known, or not simple."""
-        if words[:1] == ["!"]:
-            inner = self._test(words[1:])
-            return None if inner is None else not inner
-        for joint, combine in (("-o", _or), ("-a", _and)):
-            if joint in words[1:]:
-                at = words.index(joint, 1)
-                return combine(self._test(words[:at]), self._test(words[at + 1 :]))
-        if any(gap_in(word) is not None for word in words):
-            return None
-        if len(words) == 1:
-            return words[0] != ""
-        if len(words) == 2 and words[0] in ("-z", "-n"):
-            return (words[1] == "") == (words[0] == "-z")
-        if len(words) == 3 and words[1] in ("=", "==", "!="):
-            return fnmatchcase(words[0], words[2]) == (words[1] != "!=")
-        if len(words) == 3 and words[1] in _NUMERIC and all(re.fullmatch(r"-?\d+", w) for w in (words[0], words[2])):
-            return _NUMERIC[words[1]](int(words[0]), int(words[2]))
-        return None
 
     def _arithmetic(self, token: Operator) -> bool | None:
         match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=(?!=)(.*)", token.expression, re.DOTALL)
@@ -301,7 +244,7 @@ class _Runner:
             return None
         first, texts = fields[0].text, [field.text for field in fields]
         if first in ("[", "test"):
-            return self._test(texts[1:-1] if first == "[" else texts[1:])
+            return holds_test(texts[1:-1] if first == "[" else texts[1:])
         if first in ("true", ":", "false"):
             return first != "false"
         if first == "exit" and not self.doubt:
@@ -326,58 +269,3 @@ class _Runner:
         self.depth += 1
         self.block(tokens)
         self.depth -= 1
-
-
-_NUMERIC: Mapping[str, Callable[[int, int], bool]] = {
-    "-eq": operator.eq,
-    "-ne": operator.ne,
-    "-lt": operator.lt,
-    "-le": operator.le,
-    "-gt": operator.gt,
-    "-ge": operator.ge,
-}
-
-
-def _and(left: bool | None, right: bool | None) -> bool | None:
-    if left is False or right is False:
-        return False
-    return None if left is None or right is None else True
-
-
-def _or(left: bool | None, right: bool | None) -> bool | None:
-    if left or right:
-        return True
-    return None if left is None or right is None else False
-
-
-def _split(tokens: Tokens, words: tuple[str, ...]) -> list[tuple[str, Tokens]]:
-    """The parts of a compound statement, each with the word before it; words of nested ones are theirs."""
-    found: list[tuple[str, int]] = []
-    depth, is_first = 0, True
-    for at, token in enumerate(tokens):
-        if isinstance(token, Operator):
-            is_first = token.text != ")"
-            continue
-        word = token.plain
-        if is_first and depth <= (at == 0) and word in words and (depth == 0 or at == 0):
-            found.append((str(word), at))
-        elif is_first and word in _OPENING:
-            depth += 1
-        elif is_first and word in _CLOSING:
-            depth -= 1
-        is_first = word in ("then", "else", "elif", "do", "!", "{", "if", "while", "until")
-    ends = [at for _, at in found[1:]] + [len(tokens)]
-    return [(word, tokens[at + 1 : end]) for (word, at), end in zip(found, ends, strict=True)]
-
-
-def _clauses(tokens: Tokens) -> list[Tokens]:
-    """Clauses of a ``case``, between ``;;``."""
-    clauses: list[Tokens] = []
-    begin, depth = 0, 0
-    for at, token in enumerate(tokens):
-        if isinstance(token, Word):
-            depth += (token.plain == "case") - (token.plain == "esac")
-        elif token.text == ";;" and depth == 0:
-            clauses.append(tokens[begin:at])
-            begin = at + 1
-    return [*clauses, tokens[begin:]]

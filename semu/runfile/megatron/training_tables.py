@@ -78,7 +78,9 @@ def _dtypes(settings: Settings, precision: str) -> dict[str, Any]:
             table["fp8_weights"] = "primary"
     is_16 = precision in ("bf16", "fp8")
     is_aware = settings.get("use_precision_aware_optimizer")
-    is_narrow = is_16 and (settings.get("grad_reduce_in_bf16") or (is_aware and settings.get("main_grads_dtype") == "bf16"))
+    is_narrow = is_16 and (
+        settings.get("grad_reduce_in_bf16") or (is_aware and settings.get("main_grads_dtype") == "bf16")
+    )
     if precision == "fp16" and not settings.get("accumulate_allreduce_grads_in_fp32"):
         table["grad_dtype"] = "fp16"
     else:

@@ -61,8 +61,9 @@ args=(
     --global-batch-size 15360
     --bf16
     --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16
-    --recompute-granularity selective
-    --recompute-modules core_attn moe_act layernorm mlp
+    --recompute-granularity full
+    --recompute-method uniform
+    --recompute-num-layers 1
     --lr 2.2e-4 --min-lr 2.2e-5 --train-samples 585937500
 )
 
