@@ -40,7 +40,8 @@ class ImportOptions:
     """What the command line says of a file's reading.
 
     Attributes:
-        cluster: ``DEVICE:NODESxGPUS``. defined: variables of a script. allow_unmodelled: leave out what is not modelled.
+        cluster: ``DEVICE:NODESxGPUS``. defined: variables of a script.
+        allow_unmodelled: leave out what is not modelled.
     """
 
     cluster: str | None = None
@@ -52,10 +53,10 @@ class ImportOptions:
         for flag, value in (("--define", self.defined), ("--allow-unmodelled", self.allow_unmodelled)):
             if value:
                 raise ConfigError(
-                    f"{flag} is of arguments of Megatron-LM",
+                    f"{flag} is for arguments of Megatron-LM",
                     where=flag,
-                    expected=f"nothing with {kind}",
-                    got=str(value),
+                    expected="a script or a log",
+                    got=kind,
                 )
 
 

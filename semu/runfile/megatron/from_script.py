@@ -32,11 +32,11 @@ def read_script(text: str, source: str, defined: Mapping[str, str] | None = None
     shell = script.shell
     texts = [field.text for field in command.fields]
     begin = next((at for at, word in enumerate(texts) if word.endswith(".py")), -1)
-    nodes = _size(command.fields[: max(begin, 0)], _NODES, script)
-    ranks = _size(command.fields[: max(begin, 0)], _RANKS, script)
-    uses_torchrun = any("torchrun" in word or "torch.distributed" in word for word in texts[: max(begin, 0)])
+    launcher = command.fields[: max(begin, 0)]
+    nodes, ranks = _size(launcher, _NODES, script), _size(launcher, _RANKS, script)
+    uses_torchrun = any("torchrun" in field.text or "torch.distributed" in field.text for field in launcher)
     notes = list(shell.notes)
-    if uses_torchrun and nodes is None and ranks is not None:
+    if uses_torchrun and ranks is not None and not any(field.text.startswith(_NODES) for field in launcher):
         nodes = (1, ranks[1])
         notes.append("torchrun without --nnodes starts one node")
     return Given(
@@ -102,8 +102,8 @@ def _arguments(fields: Sequence[Field], shell: Shell, source: str) -> list[Argum
         told = "" if gap is None else str(gap)
         if field.text.startswith("--"):
             name, equals, value = field.text.partition("=")
-            values = (shell.shown(value),) if equals else ()
-            found.append(Argument(find_flag(name), shell.shown(name), values, field.line, told))
+            own = (shell.shown(value),) if equals else ()
+            found.append(Argument(find_flag(name), shell.shown(name), own, field.line, told))
             continue
         if gap is not None and (not found or not _takes_another(found[-1])):
             raise _unknown_words(str(gap), gap.what, f"{source}:{field.line}")

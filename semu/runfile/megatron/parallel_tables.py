@@ -64,6 +64,7 @@ def parallel_table(settings: Settings, gpus: int, where: str, *, has_experts: bo
     tp = settings.size("tensor_model_parallel_size") or 1
     pp = settings.size("pipeline_model_parallel_size") or 1
     cp = settings.size("context_parallel_size") or 1
+    _check_heads(settings, tp)
     table: dict[str, Any] = {
         "dp": _data_parallel(settings, gpus, where, tp * pp * cp),
         "tp": tp,
@@ -84,6 +85,21 @@ def parallel_table(settings: Settings, gpus: int, where: str, *, has_experts: bo
     if has_experts and table["ep"] * (etp or tp) > 1 and settings.get("moe_token_dispatcher_type") == "allgather":
         settings.refuse("moe_token_dispatcher_type", "tokens gathered on all ranks, only alltoall is modelled")
     return table | _sharding(settings, table["dp"])
+
+
+def _check_heads(settings: Settings, tp: int) -> None:
+    """Megatron-LM wants whole heads, and whole groups of them, on every tensor-parallel rank."""
+    names = ["num_attention_heads", *(("num_query_groups",) if settings.get("group_query_attention") else ())]
+    for name in names:
+        size = settings.size(name) or 1
+        if size % tp:
+            raise ConfigError(
+                f"{settings.name(name)} = {size} does not divide by {tp}",
+                where=settings.where("tensor_model_parallel_size"),
+                expected=f"a divisor of {size}",
+                got=tp,
+                nearest=max(n for n in range(1, min(size, tp) + 1) if size % n == 0),
+            )
 
 
 def _data_parallel(settings: Settings, gpus: int, where: str, ranks: int) -> int:

@@ -1,4 +1,4 @@
-"""``Settings``: the arguments of a file by name, in their types, with Megatron-LM's defaults; what was asked is noted."""
+"""``Settings``: the arguments of a file by name, in their types, with Megatron-LM's defaults; notes what was asked."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def statement_end(tokens: Tokens, begin: int, name: str) -> int:
                 return at
             if not cases:  # a pattern's parenthesis closes nothing
                 depth += (token.text == "(") - (token.text == ")" and depth > 0)
-            is_first = token.text != ")" or cases > 0
+            is_first = True
         elif token.plain == "[[":
             at = next((i for i in range(at, len(tokens)) if _is_word(tokens[i], "]]")), len(tokens))
             is_first = False
@@ -66,7 +66,7 @@ def split_parts(tokens: Tokens, words: tuple[str, ...]) -> list[tuple[str, Token
     depth, is_first = 0, True
     for at, token in enumerate(tokens):
         if isinstance(token, Operator):
-            is_first = token.text != ")"
+            is_first = True
             continue
         word = token.plain
         if is_first and depth <= (at == 0) and word in words and (depth == 0 or at == 0):

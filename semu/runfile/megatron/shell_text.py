@@ -251,7 +251,8 @@ class _Reader:
             self.at += 1
             subscript = self._until("]", "[", line)
         use = _USE.match(self.text, self.at)
-        operator, operand = "", ()
+        operator = ""
+        operand: tuple[Piece, ...] = ()
         if use is not None:
             operator = use[0]
             self.at = use.end()

@@ -183,30 +183,36 @@ class Shell:
         if (number := gap_in(text)) is not None:
             return chr(_GAPS + number)
         try:
-            return str(self._number(ast.parse(text.strip() or "0", mode="eval").body, 0))
+            return str(self._number(ast.parse(text.strip() or "0", mode="eval").body, line))
+        except _GapFoundError as found:
+            return str(found)
         except (SyntaxError, ValueError, ZeroDivisionError, KeyError, RecursionError):
             return self.gap(f"$(({self.shown(expression)}))", line, "not arithmetic of simple kinds")
 
-    def _number(self, node: ast.AST, depth: int) -> int:
+    def _number(self, node: ast.AST, line: int, depth: int = 0) -> int:
         if isinstance(node, ast.Constant) and type(node.value) is int:
             return _bounded(node.value)
         if isinstance(node, ast.Name) and depth < 32:
             known = self.variables.get(node.id)
-            text = known[0].text if known else ""
-            if known is None or gap_in(text) is not None:
-                raise ValueError("not known")
-            return self._number(ast.parse(text.strip() or "0", mode="eval").body, depth + 1)
+            text = self.gap(f"${node.id}", line, "not set in the script") if known is None else known[0].text
+            if (number := gap_in(text)) is not None:
+                raise _GapFoundError(chr(_GAPS + number))
+            return self._number(ast.parse(text.strip() or "0", mode="eval").body, line, depth + 1)
         if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
             if isinstance(node.operand, ast.BinOp):  # -2**2: the sign binds closer in a shell
                 raise ValueError("not simple")
-            return _bounded(_UNARY[type(node.op)](self._number(node.operand, depth)))
+            return _bounded(_UNARY[type(node.op)](self._number(node.operand, line, depth)))
         if isinstance(node, ast.BinOp):
-            left, right = self._number(node.left, depth), self._number(node.right, depth)
+            left, right = self._number(node.left, line, depth), self._number(node.right, line, depth)
             return _bounded(_BINARY[type(node.op)](left, right))
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            left, right = self._number(node.left, depth), self._number(node.comparators[0], depth)
+            left, right = self._number(node.left, line, depth), self._number(node.comparators[0], line, depth)
             return int(_COMPARE[type(node.ops[0])](left, right))
         raise ValueError("not simple")
+
+
+class _GapFoundError(Exception):
+    """A number that a gap stands in the way of; its text is the gap."""
 
 
 class _Fields:
