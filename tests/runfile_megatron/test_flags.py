@@ -46,7 +46,7 @@ def test_a_flag_stands_once() -> None:
 
 def test_keys_are_those_of_a_run_file() -> None:
     for name, told in UNDERSTOOD.items():
-        for key in told["to"].split(", "):
+        for key in filter(None, told["to"].split(", ")):
             table, _, last = key.rpartition(".")
             assert last in SCHEMA[table], f"--{name} leads to {key}"
 
@@ -57,7 +57,9 @@ def test_every_understood_flag_is_asked_for() -> None:
     for words in VARIANTS:
         reading = read_megatron(script(words), allow_unmodelled=True).reading
         asked |= {row.key for row in reading.understood} | {row.key for row in reading.defaulted}
-    silent = {name for name, told in UNDERSTOOD.items() if "default" not in told and told["type"] not in ("switch", "off")}
+    silent = {
+        name for name, told in UNDERSTOOD.items() if "default" not in told and told["type"] not in ("switch", "off")
+    }
     without_effect = {f"--{name}" for name in UNDERSTOOD} - asked - {f"--{name}" for name in silent}
     assert without_effect == set()
 

@@ -111,7 +111,7 @@ def as_script(words: Words, draw: st.DataObject) -> str:
         parts[where].append(f"--{name}{told}")
     array = "\n    ".join(parts[0])
     return (
-        f"#!/bin/bash\nN=2\nARGS=(\n    {array}\n)\nMORE=\"{' '.join(parts[1])}\"\n"
+        f'#!/bin/bash\nN=2\nARGS=(\n    {array}\n)\nMORE="{" ".join(parts[1])}"\n'
         f'torchrun --nnodes=$N --nproc_per_node 8 pretrain_gpt.py "${{ARGS[@]}}" $MORE {" ".join(parts[2])}\n'
     )
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 
 import semu
+from semu.cli import main
 from semu.runfile import load_run, make_job
 from semu.runfile.megatron import read_megatron
 
@@ -151,12 +150,16 @@ def megatron_parameters(table: dict[str, Any], tp: int) -> int:
         attention += heads * value * h
     else:
         columns = (heads + 2 * groups) * width
-        attention = h * columns + heads * width * h + columns * (has_bias or table.get("qkv_bias", False)) + h * has_bias
+        attention = (
+            h * columns + heads * width * h + columns * (has_bias or table.get("qkv_bias", False)) + h * has_bias
+        )
     up = 2 if table["gated_mlp"] else 1
     dense = (up + 1) * h * table["ffn"] + (up * table["ffn"] + h) * has_bias
     mixture = 0
     if "experts" in table:
-        mixture = (up + 1) * h * (table["experts"] * table["moe_ffn"] + table.get("shared_ffn", 0)) + h * table["experts"]
+        mixture = (up + 1) * h * (table["experts"] * table["moe_ffn"] + table.get("shared_ffn", 0)) + h * table[
+            "experts"
+        ]
     first = table.get("first_k_dense", 0) if "experts" in table else table["layers"]
     layers = table["layers"] * (attention + 2 * norm) + first * dense + (table["layers"] - first) * mixture
     tables = rows * h * (1 if table["tied_embeddings"] else 2) + table.get("positions", 0) * h
@@ -204,12 +207,12 @@ def test_simulation(name: str, tmp_path: Path) -> None:
     assert report.fits
 
 
-def test_command_line(tmp_path: Path) -> None:
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``semu import SCRIPT -o run.toml && semu simulate run.toml``."""
 
     def semu_command(*words: str) -> str:
-        done = subprocess.run([sys.executable, "-m", "semu", *words], capture_output=True, text=True, check=True)
-        return done.stdout
+        assert main(words) == 0
+        return capsys.readouterr().out
 
     place = str(tmp_path / "run.toml")
     document = json.loads(semu_command("import", str(EXAMPLE), "-o", place, "--json"))

@@ -49,7 +49,12 @@ def refusal(text: str, **options: object) -> ConfigError:
             1,
         ),
         (("--num-experts 4", "--moe-router-topk 5"), "arguments:3 --moe-router-topk", "5 of 4 experts", 4),
-        (("--num-experts 4", '--moe-layer-freq "([0]*1+[1]*2)"'), "arguments:3 --moe-layer-freq", "a pattern of 3", None),
+        (
+            ("--num-experts 4", '--moe-layer-freq "([0]*1+[1]*2)"'),
+            "arguments:3 --moe-layer-freq",
+            "a pattern of 3",
+            None,
+        ),
         (("--num-experts 4", '--moe-layer-freq "open(1)"'), "arguments:3 --moe-layer-freq", "not a pattern", None),
         (
             ("--pipeline-model-parallel-size 2", "--pipeline-model-parallel-layout 'Et|t|ttL'"),
@@ -80,7 +85,7 @@ def test_missing_positions_and_vocabulary() -> None:
 
 def test_sizes_that_are_none() -> None:
     error = refusal(script("--hidden-size=65", without="hidden-size"))
-    assert (error.where, error.nearest) == ("arguments:5 --num-attention-heads", 1)
+    assert (error.where, error.nearest) == ("arguments:4 --num-attention-heads", 1)
     error = refusal(script("--num-layers x", without="num-layers"))
     assert (error.where, error.expected, error.got) == ("arguments:2 --num-layers", "an integer", "x")
     error = refusal(script("--num-layers 0", without="num-layers"))

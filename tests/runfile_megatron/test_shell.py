@@ -74,8 +74,10 @@ def pieces(draw: Callable[..., object], depth: int = 0) -> str:
     if kind == 6:
         inner = draw(pieces(depth + 1))  # type: ignore[arg-type]
         other = draw(st.sampled_from([name, "unset_one"]))
-        return f"${{{other}{draw(st.sampled_from([':-', '-', ':+', '+']))}{inner}}}" if other != "unset_one" else (
-            f"${{{other}{draw(st.sampled_from([':-', '-']))}{inner}}}"
+        return (
+            f"${{{other}{draw(st.sampled_from([':-', '-', ':+', '+']))}{inner}}}"
+            if other != "unset_one"
+            else (f"${{{other}{draw(st.sampled_from([':-', '-']))}{inner}}}")
         )
     if kind == 7:
         array = draw(st.sampled_from(["LIST", "ONE"]))
@@ -97,7 +99,9 @@ def scripts(draw: Callable[..., object]) -> str:
         name, word = draw(st.sampled_from(NAMES)), draw(WORDS)
         is_array = name in ("LIST", "ONE")
         adds = draw(st.sampled_from(["=", "+="]))
-        change = f"{name}{adds}({word} # more\n  {draw(WORDS)})" if is_array else f"{name}+={word}" if adds == "+=" else None
+        change = (
+            f"{name}{adds}({word} # more\n  {draw(WORDS)})" if is_array else f"{name}+={word}" if adds == "+=" else None
+        )
         if name in ("A", "total_size"):
             change = f"{name}=$(({draw(numbers())}))"  # type: ignore[arg-type]
         change = change or f"{name}={word}"

@@ -31,7 +31,7 @@ class Flag:
         treatment, purpose, why: as the file groups them.
         type: integer, number, word, words, switch or off (a switch that turns its argument off).
         default: Megatron-LM's own; None: nothing, or it depends on other flags.
-        to: keys of run.toml that it decides.
+        to: keys of run.toml that it decides; empty: none, semu has what ``values`` or the default say.
         values: words that are modelled, empty: any. others: words that Megatron-LM knows beside them.
         harmless: values of an argument that is not modelled that change nothing.
     """

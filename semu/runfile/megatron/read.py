@@ -126,7 +126,7 @@ def _places(settings: Settings) -> dict[str, str]:
     """The argument that decided a key; of several the last that the file gives."""
     places: dict[str, str] = {}
     for dest in settings.asked:
-        if settings.is_told(dest):
+        if settings.is_told(dest) and FLAGS.understood(dest).to:
             places |= dict.fromkeys(FLAGS.understood(dest).to.split(", "), settings.where(dest))
     given = settings.given
     if given.nodes is not None:
@@ -165,7 +165,7 @@ def _reading(settings: Settings, tables: Tables, cluster: str | None) -> Reading
         size = f"{given.nodes} x {given.gpus_per_node}"
         understood.append(ReadingRow("launcher", size, _shown("cluster.nodes, cluster.gpus_per_node", tables)))
     defaulted = [
-        ReadingRow(f"--{flag.name}", False if flag.is_switch else _plain(value), flag.to)
+        ReadingRow(f"--{flag.name}", False if flag.is_switch else _plain(value), flag.to or "what semu models")
         for dest, value in settings.asked.items()
         if not settings.is_told(dest) and (flag := FLAGS.understood(dest)) and value is not None
     ]
@@ -193,6 +193,8 @@ def _row(argument: Argument, meaning: str, value: object = None) -> ReadingRow:
 
 def _shown(keys: str, tables: Tables) -> str:
     """``model.transformer.layers = 32``; a key that is not written stands alone."""
+    if not keys:
+        return "what semu models"
     words = []
     for key in keys.split(", "):
         value: Any = tables
