@@ -127,10 +127,8 @@ def as_log(words: Words, prefix: str) -> str:
             printed[dest] = str(shown.split())
     lines = [f"{prefix}  {name} {'.' * (48 - len(name))} {value}" for name, value in sorted(printed.items())]
     dashes = "-" * 20
-    return "\n".join(
-        ["hello", f"{prefix}{dashes} arguments {dashes}", *lines, f"{prefix}  world_size ....... 16"]
-        + [f"{prefix}{dashes} end of arguments {dashes}", "bye\n"]
-    )
+    begin, end = f"{prefix}{dashes} arguments {dashes}", f"{prefix}{dashes} end of arguments {dashes}"
+    return "\n".join(["hello", begin, *lines, f"{prefix}  world_size ....... 16", end, "bye\n"])
 
 
 def as_config(words: Words) -> str:

@@ -25,7 +25,7 @@ from semu.validation.row import Row
 from semu.validation.rows import parse_rows
 
 NOT_IN_ROWS = {"gradient_clipping", "gradient_accumulation_fusion", "loss_scaling"}
-"""Megatron-LM clips gradients unless told otherwise, these runs do not fuse their accumulation, and fp16 has a scale."""
+"""Megatron-LM clips gradients unless told otherwise, these runs do not fuse accumulation, and fp16 has a scale."""
 EXPLAINED: Mapping[str, set[str]] = {
     "uneven-pipeline": {"stages"},  # the fields do not say that the first and the last rank have two layers
     "vp1-resume-torch-decoupled-lr": {"sends"},  # interleaving hides its sends unless told otherwise
