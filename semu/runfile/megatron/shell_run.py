@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from semu.errors import ConfigError
 from semu.runfile.megatron.shell_conditions import both, either, holds_test
 from semu.runfile.megatron.shell_parts import Tokens, case_clauses, split_parts, statement_end
 from semu.runfile.megatron.shell_text import Operator, PieceKind, Word, tokenize
@@ -21,6 +22,8 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)")
 _DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _SHELLS = frozenset({"bash", "sh"})
 _MOST_DEPTH = 16
+_MOST_CALLS = 1000
+"""So deep, and so often, functions and ``eval`` are followed."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,10 @@ def follow_script(text: str, name: str, defined: Mapping[str, str] | None = None
     check_text(text, name)
     shell = Shell(name, defined)
     runner = _Runner(shell)
-    runner.block(tokenize(text, name))
+    try:
+        runner.block(tokenize(text, name))
+    except RecursionError as error:
+        raise ConfigError("nested too deeply", where=name, expected="a script", got="a deeper one") from error
     options = {}
     for number, row in enumerate(text.splitlines(), start=1):
         if (match := _SBATCH.match(row)) is not None:
@@ -69,7 +75,7 @@ class _Runner:
         self.commands: list[Command] = []
         self.functions: dict[str, Tokens] = {}
         self.doubt: str = ""  # why an assignment may not happen; empty: it does
-        self.depth = 0
+        self.depth = self.calls = 0
         self.is_over = False
 
     def block(self, tokens: Tokens) -> bool | None:
@@ -126,9 +132,15 @@ class _Runner:
 
     def _define(self, tokens: Tokens) -> bool:
         names = [token.plain for token in tokens if isinstance(token, Word)]
-        begin = next((i for i, t in enumerate(tokens) if isinstance(t, Word) and t.plain == "{"), len(tokens))
+        begin = next((i for i, t in enumerate(tokens) if isinstance(t, Word) and t.plain == "{"), None)
+        if begin is None or len(names) < 2:
+            raise self._malformed("a function without a body", tokens, "NAME() { ...; }")
         self.functions[str(names[1] if names[0] == "function" else names[0])] = tokens[begin + 1 : -1]
         return True
+
+    def _malformed(self, message: str, tokens: Tokens, expected: str) -> ConfigError:
+        where = f"{self.shell.name}:{tokens[0].line}"
+        return ConfigError(message, where=where, expected=expected, got="something else")
 
     def _if(self, tokens: Tokens) -> bool | None:
         parts = split_parts(tokens[:-1], ("if", "elif", "then", "else"))
@@ -155,8 +167,10 @@ class _Runner:
 
     def _case(self, tokens: Tokens) -> None:
         words = [token for token in tokens if isinstance(token, Word)]
+        if len(words) < 3 or words[2].plain != "in":
+            raise self._malformed("a case without its 'in'", tokens, "case WORD in PATTERN) ...;; esac")
         subject = "".join(field.text for field in self.shell.expand(words[1]))
-        begin = next(i for i, t in enumerate(tokens) if isinstance(t, Word) and t.plain == "in") + 1
+        begin = tokens.index(words[2]) + 1
         is_unknown = gap_in(subject) is not None
         for clause in case_clauses(tokens[begin:-1]):
             closing = next((i for i, t in enumerate(clause) if isinstance(t, Operator) and t.text == ")"), None)
@@ -264,7 +278,8 @@ class _Runner:
         return None
 
     def _nested(self, tokens: Tokens) -> None:
-        if self.depth >= _MOST_DEPTH:
+        self.calls += 1
+        if self.depth >= _MOST_DEPTH or self.calls > _MOST_CALLS:
             return
         self.depth += 1
         self.block(tokens)
