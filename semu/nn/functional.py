@@ -6,7 +6,7 @@ from semu.nn.module import Parameter
 from semu.nn.rules.attention import attention
 from semu.nn.rules.collective import all_reduce, all_to_all, send
 from semu.nn.rules.embedding import embedding, merge_tokens, scatter_tokens, shard_tokens
-from semu.nn.rules.loss import cross_entropy, mean_squared_error
+from semu.nn.rules.loss import add_losses, cross_entropy, mean_squared_error
 from semu.nn.rules.matmul import linear, matmul
 from semu.nn.rules.norm import norm
 from semu.nn.rules.pointwise import (
@@ -19,17 +19,21 @@ from semu.nn.rules.pointwise import (
     modulate,
     multiply,
     rope,
+    scale,
+    scale_features,
 )
-from semu.nn.rules.views import flatten, split, split_heads, unflatten
+from semu.nn.rules.views import concatenate, flatten, split, split_heads, unflatten
 from semu.nn.tensor import Tensor
 
 __all__ = [
     "activation",
     "add",
+    "add_losses",
     "add_parameter",
     "all_reduce",
     "all_to_all",
     "attention",
+    "concatenate",
     "cross_entropy",
     "dropout",
     "embedding",
@@ -47,10 +51,13 @@ __all__ = [
     "norm",
     "rms_norm",
     "rope",
+    "scale",
+    "scale_features",
     "scatter_tokens",
     "send",
     "shard_tokens",
     "silu",
+    "softcap",
     "split",
     "split_heads",
     "swiglu",
@@ -66,6 +73,11 @@ def gelu(x: Tensor) -> Tensor:
 def silu(x: Tensor) -> Tensor:
     """Sigmoid linear unit; saves its input."""
     return activation(x, "silu")
+
+
+def softcap(x: Tensor) -> Tensor:
+    """``cap x tanh(x / cap)``, one kernel; saves its input."""
+    return activation(x, "softcap")
 
 
 def swiglu(x: Tensor) -> Tensor:

@@ -73,9 +73,9 @@ def optional_size(*keys: str, default: int | None) -> Spelling:
     return Spelling(keys, FieldKind.SIZE, default, nullable=True)
 
 
-def count(*keys: str, default: int) -> Spelling:
+def count(*keys: str, default: int | None, nullable: bool = False) -> Spelling:
     """A size that may be 0."""
-    return Spelling(keys, FieldKind.COUNT, default)
+    return Spelling(keys, FieldKind.COUNT, default, nullable or default is None)
 
 
 def switch(*keys: str, default: bool) -> Spelling:
@@ -83,9 +83,9 @@ def switch(*keys: str, default: bool) -> Spelling:
     return Spelling(keys, FieldKind.SWITCH, default)
 
 
-def number(*keys: str, default: float | None) -> Spelling:
+def number(*keys: str, default: float | None, nullable: bool = False) -> Spelling:
     """A number; ``null`` is legal where the default is None."""
-    return Spelling(keys, FieldKind.NUMBER, default, nullable=default is None)
+    return Spelling(keys, FieldKind.NUMBER, default, nullable or default is None)
 
 
 def word(*keys: str, default: str | None) -> Spelling:
