@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from semu.errors import ConfigError
-from semu.nn import LatentAttention, LatentSizes, MixtureOfExperts, Model, TransformerLayer
+from semu.errors import ConfigError, unknown_name
+from semu.nn import Activation, LatentAttention, LatentSizes, MixtureOfExperts, Model, TransformerLayer
 from semu_models.decoder import Decoder, decoder_model
 
 _WHERE = "model.transformer"
@@ -22,6 +22,7 @@ _OPTIONAL = (
     "moe_layer_freq",
     "first_k_dense",
     "mla",
+    "activation",
 )
 _LATENT = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 
@@ -52,6 +53,8 @@ class TransformerConfig:
         mla: widths of latent attention, under Megatron-LM's names; None: ordinary attention.
         vocab_multiple: the tables have ``vocab`` rows rounded up to a multiple of this x tp (Megatron-LM's
             ``--make-vocab-size-divisible-by``, there 128); None: as they are.
+        activation: non-linearity of the feed-forward networks, a value of ``semu.nn.Activation``; None: SiLU where
+            gated, else GELU.
     Raises:
         ConfigError: a size below one, heads that do not divide, a probability out of range, experts half told.
     """
@@ -81,8 +84,12 @@ class TransformerConfig:
     first_k_dense: int | None = None
     mla: LatentSizes | None = None
     vocab_multiple: int | None = None
+    activation: str | None = None
 
     def __post_init__(self) -> None:
+        legal = [member.value for member in Activation]
+        if self.activation is not None and self.activation not in legal:
+            raise unknown_name("activation", self.activation, legal, where=f"{_WHERE}.activation")
         for name in (
             "layers",
             "hidden",
@@ -221,6 +228,7 @@ class TransformerConfig:
                 qkv_bias=self.qkv_bias,
                 dropout=self.dropout,
                 qk_norm=self.qk_norm,
+                activation=self._activation,
                 mlp=None if number in dense else self._mixture(),
                 attention=None
                 if self.mla is None
@@ -249,7 +257,12 @@ class TransformerConfig:
             gated=self.gated_mlp,
             shared_ffn=self.shared_ffn,
             shared_gate=self.shared_gate,
+            activation=self._activation,
         )
+
+    @property
+    def _activation(self) -> Activation | None:
+        return None if self.activation is None else Activation(self.activation)
 
 
 def _frozen(name: str, value: Any) -> Any:

@@ -11,6 +11,7 @@ import pytest
 
 import semu
 from semu.cli import main
+from semu.errors import ConfigError
 from semu.runfile import load_run, make_job
 from semu.runfile.megatron import read_megatron
 
@@ -234,3 +235,36 @@ def test_cluster_of_the_user() -> None:
     assert run.tables["parallel"]["dp"] == 32
     assert "cluster: 128 GPUs as asked, the file is for 64" in run.reading.notes
     assert "cluster.device" not in [row.key for row in run.reading.defaulted]
+
+
+def test_multi_token_prediction_left_out() -> None:
+    text = (HERE / "deepseek_v3.sh").read_text()
+    further = text.replace("*30L", "*29tt|mL").replace("--bf16\n", "--bf16 --mtp-num-layers 1\n")
+    with pytest.raises(ConfigError) as caught:
+        read_megatron(further)
+    assert caught.value.got == "--mtp-num-layers --pipeline-model-parallel-layout"
+    run = read_megatron(further, allow_unmodelled=True)
+    assert {row.key for row in run.reading.unmodelled} == {"--mtp-num-layers", "--pipeline-model-parallel-layout"}
+    assert run.tables["parallel"]["layout"] == {"stages": "Et|(tt|)*29tt|L"}
+    assert make_job(run.tables).model.num_parameters() == 671_026_404_352
+
+
+@pytest.mark.parametrize(
+    ("flag", "activation", "is_gated"),
+    [
+        ("--squared-relu", "squared_relu", False),
+        ("--openai-gelu", "gelu_tanh", False),
+        ("--quick-geglu", "quick_gelu", True),
+    ],
+)
+def test_activations(flag: str, activation: str, is_gated: bool) -> None:
+    """They have the parameters, the times and the memory of the network that is gated as they are."""
+    text = EXAMPLE.read_text()
+    tables = read_megatron(text.replace("    --swiglu\n", f"    {flag}\n")).tables
+    own = tables["model"]["transformer"]
+    assert (own["activation"], own["gated_mlp"], own["ffn"]) == (activation, is_gated, 14336)
+    job = make_job(tables)
+    assert job.model.num_parameters() == megatron_parameters(own, 1)
+    usual = make_job({**tables, "model": {"transformer": {k: v for k, v in own.items() if k != "activation"}}})
+    one, other = semu.simulate(job), semu.simulate(usual)
+    assert (one.iteration_time_s, one.peak_memory_bytes) == (other.iteration_time_s, other.peak_memory_bytes)

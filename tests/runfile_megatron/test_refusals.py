@@ -37,6 +37,7 @@ def refusal(text: str, **options: object) -> ConfigError:
         (("--pipeline-model-parallel-size 3",), "arguments:1", "8 GPUs do not divide", 6),
         (("--tensor-model-parallel-size 8",), "arguments:2 --tensor-model-parallel-size", "does not divide by 8", 4),
         (("--global-batch-size 12",), "arguments:2 --global-batch-size", "a global batch of 12 does not divide", 8),
+        (("--swiglu", "--squared-relu"), "arguments:3 --squared-relu", "several activations", None),
         (("--bf16", "--fp16"), "arguments:3 --fp16", "--bf16 and --fp16", None),
         (("--bf16 1",), "arguments:2 --bf16", "--bf16 is a switch", None),
         (("--fp8-format hybrid",), "arguments:2 --fp8-format", "fp8 without bf16", None),
@@ -101,10 +102,10 @@ def test_short_tables_of_positions() -> None:
 
 
 def test_all_that_is_not_modelled_in_one_message() -> None:
-    words = ("--squared-relu", "--ddp-bucket-size 1000", "--num-layer 3", "--moe-enable-deepep", "--optimizer sgd")
+    words = ("--onnx-safe", "--ddp-bucket-size 1000", "--num-layer 3", "--moe-enable-deepep", "--optimizer sgd")
     error = refusal(script(*words))
     assert error.message.startswith("5 arguments that may change time or memory are not modelled by this version: ")
-    assert error.got == "--squared-relu --ddp-bucket-size --num-layer --moe-enable-deepep --optimizer"
+    assert error.got == "--onnx-safe --ddp-bucket-size --num-layer --moe-enable-deepep --optimizer"
     for line, word in enumerate(words, start=2):
         assert f"{word.split()[0]}{' ' + word.split()[1] if ' ' in word else ''} (line {line})" in error.message
     assert "unknown, did you mean --num-layers?" in error.message
@@ -218,7 +219,7 @@ def test_logs() -> None:
 
 def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / "run.sh"
-    place.write_text(script("--squared-relu"))
+    place.write_text(script("--onnx-safe"))
     assert main(["import", str(place), "-o", str(tmp_path / "run.toml")]) == 2
     assert f"{place}:2: an argument that may change time or memory is not modelled" in capsys.readouterr().err
     assert main(["import", str(place), "-o", str(tmp_path / "run.toml"), "--allow-unmodelled"]) == 0

@@ -22,12 +22,13 @@ def transformer_table(settings: Settings) -> dict[str, Any]:
     """
     layers, hidden = settings.required("num_layers"), settings.required("hidden_size")
     heads = settings.required("num_attention_heads")
-    is_gated = settings.get("swiglu")
+    activation = _activation(settings)
+    is_gated = settings.get("swiglu") or activation == "quick_gelu"
     has_bias = settings.get("add_bias_linear")
     table: dict[str, Any] = {
         "layers": layers,
         "hidden": hidden,
-        "ffn": settings.size("ffn_hidden_size") or _inner_width(hidden, is_gated=is_gated),
+        "ffn": settings.size("ffn_hidden_size") or _inner_width(hidden, is_swiglu=settings.get("swiglu")),
         "heads": heads,
         "kv_heads": _kv_heads(settings, heads),
         "head_dim": _head_dim(settings, hidden, heads),
@@ -39,6 +40,8 @@ def transformer_table(settings: Settings) -> dict[str, Any]:
         "bias": has_bias,
         "dropout": _dropout(settings),
     }
+    if activation is not None:
+        table["activation"] = activation
     if settings.get("add_qkv_bias") and not has_bias:
         table["qkv_bias"] = True
     _check_fusions(settings, table)
@@ -50,10 +53,30 @@ def transformer_table(settings: Settings) -> dict[str, Any]:
     return table | _experts(settings, layers, table["ffn"], has_bias=has_bias)
 
 
+_ACTIVATIONS = {"squared_relu": "squared_relu", "openai_gelu": "gelu_tanh", "quick_geglu": "quick_gelu"}
+
+
+def _activation(settings: Settings) -> str | None:
+    """What stands in place of GELU or SwiGLU.
+
+    Raises:
+        ConfigError: several at once.
+    """
+    told = [name for name in ("swiglu", *_ACTIVATIONS) if settings.get(name)]
+    if len(told) > 1:
+        raise ConfigError(
+            "several activations",
+            where=settings.where(told[1]),
+            expected=f"one of {', '.join(settings.name(name) for name in told)}",
+            got="all of them" if len(told) > 2 else "both",
+        )
+    return _ACTIVATIONS.get(told[0]) if told else None
+
+
 def _check_fusions(settings: Settings, table: dict[str, Any]) -> None:
     """Fused kernels that semu takes for granted, where there is something to fuse."""
     has_activation = {
-        "bias_gelu_fusion": not table["gated_mlp"] and table["bias"],
+        "bias_gelu_fusion": not table["gated_mlp"] and table["bias"] and "activation" not in table,
         "bias_swiglu_fusion": table["gated_mlp"],
     }
     for name, matters in (has_activation | {"apply_rope_fusion": table["rotary"]}).items():
@@ -61,9 +84,9 @@ def _check_fusions(settings: Settings, table: dict[str, Any]) -> None:
             settings.refuse(name, "in separate kernels")
 
 
-def _inner_width(hidden: int, *, is_gated: bool) -> int:
+def _inner_width(hidden: int, *, is_swiglu: bool) -> int:
     """Megatron-LM, ``validate_args``."""
-    return int((4 * hidden * 2 / 3) / 64) * 64 if is_gated else 4 * hidden
+    return int((4 * hidden * 2 / 3) / 64) * 64 if is_swiglu else 4 * hidden
 
 
 def _kv_heads(settings: Settings, heads: int) -> int:
