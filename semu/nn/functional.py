@@ -19,9 +19,9 @@ from semu.nn.rules.pointwise import (
     modulate,
     multiply,
     rope,
-    scale,
-    scale_features,
+    softcap,
 )
+from semu.nn.rules.scaling import scale, scale_features
 from semu.nn.rules.views import concatenate, flatten, split, split_heads, unflatten
 from semu.nn.tensor import Tensor
 
@@ -73,11 +73,6 @@ def gelu(x: Tensor) -> Tensor:
 def silu(x: Tensor) -> Tensor:
     """Sigmoid linear unit; saves its input."""
     return activation(x, "silu")
-
-
-def softcap(x: Tensor) -> Tensor:
-    """``cap x tanh(x / cap)``, one kernel; saves its input."""
-    return activation(x, "softcap")
 
 
 def swiglu(x: Tensor) -> Tensor:

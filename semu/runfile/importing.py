@@ -23,7 +23,6 @@ from semu.runfile.resolve import RunConfig, resolve_tables
 from semu.runfile.schema import TABLES
 from semu.runfile.sources import hf_file
 from semu.runfile.toml_text import format_toml
-from semu_models.hf import load_hf
 
 Tables = dict[str, dict[str, Any]]
 
@@ -67,15 +66,15 @@ class ImportKind:
     Attributes:
         name: for messages. example: what such a file is called.
         recognises: (path, text) -> whether it is one.
-        read: (path, text, options) -> run.toml's tables, the report, and key of a table -> what in the file decided it;
-            raises ConfigError.
+        read: (path, text, options) -> run.toml's tables, the report (None: the run's own ``reading``), and key of a
+            table -> what in the file decided it; raises ConfigError.
         complete: (tables, places, resolve) -> writes what the file leaves open, returns sentences; None: nothing.
     """
 
     name: str
     example: str
     recognises: Callable[[str, str], bool]
-    read: Callable[[str, str, ImportOptions], tuple[Tables, ImportReport, Mapping[str, str]]]
+    read: Callable[[str, str, ImportOptions], tuple[Tables, ImportReport | None, Mapping[str, str]]]
     complete: Callable[[Tables, Places, Callable[..., RunConfig]], Sequence[str]] | None = None
 
 
@@ -129,6 +128,8 @@ def import_run(path: str, overrides: Overrides | None = None, options: ImportOpt
     (overrides if overrides is not None else Overrides()).apply(tables, places)
     notes = list(kind.complete(tables, places, resolve_tables)) if kind.complete is not None else []
     run = resolve_tables(tables, places)
+    report = run.reading if report is None else report
+    assert report is not None
     run.job()
     tables.setdefault("training", {}).setdefault("global_batch", run.config["training"]["global_batch"])
     told = [note for note in run.notes if run.reading is None or note != run.reading.summary()]
@@ -153,9 +154,9 @@ def _is_json(path: str, text: str) -> bool:
     return path.endswith(".json") or text.lstrip().startswith("{")
 
 
-def _read_hf(path: str, _: str, options: ImportOptions) -> tuple[Tables, ImportReport, Mapping[str, str]]:
+def _read_hf(path: str, _: str, options: ImportOptions) -> tuple[Tables, ImportReport | None, Mapping[str, str]]:
     options.refuse("config.json")
-    return {"model": {"hf_config": path}}, load_hf(path).reading, {}
+    return {"model": {"hf_config": path}}, None, {}
 
 
 def _read_megatron(path: str, text: str, options: ImportOptions) -> tuple[Tables, ImportReport, Mapping[str, str]]:

@@ -237,16 +237,19 @@ def test_cluster_of_the_user() -> None:
     assert "cluster.device" not in [row.key for row in run.reading.defaulted]
 
 
-def test_multi_token_prediction_left_out() -> None:
+def test_multi_token_prediction() -> None:
+    """A further layer with its projection of 2 x 7168 and three norms (2412.19437 §2.2); tables are the model's own."""
     text = (HERE / "deepseek_v3.sh").read_text()
     further = text.replace("*30L", "*29tt|mL").replace("--bf16\n", "--bf16 --mtp-num-layers 1\n")
-    with pytest.raises(ConfigError) as caught:
-        read_megatron(further)
-    assert caught.value.got == "--mtp-num-layers --pipeline-model-parallel-layout"
-    run = read_megatron(further, allow_unmodelled=True)
-    assert {row.key for row in run.reading.unmodelled} == {"--mtp-num-layers", "--pipeline-model-parallel-layout"}
-    assert run.tables["parallel"]["layout"] == {"stages": "Et|(tt|)*29tt|L"}
-    assert make_job(run.tables).model.num_parameters() == 671_026_404_352
+    run = read_megatron(further)
+    assert run.tables["parallel"]["layout"] == {"stages": "Et|(tt|)*29tt|mL"}
+    assert run.tables["model"]["transformer"]["mtp_layers"] == 1
+    expected = EXPECTED["deepseek_v3.sh"]["model"]["transformer"]
+    deeper = megatron_parameters({**expected, "layers": 62}, 1) - megatron_parameters(expected, 1)
+    more = deeper + 2 * 7168 * 7168 + 3 * 7168
+    assert make_job(run.tables).model.num_parameters() == 671_026_404_352 + more
+    with pytest.raises(ConfigError, match=r"1 layers of multi-token prediction \(m\), and the model has 0"):
+        make_job(read_megatron(text.replace("*30L", "*29tt|mL")).tables)
 
 
 @pytest.mark.parametrize(

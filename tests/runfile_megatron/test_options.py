@@ -69,6 +69,8 @@ def flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
                 **{"model.transformer.shared_ffn": 512, "model.transformer.shared_gate": True},
             },
         ),
+        (f"{MOE} --mtp-num-layers 2", {**MOE_KEYS, "model.transformer.mtp_layers": 2}),
+        ("--mtp-num-layers 0", {}),
         (f"{MOE} --moe-layer-recompute", {**MOE_KEYS, "training.recompute": ["moe"]}),
         ("--tensor-model-parallel-size 2", {"parallel.tp": 2, "parallel.dp": 4}),
         (

@@ -127,7 +127,6 @@ def test_all_that_is_not_modelled_in_one_message() -> None:
         ("--num-experts 8 --disable-bias-linear --expert-model-parallel-size 8", "--moe-token-dispatcher-type"),
         ("--attention-backend unfused --no-masked-softmax-fusion", "--no-masked-softmax-fusion"),
         ("--no-bias-gelu-fusion", "--no-bias-gelu-fusion"),
-        ("--mtp-num-layers 1", "--mtp-num-layers"),
         ("--position-embedding-type mrope", "--position-embedding-type"),
         ("--context-parallel-size 2 --cp-comm-type a2a+p2p", "--cp-comm-type"),
         ("--context-parallel-size 2 --cp-comm-type p2p a2a", "--cp-comm-type"),

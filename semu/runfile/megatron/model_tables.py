@@ -188,8 +188,8 @@ def _latent(settings: Settings) -> dict[str, Any]:
 def _experts(settings: Settings, layers: int, ffn: int, *, has_bias: bool) -> dict[str, Any]:
     experts = settings.size("num_experts")
     table: dict[str, Any] = {}
-    if settings.size("mtp_num_layers", least=0):
-        settings.refuse("mtp_num_layers", "multi-token prediction is not modelled")
+    if further := settings.size("mtp_num_layers", least=0):
+        table["mtp_layers"] = further
     if experts is None:
         return table
     top_k = settings.size("moe_router_topk") or 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from semu.errors import ConfigError
@@ -129,9 +128,6 @@ def _stages(settings: Settings, pp: int) -> dict[str, Any]:
     """``vpp``, and where the stages end."""
     text = settings.get("pipeline_model_parallel_layout")
     if text is not None:
-        if "m" in text:
-            settings.refuse("pipeline_model_parallel_layout", "multi-token prediction (m) is not modelled")
-            text = re.sub(r"m(\*\d+)?", "", text)
         stages = len(expand_stages(text, settings.where("pipeline_model_parallel_layout")))
         if stages % pp:
             raise ConfigError(
