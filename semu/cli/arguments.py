@@ -148,7 +148,7 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
         Command.IMPORT,
         parents=[common],
         help="turn a file of another program into run.toml, and say what was understood",
-        description="Turn a file of another program into a run file, and say what was understood of it.",
+        description="Turn a file of another program into run.toml, and say what was understood of it.",
         allow_abbrev=False,
     )
     _add_import(importing)
@@ -161,12 +161,28 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="config.json of HuggingFace transformers, or a folder with one")
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="config.json of HuggingFace transformers, or a folder with one; a script or a log of Megatron-LM",
+    )
     parser.add_argument("-o", "--output", metavar="RUN", help="the run file; without it, it goes to stdout")
     parser.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="without it, the fewest H100 nodes that do")
     parser.add_argument("--parallel", metavar="SIZES", help="without it, the first layout that fits in memory")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments", help="as for semu simulate"
+    )
+    parser.add_argument(
+        "--define",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable that a script takes from outside, 1 for its first parameter; may be repeated",
+    )
+    parser.add_argument(
+        "--allow-unmodelled",
+        action="store_true",
+        help="list arguments of Megatron-LM that change time or memory and are not modelled, instead of refusing them",
     )
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from semu.errors import ConfigError, nearest_name
 from semu.nn import Module
 from semu.runfile.hf_run import complete_hf_run
+from semu.runfile.megatron import is_megatron, read_arguments
 from semu.runfile.overrides import Overrides
 from semu.runfile.places import Places
 from semu.runfile.resolve import RunConfig, resolve_tables
@@ -34,20 +35,46 @@ class ImportReport(Protocol):
 
 
 @dataclass(frozen=True)
+class ImportOptions:
+    """What the command line says of a file's reading.
+
+    Attributes:
+        cluster: ``DEVICE:NODESxGPUS``. defined: variables of a script.
+        allow_unmodelled: leave out what is not modelled.
+    """
+
+    cluster: str | None = None
+    defined: Mapping[str, str] = field(default_factory=dict)
+    allow_unmodelled: bool = False
+
+    def refuse(self, kind: str) -> None:
+        """Say no to what only scripts and logs have."""
+        for flag, value in (("--define", self.defined), ("--allow-unmodelled", self.allow_unmodelled)):
+            if value:
+                raise ConfigError(
+                    f"{flag} is for arguments of Megatron-LM",
+                    where=flag,
+                    expected="a script or a log",
+                    got=kind,
+                )
+
+
+@dataclass(frozen=True)
 class ImportKind:
     """A kind of file.
 
     Attributes:
         name: for messages. example: what such a file is called.
         recognises: (path, text) -> whether it is one.
-        read: (path, text) -> run.toml's tables and the report (None: the run's own ``reading``); raises ConfigError.
+        read: (path, text, options) -> run.toml's tables, the report (None: the run's own ``reading``), and key of a
+            table -> what in the file decided it; raises ConfigError.
         complete: (tables, places, resolve) -> writes what the file leaves open, returns sentences; None: nothing.
     """
 
     name: str
     example: str
     recognises: Callable[[str, str], bool]
-    read: Callable[[str, str], tuple[Tables, ImportReport | None]]
+    read: Callable[[str, str, ImportOptions], tuple[Tables, ImportReport | None, Mapping[str, str]]]
     complete: Callable[[Tables, Places, Callable[..., RunConfig]], Sequence[str]] | None = None
 
 
@@ -78,11 +105,11 @@ class ImportedRun:
         return "\n".join(head) + "\n\n" + format_toml(tables)
 
 
-def import_run(path: str, overrides: Overrides | None = None) -> ImportedRun:
+def import_run(path: str, overrides: Overrides | None = None, options: ImportOptions | None = None) -> ImportedRun:
     """Read a file of another program.
 
     Args:
-        path: a file of one of ``IMPORT_KINDS``. overrides: what the command line changes.
+        path: a file of one of ``IMPORT_KINDS``. overrides: what the command line changes. options: how it is read.
     Raises:
         ConfigError: a file that cannot be read, of no known kind, or that says what semu does not model.
     """
@@ -96,8 +123,8 @@ def import_run(path: str, overrides: Overrides | None = None) -> ImportedRun:
             expected=" or ".join(f"{kind.name} ({kind.example})" for kind in IMPORT_KINDS),
             got=text.strip().partition("\n")[0][:60] or "an empty file",
         )
-    tables, report = kind.read(path, text)
-    places = Places("")
+    tables, report, decided = kind.read(path, text, options if options is not None else ImportOptions())
+    places = Places("", flags=dict(decided))
     (overrides if overrides is not None else Overrides()).apply(tables, places)
     notes = list(kind.complete(tables, places, resolve_tables)) if kind.complete is not None else []
     run = resolve_tables(tables, places)
@@ -128,12 +155,25 @@ def _is_json(path: str, text: str) -> bool:
     return path.endswith(".json") or text.lstrip().startswith("{")
 
 
-def _read_hf(path: str, _: str) -> tuple[Tables, ImportReport | None]:
-    return {"model": {"hf_config": path}}, None
+def _read_hf(path: str, _: str, options: ImportOptions) -> tuple[Tables, ImportReport | None, Mapping[str, str]]:
+    options.refuse("config.json")
+    return {"model": {"hf_config": path}}, None, {}
+
+
+def _read_megatron(path: str, text: str, options: ImportOptions) -> tuple[Tables, ImportReport, Mapping[str, str]]:
+    read = read_arguments(
+        text.replace("\r\n", "\n"),
+        path,
+        options.cluster,
+        defined=options.defined,
+        allow_unmodelled=options.allow_unmodelled,
+    )
+    return read.tables, read.reading, read.places
 
 
 IMPORT_KINDS: tuple[ImportKind, ...] = (
     ImportKind("config.json of HuggingFace transformers", "config.json", _is_json, _read_hf, complete_hf_run),
+    ImportKind("arguments of Megatron-LM", "pretrain.sh or a log", is_megatron, _read_megatron),
 )
 """Kinds of files, in the order in which they are tried."""
 

@@ -62,6 +62,7 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             **dict.fromkeys(("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab"), ValueKind.INTEGER),
             **dict.fromkeys(("gated_mlp", "tied_embeddings", "rms_norm", "rotary", "bias"), ValueKind.SWITCH),
             "qkv_bias": ValueKind.SWITCH,
+            "activation": ValueKind.STRING,
             "dropout": ValueKind.NUMBER,
             "positions": ValueKind.INTEGER,
             "vocab_multiple": ValueKind.INTEGER,

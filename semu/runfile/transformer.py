@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from semu.errors import ConfigError
-from semu.nn import LatentAttention, LatentSizes, MixtureOfExperts, Model, TransformerLayer
+from semu.errors import ConfigError, unknown_name
+from semu.nn import Activation, LatentAttention, LatentSizes, MixtureOfExperts, Model, TransformerLayer
 from semu_models.decoder import Decoder, decoder_model
 from semu_models.mtp import predicting_model
 
@@ -23,6 +23,7 @@ _OPTIONAL = (
     "moe_layer_freq",
     "first_k_dense",
     "mla",
+    "activation",
     "mtp_layers",
 )
 _LATENT = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
@@ -55,6 +56,8 @@ class TransformerConfig:
         mtp_layers: further tokens that are predicted, each by a layer like the last one (``semu_models.mtp``).
         vocab_multiple: the tables have ``vocab`` rows rounded up to a multiple of this x tp (Megatron-LM's
             ``--make-vocab-size-divisible-by``, there 128); None: as they are.
+        activation: non-linearity of the feed-forward networks, a value of ``semu.nn.Activation``; None: SiLU where
+            gated, else GELU.
     Raises:
         ConfigError: a size below one, heads that do not divide, a probability out of range, experts half told.
     """
@@ -85,8 +88,12 @@ class TransformerConfig:
     mla: LatentSizes | None = None
     mtp_layers: int = 0
     vocab_multiple: int | None = None
+    activation: str | None = None
 
     def __post_init__(self) -> None:
+        legal = [member.value for member in Activation]
+        if self.activation is not None and self.activation not in legal:
+            raise unknown_name("activation", self.activation, legal, where=f"{_WHERE}.activation")
         for name in (
             "layers",
             "hidden",
@@ -235,6 +242,7 @@ class TransformerConfig:
                 qkv_bias=self.qkv_bias,
                 dropout=self.dropout,
                 qk_norm=self.qk_norm,
+                activation=self._activation,
                 mlp=None if number in dense else self._mixture(),
                 attention=None
                 if self.mla is None
@@ -268,7 +276,12 @@ class TransformerConfig:
             gated=self.gated_mlp,
             shared_ffn=self.shared_ffn,
             shared_gate=self.shared_gate,
+            activation=self._activation,
         )
+
+    @property
+    def _activation(self) -> Activation | None:
+        return None if self.activation is None else Activation(self.activation)
 
 
 def _frozen(name: str, value: Any) -> Any:

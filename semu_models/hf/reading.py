@@ -16,16 +16,23 @@ class ReadingRow:
 
     Attributes:
         key: as the file writes it, or as it could have. value: what counts.
-        meaning: the canonical name, or why it has no bearing.
+        meaning: the canonical name, or why it has no bearing. line: where it stands, None: not told.
     """
 
     key: str
     value: Any
     meaning: str
+    line: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The meaning, and the line where it is known."""
+        return self.meaning if self.line is None else f"{self.meaning} (line {self.line})"
 
     def to_json(self) -> dict[str, Any]:
         """A row of the JSON document."""
-        return {"key": self.key, "value": self.value, "meaning": self.meaning}
+        row = {"key": self.key, "value": self.value, "meaning": self.meaning}
+        return row if self.line is None else {**row, "line": self.line}
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,7 @@ class Reading:
         source: the file. kind: what sort of file. model_type: of the model in it, if it says one.
         understood: keys of the file that were used. defaulted: what the file does not say.
         ignored: keys of the file without bearing on time and memory. notes: sentences.
+        unmodelled: keys that have a bearing and were left out because the user said so.
     """
 
     source: str
@@ -45,6 +53,7 @@ class Reading:
     defaulted: tuple[ReadingRow, ...]
     ignored: tuple[ReadingRow, ...]
     notes: tuple[str, ...] = ()
+    unmodelled: tuple[ReadingRow, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The JSON document."""
@@ -71,7 +80,7 @@ class Reading:
         value = max((len(_short(row.value)) for row in every), default=0)
         for name, rows in self._groups():
             lines += ["", f"{name} ({len(rows)})"]
-            lines += [f"  {row.key:<{key}}  {_short(row.value):<{value}}  {row.meaning}".rstrip() for row in rows]
+            lines += [f"  {row.key:<{key}}  {_short(row.value):<{value}}  {row.text}".rstrip() for row in rows]
         if self.notes:
             lines += ["", "notes", *(f"  {note}" for note in self.notes)]
         return "\n".join(lines)
@@ -83,6 +92,8 @@ class Reading:
         yield "understood", self.understood
         yield "defaulted", self.defaulted
         yield "ignored", self.ignored
+        if self.unmodelled:
+            yield "unmodelled", self.unmodelled
 
 
 def _short(value: Any) -> str:
