@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from calibration.timing import Call, Policy, Timing, is_cache_hot, num_copies, time_calls
-from semu.errors import ConfigError
+from semu.errors import ConfigError, ExecutorError
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 FREE_SHARE = 0.5
@@ -136,15 +137,29 @@ class Bench:
                 expected=f"at most {self.free_bytes}",
                 got=set_bytes,
             )
-        copies = max(num_copies(set_bytes, self.cache_bytes, self.free_bytes), 1)
+        copies = num_copies(set_bytes, self.cache_bytes, self.free_bytes)
         timing = time_calls(self.stopwatch, [build() for _ in range(copies)], self.policy)
         hot = "l2=hot" if is_cache_hot(set_bytes, copies, self.cache_bytes) else ""
         return timing, ";".join(word for word in (hot, timing.note()) if word)
 
     def clean(self) -> None:
-        """Give freed memory back to the device."""
-        if self.is_cuda:
+        """Give freed memory back to the device.
+
+        Raises:
+            ExecutorError: the device has failed; nothing more can be measured in this process.
+        """
+        gc.collect()
+        if not self.is_cuda:
+            return
+        try:
+            torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
+        except RuntimeError as error:
+            raise ExecutorError(
+                f"the device has failed: {str(error).splitlines()[0]}",
+                where=self.name,
+                expected="the same command once more, which goes on behind the last row",
+            ) from error
 
 
 def pick_device(name: str) -> torch.device:

@@ -67,8 +67,10 @@ def _build(bench: Bench, kind: str, count: int, ranks: int, dtype: str, group: A
         return lambda: dist.all_to_all_single(target, whole, group=group)
     part = bench.random(count // ranks, dtype=dtype)
     if kind == "all_gather":
-        return lambda: dist.all_gather_into_tensor(whole, part, group=group)
-    return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the older name
+        return lambda: gather(whole, part, group=group)
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return lambda: scatter(part, whole, group=group)
 
 
 def measure_collective(bench: Bench, case: Case, group: Any, dtype: str) -> dict[str, Value]:

@@ -35,7 +35,7 @@ QUERIES = (
     "name,driver_version,vbios_version,power.limit,power.draw,temperature.gpu,clocks.sm,clocks.mem,clocks.max.sm,"
     "clocks_throttle_reasons.active,pcie.link.gen.current,pcie.link.width.current"
 )
-SAME = ("device", "driver_name", "torch", "cuda")
+SAME = ("device", "driver_name", "driver", "torch", "cuda")
 """What must not change within a folder."""
 
 
@@ -77,6 +77,7 @@ def describe(device: str, driver_name: str, versions: Mapping[str, object], date
         record["gpus"] = [
             dict(zip(names, (value.strip() for value in line.split(",")), strict=False)) for line in state.splitlines()
         ]
+        record["driver"] = state.splitlines()[0].split(",")[1].strip() if state else None
     topology = _ask("nvidia-smi", "topo", "-m")
     if topology is not None:
         record["topology"] = topology.splitlines()
@@ -105,8 +106,8 @@ def record_run(folder: Path, record: Mapping[str, object]) -> None:
         runs = list(earlier) if isinstance(earlier, list) else []
         first = {key: value for key, value in known.items() if key != "runs"}
     else:
-        first = dict(record)
-    runs.append({"date": record["date"], "gpus": record.get("gpus"), "arguments": record.get("arguments")})
+        first = {key: value for key, value in record.items() if key not in ("date", "gpus", "options")}
+    runs.append({"date": record["date"], "gpus": record.get("gpus"), "options": record.get("options")})
     write_text(path, json.dumps({**first, "runs": runs}, indent=1) + "\n")
 
 

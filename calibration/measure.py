@@ -2,11 +2,11 @@
 
     python calibration/measure.py --out calibration/measurements/NAME
     torchrun --nproc-per-node 8 calibration/measure.py --out calibration/measurements/NAME
-    python calibration/measure.py --out /tmp/dry --device cpu --quick
+    python calibration/measure.py --out DRY --device cpu --quick
 
-One process measures kernels and steps, several (torchrun) measure collectives, into the same folder. Rows that are there
-already are not measured again, so an interrupted run goes on where it stopped. Progress is on stderr; on stdout, at the
-end, how many rows each table has.
+One process measures kernels and steps, several (torchrun) measure collectives, into the same folder. Rows that are
+there already are not measured again, so an interrupted run goes on where it stopped. Progress is on stderr; on stdout,
+at the end, how many rows each table has.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def say(text: str) -> None:
     print(f"{datetime.now():%H:%M:%S} {text}", file=sys.stderr, flush=True)
 
 
-def run(options: Options, arguments: Sequence[str], progress: Callable[[str], None]) -> dict[str, int]:
+def run(options: Options, progress: Callable[[str], None]) -> dict[str, int]:
     """Measure; needs torch.
 
     Returns:
@@ -126,9 +126,7 @@ def run(options: Options, arguments: Sequence[str], progress: Callable[[str], No
     from calibration import session  # torch
 
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    return session.measure_all(
-        options, kernel_cases(options), step_cases(quick=options.quick), arguments, date, progress
-    )
+    return session.measure_all(options, kernel_cases(options), step_cases(quick=options.quick), date, progress)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         options = parse(given, num_processes=int(os.environ.get("WORLD_SIZE", "1")))
-        counts = run(options, given, say)
+        counts = run(options, say)
     except SemuError as error:
         print(error, file=sys.stderr)
         return error.exit_code

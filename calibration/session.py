@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -98,27 +98,37 @@ def _processes(options: Options, world: World) -> Iterator[None]:
         yield
         return
     if options.device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count()))
-    dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
+    else:
+        dist.init_process_group("gloo")
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
+def _versions(device: torch.device) -> dict[str, object]:
+    found: dict[str, object] = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
+    if device.type == "cuda":
+        found["cudnn"] = torch.backends.cudnn.version()
+        if dist.is_nccl_available():
+            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
+
+
 def measure_all(
     options: Options,
     kernels: list[Case],
     steps: list[StepCase],
-    arguments: Sequence[str],
     date: str,
     progress: Progress,
 ) -> dict[str, int]:
     """Run the suite.
 
     Args:
-        options: of the command line. kernels, steps: what there is to measure. arguments: for the record.
-        date: of now, ISO 8601. progress: told of every row.
+        options: of the command line. kernels, steps: what there is to measure. date: of now, ISO 8601.
+        progress: told of every row.
     Returns:
         Rows by table, of the files that this run could write.
     Raises:
@@ -135,12 +145,8 @@ def measure_all(
         tables: dict[str, Table] = {}
         if world.rank == 0:
             make_folder(options.out)
-            versions: dict[str, object] = {"torch": torch.__version__, "cuda": torch.version.cuda}
-            if device.type == "cuda":
-                versions["cudnn"] = torch.backends.cudnn.version()
-                versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-            record = describe(name, driver_name, {**versions, "arguments": list(arguments)}, date)
-            record_run(options.out, record)
+            asked = {key: value for key, value in vars(options).items() if key != "out"}
+            record_run(options.out, describe(name, driver_name, {**_versions(device), "options": asked}, date))
             tables = {name: Table(options.out, schema, options.source) for name, schema in SCHEMAS.items()}
         say = progress if world.rank == 0 else _silent
         settle(bench, say, 0.0 if options.quick else options.settle_s)

@@ -66,7 +66,8 @@ class StepCase:
         """For people."""
         name = "layer" if self.scope == "layer" else f"model of {self.num_parameters / 1e6:.0f} M, {self.layers} layers"
         recompute = "" if self.recompute == "none" else ", recompute " + self.recompute
-        return f"{name}, hidden {self.hidden}, {self.micro_batch} x {self.seq_len} tokens{recompute}, {self.optimizer} Adam"
+        size = f"hidden {self.hidden}, {self.micro_batch} x {self.seq_len} tokens"
+        return f"{name}, {size}{recompute}, {self.optimizer} Adam"
 
 
 _COLUMNS = {

@@ -68,7 +68,9 @@ class Policy:
 
 
 SUSTAINED = Policy()
-QUICK = Policy(round_s=0.0005, max_calls=3, warm_s=0.0, window=1, tolerance=1.0, max_warm_s=0.001, rounds=3, label="dry run")
+QUICK = Policy(
+    round_s=0.0005, max_calls=3, warm_s=0.0, window=1, tolerance=1.0, max_warm_s=0.001, rounds=3, label="dry run"
+)
 """For a dry run: the figures mean nothing."""
 
 
@@ -153,8 +155,7 @@ def num_copies(set_bytes: int, cache_bytes: int, free_bytes: int, *, most: int =
     """
     if set_bytes <= 0:
         return 1
-    wanted = math.ceil(4 * cache_bytes / set_bytes) + 1
-    return max(1, min(wanted, most, free_bytes // set_bytes))
+    return max(1, min(math.ceil(4 * cache_bytes / set_bytes), most, free_bytes // set_bytes))
 
 
 def is_cache_hot(set_bytes: int, copies: int, cache_bytes: int) -> bool:
