@@ -33,7 +33,7 @@ NAMES = (
 """Part of the driver's name -> the tables' name; the first that fits counts."""
 QUERIES = (
     "name,driver_version,vbios_version,power.limit,power.draw,temperature.gpu,clocks.sm,clocks.mem,clocks.max.sm,"
-    "clocks_throttle_reasons.active,pcie.link.gen.current,pcie.link.width.current"
+    "pcie.link.gen.current,pcie.link.width.current"
 )
 SAME = ("device", "driver_name", "driver", "torch", "cuda")
 """What must not change within a folder."""

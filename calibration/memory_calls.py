@@ -43,10 +43,35 @@ def softmax(x: Any) -> Any:
     return F.softmax(x, dim=-1)
 
 
+def dropout(x: Any) -> Any:
+    """A tenth of the elements."""
+    return F.dropout(x, p=0.1, training=True)
+
+
+def gelu(x: Any) -> Any:
+    """With the error function."""
+    return F.gelu(x)
+
+
+def silu(x: Any) -> Any:
+    """x * sigmoid(x)."""
+    return F.silu(x)
+
+
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """One graph for all shapes of a function."""
-    return torch.compile(function, dynamic=True)
+    """One graph for all shapes of a function where that is possible; never the function itself.
+
+    With ``fullgraph`` a shape that cannot be compiled is an error, where torch would else run the eager kernels.
+    """
+    import torch._functorch.config
+
+    torch._functorch.config.donated_buffer = False  # a backward pass is run many times on one graph
+    for name in ("recompile_limit", "cache_size_limit"):  # the newer and the older name
+        if hasattr(torch._dynamo.config, name):
+            setattr(torch._dynamo.config, name, 64)
+            break
+    return torch.compile(function, dynamic=True, fullgraph=True)
 
 
 def build_memory(bench: Bench, case: Case) -> Call:
@@ -96,9 +121,7 @@ def _forward(bench: Bench, op: str, rows: int, width: int, dtype: str) -> tuple[
     if op == "cross_entropy":
         targets = bench.integers(width, rows)
         return lambda logits: F.cross_entropy(logits, targets), []
-    if op == "dropout":
-        return partial(F.dropout, p=0.1, training=True), []
-    return {"gelu": F.gelu, "silu": F.silu, "swiglu": swiglu, "softmax": softmax}[op], []
+    return {"gelu": gelu, "silu": silu, "swiglu": swiglu, "softmax": softmax, "dropout": dropout}[op], []
 
 
 def _adam(bench: Bench, dtype: str, tensors: int, elements: int, variant: str) -> Call:

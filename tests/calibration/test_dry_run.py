@@ -14,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is the executor extra")
 
+from calibration.bench import CudaStopwatch  # noqa: E402
 from calibration.collective_cases import COLLECTIVES  # noqa: E402
 from calibration.measure import main  # noqa: E402
 from calibration.steps import StepCase, step_cases  # noqa: E402
@@ -114,6 +115,38 @@ def test_a_gpu_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Capture
     assert not (tmp_path / "new").exists()
 
 
+def test_a_round_waits_meets_and_is_timed_between_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            told.append("event")
+
+        def synchronize(self) -> None:
+            told.append("wait")
+
+        def elapsed_time(self, other: object) -> float:
+            return 7.0  # milliseconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: told.append("lead") if cycles > 0 else None)
+    calls = [lambda i=i: told.append(f"call {i}") for i in range(2)]
+    stopwatch = CudaStopwatch(meet=lambda: told.append("meet"))
+    assert stopwatch.round_s(calls, 1, 2) == pytest.approx(7e-3)
+    assert told == ["meet", "event", "call 1", "call 0", "event", "wait"]  # how long issuing takes is not known yet
+    told.clear()
+    stopwatch.round_s(calls, 3, 1)
+    assert told == ["lead", "meet", "event", "call 1", "event", "wait"]
+    told.clear()
+    plain = CudaStopwatch(leads=False)
+    plain.round_s(calls, 0, 1)
+    plain.round_s(calls, 0, 1)
+    assert "lead" not in told
+
+
 @pytest.mark.multiprocess
 def test_collectives_of_two_processes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
@@ -123,13 +156,7 @@ def test_collectives_of_two_processes(tmp_path: Path) -> None:
         subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=300)
         found = rows(tmp_path, "collectives")
         assert len(found) == 10
-    assert {row["collective"] for row in found} == {
-        "all_reduce",
-        "all_gather",
-        "reduce_scatter",
-        "alltoall",
-        "send_recv",
-    }
+    assert {row["collective"] for row in found} == set(COLLECTIVES)
     for row in found:
         assert float(row["busbw_gbps"]) <= float(row["algbw_gbps"])
 
