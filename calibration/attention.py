@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from calibration.case import Case, spread
+from calibration.table import Value
 from semu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def _all_cases() -> Iterator[Case]:
 def _case(
     which: str, batch: int, heads: int, kv_heads: int, length: int, head_dim: int, causal: int, name: str
 ) -> Case:
-    row = {
+    row: dict[str, Value] = {
         "dtype": "bf16",
         "pass": which,
         "batch": batch,
@@ -69,7 +70,7 @@ def attention_flop(row: dict[str, Any]) -> float:
     widths = row["head_dim"] + row["head_dim_v"]
     if row["pass"] == "bwd":
         widths = 3 * row["head_dim"] + 2 * row["head_dim_v"]
-    flop = 2.0 * row["batch"] * row["heads"] * row["seq_q"] * row["seq_kv"] * widths
+    flop: float = 2.0 * row["batch"] * row["heads"] * row["seq_q"] * row["seq_kv"] * widths
     return flop / 2 if row["causal"] else flop
 
 

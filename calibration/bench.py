@@ -96,7 +96,7 @@ class Bench:
     @property
     def is_cuda(self) -> bool:
         """Whether the figures mean anything."""
-        return self.device.type == "cuda"
+        return str(self.device.type) == "cuda"
 
     @property
     def cache_bytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from calibration.case import Case, spread
+from calibration.table import Value
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "send_recv")
 SIZES = tuple(1 << power for power in range(10, 31, 2))
@@ -33,7 +34,7 @@ def collective_cases(world: int, ranks_per_node: int, topology: str, dtype: str,
             if kind == "send_recv" and ranks != 2:
                 continue
             for size in sizes:
-                row = {
+                row: dict[str, Value] = {
                     "topology": topology,
                     "collective": kind,
                     "ranks": ranks,

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -153,6 +154,10 @@ def table(figures: Sequence[Figure]) -> str:
         scale, unit = (1e3, "ms") if figure.unit == "s" else (2**-30, "GiB")
         both = (f"{value * scale:9.3f} {unit:3}"[:13] for value in (figure.simulated, figure.measured))
         lines.append(f"  {figure.quantity:14}" + " ".join(f"{text:>12}" for text in both) + f" {figure.ratio:9.3f}")
+    lines.append("mean absolute error")
+    for name in dict.fromkeys(figure.quantity for figure in figures):
+        errors = [abs(figure.ratio - 1) for figure in figures if figure.quantity == name]
+        lines.append(f"  {name:14} {mean(errors):7.1%} of {len(errors)} steps")
     return "\n".join(lines)
 
 

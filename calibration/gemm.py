@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calibration.case import Case, spread
+from calibration.table import Value
 from semu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ WEIGHTS = (
     (32000, 4096),
 )
 """(n, k) of linear layers of models from 1 to 70 billion parameters, whole and cut by tensor parallelism."""
+EXPERTS = ((1536, 2048), (4096, 1024), (2048, 7168), (28672, 4096))
+"""(n, k) of an expert's projections."""
 ODD_SHAPES = 40
 BYTES = {"bf16": 2, "fp16": 2, "fp8": 1}
 
@@ -44,7 +47,10 @@ def gemm_cases(*, quick: bool = False) -> list[Case]:
     """The grid. ``quick``: a few small shapes, for a dry run."""
     if quick:
         shapes = [(64, 48, 32), (32, 64, 128)]
-        return spread(_case(dtype, *shape, layout) for shape in shapes for dtype, layout in _quick_kinds())
+        grouped = _case("bf16", 16, 48, 32, "TN", groups=4)
+        return spread(
+            [grouped, *(_case(dtype, *shape, layout) for shape in shapes for dtype, layout in _quick_kinds())]
+        )
     return spread(_all_cases())
 
 
@@ -63,6 +69,10 @@ def _all_cases() -> Iterator[Case]:
             if m in (1024, 4096, 16384):
                 yield _case("fp16", m, n, k, "TN")
     yield from (_case("bf16", *shape, "TN") for shape in odd_shapes(ODD_SHAPES))
+    for n, k in EXPERTS:
+        for m, groups in ((128, 32), (512, 8), (1024, 32), (4096, 8)):
+            yield _case("bf16", m, n, k, "TN", groups=groups)
+            yield _case("bf16", n, k, m, "NT", groups=groups)
 
 
 def odd_shapes(count: int, seed: int = 0) -> list[tuple[int, int, int]]:
@@ -76,12 +86,15 @@ def odd_shapes(count: int, seed: int = 0) -> list[tuple[int, int, int]]:
     return [(size(), size(), size()) for _ in range(count)]
 
 
-def _case(dtype: str, m: int, n: int, k: int, layout: str) -> Case:
+def _case(dtype: str, m: int, n: int, k: int, layout: str, *, groups: int = 1) -> Case:
     scales = ";scales=tensor" if dtype == "fp8" else ""
     out = "bf16" if dtype == "fp8" else dtype
-    row = {"dtype": dtype, "m": m, "n": n, "k": k, "batch": 1, "note": f"layout={layout};acc=False;out={out}{scales}"}
-    size = BYTES[dtype]
-    return Case("gemm", row, size * (m * k + k * n) + BYTES[out] * m * n, {"layout": layout})
+    note = f"layout={layout};acc=False;out={out}{scales}"
+    if groups > 1:
+        note = f"grouped ng={groups};bmm;{note}"
+    row: dict[str, Value] = {"dtype": dtype, "m": m, "n": n, "k": k, "batch": groups, "note": note}
+    count = BYTES[dtype] * (m * k + k * n) + BYTES[out] * m * n
+    return Case("gemm", row, groups * count, {"layout": layout})
 
 
 def build_gemm(bench: Bench, case: Case) -> Call:
@@ -92,15 +105,17 @@ def build_gemm(bench: Bench, case: Case) -> Call:
     """
     import torch
 
-    dtype, m, n, k = (case.row[name] for name in ("dtype", "m", "n", "k"))
-    assert isinstance(dtype, str) and isinstance(m, int) and isinstance(n, int) and isinstance(k, int)
+    row: dict[str, Any] = dict(case.row)
+    dtype, m, n, k = (row[name] for name in ("dtype", "m", "n", "k"))
     if dtype == "fp8":
         return _build_fp8(bench, m, n, k)
     layout = case.options["layout"]
-    a = bench.random(k, m, dtype=dtype).t() if layout == "NT" else bench.random(m, k, dtype=dtype)
-    b = bench.random(n, k, dtype=dtype).t() if layout == "TN" else bench.random(k, n, dtype=dtype)
-    out = torch.empty(m, n, dtype=a.dtype, device=a.device)
-    return lambda: torch.mm(a, b, out=out)
+    groups = (row["batch"],) if row["batch"] > 1 else ()
+    a = bench.random(*groups, k, m, dtype=dtype).mT if layout == "NT" else bench.random(*groups, m, k, dtype=dtype)
+    b = bench.random(*groups, n, k, dtype=dtype).mT if layout == "TN" else bench.random(*groups, k, n, dtype=dtype)
+    out = torch.empty(*groups, m, n, dtype=a.dtype, device=a.device)
+    multiply = torch.bmm if groups else torch.mm
+    return lambda: multiply(a, b, out=out)
 
 
 def _build_fp8(bench: Bench, m: int, n: int, k: int) -> Call:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from calibration.case import Case, spread
+from calibration.table import Value
 
 ROWS = (2048, 8192, 16384)
 WIDTHS = (1024, 2048, 4096, 5120, 8192, 12288)
@@ -99,14 +100,14 @@ def _element_case(op: str, which: str, rows: int, width: int, dtype: str, note: 
     if op == "embedding":
         note += ", 32000 tokens, dense gradient"
     count = int(ELEMENT_BYTES[op, which] * SIZE[dtype] * elements)
-    row = {"op": op, "pass": which, "dtype": dtype, "shape": shape, "bytes": count, "note": note}
+    row: dict[str, Value] = {"op": op, "pass": which, "dtype": dtype, "shape": shape, "bytes": count, "note": note}
     extra = 2 * 32000 * width if op == "embedding" else 0
     return Case("memory_ops", row, count + extra, options)
 
 
 def _adam_case(dtype: str, tensors: int, elements: int, variant: str) -> Case:
     count = ADAM_ELEMENTS * SIZE[dtype] * tensors * elements
-    row = {
+    row: dict[str, Value] = {
         "op": "adam",
         "pass": "",
         "dtype": dtype,
@@ -118,5 +119,12 @@ def _adam_case(dtype: str, tensors: int, elements: int, variant: str) -> Case:
 
 
 def _copy_case(op: str, count: int) -> Case:
-    row = {"op": op, "pass": "", "dtype": "uint8", "shape": str(count), "bytes": count, "note": "pinned"}
+    row: dict[str, Value] = {
+        "op": op,
+        "pass": "",
+        "dtype": "uint8",
+        "shape": str(count),
+        "bytes": count,
+        "note": "pinned",
+    }
     return Case("memory_ops", row, 2 * count, {"count": count})

@@ -76,7 +76,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def build_memory(bench: Bench, case: Case) -> Call:
     """Operands and the call; a backward pass runs on a graph that is built here and kept."""
-    op, options = case.row["op"], case.options
+    op, options = str(case.row["op"]), case.options
     if op == "adam":
         return _adam(bench, str(case.row["dtype"]), options["tensors"], options["elements"], options["variant"])
     if op in ("memcpy_h2d", "memcpy_d2h"):
@@ -92,7 +92,7 @@ def build_memory(bench: Bench, case: Case) -> Call:
     if op == "stream_copy":
         target = torch.empty_like(x)
         return lambda: target.copy_(x)
-    function, others = _forward(bench, str(op), rows, width, dtype)
+    function, others = _forward(bench, op, rows, width, dtype)
     if case.row["note"] == "torch.compile":
         function = _compiled(function)
     trained = [x, *(other for other in others if op.endswith("_norm"))] if is_backward else []

@@ -30,6 +30,7 @@ class Step:
     def __init__(self, bench: Bench, case: StepCase) -> None:
         with torch.device(bench.device):
             self.model = Decoder(case).to(DTYPES[case.dtype])
+        self.data: tuple[Any, ...]
         shape = (case.micro_batch, case.seq_len)
         if case.vocab:
             self.data = (bench.integers(case.vocab, *shape), bench.integers(case.vocab, *shape))
@@ -69,7 +70,7 @@ def _marks(bench: Bench) -> Any:
 
 def _between(first: Any, second: Any) -> float:
     """Seconds between two points in time."""
-    return second - first if isinstance(first, float) else first.elapsed_time(second) * 1e-3
+    return float(second - first if isinstance(first, float) else first.elapsed_time(second) * 1e-3)
 
 
 def _parts_s(bench: Bench, step: Step, count: int) -> dict[str, float]:

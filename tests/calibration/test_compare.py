@@ -74,7 +74,9 @@ def test_figures_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert all(figure.ratio == pytest.approx(0.5, rel=1e-4) for figure in figures)
     assert main([str(tmp_path), "--profile", "h100"]) == 0
     text = capsys.readouterr().out
-    assert text.count("peak allocated") == 2
+    assert text.count("peak allocated") == 2 + 1
+    assert "  step             50.0% of 3 steps" in text
+    assert "  static           50.0% of 2 steps" in text
     assert all(case.label() in text for case in TINY)
     assert main([str(tmp_path), "--profile", "h100", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -70,6 +70,9 @@ def test_bytes_of_a_product() -> None:
     assert case.set_bytes == 64 * 32 + 32 * 48 + 2 * 64 * 48
     (case,) = [c for c in GRIDS["gemm quick"] if c.row["m"] == 64 and c.row["dtype"] == "fp16"]
     assert case.set_bytes == 2 * (64 * 32 + 32 * 48 + 64 * 48)
+    (case,) = [c for c in GRIDS["gemm quick"] if c.row["batch"] == 4]
+    assert case.set_bytes == 4 * 2 * (16 * 32 + 32 * 48 + 16 * 48)
+    assert str(case.row["note"]).startswith("grouped ng=4;bmm;layout=TN")
 
 
 def test_odd_shapes_are_the_same_everywhere() -> None:
