@@ -20,6 +20,15 @@ from semu.nn.rules.pointwise import (
     multiply,
     rope,
 )
+from semu.nn.rules.tokens import (
+    convolve_tokens,
+    drop_tokens,
+    first_tokens,
+    pool_tokens,
+    prepend_token,
+    repeat_token,
+    select_tokens,
+)
 from semu.nn.rules.views import flatten, split, split_heads, unflatten
 from semu.nn.tensor import Tensor
 
@@ -30,9 +39,12 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "attention",
+    "convolve_tokens",
     "cross_entropy",
+    "drop_tokens",
     "dropout",
     "embedding",
+    "first_tokens",
     "flatten",
     "gated_activation",
     "gated_add",
@@ -45,9 +57,13 @@ __all__ = [
     "modulate",
     "multiply",
     "norm",
+    "pool_tokens",
+    "prepend_token",
+    "repeat_token",
     "rms_norm",
     "rope",
     "scatter_tokens",
+    "select_tokens",
     "send",
     "shard_tokens",
     "silu",
