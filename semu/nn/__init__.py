@@ -9,6 +9,7 @@ from semu.nn.recompute import Recompute
 from semu.nn.sharding import ShardingPlan, ShardingStyle
 from semu.nn.tensor import Sequences, Tensor
 from semu.nn.transformer import MLP, CrossAttention, LMHead, SelfAttention, TransformerLayer
+from semu.nn.window import Window, WindowKind
 
 __all__ = [
     "GELU",
@@ -39,4 +40,6 @@ __all__ = [
     "SiLU",
     "Tensor",
     "TransformerLayer",
+    "Window",
+    "WindowKind",
 ]

@@ -7,6 +7,7 @@ from semu.nn import functional as F
 from semu.nn.layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm
 from semu.nn.module import Module, Parameter
 from semu.nn.tensor import Tensor
+from semu.nn.window import Window
 
 
 class SelfAttention(Module):
@@ -18,6 +19,9 @@ class SelfAttention(Module):
         bias, qkv_bias: biases of the output and of the QKV projection (None: as ``bias``).
         dropout: probability on the attention probabilities; a fused kernel keeps no mask of it.
         qk_norm: RMS norm of every query's and key's head before the rotation (Qwen3, 2505.09388 §2).
+        window: how far a token sees; None: the whole sequence.
+        sinks: a learned logit per head takes part in the softmax (GPT-OSS, 2508.10925 §2.2); split with the heads.
+        softcap: bound of the scores (Gemma 2, 2408.00118 §2); None: there is none.
     Raises:
         ConfigError: heads that do not divide.
     """
@@ -37,9 +41,14 @@ class SelfAttention(Module):
         qkv_bias: bool | None = None,
         dropout: float = 0.0,
         qk_norm: bool = False,
+        window: Window | None = None,
+        sinks: bool = False,
+        softcap: float | None = None,
     ) -> None:
         super().__init__()
         self.dropout = dropout
+        self.window = window
+        self.softcap = softcap
         self.heads = heads
         self.kv_heads = kv_heads if kv_heads is not None else heads
         self.head_dim = head_dim if head_dim is not None else _divide(hidden, heads, "hidden", "heads")
@@ -52,6 +61,7 @@ class SelfAttention(Module):
         self.out = Linear(heads * self.head_dim, hidden, bias=bias)
         self.query_norm = RMSNorm(self.head_dim) if qk_norm else None
         self.key_norm = RMSNorm(self.head_dim) if qk_norm else None
+        self.sinks = Parameter(heads) if sinks else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
@@ -60,7 +70,17 @@ class SelfAttention(Module):
             q, k = self.query_norm(q), self.key_norm(k)
         if self.rotary:
             q, k = F.rope(q), F.rope(k)
-        out: Tensor = self.out(F.attention(q, k, v, causal=self.causal, dropout=self.dropout).flatten())
+        context = F.attention(
+            q,
+            k,
+            v,
+            causal=self.causal,
+            dropout=self.dropout,
+            window=self.window,
+            sinks=self.sinks,
+            softcap=self.softcap,
+        )
+        out: Tensor = self.out(context.flatten())
         return out
 
 
