@@ -1,6 +1,7 @@
 """Describe models as in PyTorch: modules, parameters, ``forward``; shapes only, no data."""
 
-from semu.nn.layers import GELU, Dropout, Embedding, LayerNorm, Linear, RMSNorm, SiLU
+from semu.nn.activation import Activation
+from semu.nn.layers import GELU, Dropout, Embedding, LayerNorm, LayerScale, Linear, RMSNorm, SiLU
 from semu.nn.mla import LatentAttention, LatentSizes
 from semu.nn.model import InputSpec, ModalityModule, ModalityRole, Model
 from semu.nn.module import Module, ModuleList, Parameter, Sequential
@@ -8,12 +9,13 @@ from semu.nn.moe import MixtureOfExperts
 from semu.nn.recompute import Recompute
 from semu.nn.sharding import ShardingPlan, ShardingStyle
 from semu.nn.tensor import Sequences, Tensor
-from semu.nn.transformer import MLP, CrossAttention, LMHead, SelfAttention, TransformerLayer
+from semu.nn.transformer import MLP, CrossAttention, LMHead, NormPlacement, SelfAttention, TransformerLayer
 from semu.nn.window import Window, WindowKind
 
 __all__ = [
     "GELU",
     "MLP",
+    "Activation",
     "CrossAttention",
     "Dropout",
     "Embedding",
@@ -22,6 +24,7 @@ __all__ = [
     "LatentAttention",
     "LatentSizes",
     "LayerNorm",
+    "LayerScale",
     "Linear",
     "MixtureOfExperts",
     "ModalityModule",
@@ -29,6 +32,7 @@ __all__ = [
     "Model",
     "Module",
     "ModuleList",
+    "NormPlacement",
     "Parameter",
     "RMSNorm",
     "Recompute",

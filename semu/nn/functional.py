@@ -19,6 +19,8 @@ from semu.nn.rules.pointwise import (
     modulate,
     multiply,
     rope,
+    scale,
+    scale_features,
 )
 from semu.nn.rules.tokens import (
     convolve_tokens,
@@ -62,11 +64,14 @@ __all__ = [
     "repeat_token",
     "rms_norm",
     "rope",
+    "scale",
+    "scale_features",
     "scatter_tokens",
     "select_tokens",
     "send",
     "shard_tokens",
     "silu",
+    "softcap",
     "split",
     "split_heads",
     "swiglu",
@@ -82,6 +87,11 @@ def gelu(x: Tensor) -> Tensor:
 def silu(x: Tensor) -> Tensor:
     """Sigmoid linear unit; saves its input."""
     return activation(x, "silu")
+
+
+def softcap(x: Tensor) -> Tensor:
+    """``cap x tanh(x / cap)``, one kernel; saves its input."""
+    return activation(x, "softcap")
 
 
 def swiglu(x: Tensor) -> Tensor:
