@@ -28,6 +28,7 @@ from semu.nn.rules.tokens import (
     first_tokens,
     pool_tokens,
     prepend_token,
+    rename_tokens,
     repeat_token,
     select_tokens,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "norm",
     "pool_tokens",
     "prepend_token",
+    "rename_tokens",
     "repeat_token",
     "rms_norm",
     "rope",
