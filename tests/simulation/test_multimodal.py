@@ -9,8 +9,10 @@ from simulation.comparison import assert_tails_equal
 from simulation.jobs import job_of, overlap
 from simulation.multimodal_jobs import KINDS, items_of, model_of
 
+from semu.errors import ConfigError
 from semu.parallel.config import Parallel
 from semu.parallel.modules import ModuleParallel
+from semu.simulation import simulate
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,7 +56,7 @@ FROZEN = {
     "internvl": [["encoder"], ["llm"]],
     "qwen2-audio": [["encoder"], ["llm"]],
     "omni": [["encoder"], ["audio"], ["vision.embedding", "audio.layers"], ["llm"]],
-    "whisper": [["audio"], ["decoder"], ["decoder.layers.0"]],
+    "whisper": [["audio"], ["decoder.layers", "decoder.head"], ["decoder.layers.0"]],
 }
 
 
@@ -64,6 +66,15 @@ def test_frozen_parts(kind: str, frozen: list[str]) -> None:
     assert_tails_equal(
         job_of(model, items_of(kind, 3, seed=4, empty=[] if kind == "whisper" else [0]), Parallel(pp=2, tp=2))
     )
+
+
+def test_a_frozen_embedding_that_sound_passes_by() -> None:
+    """Its stage would have nothing to do in the backward pass but to hand the gradient of the sound on."""
+    model = model_of("whisper").freeze(["decoder"])
+    assert_tails_equal(job_of(model, items_of("whisper", 3), Parallel(tp=2)))
+    with pytest.raises(ConfigError, match="only hands gradients on") as caught:
+        simulate(job_of(model, items_of("whisper", 3), Parallel(pp=2)))
+    assert caught.value.where == "parallel.pp"
 
 
 def test_a_role_stands_for_all_its_modules() -> None:
