@@ -3,7 +3,7 @@
 from semu.nn.activation import Activation
 from semu.nn.layers import GELU, Dropout, Embedding, LayerNorm, LayerScale, Linear, RMSNorm, SiLU
 from semu.nn.mla import LatentAttention, LatentSizes
-from semu.nn.model import InputSpec, ModalityModule, ModalityRole, Model
+from semu.nn.model import TEXT_IDS, InputSpec, ModalityModule, ModalityRole, Model
 from semu.nn.module import Module, ModuleList, Parameter, Sequential
 from semu.nn.moe import MixtureOfExperts
 from semu.nn.recompute import Recompute
@@ -15,6 +15,7 @@ from semu.nn.window import Window, WindowKind
 __all__ = [
     "GELU",
     "MLP",
+    "TEXT_IDS",
     "Activation",
     "CrossAttention",
     "Dropout",

@@ -6,7 +6,7 @@ from semu.nn.module import Parameter
 from semu.nn.rules.attention import attention
 from semu.nn.rules.collective import all_reduce, all_to_all, send
 from semu.nn.rules.embedding import embedding, merge_tokens, scatter_tokens, shard_tokens
-from semu.nn.rules.loss import cross_entropy, mean_squared_error
+from semu.nn.rules.loss import add_losses, cross_entropy, mean_squared_error
 from semu.nn.rules.matmul import linear, matmul
 from semu.nn.rules.norm import norm
 from semu.nn.rules.pointwise import (
@@ -32,16 +32,18 @@ from semu.nn.rules.tokens import (
     repeat_token,
     select_tokens,
 )
-from semu.nn.rules.views import flatten, split, split_heads, unflatten
+from semu.nn.rules.views import concatenate, flatten, split, split_heads, unflatten
 from semu.nn.tensor import Tensor
 
 __all__ = [
     "activation",
     "add",
+    "add_losses",
     "add_parameter",
     "all_reduce",
     "all_to_all",
     "attention",
+    "concatenate",
     "convolve_tokens",
     "cross_entropy",
     "drop_tokens",
