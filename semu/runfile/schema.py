@@ -55,6 +55,8 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "hf_config": ValueKind.STRING,
             "transformer": ValueKind.TABLE,
             "frozen": ValueKind.STRINGS,
+            "hf_ignore": ValueKind.STRINGS,
+            "vocab_multiple": ValueKind.INTEGER,
         },
         "model.transformer": {
             **dict.fromkeys(("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab"), ValueKind.INTEGER),
