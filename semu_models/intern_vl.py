@@ -5,7 +5,7 @@ An image is cut into tiles of 448 px; a tile is an item: 1024 patches, 256 token
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from semu.nn import InputSpec, ModalityModule, ModalityRole, Model, Sequential
 from semu_models.checks import check_fields
@@ -14,7 +14,7 @@ from semu_models.intern_vit import INTERN_VIT_6B, INTERN_VIT_300M, InternViTConf
 from semu_models.language import LanguageConfig, language_model
 from semu_models.llama import LlamaConfig
 from semu_models.multimodal import make_multimodal
-from semu_models.qwen import QwenConfig
+from semu_models.qwen import QWEN2_0_5B, QWEN2_7B, QWEN2_72B
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,8 @@ def make_intern_vl(name: str, config: InternVLConfig) -> Model:
 
 INTERNLM2_5_7B = LlamaConfig(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=92553)
 """InternLM2.5 7B as the backbone of InternVL2 and 2.5 8B: a Llama but for a fused QKV weight (2403.17297; config)."""
-QWEN2_5_7B_INTERN = QwenConfig(layers=28, hidden=3584, ffn=18944, heads=28, kv_heads=4, vocab=151674)
-"""Qwen2.5 7B with the tables of InternVL3 8B (config.json)."""
-QWEN2_5_72B_INTERN = QwenConfig(layers=80, hidden=8192, ffn=29568, heads=64, vocab=151674)
-"""Qwen2.5 72B with the tables of InternVL3 78B (config.json)."""
+_ROWS = 151674
+"""Rows of InternVL3's token tables (config.json)."""
 
 
 def internvl2_5_8b() -> Model:
@@ -64,11 +62,16 @@ def internvl2_5_8b() -> Model:
     return make_intern_vl("internvl2.5-8b", InternVLConfig(INTERN_VIT_300M, INTERNLM2_5_7B))
 
 
+def internvl3_1b() -> Model:
+    """InternVL3 1B."""
+    return make_intern_vl("internvl3-1b", InternVLConfig(INTERN_VIT_300M, replace(QWEN2_0_5B, vocab=_ROWS)))
+
+
 def internvl3_8b() -> Model:
     """InternVL3 8B."""
-    return make_intern_vl("internvl3-8b", InternVLConfig(INTERN_VIT_300M, QWEN2_5_7B_INTERN))
+    return make_intern_vl("internvl3-8b", InternVLConfig(INTERN_VIT_300M, replace(QWEN2_7B, vocab=_ROWS)))
 
 
 def internvl3_78b() -> Model:
     """InternVL3 78B."""
-    return make_intern_vl("internvl3-78b", InternVLConfig(INTERN_VIT_6B, QWEN2_5_72B_INTERN))
+    return make_intern_vl("internvl3-78b", InternVLConfig(INTERN_VIT_6B, replace(QWEN2_72B, vocab=_ROWS)))

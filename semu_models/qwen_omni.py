@@ -14,10 +14,9 @@ from semu.nn import functional as F
 from semu_models.encoder import Held, tokens_of
 from semu_models.language import language_model
 from semu_models.multimodal import make_multimodal
-from semu_models.qwen import QwenConfig
+from semu_models.qwen import QWEN2_7B, QwenConfig
 from semu_models.qwen_audio import POOL, audio_module
 from semu_models.qwen_vision import QwenVisionConfig, qwen2_5_vision, qwen_vision_module
-from semu_models.qwen_vl import QWEN2_7B_VL
 from semu_models.whisper import AUDIO_TOKENS, AudioConfig
 
 
@@ -71,4 +70,4 @@ OMNI_AUDIO = AudioConfig(layers=32, hidden=1280, ffn=5120, heads=20, table=False
 
 def qwen2_5_omni_7b() -> Model:
     """The thinker of Qwen2.5-Omni 7B."""
-    return make_qwen_omni("qwen2.5-omni-7b", QwenOmniConfig(qwen2_5_vision(3584), OMNI_AUDIO, QWEN2_7B_VL))
+    return make_qwen_omni("qwen2.5-omni-7b", QwenOmniConfig(qwen2_5_vision(3584), OMNI_AUDIO, QWEN2_7B))

@@ -8,7 +8,7 @@ from semu.errors import ConfigError
 from semu.nn import Model
 from semu_models.language import language_model
 from semu_models.multimodal import make_multimodal
-from semu_models.qwen import QWEN2_72B, QwenConfig
+from semu_models.qwen import QWEN2_1_5B, QWEN2_5_3B, QWEN2_7B, QWEN2_32B, QWEN2_72B, QwenConfig
 from semu_models.qwen_vision import QwenVisionConfig, qwen2_5_vision, qwen2_vision, qwen_vision_module
 
 
@@ -45,15 +45,14 @@ def make_qwen_vl(name: str, config: QwenVLConfig) -> Model:
     return make_multimodal(name, [qwen_vision_module(config.vision)], language_model(config.language))
 
 
-QWEN2_7B_VL = QwenConfig(layers=28, hidden=3584, ffn=18944, heads=28, kv_heads=4)
-"""The backbone of Qwen2-VL 7B and Qwen2.5-VL 7B (2407.10671 Table 1; 152,064 rows: config.json)."""
-QWEN2_5_32B_VL = QwenConfig(layers=64, hidden=5120, ffn=27648, heads=40)
-"""The backbone of Qwen2.5-VL 32B (config.json)."""
+def qwen2_vl_2b() -> Model:
+    """Qwen2-VL 2B."""
+    return make_qwen_vl("qwen2-vl-2b", QwenVLConfig(qwen2_vision(1536), QWEN2_1_5B))
 
 
 def qwen2_vl_7b() -> Model:
     """Qwen2-VL 7B."""
-    return make_qwen_vl("qwen2-vl-7b", QwenVLConfig(qwen2_vision(3584), QWEN2_7B_VL))
+    return make_qwen_vl("qwen2-vl-7b", QwenVLConfig(qwen2_vision(3584), QWEN2_7B))
 
 
 def qwen2_vl_72b() -> Model:
@@ -61,14 +60,19 @@ def qwen2_vl_72b() -> Model:
     return make_qwen_vl("qwen2-vl-72b", QwenVLConfig(qwen2_vision(8192), QWEN2_72B))
 
 
+def qwen2_5_vl_3b() -> Model:
+    """Qwen2.5-VL 3B."""
+    return make_qwen_vl("qwen2.5-vl-3b", QwenVLConfig(qwen2_5_vision(2048), QWEN2_5_3B))
+
+
 def qwen2_5_vl_7b() -> Model:
     """Qwen2.5-VL 7B."""
-    return make_qwen_vl("qwen2.5-vl-7b", QwenVLConfig(qwen2_5_vision(3584), QWEN2_7B_VL))
+    return make_qwen_vl("qwen2.5-vl-7b", QwenVLConfig(qwen2_5_vision(3584), QWEN2_7B))
 
 
 def qwen2_5_vl_32b() -> Model:
     """Qwen2.5-VL 32B."""
-    return make_qwen_vl("qwen2.5-vl-32b", QwenVLConfig(qwen2_5_vision(5120, ffn=3456), QWEN2_5_32B_VL))
+    return make_qwen_vl("qwen2.5-vl-32b", QwenVLConfig(qwen2_5_vision(5120, ffn=3456), QWEN2_32B))
 
 
 def qwen2_5_vl_72b() -> Model:
