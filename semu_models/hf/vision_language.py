@@ -94,7 +94,7 @@ def qwen_text_dialect(model_types: tuple[str, ...], **sizes: int) -> Dialect:
     return Dialect(
         family="qwen",
         model_types=model_types,
-        spellings=decoder_spellings(**sizes, context=32768),
+        spellings={**decoder_spellings(**sizes, context=32768), **TIED},
         config=_qwen_text,
         fixed=_QWEN_TEXT_FIXED,
         ignored=_QWEN_TEXT_IGNORED,
