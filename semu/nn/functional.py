@@ -21,6 +21,7 @@ from semu.nn.rules.pointwise import (
     rope,
     scale,
     scale_features,
+    softcap,
 )
 from semu.nn.rules.tokens import (
     convolve_tokens,
@@ -91,11 +92,6 @@ def gelu(x: Tensor) -> Tensor:
 def silu(x: Tensor) -> Tensor:
     """Sigmoid linear unit; saves its input."""
     return activation(x, "silu")
-
-
-def softcap(x: Tensor) -> Tensor:
-    """``cap x tanh(x / cap)``, one kernel; saves its input."""
-    return activation(x, "softcap")
 
 
 def swiglu(x: Tensor) -> Tensor:
