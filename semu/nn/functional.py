@@ -19,10 +19,9 @@ from semu.nn.rules.pointwise import (
     modulate,
     multiply,
     rope,
-    scale,
-    scale_features,
     softcap,
 )
+from semu.nn.rules.scaling import scale, scale_features
 from semu.nn.rules.tokens import (
     convolve_tokens,
     drop_tokens,

@@ -13,7 +13,7 @@ from semu.nn import Model
 from semu.parallel.config import Overlap, Parallel
 from semu.runfile.transformer import TransformerConfig
 from semu.workload import AbstractBatch, make_batch
-from semu_models.hf import HfModel, Reading, load_hf
+from semu_models.hf import HfModel, load_hf
 
 Tables = Mapping[str, Mapping[str, Any]]
 
@@ -49,18 +49,18 @@ def build_model(config: Tables) -> Model:
     return build_with_reading(config)[0]
 
 
-def build_with_reading(config: Tables) -> tuple[Model, Reading | None]:
+def build_with_reading(config: Tables) -> tuple[Model, HfModel | None]:
     """As ``build_model``; beside it, what was understood of its file where it is read from one."""
     table = config["model"]
-    reading = None
+    read = None
     if "name" in table:
         model = semu_models.build(table["name"], where="model.name")
     elif "hf_config" in table:
         read = read_hf(config)
-        model, reading = read.model, read.reading
+        model = read.model
     else:
         model = TransformerConfig.from_table(table["transformer"]).model(config["parallel"]["tp"])
-    return model.freeze(table["frozen"]), reading
+    return model.freeze(table["frozen"]), read
 
 
 def build_batch(config: Tables, model: Model) -> AbstractBatch:

@@ -12,6 +12,9 @@ from typing import Any
 
 from semu.errors import ConfigError
 
+_LAST_TOKEN = re.compile(r"[\w.+\\-]*\s*")
+"""What a file that ends too early may still have where reading stopped: the beginning of a number or a word."""
+
 _EXPECTED = "a config.json of HuggingFace transformers, with model_type"
 _NOT_MODELS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("tokenizer_class", "added_tokens_decoder"), "a tokenizer's configuration (tokenizer_config.json)"),
@@ -81,13 +84,6 @@ def read_document(source: str | os.PathLike[str] | Mapping[str, Any], *, name: s
     return document
 
 
-def is_hf_config(fields: object) -> bool:
-    """Whether a JSON value looks like something of transformers: a configuration, or what is confused with one."""
-    if not isinstance(fields, Mapping):
-        return False
-    return "model_type" in fields or any(all(key in fields for key in keys) for keys, _ in _NOT_MODELS)
-
-
 def _holds(line: str, key: str) -> bool:
     return re.match(rf'\s*[{{,]?\s*"{re.escape(key)}"\s*:', line) is not None
 
@@ -111,7 +107,7 @@ def _parse(text: str, path: str) -> Mapping[str, Any]:
     except json.JSONDecodeError as error:
         offset = len(text[: error.pos].encode())
         total = len(text.encode())
-        cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+        cut = error.msg.startswith("Unterminated string") or _LAST_TOKEN.fullmatch(text, error.pos) is not None
         raise ConfigError(
             f"not valid JSON: {error.msg} at byte {offset}" + (" (the file looks truncated)" if cut else ""),
             where=f"{path}:{error.lineno}",
