@@ -22,6 +22,16 @@ from semu.nn.rules.pointwise import (
     softcap,
 )
 from semu.nn.rules.scaling import scale, scale_features
+from semu.nn.rules.tokens import (
+    convolve_tokens,
+    drop_tokens,
+    first_tokens,
+    pool_tokens,
+    prepend_token,
+    rename_tokens,
+    repeat_token,
+    select_tokens,
+)
 from semu.nn.rules.views import concatenate, flatten, split, split_heads, unflatten
 from semu.nn.tensor import Tensor
 
@@ -34,9 +44,12 @@ __all__ = [
     "all_to_all",
     "attention",
     "concatenate",
+    "convolve_tokens",
     "cross_entropy",
+    "drop_tokens",
     "dropout",
     "embedding",
+    "first_tokens",
     "flatten",
     "gated_activation",
     "gated_add",
@@ -49,11 +62,16 @@ __all__ = [
     "modulate",
     "multiply",
     "norm",
+    "pool_tokens",
+    "prepend_token",
+    "rename_tokens",
+    "repeat_token",
     "rms_norm",
     "rope",
     "scale",
     "scale_features",
     "scatter_tokens",
+    "select_tokens",
     "send",
     "shard_tokens",
     "silu",
