@@ -1,6 +1,7 @@
 """Describe models as in PyTorch: modules, parameters, ``forward``; shapes only, no data."""
 
 from semu.nn.layers import GELU, Dropout, Embedding, LayerNorm, Linear, RMSNorm, SiLU
+from semu.nn.lora import LoRA, LoRALinear, add_lora
 from semu.nn.mla import LatentAttention, LatentSizes
 from semu.nn.model import InputSpec, ModalityModule, ModalityRole, Model
 from semu.nn.module import Module, ModuleList, Parameter, Sequential
@@ -22,6 +23,8 @@ __all__ = [
     "LatentSizes",
     "LayerNorm",
     "Linear",
+    "LoRA",
+    "LoRALinear",
     "MixtureOfExperts",
     "ModalityModule",
     "ModalityRole",
@@ -39,4 +42,5 @@ __all__ = [
     "SiLU",
     "Tensor",
     "TransformerLayer",
+    "add_lora",
 ]

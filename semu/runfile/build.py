@@ -9,7 +9,7 @@ import semu_models
 from semu.errors import ConfigError
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
-from semu.nn import Model
+from semu.nn import LoRA, Model, add_lora
 from semu.parallel.config import Overlap, Parallel
 from semu.runfile.transformer import TransformerConfig
 from semu.workload import AbstractBatch, make_batch
@@ -22,6 +22,7 @@ def build_model(config: Tables) -> Model:
 
     ``frozen`` names modality modules, roles and module paths; everything below them is frozen, an encoder's adapter
     too: ``["vit.embedding", "vit.layers"]`` instead of ``["encoder"]`` keeps the adapter of a vision-language model.
+    With ``[model.lora]`` everything but the adapters of low rank, and what it names as trainable, is frozen before.
 
     Raises:
         ConfigError: an unknown model or module path, sizes of a transformer that do not fit together.
@@ -31,7 +32,21 @@ def build_model(config: Tables) -> Model:
         model = semu_models.build(table["name"], where="model.name")
     else:
         model = TransformerConfig.from_table(table["transformer"]).model(config["parallel"]["tp"])
+    if "lora" in table:
+        add_lora(model, read_lora(table["lora"]))
     return model.freeze(table["frozen"])
+
+
+def read_lora(table: Mapping[str, Any]) -> LoRA:
+    """``[model.lora]``; keys as ``LoRA``'s attributes.
+
+    Raises:
+        ConfigError: no rank, and as the class.
+    """
+    if "rank" not in table:
+        raise ConfigError("missing key", where="model.lora.rank", expected="an integer >= 1")
+    options: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
+    return LoRA(**options)
 
 
 def build_batch(config: Tables, model: Model) -> AbstractBatch:
