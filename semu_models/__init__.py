@@ -11,11 +11,13 @@ from semu_models.gpt import GPT, GPTConfig, gpt3_175b
 from semu_models.language import LanguageConfig, language_model, text_encoder
 from semu_models.llama import Llama, LlamaConfig, llama3_8b, lm_5b, lm_7b
 from semu_models.mixtral import Mixtral, MixtralConfig, mixtral_8x7b, mixtral_8x22b
+from semu_models.mmdit import MMDiT, MMDiTConfig, flux_12b, hunyuan_video_13b, make_mmdit, sd3_8b
 from semu_models.qwen import Qwen, QwenConfig, qwen2_32b, qwen2_72b
 from semu_models.qwen_moe import QwenMoE, QwenMoEConfig, qwen3_30b_a3b, qwen3_235b_a22b
 from semu_models.registry import MODELS, Family, ModelEntry, build, find_model, parameter_table
 from semu_models.setups import SETUPS, Setup, find_setup
 from semu_models.t2v import T2VConfig, make_t2v, t2v_l, t2v_s, t2v_xl
+from semu_models.video_dit import VideoDiT, VideoDiTConfig, make_video_dit, movie_gen_30b, step_video_30b
 from semu_models.vit import ViT, ViTConfig, vit_2b, vit_5b, vit_22b
 from semu_models.vlm import VLMConfig, make_vlm, vlm_7b, vlm_l, vlm_m, vlm_s, vlm_xl
 
@@ -32,6 +34,8 @@ __all__ = [
     "LanguageConfig",
     "Llama",
     "LlamaConfig",
+    "MMDiT",
+    "MMDiTConfig",
     "Mixtral",
     "MixtralConfig",
     "ModelEntry",
@@ -44,26 +48,35 @@ __all__ = [
     "VLMConfig",
     "ViT",
     "ViTConfig",
+    "VideoDiT",
+    "VideoDiTConfig",
     "build",
     "deepseek_v3",
     "dit_5b",
     "dit_30b",
     "find_model",
     "find_setup",
+    "flux_12b",
     "gpt3_175b",
+    "hunyuan_video_13b",
     "language_model",
     "llama3_8b",
     "lm_5b",
     "lm_7b",
+    "make_mmdit",
     "make_t2v",
+    "make_video_dit",
     "make_vlm",
     "mixtral_8x7b",
     "mixtral_8x22b",
+    "movie_gen_30b",
     "parameter_table",
     "qwen2_32b",
     "qwen2_72b",
     "qwen3_30b_a3b",
     "qwen3_235b_a22b",
+    "sd3_8b",
+    "step_video_30b",
     "t2v_l",
     "t2v_s",
     "t2v_xl",

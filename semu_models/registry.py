@@ -15,9 +15,11 @@ from semu_models.dit import dit_5b, dit_30b
 from semu_models.gpt import gpt3_175b
 from semu_models.llama import llama3_8b, lm_5b, lm_7b
 from semu_models.mixtral import mixtral_8x7b, mixtral_8x22b
+from semu_models.mmdit import flux_12b, hunyuan_video_13b, sd3_8b
 from semu_models.qwen import qwen2_32b, qwen2_72b
 from semu_models.qwen_moe import qwen3_30b_a3b, qwen3_235b_a22b
 from semu_models.t2v import t2v_l, t2v_s, t2v_xl
+from semu_models.video_dit import movie_gen_30b, step_video_30b
 from semu_models.vit import vit_2b, vit_5b, vit_22b
 from semu_models.vlm import vlm_7b, vlm_l, vlm_m, vlm_s, vlm_xl
 
@@ -35,6 +37,7 @@ class Family(Enum):
     DIT = "dit"
     VLM = "vlm"
     T2V = "t2v"
+    MMDIT = "mmdit"
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,11 @@ _ENTRIES = (
     ModelEntry("t2v-s", Family.T2V, t2v_s, 13e9, "DIP Table 3"),
     ModelEntry("t2v-l", Family.T2V, t2v_l, 62e9, "DIP Table 3"),
     ModelEntry("t2v-xl", Family.T2V, t2v_xl, 102e9, "DIP Table 6"),
+    ModelEntry("movie-gen-30b", Family.DIT, movie_gen_30b, 30e9, "2410.13720 Table 1"),
+    ModelEntry("step-video-30b", Family.DIT, step_video_30b, 30e9, "2502.10248 §4.2"),
+    ModelEntry("sd3-8b", Family.MMDIT, sd3_8b, 8e9, "2403.03206 §5.3; SD 3.5 large in diffusers"),
+    ModelEntry("flux-12b", Family.MMDIT, flux_12b, 12e9, "FLUX.1-dev; diffusers' FluxTransformer2DModel"),
+    ModelEntry("hunyuan-video-13b", Family.MMDIT, hunyuan_video_13b, 13e9, "2412.03603 Table 2; diffusers"),
 )
 
 MODELS: Mapping[str, ModelEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})

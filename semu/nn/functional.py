@@ -6,6 +6,7 @@ from semu.nn.module import Parameter
 from semu.nn.rules.attention import attention
 from semu.nn.rules.collective import all_reduce, all_to_all, send
 from semu.nn.rules.embedding import embedding, merge_tokens, scatter_tokens, shard_tokens
+from semu.nn.rules.joint import concatenate_features, concatenate_tokens, split_tokens
 from semu.nn.rules.loss import cross_entropy, mean_squared_error
 from semu.nn.rules.matmul import linear, matmul
 from semu.nn.rules.norm import norm
@@ -20,6 +21,7 @@ from semu.nn.rules.pointwise import (
     multiply,
     rope,
 )
+from semu.nn.rules.rows import first_rows, mean_rows
 from semu.nn.rules.views import flatten, split, split_heads, unflatten
 from semu.nn.tensor import Tensor
 
@@ -30,9 +32,12 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "attention",
+    "concatenate_features",
+    "concatenate_tokens",
     "cross_entropy",
     "dropout",
     "embedding",
+    "first_rows",
     "flatten",
     "gated_activation",
     "gated_add",
@@ -40,6 +45,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "matmul",
+    "mean_rows",
     "mean_squared_error",
     "merge_tokens",
     "modulate",
@@ -53,6 +59,7 @@ __all__ = [
     "silu",
     "split",
     "split_heads",
+    "split_tokens",
     "swiglu",
     "unflatten",
 ]

@@ -40,6 +40,11 @@ EXPECTED = [
     "t2v-s",
     "t2v-l",
     "t2v-xl",
+    "movie-gen-30b",
+    "step-video-30b",
+    "sd3-8b",
+    "flux-12b",
+    "hunyuan-video-13b",
 ]
 
 
