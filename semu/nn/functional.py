@@ -20,6 +20,8 @@ from semu.nn.rules.pointwise import (
     modulate,
     multiply,
     rope,
+    scale,
+    scale_features,
 )
 from semu.nn.rules.rows import first_rows, mean_rows
 from semu.nn.rules.views import flatten, split, split_heads, unflatten
@@ -53,10 +55,13 @@ __all__ = [
     "norm",
     "rms_norm",
     "rope",
+    "scale",
+    "scale_features",
     "scatter_tokens",
     "send",
     "shard_tokens",
     "silu",
+    "softcap",
     "split",
     "split_heads",
     "split_tokens",
@@ -73,6 +78,11 @@ def gelu(x: Tensor) -> Tensor:
 def silu(x: Tensor) -> Tensor:
     """Sigmoid linear unit; saves its input."""
     return activation(x, "silu")
+
+
+def softcap(x: Tensor) -> Tensor:
+    """``cap x tanh(x / cap)``, one kernel; saves its input."""
+    return activation(x, "softcap")
 
 
 def swiglu(x: Tensor) -> Tensor:

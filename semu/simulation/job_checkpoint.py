@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from semu.engine.costs import LatencyRules
 from semu.engine.result_cache import ResultCache
+from semu.engine.template import TemplateLibrary
 from semu.engine.units import Edges, UnitGraph, UnitTimes
 from semu.errors import ScheduleError, unknown_name
 from semu.estimate import Estimate
 from semu.job import TrainingJob
+from semu.nn.window import Window, windows_in
 from semu.report import IterationSamples, Report
 from semu.schedule import SCHEDULES
 from semu.schedule.problem import PipelineProblem, lower
@@ -27,7 +29,14 @@ from semu.schedule.units import PipelineUnits, units_of
 from semu.simulation.assemble import assemble_report
 from semu.simulation.contention import check_contention, contend
 from semu.simulation.context import check_lengths
-from semu.simulation.evaluate import Evaluation, cost_model_of, distinct_shapes, evaluate, template_latencies
+from semu.simulation.evaluate import (
+    BatchShapes,
+    Evaluation,
+    cost_model_of,
+    distinct_shapes,
+    evaluate,
+    template_latencies,
+)
 from semu.simulation.gather import ParameterGather, parameter_gathers
 from semu.simulation.headline import headline, iteration_time
 from semu.simulation.layout import Layout, build_layout
@@ -279,20 +288,38 @@ def prepare(
     count = job.num_microbatches * parallel.dp
     microbatches = job.batch.microbatches(count, training.micro_batch, training.seq_len)
     check_lengths(job, microbatches)
-    shapes = distinct_shapes(microbatches, parallel.dp, parallel.token_divisor, parallel.sequence_parts, spreads(job))
-    check_streams(job, shapes)
+
+    def shapes_with(windows: Mapping[str, Sequence[Window]]) -> BatchShapes:
+        sizes = parallel.dp, parallel.token_divisor, parallel.sequence_parts
+        return distinct_shapes(microbatches, *sizes, spreads(job), windows)
+
+    plain = shapes_with({})
+    check_streams(job, plain)
+
+    def shapes_of(library: TemplateLibrary) -> BatchShapes:
+        windows = windows_in(library.symbols)
+        return shapes_with(windows) if windows else plain
+
     say("tracing the model")
     serial = not job.overlaps_tensor_parallel
     layout = build_layout(
         job,
         lambda library: template_latencies(
-            library, shapes, cost_model_of(library, job.profile, latency_rules), serial=serial, cache=results
+            library,
+            shapes_of(library),
+            cost_model_of(library, job.profile, latency_rules),
+            serial=serial,
+            cache=results,
         ),
-        lambda streams: check_spread(job, streams, shapes.columns),
+        lambda streams: check_spread(job, streams, plain.columns),
     )
     say("costing the stages")
     evaluation = evaluate(
-        layout, shapes, cost_model_of(layout.library, job.profile, latency_rules), results, remember=cache is None
+        layout,
+        shapes_of(layout.library),
+        cost_model_of(layout.library, job.profile, latency_rules),
+        results,
+        remember=cache is None,
     )
     units = units_of(layout.pipeline_shape(job.num_microbatches))
     gathers = parameter_gathers(layout, evaluation.cost_model)

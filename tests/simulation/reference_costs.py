@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from simulation.reference_experts import rounded_value
 
 from semu.graph.dim import Dim, Poly
@@ -26,9 +28,30 @@ def value(dim: Dim, symbols: dict[str, int]) -> int:
     total = 0
     for monomial, coefficient in dim.terms.items():
         for name in monomial:
-            coefficient *= rounded_value(name, symbols) if "~" in name else symbols[name]
+            if "@" in name:
+                coefficient *= windowed_pairs(name, symbols)
+            else:
+                coefficient *= rounded_value(name, symbols) if "~" in name else symbols[name]
         total += coefficient
     return total
+
+
+def windowed_pairs(name: str, symbols: dict[str, int]) -> int:
+    """Pairs inside a window, row by row: half of those that ``i - j <= w`` lets see, half of those of ``i - j < w``."""
+    stream, label = name.split(".pairs@")
+    total = 0
+    for number in range(symbols[f"{stream}.sequences"]):
+        total += _seen(symbols[f"{stream}#{number}"], label)
+    return total
+
+
+@cache
+def _seen(length: int, label: str) -> int:
+    size = int("".join(filter(str.isdigit, label)))
+    if "chunked" in label:
+        return sum(min(size, length - i // size * size) for i in range(length))
+    once = sum(min(i, size) + min(i + 1, size) for i in range(length))  # twice a causal mask's pairs
+    return once
 
 
 def symbols_of(microbatch: Microbatch, tp: int, cp: int = 1) -> dict[str, int]:
@@ -44,6 +67,7 @@ def symbols_of(microbatch: Microbatch, tp: int, cp: int = 1) -> dict[str, int]:
         result[f"{name}.shard"] = (parts * sum(lengths) + divisor - 1) // divisor
         result[f"{name}.pairs"] = sum(length * length for length in lengths)
         result[f"{name}.sequences"] = len(lengths)
+        result |= {f"{name}#{number}": length for number, length in enumerate(lengths)}
         for other, partners in chunks.items():
             if other != name and len(lengths) == len(partners):
                 result[f"{name}*{other}.pairs"] = sum(a * b for a, b in zip(lengths, partners, strict=True))

@@ -134,6 +134,7 @@ def module_symbols(job: TrainingJob, microbatch: Microbatch) -> dict[str, int]:
             result[f"{name}.{module.name}.shard"] = -(-sizes.chunks * sum(lengths) // divisor)
             result[f"{name}.{module.name}.pairs"] = sum(n * n for n in lengths)
             result[f"{name}.{module.name}.sequences"] = len(lengths)
+            result |= {f"{name}.{module.name}#{number}": length for number, length in enumerate(lengths)}
             for other, partners in chunks.items():
                 if other != name:
                     both = sum(a * b for a, b in zip(lengths, partners, strict=True))
