@@ -24,6 +24,15 @@ from semu.nn.rules.pointwise import (
     scale_features,
 )
 from semu.nn.rules.rows import first_rows, mean_rows
+from semu.nn.rules.tokens import (
+    convolve_tokens,
+    drop_tokens,
+    first_tokens,
+    pool_tokens,
+    prepend_token,
+    repeat_token,
+    select_tokens,
+)
 from semu.nn.rules.views import flatten, split, split_heads, unflatten
 from semu.nn.tensor import Tensor
 
@@ -36,10 +45,13 @@ __all__ = [
     "attention",
     "concatenate_features",
     "concatenate_tokens",
+    "convolve_tokens",
     "cross_entropy",
+    "drop_tokens",
     "dropout",
     "embedding",
     "first_rows",
+    "first_tokens",
     "flatten",
     "gated_activation",
     "gated_add",
@@ -53,11 +65,15 @@ __all__ = [
     "modulate",
     "multiply",
     "norm",
+    "pool_tokens",
+    "prepend_token",
+    "repeat_token",
     "rms_norm",
     "rope",
     "scale",
     "scale_features",
     "scatter_tokens",
+    "select_tokens",
     "send",
     "shard_tokens",
     "silu",

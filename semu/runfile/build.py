@@ -55,7 +55,7 @@ def build_batch(config: Tables, model: Model) -> AbstractBatch:
     Raises:
         ConfigError: an unknown key, a value out of range, a bad file.
     """
-    return make_batch(config["batch"], streams=streams_read(model))
+    return make_batch(config["batch"], streams=streams_read(model), mergings=model.mergings)
 
 
 def build_job(config: Tables, model: Model, batch: AbstractBatch) -> TrainingJob:
