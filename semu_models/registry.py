@@ -112,16 +112,20 @@ def build(name: str, *, where: str | None = None) -> Model:
 
 
 def parameter_table() -> str:
-    """All models, a line each: name, family, parameters counted, nominal size, parameters of each module, source."""
-    rows = [("model", "family", "parameters", "", "nominal", "modules", "source")]
-    for entry in MODELS.values():
-        model = entry.builder()
-        parts = ", ".join(f"{m.name} {format_count(m.body.num_parameters())}" for m in model.modules)
-        count = model.num_parameters()
-        nominal = f"{entry.nominal_parameters / 1e9:.0f} B"
-        rows.append((entry.name, entry.family.value, f"{count:,}", format_count(count), nominal, parts, entry.source))
+    """All models, a line each: name, family, parameters counted and active, FLOP per token, nominal size, modules,
+    source; FLOP as ``flop_per_token`` counts them under semu's convention, at ``listing.LENGTH`` tokens."""
+    from semu_models.listing import list_models
+
+    rows = [("model", "family", "parameters", "", "active", "FLOP/token", "nominal", "modules", "source")]
+    for item in list_models():
+        parts = ", ".join(f"{name} {format_count(count)}" for name, count in item.modules.items())
+        active = "" if item.active_parameters == item.parameters else format_count(item.active_parameters)
+        flop = "-" if item.flop_per_token is None else f"{item.flop_per_token['semu'] / 1e9:,.2f} G"
+        nominal = f"{item.entry.nominal_parameters / 1e9:.0f} B"
+        counted = (f"{item.parameters:,}", format_count(item.parameters), active, flop, nominal)
+        rows.append((item.entry.name, item.entry.family.value, *counted, parts, item.entry.source))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    right = (False, False, True, True, True, False, False)
+    right = (False, False, True, True, True, True, True, False, False)
     return "\n".join(
         "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
         for row in rows

@@ -246,7 +246,6 @@ def test_a_wrong_type_is_refused(assignment: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("assignment", "expected"),
     [
-        ("model.hf_config=config.json", "model.name or [model.transformer]"),
         ("parallel.ep=4", "1"),
         ("parallel.zero=4", "0 or 1 or 2 or 3"),
         ("training.optimizer=sgd", "adam"),

@@ -17,6 +17,7 @@ class Command(StrEnum):
     SIMULATE = "simulate"
     VALIDATE = "validate"
     LIST = "list"
+    IMPORT = "import"
 
 
 LATER = ("schedules", "search", "grid", "what-if", "calibrate", "plan", "run")
@@ -31,7 +32,8 @@ LISTS: Mapping[str, str] = {
 """What ``semu list`` knows, and what each list holds."""
 
 _EPILOG = """\
-RUN is a TOML file or the name of a shipped setup (semu list setups), which brings its cluster, parallelism and batch.
+RUN is a TOML file or the name of a shipped setup (semu list setups), which brings its cluster, parallelism and batch;
+or the config.json of a HuggingFace model (or a folder with one), to which --cluster and --parallel give the rest.
 
 examples:
   semu simulate vlm-m
@@ -142,11 +144,36 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
     listing.add_argument(
         "what", metavar="WHAT", nargs="?", help="one of " + ", ".join(LISTS) + "; without it, what each of them holds"
     )
-    return parser, {Command.SIMULATE: simulate, Command.VALIDATE: validate, Command.LIST: listing}
+    importing = commands.add_parser(
+        Command.IMPORT,
+        parents=[common],
+        help="turn a file of another program into a run file, and say what was understood",
+        description="Turn a file of another program into a run file, and say what was understood of it.",
+        allow_abbrev=False,
+    )
+    _add_import(importing)
+    return parser, {
+        Command.SIMULATE: simulate,
+        Command.VALIDATE: validate,
+        Command.LIST: listing,
+        Command.IMPORT: importing,
+    }
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="config.json of HuggingFace transformers, or a folder with one")
+    parser.add_argument("-o", "--output", metavar="RUN", help="the run file; without it, it goes to stdout")
+    parser.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="without it, the fewest H100 nodes that do")
+    parser.add_argument("--parallel", metavar="SIZES", help="without it, the first layout that fits in memory")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments", help="as for semu simulate"
+    )
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a TOML file, or a shipped setup: see semu list setups")
+    parser.add_argument(
+        "run", metavar="RUN", help="a TOML file, a config.json, or a shipped setup: see semu list setups"
+    )
     change = parser.add_argument_group("changes to the run")
     change.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="e.g. h800:8x8; devices: see semu list devices")
     change.add_argument("--parallel", metavar="SIZES", help="e.g. dp8-tp2-pp4; sizes that are not named become 1")

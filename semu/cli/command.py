@@ -81,6 +81,10 @@ def _run(words: list[str]) -> int:
         from semu.cli.validate import validate_command
 
         return validate_command(arguments)
+    if arguments.command == Command.IMPORT:
+        from semu.cli.importing import import_command
+
+        return import_command(arguments)
     from semu.cli.listing import list_command
 
     return list_command(arguments)

@@ -13,8 +13,28 @@ from semu.nn import LoRA, Model, add_lora
 from semu.parallel.config import Overlap, Parallel
 from semu.runfile.transformer import TransformerConfig
 from semu.workload import AbstractBatch, make_batch
+from semu_models.hf import HfModel, Reading, load_hf
 
 Tables = Mapping[str, Mapping[str, Any]]
+
+
+def read_hf(config: Tables) -> HfModel:
+    """The model of ``model.hf_config``.
+
+    Token tables have the rows that the file says, as in transformers; ``vocab_multiple`` rounds them up to a multiple
+    of itself x tp, as Megatron-LM's ``--make-vocab-size-divisible-by`` does.
+
+    Raises:
+        ConfigError: as ``semu_models.hf.load_hf``; a multiple below 1.
+    """
+    table = config["model"]
+    multiple = table.get("vocab_multiple")
+    if multiple is not None and multiple < 1:
+        raise ConfigError(
+            "not a size", where="model.vocab_multiple", expected="an integer >= 1", got=multiple, nearest=1
+        )
+    step = 1 if multiple is None else multiple * config.get("parallel", {}).get("tp", 1)
+    return load_hf(table["hf_config"], ignore=table.get("hf_ignore", ()), vocab_step=step)
 
 
 def build_model(config: Tables) -> Model:
@@ -27,14 +47,23 @@ def build_model(config: Tables) -> Model:
     Raises:
         ConfigError: an unknown model or module path, sizes of a transformer that do not fit together.
     """
+    return build_with_reading(config)[0]
+
+
+def build_with_reading(config: Tables) -> tuple[Model, Reading | None]:
+    """As ``build_model``; beside it, what was understood of its file where it is read from one."""
     table = config["model"]
+    reading = None
     if "name" in table:
         model = semu_models.build(table["name"], where="model.name")
+    elif "hf_config" in table:
+        read = read_hf(config)
+        model, reading = read.model, read.reading
     else:
         model = TransformerConfig.from_table(table["transformer"]).model(config["parallel"]["tp"])
     if "lora" in table:
         add_lora(model, read_lora(table["lora"]))
-    return model.freeze(table["frozen"])
+    return model.freeze(table["frozen"]), reading
 
 
 def read_lora(table: Mapping[str, Any]) -> LoRA:

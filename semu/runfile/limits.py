@@ -28,7 +28,6 @@ _KNOWN_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 _ABSENT: Mapping[str, str] = MappingProxyType(
     {
-        "model.hf_config": "model.name or [model.transformer]",
         "model.transformer.mtp_layers": "a model that predicts the next token only",
     }
 )

@@ -22,17 +22,19 @@ from semu.errors import ConfigError
 from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Overlap, Parallel
-from semu.runfile.build import build_batch, build_job, build_model, streams_read
+from semu.runfile.build import build_batch, build_job, build_with_reading, streams_read
+from semu.runfile.hf_run import complete_hf_run
 from semu.runfile.limits import refuse_unmodelled
 from semu.runfile.overrides import Overrides
 from semu.runfile.places import Places
 from semu.runfile.schema import SCHEMA, TABLES, check_schema
-from semu.runfile.sources import move_paths, options_table, read_source
+from semu.runfile.sources import hf_file, move_paths, options_table, read_source
 from semu.runfile.toml_text import format_toml
 from semu.runfile.transformer import TransformerConfig
 from semu.workload import AbstractBatch, BatchKind, FileBatch
 from semu.workload.options import kind_for
 from semu_models import Setup
+from semu_models.hf import Reading
 from semu_models.setups import default_microbatches
 
 
@@ -45,6 +47,7 @@ class RunConfig:
         places: where each value came from.
         model, batch: made of the tables.
         notes: what was decided for the user, and what looks unintended, a sentence each.
+        reading: what was understood of the file that the model was read from.
     """
 
     config: Mapping[str, Mapping[str, Any]]
@@ -52,6 +55,7 @@ class RunConfig:
     model: Model = field(repr=False, compare=False)
     batch: AbstractBatch = field(repr=False, compare=False)
     notes: tuple[str, ...] = ()
+    reading: Reading | None = field(default=None, repr=False, compare=False)
 
     def job(self) -> TrainingJob:
         """The training job.
@@ -81,7 +85,7 @@ def load_run(
     """The training job of a run file or of a shipped setup.
 
     Args:
-        name_or_path: a name of ``semu_models.SETUPS``, or a TOML file.
+        name_or_path: a name of ``semu_models.SETUPS``, a TOML file, or a config.json of HuggingFace transformers.
         overrides, cluster, parallel, profile, seed: see ``Overrides``.
     Raises:
         ConfigError: an unknown name or key, a wrong type, sizes that do not fit together, or something that this
@@ -95,7 +99,9 @@ def resolve_run(name_or_path: str | os.PathLike[str], overrides: Overrides | Non
     changes = overrides if overrides is not None else Overrides()
     config, places, setup = read_source(os.fspath(name_or_path))
     changes.apply(config, places)
+    told = complete_hf_run(config, places, resolve_tables) if hf_file(os.fspath(name_or_path)) is not None else ()
     run = resolve_tables(config, places, setup)
+    run = replace(run, notes=(*told, *run.notes))
     if changes.seed is not None and run.config["batch"]["kind"] == "text":
         return replace(run, notes=(*run.notes, "--seed has no effect: a batch of text sequences draws nothing"))
     return run
@@ -115,25 +121,33 @@ def resolve_tables(config: Mapping[str, Any], places: Places, setup: Setup | Non
     resolved = _with_defaults(config, places)
     notes = [_set_global_batch(resolved, places, setup)]
     with places.located():
-        model = build_model(resolved)
+        model, reading = build_with_reading(resolved)
         notes.append(_set_kind(resolved, model))
         batch = build_batch(resolved, model)
     _set_from_batch(resolved, batch)
     notes += _doubts(model, batch)
-    return RunConfig(resolved, places, model, batch, tuple(note for note in notes if note is not None))
+    if reading is not None:
+        notes += [reading.summary(), *reading.notes]
+    return RunConfig(resolved, places, model, batch, tuple(note for note in notes if note is not None), reading)
 
 
 def _require(config: Mapping[str, Any], places: Places) -> None:
     """What has no default: one model, one device."""
     model = config.get("model", {})
-    ways = [f"model.{key}" for key in ("name", "transformer") if key in model]
+    ways = [f"model.{key}" for key in ("name", "hf_config", "transformer") if key in model]
     if len(ways) != 1:
         raise ConfigError(
             "the model is given twice" if ways else "no model",
             where=places.where("model"),
-            expected="exactly one of model.name and [model.transformer]",
-            got=" and ".join(ways) or "neither",
+            expected="exactly one of model.name, model.hf_config and [model.transformer]",
+            got=" and ".join(ways) or "none of them",
         )
+    for key in ("hf_ignore", "vocab_multiple"):
+        if key in model and "hf_config" not in model:
+            where = "[model.transformer]" if key == "vocab_multiple" and "transformer" in model else "model.hf_config"
+            raise ConfigError(
+                f"{key} without hf_config", where=places.where(f"model.{key}"), expected=f"{key} beside {where}"
+            )
     if "device" not in config.get("cluster", {}):
         raise ConfigError(
             "no device", where=places.where("cluster.device"), expected="a device name, see: semu list devices"

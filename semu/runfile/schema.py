@@ -56,6 +56,8 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "transformer": ValueKind.TABLE,
             "frozen": ValueKind.STRINGS,
             "lora": ValueKind.TABLE,
+            "hf_ignore": ValueKind.STRINGS,
+            "vocab_multiple": ValueKind.INTEGER,
         },
         "model.lora": {
             "rank": ValueKind.INTEGER,
