@@ -59,3 +59,19 @@ def check_divides(config: Any, whole: str, parts: str) -> None:
             got=count,
             nearest=min((n for n in range(1, total + 1) if total % n == 0), key=lambda n: (abs(n - count), n)),
         )
+
+
+def check_fields(config: Any, *names: str) -> None:
+    """Some fields of a configuration must be integers >= 1.
+
+    Args:
+        config: a dataclass. names: of the fields.
+    Raises:
+        ConfigError: one is not.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(
+                "not a size", where=f"{type(config).__name__}.{name}", expected="an integer >= 1", got=value, nearest=1
+            )

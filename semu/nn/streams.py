@@ -75,7 +75,9 @@ class Change:
         return f"-{-self.number}" if self.number < 0 else f"{self.kind.value}{self.number}"
 
     def stream(self, name: str) -> str:
-        """Name of the stream that the change makes of another; the opposite of its last change undoes that."""
+        """Name of the stream that the change makes of another; what it undoes or hides leaves no trace in it."""
+        if self.kind is ChangeKind.SET:
+            return f"{changes_of(name)[0]}{self.label}"
         undone = f"+{-self.number}"
         return name.removesuffix(undone) if self.number < 0 and name.endswith(undone) else f"{name}{self.label}"
 
