@@ -5,6 +5,7 @@ share); ``registry`` names the models, ``setups`` the published training configu
 ``semu_models.build("vlm-m")`` makes a ``semu.nn.Model``.
 """
 
+from semu_models.bert import Bert, BertConfig, bert_base, bert_large, make_bert
 from semu_models.deepseek import DeepSeek, DeepSeekConfig, deepseek_v3
 from semu_models.dit import DiT, DiTConfig, dit_5b, dit_30b
 from semu_models.gpt import GPT, GPTConfig, gpt3_175b
@@ -25,6 +26,8 @@ __all__ = [
     "GPT",
     "MODELS",
     "SETUPS",
+    "Bert",
+    "BertConfig",
     "DeepSeek",
     "DeepSeekConfig",
     "DiT",
@@ -50,6 +53,8 @@ __all__ = [
     "ViTConfig",
     "VideoDiT",
     "VideoDiTConfig",
+    "bert_base",
+    "bert_large",
     "build",
     "deepseek_v3",
     "dit_5b",
@@ -63,6 +68,7 @@ __all__ = [
     "llama3_8b",
     "lm_5b",
     "lm_7b",
+    "make_bert",
     "make_mmdit",
     "make_t2v",
     "make_video_dit",

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from semu.nn import Model
 from semu.units import format_count
+from semu_models.bert import bert_base, bert_large
 from semu_models.checks import find_named
 from semu_models.deepseek import deepseek_v3
 from semu_models.dit import dit_5b, dit_30b
@@ -38,6 +39,7 @@ class Family(Enum):
     VLM = "vlm"
     T2V = "t2v"
     MMDIT = "mmdit"
+    BERT = "bert"
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ _ENTRIES = (
     ModelEntry("sd3-8b", Family.MMDIT, sd3_8b, 8e9, "2403.03206 §5.3; SD 3.5 large in diffusers"),
     ModelEntry("flux-12b", Family.MMDIT, flux_12b, 12e9, "FLUX.1-dev; diffusers' FluxTransformer2DModel"),
     ModelEntry("hunyuan-video-13b", Family.MMDIT, hunyuan_video_13b, 13e9, "2412.03603 Table 2; diffusers"),
+    ModelEntry("bert-base", Family.BERT, bert_base, 110e6, "1810.04805 §3; BertForPreTraining"),
+    ModelEntry("bert-large", Family.BERT, bert_large, 340e6, "1810.04805 §3; BertForPreTraining"),
 )
 
 MODELS: Mapping[str, ModelEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})

@@ -54,7 +54,7 @@ def _distribute(
             got=len(results),
         )
     for tensor, gradient in zip(step.inputs, results, strict=True):
-        if gradient is not None and tensor.requires_grad:
+        if tensor.requires_grad and (gradient is not None or not tensor.ndim):  # of a sum of losses it is one
             _accumulate(trace, flowing, tensor, gradient)
 
 

@@ -23,7 +23,7 @@ from semu.nn.rules.pointwise import (
     scale,
     scale_features,
 )
-from semu.nn.rules.rows import first_rows, mean_rows
+from semu.nn.rules.rows import mean_rows
 from semu.nn.rules.tokens import (
     convolve_tokens,
     drop_tokens,
@@ -50,7 +50,6 @@ __all__ = [
     "drop_tokens",
     "dropout",
     "embedding",
-    "first_rows",
     "first_tokens",
     "flatten",
     "gated_activation",

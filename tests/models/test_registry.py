@@ -45,6 +45,8 @@ EXPECTED = [
     "sd3-8b",
     "flux-12b",
     "hunyuan-video-13b",
+    "bert-base",
+    "bert-large",
 ]
 
 

@@ -1,7 +1,4 @@
-"""One row per sequence, made of its tokens and whole on every rank: the first token's, or the mean.
-
-Where the tokens of a sequence lie on several ranks, each writes what it has and the rows are summed over the group.
-"""
+"""One row per sequence, made of its tokens and whole on every rank: what conditions a whole sample."""
 
 from __future__ import annotations
 
@@ -17,25 +14,15 @@ from semu.nn.rules.views import copy_like
 from semu.nn.tensor import Tensor
 
 
-def first_rows(x: Tensor, like: Tensor | None = None) -> Tensor:
-    """The first token of every sequence: [tokens, h] -> [sequences, h]. Backward: zeros for all other tokens.
+def mean_rows(x: Tensor, like: Tensor | None = None) -> Tensor:
+    """The mean of every sequence's tokens: [tokens, h] -> [sequences, h].
+
+    Where the tokens of a sequence lie on several ranks, each sums what it has and the rows are summed over the group.
+    Saves nothing. Backward: each token gets its share.
 
     Args:
         x: one stream. like: rows of another stream with a sequence for each of this one, whose number is then used.
     """
-    return _rows(x, like, "first_rows", reads_all=False)
-
-
-def mean_rows(x: Tensor, like: Tensor | None = None) -> Tensor:
-    """The mean of every sequence's tokens: [tokens, h] -> [sequences, h]. Backward: each token gets its share.
-
-    Args:
-        x, like: as in ``first_rows``.
-    """
-    return _rows(x, like, "mean_rows", reads_all=True)
-
-
-def _rows(x: Tensor, like: Tensor | None, name: str, *, reads_all: bool) -> Tensor:
     trace = x.trace
     if x.ndim != 2 or x.shards[-1] != 1:
         raise GraphError("no rows of tokens", where=trace.where, expected="[tokens, h], h whole", got=x.shape)
@@ -50,9 +37,9 @@ def _rows(x: Tensor, like: Tensor | None, name: str, *, reads_all: bool) -> Tens
             [x],
             shape,
             dtype=x.dtype,
-            mem_bytes=size + (x.size_bytes if reads_all else size),
+            mem_bytes=size + x.size_bytes,
             key=(product(shape),),
-            name=name,
+            name="mean_rows",
         )
         if x.shards[0] > 1:
             _sum(y, trace.options.tp_group)
@@ -63,7 +50,7 @@ def _rows(x: Tensor, like: Tensor | None, name: str, *, reads_all: bool) -> Tens
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients
         assert grad is not None
-        return [copy_like(x, [grad], grad.size_bytes + x.size_bytes, f"{name}_bw")]
+        return [copy_like(x, [grad], grad.size_bytes + x.size_bytes, "mean_rows_bw")]
 
     trace.record([x], [y], backward)
     return y
