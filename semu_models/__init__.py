@@ -6,6 +6,14 @@ share); ``registry`` names the models, ``setups`` the published training configu
 """
 
 from semu_models.bert import Bert, BertConfig, bert_base, bert_large, make_bert
+from semu_models.clip import (
+    DualEncoderConfig,
+    TextTowerConfig,
+    clip_vit_b_32,
+    clip_vit_l_14,
+    make_dual_encoder,
+    siglip_so400m_dual,
+)
 from semu_models.deepseek import DeepSeek, DeepSeekConfig, deepseek_v3
 from semu_models.dit import DiT, DiTConfig, dit_5b, dit_30b
 from semu_models.gpt import GPT, GPTConfig, gpt3_175b
@@ -32,6 +40,7 @@ __all__ = [
     "DeepSeekConfig",
     "DiT",
     "DiTConfig",
+    "DualEncoderConfig",
     "Family",
     "GPTConfig",
     "LanguageConfig",
@@ -48,6 +57,7 @@ __all__ = [
     "QwenMoEConfig",
     "Setup",
     "T2VConfig",
+    "TextTowerConfig",
     "VLMConfig",
     "ViT",
     "ViTConfig",
@@ -56,6 +66,8 @@ __all__ = [
     "bert_base",
     "bert_large",
     "build",
+    "clip_vit_b_32",
+    "clip_vit_l_14",
     "deepseek_v3",
     "dit_5b",
     "dit_30b",
@@ -69,6 +81,7 @@ __all__ = [
     "lm_5b",
     "lm_7b",
     "make_bert",
+    "make_dual_encoder",
     "make_mmdit",
     "make_t2v",
     "make_video_dit",
@@ -82,6 +95,7 @@ __all__ = [
     "qwen3_30b_a3b",
     "qwen3_235b_a22b",
     "sd3_8b",
+    "siglip_so400m_dual",
     "step_video_30b",
     "t2v_l",
     "t2v_s",

@@ -11,6 +11,7 @@ from semu.nn import Model
 from semu.units import format_count
 from semu_models.bert import bert_base, bert_large
 from semu_models.checks import find_named
+from semu_models.clip import clip_vit_b_32, clip_vit_l_14, siglip_so400m_dual
 from semu_models.deepseek import deepseek_v3
 from semu_models.dit import dit_5b, dit_30b
 from semu_models.gpt import gpt3_175b
@@ -40,6 +41,7 @@ class Family(Enum):
     T2V = "t2v"
     MMDIT = "mmdit"
     BERT = "bert"
+    CLIP = "clip"
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,9 @@ _ENTRIES = (
     ModelEntry("hunyuan-video-13b", Family.MMDIT, hunyuan_video_13b, 13e9, "2412.03603 Table 2; diffusers"),
     ModelEntry("bert-base", Family.BERT, bert_base, 110e6, "1810.04805 §3; BertForPreTraining"),
     ModelEntry("bert-large", Family.BERT, bert_large, 340e6, "1810.04805 §3; BertForPreTraining"),
+    ModelEntry("clip-vit-b-32", Family.CLIP, clip_vit_b_32, 151e6, "2103.00020 Table 20; CLIPModel"),
+    ModelEntry("clip-vit-l-14", Family.CLIP, clip_vit_l_14, 428e6, "2103.00020 Table 20; CLIPModel"),
+    ModelEntry("siglip-so400m-dual", Family.CLIP, siglip_so400m_dual, 878e6, "2303.15343 §4; SiglipModel"),
 )
 
 MODELS: Mapping[str, ModelEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})

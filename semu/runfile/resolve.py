@@ -203,7 +203,7 @@ def _set_kind(config: dict[str, dict[str, Any]], model: Model) -> str | None:
     """Decide the kind of the batch where it is not given; returns what to tell the user."""
     if "kind" in config["batch"]:
         return None
-    kind = kind_for(streams_read(model))
+    kind = BatchKind.PAIRS if model.reads_replicas else kind_for(streams_read(model))
     config["batch"] = {"kind": kind.value, **config["batch"]}
     is_usual = kind is BatchKind.TEXT
     return None if is_usual else f"batch.kind: not given, taken as {kind.value!r}, which {model.name} reads"

@@ -47,6 +47,9 @@ EXPECTED = [
     "hunyuan-video-13b",
     "bert-base",
     "bert-large",
+    "clip-vit-b-32",
+    "clip-vit-l-14",
+    "siglip-so400m-dual",
 ]
 
 
@@ -81,6 +84,8 @@ def test_families_are_told_apart_by_their_module_roles() -> None:
         roles = [module.role for module in semu_models.build(name).modules]
         if entry.family is semu_models.Family.VLM:
             assert roles == [ModalityRole.ENCODER, ModalityRole.BACKBONE]
+        elif entry.family is semu_models.Family.CLIP:
+            assert roles == [ModalityRole.ENCODER, ModalityRole.ENCODER, ModalityRole.BACKBONE]
         elif entry.family is semu_models.Family.T2V:
             assert roles == [ModalityRole.ENCODER, ModalityRole.DECODER]
         else:
