@@ -119,7 +119,7 @@ class BertHead(LMHead):
         loss = F.cross_entropy(self.projection(self.norm(F.gelu(self.transform(x)))))
         if self.pooler is not None and self.sentence is not None:
             pooled = F.activation(self.pooler(F.first_tokens(x)), "tanh")
-            loss = loss + F.cross_entropy(self.sentence(pooled))
+            loss = F.add_losses([loss, F.cross_entropy(self.sentence(pooled))])
         return loss
 
 

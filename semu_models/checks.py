@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -24,23 +24,27 @@ def find_named(kind: str, name: str, entries: Mapping[str, _T], *, where: str | 
     return entries[name]
 
 
-def check_sizes(config: Any) -> None:
-    """Every field of a configuration of sizes must be an integer >= 1.
+def check_sizes(config: Any, zero: Collection[str] = ()) -> None:
+    """Every size of a configuration must be an integer >= 1, or None where that is legal.
 
     Args:
-        config: a dataclass whose fields are all integers.
+        config: a dataclass; fields of other types than ``int`` and ``int | None`` are no sizes.
+        zero: fields that may be 0.
     Raises:
         ConfigError: one is not.
     """
     for item in fields(config):
         value = getattr(config, item.name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if item.type not in (int, "int", "int | None") or (item.type == "int | None" and value is None):
+            continue
+        least = 0 if item.name in zero else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ConfigError(
                 "not a size",
                 where=f"{type(config).__name__}.{item.name}",
-                expected="an integer >= 1",
+                expected=f"an integer >= {least}",
                 got=value,
-                nearest=1,
+                nearest=least,
             )
 
 

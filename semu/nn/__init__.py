@@ -4,7 +4,7 @@ from semu.nn.activation import Activation
 from semu.nn.layers import GELU, Dropout, Embedding, LayerNorm, LayerScale, Linear, RMSNorm, SiLU
 from semu.nn.lora import LoRA, LoRALinear, add_lora
 from semu.nn.mla import LatentAttention, LatentSizes
-from semu.nn.model import InputSpec, ModalityModule, ModalityRole, Model
+from semu.nn.model import TEXT_IDS, InputSpec, ModalityModule, ModalityRole, Model
 from semu.nn.module import Module, ModuleList, Parameter, Sequential
 from semu.nn.moe import MixtureOfExperts
 from semu.nn.recompute import Recompute
@@ -16,6 +16,7 @@ from semu.nn.window import Window, WindowKind
 __all__ = [
     "GELU",
     "MLP",
+    "TEXT_IDS",
     "Activation",
     "CrossAttention",
     "Dropout",

@@ -54,7 +54,7 @@ def _distribute(
             got=len(results),
         )
     for tensor, gradient in zip(step.inputs, results, strict=True):
-        if tensor.requires_grad and (gradient is not None or not tensor.ndim):  # of a sum of losses it is one
+        if gradient is not None and tensor.requires_grad:
             _accumulate(trace, flowing, tensor, gradient)
 
 

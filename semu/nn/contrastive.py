@@ -42,4 +42,4 @@ class ContrastiveLoss(Module):
             return pairwise_sigmoid(similarities(scaled, everything), self.bias)
         by_image = F.cross_entropy(similarities(scaled, everything))
         by_text = F.cross_entropy(similarities(scale_rows(texts, self.scale), gather_rows(images)))
-        return by_image + by_text
+        return F.add_losses([by_image, by_text])

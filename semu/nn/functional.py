@@ -7,7 +7,7 @@ from semu.nn.rules.attention import attention
 from semu.nn.rules.collective import all_reduce, all_to_all, send
 from semu.nn.rules.embedding import embedding, merge_tokens, scatter_tokens, shard_tokens
 from semu.nn.rules.joint import concatenate_features, concatenate_tokens, split_tokens
-from semu.nn.rules.loss import cross_entropy, mean_squared_error
+from semu.nn.rules.loss import add_losses, cross_entropy, mean_squared_error
 from semu.nn.rules.matmul import linear, matmul
 from semu.nn.rules.norm import norm
 from semu.nn.rules.pointwise import (
@@ -30,19 +30,22 @@ from semu.nn.rules.tokens import (
     first_tokens,
     pool_tokens,
     prepend_token,
+    rename_tokens,
     repeat_token,
     select_tokens,
 )
-from semu.nn.rules.views import flatten, split, split_heads, unflatten
+from semu.nn.rules.views import concatenate, flatten, split, split_heads, unflatten
 from semu.nn.tensor import Tensor
 
 __all__ = [
     "activation",
     "add",
+    "add_losses",
     "add_parameter",
     "all_reduce",
     "all_to_all",
     "attention",
+    "concatenate",
     "concatenate_features",
     "concatenate_tokens",
     "convolve_tokens",
@@ -66,6 +69,7 @@ __all__ = [
     "norm",
     "pool_tokens",
     "prepend_token",
+    "rename_tokens",
     "repeat_token",
     "rms_norm",
     "rope",

@@ -7,6 +7,7 @@ rows are counted as memory traffic only, as in ``scatter_tokens``. Under tensor 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from semu.errors import GraphError
 from semu.graph.dim import Dim, product
@@ -72,6 +73,20 @@ def first_tokens(x: Tensor) -> Tensor:
 def select_tokens(x: Tensor, selected: Sequences) -> Tensor:
     """Some tokens of every sequence: [tokens, h] -> [selected.tokens, h], e.g. those that are no padding."""
     return _chosen(x, selected, "select_tokens")
+
+
+def rename_tokens(x: Tensor, packing: Sequences) -> Tensor:
+    """The same tokens as those of another stream with as many, sequence by sequence; a view, free."""
+    shape = (packing.tokens, *x.shape[1:])
+    y = replace(x.trace.view(x, shape, x.shards), sequences=packing)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        return [replace(x.trace.view(grad, x.shape, x.shards), sequences=x.sequences)]
+
+    x.trace.record([x], [y], backward)
+    return y
 
 
 def pool_tokens(x: Tensor, pooled: Sequences) -> Tensor:
