@@ -1,9 +1,8 @@
 """``choose_layout``: a cluster and a parallelism for a model that came with neither, by a rule that can be told.
 
-Nodes of 8 H100 are doubled until some layout fits in memory. Of those that fit on that many, the first counts: without
-recompute before full recompute, then the least model parallelism (tp x pp), then the most of it in tp. tp is at most
-8, pp at most 16; experts are spread over up to 8 data-parallel ranks, or over as many as there are where those do not
-suffice. This finds something that runs, not the fastest.
+Nodes of 8 H100 are doubled until some layout fits in memory; of those that fit on that many the one with the most
+samples per second counts. Layouts are: tp up to 8 and pp up to 16, powers of two; full recompute or none; experts
+spread over up to 8 data-parallel ranks, and over as many as there are; everything else as in any run.
 """
 
 from __future__ import annotations
@@ -73,10 +72,11 @@ def choose_layout(
     asked = None if not has_cluster else (cluster.get("nodes", 1), cluster.get("gpus_per_node", PER_NODE))
     weights = _weights(read.model)
     for nodes, per_node in [asked] if asked is not None else _doubling():
-        for tables in _layouts(config, nodes, per_node, weights, read):
-            if _fits(tables, resolve):
-                config.update(tables)
-                return [_sentence(config, is_given=has_cluster)]
+        tried = [(_seconds(tables, resolve), tables) for tables in _layouts(config, nodes, per_node, weights, read)]
+        seconds, tables = min(tried, key=lambda item: item[0], default=(math.inf, config))
+        if seconds < math.inf:
+            config.update(tables)
+            return [_sentence(config, is_given=has_cluster)]
     size = f"{asked[0]}x{asked[1]}" if asked is not None else f"{MOST_NODES}x{PER_NODE}"
     raise ConfigError(
         f"no layout with tp <= 8 and pp <= {MOST_PP} fits in the memory of {cluster.get('device', DEVICE)}:{size}",
@@ -96,16 +96,16 @@ def _doubling() -> Iterator[tuple[int, int]]:
 def _layouts(
     config: Mapping[str, Any], nodes: int, per_node: int, weights: _Weights, read: HfModel
 ) -> Iterator[dict[str, Any]]:
-    """Tables of the layouts to try, in the order of the rule; those that cannot fit are left out."""
+    """Tables of the layouts to try; those that cannot fit are left out."""
     gpus = nodes * per_node
     device = config["cluster"].get("device", DEVICE)
     memory = Cluster(device, nodes, per_node, config["cluster"].get("override", {})).profile.memory_bytes.value
     is_usual = not any(key in config["training"] for key in _OTHER_BYTES) and "zero" not in config["parallel"]
     settings = [config["training"]["recompute"]] if "recompute" in config["training"] else ["none", "full"]
     sizes = [(tp, pp) for tp in _powers(min(8, per_node)) for pp in _powers(MOST_PP) if gpus % (tp * pp) == 0]
-    sizes.sort(key=lambda item: (item[0] * item[1], -item[0]))
-    for recompute in settings:
-        for tp, pp in sizes:
+    sizes.sort(key=lambda item: (item[0] * item[1], item[1]))
+    for tp, pp in sizes:
+        for recompute in settings:
             dp = gpus // (tp * pp)
             for ep in _expert_ranks(dp, weights.num_experts):
                 parallel = Parallel(dp=dp, tp=tp, pp=pp, ep=ep)
@@ -142,12 +142,16 @@ def _weights(model: Model) -> _Weights:
     )
 
 
-def _fits(tables: Mapping[str, Any], resolve: Callable[[Mapping[str, Any]], RunConfig]) -> bool:
+def _seconds(tables: Mapping[str, Any], resolve: Callable[[Mapping[str, Any]], RunConfig]) -> float:
+    """Time of a sample [s]; infinite where the layout does not fit or cannot be."""
     from semu.simulation.estimate import evaluate
 
     with suppress(ConfigError, ScheduleError):
-        return evaluate(resolve(tables).job()).fits
-    return False
+        job = resolve(tables).job()
+        found = evaluate(job)
+        if found.fits:
+            return found.iteration_time_s / job.training.global_batch
+    return math.inf
 
 
 def _sentence(config: Mapping[str, Any], *, is_given: bool) -> str:
@@ -156,6 +160,6 @@ def _sentence(config: Mapping[str, Any], *, is_given: bool) -> str:
     size = f"{cluster['device']}:{cluster['nodes']}x{cluster['gpus_per_node']}"
     what = f"parallel: not given, taken as {sizes}" if is_given else f"cluster: not given, taken as {size} with {sizes}"
     return (
-        f"{what} and recompute {config['training']['recompute']}: the first layout that fits, least nodes, recompute "
-        "and model parallelism first (not the fastest)"
+        f"{what} and recompute {config['training']['recompute']}: the fastest of the layouts tried, on the fewest "
+        "nodes where one fits"
     )
