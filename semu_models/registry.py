@@ -169,9 +169,7 @@ _ENTRIES = (
     ModelEntry("mistral-7b", Family.MISTRAL, mistral_7b, 7.24e9, "2310.06825 Table 1 (v0.1, windows of 4096)"),
     ModelEntry("mistral-7b-v0.3", Family.MISTRAL, mistral_7b_v0_3, 7.25e9, "config.json of Mistral-7B-v0.3"),
     ModelEntry("mistral-nemo-12b", Family.MISTRAL, mistral_nemo_12b, 12.2e9, "config.json of Mistral-Nemo-Base-2407"),
-    ModelEntry(
-        "mistral-small-24b", Family.MISTRAL, mistral_small_24b, 23.6e9, "config.json of Mistral-Small-24B-Base-2501"
-    ),
+    ModelEntry("mistral-small-24b", Family.MISTRAL, mistral_small_24b, 23.6e9, "config.json of Mistral-Small-24B-2501"),
     ModelEntry("qwen2-0.5b", Family.QWEN, qwen2_0_5b, 0.49e9, "2407.10671 Table 1; config.json"),
     ModelEntry("qwen2-1.5b", Family.QWEN, qwen2_1_5b, 1.54e9, "2407.10671 Table 1; config.json"),
     ModelEntry("qwen2-7b", Family.QWEN, qwen2_7b, 7.6e9, "2407.10671 Table 1; config.json"),
