@@ -12,7 +12,8 @@ from semu.job import Training, TrainingJob
 from semu.nn import LoRA, Model, add_lora
 from semu.parallel.config import Overlap, Parallel
 from semu.runfile.transformer import TransformerConfig
-from semu.workload import AbstractBatch, make_batch
+from semu.workload import AbstractBatch, BatchKind, make_batch
+from semu.workload.options import kind_for
 from semu_models.hf import HfModel, Reading, load_hf
 
 Tables = Mapping[str, Mapping[str, Any]]
@@ -104,6 +105,11 @@ def build_job(config: Tables, model: Model, batch: AbstractBatch) -> TrainingJob
         if error.where == "parallel" and error.nearest is None:
             error.nearest = nearest_size(model, cluster, parallel)
         raise
+
+
+def kind_read(model: Model) -> BatchKind:
+    """The kind of generated batch that a model reads."""
+    return BatchKind.PAIRS if model.reads_replicas else kind_for(streams_read(model))
 
 
 def streams_read(model: Model) -> tuple[str, ...]:
