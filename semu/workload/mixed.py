@@ -32,6 +32,8 @@ from semu.workload.vlm import PATCHES_PER_IMAGE, TOKENS_PER_IMAGE
 IntArray = NDArray[np.int64]
 
 DEFAULT_MIXED_SEQ_LEN = 8192
+TRANSCRIPT_SEQ_LEN = 448
+"""Context length where clips take no places in the text: that of Whisper's decoder (2212.04356 §2.3)."""
 FRAMES_PER_S = 100
 """Mel frames of a second: hops of 10 ms (Whisper, 2212.04356 §2.2)."""
 MAX_CLIP_SECONDS = 30.0
@@ -176,8 +178,8 @@ class MixedBatch(AbstractBatch):
 
     @property
     def default_seq_len(self) -> int:
-        """8192 tokens."""
-        return DEFAULT_MIXED_SEQ_LEN
+        """8192 tokens; 448 where text only attends to its clip."""
+        return DEFAULT_MIXED_SEQ_LEN if self.audio.tokens is not None else TRANSCRIPT_SEQ_LEN
 
     def microbatches(self, count: int, micro_batch: int, seq_len: int | None = None) -> list[Microbatch]:
         """``count`` microbatches of ``micro_batch`` packed sequences of at most ``seq_len`` tokens."""
