@@ -22,6 +22,7 @@ class GPTConfig:
         positions: rows of the position table, the longest context [tokens].
         ffn: inner width of the feed-forward network; None: 4 x hidden.
         tied: the output projection shares the token table.
+        dropout: probability on the attention's probabilities, after attention, feed-forward network and embedding.
     Raises:
         ConfigError: a size below 1, heads that do not divide hidden.
     """
@@ -33,6 +34,7 @@ class GPTConfig:
     positions: int = 2048
     ffn: int | None = None
     tied: bool = True
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         check_sizes(self)
@@ -62,10 +64,10 @@ class GPT(Decoder):
     def __init__(self, config: GPTConfig) -> None:
         def layer(_: int) -> TransformerLayer:
             ffn = config.ffn if config.ffn is not None else 4 * config.hidden
-            return TransformerLayer(config.hidden, ffn, config.heads)
+            return TransformerLayer(config.hidden, ffn, config.heads, dropout=config.dropout)
 
         sizes = config.layers, config.hidden, config.vocab
-        super().__init__(*sizes, layer, positions=config.positions, tied=config.tied)
+        super().__init__(*sizes, layer, positions=config.positions, tied=config.tied, dropout=config.dropout)
         self.config = config
 
 

@@ -80,7 +80,7 @@ IGNORED: Mapping[str, str] = MappingProxyType(
         "use_bfloat16": "storage of the weights: training.precision counts",
         "tf_legacy_loss": "TensorFlow",
         "ep_size": "parallelism of the released code: [parallel] counts",
-        "max_window_layers": "without bearing unless windows are used",
+        "max_window_layers": "windows are not used",
     }
 )
 """Key -> why it has no bearing."""
@@ -98,6 +98,7 @@ UNDERSTOOD: Mapping[str, str] = MappingProxyType(
             ),
             "angles of the rotary positions; the arithmetic is the same",
         ),
+        "query_pre_attn_scalar": "scale of the scores; the arithmetic is the same",
     }
 )
 """Key -> what it means; none of these changes time or memory."""

@@ -85,9 +85,9 @@ def side(*keys: str, default: int) -> Spelling:
     return Spelling(keys, FieldKind.SIDE, default)
 
 
-def count(*keys: str, default: int) -> Spelling:
+def count(*keys: str, default: int | None, nullable: bool = False) -> Spelling:
     """A size that may be 0."""
-    return Spelling(keys, FieldKind.COUNT, default)
+    return Spelling(keys, FieldKind.COUNT, default, nullable or default is None)
 
 
 def switch(*keys: str, default: bool) -> Spelling:
@@ -95,9 +95,9 @@ def switch(*keys: str, default: bool) -> Spelling:
     return Spelling(keys, FieldKind.SWITCH, default)
 
 
-def number(*keys: str, default: float | None) -> Spelling:
+def number(*keys: str, default: float | None, nullable: bool = False) -> Spelling:
     """A number; ``null`` is legal where the default is None."""
-    return Spelling(keys, FieldKind.NUMBER, default, nullable=default is None)
+    return Spelling(keys, FieldKind.NUMBER, default, nullable or default is None)
 
 
 def word(*keys: str, default: str | None) -> Spelling:

@@ -44,53 +44,53 @@ def test_transformers_counts_the_same(name: str) -> None:
 
 
 SMALL = {"num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 6, "vocab_size": 96}
-VARIANTS: list[dict[str, Any]] = [
-    {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SMALL, "num_key_value_heads": 2},
-    {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SMALL, "num_key_value_heads": None},
-    {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **SMALL, "num_key_value_heads": 3},
-    {
-        "model_type": "mixtral",
-        "architectures": ["MixtralForCausalLM"],
-        **SMALL,
-        "num_key_value_heads": 2,
-        "num_local_experts": 4,
-    },
-    {
-        "model_type": "qwen3_moe",
-        "architectures": ["Qwen3MoeForCausalLM"],
-        **SMALL,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "num_experts": 4,
-        "moe_intermediate_size": 24,
-    },
-    {
-        "model_type": "deepseek_v3",
-        "architectures": ["DeepseekV3ForCausalLM"],
-        **SMALL,
-        "n_routed_experts": 8,
-        "first_k_dense_replace": 1,
-        "moe_intermediate_size": 24,
-        "kv_lora_rank": 16,
-        "q_lora_rank": None,
-        "num_key_value_heads": 6,
-    },
+FEW = {"num_key_value_heads": 2}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {**SMALL, **FEW}),
+    ("llama", {**SMALL, "num_key_value_heads": None, "tie_word_embeddings": True}),
+    ("llama", {**SMALL, **FEW, "attention_bias": True, "mlp_bias": True, "head_dim": 4}),
+    ("qwen2", {**SMALL, "num_key_value_heads": 3, "tie_word_embeddings": True}),
+    ("qwen3", {**SMALL, **FEW, "attention_bias": True}),
+    ("qwen3", {**SMALL, **FEW, "head_dim": 12, "use_sliding_window": True, "sliding_window": 8}),
+    ("mistral", {**SMALL, **FEW, "head_dim": 16}),
+    ("mistral", {**SMALL, **FEW, "sliding_window": None}),
+    ("gemma2", {**SMALL, **FEW, "attention_bias": True, "attn_logit_softcapping": None}),
+    ("gemma3_text", {**SMALL, **FEW, "sliding_window_pattern": 2}),
+    ("gpt2", {"n_layer": 3, "n_embd": 48, "n_head": 6, "vocab_size": 96, "n_positions": 32, "n_inner": 80}),
+    ("gpt2", {"n_layer": 3, "n_embd": 48, "n_head": 6, "vocab_size": 96, "tie_word_embeddings": False}),
+    ("mixtral", {**SMALL, **FEW, "num_local_experts": 4, "head_dim": 4}),
+    ("qwen2_moe", {**SMALL, **FEW, **EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 40}),
+    ("qwen2_moe", {**SMALL, **FEW, **EXPERTS, "num_experts": 4, "decoder_sparse_step": 2, "mlp_only_layers": [1]}),
+    ("qwen3_moe", {**SMALL, **FEW, **EXPERTS, "head_dim": 16, "num_experts": 4, "mlp_only_layers": [0, 2]}),
+    ("deepseek_v3", {**SMALL, **EXPERTS, "n_routed_experts": 8, "first_k_dense_replace": 1, "q_lora_rank": None}),
+    ("deepseek_v3", {**SMALL, **EXPERTS, "n_routed_experts": 8, "kv_lora_rank": 16, "attention_bias": True}),
+    ("deepseek_v2", {**SMALL, **EXPERTS, "n_routed_experts": 8, "n_shared_experts": 3, "first_k_dense_replace": 2}),
+    ("gpt_oss", {**SMALL, **FEW, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    ("gpt_oss", {**SMALL, **FEW, "num_local_experts": 4, "attention_bias": False, "head_dim": 16}),
 ]
 
 
-@pytest.mark.parametrize("fields", VARIANTS, ids=lambda fields: fields["model_type"])
-def test_small_variants_and_defaults_count_the_same(fields: dict[str, Any]) -> None:
-    """What these leave out is taken by default, by both."""
+def architecture(model_type: str) -> str:
     pytest.importorskip("transformers")
-    assert load_hf(fields).model.num_parameters() == count_by_transformers(fields)
-
-
-@pytest.mark.parametrize("model_type", ["llama", "qwen2", "mixtral", "qwen3_moe", "deepseek_v3"])
-def test_the_defaults_are_those_of_transformers(model_type: str) -> None:
-    pytest.importorskip("transformers")
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    assert CONFIG_MAPPING[model_type] is not None
-    fields = {"model_type": model_type, "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]]}
+    name: str = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    return name
+
+
+@pytest.mark.parametrize(("model_type", "fields"), VARIANTS, ids=lambda value: value if isinstance(value, str) else "")
+def test_small_variants_count_the_same(model_type: str, fields: dict[str, Any]) -> None:
+    """What these leave out is taken by default, by both."""
+    whole = {"model_type": model_type, "architectures": [architecture(model_type)], **fields}
+    if model_type.startswith("deepseek"):
+        whole |= {"num_key_value_heads": fields["num_attention_heads"]}
+    assert load_hf(whole).model.num_parameters() == count_by_transformers(whole)
+
+
+@pytest.mark.parametrize("model_type", sorted({name for name, _ in VARIANTS}))
+def test_the_defaults_are_those_of_transformers(model_type: str) -> None:
+    fields: dict[str, Any] = {"model_type": model_type, "architectures": [architecture(model_type)]}
+    if model_type == "deepseek_v2":
+        fields["num_experts_per_tok"] = 6
     assert load_hf(fields).model.num_parameters() == count_by_transformers(fields)

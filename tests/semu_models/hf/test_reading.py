@@ -37,7 +37,9 @@ def test_the_report_names_every_key_once() -> None:
     reading = load_hf(path).reading
     said = [row.key for row in (*reading.understood, *reading.ignored)]
     assert sorted(said) == sorted(json.loads(path.read_text()))
-    assert reading.defaulted == ()
+    assert [(row.key, row.value, row.meaning) for row in reading.defaulted] == [
+        ("head_dim", 128, "head_dim; hidden / heads")
+    ]
     assert reading.model_type == "llama"
 
 
@@ -136,7 +138,8 @@ def test_only_unknown_keys_can_be_left_out(key: str, why: str) -> None:
         ({"num_hidden_layers": 0}, "num_hidden_layers", "0"),
         ({"vocab_size": -1}, "vocab_size", "-1"),
         ({"hidden_act": "relu"}, "hidden_act", "'relu'"),
-        ({"attention_bias": True}, "attention_bias", "True"),
+        ({"attention_dropout": 0.1}, "attention_dropout", "0.1"),
+        ({"attention_bias": 1}, "attention_bias", "1"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures", "LlamaForSequenceClassification"),
         ({"add_cross_attention": True}, "add_cross_attention", "True"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings", "'yes'"),
@@ -242,6 +245,56 @@ def test_a_missing_file_is_refused() -> None:
         load_hf("no/such/config.json")
 
 
+# -- windows ---------------------------------------------------------------------------------------------------------
+def windowed(fields: dict[str, Any]) -> list[int | None]:
+    """Window of every layer."""
+    config = load_hf(fields).config
+    found = [config.window_of(layer) for layer in range(config.layers)]
+    return [None if window is None else window.size for window in found]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"model_type": "mistral"}, [4096] * 4),
+        ({"model_type": "mistral", "sliding_window": None}, [None] * 4),
+        ({"model_type": "mixtral", "sliding_window": 64}, [64] * 4),
+        ({"model_type": "qwen2", "sliding_window": 64}, [None] * 4),
+        (
+            {"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 3},
+            [None, None, None, 64],
+        ),
+        ({"model_type": "gemma2"}, [4096, None, 4096, None]),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 3}, [4096, 4096, None, 4096]),
+        ({"model_type": "gpt_oss", "sliding_window": 32}, [32, None, 32, None]),
+        (
+            {"model_type": "gpt_oss", "layer_types": ["full_attention"] * 3 + ["sliding_attention"]},
+            [None, None, None, 128],
+        ),
+        ({"model_type": "gemma2", "layer_types": ["full_attention"] * 4}, [None] * 4),
+    ],
+)
+def test_windows_lie_where_transformers_puts_them(fields: dict[str, Any], expected: list[int | None]) -> None:
+    assert windowed({**fields, "num_hidden_layers": 4}) == expected
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [(["full_attention"] * 3, "3 layer types for 4 layers"), (["linear_attention"] * 4, "are not modelled")],
+)
+def test_layer_types_that_do_not_fit_are_refused(types: list[str], message: str) -> None:
+    error = refused({"model_type": "gpt_oss", "num_hidden_layers": 4, "layer_types": types})
+    assert message in error.message
+    assert error.where == "config layer_types"
+
+
+def test_dropout_of_gpt2_is_read_where_it_is_one() -> None:
+    assert load_hf({"model_type": "gpt2"}).config.dropout == 0.1
+    zero = dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.0)
+    assert load_hf({"model_type": "gpt2", **zero}).config.dropout == 0.0
+    assert "three different" in refused({"model_type": "gpt2", "attn_pdrop": 0.0}).message
+
+
 # -- nested configurations -----------------------------------------------------------------------------------------
 INNER = Dialect(
     family="llama",
@@ -294,8 +347,9 @@ def test_unknown_keys_of_a_section_are_refused_at_their_place() -> None:
 def test_every_dialect_can_be_read_from_its_model_type_alone() -> None:
     """Defaults make a whole model; no canonical field is left without a value that the family needs."""
     for name, dialect in DIALECTS.items():
-        if dialect.model is not None and not dialect.sections:
+        if dialect.model is not None and not dialect.sections and name != "deepseek_v2":  # has no default of top_k
             assert load_hf({"model_type": name}).model.num_parameters() > 0
+    assert refused({"model_type": "deepseek_v2"}).where == "config num_experts_per_tok"
 
 
 def test_values_name_the_place_of_a_field() -> None:
