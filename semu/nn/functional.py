@@ -22,6 +22,7 @@ from semu.nn.rules.pointwise import (
     rope,
     scale,
     scale_features,
+    softcap,
 )
 from semu.nn.rules.rows import mean_rows
 from semu.nn.rules.tokens import (
@@ -97,11 +98,6 @@ def gelu(x: Tensor) -> Tensor:
 def silu(x: Tensor) -> Tensor:
     """Sigmoid linear unit; saves its input."""
     return activation(x, "silu")
-
-
-def softcap(x: Tensor) -> Tensor:
-    """``cap x tanh(x / cap)``, one kernel; saves its input."""
-    return activation(x, "softcap")
 
 
 def swiglu(x: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from semu.errors import GraphError
 from semu.graph.dim import Dim, product
 from semu.graph.operator import OpKind
-from semu.nn.rules.pointwise import activation
 from semu.nn.rules.pointwise import dropout as apply_dropout
+from semu.nn.rules.pointwise import softcap as apply_softcap
 from semu.nn.tensor import Sequences, Tensor, local_shape
 from semu.nn.tracing import ParameterUse
 from semu.nn.window import Window
@@ -50,7 +50,7 @@ def unfused_attention(
     seen = pairs if window is None else attention_sizes(q, k, v, window)[-1]
     scores = _product(q, k, "scores", _Like((pairs, heads), (1, q.shards[1])), pairs, seen, causal=causal)
     if softcap is not None:
-        scores = activation(scores, "softcap")
+        scores = apply_softcap(scores)
     weights = apply_dropout(_softmax(scores, sinks), dropout)
     context = _Like((q.shape[0], heads, v.shape[2]), q.shards, q.sequences)
     return _product(weights, v, "context", context, pairs, seen, causal=causal)
