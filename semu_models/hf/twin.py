@@ -30,9 +30,10 @@ def _bert(values: Values) -> BertConfig:
         )
     if not values.switch("tied"):
         raise values.error("tied", "a decoder with a table of its own is not modelled", expected="true", got="false")
-    names = ("layers", "hidden", "ffn", "heads", "vocab", "positions", "segments")
+    names = ("layers", "hidden", "ffn", "heads", "vocab", "segments")
     return BertConfig(
         **{name: values.size(name) for name in names},
+        positions=values.size("context"),
         dropout=hidden,
         next_sentence=values.architecture != _MASKED,
     )
@@ -47,7 +48,7 @@ BERT = Dialect(
         "ffn": size("intermediate_size", default=3072),
         "heads": size("num_attention_heads", default=12),
         "vocab": size("vocab_size", default=30522),
-        "positions": size("max_position_embeddings", default=512),
+        "context": size("max_position_embeddings", default=512),
         "segments": size("type_vocab_size", default=2),
         "dropout": number("hidden_dropout_prob", default=0.1),
         "attention_dropout": number("attention_probs_dropout_prob", default=0.1),
@@ -113,9 +114,7 @@ SIGLIP_TEXT = Dialect(
     family="clip",
     model_types=("siglip_text_model",),
     spellings={
-        **_text_spellings(
-            hidden=768, ffn=3072, heads=12, vocab=32000, positions=64, activation="gelu_pytorch_tanh"
-        ),
+        **_text_spellings(hidden=768, ffn=3072, heads=12, vocab=32000, positions=64, activation="gelu_pytorch_tanh"),
         "projection": optional_size("projection_size", default=None),
     },
     config=_siglip_text,
