@@ -109,6 +109,8 @@ def text_tower(config: TextTowerConfig) -> Sequential:
 class ContrastiveHead(Module):
     """Projections of both features, and the loss."""
 
+    is_per_token = False
+
     def __init__(self, config: DualEncoderConfig) -> None:
         super().__init__()
         width = config.projection

@@ -91,6 +91,8 @@ HUNYUAN_VIDEO_13B = MMDiTConfig(
 class Embedder(Module):
     """A vector of a sample -> hidden: linear, SiLU, linear."""
 
+    is_per_token = False
+
     def __init__(self, features: int, hidden: int) -> None:
         super().__init__()
         self.first = Linear(features, hidden)
@@ -104,6 +106,8 @@ class Embedder(Module):
 
 class Modulation(Module):
     """The conditioning vector -> ``count`` rows of hidden numbers for a layer: SiLU, linear."""
+
+    is_per_token = False
 
     def __init__(self, hidden: int, count: int) -> None:
         super().__init__()

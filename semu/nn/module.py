@@ -54,11 +54,13 @@ class Module:
         fp8_region: under fp8, the linears below run in fp8 (True), do not (False), or as outside (None). True for
             transformer layers, as Megatron-LM enters ``fp8_autocast`` around its transformer block only. It counts on
             a pipeline block (a member of a modality module's ``Sequential``) and below, not on the ``Sequential``.
+        is_per_token: what it computes, it computes for every token (false: for a sample, or for pairs of samples).
         reads_replicas: its forward exchanges with the other data-parallel replicas (a contrastive loss).
     """
 
     recompute_kind = ""
     fp8_region: bool | None = None
+    is_per_token = True
     reads_replicas = False
 
     def __init__(self) -> None:
