@@ -6,7 +6,6 @@ each gets an adapter of its own, so that parameters are counted as PEFT counts t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -14,64 +13,13 @@ from semu.errors import ConfigError, unknown_name
 from semu.nn import functional as F
 from semu.nn.changes import CHANGES
 from semu.nn.layers import Linear
-from semu.nn.mla import LatentAttention
+from semu.nn.lora_experts import LoRAExperts
+from semu.nn.lora_sites import ALL_LINEAR, Site, sites_of
 from semu.nn.model import Model
 from semu.nn.module import Module, Parameter
-from semu.nn.moe import Router
+from semu.nn.moe import Experts
 from semu.nn.rules.low_rank import add_parts, low_rank
 from semu.nn.tensor import Tensor
-from semu.nn.transformer import MLP, CrossAttention, SelfAttention
-
-ALL_LINEAR = "all-linear"
-"""Target: every linear layer of the transformer layers but the routers of experts."""
-
-
-@dataclass(frozen=True)
-class Projection:
-    """What a name in another framework means here.
-
-    Attributes:
-        linear: attribute that holds the layer. part, of: one of so many equal parts, where the layer does not name its
-            own; part None: the whole layer is one projection.
-    """
-
-    linear: str
-    part: int | None = None
-    of: int = 1
-
-
-_QUERY, _KEY, _VALUE = (Projection("qkv", part, 3) for part in range(3))
-PROJECTIONS: Mapping[type[Module], Mapping[str, Projection]] = {
-    SelfAttention: {
-        **dict.fromkeys(("q_proj", "query", "to_q"), _QUERY),
-        **dict.fromkeys(("k_proj", "key", "to_k"), _KEY),
-        **dict.fromkeys(("v_proj", "value", "to_v"), _VALUE),
-        **dict.fromkeys(("o_proj", "out_proj", "c_proj", "linear_proj", "to_out"), Projection("out")),
-        **dict.fromkeys(("c_attn", "qkv_proj", "linear_qkv"), Projection("qkv")),
-    },
-    CrossAttention: {
-        **dict.fromkeys(("q_proj", "query", "to_q"), Projection("query")),
-        **dict.fromkeys(("k_proj", "key", "to_k"), Projection("key_value", 0, 2)),
-        **dict.fromkeys(("v_proj", "value", "to_v"), Projection("key_value", 1, 2)),
-        **dict.fromkeys(("o_proj", "out_proj", "c_proj", "linear_proj", "to_out"), Projection("out")),
-    },
-    LatentAttention: {
-        "q_proj": Projection("query_up"),
-        "q_a_proj": Projection("query_down"),
-        "q_b_proj": Projection("query_up"),
-        "kv_a_proj_with_mqa": Projection("kv_down"),
-        "kv_b_proj": Projection("kv_up"),
-        "o_proj": Projection("out"),
-        "linear_proj": Projection("out"),
-    },
-    MLP: {
-        "gate_proj": Projection("up", 0, 2),
-        "up_proj": Projection("up", 1, 2),
-        **dict.fromkeys(("fc1", "c_fc", "linear_fc1", "gate_up_proj"), Projection("up")),
-        **dict.fromkeys(("down_proj", "fc2", "c_proj", "linear_fc2"), Projection("down")),
-    },
-}
-"""Module -> name in transformers, diffusers or Megatron-LM -> layer."""
 
 
 @dataclass(frozen=True)
@@ -144,33 +92,6 @@ class LoRALinear(Linear):
         return add_parts(y, added)
 
 
-@dataclass
-class _Site:
-    """A linear layer that may get adapters.
-
-    Attributes:
-        path: in the model. parent, name: where it hangs. linear: itself. widths: of its projections.
-        names: full name elsewhere -> number of the part, or None for the layer as one projection.
-        is_layer: it is a part of a transformer layer, and no router's.
-    """
-
-    path: str
-    parent: Module
-    name: str
-    linear: Linear
-    widths: tuple[int, ...]
-    names: dict[str, int | None]
-    is_layer: bool
-
-    def chosen(self, target: str) -> set[int | None]:
-        """Parts that a target names; None: the layer as one projection."""
-        if target == ALL_LINEAR:
-            return set(range(len(self.widths))) if self.is_layer else set()
-        if _names(target, self.path):
-            return set(range(len(self.widths)))
-        return {part for name, part in self.names.items() if _names(target, name)}
-
-
 def add_lora(model: Model, lora: LoRA, *, where: str = "model.lora") -> Model:
     """Freeze a model and put adapters beside its linear layers; returns the model.
 
@@ -179,7 +100,7 @@ def add_lora(model: Model, lora: LoRA, *, where: str = "model.lora") -> Model:
     Raises:
         ConfigError: a target or a path that names nothing, or a layer that is named both whole and in parts.
     """
-    sites = list(_sites(model))
+    sites = list(sites_of(model))
     wanted: dict[str, set[int | None]] = {}
     for target in lora.targets:
         found = False
@@ -200,17 +121,17 @@ def add_lora(model: Model, lora: LoRA, *, where: str = "model.lora") -> Model:
         trained |= named
     for path, parameter in own.items():
         parameter.requires_grad = path in trained
-    wrapped: dict[int, LoRALinear] = {}
+    wrapped: dict[int, LoRALinear | LoRAExperts] = {}
     for site in sites:
         if parts := wanted[site.path]:
-            if id(site.linear) not in wrapped:
-                wrapped[id(site.linear)] = _adapted(site, parts, lora, where)
-            _replace(site, wrapped[id(site.linear)])
+            if id(site.module) not in wrapped:
+                wrapped[id(site.module)] = _adapted(site, parts, lora, where)
+            _replace(site, wrapped[id(site.module)])
     return model
 
 
-def _adapted(site: _Site, parts: set[int | None], lora: LoRA, where: str) -> LoRALinear:
-    if isinstance(site.linear, LoRALinear):
+def _adapted(site: Site, parts: set[int | None], lora: LoRA, where: str) -> LoRALinear | LoRAExperts:
+    if isinstance(site.module, LoRALinear | LoRAExperts):
         raise ConfigError("a layer has adapters already", where=site.path, expected="one call of add_lora")
     if None in parts and len(parts) > 1 and len(site.widths) > 1:
         raise ConfigError(
@@ -219,14 +140,14 @@ def _adapted(site: _Site, parts: set[int | None], lora: LoRA, where: str) -> LoR
             expected="either, as c_attn or as q_proj",
             got=list(lora.targets),
         )
-    if None in parts:
-        sizes: tuple[tuple[int, int], ...] = ((0, sum(site.widths)),)
-    else:
-        sizes = tuple((number, site.widths[number]) for number in sorted(part for part in parts if part is not None))
-    return LoRALinear(site.linear, lora.rank, sizes, lora.dropout)
+    numbers = tuple(sorted(part for part in parts if part is not None))
+    if isinstance(site.module, Experts):
+        return LoRAExperts(site.module, lora.rank, numbers, lora.dropout)
+    sizes = ((0, sum(site.widths)),) if None in parts else tuple((number, site.widths[number]) for number in numbers)
+    return LoRALinear(site.module, lora.rank, sizes, lora.dropout)
 
 
-def _replace(site: _Site, new: Module) -> None:
+def _replace(site: Site, new: Module) -> None:
     """Hang a module in the place of a layer, attribute or member of a list."""
     if site.name in site.parent.__dict__:
         children = site.parent._children()
@@ -238,44 +159,3 @@ def _replace(site: _Site, new: Module) -> None:
     else:
         site.parent._children()[site.name] = new
         CHANGES.note()
-
-
-def _sites(model: Model) -> Iterator[_Site]:
-    for modality in model.modules:
-        layer = ""
-        for path, module in modality.body.named_modules(modality.name):
-            if module.fp8_region:
-                layer = f"{path}."
-            known = {
-                name: projection
-                for kind, table in PROJECTIONS.items()
-                if isinstance(module, kind)
-                for name, projection in table.items()
-            }
-            for name, child in module.named_children():
-                if isinstance(child, Linear):
-                    is_inside = bool(layer) and f"{path}.".startswith(layer) and not isinstance(module, Router)
-                    yield _site(f"{path}.{name}", module, name, child, known, is_inside)
-
-
-def _site(
-    path: str, parent: Module, name: str, linear: Linear, known: Mapping[str, Projection], is_layer: bool
-) -> _Site:
-    here = {word: projection for word, projection in known.items() if projection.linear == name}
-    rows = linear.weight.shape[0]
-    is_gated = not isinstance(parent, MLP) or parent.gated
-    parts = max((projection.of for projection in here.values()), default=1) if is_gated else 1
-    widths = linear.parts or (rows // parts,) * parts
-    names: dict[str, int | None] = {}
-    for word, projection in here.items():
-        if len(widths) == 1:
-            if word != "gate_proj":
-                names[f"{path.removesuffix(name)}{word}"] = 0
-        else:
-            names[f"{path.removesuffix(name)}{word}"] = projection.part
-    return _Site(path, parent, name, linear, widths, names, is_layer)
-
-
-def _names(target: str, path: str) -> bool:
-    """Whether a word names a path: it ends in it, or matches as a pattern."""
-    return path == target or path.endswith(f".{target}") or fnmatchcase(path, target)

@@ -12,7 +12,7 @@ from simulation.jobs import LANGUAGE, gpt, job_of, overlap, text_items, vlm, vlm
 from simulation.reference import expand
 
 import semu_models
-from semu.errors import ConfigError
+from semu.errors import ConfigError, GraphError
 from semu.graph.operator import OpKind
 from semu.hardware.kinds import DType
 from semu.nn import Linear, LoRA, LoRALinear, Model, Module, add_lora
@@ -21,6 +21,7 @@ from semu.nn.sharding import ShardingStyle
 from semu.parallel.config import Parallel
 from semu.runfile import load_run, resolve_run
 from semu.simulation import simulate
+from semu_models.mixtral import Mixtral, MixtralConfig
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -42,6 +43,9 @@ ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
             "one adapter beside the fused projection, r (in + out)",
         ),
         ("mixtral-8x7b", 8, ("q_proj", "v_proj"), 3_407_872, "32 x 8 x (4096 + 4096 + 4096 + 1024)"),
+        ("mixtral-8x7b", 8, ("all-linear",), 121_112_576, "PEFT 0.21 on transformers 4.57, routers and experts too"),
+        ("mixtral-8x7b", 8, ("w1", "w2", "w3"), 113_246_208, "the same, experts only"),
+        ("mixtral-8x7b", 8, ("q_proj", "w1", "w2", "w3"), 115_343_360, "the same, and the queries"),
         ("deepseek-v3", 4, ("q_a_proj", "kv_b_proj"), 61 * 4 * (7168 + 1536 + 512 + 32768), "r (in + out)"),
         ("vlm-s", 8, ("llm.*.q_proj",), 32 * 8 * 8192, "of the language model only"),
         ("dit-5b", 4, ("cross_attention.k_proj",), 28 * 4 * 7168, "half of the fused keys and values"),
@@ -167,6 +171,34 @@ def test_vision_language_against_the_reference() -> None:
     model = add_lora(vlm(), LoRA(4, ("llm.*.q_proj", "llm.*.down_proj"), trainable=("vit.adapter",)))
     job = job_of(model, vlm_items(3), Parallel(pp=2, tp=2))
     assert_equal(simulate(job), expand(job))
+
+
+@pytest.mark.parametrize("parallel", [Parallel(dp=2, ep=2), Parallel(dp=2, pp=2), Parallel(dp=2, tp=2, ep=2, etp=1)])
+def test_experts_against_the_reference(parallel: Parallel) -> None:
+    """As many rows to every expert; adapters of experts are reduced over the ranks that have the same experts."""
+    model = Model.from_module(Mixtral(MixtralConfig(2, 64, 96, 4, 2, 128, experts=4, top_k=2)), name="llm")
+    for targets in (("all-linear",), ("w2", "v_proj")):
+        job = job_of(add_lora(model, LoRA(4, targets)), text_items(4), parallel)
+        assert_tails_equal(job)
+        model = Model.from_module(Mixtral(MixtralConfig(2, 64, 96, 4, 2, 128, experts=4, top_k=2)), name="llm")
+
+
+def test_experts_by_hand() -> None:
+    model = Model.from_module(Mixtral(MixtralConfig(1, 64, 96, 4, 2, 128, experts=4, top_k=2)), name="llm")
+    add_lora(model, LoRA(4, ("w1", "w2")))
+    layer = dict(model.modules[0].blocks())["llm.layers.0"]
+    block = trace_block(layer, [spec(32, 64)], options(), root="llm.layers.0")
+    rows = [(op.flop, op.key) for op in block.graph.operators[: block.num_forward] if op.kind is OpKind.GROUPED_MATMUL]
+    m = 2 * 32
+    sizes = [(m, 192, 64), (m, 4, 64), (m, 96, 4), (m, 64, 96), (m, 4, 96), (m, 64, 4)]
+    assert [(flop, tuple(key)[:3]) for flop, key in rows] == [(2 * a * n * k, (a, n, k)) for a, n, k in sizes]
+
+
+def test_experts_that_are_split_are_refused() -> None:
+    model = Model.from_module(Mixtral(MixtralConfig(1, 64, 96, 4, 2, 128, experts=4, top_k=2)), name="llm")
+    with pytest.raises(GraphError, match="expert tensor parallelism") as caught:
+        simulate(job_of(add_lora(model, LoRA(4, ("w1",))), text_items(2), Parallel(tp=2)))
+    assert caught.value.nearest == "etp = 1"
 
 
 def test_states_are_of_the_adapters_only() -> None:
