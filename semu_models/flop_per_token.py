@@ -7,7 +7,8 @@ With T the length of a sequence, all parameters trained and forward, input gradi
                 ``Report.model_flop`` sums over the traced operators, divided by the tokens.
     megatron    Megatron-LM's ``num_floating_point_operations`` (megatron/training/training.py): the same products,
                 without routers and without the gates of shared experts; latent attention adds one FLOP pair per
-                element of its latents (for their norms); causal attention counted half, windows not looked at.
+                element of its latents (for their norms), a layer that predicts a further token three per element of its
+                width; causal attention counted half, windows not looked at.
     megatron_full   the formula of 2104.04473 §5.1 (and Megatron-LM's before it discounted the mask): as ``megatron``
                 without the norms, attention in full.
     palm        6 N + 12 L H Q T (PaLM, 2204.02311 appendix B): N are all parameters (of a mixture of experts those
@@ -26,11 +27,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from semu.nn import (
+    TEXT_IDS,
     Embedding,
     LatentAttention,
     LayerNorm,
     Linear,
     MixtureOfExperts,
+    ModalityRole,
     Model,
     Module,
     RMSNorm,
@@ -39,6 +42,7 @@ from semu.nn import (
 from semu.nn.moe import Router, TokenGate
 from semu.nn.transformer import CrossAttention, TiedLinear
 from semu.nn.window import Window
+from semu_models.mtp import PredictionHead, PredictionLayer
 
 CONVENTIONS = ("semu", "megatron", "megatron_full", "palm", "torchtitan")
 """Names of the conventions, in the order in which they are printed."""
@@ -68,7 +72,8 @@ class TokenWork:
 
     Attributes:
         products: parameters of matrices that it meets, experts only as many as it uses.
-        routing: of these the routers and gates. latents: elements of its latents, of all layers.
+        routing: of these the routers and gates. latents: elements of its latents, of all layers, and others that
+            Megatron-LM counts a FLOP pair for.
         parameters: all that it uses (``active_parameters``). table: parameters of the token table.
         scores: every attention.
     """
@@ -92,22 +97,23 @@ class TokenWork:
         }
 
 
-def token_work(body: Module) -> TokenWork | None:
-    """The work of a token that runs through all of a module once.
+def token_work(*bodies: Module) -> TokenWork | None:
+    """The work of a token that runs through all of some modules once.
 
     Returns:
         None where the module has parts that this closed form does not know (cross-attention, learned position grids,
         layers of one's own): trace it, or simulate the job and divide ``model_flop`` by the tokens.
     """
     counter = _Counter()
-    if not counter.visit(body):
+    if not all(counter.visit(body) for body in bodies):
         return None
+    parameters = {id(parameter): parameter.numel for body in bodies for _, parameter in body.named_parameters()}
     return TokenWork(
         counter.products,
         counter.routing,
         counter.latents,
-        body.num_parameters() - counter.idle,
-        counter.table,
+        sum(parameters.values()) - counter.idle,
+        sum(counter.tables.values()),
         tuple(counter.scores),
     )
 
@@ -116,26 +122,24 @@ def flop_per_token(model: Model, length: int) -> dict[str, float] | None:
     """FLOP of training one token of the backbone, by convention.
 
     Args:
-        model: of several modality modules the backbone counts: its tokens are the text's.
+        model: of several modality modules the backbone counts, whose tokens are the text's, and what predicts further
+            tokens behind it.
         length: of a sequence [tokens].
     Returns:
         None where there is no closed form.
     """
-    work = token_work(backbone(model))
+    main = next((item for item in model.modules if item.role is ModalityRole.BACKBONE), model.modules[-1])
+    further = [item for item in model.modules if item.sources == (main.name,) and set(item.inputs) == {TEXT_IDS}]
+    work = token_work(main.body, *(item.body for item in further))
     return None if work is None else work.flop(length)
-
-
-def backbone(model: Model) -> Module:
-    """The body of the module that a model's tokens are counted in: its backbone, else its last module."""
-    found = [item.body for item in model.modules if item.role.value == "backbone"]
-    return found[0] if found else model.modules[-1].body
 
 
 class _Counter:
     """Sums over a tree of modules."""
 
     def __init__(self) -> None:
-        self.products = self.routing = self.latents = self.idle = self.table = 0
+        self.products = self.routing = self.latents = self.idle = 0
+        self.tables: dict[int, int] = {}
         self.scores: list[Scores] = []
 
     def visit(self, module: Module) -> bool:
@@ -149,8 +153,12 @@ class _Counter:
             self.products += module.weight.numel
             return True
         if isinstance(module, Embedding):
-            self.table += module.weight.numel
+            self.tables[id(module.weight)] = module.weight.numel
             return True
+        if isinstance(module, PredictionHead):
+            self.products += module.main.projection.weight.numel * len(module.norms)
+        if isinstance(module, PredictionLayer):
+            self.latents += 3 * module.embedding_norm.weight.numel
         if isinstance(module, LayerNorm | RMSNorm):
             return True
         if isinstance(module, SelfAttention):

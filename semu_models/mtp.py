@@ -14,6 +14,7 @@ from collections.abc import Callable
 from semu.nn import (
     TEXT_IDS,
     Embedding,
+    LayerNorm,
     Linear,
     LMHead,
     ModalityModule,
@@ -52,16 +53,16 @@ class PredictionLayer(Module):
     columns and gathers the result).
 
     Args:
-        number: of the depth, from 0. hidden: width. layer: the transformer layer.
+        number: of the depth, from 0. hidden: width. layer: the transformer layer. rms_norm: kind of the norms.
     """
 
     fp8_region = True
 
-    def __init__(self, number: int, hidden: int, layer: Module) -> None:
+    def __init__(self, number: int, hidden: int, layer: Module, *, rms_norm: bool = True) -> None:
         super().__init__()
         self.number = number
-        self.hidden_norm = RMSNorm(hidden)
-        self.embedding_norm = RMSNorm(hidden)
+        self.hidden_norm = _norm(hidden, is_rms=rms_norm)
+        self.embedding_norm = _norm(hidden, is_rms=rms_norm)
         self.projection = Linear(2 * hidden, hidden, bias=False)
         self.layer = layer
 
@@ -76,13 +77,13 @@ class PredictionHead(Module):
     """The losses of all depths, from one output table, summed.
 
     Args:
-        head: of the main model. hidden: width. depths: how many further tokens are predicted.
+        head: of the main model. hidden: width. depths: how many further tokens are predicted. rms_norm: kind of norms.
     """
 
-    def __init__(self, head: LMHead, hidden: int, depths: int) -> None:
+    def __init__(self, head: LMHead, hidden: int, depths: int, *, rms_norm: bool = True) -> None:
         super().__init__()
         self.main = head
-        self.norms = ModuleList([RMSNorm(hidden) for _ in range(depths)])
+        self.norms = ModuleList([_norm(hidden, is_rms=rms_norm) for _ in range(depths)])
 
     def forward(self, x: Tensor, *further: Tensor) -> Tensor:
         """Representations [tokens, hidden] of all depths -> scalar loss."""
@@ -91,12 +92,18 @@ class PredictionHead(Module):
         return F.add_losses(losses)
 
 
-def predicting_model(name: str, body: Decoder, hidden: int, layers: int, layer: Callable[[int], Module]) -> Model:
+def _norm(hidden: int, *, is_rms: bool) -> Module:
+    return RMSNorm(hidden) if is_rms else LayerNorm(hidden)
+
+
+def predicting_model(
+    name: str, body: Decoder, hidden: int, layers: int, layer: Callable[[int], Module], *, rms_norm: bool = True
+) -> Model:
     """A decoder with multi-token prediction: modules ``llm``, without its head, and ``mtp``.
 
     Args:
         name: for reports. body: the decoder. hidden: its width. layers: further tokens that are predicted.
-        layer: makes the transformer layer of a depth, from 0.
+        layer: makes the transformer layer of a depth, from 0. rms_norm: kind of the norms.
     """
     blocks = dict(body.named_children())
     head, embedding = blocks.pop("head"), blocks["embedding"]
@@ -104,8 +111,8 @@ def predicting_model(name: str, body: Decoder, hidden: int, layers: int, layer: 
     further = Sequential(
         {
             "embedding": FurtherEmbeddings(embedding, layers),
-            **{f"layers.{i}": PredictionLayer(i, hidden, layer(i)) for i in range(layers)},
-            "head": PredictionHead(head, hidden, layers),
+            **{f"layers.{i}": PredictionLayer(i, hidden, layer(i), rms_norm=rms_norm) for i in range(layers)},
+            "head": PredictionHead(head, hidden, layers, rms_norm=rms_norm),
         }
     )
     return Model(

@@ -26,11 +26,7 @@ _KNOWN_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Words of the format beyond the modelled ones."""
 
-_ABSENT: Mapping[str, str] = MappingProxyType(
-    {
-        "model.transformer.mtp_layers": "a model that predicts the next token only",
-    }
-)
+_ABSENT: Mapping[str, str] = MappingProxyType({})
 """Keys that must not be there, and what to write instead."""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from semu.errors import ConfigError
 from semu.nn import LatentAttention, LatentSizes, MixtureOfExperts, Model, TransformerLayer
 from semu_models.decoder import Decoder, decoder_model
+from semu_models.mtp import predicting_model
 
 _WHERE = "model.transformer"
 _REQUIRED = ("layers", "hidden", "heads", "vocab")
@@ -22,6 +23,7 @@ _OPTIONAL = (
     "moe_layer_freq",
     "first_k_dense",
     "mla",
+    "mtp_layers",
 )
 _LATENT = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 
@@ -50,6 +52,7 @@ class TransformerConfig:
             every other (Megatron-LM's ``--moe-layer-freq``); None: every layer. first_k_dense: so many first layers
             have none.
         mla: widths of latent attention, under Megatron-LM's names; None: ordinary attention.
+        mtp_layers: further tokens that are predicted, each by a layer like the last one (``semu_models.mtp``).
         vocab_multiple: the tables have ``vocab`` rows rounded up to a multiple of this x tp (Megatron-LM's
             ``--make-vocab-size-divisible-by``, there 128); None: as they are.
     Raises:
@@ -80,6 +83,7 @@ class TransformerConfig:
     moe_layer_freq: int | tuple[int, ...] | None = None
     first_k_dense: int | None = None
     mla: LatentSizes | None = None
+    mtp_layers: int = 0
     vocab_multiple: int | None = None
 
     def __post_init__(self) -> None:
@@ -96,6 +100,14 @@ class TransformerConfig:
         ):
             _check_size(name, getattr(self, name))
         self._check_experts()
+        if self.mtp_layers < 0:
+            raise ConfigError(
+                "not a number of layers",
+                where=f"{_WHERE}.mtp_layers",
+                expected="an integer >= 0",
+                got=self.mtp_layers,
+                nearest=0,
+            )
         _check_divisor("heads", self.heads, "kv_heads", self.kv_heads)
         if not 0 <= self.dropout < 1:
             raise ConfigError("not a probability", where=f"{_WHERE}.dropout", expected="0 <= p < 1", got=self.dropout)
@@ -191,6 +203,8 @@ class TransformerConfig:
             values["mla"] = {name: value for name, value in values["mla"].items() if value is not None}
         if isinstance(self.moe_layer_freq, tuple):
             values["moe_layer_freq"] = list(self.moe_layer_freq)
+        if not self.mtp_layers:
+            del values["mtp_layers"]
         return {name: value for name, value in values.items() if name not in _OPTIONAL or value is not False}
 
     def table_rows(self, tp: int) -> int:
@@ -237,7 +251,12 @@ class TransformerConfig:
             rms_norm=self.rms_norm,
             dropout=self.dropout,
         )
-        return decoder_model(f"transformer-{self.layers}x{self.hidden}", body)
+        name = f"transformer-{self.layers}x{self.hidden}"
+        if not self.mtp_layers:
+            return decoder_model(name, body)
+        return predicting_model(
+            name, body, self.hidden, self.mtp_layers, lambda _: layer(self.layers - 1), rms_norm=self.rms_norm
+        )
 
     def _mixture(self) -> MixtureOfExperts:
         assert self.experts is not None and self.top_k is not None and self.moe_ffn is not None

@@ -7,14 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from semu_models.gemma_vl import Gemma3VLConfig, make_gemma_vl
-from semu_models.hf.common import NO_DROPOUT, SILU
 from semu_models.hf.dialect import Dialect, FieldKind, Fixed, Section, Spelling, number, size, switch, word
-from semu_models.hf.text import decoder_spellings
+from semu_models.hf.text import QWEN2, decoder_spellings
 from semu_models.hf.values import Values
 from semu_models.hf.vision import GELU
 from semu_models.intern_vl import InternVLConfig, make_intern_vl
 from semu_models.llava import LlavaConfig, make_llava
-from semu_models.qwen import QwenConfig
 from semu_models.qwen_vl import QwenVLConfig, make_qwen_vl
 
 TIED: Mapping[str, Spelling] = {"tied": Spelling(("tie_word_embeddings",), FieldKind.SWITCH, None, nullable=True)}
@@ -61,43 +59,18 @@ def check_width(values: Values, section: str, field: str, width: int) -> None:
 
 
 # -- Qwen2-VL and Qwen2.5-VL ------------------------------------------------------------------------------------------
-def _qwen_text(values: Values) -> QwenConfig:
-    heads = values.size("heads")
-    return QwenConfig(
-        layers=values.size("layers"),
-        hidden=values.size("hidden"),
-        ffn=values.size("ffn"),
-        heads=heads,
-        kv_heads=values.size_or("kv_heads", heads, "kv_heads; num_attention_heads"),
-        vocab=values.size("vocab"),
-        tied=values.switch("tied"),
-    )
-
-
-_QWEN_TEXT_FIXED: Mapping[str, Fixed] = {
-    "hidden_act": SILU,
-    "attention_dropout": NO_DROPOUT,
-    "use_sliding_window": Fixed((False, None), "layers would attend to a window"),
-}
-_QWEN_TEXT_IGNORED: Mapping[str, str] = {
-    "sliding_window": "use_sliding_window is false",
-    "layer_types": "use_sliding_window is false",
-}
-
-
 def qwen_text_dialect(model_types: tuple[str, ...], **sizes: int) -> Dialect:
     """A Qwen2 inside a multimodal model.
 
     Args:
         model_types: what it reads. sizes: the defaults.
     """
-    return Dialect(
-        family="qwen",
+    return replace(
+        QWEN2,
         model_types=model_types,
-        spellings=decoder_spellings(**sizes, context=32768),
-        config=_qwen_text,
-        fixed=_QWEN_TEXT_FIXED,
-        ignored=_QWEN_TEXT_IGNORED,
+        spellings={**QWEN2.spellings, **decoder_spellings(**sizes, context=32768), **TIED},
+        model=None,
+        architectures=(),
     )
 
 

@@ -37,7 +37,6 @@ def test_a_row_runs(changes: dict[str, Any]) -> None:
     ("changes", "reason"),
     [
         ({"ep": 2, "sharding_kind": "fsdp"}, "parallel.zero: ZeRO-3 with experts spread over ranks"),
-        ({"model.mtp_layers": 1}, "model.transformer.mtp_layers"),
         ({"ep": 3}, "parallel.ep: the ranks cannot be shared out"),
         ({"tp": 2, "gpus": 4}, "parallel.sequence_parallel"),
     ],
