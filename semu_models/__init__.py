@@ -2,7 +2,7 @@
 
 One file per family, a frozen configuration beside its module (``decoder`` and ``language`` hold what language models
 share); ``registry`` names the models, ``setups`` the published training configurations. ``semu_models.vlm_m()`` or
-``semu_models.build("vlm-m")`` makes a ``semu.nn.Model``.
+``semu_models.build("vlm-m")`` makes a ``semu.nn.Model``; ``semu_models.load_hf("config.json")`` reads one (``hf``).
 """
 
 from semu_models.bert import Bert, BertConfig, bert_base, bert_large, make_bert
@@ -41,6 +41,7 @@ from semu_models.gemma import (
 from semu_models.gemma_vl import gemma3_vl_4b, gemma3_vl_12b, gemma3_vl_27b
 from semu_models.gpt import GPT, GPTConfig, gpt2, gpt2_large, gpt2_medium, gpt2_xl, gpt3_175b
 from semu_models.gpt_oss import GptOss, GptOssConfig, gpt_oss_20b, gpt_oss_120b
+from semu_models.hf import HfModel, load_hf
 from semu_models.intern_vl import internvl2_5_8b, internvl3_1b, internvl3_8b, internvl3_78b
 from semu_models.language import LanguageConfig, language_model, text_encoder
 from semu_models.llama import (
@@ -122,6 +123,7 @@ __all__ = [
     "Gemma3Config",
     "GptOss",
     "GptOssConfig",
+    "HfModel",
     "LanguageConfig",
     "Llama",
     "LlamaConfig",
@@ -200,6 +202,7 @@ __all__ = [
     "llava_1_5_13b",
     "lm_5b",
     "lm_7b",
+    "load_hf",
     "make_bert",
     "make_dual_encoder",
     "make_mmdit",

@@ -273,6 +273,17 @@ def test_bad_files_are_one_error_document(
     assert error["where"].startswith(str(path))
 
 
+def test_keys_can_be_left_out_of_an_import(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / "models" / "small.json"
+    path.write_text(json.dumps({**SMALL, "mystery": 7}))
+    words = ("--cluster", "h100:1x1", "--parallel", "dp1", "--json")
+    assert command(capsys, "import", path, *words)[0] == 2
+    code, out, _ = command(capsys, "import", path, *words, "--set", 'model.hf_ignore=["mystery"]')
+    document = json.loads(out)
+    assert code == 0 and "mystery" in [row["key"] for row in document["reading"]["ignored"]]
+    assert tomllib.loads(document["toml"])["model"]["hf_ignore"] == ["mystery"]
+
+
 @pytest.mark.parametrize(("name", "text"), [("notes.md", "# notes"), ("empty.txt", "")])
 def test_other_files_cannot_be_imported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str

@@ -22,7 +22,6 @@ from semu.runfile.resolve import RunConfig, resolve_tables
 from semu.runfile.schema import TABLES
 from semu.runfile.sources import hf_file
 from semu.runfile.toml_text import format_toml
-from semu_models.hf import load_hf
 
 Tables = dict[str, dict[str, Any]]
 
@@ -41,14 +40,14 @@ class ImportKind:
     Attributes:
         name: for messages. example: what such a file is called.
         recognises: (path, text) -> whether it is one.
-        read: (path, text) -> run.toml's tables and the report; raises ConfigError.
+        read: (path, text) -> run.toml's tables and the report (None: the run's own ``reading``); raises ConfigError.
         complete: (tables, places, resolve) -> writes what the file leaves open, returns sentences; None: nothing.
     """
 
     name: str
     example: str
     recognises: Callable[[str, str], bool]
-    read: Callable[[str, str], tuple[Tables, ImportReport]]
+    read: Callable[[str, str], tuple[Tables, ImportReport | None]]
     complete: Callable[[Tables, Places, Callable[..., RunConfig]], Sequence[str]] | None = None
 
 
@@ -102,6 +101,8 @@ def import_run(path: str, overrides: Overrides | None = None) -> ImportedRun:
     (overrides if overrides is not None else Overrides()).apply(tables, places)
     notes = list(kind.complete(tables, places, resolve_tables)) if kind.complete is not None else []
     run = resolve_tables(tables, places)
+    report = run.reading if report is None else report
+    assert report is not None
     run.job()
     tables.setdefault("training", {}).setdefault("global_batch", run.config["training"]["global_batch"])
     told = [note for note in run.notes if run.reading is None or note != run.reading.summary()]
@@ -126,8 +127,8 @@ def _is_json(path: str, text: str) -> bool:
     return path.endswith(".json") or text.lstrip().startswith("{")
 
 
-def _read_hf(path: str, _: str) -> tuple[Tables, ImportReport]:
-    return {"model": {"hf_config": path}}, load_hf(path).reading
+def _read_hf(path: str, _: str) -> tuple[Tables, ImportReport | None]:
+    return {"model": {"hf_config": path}}, None
 
 
 IMPORT_KINDS: tuple[ImportKind, ...] = (

@@ -12,6 +12,9 @@ from typing import Any
 
 from semu.errors import ConfigError
 
+_LAST_TOKEN = re.compile(r"[\w.+\\-]*\s*")
+"""What a file that ends too early may still have where reading stopped: the beginning of a number or a word."""
+
 _EXPECTED = "a config.json of HuggingFace transformers, with model_type"
 _NOT_MODELS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("tokenizer_class", "added_tokens_decoder"), "a tokenizer's configuration (tokenizer_config.json)"),
@@ -111,7 +114,7 @@ def _parse(text: str, path: str) -> Mapping[str, Any]:
     except json.JSONDecodeError as error:
         offset = len(text[: error.pos].encode())
         total = len(text.encode())
-        cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+        cut = error.msg.startswith("Unterminated string") or _LAST_TOKEN.fullmatch(text, error.pos) is not None
         raise ConfigError(
             f"not valid JSON: {error.msg} at byte {offset}" + (" (the file looks truncated)" if cut else ""),
             where=f"{path}:{error.lineno}",

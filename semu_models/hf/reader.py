@@ -19,6 +19,10 @@ _OFF: tuple[Any, ...] = (None, False, "", [], {})
 """Values with which an unknown key is left out: whatever it is, it is not set. 0 is a value."""
 
 
+MOST_LAYERS = 10_000
+"""More are taken for a slip: a module tree of as many would take minutes to build."""
+
+
 @dataclass(frozen=True)
 class _Entry:
     """A value of the file and its dotted key from the top."""
@@ -108,6 +112,14 @@ class Reader:
                     where=self.document.place(entry.key),
                     expected=spelling.kind.value,
                     got=repr(entry.value),
+                )
+            if name == "layers" and entry.value > MOST_LAYERS:
+                raise ConfigError(
+                    "more layers than any model has",
+                    where=self.document.place(entry.key),
+                    expected=f"at most {MOST_LAYERS}",
+                    got=entry.value,
+                    nearest=MOST_LAYERS,
                 )
         if len({repr(entry.value) for _, entry in given}) > 1:
             (_, one), (_, two) = given[:2]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from semu.errors import ConfigError, InternalError
+from semu_models.checks import nearest_divisor
 from semu_models.hf.document import Document
 
 
@@ -68,13 +69,12 @@ class Values:
         """
         total, pieces = self.size(whole), self.size(parts)
         if total % pieces:
-            nearest = min((n for n in range(1, total + 1) if total % n == 0), key=lambda n: (abs(n - pieces), n))
             raise self.error(
                 parts,
                 f"{self.short(whole)} = {total} does not divide into {self.short(parts)} = {pieces}",
                 expected=f"a divisor of {total}",
                 got=pieces,
-                nearest=nearest,
+                nearest=nearest_divisor(total, pieces),
             )
         return total // pieces
 

@@ -59,6 +59,26 @@ def test_the_closed_form_is_what_the_traced_operators_make(fields: dict[str, Any
     assert semu.simulate(job).model_flop == counted["semu"] * 8 * length
 
 
+@pytest.mark.parametrize("fields", FAMILIES, ids=lambda fields: fields["model_type"])
+def test_parallel_ranks_do_the_same_work_together(fields: dict[str, Any]) -> None:
+    """With tensor, pipeline, data and, where there are experts, expert parallelism."""
+    layers = "n_layer" if fields["model_type"] == "gpt2" else "num_hidden_layers"
+    model = load_hf({**fields, layers: 4}).model
+    has_experts = any("expert" in key for key in fields)
+    job = semu.TrainingJob(
+        model=model,
+        cluster=semu.Cluster("h100", nodes=1, gpus_per_node=8),
+        parallel=semu.Parallel(dp=2, tp=2, pp=2, ep=2 if has_experts else 1),
+        training=semu.Training(global_batch=8, seq_len=128),
+        batch=semu.workload.text_batch(),
+    )
+    counted = flop_per_token(model, 128)
+    assert counted is not None
+    report = semu.simulate(job)
+    assert report.model_flop == counted["semu"] * 8 * 128
+    assert report.parameters == model.num_parameters()
+
+
 @pytest.mark.parametrize("name", ["lm-7b", "llama3-8b", "qwen2-72b"])
 def test_a_dense_llama_under_every_formula(name: str) -> None:
     config = semu_models.build(name).modules[0].body.config  # type: ignore[attr-defined]

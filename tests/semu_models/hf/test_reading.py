@@ -137,6 +137,8 @@ def test_only_unknown_keys_can_be_left_out(key: str, why: str) -> None:
         ({"hidden_size": True}, "hidden_size", "True"),
         ({"num_hidden_layers": 0}, "num_hidden_layers", "0"),
         ({"vocab_size": -1}, "vocab_size", "-1"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers", 10**9),
+        ({"hidden_size": 10**15, "num_attention_heads": 7}, "num_attention_heads", 7),
         ({"hidden_act": "relu"}, "hidden_act", "'relu'"),
         ({"attention_dropout": 0.1}, "attention_dropout", "0.1"),
         ({"attention_bias": 1}, "attention_bias", "1"),
