@@ -20,11 +20,10 @@ from semu.nn.rules.pointwise import (
     modulate,
     multiply,
     rope,
-    scale,
-    scale_features,
     softcap,
 )
 from semu.nn.rules.rows import mean_rows
+from semu.nn.rules.scaling import scale, scale_features
 from semu.nn.rules.tokens import (
     convolve_tokens,
     drop_tokens,

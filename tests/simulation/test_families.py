@@ -9,7 +9,6 @@ import pytest
 from simulation.comparison import assert_tails_equal
 from simulation.jobs import job_of, overlap, text_items
 
-from semu.job import TrainingJob
 from semu.nn import LatentSizes, Model
 from semu.parallel.config import Parallel
 from semu.simulation import simulate
@@ -62,7 +61,8 @@ class Member:
     has_experts: bool = False
 
 
-def _deepseek(**more: int | LatentSizes) -> DeepSeekConfig:
+def small_deepseek(**more: int) -> DeepSeekConfig:
+    """Three layers with experts behind a dense one; with predictions, queries have a latent too."""
     latent_sizes = replace(LATENT, q_lora_rank=24) if "mtp_layers" in more else LATENT
     return DeepSeekConfig(4, H, F, A, V, 1, MOE, EXPERTS, TOP, latent_sizes, **more)  # type: ignore[arg-type]
 
@@ -165,14 +165,14 @@ FAMILIES = {
         has_experts=True,
     ),
     "deepseek-v2": Member(
-        lambda: deepseek_model("deepseek", _deepseek(shared_experts=2)),
+        lambda: deepseek_model("deepseek", small_deepseek(shared_experts=2)),
         4 * latent(None) + SWIGLU + 3 * (ROUTED + 3 * H * 2 * MOE),
         NONE4,
         A * (24 + 16),
         has_experts=True,
     ),
     "deepseek-v3-mtp": Member(
-        lambda: deepseek_model("deepseek", _deepseek(mtp_layers=1)),
+        lambda: deepseek_model("deepseek", small_deepseek(mtp_layers=1)),
         5 * latent(24) + SWIGLU + 4 * (ROUTED + 3 * H * MOE) + 2 * H * H,
         (None,) * 5,
         A * (24 + 16),
@@ -276,41 +276,3 @@ def test_any_configuration_is_a_language_model() -> None:
     for config in (Gemma3Config(2, H, F, A, K, V, D), MistralConfig(2, H, F, A, K, V), LlamaConfig(2, H, F, A, K, V)):
         body = language_model(config)
         assert [name for name, _ in body.named_children()] == ["embedding", "layers.0", "layers.1", "head"]
-
-
-# -- multi-token prediction ------------------------------------------------------------------------------------------
-def mtp(depths: int, *, layers: int = 3) -> Model:
-    return deepseek_model("deepseek", replace(_deepseek(), layers=layers, mtp_layers=depths))
-
-
-def mtp_job(depths: int, parallel: Parallel, **options: object) -> TrainingJob:
-    return job_of(mtp(depths), text_items(2 * parallel.dp), parallel, **options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("depths", "recompute"), [(1, "none"), (1, "selective"), (2, "full"), (3, "none")])
-@pytest.mark.parametrize("sizes", [{"pp": 3}, {"tp": 2, "pp": 2, "dp": 2, "ep": 2}], ids=str)
-def test_multi_token_prediction(depths: int, sizes: dict[str, int], recompute: str) -> None:
-    assert_tails_equal(mtp_job(depths, Parallel(**sizes), recompute=recompute))
-
-
-def test_multi_token_prediction_when_the_pipeline_interleaves() -> None:
-    assert_tails_equal(mtp_job(1, Parallel(pp=2, vpp=2)))
-
-
-def test_predictions_share_tables_and_lie_at_the_end() -> None:
-    model, fewer = mtp(2), mtp(1).num_parameters()
-    second = [p.numel for path, p in model.named_parameters() if path.startswith("mtp.layers.1.")]
-    assert model.num_parameters() == fewer + sum(second) + H
-    tables = [path for path, p in model.named_parameters() if p.shape == (V, H)]
-    assert tables == ["llm.embedding.weight", "mtp.head.main.projection.weight"]
-    report = simulate(mtp_job(2, Parallel(pp=3)))
-    alone = simulate(mtp_job(2, Parallel()))
-    # the shared table lies on two ranks
-    assert sum(report.static_memory_bytes) - sum(alone.static_memory_bytes) == 18 * V * H
-    assert "mtp" in report.ranks[-1].chunks and "mtp" not in report.ranks[0].chunks
-
-
-def test_no_prediction_is_the_plain_model() -> None:
-    plain = deepseek_model("deepseek", _deepseek())
-    assert [module.name for module in plain.modules] == ["llm"]
-    assert [name for name, _ in plain.modules[0].body.named_children()][-1] == "head"

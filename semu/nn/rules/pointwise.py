@@ -13,7 +13,6 @@ from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
 from semu.nn.tensor import Tensor, laid_out_like
-from semu.nn.tracing import ParameterUse
 
 
 def _like(
@@ -117,61 +116,6 @@ def add_parameter(x: Tensor, parameter: Parameter, rows: int) -> Tensor:
                 name="table_bw",
             )
         return [grad]
-
-    x.trace.record([x], [y], backward)
-    return y
-
-
-def scale(x: Tensor) -> Tensor:
-    """A tensor times a constant (e.g. Gemma's embeddings times sqrt(h)). Saves nothing."""
-    y = _like(x, OpKind.ADD, [x], 2 * x.size_bytes, "scale")
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [_like(x, OpKind.ADD, [grad], 2 * x.size_bytes, "scale_bw")]
-
-    x.trace.record([x], [y], backward)
-    return y
-
-
-def scale_features(x: Tensor, weight: Parameter) -> Tensor:
-    """Every feature times a learned number (layer scale, CaiT, 2103.17239 §2): x [..., h], weight [h].
-
-    Saves x; backward: one kernel for the gradients of x and weight.
-    """
-    if x.shards[-1] != 1 or weight.shape != (x.shape[-1],):
-        raise GraphError(
-            "one number per feature", where=x.trace.where, expected=f"[{x.shape[-1]}], whole rows", got=weight.shape
-        )
-    use = x.trace.parameter(weight)
-
-    def emit(inputs: Sequence[Tensor | ParameterUse], passes: int, name: str, *, is_backward: bool) -> Tensor:
-        return x.trace.emit(
-            OpKind.ADD,
-            inputs,
-            None if is_backward and not x.requires_grad else x.shape,
-            shards=x.shards,
-            dtype=x.dtype,
-            sequences=x.sequences,
-            gradients=[use] if is_backward and use.gradient is not None else [],
-            mem_bytes=passes * x.size_bytes,
-            key=(x.numel,),
-            phase=Phase.WEIGHT_GRADIENT if is_backward and not x.requires_grad else None,
-            name=name,
-        )
-
-    y = emit([x, use], 2, "scale_features", is_backward=False)
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        reads: list[Tensor | ParameterUse] = [grad, use]
-        if use.gradient is not None:
-            reads.insert(0, x)
-        passes = (1 if use.gradient is not None else 0) + (2 if x.requires_grad else 1)
-        grad_x = emit(reads, passes, "scale_features_bw", is_backward=True)
-        return [grad_x if x.requires_grad else None]
 
     x.trace.record([x], [y], backward)
     return y
