@@ -153,6 +153,7 @@ class CutModel:
             return self.groups
         own = self.sizes[block.module]
         groups = {"tp": group_of(self.job, "tp", own), "cp": group_of(self.job, "cp", own)}
+        groups["replicas"] = self.groups["replicas"]
         for spec in block.specs:
             for side in (spec.reshard.source, spec.reshard.target) if spec.reshard is not None else ():
                 if side.group is not None and side.group.name != "tp":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from simulation.comparison import assert_equal, assert_tails_equal
-from simulation.jobs import job_of
+from simulation.jobs import job_of, overlap
 from simulation.reference import expand
 
 import semu_models
@@ -140,6 +140,17 @@ def test_nodes_are_crossed_where_replicas_are() -> None:
 def test_frozen_towers_against_the_reference() -> None:
     """As in LiT (2111.07991): the image tower is locked."""
     job = job_of(tiny().freeze(["vision"]), items(4), Parallel(dp=2, pp=2))
+    assert_equal(simulate(job), expand(job))
+
+
+def test_hidden_reductions_against_the_reference() -> None:
+    job = job_of(tiny(), items(4), Parallel(dp=2, pp=2), overlap=overlap(gradients=True))
+    assert_equal(simulate(job), expand(job))
+
+
+@pytest.mark.parametrize("modules", [{"vision": {"tp": 1}}, {"text": {"tp": 1}, "vision": {"tp": 1}}])
+def test_towers_of_another_parallelism_against_the_reference(modules: dict[str, dict[str, int]]) -> None:
+    job = job_of(tiny(), items(4, pairs=4), Parallel(tp=2, dp=2, modules=modules))
     assert_equal(simulate(job), expand(job))
 
 
