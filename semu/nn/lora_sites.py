@@ -94,14 +94,19 @@ class Site:
             return set(range(len(self.widths))) if self.is_layer else set()
         if names(target, self.path):
             return set(range(len(self.widths)))
-        return {part for name, part in self.names.items() if names(target, name)}
+        found = {part for name, part in self.names.items() if names(target, name)}
+        return found - {None} if len(found) > 1 else found  # a pattern that fits both means the parts
 
 
 def sites_of(model: Model) -> Iterator[Site]:
-    """Every linear layer and every layer's experts, by path."""
+    """Every linear layer and every layer's experts that the model uses, by path."""
     for modality in model.modules:
-        layer = ""
+        layer = unused = ""
         for path, module in modality.body.named_modules(modality.name):
+            if module.is_held_only:
+                unused = f"{path}."
+            if unused and f"{path}.".startswith(unused):
+                continue
             if module.fp8_region:
                 layer = f"{path}."
             is_layer = bool(layer) and f"{path}.".startswith(layer)

@@ -70,6 +70,20 @@ def test_what_else_is_trained() -> None:
     assert {path for path in trained if "lora_" not in path} == {p for p in trained if p.startswith("vit.adapter")}
 
 
+def test_projector_and_adapters_of_the_language_model() -> None:
+    """LLaVA-1.5 (2310.03744) with r = 128: adapters on the language model's layers, the projector trained whole."""
+    model = semu_models.build("llava-1.5-7b")
+    lora = LoRA(128, ("llm.*_proj",), trainable=("vision.projector.mlp",))
+    layer = 4 * (4096 + 4096) + 3 * (4096 + 11008)
+    projector = 1024 * 4096 + 4096 + 4096 * 4096 + 4096
+    assert add_lora(model, lora).num_parameters(trainable_only=True) == 32 * 128 * layer + projector
+
+
+def test_what_is_never_used_gets_no_adapter() -> None:
+    model = add_lora(semu_models.build("llava-1.5-7b"), LoRA(8, ("vision.*.q_proj", "llm.*.q_proj")))
+    assert model.num_parameters(trainable_only=True) == 23 * 8 * 2 * 1024 + 32 * 8 * 2 * 4096
+
+
 def wrapped(rank: int = 4, parts: tuple[tuple[int, int], ...] = ((0, 64), (2, 32))) -> LoRALinear:
     """Queries and values of a fused [128, 32] projection."""
     base = Linear(32, 128, bias=False, parts=(64, 32, 32))
