@@ -158,7 +158,7 @@ class _Counter:
         if isinstance(module, PredictionHead):
             self.products += module.main.projection.weight.numel * len(module.norms)
         if isinstance(module, PredictionLayer):
-            self.latents += 3 * module.embedding_norm.weight.numel
+            self.latents += 3 * module.projection.weight.shape[0]
         if isinstance(module, LayerNorm | RMSNorm):
             return True
         if isinstance(module, SelfAttention):
