@@ -145,6 +145,13 @@ def test_rows_of_the_token_table_are_padded_only_on_request(folder: Path) -> Non
     assert "cannot read the file" in caught.value.message
 
 
+def test_what_the_file_says_against_the_run_is_told(folder: Path) -> None:
+    notes = resolve_run(run_file(folder), Overrides(["training.seq_len=1024", "parallel.tp=3"])).notes
+    assert any("training.seq_len: 1024 is more than the 512 tokens" in note for note in notes)
+    assert any("parallel.tp: 3 does not divide the 1000 rows" in note for note in notes)
+    assert not any("seq_len" in note or "does not divide" in note for note in resolve_run(run_file(folder)).notes)
+
+
 # -- a config.json as a run ----------------------------------------------------------------------------------------
 def test_a_config_is_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "models" / "small.json"
@@ -237,7 +244,12 @@ def test_import_as_json_is_one_document(folder: Path, capsys: pytest.CaptureFixt
     assert code == 0
     assert document["reading"]["model_type"] == "llama"
     assert document["parameters"] == sum(row["parameters"] for row in document["modules"] if row["level"] == 0)
-    assert set(document["flop_per_token"]) == {"seq_len", "semu", "megatron", "megatron_full", "palm", "torchtitan"}
+    flop = document["flop_per_token"]
+    assert set(flop) == {"seq_len", "semu", "megatron", "megatron_full", "palm", "torchtitan", "traced"}
+    assert flop["traced"] == flop["semu"]
+    assert document["predicted"]["fits"] is True
+    report = simulate(resolve_run(folder / "models" / "small.json").job())
+    assert document["predicted"]["iteration_time_s"] == report.iteration_time_s
     assert tomllib.loads(document["toml"])["cluster"]["device"] == "h100"
 
 
@@ -282,6 +294,22 @@ def test_keys_can_be_left_out_of_an_import(folder: Path, capsys: pytest.CaptureF
     document = json.loads(out)
     assert code == 0 and "mystery" in [row["key"] for row in document["reading"]["ignored"]]
     assert tomllib.loads(document["toml"])["model"]["hf_ignore"] == ["mystery"]
+
+
+def test_a_run_that_cannot_be_simulated_is_written_and_said_so(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--cluster", "h100:1x3", "--parallel", "tp3", "--set", "model.vocab_multiple=1", "--json")
+    code, out, err = command(capsys, "import", folder / "models" / "small.json", *words)
+    assert code == 0 and "cannot be simulated as it is" in err
+    assert json.loads(out)["predicted"] is None
+
+
+def test_what_is_frozen_is_not_traced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--cluster", "h100:1x1", "--parallel", "dp1", "--json", "--set", 'model.frozen=["llm"]')
+    code, out, _ = command(capsys, "import", folder / "models" / "small.json", *words)
+    flop = json.loads(out)["flop_per_token"]
+    assert code == 0 and flop["traced"] * 3 == flop["semu"]
 
 
 @pytest.mark.parametrize(("name", "text"), [("notes.md", "# notes"), ("empty.txt", "")])

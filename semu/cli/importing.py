@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
-from semu.errors import ConfigError
+from semu.errors import ConfigError, SemuError
+from semu.units import GIB
 
 if TYPE_CHECKING:
+    from semu.report import Report
     from semu.runfile.importing import ImportedRun
 
 
@@ -33,7 +35,9 @@ def import_command(arguments: argparse.Namespace) -> int:
         changes = Overrides(arguments.assignments, arguments.cluster, arguments.parallel)
         imported = import_run(arguments.file, changes)
         modules = describe_model(imported.run)
-        flop = _flop(imported)
+        progress("simulating it")
+        predicted = _predict(imported)
+        flop = _flop(imported, predicted)
     toml = imported.to_toml(os.path.dirname(output) or "." if output is not None else ".")
     if output is not None:
         try:
@@ -50,13 +54,15 @@ def import_command(arguments: argparse.Namespace) -> int:
                 "parameters": imported.run.model.num_parameters(),
                 "modules": modules,
                 "flop_per_token": flop,
+                "predicted": _figures(predicted),
                 "run": imported.run.config,
                 "notes": list(imported.notes),
                 "toml": toml,
             }
         )
         return 0
-    text = "\n\n".join((repr(imported.report), _decided(imported), _module_text(modules), _flop_text(flop)))
+    parts = (repr(imported.report), _decided(imported), _module_text(modules), _flop_text(flop))
+    text = "\n\n".join((*parts, _predicted_text(predicted)))
     if output is None:
         say(text)
         emit(toml)
@@ -65,16 +71,38 @@ def import_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _flop(imported: ImportedRun) -> dict[str, Any] | None:
-    """FLOP of a token of the backbone, by convention; with them that of the traced operators of this very run."""
+def _predict(imported: ImportedRun) -> Report | None:
+    """The run simulated as it is written; None where it cannot be, which is said."""
+    from semu.simulation import simulate
+
+    try:
+        with imported.run.places.located():
+            return simulate(imported.run.job())
+    except SemuError as error:
+        say(f"the run is written, and cannot be simulated as it is: {error}")
+        return None
+
+
+def _flop(imported: ImportedRun, predicted: Report | None) -> dict[str, Any]:
+    """FLOP of a token: of the backbone by convention, where there is a closed form; of all traced operators of this run
+    (``traced``: what is frozen, and other modules than the backbone, counted as they are)."""
     from semu_models.flop_per_token import flop_per_token
 
-    training = imported.run.config["training"]
-    length = training.get("seq_len")
-    if not isinstance(length, int):
+    length = imported.run.config["training"].get("seq_len")
+    known = flop_per_token(imported.run.model, length) if isinstance(length, int) else None
+    traced = predicted.model_flop / predicted.tokens if predicted is not None and predicted.tokens else None
+    return {"seq_len": length, **(known or {}), "traced": traced}
+
+
+def _figures(predicted: Report | None) -> dict[str, Any] | None:
+    if predicted is None:
         return None
-    known = flop_per_token(imported.run.model, length)
-    return {"seq_len": length, **known} if known is not None else None
+    return {
+        "iteration_time_s": predicted.iteration_time_s,
+        "mfu": predicted.mfu,
+        "peak_memory_bytes": max(predicted.peak_memory_bytes),
+        "fits": predicted.fits,
+    }
 
 
 def _decided(imported: ImportedRun) -> str:
@@ -93,10 +121,22 @@ def _module_text(rows: list[Any]) -> str:
     return "\n".join(["parameters", *lines])
 
 
-def _flop_text(flop: dict[str, Any] | None) -> str:
+def _flop_text(flop: dict[str, Any]) -> str:
     from semu_models.flop_per_token import CONVENTIONS
 
-    if flop is None:
-        return "model FLOP per token: not known without a batch; semu simulate counts it"
-    rows = [f"  {name:<14}{flop[name] / 1e9:>16,.3f} G" for name in CONVENTIONS]
-    return "\n".join([f"model FLOP per token of training, sequences of {flop['seq_len']:,} tokens", *rows])
+    names = [name for name in (*CONVENTIONS, "traced") if flop.get(name) is not None]
+    if not names:
+        return "model FLOP per token: there is no closed form for this model"
+    rows = [f"  {name:<14}{flop[name] / 1e9:>16,.3f} G" for name in names]
+    length = "" if flop["seq_len"] is None else f", sequences of {flop['seq_len']:,} tokens"
+    return "\n".join([f"model FLOP per token of training{length} (traced: all that this run computes)", *rows])
+
+
+def _predicted_text(predicted: Report | None) -> str:
+    if predicted is None:
+        return "predicted: nothing, see the message"
+    peak, fits = max(predicted.peak_memory_bytes) / GIB, "fits" if predicted.fits else "does not fit"
+    return (
+        f"predicted: {predicted.iteration_time_s:.4g} s an iteration, MFU {predicted.mfu:.1%}, "
+        f"peak {peak:.2f} GiB ({fits})"
+    )

@@ -14,7 +14,7 @@ from semu.parallel.config import Overlap, Parallel
 from semu.runfile.transformer import TransformerConfig
 from semu.workload import AbstractBatch, BatchKind, make_batch
 from semu.workload.options import kind_for
-from semu_models.hf import HfModel, Reading, load_hf
+from semu_models.hf import HfModel, load_hf
 
 Tables = Mapping[str, Mapping[str, Any]]
 
@@ -51,20 +51,20 @@ def build_model(config: Tables) -> Model:
     return build_with_reading(config)[0]
 
 
-def build_with_reading(config: Tables) -> tuple[Model, Reading | None]:
+def build_with_reading(config: Tables) -> tuple[Model, HfModel | None]:
     """As ``build_model``; beside it, what was understood of its file where it is read from one."""
     table = config["model"]
-    reading = None
+    read = None
     if "name" in table:
         model = semu_models.build(table["name"], where="model.name")
     elif "hf_config" in table:
         read = read_hf(config)
-        model, reading = read.model, read.reading
+        model = read.model
     else:
         model = TransformerConfig.from_table(table["transformer"]).model(config["parallel"]["tp"])
     if "lora" in table:
         add_lora(model, read_lora(table["lora"]))
-    return model.freeze(table["frozen"]), reading
+    return model.freeze(table["frozen"]), read
 
 
 def read_lora(table: Mapping[str, Any]) -> LoRA:

@@ -105,7 +105,8 @@ def import_run(path: str, overrides: Overrides | None = None) -> ImportedRun:
     assert report is not None
     run.job()
     tables.setdefault("training", {}).setdefault("global_batch", run.config["training"]["global_batch"])
-    told = [note for note in run.notes if run.reading is None or note != run.reading.summary()]
+    said = (run.reading.summary(), *run.reading.notes) if run.reading is not None else ()
+    told = [note for note in run.notes if note not in said]
     return ImportedRun(kind.name, path, report, tables, run, tuple(dict.fromkeys((*notes, *told))))
 
 

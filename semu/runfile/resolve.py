@@ -33,7 +33,7 @@ from semu.runfile.toml_text import format_toml
 from semu.runfile.transformer import TransformerConfig
 from semu.workload import AbstractBatch, BatchKind, FileBatch
 from semu_models import Setup
-from semu_models.hf import Reading
+from semu_models.hf import HfModel, Reading
 from semu_models.setups import default_microbatches
 
 
@@ -120,13 +120,14 @@ def resolve_tables(config: Mapping[str, Any], places: Places, setup: Setup | Non
     resolved = _with_defaults(config, places)
     notes = [_set_global_batch(resolved, places, setup)]
     with places.located():
-        model, reading = build_with_reading(resolved)
+        model, read = build_with_reading(resolved)
         notes.append(_set_kind(resolved, model))
         batch = build_batch(resolved, model)
     _set_from_batch(resolved, batch)
     notes += _doubts(model, batch)
-    if reading is not None:
-        notes += [reading.summary(), *reading.notes]
+    if read is not None:
+        notes += [read.reading.summary(), *read.reading.notes, *_doubts_of_file(resolved, read)]
+    reading = read.reading if read is not None else None
     return RunConfig(resolved, places, model, batch, tuple(note for note in notes if note is not None), reading)
 
 
@@ -225,3 +226,15 @@ def _doubts(model: Model, batch: AbstractBatch) -> Iterator[str]:
             yield f"batch.kind: no module of {model.name} reads the stream {stream!r}, so that it costs nothing"
     if model.num_parameters(trainable_only=True) == 0:
         yield "model.frozen: every parameter is frozen, so that nothing is trained: there is no backward pass"
+
+
+def _doubts_of_file(config: Mapping[str, Mapping[str, Any]], read: HfModel) -> Iterator[str]:
+    """What the file of the model says against the run."""
+    seq_len, tp = config["training"].get("seq_len"), config["parallel"]["tp"]
+    if seq_len is not None and read.context is not None and seq_len > read.context:
+        yield f"training.seq_len: {seq_len} is more than the {read.context} tokens that {read.reading.source} names"
+    if read.vocab is not None and read.vocab % tp:
+        yield (
+            f"parallel.tp: {tp} does not divide the {read.vocab} rows of the token table, which are those of the file; "
+            "model.vocab_multiple = 128 pads them as Megatron-LM does"
+        )

@@ -14,7 +14,7 @@ Files:
 """
 
 from semu_models.hf.dialect import Dialect, FieldKind, Fixed, Section, Spelling
-from semu_models.hf.document import Document, is_hf_config, read_document
+from semu_models.hf.document import Document, read_document
 from semu_models.hf.load import HfModel, load_hf
 from semu_models.hf.reading import Reading, ReadingRow
 from semu_models.hf.registry import DIALECTS, find_dialect
@@ -34,7 +34,6 @@ __all__ = [
     "Spelling",
     "Values",
     "find_dialect",
-    "is_hf_config",
     "load_hf",
     "read_document",
 ]

@@ -84,13 +84,6 @@ def read_document(source: str | os.PathLike[str] | Mapping[str, Any], *, name: s
     return document
 
 
-def is_hf_config(fields: object) -> bool:
-    """Whether a JSON value looks like something of transformers: a configuration, or what is confused with one."""
-    if not isinstance(fields, Mapping):
-        return False
-    return "model_type" in fields or any(all(key in fields for key in keys) for keys, _ in _NOT_MODELS)
-
-
 def _holds(line: str, key: str) -> bool:
     return re.match(rf'\s*[{{,]?\s*"{re.escape(key)}"\s*:', line) is not None
 

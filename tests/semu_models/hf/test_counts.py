@@ -37,6 +37,7 @@ def count_by_transformers(fields: dict[str, Any]) -> int:
     return sum({id(parameter): parameter.numel() for parameter in model.parameters()}.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_transformers_counts_the_same(name: str) -> None:
     pytest.importorskip("transformers")
