@@ -1,8 +1,8 @@
 """A config.json as a RUN: what it does not say about the training is decided by stated rules, ``complete_hf_run``.
 
 The batch is of the kind that the model reads (``mixed`` where it hears, ``vlm`` where it only sees, ``t2v`` for video,
-else text); text sequences have ``SEQ_LEN`` tokens, or the longest context that the file names where that is shorter. Cluster and
-parallelism: ``semu.runfile.choose``.
+else text); text sequences have ``SEQ_LEN`` tokens, or the longest context that the file names where that is shorter.
+Cluster and parallelism: ``semu.runfile.choose``.
 """
 
 from __future__ import annotations

@@ -9,44 +9,54 @@ import numpy as np
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.nn.merging import Merging
+from semu.simulation.evaluate import BatchShapes
 from semu.workload.batch import Microbatch
 
 
-def check_items(job: TrainingJob, microbatches: Sequence[Microbatch]) -> None:
+def check_items(job: TrainingJob, microbatches: Sequence[Microbatch], shapes: BatchShapes) -> None:
     """Refuse a batch that contradicts the model.
 
+    Args:
+        job: its model says what its items are. microbatches, shapes: the batch.
     Raises:
         ConfigError: an item of another size than the encoder takes, or that makes another number of tokens; streams
             with different numbers of items; fewer tokens of text than items take places among.
     """
-    seen: dict[int, Microbatch] = {id(item): item for item in microbatches}
+    if not job.model.mergings:
+        return
+    items = list({id(item): item for item in microbatches}.values())
     for merging in job.model.mergings:
-        for item in seen.values():
-            if merging.stream in item.lengths:
-                _check(job, merging, item)
-    merged = [merging.tokens for merging in job.model.mergings if merging.tokens is not None]
-    for item in seen.values():
-        taken = sum(item.tokens(name) for name in merged)
-        if "text" in item.lengths and item.tokens("text") < taken:
-            raise ConfigError(
-                "the text has fewer tokens than its images and clips take places",
-                where="batch",
-                expected=f">= {taken} tokens of text, those of {' and '.join(merged)} included",
-                got=item.tokens("text"),
-            )
-
-
-def _check(job: TrainingJob, merging: Merging, item: Microbatch) -> None:
-    lengths, name = item.lengths[merging.stream], merging.tokens
-    tokens = item.lengths.get(name) if name is not None else None
-    count = len(tokens) if tokens is not None else 0
-    if name is not None and count != len(lengths):
+        _check(job, merging, [item for item in items if merging.stream in item.lengths])
+    columns = shapes.columns
+    merged = [merging.tokens for merging in job.model.mergings if f"{merging.tokens}.tokens" in columns]
+    if not merged or "text.tokens" not in columns:
+        return
+    taken = np.sum([columns[f"{name}.tokens"] for name in merged], axis=0)
+    short = np.flatnonzero(columns["text.tokens"] < taken)
+    if short.size:
         raise ConfigError(
-            f"{len(lengths)} {merging.item}s enter the encoder, {count} the backbone",
+            "the text has fewer tokens than its images and clips take places",
             where="batch",
-            expected=f"as many lengths of {name!r} as of {merging.stream!r}",
-            got=f"{len(lengths)} and {count}",
+            expected=f">= {int(taken[short[0]])} tokens of text, those of {' and '.join(map(str, merged))} included",
+            got=int(columns["text.tokens"][short[0]]),
         )
+
+
+def _check(job: TrainingJob, merging: Merging, items: Sequence[Microbatch]) -> None:
+    name = merging.tokens
+    if not items:
+        return
+    for item in items if name is not None else ():
+        entering, leaving = len(item.lengths[merging.stream]), len(item.lengths.get(name or "", ()))
+        if entering != leaving:
+            raise ConfigError(
+                f"{entering} {merging.item}s enter the encoder, {leaving} the backbone",
+                where="batch",
+                expected=f"as many lengths of {name!r} as of {merging.stream!r}",
+                got=f"{entering} and {leaving}",
+            )
+    lengths = np.concatenate([item.lengths[merging.stream] for item in items])
+    tokens = np.concatenate([item.lengths[name] for item in items]) if name is not None else None
     number = merging.misfit(lengths, tokens)
     if number is None:
         return

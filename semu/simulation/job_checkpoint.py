@@ -298,7 +298,7 @@ def prepare(
 
     plain = shapes_with({})
     check_streams(job, plain)
-    check_items(job, microbatches)
+    check_items(job, microbatches, plain)
 
     def shapes_of(library: TemplateLibrary) -> BatchShapes:
         windows, derived = windows_in(library.symbols), derived_in(library.symbols)

@@ -8,6 +8,8 @@ from random import Random
 from semu.nn import Model, Sequential
 from semu.workload import Microbatch
 from semu_models.clip_vision import ClipVisionConfig, clip_vision_model
+from semu_models.gemma import Gemma3Config
+from semu_models.gemma_vl import Gemma3VLConfig, make_gemma_vl
 from semu_models.intern_vit import InternViTConfig
 from semu_models.intern_vl import InternVLConfig, make_intern_vl
 from semu_models.llama import LlamaConfig
@@ -30,6 +32,8 @@ QWEN2_VISION = QwenVisionConfig(layers=2, hidden=32, ffn=48, heads=4, out=WIDTH,
 QWEN2_5_VISION = QwenVisionConfig(
     layers=3, hidden=32, ffn=48, heads=4, out=WIDTH, patch_size=4, gated=True, window=16, full_layers=(1,)
 )
+SIGLIP = SiglipVisionConfig(**IMAGE, head=False)
+GEMMA = Gemma3Config(layers=3, hidden=WIDTH, ffn=96, heads=4, kv_heads=4, vocab=128, window=16)
 AUDIO = AudioConfig(layers=2, hidden=32, ffn=48, heads=4, mels=16, positions=40)
 """80 frames a clip."""
 OMNI_AUDIO = AudioConfig(layers=2, hidden=32, ffn=48, heads=4, mels=16, positions=40, table=False, window=10)
@@ -87,6 +91,7 @@ KINDS: dict[str, tuple[Callable[[], Model], Items]] = {
         lambda: make_intern_vl("tiny-internvl", InternVLConfig(InternViTConfig(**IMAGE), QWEN)),
         _fixed(36, 9),
     ),
+    "gemma3": (lambda: make_gemma_vl("tiny-gemma3", Gemma3VLConfig(SIGLIP, GEMMA, tokens_per_image=4)), _fixed(36, 4)),
     "qwen2-audio": (lambda: make_qwen_audio("tiny-qwen2-audio", QwenAudioConfig(AUDIO, QWEN)), _padded),
     "omni": (lambda: make_qwen_omni("tiny-omni", QwenOmniConfig(QWEN2_5_VISION, OMNI_AUDIO, QWEN)), _both),
     "whisper": (whisper, lambda random, count: {"audio": [80] * count}),

@@ -14,19 +14,33 @@ from semu.parallel.config import Parallel
 from semu.parallel.modules import ModuleParallel
 from semu.simulation import simulate
 
+SIZES = [(2, 2, 1, True), (1, 1, 1, False), (2, 1, 2, False), (1, 3, 1, False), (4, 2, 1, True)]
+"""Tensor- and pipeline-parallel ranks, replicas, sequence parallelism."""
+TOWERS = ("vit", "clip", "siglip", "whisper")
+"""No text without items."""
 
-@pytest.mark.parametrize("kind", KINDS)
+
+def some(*first: str) -> list[object]:
+    """Every family; those that are not named only where slow tests are asked for."""
+    return [kind if kind in first else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+
+
 @pytest.mark.parametrize(
-    ("tp", "pp", "dp", "sp"), [(1, 1, 1, False), (2, 2, 1, True), (2, 1, 2, False), (1, 3, 1, False), (4, 2, 1, True)]
+    ("kind", "size"),
+    [
+        pytest.param(kind, size, marks=[] if not number or kind in ("qwen2.5-vl", "omni") else pytest.mark.slow)
+        for kind in KINDS
+        for number, size in enumerate(SIZES)
+    ],
 )
-def test_tensor_and_pipeline_parallelism(kind: str, tp: int, pp: int, dp: int, sp: bool) -> None:
-    model = model_of(kind)
-    parallel = Parallel(dp=dp, tp=tp, pp=pp, sequence_parallel=sp)
-    empty = [1] if kind not in ("vit", "clip", "siglip", "whisper") else []
-    assert_tails_equal(job_of(model, items_of(kind, 3 * dp, empty=empty), parallel))
+def test_tensor_and_pipeline_parallelism(kind: str, size: tuple[int, int, int, bool]) -> None:
+    tp, pp, dp, sequence_parallel = size
+    parallel = Parallel(dp=dp, tp=tp, pp=pp, sequence_parallel=sequence_parallel)
+    items = items_of(kind, 3 * dp, empty=[] if kind in TOWERS else [1])
+    assert_tails_equal(job_of(model_of(kind), items, parallel))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some("siglip", "internvl", "qwen2-audio", "whisper"))
 @pytest.mark.parametrize("recompute", ["full", "selective"])
 def test_recomputation(kind: str, recompute: str) -> None:
     job = job_of(
@@ -40,7 +54,7 @@ def test_recomputation(kind: str, recompute: str) -> None:
     assert_tails_equal(job)
 
 
-@pytest.mark.parametrize("kind", ["llava", "qwen2.5-vl", "internvl", "qwen2-audio", "omni", "whisper"])
+@pytest.mark.parametrize("kind", ["qwen2.5-vl", "omni", "whisper"])
 def test_attention_in_kernels_of_its_own(kind: str) -> None:
     assert_tails_equal(job_of(model_of(kind), items_of(kind, 2), Parallel(tp=2), attention="unfused"))
 
@@ -95,7 +109,10 @@ OWN = {
 
 
 @pytest.mark.parametrize("kind", OWN)
-@pytest.mark.parametrize(("tp", "pp", "sp"), [(4, 1, True), (2, 2, False), (4, 2, True)])
+@pytest.mark.parametrize(
+    ("tp", "pp", "sp"),
+    [(4, 2, True), pytest.param(4, 1, True, marks=pytest.mark.slow), pytest.param(2, 2, False, marks=pytest.mark.slow)],
+)
 def test_a_parallelism_per_module(kind: str, tp: int, pp: int, sp: bool) -> None:
     own = {name: replace(sizes, tp=min(sizes.tp or 1, tp)) for name, sizes in OWN[kind].items()}
     parallel = Parallel(tp=tp, pp=pp, sequence_parallel=sp, modules=own)
@@ -103,7 +120,7 @@ def test_a_parallelism_per_module(kind: str, tp: int, pp: int, sp: bool) -> None
 
 
 @pytest.mark.parametrize("kind", ["vit", "siglip", "llava", "qwen2-vl", "internvl", "qwen2-audio", "whisper"])
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_context_parallelism(kind: str, tp: int) -> None:
     """Where no attention has a window."""
     assert_tails_equal(job_of(model_of(kind), items_of(kind, 2), Parallel(tp=tp, cp=2)))
