@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from semu.runfile.build import kind_read, read_hf
+from semu.nn import add_lora
+from semu.runfile.build import kind_read, read_hf, read_lora
 from semu.runfile.choose import choose_layout
 from semu.runfile.places import Places
 from semu.runfile.schema import check_schema
@@ -43,6 +44,8 @@ def complete_hf_run(
     notes = []
     with places.located():
         read = read_hf({**config, "parallel": {}})
+        if "lora" in config["model"]:
+            add_lora(read.model, read_lora(config["model"]["lora"]))
     batch = config.setdefault("batch", {})
     if "kind" not in batch:
         batch["kind"] = kind_read(read.model).value

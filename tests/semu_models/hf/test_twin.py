@@ -89,6 +89,14 @@ def test_adapters_on_a_model_that_was_read(tmp_path: Path) -> None:
     assert run.model.num_parameters(trainable_only=True) == 491_520
 
 
+def test_adapters_on_a_config_as_a_run() -> None:
+    path = str(CONFIGS / "llama3-8b.json")
+    run = resolve_run(path, Overrides(("model.lora.rank=16",), cluster="h100:1x8"))
+    assert run.model.num_parameters(trainable_only=True) == 41_943_040
+    with pytest.raises(ConfigError, match="did you mean 'q_proj'"):
+        resolve_run(path, Overrides(('model.lora={rank=16, targets=["q_prj"]}',), cluster="h100:1x8"))
+
+
 SMALL = {"num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 6, "vocab_size": 96}
 TOWER = {"hidden_size": 48, "patch_size": 14}
 
