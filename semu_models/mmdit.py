@@ -27,6 +27,8 @@ from semu.nn import (
 from semu.nn import functional as F
 from semu_models.checks import check_divides
 from semu_models.dit import VIDEO_STREAM
+from semu_models.language import LanguageConfig
+from semu_models.t2v import behind_text_encoder
 
 
 @dataclass(frozen=True)
@@ -347,13 +349,16 @@ def mmdit_inputs(config: MMDiTConfig) -> tuple[InputSpec, ...]:
     )
 
 
-def make_mmdit(name: str, config: MMDiTConfig) -> Model:
-    """One backbone, ``dit``; text features come from the data loader.
+def make_mmdit(name: str, config: MMDiTConfig, text: LanguageConfig | None = None) -> Model:
+    """One backbone, ``dit``, whose text features come from the data loader; or behind a language model, ``llm``.
 
     Args:
-        name: for reports. config: sizes.
+        name: for reports. config: sizes. text: the language model that encodes the text, as wide as ``config.context``.
     """
-    return Model(name, [ModalityModule("dit", ModalityRole.BACKBONE, MMDiT(config), mmdit_inputs(config))])
+    inputs, body = mmdit_inputs(config), MMDiT(config)
+    if text is None:
+        return Model(name, [ModalityModule("dit", ModalityRole.BACKBONE, body, inputs)])
+    return behind_text_encoder(name, text, config.context, body, inputs[:-1])
 
 
 def _attention(config: MMDiTConfig, *, rotary: bool) -> SelfAttention:

@@ -29,6 +29,8 @@ from semu.nn import (
 from semu.nn import functional as F
 from semu_models.checks import check_divides
 from semu_models.dit import VIDEO_STREAM
+from semu_models.language import LanguageConfig
+from semu_models.t2v import behind_text_encoder
 
 
 @dataclass(frozen=True)
@@ -182,18 +184,20 @@ def _norm(config: VideoDiTConfig) -> Module:
     return RMSNorm(config.hidden) if config.rms_norm else LayerNorm(config.hidden)
 
 
-def make_video_dit(name: str, config: VideoDiTConfig) -> Model:
-    """One backbone, ``dit``; caption features come from the data loader.
+def make_video_dit(name: str, config: VideoDiTConfig, text: LanguageConfig | None = None) -> Model:
+    """One backbone, ``dit``, whose caption features come from the data loader; or behind a language model, ``llm``.
 
     Args:
-        name: for reports. config: sizes.
+        name: for reports. config: sizes. text: the language model that encodes captions, as wide as ``config.context``.
     """
     inputs = (
         InputSpec(VIDEO_STREAM, config.latent_features),
         InputSpec(VIDEO_STREAM, config.timestep_features, per_sequence=True),
         InputSpec("text", config.context),
     )
-    return Model(name, [ModalityModule("dit", ModalityRole.BACKBONE, VideoDiT(config), inputs)])
+    if text is None:
+        return Model(name, [ModalityModule("dit", ModalityRole.BACKBONE, VideoDiT(config), inputs)])
+    return behind_text_encoder(name, text, config.context, VideoDiT(config), inputs[:-1])
 
 
 def movie_gen_30b() -> Model:

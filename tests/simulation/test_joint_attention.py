@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from nn.tracing_kit import Apply, F, run, spec
 from simulation.comparison import assert_equal
-from simulation.jobs import job_of, t2v_items
+from simulation.jobs import LANGUAGE, job_of, t2v_items
 from simulation.reference import expand
 
 import semu_models
@@ -137,6 +137,21 @@ def test_cross_attention_against_the_reference(style: dict[str, bool]) -> None:
     config = VideoDiTConfig(2, 64, 192, 4, 48, latent_features=16, timestep_features=32, **style)  # type: ignore[arg-type]
     job = job_of(make_video_dit("tiny", config), t2v_items(3), Parallel(tp=2, pp=2))
     assert_equal(simulate(job), expand(job))
+
+
+@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("frozen", [(), ("llm",)], ids=["trained", "frozen"])
+def test_behind_a_text_encoder_against_the_reference(joint: bool, frozen: tuple[str, ...]) -> None:
+    width = LANGUAGE.hidden
+    if joint:
+        small = MMDiTConfig(1, 1, 64, 192, 4, width, 24, latent_features=16, timestep_features=32)
+        model = make_mmdit("tiny", small, LANGUAGE)
+    else:
+        model = make_video_dit("tiny", VideoDiTConfig(2, 64, 192, 4, width, latent_features=16), LANGUAGE)
+    job = job_of(model.freeze(frozen), t2v_items(3), Parallel(tp=2, pp=2))
+    assert_equal(simulate(job), expand(job))
+    with pytest.raises(ConfigError, match="does not fit"):
+        make_video_dit("tiny", VideoDiTConfig(2, 64, 192, 4, 100), LANGUAGE)
 
 
 def test_work_of_attention_in_closed_form() -> None:
