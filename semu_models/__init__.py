@@ -61,7 +61,8 @@ from semu_models.llama import (
 from semu_models.llava import llava_1_5_7b, llava_1_5_13b
 from semu_models.mistral import Mistral, MistralConfig, mistral_7b, mistral_7b_v0_3, mistral_nemo_12b, mistral_small_24b
 from semu_models.mixtral import Mixtral, MixtralConfig, mixtral_8x7b, mixtral_8x22b
-from semu_models.mmdit import MMDiT, MMDiTConfig, flux_12b, hunyuan_video_13b, make_mmdit, sd3_8b
+from semu_models.mmdit import MMDiT, flux_12b, hunyuan_video_13b, make_mmdit, sd3_8b
+from semu_models.mmdit_layers import MMDiTConfig
 from semu_models.mtp import predicting_model
 from semu_models.qwen import (
     Qwen,

@@ -18,7 +18,8 @@ from semu.nn import functional as Fn
 from semu.nn.rules.joint import JointSequences
 from semu.parallel.config import Parallel
 from semu.simulation import simulate
-from semu_models.mmdit import MMDiTConfig, make_mmdit
+from semu_models.mmdit import make_mmdit
+from semu_models.mmdit_layers import MMDiTConfig
 from semu_models.video_dit import VideoDiTConfig, make_video_dit
 
 
