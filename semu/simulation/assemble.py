@@ -251,7 +251,7 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
             "experts with unequal microbatches: a rank gets as many rows as its own tokens make, and the all-to-alls "
             "wait for no other replica, so that the iteration lasts at least as long as said"
         )
-    if job.model.reads_replicas:
+    if "replicas" in layout.streams:
         notes.append(
             f"the contrastive loss compares {job.training.micro_batch * job.parallel.dp} samples, those of one "
             "microbatch of every replica; replicas are taken to reach its collectives together"

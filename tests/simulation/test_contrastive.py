@@ -191,6 +191,7 @@ def test_run_file(tmp_path: Path) -> None:
     assert first.streams == {"text": (77,) * 32, "vision": (256,) * 32}
     report = simulate(job)
     assert report.breakdown_s["exposed_communication"]["replicas"] > 0  # type: ignore[index]
+    assert any("compares 256 samples" in note for note in report.warnings)
 
 
 def test_captions_and_images_must_fit(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
             96 * (12288 + 3 * 12288),
             "one adapter beside the fused projection, r (in + out)",
         ),
+        ("gpt2", 8, ("c_attn",), 294_912, "PEFT 0.21 on GPT2LMHeadModel"),
         ("mixtral-8x7b", 8, ("q_proj", "v_proj"), 3_407_872, "32 x 8 x (4096 + 4096 + 4096 + 1024)"),
         ("mixtral-8x7b", 8, ("all-linear",), 121_112_576, "PEFT 0.21 on transformers 4.57, routers and experts too"),
         ("mixtral-8x7b", 8, ("w1", "w2", "w3"), 113_246_208, "the same, experts only"),
