@@ -8,7 +8,8 @@ A microbatch is a set of *streams*; each stream lists the lengths of its sequenc
     vision_tokens   what the encoder hands to the backbone (merged patches), one entry per image
     video           latent tokens that enter the video decoder, one entry per clip
 
-Attention runs inside a sequence, so that a stream's cost needs two numbers: sum of lengths, sum of squared lengths.
+Attention runs inside a sequence, so that a stream's cost needs two numbers: sum of lengths, sum of squared lengths; and
+one more for every window that some attention looks through.
 """
 
 from __future__ import annotations
