@@ -147,7 +147,7 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
     importing = commands.add_parser(
         Command.IMPORT,
         parents=[common],
-        help="turn a file of another program into a run file, and say what was understood",
+        help="turn a file of another program into run.toml, and say what was understood",
         description="Turn a file of another program into a run file, and say what was understood of it.",
         allow_abbrev=False,
     )

@@ -6,11 +6,12 @@ Files:
     dialect.py    how the configurations of a model type are spelt, as data
     common.py     keys that all model types share
     values.py     canonical fields with the places of their keys
+    entries.py    the keys of a file, at their places
     reader.py     file and tables -> values and a report; what no table knows is refused
     reading.py    the report: understood, defaulted, ignored
     load.py       ``load_hf``
     registry.py   dialects by model type
-    text.py, moe.py ...   the dialects
+    text.py, gpt.py, moe.py ...   the dialects
 """
 
 from semu_models.hf.dialect import Dialect, FieldKind, Fixed, Section, Spelling

@@ -4,34 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from semu.errors import ConfigError, nearest_name
 from semu_models.hf.common import FIXED, IGNORED, NATIVE_QUANTISATION, UNDERSTOOD
 from semu_models.hf.dialect import Dialect, Section, Spelling
 from semu_models.hf.document import Document
+from semu_models.hf.entries import QUANTISATION, Entry, Table, architecture, is_zero, known_keys, look_up, outer_key
 from semu_models.hf.reading import ReadingRow
 from semu_models.hf.values import Part, Values
 
-_QUANTISATION = ("quantization_config", "compression_config")
 _OFF: tuple[Any, ...] = (None, False, "", [], {})
 """Values with which an unknown key is left out: whatever it is, it is not set. 0 is a value."""
 
-
 MOST_LAYERS = 10_000
 """More are taken for a slip: a module tree of as many would take minutes to build."""
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A value of the file and its dotted key from the top."""
-
-    key: str
-    value: Any
-
-
-_Table = Mapping[str, _Entry]
 
 
 class Reader:
@@ -65,7 +52,7 @@ class Reader:
         Raises:
             ConfigError: an unknown key that is set, a wrong type, a contradiction, sizes that do not fit together.
         """
-        table = {key: _Entry(key, value) for key, value in self.document.fields.items()}
+        table = {key: Entry(key, value) for key, value in self.document.fields.items()}
         part = self._part(dialect, model_type, table)
         for key in self.ignore:
             if key not in self._left_out:
@@ -80,7 +67,7 @@ class Reader:
         return part
 
     # -- one section -------------------------------------------------------------------------------------------
-    def _part(self, dialect: Dialect, model_type: str, table: _Table) -> Part:
+    def _part(self, dialect: Dialect, model_type: str, table: Table) -> Part:
         fields: dict[str, Any] = {}
         keys: dict[str, str] = {}
         used: set[str] = set()
@@ -90,7 +77,7 @@ class Reader:
         rest = {key: entry for key, entry in table.items() if key not in used}
         sections = self._sections(dialect, rest)
         self._plain_keys(dialect, model_type, rest, used)
-        values = Values(model_type, self.document, fields, keys, sections, _architecture(table))
+        values = Values(model_type, self.document, fields, keys, sections, architecture(table))
         self._check_architecture(dialect, values, table)
         self._pad_vocabulary(values)
         with self.located(values):
@@ -100,9 +87,9 @@ class Reader:
         self.notes += values.notes
         return Part(model_type, values, config)
 
-    def _field(self, dialect: Dialect, name: str, spelling: Spelling, table: _Table, used: set[str]) -> tuple[str, Any]:
+    def _field(self, dialect: Dialect, name: str, spelling: Spelling, table: Table, used: set[str]) -> tuple[str, Any]:
         """(dotted key, value) of a canonical field; rows of the report."""
-        found = [(path, entry) for path in spelling.keys if (entry := _look_up(table, path)) is not None]
+        found = [(path, entry) for path in spelling.keys if (entry := look_up(table, path)) is not None]
         used.update(path for path, _ in found)
         given = [(path, entry) for path, entry in found if entry.value is not None]
         for _, entry in given:
@@ -138,12 +125,12 @@ class Reader:
             entry = found[0][1]
             self.understood.append(ReadingRow(entry.key, None, f"{name}: none"))
             return entry.key, None
-        key = _outer(table, spelling.keys[0]) if not found else found[0][1].key
+        key = outer_key(table, spelling.keys[0]) if not found else found[0][1].key
         if spelling.default is not None:
             self.defaulted.append(ReadingRow(key, spelling.default, f"{name}; default of {dialect.source}"))
         return key, spelling.default
 
-    def _sections(self, dialect: Dialect, rest: dict[str, _Entry]) -> dict[str, Part]:
+    def _sections(self, dialect: Dialect, rest: dict[str, Entry]) -> dict[str, Part]:
         """The nested configurations; their keys leave ``rest``."""
         result = {}
         for name, section in dialect.sections.items():
@@ -160,7 +147,7 @@ class Reader:
             if not inner and section.optional and not section.flat:
                 continue
             prefix = entry.key if entry is not None else section.keys[0]
-            table = {k: _Entry(f"{prefix}.{k}", value) for k, value in inner.items()}
+            table = {k: Entry(f"{prefix}.{k}", value) for k, value in inner.items()}
             written = inner.get("model_type") or section.dialect
             found = self._section_dialect(section, written, prefix)
             if section.flat:
@@ -175,9 +162,9 @@ class Reader:
             )
         return self.find(section.renames.get(written, written), self.document.place(f"{prefix}.model_type"))
 
-    def _add_flat(self, outer: Dialect, inner: Dialect, table: dict[str, _Entry], rest: dict[str, _Entry]) -> None:
+    def _add_flat(self, outer: Dialect, inner: Dialect, table: dict[str, Entry], rest: dict[str, Entry]) -> None:
         """Move keys of the nested configuration that stand at the top level into it."""
-        own = _known_keys(outer)
+        own = known_keys(outer)
         theirs = {path.partition(".")[0] for spelling in inner.spellings.values() for path in spelling.keys}
         theirs |= {*inner.understood, *inner.ignored, *inner.fixed}
         for key in [key for key in rest if key in theirs and key not in own]:
@@ -196,22 +183,22 @@ class Reader:
                 self.ignored.append(ReadingRow(entry.key, entry.value, f"repeats {table[key].key}"))
 
     # -- keys without a canonical field --------------------------------------------------------------------------
-    def _plain_keys(self, dialect: Dialect, model_type: str, rest: Mapping[str, _Entry], used: set[str]) -> None:
+    def _plain_keys(self, dialect: Dialect, model_type: str, rest: Mapping[str, Entry], used: set[str]) -> None:
         understood = {**UNDERSTOOD, **dialect.understood}
         ignored = {**IGNORED, **dialect.ignored}
         fixed = {**FIXED, **dialect.fixed}
-        unknown: list[_Entry] = []
+        unknown: list[Entry] = []
         for key, entry in rest.items():
             inner = [path for path in used if path.startswith(f"{key}.")]
             if entry.key in self.ignore or key in self.ignore:
                 self._left_out.update({entry.key, key})
                 self.ignored.append(ReadingRow(entry.key, entry.value, "asked for (hf_ignore)"))
-            elif key in _QUANTISATION:
+            elif key in QUANTISATION:
                 self._quantisation(entry)
             elif inner and isinstance(entry.value, Mapping):
                 known = {path[len(key) + 1 :] for path in inner}
                 unknown += [
-                    _Entry(f"{entry.key}.{k}", v)
+                    Entry(f"{entry.key}.{k}", v)
                     for k, v in entry.value.items()
                     if k not in known and key not in understood
                 ]
@@ -223,16 +210,16 @@ class Reader:
                 self.ignored.append(ReadingRow(entry.key, entry.value, ignored[key]))
             else:
                 unknown.append(entry)
-        refused = [entry for entry in unknown if entry.value not in _OFF or _is_zero(entry.value)]
+        refused = [entry for entry in unknown if entry.value not in _OFF or is_zero(entry.value)]
         for entry in unknown:
             if entry not in refused:
                 self.ignored.append(ReadingRow(entry.key, entry.value, "unknown, and not set"))
         if refused:
             raise self._unknown(dialect, model_type, refused)
 
-    def _unknown(self, dialect: Dialect, model_type: str, refused: Sequence[_Entry]) -> ConfigError:
+    def _unknown(self, dialect: Dialect, model_type: str, refused: Sequence[Entry]) -> ConfigError:
         entry = refused[0]
-        legal = sorted(_known_keys(dialect))
+        legal = sorted(known_keys(dialect))
         nearest = nearest_name(entry.key.rpartition(".")[2], legal)
         keys = ", ".join(f'"{item.key}"' for item in refused)
         others = f" (and {', '.join(item.key for item in refused[1:])})" if len(refused) > 1 else ""
@@ -246,7 +233,7 @@ class Reader:
             nearest=nearest,
         )
 
-    def _check_fixed(self, entry: _Entry, legal: tuple[Any, ...], why: str, model_type: str) -> None:
+    def _check_fixed(self, entry: Entry, legal: tuple[Any, ...], why: str, model_type: str) -> None:
         if not any(entry.value == item and isinstance(entry.value, bool) == isinstance(item, bool) for item in legal):
             raise ConfigError(
                 f"{entry.key} = {entry.value!r} is not modelled for {model_type}: {why}",
@@ -257,7 +244,7 @@ class Reader:
             )
         self.understood.append(ReadingRow(entry.key, entry.value, "the only value that is modelled"))
 
-    def _quantisation(self, entry: _Entry) -> None:
+    def _quantisation(self, entry: Entry) -> None:
         table = entry.value if isinstance(entry.value, Mapping) else {}
         if not entry.value:
             self.ignored.append(ReadingRow(entry.key, entry.value, "not quantised"))
@@ -277,7 +264,7 @@ class Reader:
             "and training.precision (with training.fp8_recipe) says in which precision it trains"
         )
 
-    def _check_architecture(self, dialect: Dialect, values: Values, table: _Table) -> None:
+    def _check_architecture(self, dialect: Dialect, values: Values, table: Table) -> None:
         written, legal = values.architecture, dialect.architectures
         if written is None or not legal or written in legal:
             return
@@ -314,41 +301,3 @@ class Reader:
                 field = (error.where or "").rpartition(".")[2]
                 error.where = values.place(field) if field in values.keys else self.document.name
             raise
-
-
-def _known_keys(dialect: Dialect) -> set[str]:
-    """Every key that a dialect knows at its own level."""
-    spelt = {path.partition(".")[0] for spelling in dialect.spellings.values() for path in spelling.keys}
-    nested = {key for section in dialect.sections.values() for key in section.keys}
-    tables = (UNDERSTOOD, IGNORED, FIXED, dialect.understood, dialect.ignored, dialect.fixed)
-    return spelt | nested | set().union(*map(set, tables)) | set(_QUANTISATION)
-
-
-def _look_up(table: _Table, path: str) -> _Entry | None:
-    """The entry of a dotted path, None where it is absent."""
-    first, _, inner = path.partition(".")
-    entry = table.get(first)
-    for part in inner.split(".") if inner else ():
-        if entry is None or not isinstance(entry.value, Mapping) or part not in entry.value:
-            return None
-        entry = _Entry(f"{entry.key}.{part}", entry.value[part])
-    return entry
-
-
-def _outer(table: _Table, key: str) -> str:
-    """The dotted key from the top that an absent key of this table would have."""
-    for name, entry in table.items():
-        if entry.key.endswith(f".{name}"):
-            return f"{entry.key[: -len(name)]}{key}"
-    return key
-
-
-def _architecture(table: _Table) -> str | None:
-    entry = table.get("architectures")
-    classes = entry.value if entry is not None else None
-    return classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else None
-
-
-def _is_zero(value: Any) -> bool:
-    """0 and 0.0, which equal False."""
-    return isinstance(value, int | float) and not isinstance(value, bool)

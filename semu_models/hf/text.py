@@ -1,4 +1,4 @@
-"""Dialects of dense language models, and what all decoder-only models share."""
+"""Dialects of dense language models in the manner of Llama, and what all decoder-only models share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from semu.nn import Model
 from semu_models.decoder import DecoderConfig, decoder_model
 from semu_models.gemma import Gemma2Config, Gemma3Config
-from semu_models.gpt import GPTConfig
 from semu_models.hf.common import NO_DROPOUT, SILU
 from semu_models.hf.dialect import (
     Dialect,
@@ -21,6 +20,7 @@ from semu_models.hf.dialect import (
     switch,
     words,
 )
+from semu_models.hf.gpt import GPT2
 from semu_models.hf.values import Values
 from semu_models.language import language_model
 from semu_models.llama import LlamaConfig
@@ -99,7 +99,7 @@ def windows(values: Values, default: Sequence[bool]) -> dict[str, Any]:
     return {"window": values.size("window"), "windowed": None if all(windowed) else windowed}
 
 
-def model_of(name: str, config: DecoderConfig | GPTConfig) -> Model:
+def model_of(name: str, config: DecoderConfig) -> Model:
     """The model of a dense configuration."""
     return decoder_model(name, language_model(config))
 
@@ -149,27 +149,6 @@ def _gemma3(values: Values) -> Gemma3Config:
         **sizes,
         **windows(values, [(layer + 1) % every != 0 for layer in range(sizes["layers"])]),
         attention_bias=values.switch("attention_bias"),
-    )
-
-
-def _gpt2(values: Values) -> GPTConfig:
-    probabilities = {name: values.get(name) for name in ("dropout", "attention_dropout", "embedding_dropout")}
-    if len(set(probabilities.values())) > 1:
-        raise values.error(
-            "dropout",
-            "three different probabilities of dropout are not modelled",
-            expected="resid_pdrop = attn_pdrop = embd_pdrop",
-            got=", ".join(f"{values.short(name)} = {p}" for name, p in probabilities.items()),
-        )
-    return GPTConfig(
-        layers=values.size("layers"),
-        hidden=values.size("hidden"),
-        heads=values.size("heads"),
-        vocab=values.size("vocab"),
-        positions=values.size("context"),
-        ffn=values.get("ffn"),
-        tied=values.switch("tied"),
-        dropout=float(values.get("dropout")),
     )
 
 
@@ -283,46 +262,6 @@ GEMMA3_TEXT = replace(
     config=_gemma3,
     fixed={**_GEMMA_FIXED, "attn_logit_softcapping": _NO_CAP, "final_logit_softcapping": _NO_CAP},
     architectures=("Gemma3ForCausalLM",),
-)
-
-GPT2 = Dialect(
-    family="gpt",
-    model_types=("gpt2",),
-    spellings={
-        "layers": size("n_layer", "num_hidden_layers", default=12),
-        "hidden": size("n_embd", "hidden_size", default=768),
-        "heads": size("n_head", "num_attention_heads", default=12),
-        "ffn": optional_size("n_inner", default=None),
-        "vocab": size("vocab_size", default=50257),
-        "context": size("n_positions", "max_position_embeddings", default=1024),
-        "tied": switch("tie_word_embeddings", default=True),
-        "dropout": number("resid_pdrop", default=0.1),
-        "attention_dropout": number("attn_pdrop", default=0.1),
-        "embedding_dropout": number("embd_pdrop", default=0.1),
-    },
-    config=_gpt2,
-    model=model_of,
-    understood={
-        "scale_attn_weights": "scale of the scores; the arithmetic is the same",
-        "scale_attn_by_inverse_layer_idx": "scale of the scores; the arithmetic is the same",
-    },
-    ignored={
-        "n_ctx": "repeats n_positions",
-        **dict.fromkeys(
-            (
-                *("summary_type", "summary_use_proj", "summary_activation", "summary_first_dropout"),
-                "summary_proj_to_labels",
-            ),
-            "a head of another class",
-        ),
-    },
-    fixed={
-        "activation_function": Fixed(
-            ("gelu_new", "gelu", "gelu_pytorch_tanh"), "the feed-forward network would have another activation"
-        ),
-        "reorder_and_upcast_attn": Fixed((False, None), "attention would run in fp32"),
-    },
-    architectures=("GPT2LMHeadModel",),
 )
 
 TEXT = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3_TEXT, GPT2)
