@@ -6,7 +6,7 @@ Files:
     packing.py        greedy packing
     distributions.py  published shapes of data sets
     vlm.py, t2v.py    vision-language and text-to-video batches
-    mixed.py          batches of models with several encoders: text, images, audio
+    mixed.py          batches of models with several encoders: text, images, audio; samples.py: what they pack
     derived.py        streams that a model makes of others
     metadata.py       JSONL metadata; recorded.py: batches made of it
     options.py        run.toml's ``[batch]``

@@ -35,7 +35,8 @@ from numpy.typing import NDArray
 
 from semu.errors import ConfigError, unknown_name
 from semu.workload.checks import check_count, check_number, check_resolution
-from semu.workload.mixed import FRAMES_TO_TOKENS, Items, MixedSamples
+from semu.workload.mixed import FRAMES_TO_TOKENS
+from semu.workload.samples import Items, MixedSamples
 from semu.workload.t2v import DEFAULT_RESOLUTION, Clips, VideoTokenizer
 from semu.workload.vlm import PATCHES_PER_IMAGE, TOKENS_PER_IMAGE, ImageTextSamples
 

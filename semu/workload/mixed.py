@@ -1,13 +1,12 @@
 """Batches of models with several encoders: samples of text, images and audio clips, packed to the context length.
 
-Objects: ``Items`` (what samples hold of one kind), ``MixedSamples`` (what packing needs to know), ``MixedBatch``
-(seeded generator), ``mixed_batch``. Each sample is of one kind, drawn with given shares: an image-text sample as in
-``vlm.py``, an utterance with its transcript (LibriSpeech's), or a document without either (OBELICS's text).
+Objects: ``MixedBatch`` (seeded generator), ``mixed_batch``. Each sample is of one kind, drawn with given shares: an
+image-text sample as in ``vlm.py``, an utterance with its transcript (LibriSpeech's), or a document without either
+(OBELICS's text).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from semu.errors import ConfigError, unknown_name
 from semu.nn.merging import Merging, Rounding
-from semu.workload.batch import AbstractBatch, Lengths, Microbatch, check_request
+from semu.workload.batch import AbstractBatch, Microbatch, check_request
 from semu.workload.checks import check_count, check_flag, check_number, check_seed
 from semu.workload.distributions import (
     TextPerImage,
@@ -26,7 +25,7 @@ from semu.workload.distributions import (
     make_generator,
     round_fairly,
 )
-from semu.workload.packing import pack_in_order
+from semu.workload.samples import Items, MixedSamples
 from semu.workload.vlm import PATCHES_PER_IMAGE, TOKENS_PER_IMAGE
 
 IntArray = NDArray[np.int64]
@@ -41,80 +40,6 @@ MAX_CLIP_SECONDS = 30.0
 FRAMES_TO_TOKENS = Merging("audio", "audio_tokens", ((2, Rounding.UP), (2, Rounding.DOWN)), item="clip")
 """A convolution of stride 2, then means of two: 40 ms a token (Qwen2-Audio, 2407.10759 §2)."""
 _BLOCK = 8192
-
-
-@dataclass(frozen=True, eq=False)
-class Items:
-    """Images or clips; item j of sample i is entry ptr[i] + j.
-
-    Attributes:
-        ptr: int64[num_samples + 1]. lengths: int64[num_items], what an item puts into the encoder.
-        tokens: int64[num_items], what it puts into the backbone.
-    """
-
-    ptr: IntArray
-    lengths: IntArray
-    tokens: IntArray
-
-    @classmethod
-    def of(cls, counts: IntArray, lengths: IntArray, tokens: IntArray) -> Items:
-        """Items of samples that have ``counts`` of them."""
-        return cls(np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))), lengths, tokens)
-
-    @property
-    def per_sample(self) -> IntArray:
-        """Backbone tokens of each sample's items: int64[num_samples]."""
-        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.tokens)))
-        return np.diff(before[self.ptr])
-
-
-@dataclass(frozen=True, eq=False)
-class MixedSamples:
-    """Samples of text, images and audio.
-
-    Attributes:
-        text_tokens: int64[num_samples], without the items' tokens. items: stream -> items.
-        merged: streams whose items take places among the text's tokens.
-    """
-
-    text_tokens: IntArray
-    items: Mapping[str, Items]
-    merged: frozenset[str] = frozenset({"vision", "audio"})
-
-    @property
-    def lengths(self) -> IntArray:
-        """Tokens of each sample in the backbone: int64[num_samples]."""
-        total = self.text_tokens.copy()
-        for name, items in self.items.items():
-            if name in self.merged:
-                total += items.per_sample
-        return total
-
-    def pack(self, seq_len: int) -> IntArray:
-        """Bounds of the packed sequences: int64[num_sequences + 1], see ``pack_in_order``."""
-        return pack_in_order([self.lengths], [seq_len])
-
-    def microbatches(self, bounds: IntArray, count: int, micro_batch: int, across_samples: bool) -> list[Microbatch]:
-        """Cut the first ``count * micro_batch`` packed sequences into microbatches; see ``ImageTextSamples``."""
-        used = bounds[: count * micro_batch + 1]
-        edges = used[::micro_batch]
-        lengths = self.lengths
-        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
-        result = []
-        for number, (first, last) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
-            inside = used[number * micro_batch : (number + 1) * micro_batch + 1]
-            streams: dict[str, Lengths] = {
-                "text": np.diff(before[inside]) if across_samples else lengths[first:last].copy()
-            }
-            for name, items in self.items.items():
-                start, end = int(items.ptr[first]), int(items.ptr[last])
-                streams[name] = items.lengths[start:end].copy()
-                if name in self.merged:
-                    streams[f"{name}_tokens"] = items.tokens[start:end].copy()
-            for array in streams.values():
-                array.flags.writeable = False
-            result.append(Microbatch.from_arrays(streams, last - first))
-        return result
 
 
 @dataclass(frozen=True)
@@ -257,17 +182,10 @@ def _read(batch: MixedBatch, count: int, micro_batch: int, context: int) -> tupl
         tokens += int(blocks[-1].lengths.sum())
     samples = MixedSamples(
         np.concatenate([block.text_tokens for block in blocks]),
-        {name: _joined([block.items[name] for block in blocks]) for name in blocks[0].items},
+        {name: Items.joined([block.items[name] for block in blocks]) for name in blocks[0].items},
         blocks[0].merged,
     )
     return tuple(samples.microbatches(samples.pack(context), count, micro_batch, batch.attend_across_samples))
-
-
-def _joined(parts: list[Items]) -> Items:
-    """Items of several blocks of samples."""
-    counts = np.concatenate([np.diff(part.ptr) for part in parts])
-    lengths, tokens = ([getattr(part, name) for part in parts] for name in ("lengths", "tokens"))
-    return Items.of(counts, np.concatenate(lengths), np.concatenate(tokens))
 
 
 def mixed_batch(

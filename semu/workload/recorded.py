@@ -14,7 +14,8 @@ from semu.errors import ConfigError, unknown_name
 from semu.workload.batch import DEFAULT_TEXT_SEQ_LEN, AbstractBatch, Microbatch, check_request
 from semu.workload.checks import check_count, check_flag, check_seed
 from semu.workload.metadata import STREAMS, Contents, Metadata, read_metadata
-from semu.workload.mixed import DEFAULT_MIXED_SEQ_LEN, MixedSamples
+from semu.workload.mixed import DEFAULT_MIXED_SEQ_LEN
+from semu.workload.samples import MixedSamples
 from semu.workload.t2v import MAX_CLIPS, MAX_SECONDS, Clips, VideoTokenizer, check_max_seconds
 from semu.workload.vlm import DEFAULT_VLM_SEQ_LEN, ImageTextSamples
 

@@ -10,9 +10,10 @@ from semu_models.hf.common import NO_DROPOUT
 from semu_models.hf.dialect import Dialect, Fixed, Section, Spelling, size
 from semu_models.hf.values import Values
 from semu_models.hf.vision import GELU
-from semu_models.hf.vision_language import TIED, check_width, language_of, qwen_text_dialect
+from semu_models.hf.vision_language import TIED, check_width, encoder_of, language_of, own_tie, qwen_text_dialect
 from semu_models.qwen_audio import QwenAudioConfig, make_qwen_audio
 from semu_models.qwen_omni import QwenOmniConfig, make_qwen_omni
+from semu_models.qwen_vision import QwenVisionConfig
 from semu_models.whisper import AudioConfig, WhisperConfig, whisper_model
 
 NO_LAYER_DROP = Fixed((0, 0.0, None), "layers would be left out at random")
@@ -131,7 +132,7 @@ OMNI_TEXT = qwen_text_dialect(
 
 
 def _qwen2_audio(values: Values) -> QwenAudioConfig:
-    return QwenAudioConfig(values.section("audio").config, language_of(values, tied=False))
+    return QwenAudioConfig(encoder_of(values, "audio", AudioConfig), language_of(values, tied=False))
 
 
 QWEN2_AUDIO = Dialect(
@@ -150,13 +151,13 @@ QWEN2_AUDIO = Dialect(
 
 
 def _thinker(values: Values) -> QwenOmniConfig:
-    top, inner = values.get("tied"), values.document.fields.get("text_config")
-    own = inner.get("tie_word_embeddings") if isinstance(inner, Mapping) else None
-    tied = bool(top if top is not None else own)
+    top = values.get("tied")
+    tied = bool(top if top is not None else own_tie(values))
     language = replace(values.section("text").config, tied=tied)
     for section in ("vision", "audio"):
         check_width(values, section, "out", language.hidden)
-    return QwenOmniConfig(values.section("vision").config, values.section("audio").config, language)
+    vision, audio = encoder_of(values, "vision", QwenVisionConfig), encoder_of(values, "audio", AudioConfig)
+    return QwenOmniConfig(vision, audio, language)
 
 
 OMNI_THINKER = Dialect(
@@ -177,5 +178,27 @@ OMNI_THINKER = Dialect(
     architectures=("Qwen2_5OmniThinkerForConditionalGeneration", "Qwen2OmniNaViTThinkerForConditionalGeneration"),
 )
 
-AUDIO = (QWEN2_AUDIO_ENCODER, OMNI_AUDIO_ENCODER, OMNI_TEXT, WHISPER, QWEN2_AUDIO, OMNI_THINKER)
+
+def _omni(values: Values) -> QwenOmniConfig:
+    values.notes.append("the thinker is what is simulated: the talker and its vocoder are trained apart from it")
+    config: QwenOmniConfig = values.section("thinker").config
+    return config
+
+
+_TALKER = "the talker, which is trained apart from the thinker"
+OMNI = Dialect(
+    family="qwen-omni",
+    model_types=("qwen2_5_omni",),
+    spellings={},
+    config=_omni,
+    model=make_qwen_omni,
+    ignored={
+        **dict.fromkeys(("talker_config", "token2wav_config", "enable_audio_output", "enable_talker"), _TALKER),
+        "tie_word_embeddings": "the thinker says it for itself",
+    },
+    sections={"thinker": Section(("thinker_config",), dialect="qwen2_5_omni_thinker")},
+    architectures=("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"),
+)
+
+AUDIO = (QWEN2_AUDIO_ENCODER, OMNI_AUDIO_ENCODER, OMNI_TEXT, WHISPER, QWEN2_AUDIO, OMNI_THINKER, OMNI)
 """Models that hear, and their parts."""

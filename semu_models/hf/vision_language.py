@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
+from semu.errors import ConfigError
+from semu_models.clip_vision import ClipVisionConfig
+from semu_models.decoder import DecoderConfig
 from semu_models.gemma_vl import Gemma3VLConfig, make_gemma_vl
 from semu_models.hf.dialect import Dialect, FieldKind, Fixed, Section, Spelling, number, size, switch, word
 from semu_models.hf.text import QWEN2, decoder_spellings
 from semu_models.hf.values import Values
 from semu_models.hf.vision import GELU
+from semu_models.intern_vit import InternViTConfig
 from semu_models.intern_vl import InternVLConfig, make_intern_vl
 from semu_models.llava import LlavaConfig, make_llava
+from semu_models.qwen_vision import QwenVisionConfig
 from semu_models.qwen_vl import QwenVLConfig, make_qwen_vl
+from semu_models.siglip import SiglipVisionConfig
+
+_Config = TypeVar("_Config")
 
 TIED: Mapping[str, Spelling] = {"tied": Spelling(("tie_word_embeddings",), FieldKind.SWITCH, None, nullable=True)}
 """At the top level: true, false, or nothing said."""
@@ -29,9 +37,14 @@ def language_of(values: Values, *, tied: bool) -> Any:
         values: of the whole file. tied: the model type's default.
     """
     part = values.section("text")
-    inner = values.document.fields.get("text_config")
-    own = inner.get("tie_word_embeddings") if isinstance(inner, Mapping) else None
-    top = values.get("tied")
+    if not isinstance(part.config, DecoderConfig):
+        raise ConfigError(
+            f"a language model of type {part.model_type} behind encoders is not modelled",
+            where=values.document.place(f"{prefix_of(values)}text_config.model_type"),
+            expected="a decoder of the Llama, Qwen, Mistral or Gemma families",
+            got=part.model_type,
+        )
+    own, top = own_tie(values), values.get("tied")
     written = str(values.document.fields.get("transformers_version", ""))
     chosen = top if own is None else own
     if own is not None and top is not None and own != top:
@@ -43,6 +56,36 @@ def language_of(values: Values, *, tied: bool) -> Any:
         chosen = tied
         values.derived.append(("tie_word_embeddings", tied, "default of the model type"))
     return part.config if part.config.tied == chosen else replace(part.config, tied=chosen)
+
+
+def prefix_of(values: Values) -> str:
+    """Dotted path of the configuration, with a point behind it; empty at the top of the file."""
+    return values.keys["tied"].rpartition("tie_word_embeddings")[0]
+
+
+def own_tie(values: Values) -> bool | None:
+    """What the text section itself says about tied tables."""
+    table: Any = values.document.fields
+    for key in [*filter(None, prefix_of(values).split(".")), "text_config", "tie_word_embeddings"]:
+        table = table.get(key) if isinstance(table, Mapping) else None
+    return table if isinstance(table, bool) else None
+
+
+def encoder_of(values: Values, section: str, kind: type[_Config]) -> _Config:
+    """An encoder's configuration, which must be of the kind that the model is made for.
+
+    Raises:
+        ConfigError: it is another's.
+    """
+    part = values.section(section)
+    if not isinstance(part.config, kind):
+        raise ConfigError(
+            f"a {section} encoder of type {part.model_type} in {values.model_type} is not modelled",
+            where=values.document.place(f"{prefix_of(values)}{section}_config.model_type"),
+            expected=f"the encoder that {values.model_type} was published with",
+            got=part.model_type,
+        )
+    return part.config
 
 
 def check_width(values: Values, section: str, field: str, width: int) -> None:
@@ -82,7 +125,7 @@ QWEN_VL_TEXT = qwen_text_dialect(
 def _qwen_vl(values: Values) -> QwenVLConfig:
     language = language_of(values, tied=False)
     check_width(values, "vision", "out", language.hidden)
-    return QwenVLConfig(values.section("vision").config, language)
+    return QwenVLConfig(encoder_of(values, "vision", QwenVisionConfig), language)
 
 
 def _qwen_vl_dialect(model_type: str, architecture: str) -> Dialect:
@@ -109,7 +152,7 @@ QWEN2_5_VL = _qwen_vl_dialect("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"
 # -- LLaVA ------------------------------------------------------------------------------------------------------------
 def _llava(values: Values) -> LlavaConfig:
     layer = values.get("feature_layer")
-    vision = values.section("vision").config
+    vision = encoder_of(values, "vision", ClipVisionConfig)
     layers = vision.layers
     if not isinstance(layer, int) or not -layers <= layer <= layers or layer == 0:
         raise values.error(
@@ -157,7 +200,7 @@ def _intern_vl(values: Values) -> InternVLConfig:
         raise values.error(
             "downsample_ratio", "not one over a whole number", expected="1, 0.5, 0.25 ...", got=ratio, nearest=0.5
         )
-    return InternVLConfig(values.section("vision").config, language_of(values, tied=True), shuffle)
+    return InternVLConfig(encoder_of(values, "vision", InternViTConfig), language_of(values, tied=True), shuffle)
 
 
 INTERN_VL = Dialect(
@@ -182,7 +225,7 @@ INTERN_VL = Dialect(
 
 # -- Gemma 3 ----------------------------------------------------------------------------------------------------------
 def _gemma3(values: Values) -> Gemma3VLConfig:
-    vision = replace(values.section("vision").config, head=False)
+    vision = replace(encoder_of(values, "vision", SiglipVisionConfig), head=False)
     return Gemma3VLConfig(vision, language_of(values, tied=True), values.size("tokens_per_image"))
 
 

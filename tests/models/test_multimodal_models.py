@@ -154,8 +154,10 @@ def test_flop_of_qwen2_5_vl_whose_windows_hold_64_patches() -> None:
     assert model_flop(frozen, qwen_item()) == text + forward_only // 3 + 2 * sum(IMAGES) * 1176 * 1280
 
 
-@pytest.mark.parametrize("sequence_parallel", [True, False])
-def test_flop_of_whisper(sequence_parallel: bool) -> None:
+@pytest.mark.parametrize(
+    "parallel", [None, Parallel(tp=2), Parallel(tp=2, sequence_parallel=False)], ids=["alone", "sp", "no_sp"]
+)
+def test_flop_of_whisper(parallel: Parallel | None) -> None:
     h, ffn, vocab, clips, text = 1280, 5120, 51866, 3, [40, 17, 77]
     frames, tokens = 3000 * clips, 1500 * clips
     item = Microbatch({"text": text, "audio": [3000] * clips}, samples=clips)
@@ -164,7 +166,10 @@ def test_flop_of_whisper(sequence_parallel: bool) -> None:
     convolutions = 4 * frames * 128 * 3 * h + 6 * tokens * 3 * h * h  # the first has no gradient for its input
     cross = 6 * (2 * h * h * sum(text) + 2 * h * h * tokens) + attention(h, 1500 * sum(text))
     decoder = 32 * (6 * sum(text) * layer + attention(h, squares(text)) // 2 + cross) + 6 * sum(text) * h * vocab
-    assert model_flop(semu_models.whisper_large_v3(), item) == encoder + convolutions + decoder
+    model = semu_models.whisper_large_v3()
+    table = next(p for path, p in model.named_parameters() if path.endswith("text.weight"))
+    assert table.shape == (vocab, h)  # even: it is split two ways
+    assert model_flop(model, item, parallel) == encoder + convolutions + decoder
 
 
 def test_flop_of_llava_is_that_of_23_layers_over_577_tokens() -> None:

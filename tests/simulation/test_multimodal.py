@@ -59,6 +59,24 @@ def test_attention_in_kernels_of_its_own(kind: str) -> None:
     assert_tails_equal(job_of(model_of(kind), items_of(kind, 2), Parallel(tp=2), attention="unfused"))
 
 
+STRATEGIES: dict[str, tuple[Parallel, dict[str, object]]] = {
+    "fsdp": (Parallel(dp=2, tp=2, zero=3), {}),
+    "zero 2": (Parallel(dp=2, zero=2), {}),
+    "virtual stages": (Parallel(tp=2, pp=2, vpp=2), {}),
+    "offload": (Parallel(tp=2), {"offload": ["activations", "optimizer"]}),
+    "groups": (Parallel(tp=2), {"recompute": "full", "recompute_layers": 2, "recompute_method": "uniform"}),
+    "fp8": (Parallel(pp=2), {"precision": "fp8"}),
+    "some products kept": (Parallel(), {"recompute": "full", "recompute_policy": "every_second_matmul"}),
+}
+
+
+@pytest.mark.parametrize("kind", some("llava", "omni"))
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_strategies(kind: str, strategy: str) -> None:
+    parallel, options = STRATEGIES[strategy]
+    assert_tails_equal(job_of(model_of(kind), items_of(kind, 4 * parallel.dp, seed=7), parallel, **options))
+
+
 FROZEN = {
     "llava": [
         ["encoder"],

@@ -171,6 +171,50 @@ def test_what_would_change_the_arithmetic_is_refused(name: str, changes: dict[st
         load_hf(changed(name, **changes))
 
 
+def test_the_whole_omni_model_is_its_thinker() -> None:
+    thinker = config("qwen2.5-omni-7b-thinker")
+    whole = {
+        "architectures": ["Qwen2_5OmniModel"],
+        "model_type": "qwen2_5_omni",
+        "enable_audio_output": True,
+        "enable_talker": True,
+        "thinker_config": thinker,
+        "talker_config": {"hidden_size": 896, "model_type": "qwen2_5_omni_talker"},
+        "token2wav_config": {"model_type": "qwen2_5_omni_token2wav"},
+        "transformers_version": "4.50.0.dev0",
+    }
+    read = load_hf(whole)
+    assert read.config == load_hf(thinker).config
+    assert any("thinker" in note for note in read.reading.notes)
+    thinker["text_config"]["tie_word_embeddings"] = True
+    del thinker["tie_word_embeddings"]
+    assert load_hf(whole).config.language.tied
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "other", "where"),
+    [
+        ("llava-1.5-7b", "vision_config", "siglip-so400m", "vision_config.model_type"),
+        ("gemma3-vl-4b", "vision_config", "clip-vision-l-14-336", "vision_config.model_type"),
+        ("llava-1.5-7b", "text_config", "gpt2", "text_config.model_type"),
+        ("qwen2-audio-7b", "text_config", "deepseek-v3", "text_config.model_type"),
+    ],
+)
+def test_parts_of_other_families(name: str, section: str, other: str, where: str) -> None:
+    part = {key: value for key, value in config(other).items() if key != "quantization_config"}
+    with pytest.raises(ConfigError, match="is not modelled") as caught:
+        load_hf(changed(name, **{section: part}), name="c.json")
+    assert where in str(caught.value.where)
+
+
+def test_other_language_models_of_the_decoder_families() -> None:
+    """LLaVA with Mistral, InternVL3.5 with a mixture of experts."""
+    mistral, experts = config("mistral-7b-v0.1"), config("qwen3-30b-a3b")
+    llava, intern = changed("llava-1.5-7b", text_config=mistral), changed("internvl3-8b", text_config=experts)
+    assert load_hf(llava).config.language == load_hf(mistral).config
+    assert load_hf(intern).config.language == load_hf(experts).config
+
+
 SIZES = ("--cluster", "h100:1x8", "--parallel", "dp4-tp2-pp1", "--set", "training.global_batch=8")
 
 
