@@ -6,6 +6,15 @@ the published training configurations. ``semu_models.vlm_m()`` or ``semu_models.
 ``semu.nn.Model``; ``semu_models.load_hf("config.json")`` reads one (``hf``).
 """
 
+from semu_models.bert import Bert, BertConfig, bert_base, bert_large, make_bert
+from semu_models.clip import (
+    DualEncoderConfig,
+    TextTowerConfig,
+    clip_vit_b_32,
+    clip_vit_l_14,
+    make_dual_encoder,
+    siglip_so400m_dual,
+)
 from semu_models.clip_vision import clip_vision_l_14_336
 from semu_models.decoder import ConfiguredDecoder, Decoder, DecoderConfig, DecoderStyle, decoder_model
 from semu_models.deepseek import (
@@ -53,6 +62,8 @@ from semu_models.llama import (
 from semu_models.llava import llava_1_5_7b, llava_1_5_13b
 from semu_models.mistral import Mistral, MistralConfig, mistral_7b, mistral_7b_v0_3, mistral_nemo_12b, mistral_small_24b
 from semu_models.mixtral import Mixtral, MixtralConfig, mixtral_8x7b, mixtral_8x22b
+from semu_models.mmdit import MMDiT, flux_12b, hunyuan_video_13b, make_mmdit, sd3_8b
+from semu_models.mmdit_layers import MMDiTConfig
 from semu_models.mtp import predicting_model
 from semu_models.qwen import (
     Qwen,
@@ -86,6 +97,7 @@ from semu_models.registry import MODELS, Family, ModelEntry, build, find_model, 
 from semu_models.setups import SETUPS, Setup, find_setup
 from semu_models.siglip import siglip_so400m
 from semu_models.t2v import T2VConfig, make_t2v, t2v_l, t2v_s, t2v_xl
+from semu_models.video_dit import VideoDiT, VideoDiTConfig, make_video_dit, movie_gen_30b, step_video_30b
 from semu_models.vit import ViT, ViTConfig, vit_2b, vit_5b, vit_22b
 from semu_models.vit_classic import vit_base_patch16, vit_large_patch16
 from semu_models.vlm import VLMConfig, make_vlm, vlm_7b, vlm_l, vlm_m, vlm_s, vlm_xl
@@ -95,6 +107,8 @@ __all__ = [
     "GPT",
     "MODELS",
     "SETUPS",
+    "Bert",
+    "BertConfig",
     "ConfiguredDecoder",
     "Decoder",
     "DecoderConfig",
@@ -103,6 +117,7 @@ __all__ = [
     "DeepSeekConfig",
     "DiT",
     "DiTConfig",
+    "DualEncoderConfig",
     "Family",
     "GPTConfig",
     "Gemma",
@@ -114,6 +129,8 @@ __all__ = [
     "LanguageConfig",
     "Llama",
     "LlamaConfig",
+    "MMDiT",
+    "MMDiTConfig",
     "Mistral",
     "MistralConfig",
     "Mixtral",
@@ -129,11 +146,18 @@ __all__ = [
     "QwenMoEConfig",
     "Setup",
     "T2VConfig",
+    "TextTowerConfig",
     "VLMConfig",
     "ViT",
     "ViTConfig",
+    "VideoDiT",
+    "VideoDiTConfig",
+    "bert_base",
+    "bert_large",
     "build",
     "clip_vision_l_14_336",
+    "clip_vit_b_32",
+    "clip_vit_l_14",
     "decoder_model",
     "deepseek_model",
     "deepseek_v2",
@@ -144,6 +168,7 @@ __all__ = [
     "dit_30b",
     "find_model",
     "find_setup",
+    "flux_12b",
     "gemma2_2b",
     "gemma2_9b",
     "gemma2_27b",
@@ -161,6 +186,7 @@ __all__ = [
     "gpt3_175b",
     "gpt_oss_20b",
     "gpt_oss_120b",
+    "hunyuan_video_13b",
     "internvl2_5_8b",
     "internvl3_1b",
     "internvl3_8b",
@@ -179,7 +205,11 @@ __all__ = [
     "lm_5b",
     "lm_7b",
     "load_hf",
+    "make_bert",
+    "make_dual_encoder",
+    "make_mmdit",
     "make_t2v",
+    "make_video_dit",
     "make_vlm",
     "mistral_7b",
     "mistral_7b_v0_3",
@@ -187,6 +217,7 @@ __all__ = [
     "mistral_small_24b",
     "mixtral_8x7b",
     "mixtral_8x22b",
+    "movie_gen_30b",
     "parameter_table",
     "predicting_model",
     "qwen1_5_moe_a2_7b",
@@ -218,7 +249,10 @@ __all__ = [
     "qwen3_30b_a3b",
     "qwen3_32b",
     "qwen3_235b_a22b",
+    "sd3_8b",
     "siglip_so400m",
+    "siglip_so400m_dual",
+    "step_video_30b",
     "t2v_l",
     "t2v_s",
     "t2v_xl",

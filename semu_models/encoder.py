@@ -102,6 +102,8 @@ class Held(Module):
         parts: modules whose parameters they are.
     """
 
+    is_held_only = True
+
     def __init__(self, *parts: Module) -> None:
         super().__init__()
         for number, part in enumerate(parts):

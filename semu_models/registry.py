@@ -9,7 +9,9 @@ from types import MappingProxyType
 
 from semu.nn import Model
 from semu.units import format_count
+from semu_models.bert import bert_base, bert_large
 from semu_models.checks import find_named
+from semu_models.clip import clip_vit_b_32, clip_vit_l_14, siglip_so400m_dual
 from semu_models.clip_vision import clip_vision_l_14_336
 from semu_models.deepseek import deepseek_v2, deepseek_v2_lite, deepseek_v3, deepseek_v3_mtp
 from semu_models.dit import dit_5b, dit_30b
@@ -33,6 +35,7 @@ from semu_models.llama import (
 from semu_models.llava import llava_1_5_7b, llava_1_5_13b
 from semu_models.mistral import mistral_7b, mistral_7b_v0_3, mistral_nemo_12b, mistral_small_24b
 from semu_models.mixtral import mixtral_8x7b, mixtral_8x22b
+from semu_models.mmdit import flux_12b, hunyuan_video_13b, sd3_8b
 from semu_models.qwen import (
     qwen2_0_5b,
     qwen2_1_5b,
@@ -61,6 +64,7 @@ from semu_models.qwen_vl import (
 )
 from semu_models.siglip import siglip_so400m
 from semu_models.t2v import t2v_l, t2v_s, t2v_xl
+from semu_models.video_dit import movie_gen_30b, step_video_30b
 from semu_models.vit import vit_2b, vit_5b, vit_22b
 from semu_models.vit_classic import vit_base_patch16, vit_large_patch16
 from semu_models.vlm import vlm_7b, vlm_l, vlm_m, vlm_s, vlm_xl
@@ -80,6 +84,9 @@ class Family(Enum):
     DIT = "dit"
     VLM = "vlm"
     T2V = "t2v"
+    MMDIT = "mmdit"
+    BERT = "bert"
+    CLIP = "clip"
     MISTRAL = "mistral"
     GEMMA = "gemma"
     GPT_OSS = "gpt-oss"
@@ -138,6 +145,16 @@ _ENTRIES = (
     ModelEntry("t2v-s", Family.T2V, t2v_s, 13e9, "DIP Table 3"),
     ModelEntry("t2v-l", Family.T2V, t2v_l, 62e9, "DIP Table 3"),
     ModelEntry("t2v-xl", Family.T2V, t2v_xl, 102e9, "DIP Table 6"),
+    ModelEntry("movie-gen-30b", Family.DIT, movie_gen_30b, 30e9, "2410.13720 Table 1"),
+    ModelEntry("step-video-30b", Family.DIT, step_video_30b, 30e9, "2502.10248 §4.2"),
+    ModelEntry("sd3-8b", Family.MMDIT, sd3_8b, 8e9, "2403.03206 §5.3; SD 3.5 large in diffusers"),
+    ModelEntry("flux-12b", Family.MMDIT, flux_12b, 12e9, "FLUX.1-dev; diffusers' FluxTransformer2DModel"),
+    ModelEntry("hunyuan-video-13b", Family.MMDIT, hunyuan_video_13b, 13e9, "2412.03603 Table 2; diffusers"),
+    ModelEntry("bert-base", Family.BERT, bert_base, 110e6, "1810.04805 §3; BertForPreTraining"),
+    ModelEntry("bert-large", Family.BERT, bert_large, 340e6, "1810.04805 §3; BertForPreTraining"),
+    ModelEntry("clip-vit-b-32", Family.CLIP, clip_vit_b_32, 151e6, "2103.00020 Table 20; CLIPModel"),
+    ModelEntry("clip-vit-l-14", Family.CLIP, clip_vit_l_14, 428e6, "2103.00020 Table 20; CLIPModel"),
+    ModelEntry("siglip-so400m-dual", Family.CLIP, siglip_so400m_dual, 878e6, "2303.15343 §4; SiglipModel"),
     ModelEntry("gpt2", Family.GPT, gpt2, 0.124e9, "GPT-2 paper, Table 2"),
     ModelEntry("gpt2-medium", Family.GPT, gpt2_medium, 0.355e9, "GPT-2 paper, Table 2"),
     ModelEntry("gpt2-large", Family.GPT, gpt2_large, 0.774e9, "GPT-2 paper, Table 2"),

@@ -72,5 +72,10 @@ PUBLISHED: dict[str, tuple[int, str]] = {
     "deepseek-v2": (235_741_434_880, "2405.04434 §3.1.2; deepseek-ai/DeepSeek-V2"),
     "gpt-oss-20b": (20_914_757_184, "2508.10925 Table 1; openai/gpt-oss-20b"),
     "gpt-oss-120b": (116_829_156_672, "2508.10925 Table 1; openai/gpt-oss-120b"),
+    "bert-base-uncased": (109_514_298, "1810.04805 §3; google-bert/bert-base-uncased, with its masked-token head"),
+    "bert-large-pretraining": (336_226_108, "1810.04805 §3; bert-large-uncased as BertForPreTraining"),
+    "clip-vit-b-32": (151_277_313, "2103.00020 Table 20; openai/clip-vit-base-patch32"),
+    "clip-vit-l-14": (427_616_513, "2103.00020 Table 20; openai/clip-vit-large-patch14"),
+    "siglip-so400m-dual": (877_960_498, "2303.15343 §4; google/siglip-so400m-patch14-384"),
 }
 """Name of a fixture -> (parameters, where its hyper-parameters are published)."""

@@ -6,6 +6,7 @@ from semu.nn.module import Parameter
 from semu.nn.rules.attention import attention
 from semu.nn.rules.collective import all_reduce, all_to_all, send
 from semu.nn.rules.embedding import embedding, merge_tokens, scatter_tokens, shard_tokens
+from semu.nn.rules.joint import concatenate_features, concatenate_tokens, split_tokens
 from semu.nn.rules.loss import add_losses, cross_entropy, mean_squared_error
 from semu.nn.rules.matmul import linear, matmul
 from semu.nn.rules.norm import norm
@@ -21,6 +22,7 @@ from semu.nn.rules.pointwise import (
     rope,
     softcap,
 )
+from semu.nn.rules.rows import mean_rows
 from semu.nn.rules.scaling import scale, scale_features
 from semu.nn.rules.tokens import (
     convolve_tokens,
@@ -44,6 +46,8 @@ __all__ = [
     "all_to_all",
     "attention",
     "concatenate",
+    "concatenate_features",
+    "concatenate_tokens",
     "convolve_tokens",
     "cross_entropy",
     "drop_tokens",
@@ -57,6 +61,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "matmul",
+    "mean_rows",
     "mean_squared_error",
     "merge_tokens",
     "modulate",
@@ -78,6 +83,7 @@ __all__ = [
     "softcap",
     "split",
     "split_heads",
+    "split_tokens",
     "swiglu",
     "unflatten",
 ]

@@ -91,7 +91,7 @@ class Merging:
     @property
     def unit(self) -> str:
         """What an item is made of."""
-        return "frames" if self.stream == "audio" else "patches"
+        return {"audio": "frames", "text": "tokens"}.get(self.stream, "patches")
 
     def misfit(self, lengths: Lengths, tokens: Lengths | None) -> int | None:
         """The first item that contradicts the model; None where all fit.

@@ -115,6 +115,11 @@ class Model:
         """What the modules say of the items that they read."""
         return tuple(module.merging for module in self.modules if module.merging is not None)
 
+    @property
+    def reads_replicas(self) -> bool:
+        """Whether a module exchanges with the other data-parallel replicas in its forward."""
+        return any(item.reads_replicas for module in self.modules for _, item in module.body.named_modules())
+
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Every distinct parameter by path."""
         seen: set[int] = set()

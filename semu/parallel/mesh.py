@@ -112,6 +112,16 @@ class Mesh:
         firsts = (peer for first in replicas for peer in range(first, first + p.tp)) if p.cp > 1 else range(1)
         return max((self._place("cp", first, p.tp, p.cp) for first in firsts), key=_spread)
 
+    @cached_property
+    def worst_replica_group(self) -> CommGroup:
+        """The replicas of one tensor-, context- and pipeline-parallel rank, as modules read one another's; the group
+        that spans the most nodes."""
+        p = self.parallel
+        width = p.tp * p.cp
+        firsts = [self.gpu(pp=pp) + peer for pp in range(p.pp) for peer in range(width)] if p.dp > 1 else [0]
+        places = {first % self.cluster.gpus_per_node: first for first in reversed(firsts)}
+        return max((self._place("replicas", first, width, p.dp) for first in places.values()), key=_spread)
+
     def of_module(self, name: str) -> Mesh:
         """The same GPUs in the sizes of one modality module."""
         if name not in self._modules:

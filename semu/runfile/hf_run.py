@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from semu.runfile.build import read_hf, streams_read
+from semu.nn import add_lora
+from semu.runfile.build import kind_read, read_hf, read_lora
 from semu.runfile.choose import choose_layout
 from semu.runfile.places import Places
 from semu.runfile.schema import check_schema
-from semu.workload.options import kind_for
 
 if TYPE_CHECKING:
     from semu.runfile.resolve import RunConfig
@@ -44,9 +44,11 @@ def complete_hf_run(
     notes = []
     with places.located():
         read = read_hf({**config, "parallel": {}})
+        if "lora" in config["model"]:
+            add_lora(read.model, read_lora(config["model"]["lora"]))
     batch = config.setdefault("batch", {})
     if "kind" not in batch:
-        batch["kind"] = kind_for(streams_read(read.model)).value
+        batch["kind"] = kind_read(read.model).value
         if batch["kind"] != "text":
             notes.append(f"batch.kind: not given, taken as {batch['kind']}, which has what the model reads")
     training = config.setdefault("training", {})

@@ -22,7 +22,7 @@ from semu.errors import ConfigError
 from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Overlap, Parallel
-from semu.runfile.build import build_batch, build_job, build_with_reading, streams_read
+from semu.runfile.build import build_batch, build_job, build_with_reading, kind_read, streams_read
 from semu.runfile.hf_run import complete_hf_run
 from semu.runfile.limits import refuse_unmodelled
 from semu.runfile.overrides import Overrides
@@ -32,7 +32,6 @@ from semu.runfile.sources import hf_file, move_paths, options_table, read_source
 from semu.runfile.toml_text import format_toml
 from semu.runfile.transformer import TransformerConfig
 from semu.workload import AbstractBatch, BatchKind, FileBatch
-from semu.workload.options import kind_for
 from semu_models import Setup
 from semu_models.hf import HfModel, Reading
 from semu_models.setups import default_microbatches
@@ -204,7 +203,7 @@ def _set_kind(config: dict[str, dict[str, Any]], model: Model) -> str | None:
     """Decide the kind of the batch where it is not given; returns what to tell the user."""
     if "kind" in config["batch"]:
         return None
-    kind = kind_for(streams_read(model))
+    kind = kind_read(model)
     config["batch"] = {"kind": kind.value, **config["batch"]}
     is_usual = kind is BatchKind.TEXT
     return None if is_usual else f"batch.kind: not given, taken as {kind.value!r}, which {model.name} reads"

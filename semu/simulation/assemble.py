@@ -251,6 +251,11 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
             "experts with unequal microbatches: a rank gets as many rows as its own tokens make, and the all-to-alls "
             "wait for no other replica, so that the iteration lasts at least as long as said"
         )
+    if "replicas" in layout.streams:
+        notes.append(
+            f"the contrastive loss compares {job.training.micro_batch * job.parallel.dp} samples, those of one "
+            "microbatch of every replica; replicas are taken to reach its collectives together"
+        )
     phases = {op.phase for op in layout.library.operators}
     if job.training.recompute is Recompute.FULL and Phase.INPUT_GRADIENT in phases and Phase.RECOMPUTE not in phases:
         notes.append(

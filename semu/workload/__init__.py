@@ -19,6 +19,7 @@ from semu.workload.distributions import TextPerImage
 from semu.workload.metadata import Contents, Metadata, read_metadata
 from semu.workload.mixed import MixedBatch, mixed_batch
 from semu.workload.options import BatchKind, make_batch
+from semu.workload.pairs import PairBatch, pair_batch
 from semu.workload.recorded import FileBatch, file_batch
 from semu.workload.t2v import T2vBatch, VideoTokenizer, t2v_batch
 from semu.workload.vlm import VlmBatch, vlm_batch
@@ -31,6 +32,7 @@ __all__ = [
     "Metadata",
     "Microbatch",
     "MixedBatch",
+    "PairBatch",
     "T2vBatch",
     "TextBatch",
     "TextPerImage",
@@ -39,6 +41,7 @@ __all__ = [
     "file_batch",
     "make_batch",
     "mixed_batch",
+    "pair_batch",
     "read_metadata",
     "shape_columns",
     "t2v_batch",

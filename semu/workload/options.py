@@ -1,12 +1,13 @@
 """``make_batch``: the options of run.toml's ``[batch]`` become a batch; every key is checked.
 
-    kind                  text | vlm | t2v | mixed | file; default: what the model reads, else text
+    kind                  text | vlm | t2v | mixed | pairs | file; default: what the model reads, else text
     seed                  an integer >= 0 (text has nothing to draw and ignores it); default 0
     vlm                   text_per_image, images_mean, images_max, attend_across_samples, patches_per_image,
                           tokens_per_image
     t2v                   resolution, max_seconds, max_clips
     mixed                 image_share, audio_share, audio_seconds, text_per_image, patches_per_image, tokens_per_image,
                           attend_across_samples
+    pairs                 text_tokens, patches_per_image
     file                  path (required), contents, images_max, attend_across_samples, max_seconds, max_clips
 
 ``contents`` (text | vlm | t2v | mixed) says what samples the file holds; without it, the streams that the model reads
@@ -28,6 +29,7 @@ from semu.workload.batch import AbstractBatch, text_batch
 from semu.workload.checks import check_count, check_seed
 from semu.workload.metadata import contents_for
 from semu.workload.mixed import mixed_batch
+from semu.workload.pairs import pair_batch
 from semu.workload.recorded import file_batch
 from semu.workload.t2v import t2v_batch
 from semu.workload.vlm import PATCHES_PER_IMAGE, vlm_batch
@@ -40,6 +42,7 @@ class BatchKind(Enum):
     VLM = "vlm"
     T2V = "t2v"
     MIXED = "mixed"
+    PAIRS = "pairs"
     FILE = "file"
 
 
@@ -63,6 +66,7 @@ _KEYS: Mapping[BatchKind, tuple[str, ...]] = {
         "tokens_per_image",
         "attend_across_samples",
     ),
+    BatchKind.PAIRS: ("text_tokens", "patches_per_image"),
     BatchKind.FILE: ("path", "contents", "images_max", "attend_across_samples", "max_seconds", "max_clips"),
 }
 _COMMON = ("kind", "seed")
@@ -133,6 +137,11 @@ def _from_model(
         tokens = images.tokens_of_one(patches, "batch.patches_per_image")
         if "tokens_per_image" not in arguments:
             result["tokens_per_image"] = tokens
+    if kind is BatchKind.PAIRS:
+        for stream, key in (("text", "text_tokens"), ("vision", "patches_per_image")):
+            merging = by_stream.get(stream)
+            if key not in arguments and merging is not None and merging.length is not None:
+                result[key] = merging.length
     if kind is BatchKind.MIXED:
         result |= {"audio": audio} if audio is not None else {}
         if streams is not None and not arguments.keys() & {"image_share", "audio_share"}:
@@ -176,6 +185,11 @@ def _make_mixed(arguments: dict[str, Any], base_dir: str | Path | None) -> Abstr
     return mixed_batch(**arguments)
 
 
+def _make_pairs(arguments: dict[str, Any], base_dir: str | Path | None) -> AbstractBatch:
+    check_seed(arguments.pop("seed", 0), "batch.seed")
+    return pair_batch(**arguments)
+
+
 def _make_file(arguments: dict[str, Any], base_dir: str | Path | None) -> AbstractBatch:
     path = arguments.pop("path", None)
     if not isinstance(path, str) or not path:
@@ -191,5 +205,6 @@ _BUILDERS: Mapping[BatchKind, Callable[[dict[str, Any], str | Path | None], Abst
     BatchKind.VLM: _make_vlm,
     BatchKind.T2V: _make_t2v,
     BatchKind.MIXED: _make_mixed,
+    BatchKind.PAIRS: _make_pairs,
     BatchKind.FILE: _make_file,
 }

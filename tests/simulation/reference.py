@@ -219,7 +219,7 @@ class _Writer:
         if not self.gather_ready and not self.model.job.training.offload and not self.model.job.training.launch:
             several = bool(self.sharding.units) or self.model.job.parallel.cp > 1
             inside = "experts" if self.model.has_experts else "tp"
-            inside = "links" if several else inside
+            inside = "links" if several else "replicas" if self.model.job.model.reads_replicas else inside
             attribute(replica, "modules" if self.model.job.parallel.modules else inside)
         return replica
 

@@ -81,7 +81,7 @@ def symbols_of(microbatch: Microbatch, tp: int, cp: int = 1) -> dict[str, int]:
 def all_streams(microbatch: Microbatch) -> dict[str, list[int]]:
     """Lengths of the batch's streams, and of those that models make of them."""
     result = {name: list(lengths) for name, lengths in microbatch.streams.items()}
-    for name in ("vision", "audio"):
+    for name in ("vision", "audio", "text"):
         if name in result:
             lengths = result[name]
             result[f"{name}+1"] = [n + 1 if n else 0 for n in lengths]
