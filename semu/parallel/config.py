@@ -211,6 +211,12 @@ class Parallel:
         return self.dp * self.cp * self.tp // (self.ep * self.expert_tensor_ranks)
 
     @property
+    def expert_shard_ranks(self) -> int:
+        """Ranks over which ZeRO shards experts: those with the same experts, of a sharding group where there are any
+        (torchtitan's ``efsdp`` = dp_shard x cp x tp / (ep x etp))."""
+        return self.shard_ranks * self.tp // (self.ep * self.expert_tensor_ranks)
+
+    @property
     def num_gpus(self) -> int:
         """GPUs that the job needs: dp x cp x tp x pp."""
         return self.dp * self.cp * self.tp * self.pp

@@ -7,11 +7,21 @@ end of the block that fills it.
 ZeRO-3: torch FSDP (Zhao et al. 2304.11277). A unit is a block; parameters that several blocks share are a unit of their
 own that stays gathered from its first forward to its last backward, as FSDP's root unit does. Gathers and reductions of
 a group are one communicator's, so they share a stream (§3.3.2). Prefetching does not reach across modality modules.
+
+Routed experts that are spread otherwise than all else are sharded over the ranks that hold the same ones: of a block
+they are a unit of their own, over a communicator of its own, gathered when the block's other parameters are, as
+torchtitan shards DeepSeek-V3 and Llama-4.
+
+Where other microbatches come between a microbatch's forward and its backward (pipelines), a stage leaves nothing
+gathered behind: every unit is gathered in each forward and again in each backward stage, whose gradients are reduced.
+With ``reshard_after_forward`` off nothing is exchanged inside those stages: see ``unsharded``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 
 from semu.engine.exchange import Exchange, ExchangeCosts, ExchangePlan
 from semu.job import TrainingJob
@@ -21,6 +31,8 @@ from semu.parallel.pipeline import Chunk
 from semu.simulation.tracer import Block, HeldParameter
 
 FSDP_STREAM = "fsdp"
+EXPERT_STREAMS = {FSDP_STREAM: "efsdp", "dp": "edp"}
+"""Stream of the experts' collectives beside each other one (torchtitan's and Megatron-LM's names of these groups)."""
 
 Members = list[tuple[int, HeldParameter]]
 """(position of a block in its chunk, a parameter that it uses)."""
@@ -41,7 +53,8 @@ def plan_exchanges(
     Returns:
         What they move, each once, in the order of the templates; the units of every chunk, None without any.
     """
-    if job.parallel.zero < 2 or job.parallel.gradient_ranks == 1:
+    parallel = job.parallel
+    if parallel.zero < 2 or max(parallel.gradient_ranks, parallel.expert_data_ranks) == 1 or job.gathers_once:
         return (), [None] * len(chunks)
     planner = _Planner(job, mesh, first_template)
     plans: list[ExchangePlan | None] = [
@@ -69,37 +82,60 @@ class _Planner:
 
     def _buckets(self, blocks: Sequence[Block], rank: int) -> list[Exchange]:
         """Blocks from the last to the first, until a bucket is full; what blocks share is a bucket of its own."""
-        shared, own = _split(blocks)
-        filled = {position: _elements(members, written=True) for position, members in own.items()}
-        order = [position for position in sorted(own, reverse=True) if filled[position]]
+        found = []
         overlapped = self.job.training.overlap.grad_reduce
-        buckets = gradient_buckets(
-            [filled[position] for position in order], self.job.parallel.gradient_ranks, overlapped=overlapped
-        )
-        contents = [[entry for turn in bucket.members for entry in own[order[turn]]] for bucket in buckets]
-        if _elements(shared, written=True):
-            contents.append(shared)
-        return [self._exchange(members, rank, gathers=False, keeps=False) for members in contents]
+        for is_expert in self._kinds:
+            shared, own = _split(blocks, is_expert)
+            filled = {position: _elements(members, written=True) for position, members in own.items()}
+            order = [position for position in sorted(own, reverse=True) if filled[position]]
+            buckets = gradient_buckets(
+                [filled[position] for position in order], self.job.parallel.gradient_ranks, overlapped=overlapped
+            )
+            contents = [[entry for turn in bucket.members for entry in own[order[turn]]] for bucket in buckets]
+            if _elements(shared, written=True):
+                contents.append(shared)
+            found += [self._exchange(members, rank, is_expert, gathers=False, keeps=False) for members in contents]
+        return found
 
     def _units(self, blocks: Sequence[Block], rank: int, *, is_last: bool) -> list[Exchange]:
-        """One unit for what several blocks share, and one for every block with parameters."""
-        shared, own = _split(blocks)
-        reshards = self.job.parallel.reshard_after_forward
-        units = [self._exchange(shared, rank, gathers=True, keeps=True)] if shared else []
-        for position in sorted(own):
-            keeps = not reshards or (is_last and position == len(blocks) - 1)
-            units.append(self._exchange(own[position], rank, gathers=True, keeps=keeps))
+        """One unit for what several blocks share, and one for every block with parameters; experts apart."""
+        split = {is_expert: _split(blocks, is_expert) for is_expert in self._kinds}
+        is_kept, reshards = not self.job.is_interlaced, self.job.parallel.reshard_after_forward
+        units = [
+            self._exchange(shared, rank, is_expert, gathers=True, keeps=is_kept)
+            for is_expert, (shared, _) in split.items()
+            if shared
+        ]
+        for position in range(len(blocks)):
+            keeps = is_kept and (not reshards or (is_last and position == len(blocks) - 1))
+            first = len(units)
+            for is_expert, (_, own) in split.items():
+                if position in own:
+                    unit = self._exchange(own[position], rank, is_expert, gathers=True, keeps=keeps)
+                    units.append(replace(unit, beside=len(units) > first))
         return units
 
-    def _exchange(self, members: Members, rank: int, *, gathers: bool, keeps: bool) -> Exchange:
+    @cached_property
+    def _kinds(self) -> list[bool]:
+        """Whether experts, of what several ranks hold: all else and experts."""
+        return [is_expert for is_expert in (False, True) if self._ranks(is_expert) > 1]
+
+    def _ranks(self, is_expert: bool) -> int:
+        parallel = self.job.parallel
+        return parallel.expert_data_ranks if is_expert else parallel.gradient_ranks
+
+    def _exchange(self, members: Members, rank: int, is_expert: bool, *, gathers: bool, keeps: bool) -> Exchange:
         training, parallel = self.job.training, self.job.parallel
         blocks = tuple(sorted({position for position, _ in members}))
         is_grouped = parallel.is_sharded_in_groups
+        group = self.mesh.expert_shard_group(rank) if is_expert else self.mesh.shard_group(rank)
+        stream = FSDP_STREAM if gathers else "dp"
+        gathers = gathers and group.num_ranks > 1
         costs = ExchangeCosts(
             parameter_bytes=_elements(members) * training.precision.tensor_dtype.size_bytes if gathers else 0,
             gradient_bytes=_elements(members, written=True) * training.grad_dtype.size_bytes,
-            stream=FSDP_STREAM if gathers else "dp",
-            group=self.mesh.shard_group(rank),
+            stream=EXPERT_STREAMS[stream] if is_expert else stream,
+            group=group,
             replicas=self.mesh.replica_group(rank) if is_grouped else None,
         )
         return Exchange(
@@ -115,11 +151,13 @@ class _Planner:
         )
 
 
-def _split(blocks: Sequence[Block]) -> tuple[Members, dict[int, Members]]:
+def _split(blocks: Sequence[Block], is_expert: bool) -> tuple[Members, dict[int, Members]]:
     """The parameters that several blocks use, and by position those that one block uses, in forward order."""
     uses: dict[int, Members] = {}
     for position, block in enumerate(blocks):
         for held in block.parameters:
+            if held.is_expert is not is_expert:
+                continue
             uses.setdefault(id(held.parameter), []).append((position, held))
     shared: Members = []
     own: dict[int, Members] = {}

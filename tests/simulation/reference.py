@@ -215,7 +215,8 @@ class _Writer:
                         before.append(send)
         self._take_longest_paths()
         replica = Replica(self.nodes, self.orders, self.operators, self.sent, [])
-        replica.memory = memory_of(self.model, replica, self.symbols, self.sharding.held(replica))
+        held = [self.sharding.held(replica, rank) for rank in range(self.model.job.parallel.pp)]
+        replica.memory = memory_of(self.model, replica, self.symbols, held)
         if not self.gather_ready and not self.model.job.training.offload and not self.model.job.training.launch:
             several = bool(self.sharding.units) or self.model.job.parallel.cp > 1
             inside = "experts" if self.model.has_experts else "tp"

@@ -72,14 +72,18 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
     own = trainable
     if zero:  # a module with smaller tensor-parallel groups shares its optimizer out to more ranks
         own = sum(-(-sum(part.values()) // (shards * (job.parallel.tp // tp))) for tp, part in by_tp.items())
-        own += -(-routed // model.experts.edp)
+        edp = shards * job.parallel.tp // (model.experts.ep * model.experts.etp) if zero == 3 else model.experts.edp
+        own += -(-routed // edp)
     state = 2 * training.optimizer_state_dtype.size_bytes
     if training.master_dtype is not training.precision.tensor_dtype:
         state += training.master_dtype.size_bytes
     gradients = (own if zero >= 2 else trainable) * training.grad_dtype.size_bytes
     cast = sum(use.numel for use in uses.values() if use.is_fp8) if job.fp8_weights.value != "microbatch" else 0
     whole = elements - (cast if job.fp8_weights.value == "primary" else 0)
-    parameters = ((whole + shards - 1) // shards if zero == 3 else whole) * tensor_bytes + 2 * cast
+    if zero == 3:
+        spread = sum(use.numel for use in uses.values() if model.experts.holds(use))
+        whole = -(-(whole - spread) // shards) + -(-spread // edp)
+    parameters = whole * tensor_bytes + 2 * cast
     if (
         zero == 3
         and training.software.value == "torch"
@@ -99,9 +103,9 @@ def scales(job: TrainingJob, elements: int) -> int:
 
 
 def memory_of(
-    model: CutModel, replica: Replica, symbols: list[dict[str, int]], held: list[tuple[float, float, int]]
+    model: CutModel, replica: Replica, symbols: list[dict[str, int]], held: list[list[tuple[float, float, int]]]
 ) -> list[Curve]:
-    """Dynamic memory of every rank; ``held``: further (from, to, bytes), of every rank."""
+    """Dynamic memory of every rank; ``held``: further (from, to, bytes) of every rank."""
     lives = _Lives(model, replica, symbols, held)
     return [lives.curve(rank) for rank in range(model.job.parallel.pp)]
 
@@ -114,7 +118,7 @@ class _Lives:
         model: CutModel,
         replica: Replica,
         symbols: list[dict[str, int]],
-        held: list[tuple[float, float, int]],
+        held: list[list[tuple[float, float, int]]],
     ) -> None:
         self.model, self.replica, self.symbols, self.held = model, replica, symbols, held
         self.uses: dict[tuple[tuple[int, int], int], list[Interval]] = {}
@@ -184,7 +188,7 @@ class _Lives:
                 first, last = min(start for start, _ in intervals), max(end for _, end in intervals)
                 change[first] = change.get(first, 0) + size
                 change[last] = change.get(last, 0) - size
-        for start, end, size in self.held:
+        for start, end, size in self.held[rank]:
             change[start] = change.get(start, 0) + size
             change[end] = change.get(end, 0) - size
         times = sorted(change)

@@ -194,7 +194,11 @@ def stepped(model: CutModel, held: list[Held]) -> int:
         routed = sum(item.elements for item in items if item.is_routed)
         dense = sum(item.elements for item in items) - routed
         shards = (model.job.parallel.zero_group or model.job.parallel.dp) * model.job.parallel.cp
-        total += -(-dense // (shards * (model.job.parallel.tp // tp))) + -(-routed // model.experts.edp)
+        total += -(-dense // (shards * (model.job.parallel.tp // tp)))
+        edp = model.experts.edp
+        if model.job.parallel.zero_group:
+            edp = shards * model.job.parallel.tp // (model.experts.ep * model.experts.etp)
+        total += -(-routed // edp)
     return total
 
 
@@ -213,7 +217,9 @@ def _tie(expansion: Expansion, held: list[list[Held]], ends: list[float], tail: 
         if len(ranks) > 1:
             start = max(max([ends[rank], *(piece.end_s for piece in tail.slices[rank])]) for rank in ranks)
             group = model.job.cluster.place_group("pp", [model.gpu(rank, 0) for rank in ranks])
-            size = item.elements * model.job.training.grad_dtype.size_bytes
+            parallel = model.job.parallel
+            shards = (parallel.zero_group or parallel.dp) * parallel.cp if parallel.zero >= 2 else 1
+            size = -(-item.elements // shards) * model.job.training.grad_dtype.size_bytes
             for rank in ranks:
                 tail.slices[rank].append(collective(expansion, OpKind.ALL_REDUCE, group, size, start))
 
