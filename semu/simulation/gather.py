@@ -1,4 +1,4 @@
-"""Overlapped parameter gathers (ZeRO-1): before the first forwards, and what those forwards wait for.
+"""Parameter gathers (ZeRO-1; ZeRO-3 that gathers once) before the first forwards, and what those forwards wait for.
 
 An iteration is counted from the start of its gathers. A first forward stage begins as the schedule lets it; an
 operator of a block whose parameters are not there yet waits inside the stage.
@@ -19,6 +19,7 @@ from semu.hardware.network import CommGroup
 from semu.schedule.units import PipelineUnits
 from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.buckets import rank_buckets, shares_parameters
+from semu.simulation.held_units import unit_gathers
 from semu.simulation.layout import Layout
 from semu.simulation.transfers import collective
 
@@ -40,7 +41,12 @@ class ParameterGather:
 def parameter_gathers(layout: Layout, model: CostModel) -> dict[int, ParameterGather]:
     """The overlapped gathers of every pipeline rank; empty where nothing is gathered before the first forwards."""
     job = layout.job
-    if not shares_parameters(layout) or job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather:
+    if not shares_parameters(layout):
+        return {}
+    if job.gathers_once:
+        by_rank = {rank: unit_gathers(layout, model, rank) for rank in range(job.parallel.pp)}
+        return {r: ParameterGather(tuple(slices), tuple(groups), last) for r, (slices, groups, last) in by_rank.items()}
+    if job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather:
         return {}
     if model.rules or not layout.cut.is_shared:
         return {rank: _gather(layout, model, rank) for rank in range(job.parallel.pp)}

@@ -96,7 +96,7 @@ def _find_trained(layout: Layout, rank: int) -> _Trained:
     for chunk in reversed(layout.chunks_of(rank)):
         if chunk.backward is None:
             continue
-        starts = _block_starts(chunk.backward, len(chunk.blocks))
+        starts = block_starts(chunk.backward, len(chunk.blocks))
         completed = [
             (held, starts[number] + held.writer)
             for number, block in enumerate(chunk.blocks)
@@ -167,6 +167,6 @@ def latest_ends(
     return latest
 
 
-def _block_starts(stage: StageProgram, num_blocks: int) -> list[int]:
+def block_starts(stage: StageProgram, num_blocks: int) -> list[int]:
     """Position of each block's first operator in a stage."""
     return [int(np.argmax(stage.block == number)) for number in range(num_blocks)]

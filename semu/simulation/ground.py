@@ -35,7 +35,7 @@ def ground_events(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank
         ("ground", run.problem, rank), lambda: _find_events(layout, evaluation, run, rank)
     )
     time = np.concatenate((run.start[:, events.begins], run.end[:, events.ends]), axis=1)
-    return _in_order(time, events.size[events.kind, run.shape[:, events.microbatch]])
+    return in_order(time, events.size[events.kind, run.shape[:, events.microbatch]])
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _find_events(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank:
     )
 
 
-def _in_order(time: NDArray[np.float64], size: NDArray[np.int64]) -> GroundEvents:
+def in_order(time: NDArray[np.float64], size: NDArray[np.int64]) -> GroundEvents:
     """Events sorted by time, then size: first all by time, then the few that share a moment by size."""
     if len(time) == 1:
         only = np.lexsort((size[0], time[0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,11 +12,13 @@ from semu.estimate import Estimate
 from semu.job import TrainingJob
 from semu.simulation.accounting import Work, breakdown, bubble_ratio, count_work, overhead_s
 from semu.simulation.evaluate import Evaluation
+from semu.simulation.gather import ParameterGather
 from semu.simulation.layout import Layout
 from semu.simulation.memory import RankMemory, RankPeak
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.reduction import RankTail
 from semu.simulation.reserved import reserved_memory
+from semu.simulation.unsharded import unsharded_memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,14 +39,33 @@ class Headline:
     peak_rate: float
 
 
-def headline(layout: Layout, evaluation: Evaluation, run: PipelineRun, tails: list[RankTail]) -> Headline:
-    """Time, memory and use of the devices."""
+def headline(
+    layout: Layout,
+    evaluation: Evaluation,
+    run: PipelineRun,
+    tails: list[RankTail],
+    gathers: Mapping[int, ParameterGather],
+) -> Headline:
+    """Time, memory and use of the devices.
+
+    Args:
+        layout, evaluation, run, tails: the simulated job. gathers: before the first forwards, by rank.
+    """
     job = layout.job
     profile = job.profile
     makespan = run.makespan()
     slowest = int(np.argmax(makespan))
     iteration = iteration_time(job, run, tails)
-    memories = [RankMemory(layout, evaluation, run, rank) for rank in range(job.parallel.pp)]
+    memories = [
+        RankMemory(
+            layout,
+            evaluation,
+            run,
+            rank,
+            unsharded_memory(layout, evaluation, run, rank, gathers, tail.reductions),
+        )
+        for rank, tail in enumerate(tails)
+    ]
     peaks = [memory.peak() for memory in memories]
     work = count_work(layout, evaluation)
     peak_rate = profile.peak_flop_per_s(job.training.precision.compute_dtype) * job.cluster.num_gpus * iteration

@@ -17,13 +17,13 @@ from semu.engine.stage import StageProgram
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.simulation.evaluate import Evaluation
-from semu.simulation.exchanges import FSDP_STREAM
+from semu.simulation.exchanges import EXPERT_STREAMS, FSDP_STREAM
 from semu.simulation.gather import ParameterGather
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
 from semu.units import TIME_GRID_PER_S
 
-DATA_PARALLEL = ("dp", FSDP_STREAM, REPLICA_STREAM)
+DATA_PARALLEL = ("dp", FSDP_STREAM, *EXPERT_STREAMS.values(), REPLICA_STREAM)
 """Streams of the data-parallel collectives."""
 
 
@@ -53,7 +53,7 @@ def interference(
         ends = np.array([[piece.end_s] for piece in reductions])
         late = np.maximum(ends - np.maximum(begins, done), 0.0)
         hidden = hidden + (ends - begins - late).sum(axis=0)
-    if rank in gathers:
+    if rank in gathers and layout.job.training.overlap.param_gather:
         nodes = run.problem.rank_nodes[rank]
         total = sum(piece.end_s - piece.start_s for piece in gathers[rank].slices)
         hidden = hidden + np.maximum(total - run.waited(nodes), 0.0)

@@ -22,9 +22,10 @@ from semu.hardware.kinds import OpKind
 from semu.job import Training
 from semu.parallel.data import MIN_BUCKET_ELEMENTS, StaticBytes, static_bytes
 from semu.simulation.evaluate import Evaluation
-from semu.simulation.ground import GroundEvents, ground_events
+from semu.simulation.ground import GroundEvents, ground_events, in_order
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
+from semu.simulation.unsharded import UnshardedMemory
 from semu.simulation.workspaces import workspace_bytes
 
 
@@ -83,11 +84,18 @@ class RankMemory:
     """Memory of one pipeline rank.
 
     Args:
-        layout, evaluation, run: the simulated job. rank: pipeline rank.
+        layout, evaluation, run: the simulated job. rank: pipeline rank. held: what it holds unsharded outside stages.
     """
 
-    def __init__(self, layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> None:
-        self.layout, self.evaluation, self.run, self.rank = layout, evaluation, run, rank
+    def __init__(
+        self,
+        layout: Layout,
+        evaluation: Evaluation,
+        run: PipelineRun,
+        rank: int,
+        held: UnshardedMemory | None = None,
+    ) -> None:
+        self.layout, self.evaluation, self.run, self.rank, self.held = layout, evaluation, run, rank, held
         self.nodes = run.problem.rank_nodes[rank]
         self._rows: dict[int, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
         self._expanded: dict[tuple[int, int, int, bytes], ExpandedStage] = {}
@@ -114,6 +122,15 @@ class RankMemory:
     def ground(self) -> GroundEvents:
         """Changes outside stages, for all replicas."""
         return ground_events(self.layout, self.evaluation, self.run, self.rank)
+
+    @cached_property
+    def around(self) -> GroundEvents:
+        """All changes outside stages, what is held unsharded among them."""
+        if self.held is None:
+            return self.ground
+        size = np.broadcast_to(self.held.size, self.held.time.shape)
+        time = np.concatenate((self.ground.time, self.held.time), axis=1)
+        return in_order(time, np.concatenate((self.ground.size, size), axis=1))
 
     def program(self, node: int) -> StageProgram:
         """The stage program of a node."""
@@ -213,7 +230,7 @@ class RankMemory:
         low, high = np.zeros_like(net), np.zeros_like(net)
         between = np.zeros(len(net), dtype=np.int64)
         start, end = np.ascontiguousarray(run.start[:, nodes]), np.ascontiguousarray(run.end[:, nodes])
-        stage_summits(start, end, net, peak, self.ground.time, self.ground.size, low, high, between)
+        stage_summits(start, end, net, peak, self.around.time, self.around.size, low, high, between)
         return net, low, high, between
 
     def _costs(self, chunk: int, phase: int) -> StageCosts:
@@ -235,7 +252,7 @@ class RankMemory:
         stage = self.expand(replica, int(node))
         time, size = self._events(stage)
         ends = self._ends[replica]
-        ground = self.ground.time[replica], self.ground.size[replica]
+        ground = self.around.time[replica], self.around.size[replica]
         span = float(run.start[replica, node]), float(run.end[replica, node])
         return int(exact_summit(*span, position, ends, net, *ground, time, size))
 
@@ -262,14 +279,22 @@ class RankMemory:
         run, ground = self.run, self.ground
         changes = np.zeros((len(ROLES), ground.time.shape[1]), dtype=np.int64)
         changes[_ACTIVATION] = ground.size[replica]
-        times, deltas = [ground.time[replica], np.zeros(1)], [changes, np.zeros((len(ROLES), 1), dtype=np.int64)]
+        times, deltas = [ground.time[replica]], [changes]
+        if self.held is not None:
+            changes = np.zeros((len(ROLES), len(self.held.size)), dtype=np.int64)
+            changes[self.held.role, np.arange(len(self.held.size))] = self.held.size
+            times.append(self.held.time[replica])
+            deltas.append(changes)
+        outside = np.concatenate([changes.sum(axis=0) for changes in deltas])
+        times.append(np.zeros(1))
+        deltas.append(np.zeros((len(ROLES), 1), dtype=np.int64))
         self._load(run.shape[replica, np.unique(run.problem.microbatch[self.nodes])].tolist())
         for node in self.nodes:
             stage = self.expand(replica, int(node))
             times.append(run.start[replica, node] + stage.event_time)
             deltas.append(stage.event_bytes)
         time, delta = np.concatenate(times), np.concatenate(deltas, axis=1)
-        order = np.lexsort((_precedence(len(time), ground.size[replica]), time))
+        order = np.lexsort((_precedence(len(time), outside), time))
         return compress_steps(time[order], np.cumsum(delta[:, order], axis=1))
 
 

@@ -5,7 +5,7 @@ are reduced, because the gradient norm is global (Megatron-LM's clipping). With 
 scattered (in groups, ``zero_group``, and then all-reduced across them), each rank steps its shard, and the parameters
 are gathered: after the step, or (``overlap.param_gather``) during the next iteration's first forwards (``gather``).
 With ZeRO-2 and ZeRO-3 the gradients are reduced inside the stages (``exchanges``), and with ZeRO-3 the parameters are
-gathered there.
+gathered there; where ZeRO-3 gathers once an iteration, its units are reduced here like buckets (``held_units``).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from semu.simulation.clipping import gradient_checks
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
 from semu.simulation.gradients import gradients_ready, last_nodes, rank_end
+from semu.simulation.held_units import unit_buckets, unit_collectives
 from semu.simulation.interference import interference
 from semu.simulation.layout import Layout
 from semu.simulation.memory import rank_static
@@ -132,12 +133,16 @@ def _reduce(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int)
     found: list[Reduction] = []
     done, last = rank_end(run, rank), last_nodes(run, rank)
     size = job.training.grad_dtype.size_bytes
-    reduces = shares_parameters(layout) and job.parallel.zero <= 1
+    reduces = shares_parameters(layout) and (job.parallel.zero <= 1 or job.gathers_once)
     if reduces and layout.cut.trainable[rank]:
         ready = gradients_ready(layout, evaluation, run, rank)
         overlapped = job.training.overlap.grad_reduce
-        buckets = rank_buckets(layout, rank, ready.keys, ready.elements, ready.slots, overlapped=overlapped)
-        pieces = _bucket_collectives(layout, model, rank, buckets)
+        if job.gathers_once:
+            units = unit_buckets(layout, rank, ready.keys, [bool(own) for own in ready.operators])
+            buckets, pieces = [bucket for _, bucket in units], unit_collectives(layout, model, rank, units)
+        else:
+            buckets = rank_buckets(layout, rank, ready.keys, ready.elements, ready.slots, overlapped=overlapped)
+            pieces = _bucket_collectives(layout, model, rank, buckets)
         now = 0.0
         for bucket, own in zip(buckets, pieces, strict=True):
             members = [ready.operators[i] for i in bucket.members]

@@ -11,6 +11,7 @@ from simulation.reference_interference import lost_s
 from simulation.reference_memory import scales
 from simulation.reference_model import CutModel
 from simulation.reference_modules import group_of, most_spread
+from simulation.reference_sharding import holds_all
 
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup, collective_latency, wire_factor
@@ -72,9 +73,17 @@ def tail_of(expansion: Expansion) -> Tail:
     ]
     tail = Tail([[] for _ in range(parallel.pp)])
     grad_bytes = job.training.grad_dtype.size_bytes
+    gathered: dict[int, list[Slice]] = {}
     for rank, slices in enumerate(tail.slices):
         done = ends[rank]
         width = (parallel.zero_group or parallel.dp) * parallel.cp
+        if holds_all(job):
+            from simulation.reference_held import gather, reduce
+
+            mine = gather(expansion)[rank]
+            slices += reduce(expansion, rank, mine)
+            done = max([done, *(piece.end_s for piece in slices)])
+            gathered[rank] = [whole.gather for whole in mine if whole.gather]
         if parallel.zero <= 1:
             now = 0.0
             routed_group = model.experts.groups("edp", 0, rank)
@@ -110,7 +119,9 @@ def tail_of(expansion: Expansion) -> Tail:
     barrier = max([*ends, *(piece.end_s for slices in tail.slices for piece in slices)])
     lost: list[Slice] = []
     for rank, slices in enumerate(tail.slices):
-        loss = lost_s(expansion, rank, [(piece.start_s, piece.end_s) for piece in slices], 0.0)
+        total = sum(piece.end_s - piece.start_s for piece in gathered.get(rank, ())) if overlap.param_gather else 0.0
+        beside = [max(total - waited[rank], 0.0) for waited in expansion.waited_s] or 0.0
+        loss = lost_s(expansion, rank, [(piece.start_s, piece.end_s) for piece in slices], beside)
         begin = max([ends[rank], *(piece.end_s for piece in slices)])
         lost.append(Slice(OpKind.CUSTOM, begin, begin + loss))
     for slices, piece in zip(tail.slices, lost, strict=True):
@@ -121,6 +132,8 @@ def tail_of(expansion: Expansion) -> Tail:
         elements = sum(item.elements for item in held[rank])
         if elements:
             _step(expansion, rank, held[rank], barrier, slices)
+    for rank, pieces in gathered.items():
+        tail.slices[rank] += pieces
     tail.iteration_s = max([barrier, *(piece.end_s for slices in tail.slices for piece in slices)])
     tail.iteration_s += on_grid(job.training.overhead_s)
     return tail
