@@ -119,7 +119,7 @@ def expand(job: TrainingJob, gather_ready: dict[int, float] | None = None) -> Ex
     )
     static = [static_of(model, rank) for rank in range(job.parallel.pp)]
     if holds_all(job):
-        from simulation.reference_held import ready_times, spans
+        from simulation.reference_held import ready_times, spans, timed
 
         gather_ready = ready_times(Expansion(model, [], static))
     replicas, symbols = [], []
@@ -131,7 +131,7 @@ def expand(job: TrainingJob, gather_ready: dict[int, float] | None = None) -> Ex
     expansion = Expansion(model, replicas, static)
     if holds_all(job):
         for replica, own in zip(replicas, symbols, strict=True):
-            replica.memory = memory_of(model, replica, own, spans(expansion, replica))
+            replica.memory = memory_of(model, replica, own, spans(expansion, replica, timed(expansion)))
             free = _Writer(model, replicas.index(replica), own, {}).write()
             expansion.waited_s.append(
                 [sum(_length(replica, s) - _length(free, s) for s in order) for order in replica.orders]

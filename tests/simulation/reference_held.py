@@ -1,4 +1,4 @@
-"""ZeRO-3 that gathers once an iteration, for the slow reference: what is gathered and reduced when, and held how long."""
+"""ZeRO-3 that gathers once an iteration, for the slow reference: what is gathered and reduced when, how long held."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from simulation.reference_model import Block, CutModel
 from simulation.reference_tail import Held, Slice, collective, trainable, worst_group
 
 from semu.hardware.kinds import OpKind
+from semu.hardware.network import CommGroup
 from semu.nn.tracing import ParameterUse
 
 
@@ -64,7 +65,7 @@ def gather(expansion: Expansion) -> list[list[Whole]]:
         mine, now = wholes(model, rank), 0.0
         for whole in mine:
             if parts(model, whole.routed) > 1:
-                group = _group(expansion, rank, whole.routed)
+                group = sharing(expansion, rank, whole.routed)
                 own = size * sum(use.numel for use in whole.uses)
                 whole.gather = collective(expansion, OpKind.ALL_GATHER, group, own, now)
                 now = whole.gather.end_s
@@ -72,7 +73,7 @@ def gather(expansion: Expansion) -> list[list[Whole]]:
     return result
 
 
-def _group(expansion: Expansion, rank: int, routed: bool):  # type: ignore[no-untyped-def]
+def sharing(expansion: Expansion, rank: int, routed: bool) -> CommGroup:
     """The ranks that share a parameter out; the group on most nodes."""
     model = expansion.model
     if not routed:
@@ -98,39 +99,48 @@ def ready_times(expansion: Expansion) -> dict[int, float]:
     return ready
 
 
-def reduce(expansion: Expansion, rank: int, mine: list[Whole]) -> list[Slice]:
+def reduce(expansion: Expansion, rank: int, mine: list[Whole]) -> list[tuple[Whole, OpKind, CommGroup, int, Slice]]:
     """Reductions of a rank; each waits for the last gradient of its unit, or for the end of the rank's last stage."""
     model = expansion.model
     p, overlap = model.job.parallel, model.job.training.overlap
     end = max(replica.span(stage)[1] for replica in expansion.replicas for stage in replica.orders[rank])
     held = [item for item in sorted(trainable(expansion, rank), key=lambda item: item.ready_s) if item.ready_s > 0]
-    slices: list[Slice] = []
+    found: list[tuple[Whole, OpKind, CommGroup, int, Slice]] = []
 
     def items(whole: Whole) -> list[Held]:
         return [item for item in held if id(item.parameter) in whole.keys]
 
     for whole in sorted((w for w in mine if items(w)), key=lambda w: held.index(items(w)[-1])):
-        begin = max([slices[-1].end_s] if slices else [0.0])
+        begin = found[-1][-1].end_s if found else 0.0
         begin = max(begin, items(whole)[-1].ready_s if overlap.grad_reduce else end)
         size = sum(item.elements for item in items(whole)) * model.job.training.grad_dtype.size_bytes
         count = parts(model, whole.routed)
         if count > 1:
-            group = _group(expansion, rank, whole.routed)
+            group = sharing(expansion, rank, whole.routed)
             whole.scatter = collective(expansion, OpKind.REDUCE_SCATTER, group, size, begin)
-            slices.append(whole.scatter)
+            found.append((whole, OpKind.REDUCE_SCATTER, group, size, whole.scatter))
             begin = whole.scatter.end_s
         width = parts(model, False)
         if width < p.dp * p.cp:
             across = worst_group(model, rank, width, p.dp * p.cp // width, p.tp)
-            slices.append(collective(expansion, OpKind.ALL_REDUCE, across, -(-size // count), begin))
-    return slices
+            share = -(-size // count)
+            piece = collective(expansion, OpKind.ALL_REDUCE, across, share, begin)
+            found.append((whole, OpKind.ALL_REDUCE, across, share, piece))
+    return found
 
 
-def spans(expansion: Expansion, replica: Replica) -> list[list[tuple[float, float, int]]]:
+def timed(expansion: Expansion) -> list[list[Whole]]:
+    """Everything of every rank with its gather and its reduction."""
+    found = gather(expansion)
+    for rank, mine in enumerate(found):
+        reduce(expansion, rank, mine)
+    return found
+
+
+def spans(expansion: Expansion, replica: Replica, by_rank: list[list[Whole]]) -> list[list[tuple[float, float, int]]]:
     """(from, to, bytes) of whole parameters and of whole gradients, by rank."""
     training, result = expansion.model.job.training, []
-    for rank, mine in enumerate(gather(expansion)):
-        reduce(expansion, rank, mine)
+    for rank, mine in enumerate(by_rank):
         found: list[tuple[float, float, int]] = []
         for whole in mine:
             if whole.gather is None:

@@ -14,7 +14,8 @@ def lost_s(expansion: Expansion, rank: int, spans: list[tuple[float, float]], ga
     """Loss [s] of a rank on the replica where most hides.
 
     Args:
-        spans: (start, end) of the rank's gradient collectives after stages. gathered_s: of its overlapped gathers, of every replica or of each.
+        spans: (start, end) of the rank's gradient collectives after stages.
+        gathered_s: of its overlapped gathers, of every replica or of each.
     """
     share = expansion.model.job.profile.interference
     job, model = expansion.model.job, expansion.model

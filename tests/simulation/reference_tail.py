@@ -81,7 +81,7 @@ def tail_of(expansion: Expansion) -> Tail:
             from simulation.reference_held import gather, reduce
 
             mine = gather(expansion)[rank]
-            slices += reduce(expansion, rank, mine)
+            slices += [piece for *_, piece in reduce(expansion, rank, mine)]
             done = max([done, *(piece.end_s for piece in slices)])
             gathered[rank] = [whole.gather for whole in mine if whole.gather]
         if parallel.zero <= 1:

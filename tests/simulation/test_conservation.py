@@ -21,6 +21,7 @@ from simulation.jobs import (
 )
 from simulation.reference_costs import symbols_of, value
 from simulation.reference_model import CutModel
+from simulation.test_experts import moe
 
 from semu.graph.operator import Phase
 from semu.hardware.kinds import DType, OpKind
@@ -48,6 +49,12 @@ JOBS = {
     "all-overlap": lambda: job_of(
         vlm(), vlm_items(6), Parallel(dp=2, tp=2, pp=2), overlap=Overlap(True, True, True, True)
     ),
+    "text-zero2-pipeline": lambda: job_of(gpt(), text_items(6), Parallel(dp=2, pp=2, zero=2), overlap=Overlap()),
+    "t2v-zero3-pipeline": lambda: job_of(t2v(), t2v_items(6), Parallel(dp=2, pp=3, zero=3), overlap=Overlap()),
+    "vlm-zero3-kept": lambda: job_of(
+        vlm(), vlm_items(6), Parallel(dp=2, pp=3, zero=3, reshard_after_forward=False), overlap=Overlap()
+    ),
+    "experts-zero3": lambda: job_of(moe(), text_items(6), Parallel(dp=2, tp=2, ep=2, zero=3), overlap=Overlap()),
     "interleaved": lambda: job_of(vlm(), vlm_items(8), Parallel(dp=2, tp=2, pp=2, vpp=2), overlap=Overlap()),
 }
 

@@ -28,7 +28,7 @@ from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.schedule.problem import lower
 from semu.simulation import prepare
-from semu.simulation.ground import _in_order
+from semu.simulation.ground import in_order
 from semu.simulation.memory import RankMemory
 from semu.simulation.pipeline import PipelineRun, run_pipeline
 
@@ -113,7 +113,7 @@ MOMENTS = st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0])
 
 @given(st.lists(st.lists(st.tuples(MOMENTS, st.integers(-3, 3)), min_size=6, max_size=6), min_size=1, max_size=4))
 def test_events_outside_stages_are_sorted_by_time_then_size(rows: list[list[tuple[float, int]]]) -> None:
-    events = _in_order(
+    events = in_order(
         np.array([[time for time, _ in row] for row in rows]),
         np.array([[size for _, size in row] for row in rows], dtype=np.int64),
     )
@@ -122,7 +122,7 @@ def test_events_outside_stages_are_sorted_by_time_then_size(rows: list[list[tupl
 
 
 def test_no_events_outside_stages() -> None:
-    events = _in_order(np.zeros((2, 0)), np.zeros((2, 0), dtype=np.int64))
+    events = in_order(np.zeros((2, 0)), np.zeros((2, 0), dtype=np.int64))
     assert events.time.shape == events.size.shape == (2, 0)
 
 
