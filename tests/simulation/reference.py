@@ -130,9 +130,10 @@ def expand(job: TrainingJob, gather_ready: dict[int, float] | None = None) -> Ex
         symbols.append(own)
     expansion = Expansion(model, replicas, static)
     if holds_all(job):
-        for replica, own in zip(replicas, symbols, strict=True):
-            replica.memory = memory_of(model, replica, own, spans(expansion, replica, timed(expansion)))
-            free = _Writer(model, replicas.index(replica), own, {}).write()
+        wholes = timed(expansion)
+        for number, (replica, own) in enumerate(zip(replicas, symbols, strict=True)):
+            replica.memory = memory_of(model, replica, own, spans(expansion, replica, wholes))
+            free = _Writer(model, number, own, {}).write()
             expansion.waited_s.append(
                 [sum(_length(replica, s) - _length(free, s) for s in order) for order in replica.orders]
             )

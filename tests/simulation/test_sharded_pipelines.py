@@ -36,12 +36,14 @@ from semu_models.llama import Llama, LlamaConfig
 
 
 # -- against the slow reference ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("hidden", OVERLAPS)
+@pytest.mark.parametrize("hidden", ["none", "reduce", "both"])
 @pytest.mark.parametrize("resharded", [True, False], ids=["resharded", "kept"])
 @pytest.mark.parametrize(("pp", "vpp", "group"), [(2, 1, None), (4, 1, 2), (2, 2, 2)])
 def test_zero_3(pp: int, vpp: int, group: int | None, resharded: bool, hidden: str) -> None:
-    parallel = Parallel(dp=4, pp=pp, vpp=vpp, zero=3, zero_group=group, reshard_after_forward=resharded)
-    assert_tails_equal(job_of(gpt(5), text_items(4 * pp), parallel, overlap=OVERLAPS[hidden], gpus_per_node=pp))
+    parallel = Parallel(dp=4 if group else 2, pp=pp, vpp=vpp, zero=3, zero_group=group, reshard_after_forward=resharded)
+    assert_tails_equal(
+        job_of(gpt(5), text_items(parallel.dp * pp), parallel, overlap=OVERLAPS[hidden], gpus_per_node=pp)
+    )
     small = Parallel(dp=2, tp=2, pp=pp, vpp=vpp, zero=3, reshard_after_forward=resharded)
     model = vlm(frozen=["vit"], layers=4)
     assert_tails_equal(job_of(model, vlm_items(2 * pp, empty=(1,)), small, overlap=OVERLAPS[hidden], recompute="full"))
@@ -96,7 +98,7 @@ def random_job(seed: int) -> TrainingJob:
     )
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_jobs(seed: int) -> None:
     assert_tails_equal(random_job(seed))
 
