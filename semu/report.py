@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.timeline import IterationTimeline
-from semu.errors import ConfigError
+from semu.files import make_folder, write_file
 
 SCHEMA_VERSION = 1
 """Version of ``result.json``; raised when a key changes its meaning."""
@@ -128,6 +127,13 @@ class ContentionSummary:
         return {**vars(self), "lost_s": dict(self.lost_s), "scope": CONTENTION_SCOPE}
 
 
+def _as_toml(value: object) -> str:
+    """A setting as ``--set`` has it: words without quotes, a list with them."""
+    if isinstance(value, tuple):
+        return "[" + ",".join(f'"{word}"' for word in value) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 @dataclass(frozen=True)
 class FittingChange:
     """A change of a job that does not fit in memory, after which it does.
@@ -147,9 +153,7 @@ class FittingChange:
     def label(self) -> str:
         """As ``--set`` has it, e.g. ``training.recompute=full``; the global batch stays and is left out."""
         return " ".join(
-            f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-            for key, value in self.settings.items()
-            if key != "training.global_batch"
+            f"{key}={_as_toml(value)}" for key, value in self.settings.items() if key != "training.global_batch"
         )
 
     def to_json(self) -> dict[str, object]:
@@ -287,14 +291,8 @@ class Report:
         Raises:
             ConfigError: the directory cannot be made or written to.
         """
-        folder = Path(directory)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            return [self._write(folder / name, write) for name, write in self._writers()]
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write results: {error.strerror}", where=str(folder), expected="a directory to write to"
-            ) from error
+        folder = make_folder(Path(directory))
+        return [write_file(folder / name, write) for name, write in self._writers()]
 
     def _writers(self) -> Sequence[tuple[str, Callable[[Path], None]]]:
         def result(path: Path) -> None:
@@ -322,19 +320,6 @@ class Report:
         if self.num_distinct_replicas == 1:
             return ""
         return f", replica {self.slowest_replica} (the slowest of {self.num_distinct_replicas} different ones)"
-
-    @staticmethod
-    def _write(path: Path, write: Callable[[Path], None]) -> Path:
-        """Write through a temporary file beside the target, so that nothing is ever half-written."""
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-        os.close(handle)
-        try:
-            write(Path(name))
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        finally:
-            Path(name).unlink(missing_ok=True)
-        return path
 
 
 CONVENTION = (

@@ -765,7 +765,7 @@ def test_memory_strategies_in_a_run_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("assignment", "where"),
     [
-        ("training.offload=weights", "training.offload"),
+        ("training.offload=gradients", "training.offload"),
         ("training.offload_fraction=0.5", "training.offload_fraction"),
         ("training.offload_layers=0", "training.offload_layers"),
         ("training.recompute_policy=op", "training.recompute_policy"),

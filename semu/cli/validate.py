@@ -43,7 +43,7 @@ def validate_command(arguments: argparse.Namespace) -> int:
         if row.status is Status.ERROR:
             say(f"row {row.id}: {row.reason}")
     if arguments.csv is not None:
-        from semu.validation.files import write_text
+        from semu.files import write_text
 
         say(f"wrote {write_text(arguments.csv, result.to_csv())}")
     title = f"semu validate: {arguments.runs or 'published runs'}"

@@ -133,8 +133,8 @@ def _trace_comparison(arguments: argparse.Namespace) -> _Compare:
 
 def _write(arguments: argparse.Namespace, result: LogComparison | TraceComparison, document: dict[str, object]) -> None:
     """The files that were asked for."""
+    from semu.files import make_folder, write_text
     from semu.validation.bar_picture import save_bars
-    from semu.validation.files import make_folder, write_text
 
     if arguments.csv is not None:
         say(f"wrote {write_text(arguments.csv, result.to_csv())}")

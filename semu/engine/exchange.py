@@ -84,6 +84,10 @@ class Exchange:
             unit's gradients; none anywhere: nothing is reduced.
         replicates: shards are all-reduced too (``ExchangeCosts.replicas``).
         beside: it serves the same block as the unit before it, over another communicator, and is gathered when that is.
+        is_copied: its parameters live whole on the host: its template is one of ``HostCopyCosts``, and it is copied
+            where others are gathered.
+        shard: number of the template (``HostCopyCosts``) of the copies that bring the rank's shard from the host before
+            each gather; -1: it is on the device.
     """
 
     template: int
@@ -93,6 +97,8 @@ class Exchange:
     writers: tuple[tuple[int, ...], ...]
     replicates: bool = False
     beside: bool = False
+    is_copied: bool = False
+    shard: int = -1
 
     @property
     def reduces(self) -> bool:
@@ -130,7 +136,7 @@ class ExchangePlan:
         reductions: dict[int, list[int]] = {}
         for number, unit in enumerate(self.units):
             used = [turn_of[position] for position in unit.blocks if position in busy]
-            if unit.gathers and used and not (is_backward and unit.keeps):
+            if unit.gathers and not unit.is_copied and used and not (is_backward and unit.keeps):
                 needed.append((min(used), number))
             if is_backward and unit.reduces:
                 reductions.setdefault(max(used), []).append(number)
@@ -140,6 +146,25 @@ class ExchangePlan:
                 before, last = last, turn
             gathers.setdefault(before if self.prefetch else turn, []).append(number)
         return gathers, reductions
+
+    def copies(self, order: Sequence[int], busy: Collection[int]) -> dict[int, tuple[int, int]]:
+        """The unit that is copied from the host for each turn of a half, and the turn at whose beginning it may come:
+        that of the unit before, so that at most two are there.
+
+        Arguments as ``turns``.
+        """
+        turn_of = {position: turn for turn, position in enumerate(order)}
+        needed = [
+            (turn_of[unit.blocks[0]], number)
+            for number, unit in enumerate(self.units)
+            if unit.is_copied and unit.blocks[0] in busy
+        ]
+        found: dict[int, tuple[int, int]] = {}
+        before = 0
+        for turn, number in sorted(needed):
+            found[turn] = number, before
+            before = turn
+        return found
 
 
 def _collective(kind: OpKind, phase: Phase, stream: Stream, group: CommGroup, buffer_bytes: int) -> Operator:

@@ -23,6 +23,9 @@ from semu.engine.stage import ROLES, StageProgram
 from semu.engine.template import HalfTemplate, TemplateLibrary
 from semu.hardware.device import HOST_COPIES
 
+_STORAGE_OF_ROW = {GATHER_FORWARD: FORWARD_PARAMETERS, GATHER_BACKWARD: BACKWARD_PARAMETERS, REDUCE: GRADIENTS}
+"""What a row of a unit's template touches; a unit that is copied from the host has the first two."""
+
 
 def build_stages(
     library: TemplateLibrary,
@@ -42,7 +45,8 @@ def build_stages(
         serial: communication does not overlap: a block's first operator waits for the last one of the block before.
         has_consumer: false: nobody takes what the chunk returns, nor sends it gradients (the model's end).
         borrowed: per arriving tensor, whether a chunk of the same rank keeps it for its own backward, and so frees it.
-        exchanges: collectives over the data-parallel group inside the stages (ZeRO-2, ZeRO-3).
+        exchanges: collectives over the data-parallel group inside the stages (ZeRO-2, ZeRO-3), and copies of parameters
+            from the host.
     Returns:
         (forward, backward); backward is None where nothing in the chunk needs a gradient.
     """
@@ -72,6 +76,7 @@ class _Joiner:
         self.role: list[int] = []
         self.maps: list[list[int]] = []
         self.unit_maps: list[list[int]] = []
+        self.shard_maps: list[list[int]] = []
 
     def build(self, has_consumer: bool, borrowed: Sequence[bool]) -> tuple[StageProgram, StageProgram | None]:
         """The two stages; arguments as ``build_stages``."""
@@ -128,6 +133,7 @@ class _Joiner:
             if unit.keeps:
                 mapping[BACKWARD_PARAMETERS] = mapping[FORWARD_PARAMETERS]
             self.unit_maps.append(mapping)
+            self.shard_maps.append(self._new_storages(unit.shard) if unit.shard >= 0 else [])
 
     def _new_storages(self, number: int) -> list[int]:
         """Numbers for all storages of a template."""
@@ -143,16 +149,25 @@ class _Joiner:
         producers: list[int | None] = [None] * num_arriving
         busy = {position for position in order if halves[position].operators}
         gathers, reductions = self.exchanges.turns(order, busy, is_backward=is_backward)
+        copies = self.exchanges.copies(order, busy)
+        row = GATHER_BACKWARD if is_backward else GATHER_FORWARD
         last = before_last = -1  # last operator of the latest block, and of the one before
+        fronts: list[list[int]] = []
         for turn, position in enumerate(order):
             half, mapping = halves[position], self.maps[position]
+            fronts.append([i for stream, i in chain.ends.items() if stream not in self.host_copies])
             for number in gathers.get(turn, ()):
-                chain.ready[number] = self._exchange(
-                    chain, number, GATHER_BACKWARD if is_backward else GATHER_FORWARD, chain.latest
-                )
+                before = chain.latest
+                if self.exchanges.units[number].shard >= 0:
+                    before = [self._bring_shard(chain, number, row, before)]
+                chain.ready[number] = self._exchange(chain, number, row, before)
+            if turn in copies:
+                number, begin = copies[turn]
+                chain.ready[number] = self._exchange(chain, number, row, fronts[begin])
             first = len(chain.rows)
             chain.rows.extend((half.rows + self.library.row_offset[self.blocks[position]]).tolist())
             chain.block.extend([position] * len(half.operators))
+            chain.is_exchange.extend([False] * len(half.operators))
             chain.stream.extend(self.streams[op.stream.name] for op in half.operators)
             for preds in half.preds:
                 known = [p + first if p >= 0 else producers[-1 - p] for p in preds]
@@ -187,9 +202,11 @@ class _Joiner:
             if unit.gathers:
                 gathered = storages[BACKWARD_PARAMETERS if is_backward else FORWARD_PARAMETERS]
                 for i in chain.ends.values():
-                    chain.touches[i].append(gathered)
-                for preds in chain.preds[first:] if number in chain.ready else ():
-                    preds.append(chain.ready[number])
+                    if chain.stream[i] not in self.host_copies:
+                        chain.touches[i].append(gathered)
+                for i in range(first, len(chain.rows)) if number in chain.ready else ():
+                    if chain.stream[i] not in self.host_copies:
+                        chain.preds[i].append(chain.ready[number])
             if is_backward:
                 for writer in unit.writers[unit.blocks.index(position)]:
                     chain.touches[first + writer].append(storages[GRADIENTS])
@@ -206,18 +223,27 @@ class _Joiner:
         """Append a collective of a unit; returns its position."""
         unit: Exchange = self.exchanges.units[number]
         storages = self.unit_maps[number]
-        operator = self.library.templates[unit.template].operators[row]
-        touched = {
-            GATHER_FORWARD: [storages[FORWARD_PARAMETERS]],
-            GATHER_BACKWARD: [storages[BACKWARD_PARAMETERS]],
-            REDUCE: [storages[GRADIENTS]],
-            REPLICATE: [],
-        }
-        chain.rows.append(self.library.row_offset[unit.template] + row)
-        chain.block.append(unit.blocks[0])
+        touched = [] if row == REPLICATE else [storages[_STORAGE_OF_ROW[row]]]
+        if row in (GATHER_FORWARD, GATHER_BACKWARD) and unit.shard >= 0:
+            touched.append(self.shard_maps[number][row])
+        return self._append(chain, unit.template, row, unit.blocks[0], preds, touched)
+
+    def _bring_shard(self, chain: _Chain, number: int, row: int, preds: Iterable[int]) -> int:
+        """Append the copy of a unit's shard from the host; it stays until it is gathered."""
+        unit = self.exchanges.units[number]
+        return self._append(chain, unit.shard, row, unit.blocks[0], preds, [self.shard_maps[number][row]])
+
+    def _append(
+        self, chain: _Chain, template: int, row: int, block: int, preds: Iterable[int], touched: list[int]
+    ) -> int:
+        """Append a transfer that serves a block; returns its position."""
+        operator = self.library.templates[template].operators[row]
+        chain.rows.append(self.library.row_offset[template] + row)
+        chain.block.append(block)
+        chain.is_exchange.append(True)
         chain.stream.append(self.streams[operator.stream.name])
         chain.preds.append(list(preds))
-        chain.touches.append(touched[row])
+        chain.touches.append(touched)
         return len(chain.rows) - 1
 
     def _program(
@@ -257,6 +283,7 @@ class _Joiner:
             storage=np.array(used, dtype=np.int32),
             arriving_storage=tuple(arriving),
             leaving_storage=tuple(leaving),
+            is_exchange=np.array(chain.is_exchange, dtype=np.bool_),
         )
 
 
@@ -264,7 +291,7 @@ class _Chain:
     """Operators of several halves, one after another, with chunk-wide storage numbers.
 
     Attributes:
-        rows, block, stream, preds, touches: of each operator.
+        rows, block, stream, preds, touches: of each operator. is_exchange: it is a transfer of a unit.
         ends: stream -> last operator of the latest block. ready: unit -> its gather.
         barrier: reduction that the next block waits for, -1: none.
     """
@@ -272,6 +299,7 @@ class _Chain:
     def __init__(self) -> None:
         self.rows: list[int] = []
         self.block: list[int] = []
+        self.is_exchange: list[bool] = []
         self.stream: list[int] = []
         self.preds: list[list[int]] = []
         self.touches: list[list[int]] = []

@@ -68,6 +68,8 @@ class StageProgram:
         num_streams: number of streams.
         storage: int32[num_storages], number of each storage in the chunk, the same in both its stages.
         arriving_storage, leaving_storage: such numbers of the tensors of ``arriving`` and ``leaving``; -1: none.
+        is_exchange: bool[num_ops], it is a transfer of parameters or gradients that serves ``block``, none of the
+            block's own operators; bool[0]: none is.
     """
 
     rows: NDArray[np.int32]
@@ -91,6 +93,7 @@ class StageProgram:
     storage: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     arriving_storage: tuple[int, ...] = ()
     leaving_storage: tuple[int, ...] = ()
+    is_exchange: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
 
     @cached_property
     def is_serial(self) -> bool:

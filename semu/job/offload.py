@@ -8,9 +8,11 @@ from fnmatch import fnmatchcase
 
 from semu.errors import ConfigError, unknown_name
 
-OFFLOADS = ("activations", "optimizer")
+OFFLOADS = ("activations", "weights", "optimizer")
 """What can be kept on the host. Activations: what a layer saves for its backward pass is copied out behind its forward
-and back ahead of its backward. Optimizer: master weights and moments come in, bucket by bucket, for the step."""
+and back ahead of its backward. Weights: a layer's parameters come in before its forward and again before its backward
+(``semu.simulation.weights``). Optimizer: master weights and moments come in, bucket by bucket, for the step. Gradients
+stay on the device."""
 
 
 @dataclass(frozen=True)
@@ -18,12 +20,14 @@ class OffloadPlan:
     """What is offloaded over PCIe.
 
     Attributes:
-        activations, optimizer: whether they are.
+        activations, weights, optimizer: whether they are.
         layers: ``fnmatch`` patterns of the layers' paths; None: by ``fraction``.
-        fraction: share of each modality module's layers, spread evenly, 0 to 1.
+        fraction: share of each modality module's layers, spread evenly, 0 to 1. Layers or fraction choose for
+            activations and weights alike: where both are offloaded, both of the same layers.
     """
 
     activations: bool = False
+    weights: bool = False
     optimizer: bool = False
     layers: tuple[str, ...] | None = None
     fraction: float = 1.0
@@ -33,26 +37,31 @@ class OffloadPlan:
         """Read ``training.offload``, ``offload_layers`` and ``offload_fraction``; None: not given.
 
         Raises:
-            ConfigError: an unknown word, layers or a fraction without activations, both at once, out of range.
+            ConfigError: an unknown word, layers or a fraction with neither activations nor weights, both at once, out
+                of range.
         """
         words = _words(offload, "training.offload")
         for word in words:
-            if word in ("weights", "parameters", "gradients"):
+            if word in ("parameters", "gradients"):
                 raise ConfigError(
-                    f"offload of {word} is not modelled by this version",
+                    "offload of gradients is not modelled by this version: they stay on the device"
+                    if word == "gradients"
+                    else "parameters are called weights here",
                     where="training.offload",
                     expected=" or ".join(OFFLOADS),
                     got=word,
-                    nearest="optimizer",
+                    nearest="weights" if word == "parameters" else "optimizer",
                 )
             if word not in OFFLOADS:
                 raise unknown_name("offload", word, OFFLOADS, where="training.offload")
         given = [name for name, value in (("layers", layers), ("fraction", fraction)) if value is not None]
-        if given and ("activations" not in words or len(given) > 1):
+        if given and (not {"activations", "weights"} & set(words) or len(given) > 1):
             raise ConfigError(
-                "layers by path and by share" if len(given) > 1 else "layers to offload, and no activations are",
+                "layers by path and by share"
+                if len(given) > 1
+                else "layers to offload, and neither activations nor weights are",
                 where=f"training.offload_{given[-1]}",
-                expected='one of offload_layers and offload_fraction, with offload = "activations"',
+                expected='one of offload_layers and offload_fraction, with offload = "activations" or "weights"',
                 got=str(fraction if given[-1] == "fraction" else layers),
             )
         if fraction is not None and (
@@ -63,19 +72,25 @@ class OffloadPlan:
             )
         return cls(
             activations="activations" in words,
+            weights="weights" in words,
             optimizer="optimizer" in words,
             layers=None if layers is None else _words(layers, "training.offload_layers"),
             fraction=1.0 if not isinstance(fraction, int | float) else float(fraction),
         )
 
     def chooses(self, path: str, number: int) -> bool:
-        """Whether a layer is offloaded.
+        """Whether a layer's activations are offloaded.
 
         Args:
             path: of the layer. number: of the layer in its modality module.
         """
-        if not self.activations:
-            return False
+        return self.activations and self._names(path, number)
+
+    def streams(self, path: str, number: int) -> bool:
+        """Whether a layer's weights are offloaded; arguments as ``chooses``."""
+        return self.weights and self._names(path, number)
+
+    def _names(self, path: str, number: int) -> bool:
         if self.layers is not None:
             return any(self.matches(pattern, path) for pattern in self.layers)
         return int((number + 1) * self.fraction) > int(number * self.fraction)

@@ -23,7 +23,7 @@ from semu.job.kinds import (
     RecomputePolicy,
     Workspaces,
 )
-from semu.job.offload import OffloadPlan
+from semu.job.offload import OFFLOADS, OffloadPlan
 from semu.nn.recompute_plan import RECOMPUTE_KINDS, RecomputePlan
 from semu.parallel.config import Overlap
 
@@ -228,7 +228,7 @@ class Training:
         gradient_accumulation_fusion: products for weight gradients add into the gradient buffers themselves, as in
             Megatron-LM; false: they write a tensor of the parameters' type, which is added.
         offload: what lives on the host, words of ``semu.job.offload.OFFLOADS``; None: nothing.
-        offload_layers, offload_fraction: the layers whose activations do, as paths or as a share; None: all.
+        offload_layers, offload_fraction: the layers whose activations and weights do, by path or share; None: all.
         fp8_recipe: TENSORWISE or BLOCKWISE scales (``semu.hardware.fp8``); an enum member or its value.
         launch: no kernel starts before its host has issued it, the profile's ``host.launch_s`` each; here off unless
             asked for.
@@ -329,7 +329,7 @@ class Training:
             )
         states = (DType.FP32, DType.BF16)
         offloads = OffloadPlan.of(offload, offload_layers, offload_fraction)
-        words = tuple(name for name in ("activations", "optimizer") if getattr(offloads, name))
+        words = tuple(name for name in OFFLOADS if getattr(offloads, name))
         values = {
             "micro_batch": micro_batch,
             "global_batch": global_batch,

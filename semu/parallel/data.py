@@ -55,12 +55,14 @@ def gradient_buckets(
 
 @dataclass(frozen=True)
 class StaticBytes:
-    """What a rank stores for its parameters all the time [bytes]; ``host``: what of it lives there."""
+    """What a rank stores for its parameters all the time [bytes]; on the host: ``host``: optimizer state,
+    ``host_weights``: weights."""
 
     parameters: int
     gradients: int
     optimizer: int
     host: int = 0
+    host_weights: int = 0
 
     @property
     def total(self) -> int:
@@ -73,6 +75,7 @@ class StaticBytes:
             self.gradients + other.gradients,
             self.optimizer + other.optimizer,
             self.host + other.host,
+            self.host_weights + other.host_weights,
         )
 
 

@@ -5,10 +5,10 @@ and ``template_cache`` remember templates between calls), ``evaluate`` (stage co
 ``segment_costs`` and ``shape_costs``), ``job_checkpoint`` (all microbatches simulated alone, to be restored under any
 schedule), ``gather``, ``launch``, ``pipeline`` and ``reduction`` with ``gradients`` (times, with ``transfers`` and
 ``bindings``; ``clipping`` between reduction and step), ``memory``, ``ground`` and ``saved``, ``reserved`` (the caching
-allocator), ``host`` (offload), ``accounting``, ``contention`` with ``link_units`` and ``job_units`` (transfers that
-share ports), ``rank_timeline`` and ``replica``, ``tables`` and ``assemble`` (the report; its first figures in
-``headline``); ``samples`` (jitter); ``nearest_fit`` (what to change where a job does not fit). ``estimate`` is the door
-for a search that needs the first figures only. ``model_memo`` says how long a traced model is remembered.
+allocator), ``host`` and ``weights`` (offload), ``accounting``, ``contention`` with ``link_units`` and ``job_units``
+(transfers that share ports), ``rank_timeline`` and ``replica``, ``tables`` and ``assemble`` (the report; its first
+figures in ``headline``); ``samples`` (jitter); ``nearest_fit`` (what to change where a job does not fit). ``estimate``
+is the door for a search that needs the first figures only. ``model_memo`` says how long a traced model is remembered.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def assemble_report(
         num_distinct_replicas=run.num_replicas,
         slowest_replica=int(run.first[slowest]),
         job=describe_job(layout),
-        warnings=(*_warnings(layout, parameters, run.num_replicas), *host_notes(job, hosts)),
+        warnings=(*_warnings(layout, parameters, run.num_replicas), *host_notes(layout, hosts)),
         timeline=timeline,
         host_memory_bytes=hosts,
         reserve=found.reserve,

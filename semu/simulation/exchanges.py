@@ -1,4 +1,4 @@
-"""Which collectives of ZeRO-2 and ZeRO-3 run inside the stages, and what they move.
+"""Which collectives of ZeRO-2 and ZeRO-3, and copies of weights from the host, run inside the stages; what they move.
 
 ZeRO-2: gradients are reduce-scattered bucket by bucket in every microbatch's backward and only the shard is kept, as
 DeepSpeed does (1910.02054 §5.2; its engine reduces at every accumulation step from stage 2 on). A bucket closes at the
@@ -15,6 +15,9 @@ torchtitan shards DeepSeek-V3 and Llama-4.
 Where other microbatches come between a microbatch's forward and its backward (pipelines), a stage leaves nothing
 gathered behind: every unit is gathered in each forward and again in each backward stage, whose gradients are reduced.
 With ``reshard_after_forward`` off nothing is exchanged inside those stages: see ``unsharded``.
+
+Weights on the host (``weights``): a chosen layer is a unit that is copied; with ZeRO-3 its unit's shard is, before each
+gather.
 """
 
 from __future__ import annotations
@@ -24,15 +27,21 @@ from dataclasses import replace
 from functools import cached_property
 
 from semu.engine.exchange import Exchange, ExchangeCosts, ExchangePlan
+from semu.engine.host_copies import HostCopyCosts
+from semu.hardware.device import RELOAD
 from semu.job import TrainingJob
+from semu.nn.offload import HOST_LINK
 from semu.parallel.data import gradient_buckets
 from semu.parallel.mesh import Mesh
 from semu.parallel.pipeline import Chunk
 from semu.simulation.tracer import Block, HeldParameter
+from semu.simulation.weights import parameters_on_host
 
 FSDP_STREAM = "fsdp"
 EXPERT_STREAMS = {FSDP_STREAM: "efsdp", "dp": "edp"}
 """Stream of the experts' collectives beside each other one (torchtitan's and Megatron-LM's names of these groups)."""
+
+Costs = ExchangeCosts | HostCopyCosts
 
 Members = list[tuple[int, HeldParameter]]
 """(position of a block in its chunk, a parameter that it uses)."""
@@ -44,8 +53,8 @@ def plan_exchanges(
     blocks: Sequence[Sequence[Block]],
     chunks: Sequence[Chunk],
     first_template: int,
-) -> tuple[tuple[ExchangeCosts, ...], list[ExchangePlan | None]]:
-    """The collectives inside all stages of a job.
+) -> tuple[tuple[Costs, ...], list[ExchangePlan | None]]:
+    """The collectives and copies of parameters inside all stages of a job.
 
     Args:
         job: what is trained. mesh: its groups. blocks: of every modality module. chunks: in order of data flow.
@@ -53,10 +62,10 @@ def plan_exchanges(
     Returns:
         What they move, each once, in the order of the templates; the units of every chunk, None without any.
     """
-    parallel = job.parallel
-    if parallel.zero < 2 or max(parallel.gradient_ranks, parallel.expert_data_ranks) == 1 or job.gathers_once:
+    on_host = parameters_on_host(block for own in blocks for block in own)
+    if not is_sharded_inside(job) and not on_host:
         return (), [None] * len(chunks)
-    planner = _Planner(job, mesh, first_template)
+    planner = _Planner(job, mesh, first_template, on_host)
     plans: list[ExchangePlan | None] = [
         planner.plan(blocks[chunk.module][chunk.first : chunk.last], chunk.rank, is_last=chunk.index == len(chunks) - 1)
         for chunk in chunks
@@ -64,20 +73,29 @@ def plan_exchanges(
     return tuple(planner.templates), plans
 
 
+def is_sharded_inside(job: TrainingJob) -> bool:
+    """Whether gradients are reduced, or parameters gathered, inside the stages."""
+    parallel = job.parallel
+    is_shared = max(parallel.gradient_ranks, parallel.expert_data_ranks) > 1
+    return parallel.zero >= 2 and is_shared and not job.gathers_once
+
+
 class _Planner:
     """Makes units, and one template for units of equal costs."""
 
-    def __init__(self, job: TrainingJob, mesh: Mesh, first_template: int) -> None:
-        self.job, self.mesh, self.first_template = job, mesh, first_template
-        self.templates: dict[ExchangeCosts, int] = {}
+    def __init__(self, job: TrainingJob, mesh: Mesh, first_template: int, on_host: frozenset[int]) -> None:
+        self.job, self.mesh, self.first_template, self.on_host = job, mesh, first_template, on_host
+        self.templates: dict[Costs, int] = {}
 
     def plan(self, blocks: Sequence[Block], rank: int, *, is_last: bool) -> ExchangePlan:
         """The units of a chunk; ``is_last``: it ends the model."""
         overlap = self.job.training.overlap
-        if self.job.parallel.zero == 2:
-            units = self._buckets(blocks, rank)
-        else:
-            units = self._units(blocks, rank, is_last=is_last)
+        units: list[Exchange] = []
+        if is_sharded_inside(self.job):
+            is_gathered = self.job.parallel.zero == 3
+            units = self._units(blocks, rank, is_last=is_last) if is_gathered else self._buckets(blocks, rank)
+        if not any(unit.gathers for unit in units):
+            units += self._copies(blocks)
         return ExchangePlan(tuple(units), prefetch=overlap.param_gather, overlap_reduce=overlap.grad_reduce)
 
     def _buckets(self, blocks: Sequence[Block], rank: int) -> list[Exchange]:
@@ -131,6 +149,7 @@ class _Planner:
         group = self.mesh.expert_shard_group(rank) if is_expert else self.mesh.shard_group(rank)
         stream = FSDP_STREAM if gathers else "dp"
         gathers = gathers and group.num_ranks > 1
+        shard = self._shard_bytes(members, group.num_ranks) if gathers else 0
         costs = ExchangeCosts(
             parameter_bytes=_elements(members) * training.precision.tensor_dtype.size_bytes if gathers else 0,
             gradient_bytes=_elements(members, written=True) * training.grad_dtype.size_bytes,
@@ -139,7 +158,7 @@ class _Planner:
             replicas=self.mesh.replica_group(rank) if is_grouped else None,
         )
         return Exchange(
-            template=self.first_template + self.templates.setdefault(costs, len(self.templates)),
+            template=self._template(costs),
             blocks=blocks,
             gathers=gathers,
             keeps=keeps,
@@ -148,7 +167,34 @@ class _Planner:
                 for block in blocks
             ),
             replicates=is_grouped,
+            shard=self._template(HostCopyCosts(shard, HOST_LINK[RELOAD])) if shard else -1,
         )
+
+    def _template(self, costs: Costs) -> int:
+        """Number of a unit's template in the library."""
+        return self.first_template + self.templates.setdefault(costs, len(self.templates))
+
+    def _copies(self, blocks: Sequence[Block]) -> list[Exchange]:
+        """One unit for every block whose weights live whole on the host."""
+        size = self.job.training.precision.tensor_dtype.size_bytes
+        units = []
+        for position, block in enumerate(blocks):
+            own = {id(held.parameter): held.elements for held in block.parameters if id(held.parameter) in self.on_host}
+            if own:
+                template = self._template(HostCopyCosts(sum(own.values()) * size, HOST_LINK[RELOAD]))
+                units.append(Exchange(template, (position,), True, False, ((),), is_copied=True))
+        return units
+
+    def _shard_bytes(self, members: Members, ranks: int) -> int:
+        """What a rank copies of a sharded unit from the host before each gather; shards are rounded up."""
+        training = self.job.training
+        away = {id(held.parameter): held for _, held in members if id(held.parameter) in self.on_host}
+        size = training.precision.tensor_dtype.size_bytes
+        if not self.job.shards_are_masters:
+            return -(-sum(held.elements for held in away.values()) // ranks) * size
+        trained = sum(held.elements for held in away.values() if held.parameter.requires_grad)
+        frozen = sum(held.elements for held in away.values()) - trained
+        return -(-trained // ranks) * training.master_dtype.size_bytes + -(-frozen // ranks) * size
 
 
 def _split(blocks: Sequence[Block], is_expert: bool) -> tuple[Members, dict[int, Members]]:

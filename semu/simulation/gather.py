@@ -1,7 +1,8 @@
 """Parameter gathers (ZeRO-1; ZeRO-3 that gathers once) before the first forwards, and what those forwards wait for.
 
 An iteration is counted from the start of its gathers. A first forward stage begins as the schedule lets it; an
-operator of a block whose parameters are not there yet waits inside the stage.
+operator of a block whose parameters are not there yet waits inside the stage. Weights that live on the host are
+gathered after the step (``reduction``), not here.
 """
 
 from __future__ import annotations
@@ -59,7 +60,12 @@ def parameter_gathers(layout: Layout, model: CostModel) -> dict[int, ParameterGa
 
 
 def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
-    held = [entry for entry in layout.held_by(rank) if entry[2].parameter.requires_grad]
+    on_host = layout.cut.on_host
+    held = [
+        entry
+        for entry in layout.held_by(rank)
+        if entry[2].parameter.requires_grad and id(entry[2].parameter) not in on_host
+    ]
     slots = [layout.chunks[chunk].chunk.slot for chunk, _, _ in held]
     keys = [id(h.parameter) for _, _, h in held]
     buckets = rank_buckets(layout, rank, keys, [h.elements for _, _, h in held], slots, overlapped=True)
@@ -128,7 +134,9 @@ def _needed(layout: Layout, gather: ParameterGather, number: int) -> NDArray[np.
     """The gather that each operator of a chunk's forward stage needs, -1: none: int64[num_ops]."""
     chunk = layout.chunks[number]
     ready = [gather.last.get((chunk.chunk.index, block), -1) for block in range(len(chunk.blocks))]
-    return np.array(ready, dtype=np.int64)[chunk.forward.block]
+    needed = np.array(ready, dtype=np.int64)[chunk.forward.block]
+    needed[chunk.forward.is_exchange] = -1
+    return needed
 
 
 def first_forwards(units: PipelineUnits, order: NDArray[np.int32]) -> dict[int, int]:

@@ -169,4 +169,5 @@ def latest_ends(
 
 def block_starts(stage: StageProgram, num_blocks: int) -> list[int]:
     """Position of each block's first operator in a stage."""
-    return [int(np.argmax(stage.block == number)) for number in range(num_blocks)]
+    block = np.where(stage.is_exchange, -1, stage.block) if len(stage.is_exchange) else stage.block
+    return [int(np.argmax(block == number)) for number in range(num_blocks)]

@@ -14,6 +14,7 @@ from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
 from semu.simulation.memory import rank_static
 from semu.simulation.pipeline import PipelineRun
+from semu.simulation.weights import check_weights
 from semu.units import GIB
 
 
@@ -32,6 +33,8 @@ def check_offload(job: TrainingJob) -> None:
             got="activations",
             nearest="optimizer",
         )
+    if plan.weights:
+        check_weights(job)
     paths = [path for module in job.model.modules for path, _ in module.blocks()]
     for pattern in plan.layers or ():
         if not any(plan.matches(pattern, path) for path in paths):
@@ -46,12 +49,13 @@ def check_offload(job: TrainingJob) -> None:
 def host_memory(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> tuple[int, ...] | None:
     """Host memory of one GPU of every pipeline rank at its highest [bytes]; None where nothing is offloaded."""
     plan = layout.job.training.offload_plan
-    if not (plan.activations or plan.optimizer):
+    if not (plan.activations or plan.weights or plan.optimizer):
         return None
     problem = run.problem
     result = []
     for rank in range(layout.job.parallel.pp):
-        size = rank_static(layout, rank).host
+        static = rank_static(layout, rank)
+        size = static.host + static.host_weights
         nodes = np.flatnonzero(problem.node_rank == rank)
         change = np.zeros((run.num_replicas, len(nodes)), dtype=np.int64)
         for number in np.unique(problem.chunk[nodes]).tolist():
@@ -63,13 +67,20 @@ def host_memory(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> tup
     return tuple(result)
 
 
-def host_notes(job: TrainingJob, hosts: Sequence[int] | None) -> list[str]:
+def host_notes(layout: Layout, hosts: Sequence[int] | None) -> list[str]:
     """What a reader should know about the host's memory."""
     if hosts is None:
         return []
+    job = layout.job
     have = job.cluster.profile.host.memory_bytes.value
     note = f"offload: up to {max(hosts) / GIB:.2f} GiB of host memory per GPU"
-    return [f"{note}, more than the {have / GIB:.0f} GiB that there is" if max(hosts) > have else note]
+    if job.training.offload_plan.weights:
+        weights = max(rank_static(layout, rank).host_weights for rank in range(job.parallel.pp))
+        note += f" (weights: {weights / GIB:.2f} GiB)"
+    notes = [f"{note}, more than the {have / GIB:.0f} GiB that there is" if max(hosts) > have else note]
+    if job.training.offload_plan.weights and not layout.cut.on_host:
+        notes.append("offload of weights changes nothing: no layer between data and loss is chosen")
+    return notes
 
 
 def _copied(layout: Layout, evaluation: Evaluation, number: int) -> NDArray[np.int64]:

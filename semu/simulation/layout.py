@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from semu.engine.exchange import ExchangeCosts, ExchangePlan
+from semu.engine.exchange import ExchangePlan
 from semu.engine.stage import StageProgram
 from semu.engine.template import TemplateLibrary
 from semu.job import Fp8Weights, TrainingJob
@@ -16,12 +16,13 @@ from semu.parallel.mesh import Mesh
 from semu.parallel.pipeline import Chunk, deal_chunks, place_chunks
 from semu.parallel.stage_layers import stage_boundaries
 from semu.schedule.schedule import PipelineShape
-from semu.simulation.exchanges import plan_exchanges
+from semu.simulation.exchanges import Costs, plan_exchanges
 from semu.simulation.model_memo import ModelMemo, ModelMemos, cut_key, trace_key
 from semu.simulation.pools import ParameterPool, PoolParameters
 from semu.simulation.recompute_units import recompute_units
 from semu.simulation.template_cache import LIBRARIES, CompiledBlock, JoinedLibrary, Recent
 from semu.simulation.tracer import Block, HeldParameter, ModelTracer
+from semu.simulation.weights import parameters_on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +71,11 @@ class Cut:
                 for held in block.parameters:
                     by_rank[chunk.chunk.rank].setdefault(id(held.parameter), (chunk.chunk.index, number, held))
         return tuple(tuple(found.values()) for found in by_rank)
+
+    @cached_property
+    def on_host(self) -> frozenset[int]:
+        """Identities of the parameters that live on the host."""
+        return parameters_on_host(block for chunk in self.chunks for block in chunk.blocks)
 
     @cached_property
     def trainable(self) -> tuple[int, ...]:
@@ -321,9 +327,7 @@ def _trace(job: TrainingJob, memo: ModelMemo[_Traced], key: Hashable | None) -> 
     return memo.values.get(key, lambda: traced) if is_kept else traced
 
 
-def _library(
-    blocks: Sequence[CompiledBlock], exchanges: tuple[ExchangeCosts, ...], *, is_lasting: bool
-) -> JoinedLibrary:
+def _library(blocks: Sequence[CompiledBlock], exchanges: tuple[Costs, ...], *, is_lasting: bool) -> JoinedLibrary:
     """The templates of a traced model; the same ones in the same order share what was joined of them before."""
     if not is_lasting:
         return JoinedLibrary(blocks, exchanges)

@@ -248,6 +248,7 @@ class UnitWriter:
                 stages = self.layout.chunks[chunk]
                 ready = np.array([gather.last.get((chunk, block), -1) for block in range(len(stages.blocks))])
                 waits = ready[stages.forward.block]
+                waits[stages.forward.is_exchange] = -1
                 bound = np.flatnonzero(waits >= 0)
                 for replica in range(self.num_replicas):
                     self.out.join(unit + waits[bound], place[replica, self.node_of[first]] + bound)

@@ -26,6 +26,7 @@ from semu.simulation.ground import GroundEvents, ground_events, in_order
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.unsharded import UnshardedMemory
+from semu.simulation.weights import host_weights
 from semu.simulation.workspaces import workspace_bytes
 
 
@@ -64,7 +65,17 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
             fp8_scale_bytes=scales,
             shards_are_masters=job.shards_are_masters,
         )
-    return on_host(static, job.training) if job.training.offload_plan.optimizer else static
+    if job.training.offload_plan.optimizer:
+        static = on_host(static, job.training)
+    if not layout.cut.on_host:
+        return static
+    away = host_weights(layout, rank)
+    return replace(
+        static,
+        parameters=static.parameters - away.parameters,
+        optimizer=static.optimizer - away.masters,
+        host_weights=away.parameters + away.masters,
+    )
 
 
 def on_host(static: StaticBytes, training: Training) -> StaticBytes:

@@ -152,6 +152,9 @@ def cut_key(job: TrainingJob) -> tuple[Hashable, ...] | None:
     """Everything of a job but its model and blocks that its chunks can depend on; None: more than that, or where it has
     no ``trace_key``."""
     parallel = job.parallel
-    if parallel.zero > 1 or parallel.partition == "latency" or job.training.recompute_layers is not None:
+    training = job.training
+    if parallel.zero > 1 or parallel.partition == "latency" or training.recompute_layers is not None:
         return None
-    return settings(parallel, ZERO), settings(job.training, AROUND), job.overlaps_tensor_parallel
+    if "weights" in (training.offload or ()):
+        return None
+    return settings(parallel, ZERO), settings(training, AROUND), job.overlaps_tensor_parallel

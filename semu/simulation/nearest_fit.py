@@ -14,6 +14,7 @@ from dataclasses import replace
 from semu.errors import ConfigError, ScheduleError
 from semu.hardware.kinds import DType
 from semu.job import Precision, Recompute, TrainingJob
+from semu.job.offload import OFFLOADS
 from semu.report import FittingChange, Report
 
 MOST_CHANGES = 3
@@ -108,6 +109,11 @@ def single_changes(job: TrainingJob) -> Iterator[dict[str, object]]:
     if training.offload is None:
         yield {"training.offload": "optimizer"}
         yield {"training.offload": "activations"}
+        yield {"training.offload": "weights"}
+    else:
+        for word in OFFLOADS:
+            if word not in training.offload:
+                yield {"training.offload": (*training.offload, word)}
 
 
 def changed(job: TrainingJob, settings: Settings) -> TrainingJob:

@@ -6,6 +6,7 @@ scattered (in groups, ``zero_group``, and then all-reduced across them), each ra
 are gathered: after the step, or (``overlap.param_gather``) during the next iteration's first forwards (``gather``).
 With ZeRO-2 and ZeRO-3 the gradients are reduced inside the stages (``exchanges``), and with ZeRO-3 the parameters are
 gathered there; where ZeRO-3 gathers once an iteration, its units are reduced here like buckets (``held_units``).
+Weights that live on the host are written back behind the step and what gathers them (``weights``).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from semu.simulation.layout import Layout
 from semu.simulation.memory import rank_static
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.transfers import collective, collectives, moved, on_device
+from semu.simulation.weights import host_weights, trained_on_host
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class RankTail:
         checks: what the gradients go through before the step: unscaling, their norm, scaling (``gradient_checks``).
         casts: fp8 copies of the weights, made after the step for the whole next iteration.
         interference: what kernels lost to hidden collectives, before the checks.
-        reload, offload: copies of the optimizer state from the host and back, where it lives there.
+        reload, offload: copies of optimizer state and weights from the host and back, where they live there.
     """
 
     reductions: tuple[OuterSlice, ...]
@@ -262,17 +264,26 @@ def _finish(layout: Layout, model: CostModel, rank: int, reductions: list[OuterS
     reload, offload = _state_copies(layout, model, rank, barrier)
     if reload:
         barrier = reload[0].end_s
+    away = host_weights(layout, rank)
+    if away.read:
+        reload += (collective(model, "weights in", OpKind.P2P, HOST_LINK[RELOAD], away.read, barrier),)
+        barrier = reload[-1].end_s
     step = replace(on_device(model, "adam", OpKind.OPTIMIZER, traffic, barrier), name="Adam step")
     offload = tuple(moved(piece, step.end_s) for piece in offload)
     done = offload[0].end_s if offload else step.end_s
     gathers: list[OuterSlice] = []
-    if job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
+    if job.parallel.zero in (1, 2):
         for pool in layout.pools(rank):
             size = layout.trained_bytes(pool)
+            if job.training.overlap.param_gather:  # all else hides behind the next first forwards
+                size = trained_on_host(layout, pool) * dtype.size_bytes
             if size and pool.ranks > 1:
                 group = pool.shard_group(rank)
                 gathers.append(collective(model, "parameters", OpKind.ALL_GATHER, group, size, done))
                 done = gathers[-1].end_s
+    if away.written:
+        offload += (collective(model, "weights out", OpKind.P2P, HOST_LINK[OFFLOAD], away.written, done),)
+        done = offload[-1].end_s
     casts = _weight_casts(layout, model, rank, done)
     return RankTail(tuple(reductions), step, tuple(gathers), casts=casts, reload=reload, offload=offload)
 

@@ -103,7 +103,8 @@ def static_requests(layout: Layout, rank: int) -> list[int]:
     parts = (job.training.master_dtype.size_bytes if has_master else 0, state, state)
     optimizer = shared_out(static.optimizer, parts)
     requests = [workspace] * NUM_HANDLES
-    requests += shared_out(static.parameters, [item.elements for item in held])
+    on_host = layout.cut.on_host
+    requests += shared_out(static.parameters, [0 if id(item.parameter) in on_host else item.elements for item in held])
     requests += [static.gradients]
     for size in optimizer:
         requests += shared_out(size, trained)

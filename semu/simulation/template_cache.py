@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from semu.engine.exchange import ExchangeCosts, ExchangePlan
+from semu.engine.host_copies import HostCopyCosts
 from semu.engine.join import build_stages
 from semu.engine.stage import StageProgram
 from semu.engine.template import Template, TemplateLibrary, compile_template, stream_names
@@ -156,10 +157,12 @@ class JoinedLibrary:
 
     Args:
         blocks: compiled blocks in the order of the library's templates.
-        exchanges: what collectives inside stages move; their templates follow.
+        exchanges: what collectives, and copies from the host, inside stages move; their templates follow.
     """
 
-    def __init__(self, blocks: Sequence[CompiledBlock], exchanges: Sequence[ExchangeCosts] = ()) -> None:
+    def __init__(
+        self, blocks: Sequence[CompiledBlock], exchanges: Sequence[ExchangeCosts | HostCopyCosts] = ()
+    ) -> None:
         self.library = TemplateLibrary([item.template for item in blocks] + [item.template() for item in exchanges])
         self.streams = stream_names(self.library)
         self._stages: Recent[tuple[StageProgram, StageProgram | None]] = Recent(256)

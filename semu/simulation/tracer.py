@@ -47,12 +47,14 @@ class Block:
 
     Attributes:
         is_layer: tensors to tensors: it neither starts from data nor ends in a loss, so it can be recomputed.
+        is_streamed: its weights live on the host (``training.offload``).
     """
 
     path: str
     template: int
     parameters: tuple[HeldParameter, ...]
     is_layer: bool = True
+    is_streamed: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class _Placed:
         key: decides, with the gradients, what is traced. number: of the key, in this job.
         is_lasting: the key says so also in another call of ``simulate``. is_recomputed: as the unit.
         is_offloaded: what its forward pass saves lives on the host in between. options: it is traced so.
+        is_streamed: its weights live on the host, which changes nothing about its trace.
     """
 
     path: str
@@ -89,6 +92,7 @@ class _Placed:
     is_recomputed: bool
     is_offloaded: bool
     options: TraceOptions
+    is_streamed: bool = False
 
     @property
     def is_data(self) -> bool:
@@ -179,7 +183,8 @@ class ModelTracer:
                 compiled = self._compile(group[-1], None)
                 if _is_layer(group[-1], compiled):
                     chosen = self._chosen(unit, layers)
-                    group[-1] = self._place(chosen, specs, is_offloaded=self.offload.chooses(unit.path, layers))
+                    place = self._place(chosen, specs, is_offloaded=self.offload.chooses(unit.path, layers))
+                    group[-1] = replace(place, is_streamed=self.offload.streams(unit.path, layers))
                     layers += 1
                 specs = compiled.output_specs
             outputs[module.name] = specs
@@ -200,7 +205,8 @@ class ModelTracer:
             for place in reversed(group):
                 compiled = self._compile(place, gradients)
                 is_layer = _is_layer(place, compiled)
-                blocks.append(Block(place.path, self._number(compiled), _held(place, compiled), is_layer))
+                held, number = _held(place, compiled), self._number(compiled)
+                blocks.append(Block(place.path, number, held, is_layer, place.is_streamed))
                 gradients = compiled.input_gradients
             offset = len(module.inputs)
             for source in module.sources:

@@ -18,6 +18,7 @@ import numpy as np
 from semu.engine.sampling import sample_step_function
 from semu.engine.timeline import IterationTimeline, RankTimeline
 from semu.errors import ConfigError
+from semu.files import write_file
 from semu.graph.level import Level
 from semu.traces.annotations import (
     compact_json,
@@ -103,10 +104,9 @@ def _header(title: str, metadata: Mapping[str, object], world: Mapping[str, int]
 
 
 def _write_file(path: str | os.PathLike[str], header: str, batches: Iterable[list[str]]) -> None:
-    """Stream the batches of events into a temporary file beside ``path``, then rename it."""
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
+    """Stream the batches of events into a file."""
+
+    def fill(temporary: Path) -> None:
         with temporary.open("w", encoding="utf-8", newline="\n", buffering=1 << 20) as file:
             file.write(header)
             separator = ""
@@ -116,9 +116,8 @@ def _write_file(path: str | os.PathLike[str], header: str, batches: Iterable[lis
                     file.write(",\n".join(batch))
                     separator = ",\n"
             file.write("\n]}\n")
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+
+    write_file(Path(path), fill)
 
 
 def _microbatches(timeline: IterationTimeline) -> Iterator[list[str]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from semu.files import write_file
 from semu.units import GIB
-from semu.validation.files import write_file
 from semu.validation.log_result import LogComparison
 from semu.validation.trace_result import TraceComparison
 

@@ -14,7 +14,7 @@ from simulation.reference_costs import ATTENTION, latency_of, on_grid, symbols_o
 from simulation.reference_memory import Curve, RankStatic, memory_of, static_of
 from simulation.reference_model import Block, CutModel
 from simulation.reference_modules import module_symbols
-from simulation.reference_sharding import GATHER, REPLICATE, Sharding, Unit, holds_all
+from simulation.reference_sharding import COPY, GATHER, REPLICATE, SHARD, Sharding, Unit, holds_all
 
 from semu.graph.operator import Operator
 from semu.hardware.kinds import OpKind
@@ -23,7 +23,7 @@ from semu.job import TrainingJob
 
 Key = tuple[object, ...]
 """Name of a node: ("begin" or "end", chunk, phase, microbatch), ("operator", chunk, phase, microbatch, i),
-("link", chunk, phase, microbatch, i, "gather" or "reduce" or "replicate", unit),
+("link", chunk, phase, microbatch, i, "gather", "reduce", "replicate", "copy" or "shard", unit),
 ("send", from chunk, to chunk, phase, microbatch), ("launch", chunk, phase, microbatch, i)."""
 
 StageName = tuple[int, str, int]
@@ -240,7 +240,7 @@ class _Writer:
                         before.append(send)
         self._take_longest_paths()
         replica = Replica(self.nodes, self.orders, self.operators, self.sent, [])
-        held = [self.sharding.held(replica, rank) for rank in range(self.model.job.parallel.pp)]
+        held = self.sharding.held(replica)
         replica.memory = memory_of(self.model, replica, self.symbols, held)
         if not self.gather_ready and not self.model.job.training.offload and not self.model.job.training.launch:
             several = bool(self.sharding.units) or self.model.job.parallel.cp > 1
@@ -265,6 +265,9 @@ class _Writer:
         barrier: list[Key] = []
         latest: list[Key] = []
         done: list[Key] = []
+        fronts: dict[int, list[Key]] = {}
+        copied: list[Block] = []
+        shard: list[Key] = []
         for what, item in self.sharding.turns(chunk, phase):
             if isinstance(item, Unit):
                 number = self.sharding.units.index(item)
@@ -272,8 +275,19 @@ class _Writer:
                 operator, latency = self.sharding.operator(what, item)
                 name = operator.stream.name
                 node = Node(latency, [("begin", *stage), *([links[name]] if name in links else [])])
-                node.after += [links["reduced"]] if what == REPLICATE else [*latest, *barrier]
-                if what == GATHER:
+                if what == COPY:  # as soon as the block of the copy before begins
+                    node.after += fronts[copied[-1].number] if copied else []
+                    copied += item.blocks
+                elif what == GATHER and shard:
+                    node.after += [shard.pop()]
+                else:
+                    node.after += [links["reduced"]] if what == REPLICATE else [*latest, *barrier]
+                if name in HOST:
+                    node.after += [last_on[name]] if name in last_on else []
+                    last_on[name] = key
+                if what == SHARD:
+                    shard.append(key)
+                elif what in (GATHER, COPY):
                     ready[number] = key
                 elif not self.model.job.training.overlap.grad_reduce:
                     barrier.append(key)
@@ -285,13 +299,14 @@ class _Writer:
             assert isinstance(item, Block)
             waits = [ready[n] for n in ready if item in self.sharding.units[n].blocks] + barrier
             kernels: list[tuple[OpKind, Key]] = []
+            fronts[item.number] = latest
             if item.operators(phase):
                 latest = []
             for operator in item.operators(phase):
                 key = ("operator", *stage, len(written))
                 node = Node(
                     latency_of(operator, symbols, self.model.job.profile, self.model.groups_for(item)),
-                    [("begin", *stage), *waits],
+                    [("begin", *stage), *([] if operator.stream.name in HOST else waits)],
                 )
                 mine = operator.stream.name
                 in_ring = operator.kind is OpKind.P2P and mine not in HOST
@@ -313,7 +328,7 @@ class _Writer:
                 self.nodes[key] = node
                 end.after.append(key)
                 last_on[place] = key
-                latest.append(key)
+                latest += [] if mine in HOST else [key]
                 flop, net = value(operator.flop, symbols), value(operator.net_bytes, symbols)
                 written.append(StageOperator(key, item, operator, flop, net))
             done += [entry.key for entry in written if entry.block is item and entry.operator.stream.name not in HOST][

@@ -93,7 +93,7 @@ class _Crowd:
         )
         mine = items[number :: job.parallel.dp]
         own = [symbols_of(item, job.parallel.tp, job.parallel.cp) | module_symbols(job, item) for item in mine]
-        held = [self.sharding.held(replica, rank) for rank in range(job.parallel.pp)]
+        held = self.sharding.held(replica)
         if self.wholes:
             held = spans(self.expansion, replica, self.wholes)
         replica.memory = memory_of(self.model, replica, own, held)

@@ -137,18 +137,18 @@ def timed(expansion: Expansion) -> list[list[Whole]]:
     return found
 
 
-def spans(expansion: Expansion, replica: Replica, by_rank: list[list[Whole]]) -> list[list[tuple[float, float, int]]]:
-    """(from, to, bytes) of whole parameters and of whole gradients, by rank."""
-    training, result = expansion.model.job.training, []
+def spans(expansion: Expansion, replica: Replica, by_rank: list[list[Whole]]) -> list[tuple[float, float, int, int]]:
+    """(from, to, bytes, rank) of whole parameters and of whole gradients."""
+    training = expansion.model.job.training
+    found: list[tuple[float, float, int, int]] = []
     for rank, mine in enumerate(by_rank):
-        found: list[tuple[float, float, int]] = []
         for whole in mine:
             if whole.gather is None:
                 continue
             used = {b.chunk for b in expansion.model.blocks if b.rank == rank and whole.keys & _keys(b)}
             last = max(replica.span(stage)[1] for stage in replica.operators if stage[0] in used)
             size = sum(use.numel for use in whole.uses)
-            found.append((whole.gather.start_s, last, size * training.precision.tensor_dtype.size_bytes))
+            found.append((whole.gather.start_s, last, size * training.precision.tensor_dtype.size_bytes, rank))
             written: dict[int, int] = {}
             begin = []
             for entries in replica.operators.values():
@@ -160,9 +160,8 @@ def spans(expansion: Expansion, replica: Replica, by_rank: list[list[Whole]]) ->
             if begin:
                 assert whole.scatter is not None
                 size = sum(written.values()) * training.grad_dtype.size_bytes
-                found.append((min(begin), whole.scatter.end_s, size))
-        result.append(found)
-    return result
+                found.append((min(begin), whole.scatter.end_s, size, rank))
+    return found
 
 
 def _keys(block: Block) -> set[int]:

@@ -10,6 +10,7 @@ from simulation.reference_costs import value
 from simulation.reference_model import Block, CutModel
 
 from semu.job import TrainingJob
+from semu.nn.tracing import ParameterUse
 
 if TYPE_CHECKING:
     from simulation.reference import Replica
@@ -80,21 +81,35 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
     gradients = (own if zero >= 2 else trainable) * training.grad_dtype.size_bytes
     cast = sum(use.numel for use in uses.values() if use.is_fp8) if job.fp8_weights.value != "microbatch" else 0
     whole = elements - (cast if job.fp8_weights.value == "primary" else 0)
-    if zero == 3:
-        spread = sum(use.numel for use in uses.values() if model.experts.holds(use))
-        whole = -(-(whole - spread) // shards) + -(-spread // edp)
     parameters = whole * tensor_bytes + 2 * cast
-    if (
-        zero == 3
-        and training.software.value == "torch"
-        and training.master_dtype is not training.precision.tensor_dtype
-    ):
-        parameters -= own * tensor_bytes
     if cast:
         parameters += 2 * sum(scales(job, use.numel) for use in uses.values() if use.is_fp8)
+    away = {key: count for key, count in model.streamed().items() if key in uses}
+    if zero < 3:
+        parameters -= sum(away.values()) * tensor_bytes
+        return RankStatic(elements, trainable, parameters, gradients, _on_device(job, own) * state)
+    left = {key: use for key, use in uses.items() if key not in away}
+
+    def shared(some: list[ParameterUse]) -> int:
+        spread = sum(use.numel for use in some if model.experts.holds(use))
+        return -(-(sum(use.numel for use in some) - spread) // shards) + -(-spread // edp)
+
+    kept = shared([*left.values()])
+    stepped = shared([use for use in left.values() if use.parameter.requires_grad])
+    masters = own
+    if training.software.value == "torch" and training.master_dtype is not training.precision.tensor_dtype:
+        kept -= stepped
+        masters = stepped
+    parameters = kept * tensor_bytes
     if "optimizer" in (training.offload or ()):
-        own = min(own, 40_000_000)
-    return RankStatic(elements, trainable, parameters, gradients, own * state)
+        return RankStatic(elements, trainable, parameters, gradients, _on_device(job, own) * state)
+    optimizer = own * state - (own - masters) * training.master_dtype.size_bytes
+    return RankStatic(elements, trainable, parameters, gradients, optimizer)
+
+
+def _on_device(job: TrainingJob, stepped: int) -> int:
+    """Elements whose optimizer state is on the device."""
+    return min(stepped, 40_000_000) if "optimizer" in (job.training.offload or ()) else stepped
 
 
 def scales(job: TrainingJob, elements: int) -> int:
@@ -103,9 +118,9 @@ def scales(job: TrainingJob, elements: int) -> int:
 
 
 def memory_of(
-    model: CutModel, replica: Replica, symbols: list[dict[str, int]], held: list[list[tuple[float, float, int]]]
+    model: CutModel, replica: Replica, symbols: list[dict[str, int]], held: list[tuple[float, float, int, int]]
 ) -> list[Curve]:
-    """Dynamic memory of every rank; ``held``: further (from, to, bytes) of every rank."""
+    """Dynamic memory of every rank; ``held``: further (from, to, bytes, rank)."""
     lives = _Lives(model, replica, symbols, held)
     return [lives.curve(rank) for rank in range(model.job.parallel.pp)]
 
@@ -118,7 +133,7 @@ class _Lives:
         model: CutModel,
         replica: Replica,
         symbols: list[dict[str, int]],
-        held: list[list[tuple[float, float, int]]],
+        held: list[tuple[float, float, int, int]],
     ) -> None:
         self.model, self.replica, self.symbols, self.held = model, replica, symbols, held
         self.uses: dict[tuple[tuple[int, int], int], list[Interval]] = {}
@@ -188,8 +203,9 @@ class _Lives:
                 first, last = min(start for start, _ in intervals), max(end for _, end in intervals)
                 change[first] = change.get(first, 0) + size
                 change[last] = change.get(last, 0) - size
-        for start, end, size in self.held[rank]:
-            change[start] = change.get(start, 0) + size
-            change[end] = change.get(end, 0) - size
+        for start, end, size, owner in self.held:
+            if owner == rank:
+                change[start] = change.get(start, 0) + size
+                change[end] = change.get(end, 0) - size
         times = sorted(change)
         return Curve(times, list(accumulate(change[time] for time in times)))

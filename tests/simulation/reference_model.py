@@ -29,7 +29,8 @@ class Block:
         number: position in the model. module: number of its modality module. path, body: what it is.
         specs: what arrives. sources: who makes it, as (block, output); None: the data loader.
         trace: its operators. again: its inputs are kept and the rest is recomputed.
-        out: what it saves is copied to the host and back. rank, slot, chunk: where it runs.
+        out: what it saves is copied to the host and back. comes: its weights are copied from the host.
+        rank, slot, chunk: where it runs.
     """
 
     number: int
@@ -41,6 +42,7 @@ class Block:
     trace: TracedBlock
     again: bool = False
     out: bool = False
+    comes: bool = False
     rank: int = -1
     slot: int = -1
     chunk: int = -1
@@ -182,6 +184,14 @@ class CutModel:
             name = self._same[name]
         return name
 
+    def streamed(self) -> dict[int, int]:
+        """Parameters that live on the host, by identity: local elements; none that several blocks use."""
+        users: dict[int, list[tuple[Block, int]]] = {}
+        for block in self.blocks:
+            for use in block.trace.parameters:
+                users.setdefault(id(use.parameter), []).append((block, use.numel))
+        return {key: own[0][1] for key, own in users.items() if len(own) == 1 and own[0][0].comes}
+
     def consumers(self, block: Block) -> list[tuple[Block, int, int]]:
         """(consumer, position of its input, position of this block's output) of everything that the block returns."""
         return [
@@ -241,7 +251,9 @@ class CutModel:
                     block.again = False
                     block.trace = self._trace(number, body, specs, path, None, False)
                 if block.is_layer:
-                    block.out = self._goes_out(path, layers)
+                    named, offloaded = self._is_named(path, layers), self.job.training.offload or ()
+                    block.out = named and "activations" in offloaded
+                    block.comes = named and "weights" in offloaded
                     layers += 1
                 specs = list(trace.output_specs)
                 sources = [(len(self.blocks) - 1, k) for k in range(len(specs))]
@@ -255,11 +267,9 @@ class CutModel:
         dtype = spec.dtype(self._options.tensor_dtype)
         return CarrySpec(shape, (1,) * len(shape), dtype, False, None if spec.per_sequence else packing)
 
-    def _goes_out(self, path: str, number: int) -> bool:
-        """Whether the layer's saved tensors live on the host: by name, or every so-manieth layer of a module."""
+    def _is_named(self, path: str, number: int) -> bool:
+        """Whether what is offloaded of layers is of this one: by name, or every so-manieth layer of a module."""
         training = self.job.training
-        if "activations" not in (training.offload or ()):
-            return False
         if training.offload_layers is not None:
             return path in training.offload_layers
         share = 1.0 if training.offload_fraction is None else training.offload_fraction

@@ -1,4 +1,5 @@
-"""ZeRO-2 and ZeRO-3 for the slow reference: which collectives run in a stage, in which order, and what they hold."""
+"""ZeRO-2, ZeRO-3 and weights on the host for the slow reference: which collectives and copies run in a stage, in which
+order, and what they hold."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from simulation.reference_costs import on_grid
 from simulation.reference_model import Block, CutModel
 
-from semu.hardware.kinds import OpKind
+from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup, collective_latency, wire_factor
 from semu.job import TrainingJob
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from simulation.reference import Replica
 
 GATHER, REDUCE, REPLICATE = "gather", "reduce", "replicate"
+COPY, SHARD = "copy", "shard"
 KINDS = {GATHER: OpKind.ALL_GATHER, REDUCE: OpKind.REDUCE_SCATTER, REPLICATE: OpKind.ALL_REDUCE}
 
 
@@ -28,6 +30,7 @@ class Unit:
         chunk: of it. blocks: that use it, in forward order. elements, reduced: of its parameters, and of those that get
             a gradient. parameters: their identities. gathers, keeps: whether sharded; whether it stays to the backward.
         routed: of experts that are spread otherwise than all else.
+        copied: all of it comes from the host. shard_bytes: of its shard, which comes from the host before each gather.
     """
 
     chunk: int
@@ -38,6 +41,8 @@ class Unit:
     gathers: bool
     keeps: bool = False
     routed: bool = False
+    copied: bool = False
+    shard_bytes: int = 0
 
     def writes(self, block: Block, operator: object) -> bool:
         """Whether an operator of a block writes a gradient of the unit."""
@@ -74,6 +79,33 @@ class Sharding:
         if parallel.zero >= 2 and not holds_all(self.job):
             for chunk in range(model.num_chunks):
                 self._split(chunk)
+        self._put_on_host()
+
+    def _put_on_host(self) -> None:
+        """Units that are copied, or whose shards are."""
+        away, training = self.model.streamed(), self.job.training
+        if self.job.parallel.zero == 3 and self.units:
+            for unit in self.units:
+                trained = frozen = 0
+                for use in {id(u.parameter): u for b in unit.blocks for u in b.trace.parameters}.values():
+                    if id(use.parameter) in away and id(use.parameter) in unit.parameters:
+                        trained += use.numel if use.parameter.requires_grad else 0
+                        frozen += 0 if use.parameter.requires_grad else use.numel
+                size = training.precision.tensor_dtype.size_bytes
+                if training.software.value == "torch" and training.master_dtype is not training.precision.tensor_dtype:
+                    unit.shard_bytes = self._share(trained, unit) * training.master_dtype.size_bytes
+                    unit.shard_bytes += self._share(frozen, unit) * size
+                else:
+                    unit.shard_bytes = self._share(trained + frozen, unit) * size
+            return
+        for block in self.model.blocks:
+            own = {id(use.parameter) for use in block.trace.parameters} & set(away)
+            if own:
+                count = sum(away[key] for key in own)
+                self.units.append(Unit(block.chunk, [block], count, 0, own, False, copied=True))
+
+    def _share(self, elements: int, unit: Unit) -> int:
+        return -(-elements // self.parts(unit.routed))
 
     def parts(self, routed: bool) -> int:
         """Ranks that a parameter is split over."""
@@ -169,6 +201,10 @@ class Sharding:
                 targets.append(targets[-1] if self._is_beside(unit, gathered[:i]) else next(ahead))
         for unit, target in zip(gathered, targets, strict=True):
             turns.insert(place(target), (GATHER, unit))
+            if unit.shard_bytes:
+                turns.insert(place(target) - 1, (SHARD, unit))
+        for unit in [u for u in units if u.copied and u.blocks[0].operators(phase)]:
+            turns.insert(place(unit.blocks[0]), (COPY, unit))
         return turns
 
     def _is_beside(self, unit: Unit, before: list[Unit]) -> bool:
@@ -206,6 +242,14 @@ class Sharding:
     def operator(self, what: str, unit: Unit) -> tuple[SimpleNamespace, float]:
         """A collective and its latency [s]."""
         training = self.job.training
+        if what in (COPY, SHARD):
+            size = unit.shard_bytes if what == SHARD else unit.elements * training.precision.tensor_dtype.size_bytes
+            host = CommGroup("reload", 2, local_port=Port.PCIE)
+            latency = on_grid(collective_latency(self.job.profile, OpKind.P2P, host, size))
+            made = SimpleNamespace(
+                kind=OpKind.P2P, stream=SimpleNamespace(name="reload"), flop=0, net_bytes=size, inputs=(), outputs=()
+            )
+            return made, latency
         rank = self.model.chunk(unit.chunk)[0].rank
         kind, group = KINDS[what], self.group(what == REPLICATE, unit.routed, rank)
         size = unit.reduced * training.grad_dtype.size_bytes
@@ -226,31 +270,41 @@ class Sharding:
         return made, latency
 
     # -- what is held ------------------------------------------------------------------------------------------------
-    def held(self, replica: Replica, rank: int) -> list[tuple[float, float, int]]:
-        """(from, to, bytes) of a rank's gathered parameters and of its unsharded gradients."""
-        result = []
+    def held(self, replica: Replica) -> list[tuple[float, float, int, int]]:
+        """(from, to, bytes, rank) of gathered and copied parameters, of shards that were copied to be gathered, and of
+        unsharded gradients."""
+        result: list[tuple[float, float, int, int]] = []
         microbatches = sorted({stage[2] for stage in replica.operators})
         tensor = self.job.training.precision.tensor_dtype.size_bytes
-        for unit in [unit for unit in self.units if self.model.chunk(unit.chunk)[0].rank == rank]:
+        for unit in self.units:
+            rank, index = unit.blocks[0].rank, self.units.index(unit)
             for number in microbatches:
                 spans: dict[str, tuple[float, float]] = {}
                 for phase in "FB":
                     entries = replica.operators.get((unit.chunk, phase, number), [])
-                    inside = [replica.nodes[e.key] for e in entries if e.block in unit.blocks]
-                    gathers = [replica.nodes[e.key] for e in entries if e.key[-2:] == (GATHER, self.units.index(unit))]
-                    if inside and unit.gathers:
+                    kernels = [e for e in entries if e.block in unit.blocks]
+                    kernels = [e for e in kernels if e.operator.stream.name not in ("offload", "reload")]
+                    inside = [replica.nodes[e.key] for e in kernels]
+                    gathers = [replica.nodes[e.key] for e in entries if e.key[-2:] in ((GATHER, index), (COPY, index))]
+                    shards = [replica.nodes[e.key] for e in entries if e.key[-2:] == (SHARD, index)]
+                    if shards:
+                        result.append((shards[0].start_s, gathers[0].end_s, unit.shard_bytes, rank))
+                    if inside and (unit.gathers or unit.copied):
                         start = min((node.start_s for node in gathers), default=0.0)
                         spans[phase] = start, max(node.end_s for node in inside)
                     writers = [
                         replica.nodes[e.key]
                         for e in entries
-                        if phase == "B" and e.block in unit.blocks and unit.writes(e.block, e.operator)
+                        if phase == "B"
+                        and not unit.copied
+                        and e.block in unit.blocks
+                        and unit.writes(e.block, e.operator)
                     ]
                     if writers and self.parts(unit.routed) > 1:
                         done = next(e for e in entries if e.key[-2:] == (REDUCE, self.units.index(unit)))
                         size = unit.reduced * self.job.training.grad_dtype.size_bytes
-                        result.append((min(n.start_s for n in writers), replica.nodes[done.key].end_s, size))
+                        result.append((min(n.start_s for n in writers), replica.nodes[done.key].end_s, size, rank))
                 if unit.keeps and "B" in spans:
                     spans = {"FB": (spans["F"][0], spans["B"][1])}
-                result += [(*span, unit.elements * tensor) for span in spans.values()]
+                result += [(*span, unit.elements * tensor, rank) for span in spans.values()]
         return result

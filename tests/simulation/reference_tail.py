@@ -295,7 +295,7 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
     if job.parallel.zero == 3 and job.training.software.value == "torch" and weight > 2 * tensor_bytes:
         weight = 2 * master
     traffic = stepped(model, held) * (grad_bytes + 4 * state + weight)
-    gathered = []
+    gathered, counted, away = [], [], model.streamed()
     kinds = [(tp, items, False) for tp, items in parts_of(held)] + [(job.parallel.tp, held, True)]
     for tp, items, is_routed in kinds:
         own = [item for item in items if item.is_routed is is_routed]
@@ -311,6 +311,7 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
             traffic -= narrow * stepped(model, own) // elements
         if elements and ranks > 1:
             gathered.append((group, elements * tensor_bytes - narrow))
+            counted.append(sum(item.elements for item in own if id(item.parameter) in away))
     lives_on_host = "optimizer" in (job.training.offload or ())
     copied = 2 * state + (0 if job.training.master_dtype is job.training.precision.tensor_dtype else master)
     copied *= stepped(model, held)
@@ -318,12 +319,20 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
     if lives_on_host:
         slices.append(collective(expansion, OpKind.P2P, host, copied, barrier))
         barrier = slices[-1].end_s
+    read, written = _streamed(expansion, held)
+    if read:
+        slices.append(collective(expansion, OpKind.P2P, host, read, barrier))
+        barrier = slices[-1].end_s
     slices.append(_kernel(expansion, OpKind.OPTIMIZER, traffic, barrier))
     if lives_on_host:
         slices.append(collective(expansion, OpKind.P2P, host, copied, slices[-1].end_s))
-    if job.parallel.zero in (1, 2) and not job.training.overlap.param_gather:
-        for group, size in gathered:
-            slices.append(collective(expansion, OpKind.ALL_GATHER, group, size, slices[-1].end_s))
+    if job.parallel.zero in (1, 2):
+        for (group, size), elements in zip(gathered, counted, strict=True):
+            size = elements * tensor_bytes if job.training.overlap.param_gather else size
+            if size:
+                slices.append(collective(expansion, OpKind.ALL_GATHER, group, size, slices[-1].end_s))
+    if written:
+        slices.append(collective(expansion, OpKind.P2P, host, written, slices[-1].end_s))
     uses = {id(use.parameter): use for block in model.blocks if block.rank == rank for use in block.trace.parameters}
     cast = sum(use.numel for use in uses.values() if use.is_fp8)
     if cast and job.fp8_weights.value != "microbatch":
@@ -332,13 +341,30 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
         slices.append(_kernel(expansion, OpKind.CAST, read + copy, slices[-1].end_s))
 
 
+def _streamed(expansion: Expansion, held: list[Held]) -> tuple[int, int]:
+    """What a step reads, and writes, of a rank's weights that live on the host [bytes]."""
+    model, job = expansion.model, expansion.model.job
+    training, away = job.training, expansion.model.streamed()
+    moved = [item for item in held if id(item.parameter) in away]
+    kept = [item for item in held if id(item.parameter) not in away]
+    size, whole = training.precision.tensor_dtype.size_bytes, sum(item.elements for item in moved)
+    has_master = training.master_dtype is not training.precision.tensor_dtype
+    if job.parallel.zero == 3:
+        share = stepped(model, held) - stepped(model, kept)
+        if training.software.value == "torch" and has_master:
+            moves = 0 if "optimizer" in (training.offload or ()) else share * training.master_dtype.size_bytes
+            return moves, moves
+        return 0 if has_master else share * size, share * size
+    return 0 if has_master else stepped(model, moved) * size, whole * size
+
+
 def gather_times(expansion: Expansion) -> dict[int, float]:
     """When the parameters of every block are there: buckets in the order of the forward pass, one after the other."""
     job = expansion.model.job
     ready: dict[int, float] = {}
     for rank in range(job.parallel.pp):
         width = (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp
-        held = trainable(expansion, rank)
+        held = [i for i in trainable(expansion, rank) if id(i.parameter) not in expansion.model.streamed()]
         for item in held:
             item.ready_s = 0.0
         now = 0.0
@@ -346,7 +372,8 @@ def gather_times(expansion: Expansion) -> dict[int, float]:
             tp = bucket[0].tp
             group = worst_group(expansion.model, rank, 1, width * (job.parallel.tp // tp), tp)
             own = expansion.model.experts.groups("edp", 0, rank) if bucket[0].is_routed else group
-            now = collective(expansion, OpKind.ALL_GATHER, own, 2 * sum(h.elements for h in bucket), now).end_s
+            size = job.training.precision.tensor_dtype.size_bytes * sum(h.elements for h in bucket)
+            now = collective(expansion, OpKind.ALL_GATHER, own, size, now).end_s
             for block in expansion.model.blocks:
                 used = {id(use.parameter) for use in block.trace.parameters}
                 if block.rank == rank and used & {id(item.parameter) for item in bucket}:

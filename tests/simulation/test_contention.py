@@ -69,6 +69,13 @@ JOBS: dict[str, Callable[[], TrainingJob]] = {
     "offload": lambda: job_of(
         wide(2), text_items(2), Parallel(pp=2), overlap=overlap(pipeline=True), offload=["activations"]
     ),
+    "weights from the host": lambda: job_of(
+        wide(2),
+        text_items(4),
+        Parallel(pp=2, dp=2, zero=1),
+        overlap=overlap(pipeline=True, gradients=True),
+        offload=["weights", "activations"],
+    ),
     "parameters": lambda: job_of(
         wide(3),
         text_items(4),

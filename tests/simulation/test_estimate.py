@@ -181,6 +181,7 @@ CHANGES: dict[str, Callable[[TrainingJob], TrainingJob]] = {
         }.items()
     },
     "optimizer on the host": lambda job: trained(job, offload=["optimizer"]),
+    "weights on the host": lambda job: trained(job, offload=["weights", "activations"], offload_fraction=0.5),
     "no overlap": lambda job: trained(job, overlap=overlap()),
     "every second layer": lambda job: trained(job, recompute="full", recompute_every=2),
     "products are kept": lambda job: trained(job, recompute="full", recompute_policy="every_second_matmul"),

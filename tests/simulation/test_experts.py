@@ -141,6 +141,7 @@ def test_recomputation_and_fp8(recompute: str | list[str], precision: str) -> No
         {"gradient_accumulation_fusion": False},
         {"offload": ["optimizer"]},
         {"offload": ["activations"]},
+        {"offload": ["weights"]},
         {"recompute": "full", "recompute_policy": "every_second_matmul"},
         {"cross_entropy": "fused"},
     ],

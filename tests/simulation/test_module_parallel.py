@@ -88,6 +88,7 @@ STRATEGIES: dict[str, dict[str, object]] = {
     "recomputed groups of layers": {"recompute": "full", "recompute_layers": 2, "recompute_method": "uniform"},
     "recomputed first layers": {"recompute": "full", "recompute_layers": 1, "recompute_method": "block"},
     "offload": {"offload": ["activations", "optimizer"]},
+    "weights on the host": {"offload": ["activations", "weights"], "offload_fraction": 0.5},
     "attention in kernels": {"attention": "unfused"},
     "fp8": {"precision": "fp8"},
     "software": {"software": "torch"},

@@ -95,6 +95,7 @@ def test_what_is_on_already_is_not_tried() -> None:
         ["parallel.dp", "parallel.pp", "training.global_batch"],
         ["training.offload"],
         ["training.offload"],
+        ["training.offload"],
     ]
 
 

@@ -147,7 +147,8 @@ def test_state_beyond_a_bucket_leaves_the_device() -> None:
 @pytest.mark.parametrize(
     ("options", "where", "nearest"),
     [
-        ({"offload": "weights"}, "training.offload", "optimizer"),
+        ({"offload": "gradients"}, "training.offload", "optimizer"),
+        ({"offload": "parameters"}, "training.offload", "weights"),
         ({"offload": "activation"}, "training.offload", "activations"),
         ({"offload": 3}, "training.offload", None),
         ({"offload_fraction": 0.5}, "training.offload_fraction", None),

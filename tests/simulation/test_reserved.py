@@ -84,7 +84,9 @@ def test_requests_add_up_to_the_peak_of_allocated_memory(make: object, parallel:
         assert 0 <= over <= carried
 
 
-@pytest.mark.parametrize("options", [{}, {"offload": "activations"}, {"recompute": "full"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"offload": "activations"}, {"offload": "weights"}, {"recompute": "full"}], ids=str
+)
 @pytest.mark.parametrize("pp", [1, 2, 4])
 def test_every_request_is_freed_once(pp: int, options: dict[str, object]) -> None:
     """Several modules, an empty microbatch, overlapped sends, virtual stages, shards."""

@@ -12,6 +12,7 @@ from simulation.test_experts import SIZES, latent, moe
 from simulation.test_sharding import OVERLAPS, traffic
 
 from semu.cli.command import main
+from semu.errors import ConfigError
 from semu.graph.tensor import Role
 from semu.nn import Model
 from semu.parallel.config import Parallel
@@ -179,3 +180,22 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     exposed = sharded["breakdown_s"]["exposed_communication"]  # type: ignore[index]
     assert exposed["fsdp"] > 0
     assert "fsdp" not in kept["breakdown_s"]["exposed_communication"]  # type: ignore[index]
+
+
+# -- weights on the host -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("sizes", [{"ep": 2}, {"pp": 2, "ep": 2}, {"tp": 2, "ep": 2, "zero_group": 2}])
+def test_shards_of_experts_may_live_on_the_host(sizes: dict[str, int]) -> None:
+    parallel = Parallel(dp=4, zero=3, **sizes)  # type: ignore[arg-type]
+    if parallel.expert_shard_ranks == 1:
+        with pytest.raises(ConfigError, match="experts that no two ranks share") as caught:
+            simulate(job_of(moe(), text_items(8), parallel, offload=["weights"]))
+        assert (caught.value.where, caught.value.nearest) == ("training.offload", "optimizer")
+        return
+    assert_tails_equal(job_of(moe(), text_items(8), parallel, offload=["weights"], overlap=OVERLAPS["both"]))
+
+
+def test_what_is_kept_through_a_pipeline_does_not_live_on_the_host() -> None:
+    parallel = Parallel(dp=4, pp=2, zero=3, reshard_after_forward=False)
+    with pytest.raises(ConfigError, match="keeps gathered through a pipeline") as caught:
+        simulate(job_of(moe(), text_items(8), parallel, offload=["weights"]))
+    assert (caught.value.where, caught.value.nearest) == ("parallel.reshard_after_forward", "true")

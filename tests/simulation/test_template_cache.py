@@ -180,6 +180,8 @@ JOBS: dict[str, Callable[[], TrainingJob]] = {
     "every second layer": lambda: job_of(gpt(), text_items(4), recompute="full", recompute_every=2),
     "offload": lambda: job_of(gpt(), text_items(4), offload="activations"),
     "offload of a layer": lambda: job_of(gpt(), text_items(4), offload="activations", offload_layers=["llm.layers.1"]),
+    "weights": lambda: job_of(gpt(), text_items(4), Parallel(pp=2), offload="weights"),
+    "weights of a layer": lambda: job_of(gpt(), text_items(4), offload="weights", offload_layers=["llm.layers.1"]),
     "unfused loss": lambda: job_of(gpt(), text_items(4), cross_entropy="unfused"),
     "gradients apart": lambda: job_of(gpt(), text_items(4), gradient_accumulation_fusion=False),
     "own blocks": lambda: job_of(chain(Linear(64, 64), Linear(64, 64), Distance()), text_items(4), Parallel(pp=2)),

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from semu.errors import ConfigError
+from semu.files import write_text
 from semu.report_text import WIDTH
 from semu.runfile import make_job
 from semu.validation import BadRow, ValidationResult, parse_rows, validate
-from semu.validation.files import save, write_text
+from semu.validation.files import save
 from tests.validation.rows_kit import row, run
 
 ROWS = [
