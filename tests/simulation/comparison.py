@@ -14,7 +14,10 @@ from semu.job import TrainingJob
 from semu.report import Report
 from semu.simulation import simulate
 
-STREAMS = {"links": ("tp", "cp", "dp", "fsdp", "hsdp", "ep", "etp"), "experts": ("tp", "ep", "etp")}
+STREAMS = {
+    "links": ("tp", "cp", "dp", "fsdp", "hsdp", "ep", "etp", "edp", "efsdp"),
+    "experts": ("tp", "ep", "etp"),
+}
 """Streams inside stages that the reference counts together."""
 
 
