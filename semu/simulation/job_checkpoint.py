@@ -224,7 +224,7 @@ class JobCheckpoint:
             schedule: as ``schedule``.
         """
         run, _, tails = self._run(schedule)
-        return headline(self.layout, self.evaluation, run, tails).estimate
+        return headline(self.layout, self.evaluation, run, tails, self.gathers).estimate
 
     def report(
         self,
