@@ -1,5 +1,10 @@
 """GPipe: all forwards, then all backwards (Huang et al., 1811.06965 §2.3).
 
+    rank 0 |F0F1F2F3                  B3--B2--B1--B0--|
+    rank 1 |  F0F1F2F3            B3--B2--B1--B0--    |
+    rank 2 |    F0F1F2F3      B3--B2--B1--B0--        |
+    rank 3 |      F0F1F2F3B3--B2--B1--B0--            |
+
 Equal stages of forward time f and backward time b: makespan (m + p - 1)(f + b), bubble ratio (p - 1) / (m + p - 1);
 every rank holds the activations of all m microbatches. Several virtual stages per rank run breadth first, all
 microbatches through one, then through the next (2211.05953 §4.1): with p <= m, m v + p - 1 in the place of m + p - 1.
