@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from semu.graph.operator import Phase
 from semu.schedule.schedule import PipelineShape, Schedule, StageKey
-from semu.schedule.units import PipelineUnits, refuse_split, units_of
+from semu.schedule.units import BACKWARD, INPUT, NOTHING, WEIGHT, Merged, PipelineUnits, completed, merged_backwards, units_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,9 @@ class PipelineProblem:
         stages: node i < len(stages) is stages[i]. transfers: node len(stages) + j is transfers[j].
         stream_ptr: int64[num_streams + 1], nodes of each stream are consecutive.
         pred_ptr, pred: CSR predecessors, int32. node_rank: int32[num_stages].
-        chunk, phase, microbatch: int32[num_stages]; phase 0 forward, 1 backward.
+        chunk, phase, microbatch: int32[num_stages]; phase as in ``PipelineUnits.codes``: 0 forward, 1 backward, 2 and 3
+            its parts I and W, 4 what stands for W behind a whole backward among split ones.
+        merged: whole backwards among split ones; None: all are whole.
     """
 
     shape: PipelineShape
@@ -52,6 +54,7 @@ class PipelineProblem:
     chunk: NDArray[np.int32]
     phase: NDArray[np.int32]
     microbatch: NDArray[np.int32]
+    merged: Merged | None = None
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name != "known"}  # copies begin empty
@@ -74,7 +77,12 @@ class PipelineProblem:
     @cached_property
     def units(self) -> PipelineUnits:
         """The same pipeline before its schedule."""
-        return units_of(self.shape)
+        return units_of(self.shape, self.merged)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether any backward runs in two parts."""
+        return self.merged is not None
 
     @cached_property
     def unit_orders(self) -> list[NDArray[np.int32]]:
@@ -110,8 +118,10 @@ class PipelineProblem:
 
     @cached_property
     def rank_kinds(self) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]:
-        """Per rank, the distinct 2 x chunk + phase of its stages, sorted, and which of them each stage is."""
-        found = [np.unique(2 * self.chunk[n] + self.phase[n], return_inverse=True) for n in self.rank_nodes]
+        """Per rank, the distinct 2 x chunk + phase of its stages (5 x chunk + phase where backwards are split), sorted,
+        and which of them each stage is."""
+        each = 5 if self.splits_backward else 2
+        found = [np.unique(each * self.chunk[n] + self.phase[n], return_inverse=True) for n in self.rank_nodes]
         return tuple((kinds, kind) for kinds, kind in found)
 
     @cached_property
@@ -143,8 +153,9 @@ class PipelineProblem:
 
     @cached_property
     def stage_nodes(self) -> dict[tuple[int, int], NDArray[np.int64]]:
-        """(chunk, phase 0 or 1) -> the nodes of that stage, one per microbatch, in order."""
-        kinds = [(chunk, phase) for chunk in range(self.shape.num_chunks) for phase in (0, 1)]
+        """(chunk, phase) -> the nodes of that stage, at most one per microbatch, in order."""
+        phases = range(NOTHING + 1) if self.splits_backward else (0, 1)
+        kinds = [(chunk, phase) for chunk in range(self.shape.num_chunks) for phase in phases]
         return {kind: np.flatnonzero((self.chunk == kind[0]) & (self.phase == kind[1])) for kind in kinds}
 
     @cached_property
@@ -168,13 +179,18 @@ def lower(schedule: Schedule, shape: PipelineShape, *, overlapped_sends: bool) -
         schedule: validated. shape: what it orders.
         overlapped_sends: false: after a stage that sends, the rank's compute waits for its transfers.
     Raises:
-        ScheduleError: the schedule splits backwards, or the shape has sub-microbatches or several copies of the model.
+        ScheduleError: the shape has sub-microbatches or several copies of the model.
     """
-    refuse_split(schedule)
-    units_of(shape)
-    stages = [stage for order in schedule.orders for stage in order]
+    merged = merged_backwards(schedule)
+    units_of(shape, merged)
+    orders = schedule.orders if merged is None else tuple(tuple(completed(order)) for order in schedule.orders)
+    stages = [stage for order in orders for stage in order]
     number = {stage: i for i, stage in enumerate(stages)}
-    rank_of = [rank for rank, order in enumerate(schedule.orders) for _ in order]
+    if merged is not None:  # either of I and B stands for the other
+        for stage, i in [*number.items()]:
+            if stage.phase in _EITHER:
+                number[StageKey(stage.chunk, _EITHER[stage.phase], stage.microbatch)] = i
+    rank_of = [rank for rank, order in enumerate(orders) for _ in order]
     transfers = _transfers(stages, shape)
     pairs = sorted({(t.source, t.target) for t in transfers})
     by_pair = [[t for t in transfers if (t.source, t.target) == pair] for pair in pairs]
@@ -186,13 +202,16 @@ def lower(schedule: Schedule, shape: PipelineShape, *, overlapped_sends: bool) -
         preds[number[transfer.consumer]].append(node)
         if not overlapped_sends:
             following = number[transfer.stage] + 1
+            if merged and transfer.stage.phase is Phase.BACKWARD:
+                following += 1  # behind what stands for W
             if following < len(stages) and rank_of[following] == transfer.source:
                 preds[following].append(node)
-    for stage, node in number.items():
+    for node, stage in enumerate(stages):
         for before in shape.predecessors(stage):
             if shape.chunk_rank[before.chunk] == shape.chunk_rank[stage.chunk]:
                 preds[node].append(number[before])
-    sizes = [len(order) for order in schedule.orders] + [len(group) for group in by_pair]
+    sizes = [len(order) for order in orders] + [len(group) for group in by_pair]
+    phases = schedule.columns.phase if merged is None else np.array([_code(stage, merged) for stage in stages])
     return PipelineProblem(
         shape=shape,
         schedule=schedule,
@@ -203,9 +222,21 @@ def lower(schedule: Schedule, shape: PipelineShape, *, overlapped_sends: bool) -
         pred=np.array([p for group in preds for p in group], dtype=np.int32),
         node_rank=np.array(rank_of, dtype=np.int32),
         chunk=np.array([s.chunk for s in stages], dtype=np.int32),
-        phase=np.array([int(s.phase is not Phase.FORWARD) for s in stages], dtype=np.int32),
+        phase=phases.astype(np.int32),
         microbatch=np.array([s.microbatch for s in stages], dtype=np.int32),
+        merged=merged,
     )
+
+
+_EITHER = {Phase.BACKWARD: Phase.INPUT_GRADIENT, Phase.INPUT_GRADIENT: Phase.BACKWARD}
+_CODE = {Phase.FORWARD: 0, Phase.BACKWARD: BACKWARD, Phase.INPUT_GRADIENT: INPUT, Phase.WEIGHT_GRADIENT: WEIGHT}
+
+
+def _code(stage: StageKey, merged: Merged) -> int:
+    """What kind of stage it is; see ``PipelineProblem``."""
+    if stage.phase is Phase.WEIGHT_GRADIENT and (stage.chunk, stage.microbatch) in merged:
+        return NOTHING
+    return _CODE[stage.phase]
 
 
 def _transfers(stages: Sequence[StageKey], shape: PipelineShape) -> list[Transfer]:
@@ -219,6 +250,8 @@ def _transfers(stages: Sequence[StageKey], shape: PipelineShape) -> list[Transfe
         here = shape.chunk_rank[stage.chunk]
         if stage.phase is Phase.FORWARD:
             targets = consumers[stage.chunk]
+        elif stage.phase is Phase.WEIGHT_GRADIENT:
+            targets = []
         else:
             targets = [source for source in shape.sources[stage.chunk] if shape.has_backward[source]]
         for chunk in targets:

@@ -2,11 +2,14 @@
 
 Numbering does not depend on a schedule: unit ``microbatch x size + position``, where the positions of a microbatch are
 its stages (by chunk, forward before backward), then its transfers. A schedule is a set of edges between units.
+
+Under a schedule that splits backwards a chunk has three stages: forward, I, W. Where such a schedule runs a backward
+whole, B stands where I would, and behind it, where W would, a stage in which nothing happens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -19,6 +22,13 @@ from semu.graph.operator import Phase
 from semu.schedule.schedule import PipelineShape, Schedule, StageKey
 
 I32 = NDArray[np.int32]
+FORWARD, BACKWARD, INPUT, WEIGHT, NOTHING = range(5)
+"""Codes of stages in arrays: the positions of ``PHASES``, then a stage in which nothing happens."""
+LETTERS = "FBIW-"
+"""Of the codes, in names."""
+_PLACE = {Phase.FORWARD: 0, Phase.BACKWARD: 1, Phase.INPUT_GRADIENT: 1, Phase.WEIGHT_GRADIENT: 2}
+Merged = frozenset[tuple[int, int]]
+"""(chunk, microbatch) of the backwards that a schedule which splits others runs whole."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +37,11 @@ class PipelineUnits:
 
     Attributes:
         shape: ranks, chunks, microbatches.
-        chunk, phase, rank: int32[num_stages], of a microbatch's stages; phase 0 forward, 1 backward.
+        chunk, phase, rank: int32[num_stages], of a microbatch's stages; phase 0 forward, 1 backward or I, 2 W.
         producer, consumer: int32[num_transfers], stages between which a transfer moves a result.
         pair: int32[num_transfers], position in ``pairs``. pairs: directed pairs of ranks that exchange results.
         local: (before, after) of every dependency inside a rank, as stages.
+        merged: whole backwards among split ones; None: all are whole.
     """
 
     shape: PipelineShape
@@ -42,11 +53,14 @@ class PipelineUnits:
     pair: I32
     pairs: tuple[tuple[int, int], ...]
     local: tuple[tuple[int, int], ...]
+    merged: Merged | None = None
 
     @classmethod
-    def of(cls, shape: PipelineShape) -> PipelineUnits:
+    def of(cls, shape: PipelineShape, merged: Merged | None = None) -> PipelineUnits:
         """Stages and transfers of a pipeline.
 
+        Args:
+            shape: ranks, chunks, microbatches. merged: as the attribute.
         Raises:
             ScheduleError: modules that cut microbatches, or several copies of the model.
         """
@@ -59,14 +73,14 @@ class PipelineUnits:
         stages = [
             StageKey(chunk, phase, 0)
             for chunk in range(shape.num_chunks)
-            for phase in (Phase.FORWARD, Phase.BACKWARD)
+            for phase in (Phase.FORWARD, Phase.BACKWARD, *((Phase.WEIGHT_GRADIENT,) if merged is not None else ()))
             if phase is Phase.FORWARD or shape.has_backward[chunk]
         ]
         number = {stage: position for position, stage in enumerate(stages)}
         moved: list[tuple[int, int]] = []
         local: list[tuple[int, int]] = []
         for stage in stages:
-            for after in _readers(shape, stage):
+            for after in _readers(shape, stage, splits=merged is not None):
                 crosses = shape.chunk_rank[after.chunk] != shape.chunk_rank[stage.chunk]
                 (moved if crosses else local).append((number[stage], number[after]))
         rank = [shape.chunk_rank[stage.chunk] for stage in stages]
@@ -75,17 +89,28 @@ class PipelineUnits:
         return cls(
             shape=shape,
             chunk=np.array([stage.chunk for stage in stages], dtype=np.int32),
-            phase=np.array([int(stage.phase is not Phase.FORWARD) for stage in stages], dtype=np.int32),
+            phase=np.array([_PLACE[stage.phase] for stage in stages], dtype=np.int32),
             rank=np.array(rank, dtype=np.int32),
             producer=np.array([a for a, _ in moved], dtype=np.int32),
             consumer=np.array([b for _, b in moved], dtype=np.int32),
             pair=np.array([pairs.index(end) for end in ends], dtype=np.int32),
             pairs=pairs,
             local=tuple(local),
+            merged=merged,
         )
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name != "graphs"}  # copies begin empty
+
+    @cached_property
+    def codes(self) -> I32:
+        """int32[num_microbatches, num_stages], what kind of stage each is: ``FORWARD`` to ``NOTHING``."""
+        kinds = np.array([FORWARD, BACKWARD] if self.merged is None else [FORWARD, INPUT, WEIGHT], dtype=np.int32)
+        found = np.tile(kinds[self.phase], (self.shape.num_microbatches, 1))
+        for chunk, microbatch in self.merged or ():
+            found[microbatch, self.position[chunk, 1]] = BACKWARD
+            found[microbatch, self.position[chunk, 2]] = NOTHING
+        return found
 
     @property
     def num_stages(self) -> int:
@@ -138,13 +163,13 @@ class PipelineUnits:
 
     @cached_property
     def position(self) -> dict[tuple[int, int], int]:
-        """(chunk, phase 0 or 1) -> position of that stage in a microbatch."""
+        """(chunk, phase 0, 1 or 2) -> position of that stage in a microbatch."""
         pairs = zip(self.chunk.tolist(), self.phase.tolist(), strict=True)
         return {pair: position for position, pair in enumerate(pairs)}
 
     def unit(self, stage: StageKey) -> int:
         """Number of a stage's unit."""
-        return stage.microbatch * self.size + self.position[stage.chunk, int(stage.phase is not Phase.FORWARD)]
+        return stage.microbatch * self.size + self.position[stage.chunk, _PLACE[stage.phase]]
 
     def transfer(self, stage: StageKey, consumer: StageKey) -> int:
         """Number of the unit that carries a stage's result to a consumer."""
@@ -156,7 +181,7 @@ class PipelineUnits:
 
     def unit_position(self, stage: StageKey) -> int:
         """Position of a stage in its microbatch."""
-        return self.position[stage.chunk, int(stage.phase is not Phase.FORWARD)]
+        return self.position[stage.chunk, _PLACE[stage.phase]]
 
     @cached_property
     def _transfer_position(self) -> dict[tuple[int, int], int]:
@@ -167,26 +192,37 @@ class PipelineUnits:
         """``2F0`` of a stage, ``send 2F0 to rank 3`` of a transfer."""
         microbatch, position = divmod(unit, self.size)
         if position < self.num_stages:
-            letter = "B" if self.phase[position] else "F"
+            letter = LETTERS[self.codes[microbatch, position]]
             return f"{self.chunk[position]}{letter}{microbatch}"
         number = position - self.num_stages
         source = self.name(microbatch * self.size + int(self.producer[number]))
         return f"send {source} to rank {self.rank[self.consumer[number]]}"
 
     def orders(self, schedule: Schedule) -> list[I32]:
-        """Units of the stages of each rank, in the schedule's order.
+        """Units of the stages of each rank, in the schedule's order; behind a whole backward among split ones, the
+        stage in which nothing happens.
 
         Raises:
-            ScheduleError: the schedule splits backwards.
+            ScheduleError: the schedule splits other backwards than the units.
         """
-        refuse_split(schedule)
-        size, position = self.size, self.position
-        forward = Phase.FORWARD
-        return [
-            np.array(
-                [s.microbatch * size + position[s.chunk, 0 if s.phase is forward else 1] for s in order],
-                dtype=np.int32,
+        if merged_backwards(schedule) != self.merged:
+            raise ScheduleError(
+                "the schedule splits backwards that these units have whole, or the other way round",
+                where=schedule.name,
+                expected="whole backwards" if self.merged is None else "split backwards",
+                got="whole backwards" if not schedule.splits_backward else "split backwards",
             )
+        size, position, forward = self.size, self.position, Phase.FORWARD
+        if self.merged is None:
+            return [
+                np.array(
+                    [s.microbatch * size + position[s.chunk, 0 if s.phase is forward else 1] for s in order],
+                    dtype=np.int32,
+                )
+                for order in schedule.orders
+            ]
+        return [
+            np.array([s.microbatch * size + position[s.chunk, _PLACE[s.phase]] for s in completed(order)], np.int32)
             for order in schedule.orders
         ]
 
@@ -214,8 +250,13 @@ class PipelineUnits:
         same = pair[made][1:] == pair[made][:-1]
         pieces.append(np.stack((transfer[made][:-1], transfer[made][1:]), axis=1)[same])
         if not overlapped_sends:
-            waits = following[source] >= 0
-            pieces.append(np.stack((transfer, following[source]), axis=1)[waits])
+            behind = following[source]
+            if self.merged:  # not the stage in which nothing happens waits, but the one behind it
+                idle = np.zeros(self.num_units + 1, dtype=np.bool_)  # the last stands for none
+                idle[:-1].reshape(-1, self.size)[:, : self.num_stages] = self.codes == NOTHING
+                behind = np.where(idle[behind], following[behind], behind)
+            waits = behind >= 0
+            pieces.append(np.stack((transfer, behind), axis=1)[waits])
         return np.concatenate(pieces).astype(np.int32)
 
     def node_orders(self, stage_orders: I32) -> I32:
@@ -242,30 +283,38 @@ class PipelineUnits:
 
 
 @lru_cache(maxsize=128)
-def units_of(shape: PipelineShape) -> PipelineUnits:
+def units_of(shape: PipelineShape, merged: Merged | None = None) -> PipelineUnits:
     """``PipelineUnits.of``, remembered: nothing in the units changes, so jobs of one shape share them."""
-    return PipelineUnits.of(shape)
+    return PipelineUnits.of(shape, merged)
 
 
-def refuse_split(schedule: Schedule) -> None:
-    """Say no to input and weight gradients that are stages of their own."""
+def merged_backwards(schedule: Schedule) -> Merged | None:
+    """The whole backwards of a schedule that splits others; None: it splits none."""
+    if not schedule.splits_backward:
+        return None
     columns = schedule.columns
-    split = np.flatnonzero(columns.phase > 1)
-    if len(split):
-        at = int(split[0])
-        rank = int(np.searchsorted(columns.ptr, at, side="right")) - 1
-        position = at - int(columns.ptr[rank])
-        raise ScheduleError(
-            "split backward is not executed yet",
-            where=f"{schedule.name}: rank {rank}, position {position}",
-            expected="phase F or B",
-            got=schedule.orders[rank][position],
-        )
+    whole = columns.phase == BACKWARD
+    return frozenset(zip(columns.chunk[whole].tolist(), columns.microbatch[whole].tolist(), strict=True))
 
 
-def _readers(shape: PipelineShape, stage: StageKey) -> list[StageKey]:
+def completed(order: Iterable[StageKey]) -> Iterator[StageKey]:
+    """The stages of a rank under a schedule that splits backwards; behind each whole one, a W that stands for
+    nothing."""
+    for stage in order:
+        yield stage
+        if stage.phase is Phase.BACKWARD:
+            yield StageKey(stage.chunk, Phase.WEIGHT_GRADIENT, stage.microbatch)
+
+
+def _readers(shape: PipelineShape, stage: StageKey, *, splits: bool) -> list[StageKey]:
     """Stages that need a stage's result, in the order in which it is sent."""
     if stage.phase is Phase.FORWARD:
         readers = [StageKey(c, stage.phase, 0) for c, sources in enumerate(shape.sources) if stage.chunk in sources]
         return readers + ([StageKey(stage.chunk, Phase.BACKWARD, 0)] if shape.has_backward[stage.chunk] else [])
-    return [StageKey(source, stage.phase, 0) for source in shape.sources[stage.chunk] if shape.has_backward[source]]
+    if stage.phase is Phase.WEIGHT_GRADIENT:
+        return []
+    own = [StageKey(stage.chunk, Phase.WEIGHT_GRADIENT, 0)] if splits else []
+    return [
+        *(StageKey(source, stage.phase, 0) for source in shape.sources[stage.chunk] if shape.has_backward[source]),
+        *own,
+    ]

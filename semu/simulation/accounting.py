@@ -16,6 +16,7 @@ from semu.graph.rounded import with_rounded
 from semu.job import TrainingJob
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
+from semu.simulation.parts import costs_of, stages_of_chunk
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.reduction import RankTail
 from semu.simulation.slices import Slices
@@ -169,10 +170,9 @@ def _template_times(
     exposed = np.zeros(len(layout.streams))
     busy = 0.0
     known: dict[tuple[int, bytes], tuple[float, NDArray[np.float64]]] = {}
-    for number, costs in enumerate(evaluation.chunks):
-        for phase, stage in enumerate((costs.forward, costs.backward)):
-            if stage is None:
-                continue
+    for number in range(len(evaluation.chunks)):
+        for phase, _ in stages_of_chunk(layout, number, splits=problem.splits_backward):
+            stage = costs_of(layout, evaluation, number, phase)
             order = problem.microbatch[problem.stage_nodes[number, phase]]
             key = (id(stage), order.tobytes())
             if key not in known:

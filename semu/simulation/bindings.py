@@ -13,6 +13,7 @@ from semu.engine.units import Edges, Slots
 from semu.schedule.units import PipelineUnits
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
+from semu.simulation.parts import program_of
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class StageInsides:
 
     def __init__(self, layout: Layout, evaluation: Evaluation, units: PipelineUnits, shape: NDArray[np.int64]) -> None:
         self.layout, self.evaluation, self.units, self.shape = layout, evaluation, units, shape
-        self._known: dict[tuple[int, bytes], Inside] = {}
+        self._known: dict[tuple[int, bytes, int], Inside] = {}
         self._rows: dict[bytes, NDArray[np.float64]] = {}
         self._programs: dict[int, tuple[int, StageProgram]] = {}
         self._filled = 0
@@ -65,13 +66,12 @@ class StageInsides:
         """The operators of a stage. ``unit``: its number."""
         microbatch, position = divmod(unit, self.units.size)
         shapes = self.shape[:, microbatch]
-        key = position, shapes.tobytes()
+        code = int(self.units.codes[microbatch, position])
+        key = position, shapes.tobytes(), code
         if key not in self._known:
             if key[1] not in self._rows:
                 self._rows[key[1]] = self.evaluation.latencies_of(shapes)
-            chunk = self.layout.chunks[self.units.chunk[position]]
-            program = chunk.backward if self.units.phase[position] else chunk.forward
-            assert program is not None
+            program = program_of(self.layout, int(self.units.chunk[position]), code)
             number, _ = self._programs.setdefault(id(program), (len(self._programs), program))
             latency = self._rows[key[1]][:, program.rows]
             start = natural_starts(program, latency)

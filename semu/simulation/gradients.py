@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.stage import StageProgram
 from semu.schedule.problem import PipelineProblem
+from semu.schedule.units import BACKWARD, INPUT, WEIGHT
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
+from semu.simulation.parts import program_of, split_of
 from semu.simulation.pipeline import PipelineRun
 
 
@@ -29,6 +31,34 @@ Operators = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
+class Writers:
+    """Operators of a chunk that complete gradients.
+
+    Attributes:
+        chunk: its number. code: the kind of stage that they are in, see ``semu.schedule.units``.
+        operators: int64[k], their positions in that stage. whole: int64[k], and in the whole backward.
+        places: int64[k], the parameters whose gradients they complete.
+    """
+
+    chunk: int
+    code: int
+    operators: NDArray[np.int64]
+    whole: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+    def last_stage(self, problem: PipelineProblem) -> int:
+        """The last stage of the chunk with these operators, which a whole backward has too: its node."""
+        last = problem.stage_nodes[self.chunk, self.code][-1:].tolist()
+        if self.code != BACKWARD:
+            last += problem.stage_nodes[self.chunk, BACKWARD][-1:].tolist()
+        return max(last)
+
+    def at(self, problem: PipelineProblem, node: int) -> NDArray[np.int64]:
+        """Their positions in a stage that has them."""
+        return self.whole if problem.phase[node] == BACKWARD else self.operators
+
+
+@dataclass(frozen=True, eq=False)
 class Trained:
     """The trained parameters of all pipeline ranks, rank after rank.
 
@@ -36,8 +66,8 @@ class Trained:
         keys, elements, slots: of each: identity, local elements, virtual stage.
         ptr: where each rank's begin, and their number. rank: int64[num_parameters], whose each is.
         unreached: int64[..], those that get no gradient; they are reduced all the same, at the end.
-        written: per chunk with a backward stage, of each rank from the last to the first: its number; int64[k],
-            operators that complete gradients; int64[k], the parameters whose they are.
+        written: per chunk with a backward stage, of each rank from the last to the first, what completes its
+            gradients; where backwards are split, by part.
     """
 
     keys: list[int]
@@ -46,17 +76,17 @@ class Trained:
     ptr: list[int]
     rank: NDArray[np.int64]
     unreached: NDArray[np.int64]
-    written: list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]
+    written: list[Writers]
 
     def last_stages(self, problem: PipelineProblem) -> NDArray[np.int64]:
-        """The last backward stage of every chunk in ``written``: int64[len(written)], nodes."""
-        return np.array([problem.stage_nodes[chunk, 1][-1] for chunk, _, _ in self.written], dtype=np.int64)
+        """The last backward stage of everything in ``written``: int64[len(written)], nodes."""
+        return np.array([writers.last_stage(problem) for writers in self.written], dtype=np.int64)
 
     def completing(self, problem: PipelineProblem) -> list[Operators]:
         """The operators that complete each gradient."""
         found: list[list[tuple[int, int]]] = [[] for _ in self.keys]
-        for (_, writers, places), node in zip(self.written, self.last_stages(problem).tolist(), strict=True):
-            for writer, place in zip(writers.tolist(), places.tolist(), strict=True):
+        for writers, node in zip(self.written, self.last_stages(problem).tolist(), strict=True):
+            for writer, place in zip(writers.at(problem, node).tolist(), writers.places.tolist(), strict=True):
                 found[place].append((node, writer))
         return [tuple(own) for own in found]
 
@@ -77,18 +107,20 @@ class Gradients:
 
 def pipeline_gradients(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> Gradients:
     """When the gradient of each trained parameter is complete."""
-    trained: Trained = layout.cut.facts.get("trained", lambda: _find_trained(layout))
     problem, known = run.problem, evaluation.by_shape
+    trained = trained_of(layout, splits=problem.splits_backward)
     nodes = known.found(("last backwards", problem), lambda: trained.last_stages(problem))
     ready = np.zeros(len(trained.keys))
     if run.num_replicas > 1 or not known.is_few or any((0, node) in run.release for node in nodes.tolist()):
-        for (chunk, writers, places), node in zip(trained.written, nodes.tolist(), strict=True):
-            stage = _backward(layout, chunk)
-            np.maximum.at(ready, places, latest_ends(evaluation, run, stage, node, writers))
+        for writers, node in zip(trained.written, nodes.tolist(), strict=True):
+            stage = program_of(layout, writers.chunk, int(problem.phase[node]))
+            ends = latest_ends(evaluation, run, stage, node, writers.at(problem, node))
+            np.maximum.at(ready, writers.places, ends)
     else:  # one replica, on whose stages nothing outside bears: the ends are remembered
         shapes = run.shape[0][problem.microbatch[nodes]]
         begins, ends, places = known.found(
-            ("completed", problem, shapes.tobytes()), lambda: _completed(layout, evaluation, trained, nodes, shapes)
+            ("completed", problem, shapes.tobytes()),
+            lambda: _completed(layout, evaluation, trained, problem, nodes, shapes),
         )
         np.maximum.at(ready, places, run.start[0].take(begins) + ends)
     if len(trained.unreached):
@@ -107,26 +139,49 @@ def _is_in_order(order: NDArray[np.int64], ready: NDArray[np.float64], rank: NDA
     return bool(later.all())
 
 
-def _backward(layout: Layout, chunk: int) -> StageProgram:
-    program = layout.chunks[chunk].backward
-    assert program is not None
-    return program
-
-
 def _completed(
-    layout: Layout, evaluation: Evaluation, trained: Trained, nodes: NDArray[np.int64], shapes: NDArray[np.int64]
+    layout: Layout,
+    evaluation: Evaluation,
+    trained: Trained,
+    problem: PipelineProblem,
+    nodes: NDArray[np.int64],
+    shapes: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
     """Of every operator that completes a gradient: its stage, its end after the stage's beginning [s], the parameter.
 
     Args:
-        nodes: the last backward stage of every chunk in ``trained.written``. shapes: their microbatches'.
+        nodes: the last backward stage of everything in ``trained.written``. shapes: their microbatches'.
     """
     begins, ends, every = [np.zeros(0, dtype=np.int64)], [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
-    for (chunk, writers, places), node, shape in zip(trained.written, nodes, shapes.tolist(), strict=True):
-        begins.append(np.full(len(writers), node))
-        ends.append(evaluation.by_shape.ends(_backward(layout, chunk), shape)[writers])
-        every.append(places)
+    for writers, node, shape in zip(trained.written, nodes.tolist(), shapes.tolist(), strict=True):
+        begins.append(np.full(len(writers.places), node))
+        stage = program_of(layout, writers.chunk, int(problem.phase[node]))
+        ends.append(evaluation.by_shape.ends(stage, shape)[writers.at(problem, node)])
+        every.append(writers.places)
     return np.concatenate(begins), np.concatenate(ends), np.concatenate(every)
+
+
+def trained_of(layout: Layout, *, splits: bool) -> Trained:
+    """The trained parameters. ``splits``: some backwards run in two parts."""
+    whole: Trained = layout.cut.facts.get("trained", lambda: _find_trained(layout))
+    if not splits:
+        return whole
+    parts: Trained = layout.cut.facts.get("trained by parts", lambda: _by_parts(layout, whole))
+    return parts
+
+
+def _by_parts(layout: Layout, whole: Trained) -> Trained:
+    """The same with writers in the parts of the backwards."""
+    written = []
+    for writers in whole.written:
+        split = split_of(layout)[writers.chunk]
+        assert split is not None
+        is_weight = split.is_weight[writers.whole]
+        for code, mine in ((INPUT, ~is_weight), (WEIGHT, is_weight)):
+            if mine.any():
+                positions = writers.whole[mine]
+                written.append(Writers(writers.chunk, code, split.place[positions], positions, writers.places[mine]))
+    return replace(whole, written=written)
 
 
 def _find_trained(layout: Layout) -> Trained:
@@ -159,7 +214,7 @@ def _find_trained(layout: Layout) -> Trained:
                 elements[place[key]], slots[place[key]] = held.elements, chunk.chunk.slot
             writers = np.array([writer for _, writer in completed], dtype=np.int64)
             places = np.array([place[id(held.parameter)] for held, _ in completed], dtype=np.int64)
-            written.append((chunk.chunk.index, writers, places))
+            written.append(Writers(chunk.chunk.index, BACKWARD, writers, writers, places))
         for number, _, held in layout.held_by(rank):
             key = id(held.parameter)
             if held.parameter.requires_grad and key not in place:

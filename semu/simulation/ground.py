@@ -12,6 +12,7 @@ from semu.engine.stage import StageProgram
 from semu.graph.operator import Phase
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
+from semu.simulation.parts import CODE_OF_PHASE, program_of
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.transfers import Edge, leaving_positions
 
@@ -163,11 +164,10 @@ def _loaded_bytes(layout: Layout, evaluation: Evaluation, chunk: int) -> NDArray
 
 def _released(layout: Layout, evaluation: Evaluation, chunk: int, consumer: int, phase: Phase) -> NDArray[np.int64]:
     """Bytes that go when a stage's results have been sent to a consumer and are not kept: int64[num_shapes]."""
-    stages, costs = layout.chunks[chunk], evaluation.chunks[chunk]
+    stage, costs = program_of(layout, chunk, CODE_OF_PHASE[phase]), evaluation.chunks[chunk]
     if phase is Phase.FORWARD:
-        return _unkept(stages.forward, costs.leaving, range(len(stages.forward.leaving)))
-    assert stages.backward is not None
-    return _unkept(stages.backward, costs.gradient_leaving, leaving_positions(layout, chunk, consumer, phase))
+        return _unkept(stage, costs.leaving, range(len(stage.leaving)))
+    return _unkept(stage, costs.gradient_leaving, leaving_positions(layout, chunk, consumer, phase))
 
 
 def _unkept(stage: StageProgram, sizes: NDArray[np.int64], positions: Iterable[int]) -> NDArray[np.int64]:

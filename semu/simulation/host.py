@@ -18,6 +18,10 @@ from semu.simulation.weights import check_weights
 from semu.units import GIB
 
 
+_SIGNS = np.array([1, -1, -1, 0, 0])
+"""Whether a stage copies out (1) or has read what was copied (-1), by its code."""
+
+
 def check_offload(job: TrainingJob) -> None:
     """Refuse what would be wrong.
 
@@ -62,7 +66,7 @@ def host_memory(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> tup
         change = np.zeros((run.num_replicas, len(nodes)), dtype=np.int64)
         for number in np.unique(problem.chunk[nodes]).tolist():
             mine = np.flatnonzero(problem.chunk[nodes] == number)
-            sign = np.where(problem.phase[nodes[mine]] == 0, 1, -1)
+            sign = _SIGNS[problem.phase[nodes[mine]]]
             copied = _copied(layout, evaluation, number)
             change[:, mine] = sign * copied[run.shape[:, problem.microbatch[nodes[mine]]]]
         result.append(size + int(np.cumsum(change, axis=1).max(initial=0)))

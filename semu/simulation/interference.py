@@ -20,6 +20,7 @@ from semu.simulation.evaluate import Evaluation
 from semu.simulation.exchanges import EXPERT_STREAMS, FSDP_STREAM
 from semu.simulation.gather import ParameterGather
 from semu.simulation.layout import Layout
+from semu.simulation.parts import costs_of, stages_of_chunk
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.slices import Slices
 from semu.units import TIME_GRID_PER_S
@@ -95,10 +96,9 @@ def _inside_stages(layout: Layout, evaluation: Evaluation, run: PipelineRun, ran
         return hidden
     problem = run.problem
     for chunk in layout.chunks_of(rank):
-        costs = evaluation.chunks[chunk.chunk.index]
-        for phase, (program, stage) in enumerate(((chunk.forward, costs.forward), (chunk.backward, costs.backward))):
-            if program is None or stage is None:
-                continue
+        number = chunk.chunk.index
+        for phase, program in stages_of_chunk(layout, number, splits=problem.splits_backward):
+            stage = costs_of(layout, evaluation, number, phase)
             total = _collective_time(program, streams, evaluation)
             mine = np.flatnonzero((problem.chunk == chunk.chunk.index) & (problem.phase == phase))
             shapes = run.shape[:, problem.microbatch[mine]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ from semu.report import IterationSamples, Report
 from semu.schedule import SCHEDULES, not_executed
 from semu.schedule.problem import PipelineProblem, lower
 from semu.schedule.schedule import PipelineShape, Schedule
-from semu.schedule.units import PipelineUnits, units_of
+from semu.schedule.units import Merged, PipelineUnits, units_of
 from semu.simulation.assemble import assemble_report
 from semu.simulation.contention import check_contention, contend
 from semu.simulation.context import check_lengths
@@ -93,6 +94,31 @@ class JobCheckpoint:
     replicas: Replicas
     nodes: UnitGraph
     gathers: Mapping[int, ParameterGather]
+
+    def split(self, merged: Merged | None = frozenset()) -> JobCheckpoint:
+        """The same job with its backward stages in two parts, so that schedules which split backwards can be restored.
+
+        Args:
+            merged: (chunk, microbatch) of backwards that stay whole; None: all of them do.
+        """
+        if merged == self.units.merged:
+            return self
+        known: JobCheckpoint | None = self._others.get(merged)
+        if known is None:
+            units = units_of(self.units.shape, merged)
+            nodes = consolidated_units(self.layout, self.evaluation, units, self.replicas, self.gathers)
+            known = replace(self, units=units, nodes=nodes)
+            self._others.clear()
+            self._others[merged] = known
+        return known
+
+    @cached_property
+    def _others(self) -> dict[Merged | None, JobCheckpoint]:
+        """The same job with other backwards split."""
+        return {}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "_others"}  # copies begin empty
 
     @property
     def job(self) -> TrainingJob:
@@ -211,8 +237,12 @@ class JobCheckpoint:
         )
         return OrderTimes(start, end, timed == units.num_units)
 
-    def _run(self, schedule: Schedule | str | None) -> tuple[PipelineRun, Reductions, list[RankTail]]:
+    def _under(self, schedule: Schedule | str | None) -> tuple[JobCheckpoint, PipelineProblem]:
+        """This job with the backwards split that a schedule splits, and the schedule as arrays."""
         problem = self.problem(schedule)
+        return self.split(problem.merged), problem
+
+    def _run(self, problem: PipelineProblem) -> tuple[PipelineRun, Reductions, list[RankTail]]:
         run = run_pipeline(self.layout, self.evaluation, self.units, self.replicas, self.nodes, self.gathers, problem)
         found = plan_reductions(self.layout, self.evaluation, run)
         return run, found, rank_tails(self.layout, self.evaluation, run, self.gathers, found)
@@ -223,7 +253,8 @@ class JobCheckpoint:
         Args:
             schedule: as ``schedule``.
         """
-        run, _, tails = self._run(schedule)
+        own, problem = self._under(schedule)
+        run, _, tails = own._run(problem)
         return headline(self.layout, self.evaluation, run, tails, self.gathers).estimate
 
     def report(
@@ -245,17 +276,18 @@ class JobCheckpoint:
         check_contention(contention, samples, self.job)
         say = progress if progress is not None else _silent
         say("running the pipeline")
-        run, found, tails = self._run(schedule)
+        own, problem = self._under(schedule)
+        run, found, tails = own._run(problem)
         if contention:
             say("sharing the links")
-            return self._contended_report(run, found, iteration_time(self.job, run, tails), say)
+            return own._contended_report(run, found, iteration_time(self.job, run, tails), say)
         say("finding the memory peaks")
         report = assemble_report(self.layout, self.evaluation, run, tails, self.gathers)
         if not samples:
             return report
         say("drawing the samples")
         times = sample_iterations(
-            self.layout, self.evaluation, self.units, self.replicas, self.nodes, run, self.gathers, samples, seed
+            self.layout, self.evaluation, own.units, self.replicas, own.nodes, run, self.gathers, samples, seed
         )
         return replace(report, samples=IterationSamples.of(times, self.job.training.jitter, seed))
 

@@ -27,6 +27,7 @@ from semu.simulation.gather import ParameterGather, first_forwards
 from semu.simulation.gradient_reductions import Reduction
 from semu.simulation.job_units import JobUnits, WrittenStages
 from semu.simulation.layout import ChunkStages, Layout
+from semu.simulation.parts import program_of, stages_of_chunk
 from semu.simulation.pipeline import PipelineRun, Replicas
 from semu.units import TIME_GRID_PER_S
 
@@ -183,9 +184,9 @@ class UnitWriter:
         waiting = {unit for rank in self.gathers for unit in first_forwards(self.units, self.orders[rank]).values()}
         waits = np.isin(self.unit_of[: problem.num_stages], sorted(waiting))
         for chunk in self.layout.chunks:
-            for phase, program in enumerate((chunk.forward, chunk.backward)):
-                if program is None:
-                    continue
+            for phase, program in stages_of_chunk(
+                self.layout, chunk.chunk.index, splits=self.run.problem.splits_backward
+            ):
                 inside = self._inside(program)
                 streams: dict[Side, set[int]] = {}
                 for op, side, _ in inside:
@@ -269,9 +270,7 @@ class UnitWriter:
                 out.join(out.tail[:, self.unit_of[node]], unit)
             for node in dict.fromkeys(node for node, _ in item.operators):
                 ops = np.array(sorted({op for other, op in item.operators if other == node}))
-                chunk = self.layout.chunks[problem.chunk[node]]
-                program = chunk.forward if problem.phase[node] == 0 else chunk.backward
-                assert program is not None
+                program = program_of(self.layout, int(problem.chunk[node]), int(problem.phase[node]))
                 for replica in range(self.num_replicas):
                     if (replica, node) in written:
                         out.join(written[replica, node] + ops, unit)

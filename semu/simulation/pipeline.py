@@ -20,6 +20,7 @@ from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather, first_forward_bindings, parameter_waits
 from semu.simulation.launch import launching_hosts
 from semu.simulation.layout import Layout
+from semu.simulation.parts import costs_of, program_of
 from semu.simulation.transfers import TransferBytes, edge_bytes, transfer_bytes
 
 
@@ -239,21 +240,24 @@ def _fill_latencies(
 ) -> None:
     """Latency of every stage and transfer of every replica: float64[num_replicas, num_units] [s], written."""
     shape = replicas.shape
-    if latency.shape[0] == 1 and shape.shape[1] > 1 and (shape == shape[0, 0]).all():
+    if latency.shape[0] == 1 and shape.shape[1] > 1 and (shape == shape[0, 0]).all() and not units.merged:
         links = replicas.links[0]
         of, one = evaluation.by_shape.found(
-            ("one microbatch", id(links), int(shape[0, 0])),
+            ("one microbatch", id(links), int(shape[0, 0]), units.merged),
             lambda: (links, _one_microbatch(layout, evaluation, units, replicas)),
         )
         if of is not links:
             one = _one_microbatch(layout, evaluation, units, replicas)
         latency.reshape(-1, units.size)[:] = one
         return
-    for position, (chunk, half) in enumerate(zip(units.chunk.tolist(), units.phase.tolist(), strict=True)):
-        costs = evaluation.chunks[chunk]
-        stage = costs.forward if half == 0 else costs.backward
-        assert stage is not None
-        latency[:, position :: units.size] = stage.latency[shape]
+    for position, (chunk, code) in enumerate(zip(units.chunk.tolist(), units.codes[0].tolist(), strict=True)):
+        own = units.codes[:, position]
+        if not units.merged or (own == code).all():
+            latency[:, position :: units.size] = costs_of(layout, evaluation, chunk, code).latency[shape]
+            continue
+        for microbatch, code in enumerate(own.tolist()):  # noqa: PLW2901
+            stage = costs_of(layout, evaluation, chunk, code)
+            latency[:, position + microbatch * units.size] = stage.latency[shape[:, microbatch]]
     for number in range(units.num_transfers):
         sizes = evaluation.by_shape.found(("moved", number), lambda: _moved_bytes(layout, evaluation, units, number))  # noqa: B023
         link_of = [links[units.pair[number]] for links in replicas.links]
@@ -397,9 +401,7 @@ def _releases(
     touched = times.touched[:, unit[: problem.num_stages]]
     for replica, node in np.argwhere(touched).tolist():
         mine = slice(times.slots.ptr[unit[node]], times.slots.ptr[unit[node] + 1])
-        chunk = layout.chunks[problem.chunk[node]]
-        program = chunk.backward if problem.phase[node] else chunk.forward
-        assert program is not None
+        program = program_of(layout, int(problem.chunk[node]), int(problem.phase[node]))
         release = np.zeros(program.num_ops)
         late = times.release[replica, mine] - times.start[replica, unit[node]]
         release[times.slots.op[mine]] = np.maximum(late, 0.0)

@@ -15,10 +15,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.stage import ExpandedStage, StageProgram
+from semu.engine.stage import ExpandedStage, StageCosts, StageProgram
+from semu.schedule.units import FORWARD
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.ground import PipelineGround, ground_events
 from semu.simulation.layout import Layout
+from semu.simulation.parts import CODES, costs_of, program_of
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.unsharded import UnshardedMemory
 
@@ -92,10 +94,7 @@ class PipelineMemory:
     def program(self, node: int) -> StageProgram:
         """The stage program of a node."""
         problem = self.run.problem
-        chunk = self.layout.chunks[problem.chunk[node]]
-        stage: StageProgram | None = chunk.forward if problem.phase[node] == 0 else chunk.backward
-        assert stage is not None
-        return stage
+        return program_of(self.layout, int(problem.chunk[node]), int(problem.phase[node]))
 
     def expand(self, replica: int, node: int) -> ExpandedStage:
         """Operators and memory events of a stage, relative to its beginning; cached by all that it depends on."""
@@ -188,9 +187,13 @@ class PipelineMemory:
     def _stage_memory(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Change by every stage, and its summit above its beginning, if nobody waits inside: int64[num_replicas,
         num_stages] [bytes]."""
-        nets, peaks = self.evaluation.by_shape.found("stage memory", self._kinds_memory)
         problem, shape = self.run.problem, self.run.shape
-        kind = 2 * problem.chunk + problem.phase
+        if problem.splits_backward:
+            nets, peaks = self.evaluation.by_shape.found("split stage memory", self._parts_memory)
+            kind = len(CODES) * problem.chunk + problem.phase
+        else:
+            nets, peaks = self.evaluation.by_shape.found("stage memory", self._kinds_memory)
+            kind = 2 * problem.chunk + problem.phase
         if nets.shape[1] == len(shape) == 1:
             return nets.take(kind, axis=0).reshape(1, -1), peaks.take(kind, axis=0).reshape(1, -1)
         shapes = shape[:, problem.microbatch]
@@ -198,8 +201,21 @@ class PipelineMemory:
 
     def _kinds_memory(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The same of every kind of stage (2 x chunk + phase) for every shape: int64[num_kinds, num_shapes] [bytes]."""
+        return self._memory([stage for costs in self.evaluation.chunks for stage in (costs.forward, costs.backward)])
+
+    def _parts_memory(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same where backwards are split: by 5 x chunk + phase."""
+        layout, evaluation = self.layout, self.evaluation
+        return self._memory(
+            [
+                costs_of(layout, evaluation, number, code) if code == FORWARD or costs.backward is not None else None
+                for number, costs in enumerate(evaluation.chunks)
+                for code in CODES
+            ]
+        )
+
+    def _memory(self, stages: Sequence[StageCosts | None]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         nothing = np.zeros(self.evaluation.num_shapes, dtype=np.int64)
-        stages = [stage for costs in self.evaluation.chunks for stage in (costs.forward, costs.backward)]
         return (
             np.stack([nothing if stage is None else stage.net for stage in stages]),
             np.stack([nothing if stage is None else stage.peak for stage in stages]),

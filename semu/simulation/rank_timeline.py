@@ -28,8 +28,8 @@ from semu.simulation.pipeline import PipelineRun
 from semu.simulation.reduction import RankTail
 from semu.simulation.replica import ReplicaCosts
 
-_PHASES = (Phase.FORWARD, Phase.BACKWARD)
-"""Phases of stages by their number."""
+_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT, Phase.WEIGHT_GRADIENT)
+"""Phases of stages by their code."""
 
 
 def build_timeline(
@@ -67,10 +67,13 @@ class _RankBuilder:
     ) -> None:
         self.layout, self.evaluation, self.run = layout, evaluation, run
         self.memory, self.replica, self.costs, self.tables = memory, replica, costs, tables
+        self.nodes = memory.nodes
+        if run.problem.splits_backward:  # parts in which nothing happens are not shown
+            self.nodes = np.array([n for n in memory.nodes.tolist() if memory.program(n).num_ops], dtype=np.int64)
 
     def build(self, tail: RankTail, gather: ParameterGather | None) -> RankTimeline:
         run, problem, rank = self.run, self.run.problem, self.memory.rank
-        nodes = self.memory.nodes
+        nodes = self.nodes
         columns = (problem.chunk[nodes], problem.phase[nodes], problem.microbatch[nodes])
         spans = (run.start[self.replica, nodes], run.end[self.replica, nodes])
         stages = tuple(
@@ -130,7 +133,7 @@ class _RankBuilder:
         return self.evaluation.cost_model.outer_provenance(OpKind.P2P, pair)
 
     def _expand(self, number: int) -> StageOperators:
-        node = int(self.memory.nodes[number])
+        node = int(self.nodes[number])
         stage = self.memory.expand(self.replica, node)
         rows = self.memory.program(node).rows
         columns, shape = self.costs.columns, self.costs.column[self.run.problem.microbatch[node]]
@@ -146,7 +149,7 @@ class _RankBuilder:
 
     def _table(self, node: int) -> OperatorTable:
         problem = self.run.problem
-        key = int(problem.chunk[node]) * 2 + int(problem.phase[node])
+        key = int(problem.chunk[node]) * len(_PHASES) + int(problem.phase[node])
         if key not in self.tables:
             program = self.memory.program(node)
             blocks = self.layout.chunks[problem.chunk[node]].blocks
@@ -194,7 +197,7 @@ class _RankBuilder:
     def _at(self, time: float) -> tuple[str, str]:
         """Stage and operator that run at a time: the last operator to start by then."""
         run = self.run
-        for number, node in enumerate(self.memory.nodes):
+        for number, node in enumerate(self.nodes):
             if run.start[self.replica, node] <= time < run.end[self.replica, node]:
                 operators = self._expand(number)
                 started = np.flatnonzero(operators.start_s <= time)

@@ -23,6 +23,7 @@ from semu.job import TrainingJob
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import ChunkStages, Layout
 from semu.simulation.memory import rank_static
+from semu.simulation.parts import CODE_OF_PHASE, program_of
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.transfers import leaving_positions
 from semu.simulation.unsharded import held_bytes
@@ -191,11 +192,9 @@ class _Tape:
         for position, node in enumerate(self.nodes):
             pieces += outside.get(position, [])
             chunk, phase, microbatch = (int(row[node]) for row in (problem.chunk, problem.phase, problem.microbatch))
-            stages = self.layout.chunks[chunk]
-            program = stages.forward if phase == 0 else stages.backward
-            assert program is not None
+            program = program_of(self.layout, chunk, phase)
             if phase == 0:
-                pieces.append(self._loaded(stages, microbatch))
+                pieces.append(self._loaded(self.layout.chunks[chunk], microbatch))
             issue = self._issued(program)
             slots = self._slots_of(chunk, phase, program)[issue.storage]
             size = self._size(int(run.shape[self.replica, microbatch]))[program.size_row][issue.storage]
@@ -228,9 +227,8 @@ class _Tape:
         self, number: int, other: int, phase: Phase, microbatch: int, *, comes: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """What a chunk receives of another one, or has sent to it and does not keep."""
-        chunk, is_forward = self.layout.chunks[number], phase is Phase.FORWARD
-        program = chunk.forward if is_forward else chunk.backward
-        assert program is not None
+        is_forward = phase is Phase.FORWARD
+        program = program_of(self.layout, number, CODE_OF_PHASE[phase])
         storages, rows = program.leaving_storage, program.leaving
         positions: Sequence[int] = range(len(rows))
         if comes:

@@ -7,16 +7,23 @@ that a rank allocates is more, see ``memory``.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.simulation.evaluate import Evaluation
+from semu.schedule.units import WEIGHT
 from semu.simulation.layout import ChunkStages, Layout
+from semu.simulation.parts import program_of
 from semu.simulation.pipeline import PipelineRun
 
 
-def saved_rows(chunk: ChunkStages) -> list[int]:
+def saved_rows(chunk: ChunkStages, only: Collection[int] | None = None) -> list[int]:
     """Size rows of the storages that backward passes of the chunk's layers read of its forward passes, each once.
+
+    Args:
+        only: numbers of storages to look at; None: all.
 
     What arrives from the chunk before counts, what leaves to the next one does not, unless a layer here reads it again.
     """
@@ -28,8 +35,10 @@ def saved_rows(chunk: ChunkStages) -> list[int]:
     read = np.zeros(len(stage.size_row), dtype=np.bool_)
     read[stage.touch[is_layer[reader]]] = True
     arriving = [row for row in stage.arriving if row >= 0]
-    kept = stage.size_row[read & stage.alive_before & ~np.isin(stage.size_row, arriving)]
-    return [int(row) for row in kept]
+    kept = read & stage.alive_before & ~np.isin(stage.size_row, arriving)
+    if only is not None:
+        kept &= np.isin(stage.storage, sorted(only))
+    return [int(row) for row in stage.size_row[kept]]
 
 
 class SavedActivations:
@@ -51,11 +60,27 @@ class SavedActivations:
             return 0
         change = np.zeros((self.run.num_replicas, len(nodes)), dtype=np.int64)
         for number in np.unique(problem.chunk[nodes]).tolist():
-            size = self._size(number)
             mine = np.flatnonzero(problem.chunk[nodes] == number)
-            sign = np.where(problem.phase[nodes[mine]] == 0, 1, -1)
-            change[:, mine] = sign * size[self.run.shape[:, problem.microbatch[nodes[mine]]]]
+            shapes = self.run.shape[:, problem.microbatch[nodes[mine]]]
+            phases = problem.phase[nodes[mine]]
+            if problem.splits_backward:
+                change[:, mine] = self._parts(number)[phases, shapes]
+            else:
+                change[:, mine] = np.where(phases == 0, 1, -1) * self._size(number)[shapes]
         return int(np.cumsum(change, axis=1).max(initial=0))
+
+    def _parts(self, number: int) -> NDArray[np.int64]:
+        """What a stage of each code saves, of one microbatch of each shape: int64[num_codes, num_shapes] [bytes].
+
+        W keeps what it reads of the forward pass; the gradients that it reads too are not counted.
+        """
+        size = self._size(number)
+        if self.layout.chunks[number].backward is None:
+            return np.stack([size, *[np.zeros_like(size)] * 4])
+        weights = program_of(self.layout, number, WEIGHT)
+        late = saved_rows(self.layout.chunks[number], set(weights.storage.tolist()))
+        kept = self.evaluation.by_shape.sizes_of_rows(late).sum(axis=0)
+        return np.stack([size, -size, kept - size, -kept, np.zeros_like(size)])
 
     def _size(self, number: int) -> NDArray[np.int64]:
         """Bytes that one microbatch of each shape saves in a chunk: int64[num_shapes]."""

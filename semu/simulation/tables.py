@@ -13,6 +13,7 @@ from semu.report import RankMemoryRow, TopOperator
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
 from semu.simulation.memory import RankMemory
+from semu.simulation.parts import costs_of
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.pipeline_memory import RankPeak
 from semu.simulation.replica import ReplicaCosts
@@ -29,9 +30,8 @@ def rank_row(
     stage, operator = "", ""
     if peak.node >= 0:
         stage = str(run.problem.stages[peak.node])
-        costs = memory.evaluation.chunks[run.problem.chunk[peak.node]]
-        part = costs.forward if run.problem.phase[peak.node] == 0 else costs.backward
-        assert part is not None
+        chunk, code = int(run.problem.chunk[peak.node]), int(run.problem.phase[peak.node])
+        part = costs_of(layout, memory.evaluation, chunk, code)
         position = int(part.peak_op[run.shape[peak.replica, run.problem.microbatch[peak.node]]])
         program = memory.program(peak.node)
         if position >= 0:

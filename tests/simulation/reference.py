@@ -27,7 +27,7 @@ Key = tuple[object, ...]
 ("send", from chunk, to chunk, phase, microbatch), ("launch", chunk, phase, microbatch, i)."""
 
 StageName = tuple[int, str, int]
-"""Chunk, "F" or "B", microbatch."""
+"""Chunk, "F" or "B" (or "I" and "W"), microbatch."""
 
 
 HOST = ("offload", "reload")
@@ -107,11 +107,14 @@ class Expansion:
         ]
 
 
-def expand(job: TrainingJob, gather_ready: dict[int, float] | None = None) -> Expansion:
+def expand(
+    job: TrainingJob, gather_ready: dict[int, float] | None = None, orders: list[list[StageName]] | None = None
+) -> Expansion:
     """Write out a job.
 
     Args:
         job: small. gather_ready: block -> when its parameters arrive [s]; its operators wait.
+        orders: stages of every rank; None: those of the job's schedule.
     """
     model = CutModel(job)
     items = job.batch.microbatches(
@@ -126,7 +129,7 @@ def expand(job: TrainingJob, gather_ready: dict[int, float] | None = None) -> Ex
     for number in range(job.parallel.dp):
         mine = items[number :: job.parallel.dp]
         own = [symbols_of(item, job.parallel.tp, job.parallel.cp) | module_symbols(job, item) for item in mine]
-        replicas.append(_Writer(model, number, own, gather_ready or {}).write())
+        replicas.append(_Writer(model, number, own, gather_ready or {}, orders).write())
         symbols.append(own)
     expansion = Expansion(model, replicas, static)
     if holds_all(job):
@@ -212,7 +215,12 @@ class _Writer:
     """Writes down one replica."""
 
     def __init__(
-        self, model: CutModel, number: int, symbols: list[dict[str, int]], gather_ready: dict[int, float]
+        self,
+        model: CutModel,
+        number: int,
+        symbols: list[dict[str, int]],
+        gather_ready: dict[int, float],
+        orders: list[list[StageName]] | None = None,
     ) -> None:
         self.model, self.number, self.symbols, self.gather_ready = model, number, symbols, gather_ready
         self.nodes: dict[Key, Node] = {}
@@ -220,7 +228,8 @@ class _Writer:
         self.sent: dict[Key, int] = {}
         self.writer: dict[tuple[tuple[int, int], int], Key] = {}
         self.launched: dict[int, Key] = {}
-        self.orders = stage_orders(model, len(symbols))
+        self.orders = orders if orders is not None else stage_orders(model, len(symbols))
+        self.planned = {stage for order in self.orders for stage in order}
         self.sharding = Sharding(model)
 
     def write(self) -> Replica:
@@ -367,19 +376,24 @@ class _Writer:
     def _waits_for(self, stage: StageName) -> list[Key]:
         """Ends of the stages, or of the transfers, that bring what a stage needs."""
         chunk, phase, microbatch = stage
+        if phase == "W":
+            return [("end", chunk, "I", microbatch)]
         chunks, sources, has_backward = range(self.model.num_chunks), self.model.chunk_sources, self.model.has_backward
         others = sources(chunk) if phase == "F" else [c for c in chunks if chunk in sources(c) and has_backward(c)]
-        waits: list[Key] = [("end", chunk, "F", microbatch)] if phase == "B" else []
+        waits: list[Key] = [("end", chunk, "F", microbatch)] if phase != "F" else []
         for other in others:
+            theirs = phase if phase == "F" else "B" if (other, "B", microbatch) in self.planned else "I"
             if self._rank(other) == self._rank(chunk):
-                waits.append(("end", other, phase, microbatch))
+                waits.append(("end", other, theirs, microbatch))
             else:
-                waits.append(("send", other, chunk, phase, microbatch))
+                waits.append(("send", other, chunk, theirs, microbatch))
         return waits
 
     def _targets(self, stage: StageName) -> list[int]:
         """Chunks on other ranks that get what a stage makes."""
         chunk, phase, _ = stage
+        if phase == "W":
+            return []
         if phase == "F":
             others = [c for c in range(self.model.num_chunks) if chunk in self.model.chunk_sources(c)]
         else:

@@ -171,7 +171,7 @@ class _Lives:
                 else:
                     maker = self.model.blocks[source[0]]
                     self._transfer(maker, maker.trace.outputs[source[1]], first, first.trace.inputs[k], stage)
-        else:
+        elif phase != "W":
             last = self.model.chunk(chunk)[-1]
             for consumer, k, output in self.model.consumers(last):
                 given, taken = consumer.trace.input_gradients[k], last.trace.output_gradients[output]
@@ -183,7 +183,9 @@ class _Lives:
         """Both ends hold the tensor during the transfer: the sender at least so long, the receiver from then on."""
         if maker.rank == taker.rank or given is None or taken is None:
             return
-        node = self.replica.nodes["send", maker.chunk, taker.chunk, stage[1], stage[2]]
+        phases = stage[1] if stage[1] == "F" else "BI"
+        sends = [("send", maker.chunk, taker.chunk, phase, stage[2]) for phase in phases]
+        node = next(self.replica.nodes[send] for send in sends if send in self.replica.nodes)
         self._use(maker, given, stage[2], (node.start_s, node.end_s))
         self._use(taker, taken, stage[2], (node.start_s, node.end_s))
         self._keep_unread(taker, taken, stage)

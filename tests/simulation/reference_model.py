@@ -8,6 +8,7 @@ from itertools import combinations, pairwise
 from simulation.reference_experts import ExpertRanks
 from simulation.reference_layout import stage_of_blocks
 from simulation.reference_modules import group_of, sizes_of, spread_anew
+from simulation.reference_split import part
 
 from semu.graph.operator import Operator
 from semu.hardware.kinds import DType
@@ -61,7 +62,9 @@ class Block:
         return {storage for storage in both if not graph.storages[storage].role.is_static}
 
     def operators(self, phase: str) -> list[Operator]:
-        """Those of the forward ("F") or of the backward ("B") pass."""
+        """Those of the forward ("F") or of the backward ("B") pass, or of a part of it ("I", "W")."""
+        if phase in "IW":
+            return part(self.trace, phase)
         cut = self.trace.num_forward
         return self.trace.graph.operators[:cut] if phase == "F" else self.trace.graph.operators[cut:]
 
