@@ -97,7 +97,8 @@ class StageArrays:
     @cached_property
     def sub_microbatch(self) -> I32:
         """int32[num_pairs], the number of each pair within its microbatch."""
-        return (self.part % np.array(self.shape.chunk_split, dtype=np.int32)[self.chunk]).astype(np.int32)
+        found: I32 = (self.part % np.array(self.shape.chunk_split, dtype=np.int32)[self.chunk]).astype(np.int32)
+        return found
 
     @cached_property
     def module(self) -> I32:
