@@ -108,7 +108,7 @@ def list_schedule(
     flow: I64,
     is_split: bool,
     is_patient: bool,
-    is_deep: bool,
+    group: int,
     is_greedy: bool,
     slack: float,
     order: I32,
@@ -116,7 +116,8 @@ def list_schedule(
     """Put stages in order by earliest start: of all stages that could run next, the one that could start first.
 
     Where several on a rank could start at once, an input gradient (or whole backward) goes before a forward, that
-    before a weight gradient; of backwards the lower microbatch, of forwards the lower microbatch or the later chunk.
+    before a weight gradient. Microbatches come in groups; of equal groups, forwards of the earlier chunk (the later one
+    where a group is one microbatch) and backwards of the later chunk, then the lower microbatch.
     A weight gradient fills a gap that is known to be long enough, or makes room, or comes when nothing else is left.
 
     Args:
@@ -127,7 +128,8 @@ def list_schedule(
         need: int64[num_flows, num_ranks] [bytes], room that a microbatch must find on all ranks before it enters;
             zeros: none. flow: int64[num_microbatches].
         is_split: backwards are split. is_patient: a forward does not start where it would delay a backward that is on
-            its way. is_deep: of forwards, the later chunk first. is_greedy: weight gradients fill every gap.
+            its way. group: microbatches that go through a chunk before they go through the next one.
+        is_greedy: weight gradients fill every gap.
         slack: how much of its time a weight gradient may delay what comes next, in parts of its time.
         order: int32[num_stages], written: stage numbers in the order in which they were chosen.
     Returns:
@@ -186,7 +188,8 @@ def list_schedule(
                             blocked = True
                             continue
                         soonest = min(soonest, bound)
-                        score = -c * 1e9 + pair if is_deep else (pair - first[c]) * 1e9 - c
+                        later = -c if group == 1 else c
+                        score = (microbatch[pair] // group) * 1e12 + later * 1e6 + pair - first[c]
                         if ready < np.inf and (
                             max(ready, clock) < forward or (max(ready, clock) == forward and score < forward_score)
                         ):
@@ -194,7 +197,7 @@ def list_schedule(
                     else:
                         soonest = min(soonest, bound)
                         soonest_back = min(soonest_back, bound)
-                        score = (pair - first[c]) * 1e9 + c
+                        score = (microbatch[pair] // group) * 1e12 - c * 1e6 + pair - first[c]
                         if ready < np.inf and (
                             max(ready, clock) < backward or (max(ready, clock) == backward and score < backward_score)
                         ):
