@@ -130,9 +130,8 @@ def _draw_frame(axes: Axes, row: ScheduleRow, *, is_last: bool) -> None:
         ("\n".join(lines), 0.54, FONT_SIZE - 3.0, "normal"),
     ):
         va = "bottom" if weight == "bold" else "top"
-        axes.text(
-            -0.012, down, text, size=size, weight=weight, color=INK, family=FONT, ha="right", va=va
-        ).set_transform(axes.transAxes)
+        label = axes.text(-0.012, down, text, size=size, weight=weight, color=INK, family=FONT, ha="right", va=va)
+        label.set_transform(axes.transAxes)
     axes.set_yticks([])
     axes.axvline(found.makespan_s, color=INK, linewidth=1.0)
     for side in ("top", "right", "left", *(() if is_last else ("bottom",))):

@@ -6,8 +6,8 @@
     rank 3 |      F0B0--F1B1--F2B2--F3B3--F4B4--F5B5--            |
 
 Of all stages that could run next, the one that could start first; backwards before forwards, later chunks before
-earlier ones. By default a rank holds the activations of p microbatches, of 2 p where it has several chunks. Equal stages
-with b = 2 f, one chunk per rank: 1F1B's makespan (m + p - 1)(f + b).
+earlier ones. By default a rank holds the activations of p microbatches, of 2 p where it has several chunks. Equal
+stages with b = 2 f, one chunk per rank: 1F1B's makespan (m + p - 1)(f + b).
 """
 
 from __future__ import annotations

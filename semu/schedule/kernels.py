@@ -142,6 +142,7 @@ def list_schedule(
     done = np.full(len(latency), np.nan)
     inside = np.zeros(len(flow), dtype=np.bool_)
     uses_need = need.max() > 0
+    must_go = False
     count, clock, back = 0, 0.0, (2 if is_split else 1)
     while True:
         best, best_kind, best_pair, best_chunk, best_score = np.inf, -1, -1, -1, np.inf
@@ -203,22 +204,24 @@ def list_schedule(
                         ):
                             backward, backward_pair, backward_chunk, backward_score = max(ready, clock), pair, c, score
             start, kind, pair, chunk, score = backward, 1, backward_pair, backward_chunk, 0.0
-            waits = is_patient and forward_pair >= 0 and soonest_back < forward + latency[4 * forward_pair]
+            waits = (
+                is_patient and not must_go and forward_pair >= 0 and soonest_back < forward + latency[4 * forward_pair]
+            )
             if forward < start and not waits:
                 start, kind, pair, chunk, score = forward, 0, forward_pair, forward_chunk, 1.0
             if weight_chunk >= 0:
                 when, takes = max(now[r], clock), latency[4 * weight_pair + 3]
                 room = max(slack, 0.5) if blocked else slack
-                if when < start and (is_greedy or when + (1.0 - room) * takes <= soonest):
+                if when < start and (is_greedy or must_go or when + (1.0 - room) * takes <= soonest):
                     start, kind, pair, chunk, score = when, 2, weight_pair, weight_chunk, 2.0
             if start < best or (start == best and kind >= 0 and score < best_score):
                 best, best_kind, best_pair, best_chunk, best_score = start, kind, pair, chunk, score
         if best == np.inf:
-            # nothing may start: a patient rank must not wait for ever, and a weight gradient always makes progress
-            if is_patient:
-                is_patient = False
-                continue
-            return count
+            if must_go:
+                return count
+            must_go = True  # ranks that are polite to one another would wait for ever
+            continue
+        must_go = False
         stage = 4 * best_pair + (0 if best_kind == 0 else back if best_kind == 1 else 3)
         r = rank[best_pair]
         i = microbatch[best_pair]
