@@ -6,8 +6,8 @@
     rank 3 |      F0B0--F1B1--F2B2--F3B3--F4B4--F5B5--            |
 
 Of all stages that could run next, the one that could start first; backwards before forwards, later chunks before
-earlier ones. By default a rank holds the activations of p microbatches' chunks on it. Equal stages with b = 2 f,
-one chunk per rank: 1F1B's makespan (m + p - 1)(f + b).
+earlier ones. By default a rank holds the activations of p microbatches, of 2 p where it has several chunks. Equal
+stages with b = 2 f, one chunk per rank: 1F1B's makespan (m + p - 1)(f + b).
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ def greedy_schedule(study: PipelineStudy, limit_bytes: ArrayLike | None = None) 
 
     Args:
         study: pipeline and costs.
-        limit_bytes: of activations [bytes]; by default those of p microbatches on each rank.
+        limit_bytes: of activations [bytes]; by default those of p microbatches on each rank, of 2 p with several slots.
     """
-    limit = activation_limit(study, study.shape.num_ranks) if limit_bytes is None else limit_bytes
+    times = 1 if study.shape.num_slots == 1 else 2
+    limit = activation_limit(study, times * study.shape.num_ranks) if limit_bytes is None else limit_bytes
     return list_schedule(study, "greedy", limit_bytes=limit)
 
 

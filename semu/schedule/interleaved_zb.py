@@ -7,8 +7,8 @@ as torch.distributed.pipelining has it).
     rank 3 |      F0F1F2F3f0i0f1i1f2i2f3i3w0I0w1I1w2I2w3I3W0W1W2W3|
 
 Microbatches run in max(1, m // p) equal groups. Rank r runs p - r - 1 forwards more than the (v - 1) groups of its
-other slots before its first I, half of interleaved 1F1B's way since a rank passes an I on before the W, and W r turns after
-its I. Equal stages with f = i = w, p dividing m: makespan 3 m v f + (p - 1) f; every rank holds p v stages'
+other slots before its first I, half of interleaved 1F1B's way since a rank passes an I on before the W, and W r turns
+after its I. Equal stages with f = i = w, p dividing m: makespan 3 m v f + (p - 1) f; every rank holds p v stages'
 activations.
 """
 

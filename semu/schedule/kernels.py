@@ -108,7 +108,7 @@ def list_schedule(
     flow: I64,
     is_split: bool,
     is_patient: bool,
-    is_deep: bool,
+    group: int,
     is_greedy: bool,
     slack: float,
     order: I32,
@@ -116,7 +116,8 @@ def list_schedule(
     """Put stages in order by earliest start: of all stages that could run next, the one that could start first.
 
     Where several on a rank could start at once, an input gradient (or whole backward) goes before a forward, that
-    before a weight gradient; of backwards the lower microbatch, of forwards the lower microbatch or the later chunk.
+    before a weight gradient. Microbatches come in groups; of equal groups, forwards of the earlier chunk (the later one
+    where a group is one microbatch) and backwards of the later chunk, then the lower microbatch.
     A weight gradient fills a gap that is known to be long enough, or makes room, or comes when nothing else is left.
 
     Args:
@@ -127,7 +128,8 @@ def list_schedule(
         need: int64[num_flows, num_ranks] [bytes], room that a microbatch must find on all ranks before it enters;
             zeros: none. flow: int64[num_microbatches].
         is_split: backwards are split. is_patient: a forward does not start where it would delay a backward that is on
-            its way. is_deep: of forwards, the later chunk first. is_greedy: weight gradients fill every gap.
+            its way. group: microbatches that go through a chunk before they go through the next one.
+        is_greedy: weight gradients fill every gap.
         slack: how much of its time a weight gradient may delay what comes next, in parts of its time.
         order: int32[num_stages], written: stage numbers in the order in which they were chosen.
     Returns:
@@ -140,6 +142,7 @@ def list_schedule(
     done = np.full(len(latency), np.nan)
     inside = np.zeros(len(flow), dtype=np.bool_)
     uses_need = need.max() > 0
+    must_go = False
     count, clock, back = 0, 0.0, (2 if is_split else 1)
     while True:
         best, best_kind, best_pair, best_chunk, best_score = np.inf, -1, -1, -1, np.inf
@@ -186,7 +189,8 @@ def list_schedule(
                             blocked = True
                             continue
                         soonest = min(soonest, bound)
-                        score = -c * 1e9 + pair if is_deep else (pair - first[c]) * 1e9 - c
+                        later = -c if group == 1 else c
+                        score = (microbatch[pair] // group) * 1e12 + later * 1e6 + pair - first[c]
                         if ready < np.inf and (
                             max(ready, clock) < forward or (max(ready, clock) == forward and score < forward_score)
                         ):
@@ -194,28 +198,30 @@ def list_schedule(
                     else:
                         soonest = min(soonest, bound)
                         soonest_back = min(soonest_back, bound)
-                        score = (pair - first[c]) * 1e9 + c
+                        score = (microbatch[pair] // group) * 1e12 - c * 1e6 + pair - first[c]
                         if ready < np.inf and (
                             max(ready, clock) < backward or (max(ready, clock) == backward and score < backward_score)
                         ):
                             backward, backward_pair, backward_chunk, backward_score = max(ready, clock), pair, c, score
             start, kind, pair, chunk, score = backward, 1, backward_pair, backward_chunk, 0.0
-            waits = is_patient and forward_pair >= 0 and soonest_back < forward + latency[4 * forward_pair]
+            waits = (
+                is_patient and not must_go and forward_pair >= 0 and soonest_back < forward + latency[4 * forward_pair]
+            )
             if forward < start and not waits:
                 start, kind, pair, chunk, score = forward, 0, forward_pair, forward_chunk, 1.0
             if weight_chunk >= 0:
                 when, takes = max(now[r], clock), latency[4 * weight_pair + 3]
                 room = max(slack, 0.5) if blocked else slack
-                if when < start and (is_greedy or when + (1.0 - room) * takes <= soonest):
+                if when < start and (is_greedy or must_go or when + (1.0 - room) * takes <= soonest):
                     start, kind, pair, chunk, score = when, 2, weight_pair, weight_chunk, 2.0
             if start < best or (start == best and kind >= 0 and score < best_score):
                 best, best_kind, best_pair, best_chunk, best_score = start, kind, pair, chunk, score
         if best == np.inf:
-            # nothing may start: a patient rank must not wait for ever, and a weight gradient always makes progress
-            if is_patient:
-                is_patient = False
-                continue
-            return count
+            if must_go:
+                return count
+            must_go = True  # ranks that are polite to one another would wait for ever
+            continue
+        must_go = False
         stage = 4 * best_pair + (0 if best_kind == 0 else back if best_kind == 1 else 3)
         r = rank[best_pair]
         i = microbatch[best_pair]

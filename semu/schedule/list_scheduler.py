@@ -28,19 +28,19 @@ class Policy:
 
     Attributes:
         patient: a forward does not start where it would delay a backward that is on its way.
-        deep: among forwards of a rank, the later chunk first; else the lower microbatch.
+        group: microbatches that go through a chunk of a rank before they go through the next, as in interleaved 1F1B.
         eager_weights: weight gradients fill every gap, however short.
         slack: by how much of its own time a weight gradient may overrun a gap.
     """
 
     patient: bool = False
-    deep: bool = True
+    group: int = 1
     eager_weights: bool = False
     slack: float = 0.0
 
 
 POLICIES = tuple(
-    Policy(patient, deep=True, eager_weights=eager, slack=slack)
+    Policy(patient, eager_weights=eager, slack=slack)
     for patient in (False, True)
     for eager, slack in ((False, 0.0), (False, 0.5), (True, 0.0))
 )
@@ -76,10 +76,10 @@ def search_policies(
     split: bool = True,
     policies: Iterable[Policy] = POLICIES,
 ) -> Schedule:
-    """The schedule of shortest makespan that any policy finds, of equals the one of lowest memory. Arguments as
+    """The schedule of shortest makespan that any policy finds, of equals the best by ``merit``. Arguments as
     ``list_schedule``."""
     limit = _limits(study, name, limit_bytes)
-    best_score, best = (np.inf, 0), None
+    best_score, best = (np.inf, np.inf, 0), None
     for policy in policies:
         ptr, stages = _ordered(study, limit, split, policy, name)
         score = merit(study.evaluate_orders(ptr, stages, name))
@@ -89,9 +89,9 @@ def search_policies(
     return study.arrays.to_schedule(name, *best)
 
 
-def merit(evaluation: Evaluation) -> tuple[float, int]:
-    """Makespan [s], then the highest memory of any rank [bytes]: lower is better."""
-    return evaluation.makespan_s, int(evaluation.peak_bytes.max(initial=0))
+def merit(evaluation: Evaluation) -> tuple[float, float, int]:
+    """Makespan [s], then the longest span of a rank [s], then the highest memory of one [bytes]: lower is better."""
+    return evaluation.makespan_s, evaluation.span_s, int(evaluation.peak_bytes.max(initial=0))
 
 
 def activation_limit(study: PipelineStudy, microbatches: int) -> I64:
@@ -155,7 +155,7 @@ def _ordered(study: PipelineStudy, limit: I64, split: bool, policy: Policy, name
         np.array(shape.microbatch_flow, dtype=np.int64),
         split,
         policy.patient,
-        policy.deep,
+        policy.group,
         policy.eager_weights,
         policy.slack,
         order,

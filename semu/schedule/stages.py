@@ -97,7 +97,8 @@ class StageArrays:
     @cached_property
     def sub_microbatch(self) -> I32:
         """int32[num_pairs], the number of each pair within its microbatch."""
-        return (self.part % np.array(self.shape.chunk_split, dtype=np.int32)[self.chunk]).astype(np.int32)
+        found: I32 = (self.part % np.array(self.shape.chunk_split, dtype=np.int32)[self.chunk]).astype(np.int32)
+        return found
 
     @cached_property
     def module(self) -> I32:
@@ -112,7 +113,8 @@ class StageArrays:
         slot = np.array(self.shape.chunk_slot, dtype=np.int64)[self.chunk]
         flow = np.array(self.shape.chunk_flow, dtype=np.int64)[self.chunk]
         keys = np.stack((self.module, flow, slot, self.part), axis=1)
-        return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int32)
+        segment: I32 = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int32)
+        return segment
 
     def numbers(self, schedule: Schedule) -> I32:
         """Stage numbers of a schedule's stages, rank after rank; they must exist."""
