@@ -24,6 +24,7 @@ from semu.job.kinds import (
     Workspaces,
 )
 from semu.job.offload import OFFLOADS, OffloadPlan
+from semu.job.schedule_options import check_file, read_limit
 from semu.nn.recompute_plan import RECOMPUTE_KINDS, RecomputePlan
 from semu.parallel.config import Overlap
 
@@ -232,6 +233,12 @@ class Training:
         fp8_recipe: TENSORWISE or BLOCKWISE scales (``semu.hardware.fp8``); an enum member or its value.
         launch: no kernel starts before its host has issued it, the profile's ``host.launch_s`` each; here off unless
             asked for.
+        schedule_file: the schedule as a file (``semu.schedule.files``: text or CSV), in the place of ``schedule``.
+        activation_limit: of an automatic schedule: the activations of so many microbatches on each rank, in multiples
+            of pp, ``"p"``, ``"1.5p"``, ``"2p"``; None: what the schedule's name says.
+        optimizer_post_validation: ranks step as soon as their own gradients are reduced and go on with the next
+            iteration; norms and infinities are looked at afterwards (2401.10241 §4): an iteration lasts as long as
+            the rank that is busy longest, from its first stage to its step.
     """
 
     micro_batch: int
@@ -269,6 +276,9 @@ class Training:
     gradient_accumulation_fusion: bool
     launch: bool
     fp8_recipe: Fp8Recipe
+    schedule_file: str | None
+    activation_limit: float | None
+    optimizer_post_validation: bool
 
     def __init__(
         self,
@@ -307,6 +317,9 @@ class Training:
         gradient_accumulation_fusion: bool = True,
         launch: bool = False,
         fp8_recipe: Fp8Recipe | str = Fp8Recipe.TENSORWISE,
+        schedule_file: str | None = None,
+        activation_limit: str | float | None = None,
+        optimizer_post_validation: bool = False,
     ) -> None:
         _positive(micro_batch, "training.micro_batch")
         _positive(global_batch, "training.global_batch")
@@ -368,6 +381,9 @@ class Training:
             "offload_fraction": None if offload_fraction is None else offloads.fraction,
             "launch": _switch(launch, "training.launch"),
             "fp8_recipe": _fp8_recipe(fp8_recipe, arithmetic),
+            "schedule_file": check_file(schedule_file),
+            "activation_limit": read_limit(activation_limit),
+            "optimizer_post_validation": _switch(optimizer_post_validation, "training.optimizer_post_validation"),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

@@ -23,6 +23,8 @@ from semu.workload.batch import AbstractBatch, text_batch
 
 _GROUPED = ("1f1b", "interleaved")
 """Schedules that run virtual stages in turn, with as many microbatches at a time as there are pipeline ranks."""
+_WAITING = ("1f1b", "gpipe", "interleaved")
+"""Schedules of one virtual stage under which a rank's compute waits for its transfers."""
 
 
 @dataclass(frozen=True)
@@ -209,9 +211,12 @@ class TrainingJob:
 
     @property
     def overlaps_sends(self) -> bool:
-        """Whether P2P sends run beside the sender's compute; interleaving does that unless told otherwise."""
+        """Whether P2P sends run beside the sender's compute; interleaving does that unless told otherwise, and so do
+        schedules that are no pattern of Megatron-LM's."""
         chosen = self.training.overlap.pipeline
-        return chosen if chosen is not None else self.parallel.vpp > 1
+        if chosen is not None:
+            return chosen
+        return self.parallel.vpp > 1 or self.training.schedule not in _WAITING or bool(self.training.schedule_file)
 
     def _check_virtual_stages(self) -> None:
         pp, vpp, count = self.parallel.pp, self.parallel.vpp, self.num_microbatches
@@ -225,7 +230,7 @@ class TrainingJob:
                 got=vpp,
                 nearest=1,
             )
-        if count % pp and self.training.schedule in _GROUPED:
+        if count % pp and self.training.schedule in _GROUPED and not self.training.schedule_file:
             per_step = self.parallel.dp * self.training.micro_batch
             raise ConfigError(
                 f"{count} microbatches do not divide by pp = {pp}, as interleaved 1F1B (vpp = {vpp}) needs",

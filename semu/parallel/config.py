@@ -12,6 +12,8 @@ from semu.nn.sharding import ContextKind, ShardingStyle
 from semu.parallel.layout import PipelineLayout
 from semu.parallel.modules import ModuleParallel
 
+PLACEMENTS = ("circular", "v-shape")
+"""How groups of layers are dealt to pipeline ranks."""
 _SIZES = ("dp", "tp", "pp", "vpp", "cp", "ep")
 
 
@@ -26,7 +28,8 @@ class Overlap:
             (weight gradients); false: the rank's compute waits for each of them; None: true under Megatron-LM with
             sequence parallelism, else false (``TrainingJob.overlaps_tensor_parallel``).
         pipeline: P2P sends run beside compute; false: the sender's compute waits (Megatron's 1F1B); None: true where
-            ranks have several virtual stages (vpp > 1), else false (``TrainingJob.overlaps_sends``).
+            ranks have several virtual stages (vpp > 1) and under other schedules than GPipe and 1F1B, else false
+            (``TrainingJob.overlaps_sends``).
     """
 
     grad_reduce: bool = True
@@ -70,6 +73,9 @@ class Parallel:
             ``"all_gather"`` or ``"all_to_all"`` (``a2a``); without meaning where cp = 1.
         modules: modality module -> ``ModuleParallel`` or its table, where it differs from the job's, e.g.
             ``{"vit": ModuleParallel(tp=1)}``.
+        placement: where the groups of layers lie: ``"circular"``, group g on rank g mod pp, or with vpp >= 2 in a V,
+            ``"v-shape"``: rank r has groups r and 2 pp - 1 - r (2405.15362 §3), the first both ends of the
+            model, and so on back and forth (a wave).
     """
 
     dp: int = 1
@@ -88,6 +94,7 @@ class Parallel:
     layout: PipelineLayout | None = None
     cp_kind: ContextKind | str = ContextKind.RING
     modules: Mapping[str, ModuleParallel] = field(default_factory=dict)
+    placement: str = "circular"
 
     def __post_init__(self) -> None:
         for name in (*_SIZES, *(("etp",) if self.etp is not None else ())):
@@ -111,12 +118,33 @@ class Parallel:
                 expected="'parameters', 'layers' or 'latency'",
                 got=self.partition,
             )
+        self._check_placement()
         if self.layout is not None:
             self._set_layout(PipelineLayout.of(self.layout))
 
         object.__setattr__(self, "cp_kind", _context_kind(self.cp_kind))
         self._set_modules()
         object.__setattr__(self, "plan", {pattern: _style(pattern, style) for pattern, style in self.plan.items()})
+
+    def _check_placement(self) -> None:
+        if self.placement not in PLACEMENTS:
+            raise ConfigError(
+                "a bidirectional placement, with the model there twice, is not modelled by this version"
+                if self.placement == "bidirectional"
+                else "unknown placement of the groups of layers",
+                where="parallel.placement",
+                expected=" or ".join(f"{name!r}" for name in PLACEMENTS),
+                got=self.placement,
+                nearest="v-shape" if self.placement == "bidirectional" else None,
+            )
+        if self.placement == "v-shape" and self.vpp < 2:
+            raise ConfigError(
+                "a V-shaped placement has several groups of layers on each rank",
+                where="parallel.vpp",
+                expected=">= 2",
+                got=self.vpp,
+                nearest=2,
+            )
 
     def _set_layout(self, layout: PipelineLayout) -> None:
         """An empty layout is none."""

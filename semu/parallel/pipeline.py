@@ -96,7 +96,11 @@ def _lightest_heaviest(weight: NDArray[np.float64], num_parts: int) -> float:
 
 
 def place_chunks(
-    blocks_per_module: Sequence[int], weights: Sequence[float], num_ranks: int, num_slots: int = 1
+    blocks_per_module: Sequence[int],
+    weights: Sequence[float],
+    num_ranks: int,
+    num_slots: int = 1,
+    placement: str = "circular",
 ) -> list[Chunk]:
     """Cut all modules' blocks, in order, into contiguous groups, one per rank and slot; group g is on rank
     g mod num_ranks, slot g div num_ranks (2104.04473 §2.2). A group that crosses a module boundary becomes several
@@ -105,7 +109,7 @@ def place_chunks(
     Args:
         blocks_per_module: number of blocks of each modality module.
         weights: weight of every block, module by module.
-        num_ranks: pipeline ranks. num_slots: virtual stages per rank.
+        num_ranks: pipeline ranks. num_slots: virtual stages per rank. placement: as ``Parallel``.
     Returns:
         Chunks in the order of data flow, which is also their numbering.
     Raises:
@@ -122,21 +126,26 @@ def place_chunks(
             nearest=most,
         )
     boundaries = partition(weights, num_ranks if num_ranks > len(weights) else num_ranks * num_slots)
-    return deal_chunks(blocks_per_module, boundaries, num_ranks)
+    return deal_chunks(blocks_per_module, boundaries, num_ranks, placement)
 
 
-def deal_chunks(blocks_per_module: Sequence[int], boundaries: Sequence[int], num_ranks: int) -> list[Chunk]:
+def deal_chunks(
+    blocks_per_module: Sequence[int], boundaries: Sequence[int], num_ranks: int, placement: str = "circular"
+) -> list[Chunk]:
     """The chunks of groups that are cut already, dealt out as by ``place_chunks``.
 
     Args:
         blocks_per_module: number of blocks of each modality module.
         boundaries: of the groups among all blocks, one more than groups. num_ranks: pipeline ranks.
+        placement: as ``Parallel``; under "v-shape" odd slots run from the last rank to the first.
     """
     chunks: list[Chunk] = []
     offset = 0
     for module, count in enumerate(blocks_per_module):
         for group, (begin, end) in enumerate(itertools.pairwise(boundaries)):
             slot, rank = divmod(group, num_ranks)
+            if placement == "v-shape" and slot % 2:
+                rank = num_ranks - 1 - rank
             first, last = max(begin, offset), min(end, offset + count)
             if first < last:
                 chunks.append(Chunk(len(chunks), rank, module, first - offset, last - offset, slot))

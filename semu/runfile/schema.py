@@ -99,6 +99,7 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "reshard_after_forward": ValueKind.SWITCH,
             "etp": ValueKind.INTEGER,
             "cp_kind": ValueKind.STRING,
+            "placement": ValueKind.STRING,
         },
         "training": {
             "micro_batch": ValueKind.INTEGER,
@@ -128,6 +129,8 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "offload_fraction": ValueKind.NUMBER,
             "launch": ValueKind.SWITCH,
             "fp8_recipe": ValueKind.STRING,
+            **dict.fromkeys(("schedule_file", "activation_limit"), ValueKind.STRING),
+            "optimizer_post_validation": ValueKind.SWITCH,
         },
         "overlap": dict.fromkeys(("grad_reduce", "param_gather", "tensor_parallel", "pipeline"), ValueKind.SWITCH),
         "parallel.layout": {

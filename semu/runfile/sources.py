@@ -80,8 +80,8 @@ def is_path(text: str) -> bool:
 
 
 def move_paths(config: dict[str, Any], move: Callable[[str], str]) -> None:
-    """Apply ``move`` to every path that tables hold: a profile file, a metadata file and a config.json."""
-    for table, key in (("cluster", "device"), ("batch", "path"), ("model", "hf_config")):
+    """Apply ``move`` to every path that tables hold: a profile, metadata, a config.json, a schedule."""
+    for table, key in (("cluster", "device"), ("batch", "path"), ("model", "hf_config"), ("training", "schedule_file")):
         own = config.get(table)
         if isinstance(own, dict) and isinstance(own.get(key), str) and (key != "device" or is_path(own[key])):
             own[key] = move(own[key])

@@ -1,6 +1,6 @@
 """Pipeline schedules as data: ``Schedule`` = order of stages per rank; one file per generator.
 
-``ALL_SCHEDULES`` holds every generator (``registry``), ``SCHEDULES`` those that the simulation of a job executes today;
+``ALL_SCHEDULES`` holds every generator (``registry``), ``SCHEDULES`` those of Megatron-LM, which need nothing else;
 ``PipelineStudy`` evaluates any of them on plain numbers, ``draw_grid`` shows one to people, ``files`` reads and writes.
 """
 
@@ -60,6 +60,7 @@ __all__ = [
     "ScheduleFamily",
     "StageKey",
     "draw_grid",
+    "is_executed",
     "merge_backward",
     "not_executed",
     "read_schedule",
@@ -75,17 +76,27 @@ def __getattr__(name: str) -> object:
     return getattr(import_module(f"semu.schedule.{_HOMES[name]}"), name)
 
 
+def is_executed(name: str) -> bool:
+    """Whether a job can run the schedule of a name; all but those of bidirectional pipelines."""
+    if name in SCHEDULES:
+        return True
+    from semu.schedule.placement import Placement
+    from semu.schedule.registry import ALL_SCHEDULES
+
+    return name in ALL_SCHEDULES and ALL_SCHEDULES[name].placement is not Placement.BIDIRECTIONAL
+
+
 def not_executed(name: str, where: str) -> ConfigError:
     """The error for a schedule that a job cannot run: an unknown name, or one that is only studied on plain numbers."""
     from semu.schedule.registry import ALL_SCHEDULES
 
+    executed = sorted(known for known in {*SCHEDULES, *ALL_SCHEDULES} if is_executed(known))
     if name not in ALL_SCHEDULES:
-        return unknown_name("schedule", name, SCHEDULES, where=where)
-    nearest = "interleaved" if "interleaved" in name or name == "looped-bfs" else "1f1b"
+        return unknown_name("schedule", name, executed, where=where)
     return ConfigError(
         f"the schedule {name!r} is not executed yet for a job, only studied on plain numbers",
         where=where,
-        expected="one of " + ", ".join(sorted(SCHEDULES)),
+        expected="one of " + ", ".join(executed),
         got=name,
-        nearest=nearest,
+        nearest="dualpipe-v",
     )

@@ -24,7 +24,8 @@ from semu.job import TrainingJob
 from semu.nn.streams import derived_in
 from semu.nn.window import Window, windows_in
 from semu.report import IterationSamples, Report
-from semu.schedule import SCHEDULES, not_executed
+from semu.schedule import SCHEDULES
+from semu.schedule.files import read_schedule
 from semu.schedule.problem import PipelineProblem, lower
 from semu.schedule.schedule import PipelineShape, Schedule
 from semu.schedule.units import Merged, PipelineUnits, units_of
@@ -49,6 +50,7 @@ from semu.simulation.pipeline import PipelineRun, Replicas, consolidated_units, 
 from semu.simulation.reduction import RankTail, rank_tails
 from semu.simulation.refusals import check_streams, refuse_unmodelled
 from semu.simulation.samples import check_samples, sample_iterations
+from semu.simulation.schedules import named_schedule, splits_backward
 from semu.simulation.template_cache import Recent
 from semu.workload.derived import with_derived
 
@@ -138,11 +140,10 @@ class JobCheckpoint:
         Raises:
             ConfigError: an unknown name. ScheduleError: it does not order this pipeline.
         """
-        chosen = schedule if schedule is not None else self.job.training.schedule
+        chosen = schedule if schedule is not None else self._own_schedule
         if isinstance(chosen, str):
-            if chosen not in SCHEDULES:
-                raise not_executed(chosen, "schedule")
-            chosen = SCHEDULES[chosen](self.units.shape)
+            plain = self.split(None)
+            chosen = named_schedule(chosen, self.layout, self.evaluation, plain.units, self.replicas)
         chosen.validate(self.units.shape)
         return chosen
 
@@ -152,20 +153,30 @@ class JobCheckpoint:
         Args:
             schedule: as ``schedule``.
         """
-        overlapped, chosen = self.job.overlaps_sends, schedule if schedule is not None else self.job.training.schedule
+        overlapped, chosen = self.job.overlaps_sends, schedule if schedule is not None else self._own_schedule
 
         def make() -> PipelineProblem:
             return lower(self.schedule(chosen), self.units.shape, overlapped_sends=overlapped)
 
-        if isinstance(chosen, Schedule) or chosen not in SCHEDULES:
+        if isinstance(chosen, Schedule):
             return make()
+        if chosen not in SCHEDULES:
+            options = self.job.training.activation_limit, self.job.training.optimizer_post_validation
+            key = ("schedule", chosen, self.units.shape, overlapped, options, self.replicas.shape.tobytes())
+            return self.evaluation.by_shape.found((*key, self.replicas.links), make)
         return _PROBLEMS.get((SCHEDULES[chosen], self.units.shape, overlapped), make)
+
+    @property
+    def _own_schedule(self) -> Schedule | str:
+        """The job's schedule: a name, or what its file holds."""
+        path = self.job.training.schedule_file
+        return self.job.training.schedule if path is None else read_schedule(path)
 
     def edges_of(self, schedule: Schedule | str | None = None) -> NDArray[np.int32]:
         """A schedule as edges between units: int32[k, 2], (before, after).
 
         Args:
-            schedule: as ``schedule``.
+            schedule: as ``schedule``; one that splits backwards is for the units of ``split()``.
         """
         orders = self.units.orders(self.schedule(schedule))
         return self.units.order_edges(orders, overlapped_sends=self.job.overlaps_sends)
@@ -358,7 +369,8 @@ def prepare(
         results,
         remember=cache is None,
     )
-    units = units_of(layout.pipeline_shape(job.num_microbatches))
+    merged = frozenset() if splits_backward(job) and job.training.schedule_file is None else None
+    units = units_of(layout.pipeline_shape(job.num_microbatches), merged)
     gathers = parameter_gathers(layout, evaluation.cost_model)
     replicas = distinct_replicas(layout, evaluation, units.pairs)
     nodes = consolidated_units(layout, evaluation, units, replicas, gathers)

@@ -273,7 +273,10 @@ def build_layout(
     layout = job.parallel.stage_layout
     if layout is not None:
         chunks = deal_chunks(
-            counts, stage_boundaries(job.model, layout, job.parallel.pp, job.parallel.vpp), job.parallel.pp
+            counts,
+            stage_boundaries(job.model, layout, job.parallel.pp, job.parallel.vpp),
+            job.parallel.pp,
+            job.parallel.placement,
         )
     else:
         if job.parallel.partition == "latency":
@@ -281,7 +284,7 @@ def build_layout(
             weights = [by_template[block.template] for block in flat]
         else:
             weights = [float(sum(p.parameter.numel for p in block.parameters)) for block in flat]
-        chunks = place_chunks(counts, weights, job.parallel.pp, job.parallel.vpp)
+        chunks = place_chunks(counts, weights, job.parallel.pp, job.parallel.vpp, job.parallel.placement)
     compiled, is_lasting = traced.compiled, traced.is_lasting
     if job.training.recompute_layers is not None:
         units, chunks = recompute_units(job, blocks, chunks)

@@ -26,7 +26,7 @@ from semu.simulation.template_cache import Recent
 
 T = TypeVar("T")
 
-PLACEMENT = frozenset({"dp", "pp", "vpp", "zero", "zero_group", "reshard_after_forward", "partition", "layout"})
+PLACEMENT = frozenset({"dp", "pp", "vpp", "zero", "zero_group", "reshard_after_forward", "partition", "layout", "placement"})
 """Settings of ``Parallel`` that decide where blocks and optimizer states lie, and nothing inside a block."""
 ZERO = frozenset({"dp", "zero", "zero_group", "reshard_after_forward"})
 """Settings of ``Parallel`` that change no stage while ``zero`` is 0 or 1."""
@@ -35,6 +35,9 @@ AROUND = frozenset(
         "micro_batch",
         "global_batch",
         "schedule",
+        "schedule_file",
+        "activation_limit",
+        "optimizer_post_validation",
         "overhead_s",
         "jitter",
         "gradient_clipping",
@@ -45,7 +48,7 @@ AROUND = frozenset(
 """Settings of ``Training`` that change neither blocks nor stages."""
 
 
-BATCH = frozenset({"micro_batch", "global_batch", "schedule"})
+BATCH = frozenset({"micro_batch", "global_batch", "schedule", "schedule_file", "activation_limit"})
 """Settings of ``Training`` that say how many microbatches there are, what is in them and in which order they run."""
 
 _REGISTERS = frozenset({"_modules", "_parameters"})

@@ -262,7 +262,7 @@ def _fill_latencies(
         sizes = evaluation.by_shape.found(("moved", number), lambda: _moved_bytes(layout, evaluation, units, number))  # noqa: B023
         link_of = [links[units.pair[number]] for links in replicas.links]
         for link in dict.fromkeys(link_of):
-            by_shape = _send_latency(evaluation, link, sizes)
+            by_shape = send_latency(evaluation, link, sizes)
             rows = np.array([replica for replica, other in enumerate(link_of) if other == link])
             latency[rows, units.num_stages + number :: units.size] = by_shape[shape[rows]]
 
@@ -283,7 +283,7 @@ def _moved_bytes(layout: Layout, evaluation: Evaluation, units: PipelineUnits, n
     return edge_bytes(layout, evaluation, int(units.chunk[producer]), int(units.chunk[consumer]), phase)
 
 
-def _send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+def send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
     """Latency of a transfer for every shape: float64[num_shapes] [s]; equal ones are costed once."""
     model = evaluation.cost_model
     return evaluation.by_shape.found(

@@ -8,11 +8,11 @@ from semu.errors import ConfigError
 from semu.hardware.kinds import DType
 from semu.hardware.profile import list_profiles, load_profile
 from semu.job import Precision, TrainingJob
-from semu.schedule import SCHEDULES, not_executed
 from semu.simulation.context import check_attention
 from semu.simulation.evaluate import BatchShapes
 from semu.simulation.host import check_offload
 from semu.simulation.modules import refuse_modules
+from semu.simulation.schedules import check_schedule_options
 
 
 def refuse_unmodelled(job: TrainingJob) -> None:
@@ -33,8 +33,7 @@ def refuse_unmodelled(job: TrainingJob) -> None:
             got=consumers.count(twice),
             nearest=1,
         )
-    if job.training.schedule not in SCHEDULES:
-        raise not_executed(job.training.schedule, "training.schedule")
+    check_schedule_options(job)
 
 
 def _refuse_without_fp8(job: TrainingJob) -> None:

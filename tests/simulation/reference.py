@@ -206,9 +206,11 @@ def _interleaved_orders(model: CutModel, num_microbatches: int) -> list[list[Sta
 
 
 def overlaps_sends(job: TrainingJob) -> bool:
-    """Sends run beside the sender's compute if asked for, and by default where ranks have several virtual stages."""
+    """Sends run beside the sender's compute if asked for, and by default where ranks have several virtual stages or
+    the schedule is none of Megatron-LM's."""
     chosen = job.training.overlap.pipeline
-    return job.parallel.vpp > 1 if chosen is None else chosen
+    usual = job.parallel.vpp == 1 and job.training.schedule in ("1f1b", "gpipe", "interleaved")
+    return not usual if chosen is None else chosen
 
 
 class _Writer:

@@ -329,6 +329,8 @@ class CutModel:
 
         pp, vpp = self.job.parallel.pp, self.job.parallel.vpp
         places = [(slot, rank) for slot in range(vpp) for rank in range(pp)]
+        if self.job.parallel.placement == "v-shape":
+            places = [(slot, pp - 1 - rank if slot % 2 else rank) for slot, rank in places]
         if self.job.parallel.layout is not None or self.job.parallel.partition == "layers":
             groups = stage_of_blocks(self.job, [(block.module, block.path) for block in self.blocks])
         else:

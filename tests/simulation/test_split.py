@@ -12,9 +12,9 @@ from simulation.reference_split import orders_of
 
 from semu.graph.operator import Phase
 from semu.job import TrainingJob
-from semu.parallel.config import Parallel
+from semu.parallel.config import Overlap, Parallel
 from semu.schedule import Schedule, StageKey, split_backward
-from semu.simulation import prepare
+from semu.simulation import prepare, simulate
 
 
 def late_weights(schedule: Schedule, seed: int, whole: float = 0.0) -> Schedule:
@@ -71,9 +71,45 @@ def test_text_to_video(frozen: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("zero", [0, 1])
 @pytest.mark.parametrize("gradients", [False, True])
 def test_replicas_with_different_data(zero: int, gradients: bool) -> None:
-    hidden = overlap(gradients=gradients, parameters=gradients, pipeline=True)
+    hidden = overlap(gradients=gradients, pipeline=True)
     check(job_of(gpt(), text_items(6, seed=3), Parallel(dp=2, pp=2, zero=zero), overlap=hidden))
 
 
 def test_virtual_stages() -> None:
     check(job_of(gpt(4), text_items(4), Parallel(pp=2, vpp=2)))
+
+
+ONE, TWO = Parallel(pp=3), Parallel(pp=3, vpp=2)
+V = Parallel(pp=3, vpp=2, placement="v-shape")
+
+
+@pytest.mark.parametrize(
+    ("name", "parallel"),
+    [
+        ("zb-h1", ONE),
+        ("zb-h2", ONE),
+        ("zb-auto", ONE),
+        ("zb-auto-2p", ONE),
+        ("eager-1f1b", ONE),
+        ("greedy", TWO),
+        ("interleaved-zb", TWO),
+        ("zb-v", V),
+        ("v-half", V),
+        ("v-min", V),
+        ("dualpipe-v", V),
+        ("hanayo", V),
+    ],
+)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_schedules_by_name(name: str, parallel: Parallel, recompute: str) -> None:
+    job = job_of(gpt(4), text_items(9), parallel, overlap=Overlap(False, False, False), schedule=name, recompute=recompute)
+    assert job.overlaps_sends
+    report = simulate(job)
+    assert_all_equal(report, expand(job, orders=orders_of(prepare(job).schedule())))
+    assert report.breakdown_s["other"] == 0
+
+
+def test_in_a_v_embedding_and_loss_are_on_the_first_rank() -> None:
+    report = simulate(job_of(gpt(4), text_items(6), V, schedule="zb-v"))
+    first, second, third = (row.chunks for row in report.ranks)
+    assert (first, second, third) == ("0: llm[0:1], 5: llm[5:6]", "1: llm[1:2], 4: llm[4:5]", "2: llm[2:3], 3: llm[3:4]")

@@ -1,0 +1,183 @@
+"""Which schedule a job runs: a generator by name, one made for the job's own stage costs, or a file.
+
+``pipeline_study`` is the job as plain numbers: what its stages take, and what their forwards leave behind.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.errors import ConfigError
+from semu.graph.operator import Phase
+from semu.job import TrainingJob
+from semu.schedule import SCHEDULES, is_executed, not_executed
+from semu.schedule.family import ScheduleFamily
+from semu.schedule.list_scheduler import POLICIES, activation_limit, list_schedule
+from semu.schedule.placement import Placement
+from semu.schedule.registry import ALL_SCHEDULES
+from semu.schedule.schedule import Schedule
+from semu.schedule.study import PipelineStudy
+from semu.schedule.units import BACKWARD, FORWARD, INPUT, WEIGHT, PipelineUnits
+from semu.simulation.evaluate import Evaluation
+from semu.simulation.layout import Layout
+from semu.simulation.parts import costs_of, split_of
+from semu.simulation.pipeline import Replicas, send_latency
+from semu.simulation.transfers import edge_bytes
+
+_AUTOMATIC = ("zb-auto", "zb-auto-2p")
+"""Schedules that take a limit of activations."""
+
+
+def check_schedule_options(job: TrainingJob) -> None:
+    """Say no to a schedule that cannot run this job, as far as its name tells.
+
+    Raises:
+        ConfigError: an unknown name, one that is only studied, a placement or a limit that does not go with it.
+    """
+    name, limit = job.training.schedule, job.training.activation_limit
+    if not is_executed(name):
+        raise not_executed(name, "training.schedule")
+    if limit is not None and (name not in _AUTOMATIC or job.training.schedule_file):
+        raise ConfigError(
+            "a limit of activations is for an automatic schedule",
+            where="training.activation_limit",
+            expected="no limit, or training.schedule = " + " or ".join(_AUTOMATIC),
+            got=job.training.schedule_file or name,
+            nearest="zb-auto",
+        )
+    if job.training.schedule_file or name not in ALL_SCHEDULES:
+        return
+    family, placement = ALL_SCHEDULES[name], job.parallel.placement
+    wants = family.placement.value if family.placement is Placement.V_SHAPE else "circular"
+    if placement != wants and job.parallel.vpp > 1 and not (family.adapt is not None and wants == "circular"):
+        raise ConfigError(
+            f"the schedule {name!r} needs the groups of layers in another placement",
+            where="parallel.placement",
+            expected=wants,
+            got=placement,
+            nearest=wants,
+        )
+    misfit = family.misfit(job.parallel.pp, job.num_microbatches, job.parallel.vpp) if name not in SCHEDULES else None
+    if misfit is not None:
+        is_slots = misfit.got == job.parallel.vpp and misfit.got != job.num_microbatches
+        raise ConfigError(
+            f"{name}: {misfit.rule}",
+            where="parallel.vpp" if is_slots else "training.global_batch",
+            expected=misfit.expected,
+            got=misfit.got,
+            nearest=misfit.nearest,
+        )
+
+
+def splits_backward(job: TrainingJob) -> bool:
+    """Whether the job's own schedule, told by its name, splits backwards."""
+    name = job.training.schedule
+    return name not in SCHEDULES and name in ALL_SCHEDULES and ALL_SCHEDULES[name].splits_backward
+
+
+def named_schedule(
+    name: str, layout: Layout, evaluation: Evaluation, units: PipelineUnits, replicas: Replicas
+) -> Schedule:
+    """The schedule of a name for a job.
+
+    Args:
+        layout, evaluation, replicas: the job. units: its stages.
+    Raises:
+        ConfigError: an unknown name, or one that is only studied. ScheduleError: it does not fit the pipeline.
+        MemoryLimitError: a rank has no room for a microbatch within its limit.
+    """
+    if not is_executed(name):
+        raise not_executed(name, "schedule")
+    if name in SCHEDULES:
+        return SCHEDULES[name](units.shape)
+    family = ALL_SCHEDULES[name]
+    if family.adapt is None:
+        return family(units.shape)
+    study = pipeline_study(layout, evaluation, units, replicas)
+    return _automatic(layout.job, family, study) if name in _AUTOMATIC else family.on(study)
+
+
+def _automatic(job: TrainingJob, family: ScheduleFamily, study: PipelineStudy) -> Schedule:
+    """The automatic zero-bubble schedule within a limit, shortest where ranks need not wait for one another at the end
+    of an iteration, or else where they do."""
+    family.check_shape(study.shape)
+    usual = 2.0 if family.name == "zb-auto-2p" else 1.0
+    times = job.training.activation_limit if job.training.activation_limit is not None else usual
+    limit = activation_limit(study, max(int(times * study.shape.num_ranks), 1))
+    found = [list_schedule(study, family.name, limit_bytes=limit, split=True, policy=policy) for policy in POLICIES]
+    for name in ("zb-h1", "zb-h2"):
+        made = Schedule(family.name, ALL_SCHEDULES[name](study.shape).orders)
+        if np.all(study.evaluate(made).peak_bytes <= limit):
+            found.append(made)
+    apart = job.training.optimizer_post_validation
+
+    def merit(schedule: Schedule) -> tuple[float, int]:
+        result = study.evaluate(schedule)
+        return result.span_s if apart else result.makespan_s, int(result.peak_bytes.max(initial=0))
+
+    return min(found, key=merit)
+
+
+def pipeline_study(
+    layout: Layout, evaluation: Evaluation, units: PipelineUnits, replicas: Replicas
+) -> PipelineStudy:
+    """The job on plain numbers: the mean of all replicas' stages, microbatch by microbatch.
+
+    A forward holds what its backward reads; an I leaves what W reads, gradients of outputs too (2401.10241 §3: M_B, M_W).
+    """
+    shape = units.shape
+    weights = replicas.count / replicas.count.sum()
+    num_chunks, m = shape.num_chunks, shape.num_microbatches
+    seconds = {code: np.zeros((num_chunks, m)) for code in (FORWARD, BACKWARD, INPUT, WEIGHT)}
+    held, kept = np.zeros((num_chunks, m)), np.zeros((num_chunks, m))
+
+    def mean(by_shape: NDArray[np.floating] | NDArray[np.int64]) -> NDArray[np.float64]:
+        result: NDArray[np.float64] = weights @ by_shape[replicas.shape]
+        return result
+
+    for chunk, split in enumerate(split_of(layout)):
+        seconds[FORWARD][chunk] = mean(costs_of(layout, evaluation, chunk, FORWARD).latency)
+        if split is None:
+            continue
+        for code in (BACKWARD, INPUT, WEIGHT):
+            seconds[code][chunk] = mean(costs_of(layout, evaluation, chunk, code).latency)
+        whole = layout.chunks[chunk].backward
+        assert whole is not None
+        arriving = np.isin(whole.storage, [s for s in whole.arriving_storage if s >= 0])
+        saved = whole.alive_before & ~arriving
+        late = split.weights.size_row[split.weights.alive_before]
+        held[chunk] = mean(evaluation.by_shape.sizes_of_rows(whole.size_row[saved].tolist()).sum(axis=0))
+        kept[chunk] = mean(evaluation.by_shape.sizes_of_rows(late.tolist()).sum(axis=0))
+    there, back = _transfers(layout, evaluation, units, replicas)
+    return PipelineStudy.of(
+        shape,
+        forward_s=seconds[FORWARD].ravel(),
+        backward_s=seconds[BACKWARD].ravel(),
+        input_s=seconds[INPUT].ravel(),
+        weight_s=seconds[WEIGHT].ravel(),
+        held_bytes=held.ravel(),
+        kept_bytes=kept.ravel(),
+        transfer_s=there.ravel(),
+        transfer_back_s=back.ravel(),
+    )
+
+
+def _transfers(
+    layout: Layout, evaluation: Evaluation, units: PipelineUnits, replicas: Replicas
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How long every chunk's result and its gradient are on their way, the longest where several take them:
+    float64[num_chunks, num_microbatches] [s]."""
+    shape = units.shape
+    found = np.zeros((2, shape.num_chunks, shape.num_microbatches))
+    links, shapes = replicas.links[0], replicas.shape[0]
+    for producer, consumer, pair in zip(
+        units.producer.tolist(), units.consumer.tolist(), units.pair.tolist(), strict=True
+    ):
+        source, target = int(units.chunk[producer]), int(units.chunk[consumer])
+        way = int(units.phase[producer] > 0)
+        phase = Phase.BACKWARD if way else Phase.FORWARD
+        sizes = edge_bytes(layout, evaluation, source, target, phase)
+        lasts = send_latency(evaluation, links[pair], sizes)[shapes]
+        np.maximum(found[way, source], lasts, out=found[way, source])
+    return found[0], found[1]
