@@ -88,6 +88,8 @@ def breakdown(
     for rank, tail in enumerate(tails):
         done: Seconds = run.rank_ends[rank] if is_alone else run.done[rank]
         idle = iteration_time_s - overhead - done
+        if layout.job.training.optimizer_post_validation:  # an iteration begins with the rank's first stage
+            idle = idle + run.first_start(rank)
         earliest = run.rank_ends[rank] if is_alone else float(run.done[rank].min())
         for slices in (tail.reductions, Slices.of(tail.gathers)):
             for stream in slices.streams:
@@ -151,7 +153,7 @@ def _stage_times(
         busy += float(weights[replica]) * touched.held_s
         exposed += weights[replica] * touched.exposed
     wait = float(weights @ run.waited(np.arange(problem.num_stages)))
-    explained, bubble = _pipeline_gaps(run)
+    explained, bubble = _pipeline_gaps(run, apart=layout.job.training.optimizer_post_validation)
     return (
         (busy - float(exposed[1:].sum())) / num_ranks,
         exposed / num_ranks,
@@ -188,9 +190,11 @@ _TOGETHER = 512
 """So many stages are looked at together: few enough for the cache."""
 
 
-def _pipeline_gaps(run: PipelineRun) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _pipeline_gaps(run: PipelineRun, *, apart: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Per replica, gaps before stages: the part that transfers ending at the stages' starts explain, and the rest [s].
 
+    Args:
+        apart: every rank's iteration begins with its own first stage.
     Returns:
         float64[num_replicas], float64[num_replicas].
     """
@@ -200,6 +204,9 @@ def _pipeline_gaps(run: PipelineRun) -> tuple[NDArray[np.float64], NDArray[np.fl
     follows = problem.following
     gap = start[:n].copy()
     gap[follows] -= end[follows - 1]
+    if apart:
+        for rank, nodes in enumerate(problem.rank_nodes):
+            gap[nodes[:1]] -= run.first_start(rank)
     explained = np.zeros_like(gap)
     together = _TOGETHER if run.num_replicas > 1 else max(n, 1)
     for nodes, transfers in problem.awaited:

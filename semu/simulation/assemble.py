@@ -43,7 +43,8 @@ def assemble_report(
     gpus = job.cluster.num_gpus
     is_fp8 = job.training.precision is Precision.FP8
     costs = ReplicaCosts.of(layout, evaluation, run, slowest)
-    timeline = build_timeline(layout, evaluation, run, tails, gathers, memories, slowest, costs, iteration)
+    lasts = max(iteration, *(tail.end_s for tail in tails)) if job.training.optimizer_post_validation else iteration
+    timeline = build_timeline(layout, evaluation, run, tails, gathers, memories, slowest, costs, lasts)
     top, seconds = top_operators(layout, evaluation, costs)
     add_outer(seconds, timeline)
     if run.launched is not None and run.launched[slowest].any():
@@ -53,7 +54,7 @@ def assemble_report(
     provenance = {name: value / everything for name, value in sorted(seconds.items())}
     hosts = host_memory(layout, evaluation, run)
     return Report(
-        title=f"{job.model.name} on {job.cluster.label()}, {parallel_label(job)}, {job.training.schedule}",
+        title=f"{job.model.name} on {job.cluster.label()}, {parallel_label(job)}, {run.problem.schedule.name}",
         iteration_time_s=iteration,
         makespan_s=found.makespan_s,
         mfu=found.mfu,
@@ -129,7 +130,8 @@ def describe_job(layout: Layout) -> dict[str, object]:
         | _describe_experts(job)
         | ({"layout": job.parallel.layout.to_table()} if job.parallel.layout is not None else {})
         | ({"modules": module_sizes(layout)} if job.parallel.modules else {})
-        | ({"cp_kind": job.parallel.context_kind.value} if job.parallel.cp > 1 else {}),
+        | ({"cp_kind": job.parallel.context_kind.value} if job.parallel.cp > 1 else {})
+        | ({"placement": job.parallel.placement} if job.parallel.placement != "circular" else {}),
         "chunks": [
             {
                 "chunk": c.chunk.index,
@@ -175,6 +177,9 @@ def describe_job(layout: Layout) -> dict[str, object]:
             **({"offload_layers": list(training.offload_layers)} if training.offload_layers is not None else {}),
             **({"offload_fraction": training.offload_fraction} if training.offload_fraction is not None else {}),
             **({"launch_s": _labelled(job.profile.host.launch_s)} if training.launch else {}),
+            **({"schedule_file": training.schedule_file} if training.schedule_file else {}),
+            **({"activation_limit": training.activation_limit} if training.activation_limit is not None else {}),
+            **({"optimizer_post_validation": True} if training.optimizer_post_validation else {}),
         },
         "overlap": {
             **vars(training.overlap),

@@ -63,6 +63,24 @@ def gradient_checks(layout: Layout, model: CostModel, begin_s: float) -> tuple[l
     return [tuple(mine) for mine in slices], now
 
 
+def own_checks(layout: Layout, model: CostModel, rank: int, begin_s: float) -> tuple[OuterSlice, ...]:
+    """What one rank does to its own gradients before a step that waits for no other rank (2401.10241 §4): the same
+    sweeps; what the ranks tell one another goes beside the next iteration.
+
+    Args:
+        begin_s: when the rank's gradients are reduced.
+    """
+    training = layout.job.training
+    size = graded_elements(layout, rank) * training.grad_dtype.size_bytes
+    sweeps = [("unscale gradients", 2)] if training.loss_scaling else []
+    sweeps += [("gradient norm", 1), ("clip gradients", 2)] if training.gradient_clipping else []
+    slices: list[OuterSlice] = []
+    for name, times in sweeps if size else ():
+        slices.append(on_device(model, name, OpKind.OPTIMIZER, times * size, begin_s))
+        begin_s = slices[-1].end_s
+    return tuple(slices)
+
+
 def graded_elements(layout: Layout, rank: int) -> int:
     """Trainable elements whose gradients a rank steps: all of its own, or its shard."""
     return layout.stepped_elements(rank)

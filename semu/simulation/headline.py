@@ -86,6 +86,13 @@ def headline(
 
 
 def iteration_time(job: TrainingJob, run: PipelineRun, tails: list[RankTail]) -> float:
-    """End of everything on every rank, and the time outside the model [s], on the time grid."""
+    """End of everything on every rank, and the time outside the model [s], on the time grid.
+
+    Where ranks step apart, the longest time of a rank from its first stage to its last end: moved by that, all stages
+    of the next iteration find their ranks free and what they wait for done (2401.10241 §4).
+    """
+    if job.training.optimizer_post_validation:
+        busy = [max(run.rank_ends[rank], tail.end_s) - run.first_start(rank) for rank, tail in enumerate(tails)]
+        return max(busy) + overhead_s(job)
     ends = max(float(run.makespan().max()), *(tail.end_s for tail in tails))
     return ends + overhead_s(job)

@@ -135,6 +135,11 @@ class PipelineRun:
         """Per rank, the end of its last stage on every replica: float64[num_replicas] [s], 0 without stages."""
         return tuple([self.end[:, nodes].max(axis=1, initial=0.0) for nodes in self.problem.rank_nodes])
 
+    def first_start(self, rank: int) -> float:
+        """Start of a rank's first stage on the replica that is first [s]."""
+        first = self.problem.rank_nodes[rank][:1]
+        return float(self.start[:, first].min(initial=np.inf)) if len(first) else 0.0
+
     @cached_property
     def rank_ends(self) -> tuple[float, ...]:
         """Per rank, the end of its last stage on the slowest replica; 0 without stages [s]."""

@@ -1,7 +1,7 @@
 """What follows the pipeline: gradient reduction, optimizer step, parameter gathers.
 
 The optimizer starts when every rank's gradients are reduced (``gradient_reductions``), because the gradient norm is
-global (Megatron-LM's clipping). With ZeRO-1 the gradients are reduce-scattered (in groups, ``zero_group``, and then
+global (Megatron-LM's clipping); with ``optimizer_post_validation`` when the rank's own are. With ZeRO-1 the gradients are reduce-scattered (in groups, ``zero_group``, and then
 all-reduced across them), each rank steps its shard, and the parameters are gathered: after the step, or
 (``overlap.param_gather``) during the next iteration's first forwards (``gather``). With ZeRO-2 and ZeRO-3 the gradients
 are reduced inside the stages (``exchanges``), and with ZeRO-3 the parameters are gathered there; where ZeRO-3 gathers
@@ -22,7 +22,7 @@ from semu.hardware.kinds import DType, OpKind
 from semu.job import Fp8Weights
 from semu.nn.offload import HOST_LINK
 from semu.nn.rules.optimizer import adam_bytes
-from semu.simulation.clipping import gradient_checks
+from semu.simulation.clipping import gradient_checks, own_checks
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
 from semu.simulation.gradient_reductions import Reduction, Reductions, by_rank, plan_reductions
@@ -125,6 +125,8 @@ def rank_tails(
     model = evaluation.cost_model
     reductions = by_rank(layout, found if found is not None else plan_reductions(layout, evaluation, run))
     losses = interferences(layout, evaluation, run, gathers, reductions)
+    if layout.job.training.optimizer_post_validation:
+        return _steps_apart(layout, model, run, reductions, losses)
     barrier = max([float(run.makespan().max()), 0.0, *(slices.end_s[-1] for slices in reductions if slices.end_s)])
     barrier = max([barrier, *(loss.end_s for loss in losses if loss is not None)])
     checks, barrier = gradient_checks(layout, model, barrier)
@@ -134,6 +136,23 @@ def rank_tails(
         RankTail(slices, begun[id(step)], checks[rank], losses[rank])
         for rank, (slices, step) in enumerate(zip(reductions, planned, strict=True))
     ]
+
+
+def _steps_apart(
+    layout: Layout,
+    model: CostModel,
+    run: PipelineRun,
+    reductions: Sequence[Slices],
+    losses: Sequence[OuterSlice | None],
+) -> list[RankTail]:
+    """The tails of ranks that step as soon as their own gradients are reduced."""
+    tails = []
+    for rank, (slices, step, loss) in enumerate(zip(reductions, rank_steps(layout, model), losses, strict=True)):
+        begin = max([run.rank_ends[rank], *slices.end_s, *([loss.end_s] if loss is not None else [])])
+        checks = own_checks(layout, model, rank, begin)
+        begin = checks[-1].end_s if checks else begin
+        tails.append(RankTail(slices, step.after(begin) if step.optimizer is not None else step, checks, loss))
+    return tails
 
 
 def rank_steps(layout: Layout, model: CostModel) -> list[RankStep]:

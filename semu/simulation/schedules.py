@@ -46,6 +46,7 @@ def check_schedule_options(job: TrainingJob) -> None:
             got=job.training.schedule_file or name,
             nearest="zb-auto",
         )
+    _check_post_validation(job)
     if job.training.schedule_file or name not in ALL_SCHEDULES:
         return
     family, placement = ALL_SCHEDULES[name], job.parallel.placement
@@ -67,6 +68,20 @@ def check_schedule_options(job: TrainingJob) -> None:
             expected=misfit.expected,
             got=misfit.got,
             nearest=misfit.nearest,
+        )
+
+
+def _check_post_validation(job: TrainingJob) -> None:
+    parallel, training = job.parallel, job.training
+    gathers = parallel.zero >= 2 or (parallel.zero == 1 and training.overlap.param_gather)
+    if training.optimizer_post_validation and gathers and parallel.dp * parallel.cp > 1:
+        raise ConfigError(
+            "ranks that step apart, with parameters gathered before the first forwards, are not modelled by this "
+            "version",
+            where="training.optimizer_post_validation",
+            expected="false, or parallel.zero = 0, or overlap.param_gather = false with parallel.zero = 1",
+            got="true",
+            nearest="false",
         )
 
 

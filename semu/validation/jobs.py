@@ -29,6 +29,7 @@ refuses them by name. What a row leaves open follows rules that hold for every r
 * transfers between pipeline ranks: not hidden unless told so.
 * tensor parallelism without communication overlap: false without sequence parallelism (Megatron-LM of 2021); with it,
   what Megatron-LM always hides stays hidden, whatever ``tp_comm`` says of the fused kernels.
+* zero-bubble schedules (zb-*): ranks step apart, as their authors' implementation does (2401.10241 §4).
 * fp8 with a distributed optimizer: primary weights in fp8 (``--fp8-param-gather``, what NeMo sets).
 * closed forms count transformer layers only: their model has a vocabulary of tp tokens and no position table. Nor do
   they depend on how many microbatches follow when a pipeline is full: 2 pp of them are run.
@@ -115,6 +116,8 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         tables["training"]["recompute_layers"] = settings.layers
     if row.activation_limit is not None:
         tables["training"]["activation_limit"] = row.activation_limit
+    if (row.schedule or "").startswith("zb-"):
+        tables["training"]["optimizer_post_validation"] = True
     if is_unfused:
         tables["training"]["attention"] = "unfused"
     told = {"workspaces": _workspaces(row), "grad_dtype": settings.grad_dtype or _grad_dtype(row)}
