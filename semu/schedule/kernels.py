@@ -105,7 +105,6 @@ def list_schedule(
     delta: I64,
     limit: I64,
     need: I64,
-    flow: I64,
     is_split: bool,
     is_patient: bool,
     group: int,
@@ -125,8 +124,8 @@ def list_schedule(
         first: int64[num_chunks + 1], first pair of each chunk. exists, has_backward: bool[num_pairs].
         rank, microbatch: int32[num_pairs]. pred_ptr, pred, latency, delay: as ``run_orders``.
         delta: int64[num_stages] [bytes]. limit: int64[num_ranks] [bytes], of what forwards leave.
-        need: int64[num_flows, num_ranks] [bytes], room that a microbatch must find on all ranks before it enters;
-            zeros: none. flow: int64[num_microbatches].
+        need: int64[num_microbatches, num_ranks] [bytes], room that a microbatch must find on all ranks before it
+            enters; zeros: none.
         is_split: backwards are split. is_patient: a forward does not start where it would delay a backward that is on
             its way. group: microbatches that go through a chunk before they go through the next one.
         is_greedy: weight gradients fill every gap.
@@ -140,7 +139,7 @@ def list_schedule(
     now, level = np.zeros(num_ranks), np.zeros(num_ranks, dtype=np.int64)
     reserved = np.zeros(num_ranks, dtype=np.int64)
     done = np.full(len(latency), np.nan)
-    inside = np.zeros(len(flow), dtype=np.bool_)
+    inside = np.zeros(len(need), dtype=np.bool_)
     uses_need = need.max() > 0
     must_go = False
     count, clock, back = 0, 0.0, (2 if is_split else 1)
@@ -183,7 +182,7 @@ def list_schedule(
                         full = level[r] + delta[stage] > limit[r]
                         if uses_need and not inside[microbatch[pair]]:
                             for other in range(num_ranks):
-                                if reserved[other] + need[flow[microbatch[pair]], other] > limit[other]:
+                                if reserved[other] + need[microbatch[pair], other] > limit[other]:
                                     full = True
                         if full:
                             blocked = True
@@ -228,7 +227,7 @@ def list_schedule(
         if best_kind == 0 and not inside[i]:
             inside[i] = True
             for other in range(num_ranks):
-                reserved[other] += need[flow[i], other]
+                reserved[other] += need[i, other]
         clock = best
         now[r] = best + latency[stage]
         done[stage] = now[r]

@@ -96,14 +96,14 @@ def merit(evaluation: Evaluation) -> tuple[float, float, int]:
 
 def activation_limit(study: PipelineStudy, microbatches: int) -> I64:
     """The memory of so many of its largest microbatches on each rank: int64[num_ranks] [bytes]."""
-    return np.asarray(microbatches * _need(study).max(axis=0, initial=0), dtype=np.int64)
+    return np.asarray(microbatches * held_bytes(study).max(axis=0, initial=0), dtype=np.int64)
 
 
 def _limits(study: PipelineStudy, name: str, limit_bytes: ArrayLike | None) -> I64:
     num_ranks = study.shape.num_ranks
     limit = np.asarray(_MOST if limit_bytes is None else limit_bytes, dtype=np.int64)
     limit = np.ascontiguousarray(np.broadcast_to(limit, (num_ranks,)))
-    need = _need(study)
+    need = held_bytes(study)
     for rank in range(num_ranks):
         most = int(need[:, rank].max(initial=0))
         if most > limit[rank]:
@@ -117,15 +117,13 @@ def _limits(study: PipelineStudy, name: str, limit_bytes: ArrayLike | None) -> I
     return limit
 
 
-def _need(study: PipelineStudy) -> I64:
-    """int64[num_flows, num_ranks] [bytes], the most that a microbatch leaves on each rank before its backward."""
+def held_bytes(study: PipelineStudy) -> I64:
+    """int64[num_microbatches, num_ranks] [bytes], what each microbatch leaves on each rank before its backward."""
     arrays, shape = study.arrays, study.shape
-    num_flows = max(shape.microbatch_flow, default=0) + 1
     held = np.zeros((shape.num_microbatches, shape.num_ranks), dtype=np.int64)
     pairs = np.flatnonzero(arrays.exists)
     np.add.at(held, (arrays.microbatch[pairs], arrays.rank[pairs]), study.costs.delta_bytes[4 * pairs])
-    flow = np.array(shape.microbatch_flow, dtype=np.int64)
-    return np.array([held[flow == number].max(axis=0, initial=0) for number in range(num_flows)], dtype=np.int64)
+    return held
 
 
 def _ordered(study: PipelineStudy, limit: I64, split: bool, policy: Policy, name: str) -> tuple[I64, NDArray[np.int32]]:
@@ -133,7 +131,7 @@ def _ordered(study: PipelineStudy, limit: I64, split: bool, policy: Policy, name
 
     arrays, shape, costs = study.arrays, study.shape, study.costs
     held = [shape.chunks_of(rank) for rank in range(shape.num_ranks)]
-    need = _need(study)
+    need = held_bytes(study)
     if all(len(chunks) <= 1 for chunks in held) or np.all(limit >= _MOST):
         need = np.zeros_like(need)  # a chain of single chunks always drains
     order = np.zeros(arrays.num_stages, dtype=np.int32)
@@ -152,7 +150,6 @@ def _ordered(study: PipelineStudy, limit: I64, split: bool, policy: Policy, name
         costs.delta_bytes,
         limit,
         need,
-        np.array(shape.microbatch_flow, dtype=np.int64),
         split,
         policy.patient,
         policy.group,

@@ -19,7 +19,7 @@ __all__ = ["PHASES", "PipelineShape", "Schedule", "StageColumns", "StageKey"]
 
 PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
 """Phases of stages, by the number that arrays use."""
-_NUMBER = {phase: number for number, phase in enumerate(PHASES)}
+_NUMBER = {phase.value: number for number, phase in enumerate(PHASES)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ class Schedule:
         return StageColumns(
             np.cumsum([0, *map(len, self.orders)], dtype=np.int64),
             np.array([stage.chunk for stage in stages], dtype=np.int64),
-            np.array([_NUMBER.get(stage.phase, -1) for stage in stages], dtype=np.int64),
+            np.array([_NUMBER.get(stage.phase._value_, -1) for stage in stages], dtype=np.int64),
             np.array([stage.microbatch for stage in stages], dtype=np.int64),
         )
 

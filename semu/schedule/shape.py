@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -150,20 +150,28 @@ class PipelineShape:
 
     def forward(self, rank: int, microbatch: int, slot: int | None = None) -> list[StageKey]:
         """Forward stages of a rank (or of one of its virtual stages) for one microbatch, in order."""
-        return list(self._stages(self._held.get((rank, slot), []), Phase.FORWARD, microbatch))
+        chunks = self._held.get((rank, slot), ())
+        if self.is_plain:
+            return [StageKey(chunk, Phase.FORWARD, microbatch) for chunk in chunks]
+        return self._parts_of(chunks, Phase.FORWARD, microbatch)
 
     def backward(
         self, rank: int, microbatch: int, slot: int | None = None, phase: Phase = Phase.BACKWARD
     ) -> list[StageKey]:
         """Backward stages of a rank (or of one of its virtual stages) for one microbatch, in order; with ``phase``
         only their input or weight gradients."""
-        chunks = [chunk for chunk in reversed(self._held.get((rank, slot), [])) if self.has_backward[chunk]]
-        return list(self._stages(chunks, phase, microbatch))
-
-    def _stages(self, chunks: list[int], phase: Phase, microbatch: int) -> Iterator[StageKey]:
+        chunks = self._held_back.get((rank, slot), ())
         if self.is_plain:
-            return (StageKey(chunk, phase, microbatch) for chunk in chunks)
-        return (StageKey(chunk, phase, part) for chunk in chunks for part in self.parts(chunk, microbatch))
+            return [StageKey(chunk, phase, microbatch) for chunk in chunks]
+        return self._parts_of(chunks, phase, microbatch)
+
+    def _parts_of(self, chunks: Sequence[int], phase: Phase, microbatch: int) -> list[StageKey]:
+        return [StageKey(chunk, phase, part) for chunk in chunks for part in self.parts(chunk, microbatch)]
+
+    @cached_property
+    def _held_back(self) -> dict[tuple[int, int | None], list[int]]:
+        """``_held`` of chunks with a backward, in the order of backwards."""
+        return {key: [c for c in reversed(chunks) if self.has_backward[c]] for key, chunks in self._held.items()}
 
     def predecessors(self, stage: StageKey) -> list[StageKey]:
         """Stages whose results a stage needs; ``B`` of another chunk stands for its ``I`` where that is split."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from semu.schedule.family import Makespan, ScheduleFamily, one_slot
-from semu.schedule.list_scheduler import activation_limit, merit, search_policies
+from semu.schedule.list_scheduler import activation_limit, held_bytes, merit, search_policies
 from semu.schedule.schedule import Schedule
 from semu.schedule.study import PipelineStudy
 from semu.schedule.zb_h1 import zb_h1
@@ -39,7 +39,12 @@ def automatic(study: PipelineStudy, limit_bytes: ArrayLike | None = None, name: 
     best = search_policies(study, name, limit_bytes=limit_bytes)
     reached = merit(study.evaluate(best))
     if shape.is_plain:
+        least = held_bytes(study).min(axis=0, initial=2**62)
         for family in (zb_h1, zb_h2):
+            held = family.activations(shape.num_ranks, shape.num_microbatches, 1)
+            needed = np.array(held, dtype=np.int64) * least
+            if limit_bytes is not None and not np.all(needed <= np.asarray(limit_bytes)):
+                continue
             made = family(shape)
             found = study.evaluate(made)
             fits = limit_bytes is None or bool(np.all(found.peak_bytes <= np.asarray(limit_bytes)))

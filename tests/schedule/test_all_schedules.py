@@ -21,6 +21,8 @@ from semu.schedule.study import Evaluation, PipelineStudy
 FEW_P, FEW_M, FEW_V = (1, 2, 3, 4, 7, 8), (1, 2, 3, 4, 6, 7, 8, 12, 16, 32), (1, 2, 3, 4)
 COSTS = ((1.0, 1.0, 1.0), (1.0, 0.5, 0.5), (2.0, 3.0, 1.0), (3.0, 2.0, 2.5))
 """F, I and W of a stage [s]."""
+MADE_FOR = {"hanayo": 1}
+"""Which of these the order of a schedule that depends on costs is made for, where it is not the first."""
 
 
 def fitting(family: ScheduleFamily, ps: tuple[int, ...], ms: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
@@ -84,7 +86,8 @@ def check_family(name: str, ps: tuple[int, ...], ms: tuple[int, ...]) -> None:
             found = study.evaluate(schedule)
             known += check_figures(family, p, m, v, found, cost)
             assert found.makespan_s >= simple_bound(shape, *cost, family.splits_backward)
-            assert found.makespan_s >= before.get((p, v, number), 0.0), (p, m, v, cost)
+            if family.adapt is None or number == MADE_FOR.get(name, 0):
+                assert found.makespan_s >= before.get((p, v, number), 0.0), (p, m, v, cost)
             before[p, v, number] = found.makespan_s
         bound = PipelineStudy.of(shape).lower_bound_s(split=family.splits_backward)
         assert simple_bound(shape, 1, 1, 1, family.splits_backward) <= bound
