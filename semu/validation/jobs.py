@@ -29,7 +29,8 @@ refuses them by name. What a row leaves open follows rules that hold for every r
 * transfers between pipeline ranks: not hidden unless told so.
 * tensor parallelism without communication overlap: false without sequence parallelism (Megatron-LM of 2021); with it,
   what Megatron-LM always hides stays hidden, whatever ``tp_comm`` says of the fused kernels.
-* zero-bubble schedules (zb-*): ranks step apart, as their authors' implementation does (2401.10241 §4).
+* zero-bubble schedules (zb-*): ranks step apart, as their authors' implementation does (2401.10241 §4); zb-v has two
+  chunks per rank in a V.
 * fp8 with a distributed optimizer: primary weights in fp8 (``--fp8-param-gather``, what NeMo sets).
 * closed forms count transformer layers only: their model has a vocabulary of tp tokens and no position table. Nor do
   they depend on how many microbatches follow when a pipeline is full: 2 pp of them are run.
@@ -52,6 +53,8 @@ UNFUSED = frozenset({"unfused", "local"})
 UNFUSED_DROPOUT = 0.1
 VOCAB_MULTIPLE = 128
 """Megatron-LM's ``make-vocab-size-divisible-by``."""
+V_SHAPED = ("zb-v",)
+"""Schedules of two chunks per rank, placed in a V."""
 PARTIAL = "partial"
 """What a row says for a recomputation of some layers, it does not tell of how many."""
 _ZERO: Mapping[str, int] = MappingProxyType({"none": 0, "zero1": 1, "zero2": 2, "fsdp": 3})
@@ -116,7 +119,7 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         tables["training"]["recompute_layers"] = settings.layers
     if row.activation_limit is not None:
         tables["training"]["activation_limit"] = row.activation_limit
-    if (row.schedule or "").startswith("zb-"):
+    if _is_zero_bubble(row):
         tables["training"]["optimizer_post_validation"] = True
     if is_unfused:
         tables["training"]["attention"] = "unfused"
@@ -128,6 +131,10 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
     if row.precision == "fp8" and row.sharding == "zero1":
         tables["training"]["fp8_weights"] = "primary"
     return tables
+
+
+def _is_zero_bubble(row: Row) -> bool:
+    return (row.schedule or "").startswith("zb-")
 
 
 def _software(row: Row) -> str:
@@ -162,6 +169,15 @@ def layers_of_chunks(layers: int, chunks: int) -> list[int]:
         expected=f"a multiple of {chunks}, or two fewer",
         got=layers,
     )
+
+
+def divides(layers: int, chunks: int) -> bool:
+    """Whether ``layers_of_chunks`` can share them out."""
+    try:
+        layers_of_chunks(layers, chunks)
+    except ConfigError:
+        return False
+    return True
 
 
 def _transformer(row: Row, *, is_unfused: bool) -> dict[str, Any]:
@@ -267,8 +283,12 @@ def _parallel(row: Row, vp: int) -> dict[str, Any]:
         table["zero_group"] = row.zero_group
     if row.shape.moe is not None and row.etp is not None:
         table["etp"] = row.etp
+    if row.schedule in V_SHAPED:
+        table["placement"] = "v-shape"
     if row.layout is not None:
         table["layout"] = dict(row.layout)
+    elif row.schedule in V_SHAPED and not divides(row.shape.layers, row.pp * vp):
+        pass  # balanced by parameters
     elif row.pp > 1:
         table["layout"] = {"layers": layers_of_chunks(row.shape.layers, row.pp * vp)}
     return table

@@ -18,7 +18,7 @@ from semu.engine.timeline import IterationTimeline
 from semu.errors import ConfigError, ScheduleError
 from semu.estimate import Estimate
 from semu.simulation import JobCheckpoint
-from semu.validation.jobs import PARTIAL, Settings, layers_of_chunks
+from semu.validation.jobs import PARTIAL, V_SHAPED, Settings, divides
 from semu.validation.row import Row
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -135,6 +135,8 @@ def _micro_batches(row: Row) -> tuple[int, ...]:
 
 def _chunk_counts(row: Row) -> tuple[int, ...]:
     """Chunks per rank: those among which the layers can be shared out; several where the row says interleaved."""
+    if row.schedule in V_SHAPED:
+        return (2,)
     if row.vp is not None or row.pp == 1:
         return (row.vp or 1,)
     most = -(-row.shape.layers // row.pp)
@@ -143,13 +145,5 @@ def _chunk_counts(row: Row) -> tuple[int, ...]:
         counts.append(most)
     if row.layout is not None:
         return tuple(counts)
-    legal = tuple(count for count in counts if _divides(row.shape.layers, row.pp * count))
+    legal = tuple(count for count in counts if divides(row.shape.layers, row.pp * count))
     return legal or (1,)
-
-
-def _divides(layers: int, chunks: int) -> bool:
-    try:
-        layers_of_chunks(layers, chunks)
-    except ConfigError:
-        return False
-    return True
