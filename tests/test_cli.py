@@ -19,7 +19,7 @@ from semu.cli import console, main
 from semu.hardware.profile import list_profiles
 from semu.report import Report
 from semu.runfile import load_run
-from semu.schedule import SCHEDULES
+from semu.schedule import ALL_SCHEDULES, SCHEDULES
 from semu.simulation import simulate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -384,7 +384,7 @@ def test_a_number_that_json_lacks_is_a_defect(
         ("models", list(semu_models.MODELS)),
         ("setups", list(semu_models.SETUPS)),
         ("devices", list_profiles()),
-        ("schedules", list(SCHEDULES)),
+        ("schedules", [*SCHEDULES, *(name for name in ALL_SCHEDULES if name not in SCHEDULES)]),
     ],
 )
 def test_lists(what: str, names: list[str], capsys: pytest.CaptureFixture[str]) -> None:

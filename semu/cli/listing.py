@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -122,12 +123,18 @@ def _devices_text() -> str:
 
 # -- schedules -----------------------------------------------------------------------------------------------------
 def _schedule_rows() -> list[dict[str, str]]:
-    from semu.schedule import SCHEDULES
+    from semu.schedule import SCHEDULES, is_executed
+    from semu.schedule.registry import ALL_SCHEDULES
 
-    return [
+    rows = [
         {"name": name, "description": (generator.__doc__ or "").strip().split("\n")[0]}
         for name, generator in SCHEDULES.items()
     ]
+    for name, family in ALL_SCHEDULES.items():
+        if name not in SCHEDULES:
+            text = " ".join((sys.modules[family.orders.__module__].__doc__ or "").split("\n\n")[0].split())
+            rows.append({"name": name, "description": text if is_executed(name) else f"{text} Studied, not run."})
+    return rows
 
 
 def _schedules_text() -> str:

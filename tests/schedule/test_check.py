@@ -102,13 +102,16 @@ def test_shapes_that_cannot_be(changes: dict[str, tuple[int, ...]], where: str) 
 
 
 # -- what jobs do not execute yet --------------------------------------------------------------------------------
-def test_jobs_refuse_split_backwards_and_shapes_that_are_not_plain() -> None:
+def test_units_are_of_whole_or_of_split_backwards_and_shapes_are_plain() -> None:
     schedule = Schedule.from_text("0F0 0B0\n1F0 1I0 1W0", "mine")
     schedule.validate(PAIR)
-    for run in (lambda: lower(schedule, PAIR, overlapped_sends=True), lambda: units_of(PAIR).orders(schedule)):
-        with pytest.raises(ScheduleError, match="split backward is not executed yet") as caught:
-            run()
-        assert (caught.value.where, str(caught.value.got)) == ("mine: rank 1, position 1", "1I0")
+    problem = lower(schedule, PAIR, overlapped_sends=True)
+    assert [str(stage) for stage in problem.stages] == ["0F0", "0B0", "0W0", "1F0", "1I0", "1W0"]
+    assert problem.phase.tolist() == [0, 1, 4, 0, 2, 3]  # where a backward is whole, its W is nothing
+    assert problem.units.merged == {(0, 0)}
+    with pytest.raises(ScheduleError, match="splits backwards that these units have whole") as caught:
+        units_of(PAIR).orders(schedule)
+    assert (caught.value.where, caught.value.expected) == ("mine", "whole backwards")
     for shape in (
         Placement.BIDIRECTIONAL.shape(2, 2, 2),
         stage_flow(1, 1, [FlowModule("a", (0,), sub_microbatches=2)]),

@@ -1,13 +1,13 @@
-"""Schedules that are studied on plain numbers but not executed for a job are refused by name, everywhere."""
+"""Which schedules a job runs by name, and what is said to the others."""
 
 from __future__ import annotations
 
 import pytest
 
 import semu
-from semu.errors import ConfigError
+from semu.errors import ConfigError, ScheduleError
 from semu.runfile import load_run
-from semu.schedule import ALL_SCHEDULES, SCHEDULES
+from semu.schedule import ALL_SCHEDULES, SCHEDULES, is_executed
 
 NEW = sorted(set(ALL_SCHEDULES) - set(SCHEDULES))
 
@@ -19,19 +19,21 @@ def test_names_of_jobs_are_names_of_schedules() -> None:
         assert ALL_SCHEDULES[name](shape).orders == generate(shape).orders
 
 
-@pytest.mark.parametrize("name", NEW)
-def test_a_run_file_that_asks_for_one(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"the schedule '{name}' is not executed yet") as caught:
-        load_run("vlm-s", [f"training.schedule={name}"])
-    assert (caught.value.where, caught.value.got) == ("--set training.schedule", name)
-    assert caught.value.expected == "one of 1f1b, gpipe, interleaved"
-    assert caught.value.nearest in SCHEDULES
+def test_a_run_file_that_asks_for_two_copies_of_the_model() -> None:
+    assert [name for name in NEW if not is_executed(name)] == ["chimera"]
+    with pytest.raises(ConfigError, match="the schedule 'chimera' is not executed yet") as caught:
+        load_run("vlm-s", ["training.schedule=chimera"])
+    assert (caught.value.where, caught.value.got) == ("--set training.schedule", "chimera")
+    assert caught.value.expected == "one of " + ", ".join(sorted(set(ALL_SCHEDULES) - {"chimera"}))
+    assert caught.value.nearest == "dualpipe-v"
 
 
 def test_a_checkpoint_asked_for_one() -> None:
     state = semu.prepare(load_run("vlm-s"))
-    with pytest.raises(ConfigError, match="the schedule 'zb-v' is not executed yet") as caught:
+    with pytest.raises(ScheduleError, match="zb-v: two model chunks per rank"):
         state.schedule("zb-v")
+    with pytest.raises(ConfigError, match="the schedule 'chimera' is not executed yet") as caught:
+        state.schedule("chimera")
     assert caught.value.where == "schedule"
     with pytest.raises(ConfigError, match="did you mean '1f1b'"):
         state.schedule("1f1")
