@@ -190,7 +190,7 @@ _TOGETHER = 512
 """So many stages are looked at together: few enough for the cache."""
 
 
-def _pipeline_gaps(run: PipelineRun, *, apart: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _pipeline_gaps(run: PipelineRun, *, apart: bool = False) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Per replica, gaps before stages: the part that transfers ending at the stages' starts explain, and the rest [s].
 
     Args:

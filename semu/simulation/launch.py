@@ -80,9 +80,9 @@ def launching_hosts(
     bounds: dict[int, tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]] = {}
     for number, unit in enumerate(stages.tolist()):
         inside = insides.of(unit)
-        if inside.place not in bounds:
-            bounds[inside.place] = _issued(inside, launch_s)
-        bound, lag, latency[:, number] = bounds[inside.place]
+        if id(inside) not in bounds:
+            bounds[id(inside)] = _issued(inside, launch_s)
+        bound, lag, latency[:, number] = bounds[id(inside)]
         if len(bound):
             bindings.append(Binding(unit, np.full(len(bound), host[unit]), bound, lag))
     chain = [np.stack((host[order[:-1]], host[order[1:]]), axis=1) for order in orders]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from engine.contention_reference import Mover, share
-from simulation.reference import HOST, Expansion, Key, Replica, attribute, expand
+from simulation.reference import HOST, Expansion, Key, Replica, StageName, attribute, expand
 from simulation.reference_costs import on_grid, symbols_of
 from simulation.reference_held import Whole, gather, reduce, sharing, spans
 from simulation.reference_memory import memory_of
@@ -34,20 +34,20 @@ class Reduced:
     end_s: float = 0.0
 
 
-def contended(job: TrainingJob) -> tuple[Expansion, list[Reduced]]:
-    """A job written out, all of it timed together."""
-    return _Crowd(job).time()
+def contended(job: TrainingJob, orders: list[list[StageName]] | None = None) -> tuple[Expansion, list[Reduced]]:
+    """A job written out, all of it timed together. ``orders``: as ``expand``."""
+    return _Crowd(job, orders).time()
 
 
 class _Crowd:
     """All operators of a job as movers."""
 
-    def __init__(self, job: TrainingJob) -> None:
-        self.job, self.expansion = job, expand(job)
+    def __init__(self, job: TrainingJob, orders: list[list[StageName]] | None) -> None:
+        self.job, self.expansion = job, expand(job, orders=orders)
         peers = job.parallel.dp * job.parallel.cp
         self.gathers = job.training.overlap.param_gather and job.parallel.zero in (1, 2) and peers > 1
         if self.gathers:
-            self.expansion = expand(job, gather_times(self.expansion))
+            self.expansion = expand(job, gather_times(self.expansion), orders)
         self.model = self.expansion.model
         self.sharding = Sharding(self.model)
         self.movers: list[Mover] = []
