@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 
 from semu.graph.operator import Phase
 from semu.schedule.schedule import PipelineShape, Schedule, StageKey
-from semu.schedule.units import BACKWARD, INPUT, NOTHING, WEIGHT, Merged, PipelineUnits, completed, merged_backwards, units_of
+from semu.schedule.units import (
+    BACKWARD,
+    INPUT,
+    NOTHING,
+    WEIGHT,
+    Merged,
+    PipelineUnits,
+    completed,
+    merged_backwards,
+    units_of,
+)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Writers:
 
     def last_stage(self, problem: PipelineProblem) -> int:
         """The last stage of the chunk with these operators, which a whole backward has too: its node."""
-        last = problem.stage_nodes[self.chunk, self.code][-1:].tolist()
+        last: list[int] = problem.stage_nodes[self.chunk, self.code][-1:].tolist()
         if self.code != BACKWARD:
             last += problem.stage_nodes[self.chunk, BACKWARD][-1:].tolist()
         return max(last)

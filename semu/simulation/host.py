@@ -17,7 +17,6 @@ from semu.simulation.pipeline import PipelineRun
 from semu.simulation.weights import check_weights
 from semu.units import GIB
 
-
 _SIGNS = np.array([1, -1, -1, 0, 0])
 """Whether a stage copies out (1) or has read what was copied (-1), by its code."""
 

@@ -369,7 +369,7 @@ def prepare(
         results,
         remember=cache is None,
     )
-    merged = frozenset() if splits_backward(job) and job.training.schedule_file is None else None
+    merged: Merged | None = frozenset() if splits_backward(job) else None
     units = units_of(layout.pipeline_shape(job.num_microbatches), merged)
     gathers = parameter_gathers(layout, evaluation.cost_model)
     replicas = distinct_replicas(layout, evaluation, units.pairs)

@@ -26,7 +26,9 @@ from semu.simulation.template_cache import Recent
 
 T = TypeVar("T")
 
-PLACEMENT = frozenset({"dp", "pp", "vpp", "zero", "zero_group", "reshard_after_forward", "partition", "layout", "placement"})
+PLACEMENT = frozenset(
+    {"dp", "pp", "vpp", "zero", "zero_group", "reshard_after_forward", "partition", "layout", "placement"}
+)
 """Settings of ``Parallel`` that decide where blocks and optimizer states lie, and nothing inside a block."""
 ZERO = frozenset({"dp", "zero", "zero_group", "reshard_after_forward"})
 """Settings of ``Parallel`` that change no stage while ``zero`` is 0 or 1."""

@@ -260,7 +260,7 @@ def _fill_latencies(
         if not units.merged or (own == code).all():
             latency[:, position :: units.size] = costs_of(layout, evaluation, chunk, code).latency[shape]
             continue
-        for microbatch, code in enumerate(own.tolist()):  # noqa: PLW2901
+        for microbatch, code in enumerate(own.tolist()):
             stage = costs_of(layout, evaluation, chunk, code)
             latency[:, position + microbatch * units.size] = stage.latency[shape[:, microbatch]]
     for number in range(units.num_transfers):

@@ -12,8 +12,8 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.simulation.evaluate import Evaluation
 from semu.schedule.units import WEIGHT
+from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import ChunkStages, Layout
 from semu.simulation.parts import program_of
 from semu.simulation.pipeline import PipelineRun

@@ -88,6 +88,8 @@ def _check_post_validation(job: TrainingJob) -> None:
 def splits_backward(job: TrainingJob) -> bool:
     """Whether the job's own schedule, told by its name, splits backwards."""
     name = job.training.schedule
+    if job.training.schedule_file is not None:
+        return False
     return name not in SCHEDULES and name in ALL_SCHEDULES and ALL_SCHEDULES[name].splits_backward
 
 
@@ -119,7 +121,7 @@ def _automatic(job: TrainingJob, family: ScheduleFamily, study: PipelineStudy) -
     family.check_shape(study.shape)
     usual = 2.0 if family.name == "zb-auto-2p" else 1.0
     times = job.training.activation_limit if job.training.activation_limit is not None else usual
-    limit = activation_limit(study, max(int(times * study.shape.num_ranks), 1))
+    limit = activation_limit(study, int(times * study.shape.num_ranks))
     found = [list_schedule(study, family.name, limit_bytes=limit, split=True, policy=policy) for policy in POLICIES]
     for name in ("zb-h1", "zb-h2"):
         made = Schedule(family.name, ALL_SCHEDULES[name](study.shape).orders)
@@ -134,12 +136,10 @@ def _automatic(job: TrainingJob, family: ScheduleFamily, study: PipelineStudy) -
     return min(found, key=merit)
 
 
-def pipeline_study(
-    layout: Layout, evaluation: Evaluation, units: PipelineUnits, replicas: Replicas
-) -> PipelineStudy:
+def pipeline_study(layout: Layout, evaluation: Evaluation, units: PipelineUnits, replicas: Replicas) -> PipelineStudy:
     """The job on plain numbers: the mean of all replicas' stages, microbatch by microbatch.
 
-    A forward holds what its backward reads; an I leaves what W reads, gradients of outputs too (2401.10241 §3: M_B, M_W).
+    A forward holds what its backward reads; an I leaves what W reads, gradients of outputs too (M_B, M_W of 2401.10241).
     """
     shape = units.shape
     weights = replicas.count / replicas.count.sum()

@@ -7,8 +7,18 @@ from random import Random
 
 import pytest
 from simulation.comparison import assert_all_equal, assert_memory_equal, assert_sends_equal, assert_stages_equal
-from simulation.jobs import attention_encoder, carry_along, gpt, job_of, overlap, t2v, t2v_items, text_items
-from simulation.jobs import vlm, vlm_items
+from simulation.jobs import (
+    attention_encoder,
+    carry_along,
+    gpt,
+    job_of,
+    overlap,
+    t2v,
+    t2v_items,
+    text_items,
+    vlm,
+    vlm_items,
+)
 from simulation.reference import Expansion, StageName, expand
 from simulation.reference_contention import contended
 from simulation.reference_split import orders_of
@@ -66,7 +76,9 @@ def check(job: TrainingJob, seed: int = 0) -> None:
 )
 def test_text(tp: int, sequence: bool, tensor: bool, pipeline: bool, recompute: str) -> None:
     parallel = Parallel(pp=3, tp=tp, sequence_parallel=sequence)
-    check(job_of(gpt(), text_items(4), parallel, overlap=overlap(tensor=tensor, pipeline=pipeline), recompute=recompute))
+    check(
+        job_of(gpt(), text_items(4), parallel, overlap=overlap(tensor=tensor, pipeline=pipeline), recompute=recompute)
+    )
 
 
 @pytest.mark.parametrize("frozen", [(), ("vit",), ("llm",), ("vit.layers", "llm")], ids=lambda names: "+".join(names))
@@ -83,7 +95,9 @@ KINDS: dict[str, Callable[[], TrainingJob]] = {
     "all-to-all": lambda: job_of(gpt(), text_items(3), Parallel(cp=2, tp=2, pp=2, cp_kind="all_to_all")),
     "fp8": lambda: job_of(gpt(), text_items(3), Parallel(pp=2, tp=2), precision="fp8", fp8_recipe="blockwise"),
     "experts": lambda: job_of(moe(), text_items(4), Parallel(dp=2, tp=2, pp=2, ep=2), overlap=overlap(tensor=True)),
-    "experts, full": lambda: job_of(moe(shared=True), text_items(4), Parallel(dp=2, tp=2, ep=4, etp=1), recompute="full"),
+    "experts, full": lambda: job_of(
+        moe(shared=True), text_items(4), Parallel(dp=2, tp=2, ep=4, etp=1), recompute="full"
+    ),
     "latent": lambda: job_of(latent(), text_items(4), Parallel(dp=2, pp=2, ep=2)),
     "lora": lambda: job_of(lora_gpt(), text_items(4), Parallel(dp=2, pp=2)),
     "accumulation": lambda: job_of(gpt(), text_items(3), Parallel(pp=2, tp=2), gradient_accumulation_fusion=False),
@@ -128,9 +142,7 @@ def test_schedules_by_name(name: str) -> None:
     [("zb-h1", Parallel(pp=2, dp=2, tp=2)), ("zb-v", Parallel(pp=2, vpp=2, dp=2, tp=2, placement="v-shape"))],
 )
 def test_contention(name: str, parallel: Parallel) -> None:
-    job = job_of(
-        gpt(4), text_items(8), parallel, overlap=ALL, schedule=name, override={"nvlink_bytes_per_s": 2e9}
-    )
+    job = job_of(gpt(4), text_items(8), parallel, overlap=ALL, schedule=name, override={"nvlink_bytes_per_s": 2e9})
     report = simulate(job, contention=True)
     expected, _ = contended(job, orders_of(prepare(job).schedule()))
     makespans = [replica.makespan_s for replica in expected.replicas]
