@@ -10,6 +10,7 @@ from schedule.study_reference import flows, needs, orders, random_study, slow_ev
 
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.graph.operator import Phase
+from semu.schedule.check import dry_run, walk
 from semu.schedule.family import ScheduleFamily
 from semu.schedule.list_scheduler import Policy, activation_limit, list_schedule
 from semu.schedule.passes import merge_backward, split_backward
@@ -53,6 +54,10 @@ def test_any_order_deadlocks_exactly_where_the_slow_evaluation_is_stuck(
     schedule = data.draw(orders(shape, legal=False))
     study = random_study(shape, seed)
     slow = slow_evaluation(study, schedule)
+    columns, numbers = schedule.columns, study.arrays.numbers(schedule)
+    ran = walk(study.arrays, columns.ptr, numbers)
+    assert (ran.sum() == len(numbers)) == (slow.spans is not None)
+    assert ran.tolist() == dry_run(study.arrays, columns.ptr, numbers).tolist()
     if slow.spans is not None:
         schedule.validate(shape)
         assert study.evaluate(schedule).peak_bytes.tolist() == slow.peaks
