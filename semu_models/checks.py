@@ -69,3 +69,19 @@ def check_divides(config: Any, whole: str, parts: str) -> None:
             got=count,
             nearest=nearest_divisor(total, count),
         )
+
+
+def check_fields(config: Any, *names: str) -> None:
+    """Some fields of a configuration must be integers >= 1.
+
+    Args:
+        config: a dataclass. names: of the fields.
+    Raises:
+        ConfigError: one is not.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(
+                "not a size", where=f"{type(config).__name__}.{name}", expected="an integer >= 1", got=value, nearest=1
+            )

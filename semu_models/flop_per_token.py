@@ -144,6 +144,8 @@ class _Counter:
 
     def visit(self, module: Module) -> bool:
         """Add a module and what lies below; false where something is not known."""
+        if not module.is_per_token:
+            return False
         if isinstance(module, MixtureOfExperts):
             self._mixture(module)
             return all(self.visit(child) for child in _but(module, ("router", "experts", "shared_gate")))

@@ -9,12 +9,17 @@ from types import MappingProxyType
 
 from semu.nn import Model
 from semu.units import format_count
+from semu_models.bert import bert_base, bert_large
 from semu_models.checks import find_named
+from semu_models.clip import clip_vit_b_32, clip_vit_l_14, siglip_so400m_dual
+from semu_models.clip_vision import clip_vision_l_14_336
 from semu_models.deepseek import deepseek_v2, deepseek_v2_lite, deepseek_v3, deepseek_v3_mtp
 from semu_models.dit import dit_5b, dit_30b
 from semu_models.gemma import gemma2_2b, gemma2_9b, gemma2_27b, gemma3_1b, gemma3_4b, gemma3_12b, gemma3_27b
+from semu_models.gemma_vl import gemma3_vl_4b, gemma3_vl_12b, gemma3_vl_27b
 from semu_models.gpt import gpt2, gpt2_large, gpt2_medium, gpt2_xl, gpt3_175b
 from semu_models.gpt_oss import gpt_oss_20b, gpt_oss_120b
+from semu_models.intern_vl import internvl2_5_8b, internvl3_1b, internvl3_8b, internvl3_78b
 from semu_models.llama import (
     llama2_7b,
     llama2_13b,
@@ -27,8 +32,10 @@ from semu_models.llama import (
     lm_5b,
     lm_7b,
 )
+from semu_models.llava import llava_1_5_7b, llava_1_5_13b
 from semu_models.mistral import mistral_7b, mistral_7b_v0_3, mistral_nemo_12b, mistral_small_24b
 from semu_models.mixtral import mixtral_8x7b, mixtral_8x22b
+from semu_models.mmdit import flux_12b, hunyuan_video_13b, sd3_8b
 from semu_models.qwen import (
     qwen2_0_5b,
     qwen2_1_5b,
@@ -43,10 +50,25 @@ from semu_models.qwen import (
 )
 from semu_models.qwen2_moe import qwen1_5_moe_a2_7b, qwen2_57b_a14b
 from semu_models.qwen3 import qwen3_0_6b, qwen3_1_7b, qwen3_4b, qwen3_8b, qwen3_14b, qwen3_32b
+from semu_models.qwen_audio import qwen2_audio_7b
 from semu_models.qwen_moe import qwen3_30b_a3b, qwen3_235b_a22b
+from semu_models.qwen_omni import qwen2_5_omni_7b
+from semu_models.qwen_vl import (
+    qwen2_5_vl_3b,
+    qwen2_5_vl_7b,
+    qwen2_5_vl_32b,
+    qwen2_5_vl_72b,
+    qwen2_vl_2b,
+    qwen2_vl_7b,
+    qwen2_vl_72b,
+)
+from semu_models.siglip import siglip_so400m
 from semu_models.t2v import t2v_l, t2v_s, t2v_xl
+from semu_models.video_dit import movie_gen_30b, step_video_30b
 from semu_models.vit import vit_2b, vit_5b, vit_22b
+from semu_models.vit_classic import vit_base_patch16, vit_large_patch16
 from semu_models.vlm import vlm_7b, vlm_l, vlm_m, vlm_s, vlm_xl
+from semu_models.whisper import whisper_large_v3
 
 
 class Family(Enum):
@@ -62,9 +84,21 @@ class Family(Enum):
     DIT = "dit"
     VLM = "vlm"
     T2V = "t2v"
+    MMDIT = "mmdit"
+    BERT = "bert"
+    CLIP = "clip"
     MISTRAL = "mistral"
     GEMMA = "gemma"
     GPT_OSS = "gpt-oss"
+    CLIP_VISION = "clip-vision"
+    SIGLIP = "siglip"
+    WHISPER = "whisper"
+    LLAVA = "llava"
+    QWEN_VL = "qwen-vl"
+    INTERN_VL = "internvl"
+    GEMMA_VL = "gemma-vl"
+    QWEN_AUDIO = "qwen-audio"
+    QWEN_OMNI = "qwen-omni"
 
 
 @dataclass(frozen=True)
@@ -111,6 +145,16 @@ _ENTRIES = (
     ModelEntry("t2v-s", Family.T2V, t2v_s, 13e9, "DIP Table 3"),
     ModelEntry("t2v-l", Family.T2V, t2v_l, 62e9, "DIP Table 3"),
     ModelEntry("t2v-xl", Family.T2V, t2v_xl, 102e9, "DIP Table 6"),
+    ModelEntry("movie-gen-30b", Family.DIT, movie_gen_30b, 30e9, "2410.13720 Table 1"),
+    ModelEntry("step-video-30b", Family.DIT, step_video_30b, 30e9, "2502.10248 §4.2"),
+    ModelEntry("sd3-8b", Family.MMDIT, sd3_8b, 8e9, "2403.03206 §5.3; SD 3.5 large in diffusers"),
+    ModelEntry("flux-12b", Family.MMDIT, flux_12b, 12e9, "FLUX.1-dev; diffusers' FluxTransformer2DModel"),
+    ModelEntry("hunyuan-video-13b", Family.MMDIT, hunyuan_video_13b, 13e9, "2412.03603 Table 2; diffusers"),
+    ModelEntry("bert-base", Family.BERT, bert_base, 110e6, "1810.04805 §3; BertForPreTraining"),
+    ModelEntry("bert-large", Family.BERT, bert_large, 340e6, "1810.04805 §3; BertForPreTraining"),
+    ModelEntry("clip-vit-b-32", Family.CLIP, clip_vit_b_32, 151e6, "2103.00020 Table 20; CLIPModel"),
+    ModelEntry("clip-vit-l-14", Family.CLIP, clip_vit_l_14, 428e6, "2103.00020 Table 20; CLIPModel"),
+    ModelEntry("siglip-so400m-dual", Family.CLIP, siglip_so400m_dual, 878e6, "2303.15343 §4; SiglipModel"),
     ModelEntry("gpt2", Family.GPT, gpt2, 0.124e9, "GPT-2 paper, Table 2"),
     ModelEntry("gpt2-medium", Family.GPT, gpt2_medium, 0.355e9, "GPT-2 paper, Table 2"),
     ModelEntry("gpt2-large", Family.GPT, gpt2_large, 0.774e9, "GPT-2 paper, Table 2"),
@@ -154,6 +198,81 @@ _ENTRIES = (
     ModelEntry("deepseek-v3-mtp", Family.DEEPSEEK, deepseek_v3_mtp, 683e9, "2412.19437 §2.2, §4.2, one further token"),
     ModelEntry("gpt-oss-20b", Family.GPT_OSS, gpt_oss_20b, 20.9e9, "2508.10925 Table 1; config.json"),
     ModelEntry("gpt-oss-120b", Family.GPT_OSS, gpt_oss_120b, 116.8e9, "2508.10925 Table 1; config.json"),
+    ModelEntry(
+        "vit-base-patch16",
+        Family.VIT,
+        vit_base_patch16,
+        86.6e6,
+        "2010.11929 Table 1; config.json of google/vit-base-patch16-224",
+    ),
+    ModelEntry(
+        "vit-large-patch16",
+        Family.VIT,
+        vit_large_patch16,
+        304.3e6,
+        "2010.11929 Table 1; config.json of google/vit-large-patch16-224",
+    ),
+    ModelEntry(
+        "clip-vision-l-14-336",
+        Family.CLIP_VISION,
+        clip_vision_l_14_336,
+        304e6,
+        "2103.00020 Table 20; config.json of openai/clip-vit-large-patch14-336",
+    ),
+    ModelEntry(
+        "siglip-so400m",
+        Family.SIGLIP,
+        siglip_so400m,
+        428e6,
+        "2303.15343 §4; config.json of google/siglip-so400m-patch14-384, its vision tower",
+    ),
+    ModelEntry(
+        "whisper-large-v3",
+        Family.WHISPER,
+        whisper_large_v3,
+        1.54e9,
+        "2212.04356 Table 1; config.json of openai/whisper-large-v3",
+    ),
+    ModelEntry("llava-1.5-7b", Family.LLAVA, llava_1_5_7b, 7.06e9, "2310.03744 §3; config.json of llava-1.5-7b-hf"),
+    ModelEntry("llava-1.5-13b", Family.LLAVA, llava_1_5_13b, 13.4e9, "2310.03744 §3; config.json of llava-1.5-13b-hf"),
+    ModelEntry("qwen2-vl-2b", Family.QWEN_VL, qwen2_vl_2b, 2.21e9, "2409.12191 Table 1; config.json"),
+    ModelEntry("qwen2-vl-7b", Family.QWEN_VL, qwen2_vl_7b, 8.29e9, "2409.12191 Table 1; config.json"),
+    ModelEntry("qwen2-vl-72b", Family.QWEN_VL, qwen2_vl_72b, 73.4e9, "2409.12191 Table 1; config.json"),
+    ModelEntry("qwen2.5-vl-3b", Family.QWEN_VL, qwen2_5_vl_3b, 3.75e9, "2502.13923 Table 1; config.json"),
+    ModelEntry("qwen2.5-vl-7b", Family.QWEN_VL, qwen2_5_vl_7b, 8.29e9, "2502.13923 Table 1; config.json"),
+    ModelEntry("qwen2.5-vl-32b", Family.QWEN_VL, qwen2_5_vl_32b, 33.5e9, "config.json of Qwen2.5-VL-32B-Instruct"),
+    ModelEntry("qwen2.5-vl-72b", Family.QWEN_VL, qwen2_5_vl_72b, 73.4e9, "2502.13923 Table 1; config.json"),
+    ModelEntry(
+        "internvl2.5-8b",
+        Family.INTERN_VL,
+        internvl2_5_8b,
+        8.08e9,
+        "2412.05271 Table 2; config.json; InternVL2 8B has its shapes",
+    ),
+    ModelEntry(
+        "internvl3-1b", Family.INTERN_VL, internvl3_1b, 0.8e9, "2504.10479 Table 1; config.json of InternVL3-1B-hf"
+    ),
+    ModelEntry(
+        "internvl3-8b", Family.INTERN_VL, internvl3_8b, 7.94e9, "2504.10479 Table 1; config.json of InternVL3-8B-hf"
+    ),
+    ModelEntry(
+        "internvl3-78b", Family.INTERN_VL, internvl3_78b, 78.4e9, "2504.10479 Table 1; config.json of InternVL3-78B-hf"
+    ),
+    ModelEntry(
+        "gemma3-vl-4b", Family.GEMMA_VL, gemma3_vl_4b, 4.3e9, "2503.19786 Table 1; config.json of gemma-3-4b-pt"
+    ),
+    ModelEntry(
+        "gemma3-vl-12b", Family.GEMMA_VL, gemma3_vl_12b, 12.2e9, "2503.19786 Table 1; config.json of gemma-3-12b-pt"
+    ),
+    ModelEntry(
+        "gemma3-vl-27b", Family.GEMMA_VL, gemma3_vl_27b, 27.4e9, "2503.19786 Table 1; config.json of gemma-3-27b-pt"
+    ),
+    ModelEntry(
+        "qwen2-audio-7b", Family.QWEN_AUDIO, qwen2_audio_7b, 8.4e9, "2407.10759 §2; config.json of Qwen2-Audio-7B"
+    ),
+    ModelEntry(
+        "qwen2.5-omni-7b", Family.QWEN_OMNI, qwen2_5_omni_7b, 8.93e9, "2503.20215 §2; thinker_config of Qwen2.5-Omni-7B"
+    ),
 )
 
 MODELS: Mapping[str, ModelEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})

@@ -2,6 +2,7 @@
 
 from semu.nn.activation import Activation
 from semu.nn.layers import GELU, Dropout, Embedding, LayerNorm, LayerScale, Linear, RMSNorm, SiLU
+from semu.nn.lora import LoRA, LoRALinear, add_lora
 from semu.nn.mla import LatentAttention, LatentSizes
 from semu.nn.model import TEXT_IDS, InputSpec, ModalityModule, ModalityRole, Model
 from semu.nn.module import Module, ModuleList, Parameter, Sequential
@@ -27,6 +28,8 @@ __all__ = [
     "LayerNorm",
     "LayerScale",
     "Linear",
+    "LoRA",
+    "LoRALinear",
     "MixtureOfExperts",
     "ModalityModule",
     "ModalityRole",
@@ -47,4 +50,5 @@ __all__ = [
     "TransformerLayer",
     "Window",
     "WindowKind",
+    "add_lora",
 ]

@@ -6,6 +6,7 @@ from semu.nn.module import Parameter
 from semu.nn.rules.attention import attention
 from semu.nn.rules.collective import all_reduce, all_to_all, send
 from semu.nn.rules.embedding import embedding, merge_tokens, scatter_tokens, shard_tokens
+from semu.nn.rules.joint import concatenate_features, concatenate_tokens, split_tokens
 from semu.nn.rules.loss import add_losses, cross_entropy, mean_squared_error
 from semu.nn.rules.matmul import linear, matmul
 from semu.nn.rules.norm import norm
@@ -21,7 +22,18 @@ from semu.nn.rules.pointwise import (
     rope,
     softcap,
 )
+from semu.nn.rules.rows import mean_rows
 from semu.nn.rules.scaling import scale, scale_features
+from semu.nn.rules.tokens import (
+    convolve_tokens,
+    drop_tokens,
+    first_tokens,
+    pool_tokens,
+    prepend_token,
+    rename_tokens,
+    repeat_token,
+    select_tokens,
+)
 from semu.nn.rules.views import concatenate, flatten, split, split_heads, unflatten
 from semu.nn.tensor import Tensor
 
@@ -34,9 +46,14 @@ __all__ = [
     "all_to_all",
     "attention",
     "concatenate",
+    "concatenate_features",
+    "concatenate_tokens",
+    "convolve_tokens",
     "cross_entropy",
+    "drop_tokens",
     "dropout",
     "embedding",
+    "first_tokens",
     "flatten",
     "gated_activation",
     "gated_add",
@@ -44,22 +61,29 @@ __all__ = [
     "layer_norm",
     "linear",
     "matmul",
+    "mean_rows",
     "mean_squared_error",
     "merge_tokens",
     "modulate",
     "multiply",
     "norm",
+    "pool_tokens",
+    "prepend_token",
+    "rename_tokens",
+    "repeat_token",
     "rms_norm",
     "rope",
     "scale",
     "scale_features",
     "scatter_tokens",
+    "select_tokens",
     "send",
     "shard_tokens",
     "silu",
     "softcap",
     "split",
     "split_heads",
+    "split_tokens",
     "swiglu",
     "unflatten",
 ]

@@ -101,7 +101,11 @@ def _layouts(
     device = config["cluster"].get("device", DEVICE)
     memory = Cluster(device, nodes, per_node, config["cluster"].get("override", {})).profile.memory_bytes.value
     is_usual = not any(key in config["training"] for key in _OTHER_BYTES)
-    is_usual = is_usual and "zero" not in config["parallel"] and not config["model"].get("frozen")
+    is_usual = (
+        is_usual
+        and "zero" not in config["parallel"]
+        and not any(config["model"].get(key) for key in ("frozen", "lora"))
+    )
     settings = [config["training"]["recompute"]] if "recompute" in config["training"] else ["none", "full"]
     sizes = [(tp, pp) for tp in _powers(min(8, per_node)) for pp in _powers(MOST_PP) if gpus % (tp * pp) == 0]
     sizes.sort(key=lambda item: (item[0] * item[1], item[1]))

@@ -1,8 +1,8 @@
 """A config.json as a RUN: what it does not say about the training is decided by stated rules, ``complete_hf_run``.
 
-The batch is of the kind that the model reads (``vlm`` where it has a vision encoder, ``t2v`` for video, else text);
-text sequences have ``SEQ_LEN`` tokens, or the longest context that the file names where that is shorter. Cluster and
-parallelism: ``semu.runfile.choose``.
+The batch is of the kind that the model reads (``mixed`` where it hears, ``vlm`` where it only sees, ``t2v`` for video,
+else text); text sequences have ``SEQ_LEN`` tokens, or the longest context that the file names where that is shorter.
+Cluster and parallelism: ``semu.runfile.choose``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from semu.runfile.build import read_hf, streams_read
+from semu.nn import add_lora
+from semu.runfile.build import kind_read, read_hf, read_lora
 from semu.runfile.choose import choose_layout
 from semu.runfile.places import Places
 from semu.runfile.schema import check_schema
@@ -22,9 +23,6 @@ SEQ_LEN = 4096
 """Length of a text sequence where neither the user nor a shorter context decides it [tokens]."""
 VOCAB_MULTIPLE = 128
 """Megatron-LM's ``--make-vocab-size-divisible-by``."""
-
-_KINDS = (("video", "t2v"), ("vision", "vlm"))
-"""Stream that a model reads -> kind of batch that has it; the first counts."""
 
 
 def complete_hf_run(
@@ -46,10 +44,11 @@ def complete_hf_run(
     notes = []
     with places.located():
         read = read_hf({**config, "parallel": {}})
+        if "lora" in config["model"]:
+            add_lora(read.model, read_lora(config["model"]["lora"]))
     batch = config.setdefault("batch", {})
     if "kind" not in batch:
-        streams = streams_read(read.model)
-        batch["kind"] = next((kind for stream, kind in _KINDS if stream in streams), "text")
+        batch["kind"] = kind_read(read.model).value
         if batch["kind"] != "text":
             notes.append(f"batch.kind: not given, taken as {batch['kind']}, which has what the model reads")
     training = config.setdefault("training", {})

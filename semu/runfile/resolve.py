@@ -22,7 +22,7 @@ from semu.errors import ConfigError
 from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Overlap, Parallel
-from semu.runfile.build import build_batch, build_job, build_with_reading, streams_read
+from semu.runfile.build import build_batch, build_job, build_with_reading, kind_read, streams_read
 from semu.runfile.hf_run import complete_hf_run
 from semu.runfile.limits import refuse_unmodelled
 from semu.runfile.overrides import Overrides
@@ -31,7 +31,7 @@ from semu.runfile.schema import SCHEMA, TABLES, check_schema
 from semu.runfile.sources import hf_file, move_paths, options_table, read_source
 from semu.runfile.toml_text import format_toml
 from semu.runfile.transformer import TransformerConfig
-from semu.workload import AbstractBatch, FileBatch
+from semu.workload import AbstractBatch, BatchKind, FileBatch
 from semu_models import Setup
 from semu_models.hf import HfModel, Reading
 from semu_models.setups import default_microbatches
@@ -121,6 +121,7 @@ def resolve_tables(config: Mapping[str, Any], places: Places, setup: Setup | Non
     notes = [_set_global_batch(resolved, places, setup)]
     with places.located():
         model, read = build_with_reading(resolved)
+        notes.append(_set_kind(resolved, model))
         batch = build_batch(resolved, model)
     _set_from_batch(resolved, batch)
     notes += _doubts(model, batch)
@@ -161,7 +162,7 @@ def _with_defaults(config: Mapping[str, Any], places: Places) -> dict[str, dict[
         "parallel": options_table(Parallel(), "parallel"),
         "training": options_table(Training(), "training"),
         "overlap": options_table(Overlap(), "overlap"),
-        "batch": {"kind": "text"},
+        "batch": {},
     }
     del defaults["training"]["global_batch"]
     resolved = {name: _ordered(defaults[name] | config.get(name, {}), name) for name in TABLES}
@@ -196,6 +197,16 @@ def _set_global_batch(config: dict[str, dict[str, Any]], places: Places, setup: 
     change = "not given, taken as" if before is None else f"{before} ->"
     product = f"{count} microbatches per replica x dp {parallel['dp']} x micro_batch {training['micro_batch']}"
     return f"training.global_batch: {change} {training['global_batch']} = {product}"
+
+
+def _set_kind(config: dict[str, dict[str, Any]], model: Model) -> str | None:
+    """Decide the kind of the batch where it is not given; returns what to tell the user."""
+    if "kind" in config["batch"]:
+        return None
+    kind = kind_read(model)
+    config["batch"] = {"kind": kind.value, **config["batch"]}
+    is_usual = kind is BatchKind.TEXT
+    return None if is_usual else f"batch.kind: not given, taken as {kind.value!r}, which {model.name} reads"
 
 
 def _set_from_batch(config: dict[str, dict[str, Any]], batch: AbstractBatch) -> None:

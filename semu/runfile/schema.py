@@ -55,8 +55,14 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "hf_config": ValueKind.STRING,
             "transformer": ValueKind.TABLE,
             "frozen": ValueKind.STRINGS,
+            "lora": ValueKind.TABLE,
             "hf_ignore": ValueKind.STRINGS,
             "vocab_multiple": ValueKind.INTEGER,
+        },
+        "model.lora": {
+            "rank": ValueKind.INTEGER,
+            **dict.fromkeys(("targets", "trainable"), ValueKind.WORDS),
+            **dict.fromkeys(("alpha", "dropout"), ValueKind.NUMBER),
         },
         "model.transformer": {
             **dict.fromkeys(("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab"), ValueKind.INTEGER),

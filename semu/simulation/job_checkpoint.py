@@ -20,6 +20,7 @@ from semu.engine.units import Edges, UnitGraph, UnitTimes
 from semu.errors import ScheduleError
 from semu.estimate import Estimate
 from semu.job import TrainingJob
+from semu.nn.streams import derived_in
 from semu.nn.window import Window, windows_in
 from semu.report import IterationSamples, Report
 from semu.schedule import SCHEDULES, not_executed
@@ -40,6 +41,7 @@ from semu.simulation.evaluate import (
 from semu.simulation.gather import ParameterGather, parameter_gathers
 from semu.simulation.gradient_reductions import Reductions, plan_reductions
 from semu.simulation.headline import headline, iteration_time
+from semu.simulation.items import check_items
 from semu.simulation.layout import Layout, build_layout
 from semu.simulation.modules import check_spread, spreads
 from semu.simulation.pipeline import PipelineRun, Replicas, consolidated_units, distinct_replicas, run_pipeline
@@ -47,6 +49,7 @@ from semu.simulation.reduction import RankTail, rank_tails
 from semu.simulation.refusals import check_streams, refuse_unmodelled
 from semu.simulation.samples import check_samples, sample_iterations
 from semu.simulation.template_cache import Recent
+from semu.workload.derived import with_derived
 
 SHARED_CACHE = ResultCache()
 """Results of all simulations of the process that bring no cache."""
@@ -221,7 +224,7 @@ class JobCheckpoint:
             schedule: as ``schedule``.
         """
         run, _, tails = self._run(schedule)
-        return headline(self.layout, self.evaluation, run, tails).estimate
+        return headline(self.layout, self.evaluation, run, tails, self.gathers).estimate
 
     def report(
         self,
@@ -290,16 +293,17 @@ def prepare(
     microbatches = job.batch.microbatches(count, training.micro_batch, training.seq_len)
     check_lengths(job, microbatches)
 
-    def shapes_with(windows: Mapping[str, Sequence[Window]]) -> BatchShapes:
+    def shapes_with(windows: Mapping[str, Sequence[Window]], derived: Sequence[str] = ()) -> BatchShapes:
         sizes = parallel.dp, parallel.token_divisor, parallel.sequence_parts
-        return distinct_shapes(microbatches, *sizes, spreads(job), windows)
+        return distinct_shapes(with_derived(microbatches, derived), *sizes, spreads(job), windows)
 
     plain = shapes_with({})
     check_streams(job, plain)
+    check_items(job, microbatches, plain)
 
     def shapes_of(library: TemplateLibrary) -> BatchShapes:
-        windows = windows_in(library.symbols)
-        return shapes_with(windows) if windows else plain
+        windows, derived = windows_in(library.symbols), derived_in(library.symbols)
+        return shapes_with(windows, derived) if windows or derived else plain
 
     say("tracing the model")
     serial = not job.overlaps_tensor_parallel

@@ -63,7 +63,14 @@ IGNORED: Mapping[str, str] = MappingProxyType(
         ),
         **dict.fromkeys(
             (
-                *("initializer_range", "initializer_factor", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
+                *(
+                    "initializer_range",
+                    "initializer_factor",
+                    "init_std",
+                    "rms_norm_eps",
+                    "layer_norm_eps",
+                    "layer_norm_epsilon",
+                ),
                 *("layernorm_epsilon", "norm_eps", "norm_epsilon", "hidden_states_scale"),
             ),
             _VALUES,

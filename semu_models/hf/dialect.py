@@ -28,12 +28,19 @@ class FieldKind(Enum):
     WORDS = "a list of strings"
     COUNTS = "a list of integers >= 0"
     OBJECT = "an object"
+    INTEGER = "an integer"
+    SIDE = "an integer >= 1, or a list of equal ones"
 
     def accepts(self, value: object) -> bool:
         """Whether a JSON value is of this type."""
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         if self in (FieldKind.SIZE, FieldKind.COUNT):
             return isinstance(value, int) and is_integer and value >= (self is FieldKind.SIZE)
+        if self is FieldKind.INTEGER:
+            return is_integer
+        if self is FieldKind.SIDE:
+            sides = value if isinstance(value, list) else [value]
+            return bool(sides) and all(FieldKind.SIZE.accepts(item) and item == sides[0] for item in sides)
         if self is FieldKind.NUMBER:
             return is_integer or isinstance(value, float)
         if self is FieldKind.SWITCH:
@@ -71,6 +78,11 @@ def size(*keys: str, default: int | None = None) -> Spelling:
 def optional_size(*keys: str, default: int | None) -> Spelling:
     """A size that the file may switch off with ``null`` although the library has a default."""
     return Spelling(keys, FieldKind.SIZE, default, nullable=True)
+
+
+def side(*keys: str, default: int) -> Spelling:
+    """The side of a square, once or for each direction."""
+    return Spelling(keys, FieldKind.SIDE, default)
 
 
 def count(*keys: str, default: int | None, nullable: bool = False) -> Spelling:

@@ -65,7 +65,7 @@ def symbols_of(microbatch: Microbatch, tp: int, cp: int = 1) -> dict[str, int]:
     """
     parts = 2 * cp if cp > 1 else 1
     divisor = tp * parts
-    chunks = {name: [(n + parts - 1) // parts for n in lengths] for name, lengths in microbatch.streams.items()}
+    chunks = {name: [(n + parts - 1) // parts for n in lengths] for name, lengths in all_streams(microbatch).items()}
     result: dict[str, int] = {}
     for name, lengths in chunks.items():
         result[f"{name}.shard"] = (parts * sum(lengths) + divisor - 1) // divisor
@@ -75,6 +75,19 @@ def symbols_of(microbatch: Microbatch, tp: int, cp: int = 1) -> dict[str, int]:
         for other, partners in chunks.items():
             if other != name and len(lengths) == len(partners):
                 result[f"{name}*{other}.pairs"] = sum(a * b for a, b in zip(lengths, partners, strict=True))
+    return result
+
+
+def all_streams(microbatch: Microbatch) -> dict[str, list[int]]:
+    """Lengths of the batch's streams, and of those that models make of them."""
+    result = {name: list(lengths) for name, lengths in microbatch.streams.items()}
+    for name in ("vision", "audio", "text"):
+        if name in result:
+            lengths = result[name]
+            result[f"{name}+1"] = [n + 1 if n else 0 for n in lengths]
+            result[f"{name}=1"] = result[f"{name}+1=1"] = [min(n, 1) for n in lengths]
+            result[f"{name}/2"] = [(n + 1) // 2 for n in lengths]
+            result[f"{name}/2/2"] = [((n + 1) // 2 + 1) // 2 for n in lengths]
     return result
 
 

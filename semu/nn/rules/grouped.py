@@ -18,13 +18,16 @@ from semu.nn.tensor import Tensor
 from semu.nn.tracing import ParameterUse
 
 
-def grouped_linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, *, split_out: bool) -> Tensor:
+def grouped_linear(
+    x: Tensor, weight: Parameter, bias: Parameter | None = None, *, split_out: bool, may_be_fp8: bool = True
+) -> Tensor:
     """``y_e = x_e W_e^T (+ b_e)`` for the rows of every local expert e; the bias and its gradient are fused.
 
     Args:
         x: [rows, in / (etp where the input is split)], rows of this rank's experts, sorted.
         weight: [experts, out, in]; a rank holds experts / ep of them. bias: [experts, out].
         split_out: expert tensor parallelism splits ``out``, else ``in``.
+        may_be_fp8: false: in the plain precision even where linears run in fp8.
     Returns:
         [rows, out / (etp where it is split)]: FLOP 2 rows n k of local widths. Saves x (under fp8 its transposed copy).
     Raises:
@@ -33,12 +36,12 @@ def grouped_linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, 
     trace, plan = x.trace, x.trace.options.experts
     cut = (plan.ep, plan.etp if split_out else 1, 1 if split_out else plan.etp)
     is_expert = plan.ep > 1 or plan.etp != trace.options.plan.tp  # else reduced with all other gradients
-    use = trace.parameter(weight, cut, is_fp8=trace.is_fp8, is_expert=is_expert)
+    use = trace.parameter(weight, cut, is_fp8=trace.is_fp8 and may_be_fp8, is_expert=is_expert)
     added = [trace.parameter(bias, cut[:2], is_expert=is_expert)] if bias is not None else []
     _, n, k = (dim // parts for dim, parts in zip(weight.shape, cut, strict=True))
     if x.shape[-1] != k:
         raise GraphError("the rows do not fit the experts", where=trace.where, expected=f"[..., {k}]", got=x.shape)
-    if trace.is_fp8:
+    if trace.is_fp8 and may_be_fp8:
         return _fp8(x, use, added, cut, n, k)
     name, groups = weight.name, weight.shape[0] // plan.ep
     y = _product(x, use, groups, n, (x.local_shape[0], n, k), DType.BF16, name=name, bias=added)
