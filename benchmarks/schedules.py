@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from _rows import Row, print_rows
-from _timing import fastest, turns
+from _timing import fastest
 
 from semu.plots import ScheduleRow, draw_schedules
 from semu.schedule import ALL_SCHEDULES, PipelineStudy, ScheduleFamily
@@ -29,6 +29,8 @@ from semu.schedule.schedule import Schedule
 from semu.schedule.stages import stages_of
 
 P, M, V = 8, 64, 2
+REPEATS = 100
+"""Evaluations in a turn, so that it takes about as long as one of torch's simulations."""
 
 
 def slots(family: ScheduleFamily) -> int:
@@ -94,8 +96,13 @@ def measure_torch(quick: bool) -> Iterator[Row]:
         ranks = dict(enumerate(shape.chunk_rank))
         sent = torch._add_send_recv(actions, ranks.__getitem__, shape.num_chunks)
         theirs = partial(torch._simulate_comms_compute, sent, ranks.__getitem__, shape.num_chunks)
-        times = turns({"ours": partial(study.evaluate, schedule), "torch": theirs}, 1.0 if quick else 5.0)
-        ours_s, torch_s = min(times["ours"]), min(times["torch"])
+
+        def ours(study: PipelineStudy = study, schedule: Schedule = schedule) -> None:
+            for _ in range(REPEATS):
+                study.evaluate(schedule)
+
+        times_s = fastest({"ours": ours, "torch": theirs}, 1.0 if quick else 5.0)
+        ours_s, torch_s = times_s["ours"] / REPEATS, times_s["torch"]
         size = sum(map(len, schedule.orders))
         reference = f"{torch_s / size * 1e6:.1f} us a stage against {ours_s / size * 1e9:.0f} ns, {size} stages"
         yield Row(

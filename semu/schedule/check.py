@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,7 +32,12 @@ def check_schedule(schedule: Schedule, shape: PipelineShape) -> None:
 
 
 def dry_run(arrays: StageArrays, ptr: I64, numbers: NDArray[np.int32]) -> I64:
-    """How many stages of each rank can run in the given orders: int64[num_ranks]."""
+    """How many stages of each rank can run in the given orders: int64[num_ranks].
+
+    Loading the kernel takes as long as 100,000 stages without it, so it is used where something else has loaded it.
+    """
+    if "semu.schedule.kernels" not in sys.modules and len(numbers) < 100_000:
+        return walk(arrays, ptr, numbers)
     from semu.schedule.kernels import run_orders
 
     cursor = np.zeros(len(ptr) - 1, dtype=np.int64)
@@ -38,6 +45,27 @@ def dry_run(arrays: StageArrays, ptr: I64, numbers: NDArray[np.int32]) -> I64:
     done, start, end = np.full(arrays.num_stages, np.nan), np.empty(len(numbers)), np.empty(len(numbers))
     run_orders(ptr, numbers, arrays.pred_ptr, arrays.pred, free, free, done, start, end, cursor)
     return cursor
+
+
+def walk(arrays: StageArrays, ptr: I64, numbers: NDArray[np.int32]) -> I64:
+    """``dry_run`` without a kernel."""
+    stages, bounds = numbers.tolist(), ptr.tolist()
+    pred_ptr, pred = arrays.pred_ptr.tolist(), arrays.pred.tolist()
+    done = bytearray(arrays.num_stages)
+    at, progress = bounds[:-1], True
+    while progress:
+        progress = False
+        for rank, stop in enumerate(bounds[1:]):
+            begun = place = at[rank]
+            while place < stop:
+                stage = stages[place]
+                if not all(done[before] for before in pred[pred_ptr[stage] : pred_ptr[stage + 1]]):
+                    break
+                done[stage - 1 if stage & 3 == INPUT else stage] = 1
+                place += 1
+            at[rank] = place
+            progress |= place > begun
+    return np.array(at, dtype=np.int64) - ptr[:-1]
 
 
 def _check_stages(schedule: Schedule, arrays: StageArrays) -> None:

@@ -10,6 +10,8 @@ from schedule.study_reference import flows, needs, orders, random_study, slow_ev
 
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.graph.operator import Phase
+from semu.schedule.check import dry_run, walk
+from semu.schedule.eager import eager_with_limit
 from semu.schedule.family import ScheduleFamily
 from semu.schedule.list_scheduler import Policy, activation_limit, list_schedule
 from semu.schedule.passes import merge_backward, split_backward
@@ -53,6 +55,10 @@ def test_any_order_deadlocks_exactly_where_the_slow_evaluation_is_stuck(
     schedule = data.draw(orders(shape, legal=False))
     study = random_study(shape, seed)
     slow = slow_evaluation(study, schedule)
+    columns, numbers = schedule.columns, study.arrays.numbers(schedule)
+    ran = walk(study.arrays, columns.ptr, numbers)
+    assert (ran.sum() == len(numbers)) == (slow.spans is not None)
+    assert ran.tolist() == dry_run(study.arrays, columns.ptr, numbers).tolist()
     if slow.spans is not None:
         schedule.validate(shape)
         assert study.evaluate(schedule).peak_bytes.tolist() == slow.peaks
@@ -230,6 +236,18 @@ def test_one_number_per_chunk_or_per_stage() -> None:
     shape = PipelineShape.chain(2, 3)
     by_stage = PipelineStudy.of(shape, forward_s=[1, 1, 1, 2, 2, 2]).costs.latency_s
     assert np.array_equal(by_stage, PipelineStudy.of(shape, forward_s=[1, 2]).costs.latency_s)
+
+
+def test_eager_1f1b_runs_as_far_ahead_as_memory_allows() -> None:
+    shape = PipelineShape.chain(4, 8)
+    study = PipelineStudy.of(shape)
+    for limits, held in (([9, 9, 9, 9], [8, 8, 8, 8]), ([5, 7, 2, 3], [5, 5, 2, 2]), ([1, 1, 1, 1], [1, 1, 1, 1])):
+        schedule = eager_with_limit(shape, limits)
+        schedule.validate(shape)
+        assert study.evaluate(schedule).peak_bytes.tolist() == held
+    assert eager_with_limit(shape, [4, 3, 2, 1]).orders == ALL_SCHEDULES["1f1b"](shape).orders
+    with pytest.raises(MemoryLimitError, match="rank 2 has no room for a microbatch"):
+        eager_with_limit(shape, [4, 4, 0, 4])
 
 
 # -- passes ------------------------------------------------------------------------------------------------------
