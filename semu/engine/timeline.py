@@ -44,7 +44,7 @@ class StageSlice:
         label: text form, ``2F0`` = chunk 2, forward, microbatch 0.
         module: name of the modality module.
         chunk, microbatch: numbers in the label.
-        phase: FORWARD or BACKWARD.
+        phase: FORWARD, BACKWARD, or of a split one INPUT_GRADIENT or WEIGHT_GRADIENT.
         start_s, end_s: within the iteration [s].
     """
 

@@ -196,7 +196,7 @@ class Training:
         optimizer: an enum member or its value.
         recompute: activation recomputation; an enum member or its value, or a list: SELECTIVE, of the module kinds
             (``semu.nn.recompute_plan.RECOMPUTE_KINDS``) and module paths that it names.
-        schedule: name of the pipeline schedule, see ``semu.schedule.SCHEDULES``.
+        schedule: name of the pipeline schedule, see ``semu.schedule.ALL_SCHEDULES``.
         overlap: which communication may hide behind computation.
         attention: FUSED or UNFUSED; an enum member or its value.
         recompute_layers, recompute_method: which layers ``recompute = full`` covers, chunk by chunk. BLOCK: the first

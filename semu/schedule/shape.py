@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 from semu.errors import ScheduleError
@@ -89,6 +89,17 @@ class PipelineShape:
                 expected=f"{self.num_microbatches} numbers",
                 got=self.microbatch_flow,
             )
+
+    def __hash__(self) -> int:
+        """Of all that shapes are told apart by, found once: problems and units are looked up by their shapes."""
+        known: int | None = self.__dict__.get("_hash")
+        if known is None:
+            known = hash(tuple(getattr(self, item.name) for item in fields(self)))
+            object.__setattr__(self, "_hash", known)
+        return known
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "_hash"}  # another process has others
 
     @classmethod
     def chain(cls, num_ranks: int, num_microbatches: int, num_slots: int = 1) -> PipelineShape:

@@ -1,15 +1,16 @@
 """``simulate``: a training job becomes a ``Report``; ``prepare``: the part of it that no schedule changes.
 
-The steps, one file each: ``tracer``, ``recompute_units``, ``exchanges`` and ``layout`` (trace, cut, join;
-``structure`` and ``template_cache`` remember templates between calls), ``evaluate`` (stage costs of every distinct
-microbatch, with ``segment_costs`` and ``shape_costs``), ``job_checkpoint`` (all microbatches simulated alone, to be
-restored under any schedule), ``gather``, ``launch``, ``pipeline`` (times, with ``transfers`` and ``bindings``),
-``gradients``, ``gradient_reductions`` with ``reduction_plan``, and ``reduction`` (what follows the pipeline;
-``clipping`` between reduction and step, ``slices``), ``memory`` with ``pipeline_memory``, ``ground`` and ``saved``,
-``reserved`` (the caching allocator), ``host`` and ``weights`` (offload), ``accounting``, ``contention`` with
-``link_units`` and ``job_units`` (transfers that share ports), ``rank_timeline`` and ``replica``, ``tables`` and
-``assemble`` (the report; its first figures in ``headline``); ``samples`` (jitter); ``nearest_fit`` (what to change
-where a job does not fit). ``estimate`` is the door for a search that needs the first figures only.
+The steps, one file each: ``tracer``, ``recompute_units``, ``exchanges`` and ``layout`` (trace, cut, join; ``structure``
+and ``template_cache`` remember templates between calls), ``evaluate`` (stage costs of every distinct microbatch, with
+``segment_costs`` and ``shape_costs``), ``job_checkpoint`` (all microbatches simulated alone, to be restored under any
+schedule), ``gather``, ``launch``, ``pipeline`` (times, with ``transfers`` and ``bindings``), ``gradients``,
+``gradient_reductions`` with ``reduction_plan``, and ``reduction`` (what follows the pipeline; ``clipping`` between
+reduction and step, ``slices``), ``memory`` with ``pipeline_memory``, ``ground`` and ``saved``, ``reserved`` (the
+caching allocator), ``host`` and ``weights`` (offload), ``accounting``, ``contention`` with ``link_units`` and
+``job_units`` (transfers that share ports), ``parts`` (stages of backwards that a schedule splits) and ``schedules``
+(the schedule of a name, made for the job's own costs where it depends on them), ``rank_timeline`` and ``replica``,
+``tables`` and ``assemble`` (the report; its first figures in ``headline``); ``samples`` (jitter); ``nearest_fit`` (what
+to change where a job does not fit). ``estimate`` is the door for a search that needs the first figures only.
 
 What is remembered between calls, and by what: a traced model as long as it stays as it is (``model_memo``), its cuts
 (``Cut.facts``), what a job makes of a cut whatever is in its batch (``Layout.facts``), costs by chunks, device and

@@ -248,11 +248,6 @@ class JobCheckpoint:
         )
         return OrderTimes(start, end, timed == units.num_units)
 
-    def _under(self, schedule: Schedule | str | None) -> tuple[JobCheckpoint, PipelineProblem]:
-        """This job with the backwards split that a schedule splits, and the schedule as arrays."""
-        problem = self.problem(schedule)
-        return self.split(problem.merged), problem
-
     def _run(self, problem: PipelineProblem) -> tuple[PipelineRun, Reductions, list[RankTail]]:
         run = run_pipeline(self.layout, self.evaluation, self.units, self.replicas, self.nodes, self.gathers, problem)
         found = plan_reductions(self.layout, self.evaluation, run)
@@ -264,7 +259,8 @@ class JobCheckpoint:
         Args:
             schedule: as ``schedule``.
         """
-        own, problem = self._under(schedule)
+        problem = self.problem(schedule)
+        own = self.split(problem.merged)
         run, _, tails = own._run(problem)
         return headline(self.layout, self.evaluation, run, tails, self.gathers).estimate
 
@@ -287,7 +283,8 @@ class JobCheckpoint:
         check_contention(contention, samples, self.job)
         say = progress if progress is not None else _silent
         say("running the pipeline")
-        own, problem = self._under(schedule)
+        problem = self.problem(schedule)
+        own = self.split(problem.merged)
         run, found, tails = own._run(problem)
         if contention:
             say("sharing the links")

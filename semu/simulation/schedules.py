@@ -36,6 +36,9 @@ def check_schedule_options(job: TrainingJob) -> None:
         ConfigError: an unknown name, one that is only studied, a placement or a limit that does not go with it.
     """
     name, limit = job.training.schedule, job.training.activation_limit
+    is_usual = name in SCHEDULES and limit is None and job.parallel.placement == "circular"
+    if is_usual and not job.training.optimizer_post_validation:
+        return
     if not is_executed(name):
         raise not_executed(name, "training.schedule")
     if limit is not None and (name not in _AUTOMATIC or job.training.schedule_file):
@@ -139,7 +142,7 @@ def _automatic(job: TrainingJob, family: ScheduleFamily, study: PipelineStudy) -
 def pipeline_study(layout: Layout, evaluation: Evaluation, units: PipelineUnits, replicas: Replicas) -> PipelineStudy:
     """The job on plain numbers: the mean of all replicas' stages, microbatch by microbatch.
 
-    A forward holds what its backward reads; an I leaves what W reads, gradients of outputs too (M_B, M_W of 2401.10241).
+    A forward holds what its backward reads; an I leaves what W reads, gradients of outputs too (2401.10241: M_B, M_W).
     """
     shape = units.shape
     weights = replicas.count / replicas.count.sum()

@@ -18,7 +18,7 @@ def activation_bytes(checkpoint: JobCheckpoint, rank: RankTimeline) -> int:
     """Bytes that the layers of a pipeline rank keep, at the moment at which they are most (2205.05198 §4).
 
     Nothing transient counts, and nothing of embedding and head. A microbatch counts from its forward stage to its
-    backward stage.
+    backward stage, of a split one to the last part.
 
     Args:
         checkpoint: a job whose microbatches are all equal. rank: one of its ranks, simulated.
@@ -29,12 +29,15 @@ def activation_bytes(checkpoint: JobCheckpoint, rank: RankTimeline) -> int:
         for chunk in checkpoint.layout.chunks
         if chunk.chunk.rank == rank.rank
     }
+    parts = {(stage.chunk, stage.phase) for stage in rank.stages}
+    last: set[tuple[int, Phase]] = {(c, phase) for c, phase in parts if phase is Phase.WEIGHT_GRADIENT}
+    last |= {(c, Phase.INPUT_GRADIENT) for c, _ in parts if (c, Phase.WEIGHT_GRADIENT) not in last}
     held = most = 0
     for stage in rank.stages:
         if stage.phase is Phase.FORWARD:
             held += kept[stage.chunk]
             most = max(most, held)
-        elif stage.phase is Phase.BACKWARD:
+        elif stage.phase is Phase.BACKWARD or (stage.chunk, stage.phase) in last:
             held -= kept[stage.chunk]
     return most
 

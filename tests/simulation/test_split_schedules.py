@@ -145,6 +145,26 @@ def test_a_whole_backward_in_two_parts_takes_the_same_time() -> None:
         assert max(split.peak_memory_bytes) >= max(whole.peak_memory_bytes)
 
 
+def test_split_stages_are_restored_too() -> None:
+    checkpoint = prepare(job_of(gpt(), text_items(3), Parallel(pp=3), overlap=overlap(pipeline=True)))
+    split = checkpoint.split()
+    assert checkpoint.split(None) is checkpoint
+    schedule = checkpoint.schedule("zb-h1")
+    report = checkpoint.report(schedule)
+    times = split.restore(split.edges_of(schedule))
+    assert float(times.end.max()) == report.makespan_s
+    orders = np.concatenate(split.units.orders(schedule))[None, :]
+    found = split.restore_orders(orders)
+    assert found.is_legal.tolist() == [True]
+    assert found.makespan_s.tolist() == [report.makespan_s]
+    with pytest.raises(ScheduleError, match="splits backwards that these units have whole"):
+        checkpoint.edges_of(schedule)
+    own = prepare(job_of(gpt(), text_items(3), Parallel(pp=3), schedule="zb-h1", overlap=overlap(pipeline=True)))
+    assert own.units.merged == frozenset()
+    assert own.report("1f1b").makespan_s == checkpoint.report("1f1b").makespan_s
+    assert own.report().makespan_s == report.makespan_s
+
+
 def test_gradients_leave_at_the_end_of_the_input_gradient() -> None:
     job = job_of(gpt(), text_items(2), Parallel(pp=2), overlap=overlap(pipeline=True))
     checkpoint = prepare(job)
