@@ -46,6 +46,7 @@ from semu.simulation.headline import headline, iteration_time
 from semu.simulation.items import check_items
 from semu.simulation.layout import Layout, build_layout
 from semu.simulation.modules import check_spread, spreads
+from semu.simulation.parts import check_split
 from semu.simulation.pipeline import PipelineRun, Replicas, consolidated_units, distinct_replicas, run_pipeline
 from semu.simulation.reduction import RankTail, rank_tails
 from semu.simulation.refusals import check_streams, refuse_unmodelled
@@ -107,6 +108,8 @@ class JobCheckpoint:
             return self
         known: JobCheckpoint | None = self._others.get(merged)
         if known is None:
+            if merged is not None:
+                check_split(self.layout)
             units = units_of(self.units.shape, merged)
             nodes = consolidated_units(self.layout, self.evaluation, units, self.replicas, self.gathers)
             known = replace(self, units=units, nodes=nodes)
@@ -367,6 +370,8 @@ def prepare(
         remember=cache is None,
     )
     merged: Merged | None = frozenset() if splits_backward(job) else None
+    if merged is not None:
+        check_split(layout)
     units = units_of(layout.pipeline_shape(job.num_microbatches), merged)
     gathers = parameter_gathers(layout, evaluation.cost_model)
     replicas = distinct_replicas(layout, evaluation, units.pairs)

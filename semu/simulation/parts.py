@@ -65,11 +65,7 @@ def costs_of(layout: Layout, evaluation: Evaluation, chunk: int, code: int) -> S
 
 
 def split_of(layout: Layout) -> tuple[SplitStage | None, ...]:
-    """Per chunk, its backward stage in two parts; None where there is none.
-
-    Raises:
-        ConfigError: what parts of backwards do to it is not modelled.
-    """
+    """Per chunk, its backward stage in two parts; None where there is none."""
     found: tuple[SplitStage | None, ...] = layout.cut.facts.get("split", lambda: _split(layout))
     return found
 
@@ -105,7 +101,6 @@ def _idle(program: StageProgram, evaluation: Evaluation) -> StageCosts:
 
 
 def _split(layout: Layout) -> tuple[SplitStage | None, ...]:
-    _refuse(layout)
     serial = not layout.job.overlaps_tensor_parallel
     known: dict[int, SplitStage] = {}
     result: list[SplitStage | None] = []
@@ -116,13 +111,16 @@ def _split(layout: Layout) -> tuple[SplitStage | None, ...]:
         key = id(chunk.backward)
         if key not in known:
             known[key] = split_stage_program(chunk.backward, layout.library.operators, serial=serial)
-        _check_shared(layout, chunk, known[key])
         result.append(known[key])
     return tuple(result)
 
 
-def _refuse(layout: Layout) -> None:
-    """Say no to what would be wrong."""
+def check_split(layout: Layout) -> None:
+    """Say no to jobs whose backwards cannot be split.
+
+    Raises:
+        ConfigError: the key that stands in the way.
+    """
     job = layout.job
     if job.parallel.zero >= 2:
         raise ConfigError(
@@ -142,21 +140,21 @@ def _refuse(layout: Layout) -> None:
             got="activations" if plan.activations else "weights",
             nearest="optimizer",
         )
+    for chunk, split in zip(layout.chunks, split_of(layout), strict=True):
+        if split is not None:
+            _check_shared(layout, chunk, split)
 
 
 def _check_shared(layout: Layout, chunk: ChunkStages, split: SplitStage) -> None:
-    """Tensors that two chunks of a rank share must not outlive the parts in an order that schedules change."""
-    touched = set(split.weights.storage.tolist())
-    here = [
-        k
-        for k, source in enumerate(chunk.arrivals)
-        if source >= 0 and layout.chunks[source].chunk.rank == chunk.chunk.rank
-    ]
-    lent = touched & set(split.weights.storage[split.weights.alive_after].tolist())
-    sent = {split.inputs.leaving_storage[k] for k in here if split.inputs.leaving[k] >= 0} & touched
-    if lent or sent:
+    """Of a tensor that W reads and another chunk or a transfer too, nobody knows before the times who is the last; but
+    where compute waits for transfers, W comes after them."""
+    ranks = [layout.chunks[source].chunk.rank if source >= 0 else -1 for source in chunk.arrivals]
+    kept = [rank for rank, is_kept in zip(ranks, split.inputs.leaving_kept, strict=True) if is_kept]
+    is_sent_late = bool(kept) and (layout.job.overlaps_sends or chunk.chunk.rank in kept)
+    if is_sent_late or split.weights.alive_after.any():
         raise ConfigError(
-            "a weight gradient that reads what two chunks of one rank share is not modelled by this version",
+            "a weight gradient that reads what another chunk gave or takes is not modelled by this version: an input "
+            "that a chunk of the same rank keeps, or a gradient that leaves",
             where="training.schedule",
             expected="a schedule with whole backwards, or another layout",
             got=f"{chunk.module}, blocks {chunk.chunk.first} to {chunk.chunk.last - 1}",

@@ -21,7 +21,7 @@ from semu.schedule.study import PipelineStudy
 from semu.schedule.units import BACKWARD, FORWARD, INPUT, WEIGHT, PipelineUnits
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
-from semu.simulation.parts import costs_of, split_of
+from semu.simulation.parts import check_split, costs_of, split_of
 from semu.simulation.pipeline import Replicas, send_latency
 from semu.simulation.transfers import edge_bytes
 
@@ -114,7 +114,9 @@ def named_schedule(
     family = ALL_SCHEDULES[name]
     if family.adapt is None:
         return family(units.shape)
-    study = pipeline_study(layout, evaluation, units, replicas)
+    if family.splits_backward:
+        check_split(layout)
+    study = pipeline_study(layout, evaluation, units, replicas, splits=family.splits_backward)
     return _automatic(layout.job, family, study) if name in _AUTOMATIC else family.on(study)
 
 
@@ -139,10 +141,15 @@ def _automatic(job: TrainingJob, family: ScheduleFamily, study: PipelineStudy) -
     return min(found, key=merit)
 
 
-def pipeline_study(layout: Layout, evaluation: Evaluation, units: PipelineUnits, replicas: Replicas) -> PipelineStudy:
+def pipeline_study(
+    layout: Layout, evaluation: Evaluation, units: PipelineUnits, replicas: Replicas, *, splits: bool = True
+) -> PipelineStudy:
     """The job on plain numbers: the mean of all replicas' stages, microbatch by microbatch.
 
     A forward holds what its backward reads; an I leaves what W reads, gradients of outputs too (2401.10241: M_B, M_W).
+
+    Args:
+        layout, evaluation, units, replicas: the job. splits: with the parts of backwards; else they take no time.
     """
     shape = units.shape
     weights = replicas.count / replicas.count.sum()
@@ -154,19 +161,20 @@ def pipeline_study(layout: Layout, evaluation: Evaluation, units: PipelineUnits,
         result: NDArray[np.float64] = weights @ by_shape[replicas.shape]
         return result
 
-    for chunk, split in enumerate(split_of(layout)):
+    parts = split_of(layout) if splits else (None,) * num_chunks
+    for chunk, (stages, split) in enumerate(zip(layout.chunks, parts, strict=True)):
+        whole = stages.backward
         seconds[FORWARD][chunk] = mean(costs_of(layout, evaluation, chunk, FORWARD).latency)
-        if split is None:
+        if whole is None:
             continue
-        for code in (BACKWARD, INPUT, WEIGHT):
+        for code in (BACKWARD, INPUT, WEIGHT) if split is not None else (BACKWARD,):
             seconds[code][chunk] = mean(costs_of(layout, evaluation, chunk, code).latency)
-        whole = layout.chunks[chunk].backward
-        assert whole is not None
         arriving = np.isin(whole.storage, [s for s in whole.arriving_storage if s >= 0])
         saved = whole.alive_before & ~arriving
-        late = split.weights.size_row[split.weights.alive_before]
         held[chunk] = mean(evaluation.by_shape.sizes_of_rows(whole.size_row[saved].tolist()).sum(axis=0))
-        kept[chunk] = mean(evaluation.by_shape.sizes_of_rows(late.tolist()).sum(axis=0))
+        if split is not None:
+            late = split.weights.size_row[split.weights.alive_before]
+            kept[chunk] = mean(evaluation.by_shape.sizes_of_rows(late.tolist()).sum(axis=0))
     there, back = _transfers(layout, evaluation, units, replicas)
     return PipelineStudy.of(
         shape,

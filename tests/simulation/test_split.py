@@ -123,7 +123,7 @@ V = Parallel(pp=3, vpp=2, placement="v-shape")
 NAMED = {
     **dict.fromkeys(("zb-h1", "zb-h2", "zb-auto", "zb-auto-2p", "eager-1f1b"), ONE),
     **dict.fromkeys(("greedy", "interleaved-zb", "looped-bfs"), TWO),
-    **dict.fromkeys(("zb-v", "v-half", "v-min", "dualpipe-v"), V),
+    **dict.fromkeys(("zb-v", "v-half", "v-min", "dualpipe-v", "hanayo"), V),
 }
 
 

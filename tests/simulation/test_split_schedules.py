@@ -7,7 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulation.jobs import WIDTH, chain, gpt, job_of, overlap, text_items, vlm, vlm_items
+from simulation.jobs import (
+    WIDTH,
+    attention_encoder,
+    carry_along,
+    chain,
+    gpt,
+    job_of,
+    overlap,
+    text_items,
+    vlm,
+    vlm_items,
+)
 from simulation.test_closed_forms import FREE_LINKS
 
 import semu
@@ -267,6 +278,14 @@ def test_refused_by_name(parallel: Parallel, options: dict[str, Any], where: str
     assert (caught.value.where, caught.value.nearest) == (where, nearest)
     assert caught.value.message
     assert caught.value.expected
+
+
+def test_what_weight_gradients_share_with_other_chunks_is_refused() -> None:
+    """A gradient that passes a projection on its way out; an encoder's output that both chunks of a rank keep."""
+    for model, pp in ((carry_along(), 3), (attention_encoder(), 1)):
+        with pytest.raises(ConfigError, match="what another chunk gave or takes") as caught:
+            prepare(job_of(model, text_items(3), Parallel(pp=pp), overlap=overlap(pipeline=True))).report("zb-h1")
+        assert (caught.value.where, caught.value.nearest) == ("training.schedule", "1f1b")
 
 
 @pytest.mark.parametrize(
