@@ -243,12 +243,14 @@ def _section(table: Mapping[str, object], below: Section | None, kind: type[Sect
 def _number(value: object, where: str) -> Number:
     if not isinstance(value, Mapping):
         return Number(check_number(value, where), Provenance.SPEC, "user")
-    _refuse_unknown(value, ["value", "provenance", "source"], f"{where}.")
+    _refuse_unknown(value, ["value", "provenance", "source", "relative_error"], f"{where}.")
     if "value" not in value:
         raise ConfigError("missing key", where=f"{where}.value", expected="a number")
     with located(where):
         provenance, source = _label(value)
-    return Number(check_number(value["value"], where), provenance, source)
+        error = value.get("relative_error")
+        checked = None if error is None else check_number(error, "relative_error")
+    return Number(check_number(value["value"], where), provenance, source, checked)
 
 
 def _label(table: Mapping[str, object]) -> tuple[Provenance, str]:
