@@ -17,6 +17,7 @@ from itertools import groupby
 from semu.engine.timeline import IterationTimeline
 from semu.errors import ConfigError, ScheduleError
 from semu.estimate import Estimate
+from semu.report import Report
 from semu.simulation import JobCheckpoint
 from semu.validation.jobs import PARTIAL, Settings, layers_of_chunks
 from semu.validation.row import Row
@@ -37,9 +38,14 @@ class Run:
     report: Estimate
 
     @cached_property
+    def whole(self) -> Report:
+        """The report with its tables and timeline, for the row that is chosen."""
+        return self.checkpoint.report()
+
+    @property
     def timeline(self) -> IterationTimeline:
         """The whole iteration, for the few rows that ask for it."""
-        return self.checkpoint.report().timeline
+        return self.whole.timeline
 
 
 @dataclass(frozen=True)
