@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from semu.hardware.kinds import Provenance
+from semu.hardware.kinds import Port, Provenance
 
 LEVEL = 0.9
 """Probability of the interval that reports print."""
@@ -38,6 +38,8 @@ by twice that, a data sheet's peak is reached to about 0.6 to 0.9, and a guess m
 
 UNSAID_FACTOR = 0.10
 """The same for a software factor that a profile does not give: 1, with this spread."""
+
+_PORTS = frozenset(port.value for port in Port)
 
 
 def spread_of(provenance: Provenance, relative_error: float | None) -> float:
@@ -66,6 +68,11 @@ class UncertainKind:
     spread: float
 
     @property
+    def is_communication(self) -> bool:
+        """Whether it is about links, or what the host adds to a transfer."""
+        return self.kind.partition(".")[0] in _PORTS or self.kind == "software.transfer_s"
+
+    @property
     def sigma_s(self) -> float:
         """Standard deviation that it alone gives the iteration time [s]."""
         return self.time_s * self.spread
@@ -87,6 +94,11 @@ class Uncertainty:
         """From contributions in any order; those without time are left out."""
         ranked = sorted((item for item in kinds if item.time_s > 0), key=lambda item: (-item.sigma_s, item.kind))
         return cls(iteration_time_s, tuple(ranked))
+
+    @property
+    def communication_s(self) -> float:
+        """Seconds by which the iteration grows when all communication takes twice its time, to first order."""
+        return math.fsum(item.time_s for item in self.kinds if item.is_communication)
 
     @property
     def sigma_s(self) -> float:

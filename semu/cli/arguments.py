@@ -188,9 +188,20 @@ def _add_validate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--profile",
-        metavar="FILE|NAME",
+        metavar="FILE|NAME|spec",
         help="a profile TOML or a shipped name for the rows of the device of that name, or, where no row names it, for "
-        "all rows; with --run its device",
+        "all rows; spec: every row on its own device as the data sheet has it, alpha = 1; with --run its device",
+    )
+    parser.add_argument(
+        "--compare",
+        metavar="FILE|NAME|spec",
+        help="run all rows under another profile too, and show the errors of both",
+    )
+    parser.add_argument(
+        "--site",
+        type=int,
+        metavar="N",
+        help="site calibration: fit a factor or two to the first N rows of each group, and score the others",
     )
     parser.add_argument(
         "--tolerance",

@@ -76,12 +76,14 @@ def _run(row: Row, make_job: JobMaker, device: str) -> RowResult:
     if row.iteration_time_s is not None:
         measured_mfu = report.mfu * report.iteration_time_s / row.iteration_time_s
     has_time = compared[Quantity.TIME].error is not None
+    uncertainty = choice.run.whole.uncertainty if has_time else None
     return RowResult(
         id=row.id,
         group=row.group,
         trust=row.trust.value,
         is_scored=row.trust.is_scored,
-        interval_s=choice.run.whole.iteration_time_interval_s if has_time else None,
+        interval_s=None if uncertainty is None else uncertainty.interval_s(),
+        communication_s=None if uncertainty is None else uncertainty.communication_s,
         status=Status.OK,
         fits=report.fits,
         device=choice.run.checkpoint.job.cluster.profile.name,

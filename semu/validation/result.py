@@ -62,6 +62,7 @@ class RowResult:
         resolved: settings that its source does not tell -> what was used. notes: what to know, a sentence each.
         compared: the numbers. measured_mfu: the MFU at which the measured time would follow.
         interval_s: where the time lies with 90 % probability, as far as coefficients go [s]; None: not predicted.
+        communication_s: by how much the predicted time grows when all communication takes twice its time [s].
     """
 
     id: str
@@ -80,6 +81,7 @@ class RowResult:
     compared: Mapping[Quantity, Comparison] = field(default_factory=dict)
     measured_mfu: float | None = None
     interval_s: tuple[float, float] | None = None
+    communication_s: float | None = None
 
     @property
     def is_inside(self) -> bool | None:
