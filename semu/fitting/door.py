@@ -36,7 +36,7 @@ def admit(samples: Samples, profile: DeviceProfile) -> tuple[Samples, list[Refus
     if not is_above.any():
         return samples, []
     refusals = [
-        Refusal(samples.where[i], f"{rate[i] / unit[0]:.4g} {unit[1]}, above the peak of {peak[i] / unit[0]:.4g}", True)
+        Refusal(samples.where[i], f"{rate[i] / unit[0]:.4g} {unit[1]}, above the peak of {peak[i] / unit[0]:.4g}")
         for i in np.flatnonzero(is_above)
     ]
     if is_above.sum() > len(samples) / 2:

@@ -90,21 +90,24 @@ def fit_section(
     Args:
         samples: rows to fit on. model: what is free. peaks: of the device.
         extra: what each row's time holds besides [s]: float64[n] or a number.
-        is_trusted: source -> whether it takes part in the base; one that does not gets factors only.
+        is_trusted: source -> whether it takes part in the base; one that does not gets factors only. Where none does
+            the base is what ``model.fixed`` has.
     Raises:
         ConfigError: scipy is not installed; no row is left.
     """
     sources = [str(source) for source in np.unique(samples.sources)]
-    trusted = [source for source in sources if is_trusted(source)] or sources
+    trusted = [source for source in sources if is_trusted(source)]
     base = np.isin(samples.sources, trusted)
-    values = _fit_base(samples.take(base), model, peaks, _some(extra, base), trusted)
+    values = dict(model.fixed)
+    if trusted:
+        values = _fit_base(samples.take(base), model, peaks, _some(extra, base), trusted)
     sites: dict[str, Factors] = {}
     counts = {source: int((samples.sources == source).sum()) for source in sources}
     for source in sources:
         own = samples.sources == source
-        if len(sources) > 1:
+        if len(sources) > 1 or not trusted:
             sites[source] = _fit_factors(samples.take(own), values, model.final, peaks, _some(extra, own))
-    names = tuple(free.name for free in model.free)
+    names = tuple(free.name for free in model.free) if trusted else ()
     return FittedSection(samples.section, values, names, dict(sorted(sites.items())), counts)
 
 
@@ -157,7 +160,12 @@ def _fit_base(
         f_scale=_SOFT,
         x_scale=1.0,
     )
-    return read(best.x)[0]
+    values, _ = read(best.x)
+    for free in model.free:  # a coefficient at the edge of its range is at the edge
+        for edge in (free.low, free.high):
+            if abs(values[free.name] - edge) < 1e-6 * free.start:
+                values[free.name] = edge
+    return values
 
 
 def _fit_factors(

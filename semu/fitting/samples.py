@@ -78,11 +78,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A row that is left out: where it is, and why; ``is_error`` where a person should look at it."""
+    """A row that is left out: where it is, why, and of which device, where it names one."""
 
     where: str
     reason: str
-    is_error: bool = False
+    device: str | None = None
 
 
 def is_held_out(key: str) -> bool:

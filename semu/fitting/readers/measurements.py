@@ -78,6 +78,6 @@ def read_measurements(paths: Sequence[str | os.PathLike[str]], profile: str, *, 
             if not is_device(sample.device, profile):
                 others[sample.device] = others.get(sample.device, 0) + 1
         samples += own
-        refusals += refused
+        refusals += [item for item in refused if item.device is None or is_device(item.device, profile)]
         files.append(SourceFile(name, hashlib.sha256(Path(path).read_bytes()).hexdigest(), len(own)))
     return Measurements(tuple(samples), tuple(refusals), dict(sorted(others.items())), tuple(files))

@@ -156,6 +156,8 @@ def memory(row: Row) -> Converted:
         source = f"{source}/{note}" if source == "cudnn" and note else f"{source}/{op}"
         if (row.get("pass") or "fwd") not in ("fwd", "forward"):
             source = f"{source}/bwd"
+    elif op == "stream_triad":
+        source = f"{source}/triad"
     elif section in ("activation", "modulate") or (row.get("pass") or "fwd") not in ("fwd", "forward"):
         source = f"{source}/{op}" + ("" if (row.get("pass") or "fwd").startswith("f") else "/bwd")
     return f"efficiency.{section}", (moved, width), source, moved

@@ -75,14 +75,14 @@ def read_table(text: str, name: str) -> tuple[list[Sample], list[Refusal]]:
             time_s = _time(row[unit]) * UNITS[unit]
         except ValueError:
             if row.get("latency_us") or not (row[unit] or "").strip():
-                refusals.append(Refusal(where, "no time"))
+                refusals.append(Refusal(where, "no time", row["device"]))
             else:
                 bad.append(f"{where} ({row[unit]})")
             continue
         try:
             section, shape, source, work = schema.convert(row)
         except LeftOut as reason:
-            refusals.append(Refusal(where, str(reason)))
+            refusals.append(Refusal(where, str(reason), row["device"]))
             continue
         except (KeyError, ValueError, TypeError) as error:
             raise ConfigError(
