@@ -16,10 +16,11 @@ class Command(StrEnum):
 
     SIMULATE = "simulate"
     VALIDATE = "validate"
+    CALIBRATE = "calibrate"
     LIST = "list"
 
 
-LATER = ("schedules", "search", "grid", "what-if", "calibrate", "plan", "run")
+LATER = ("schedules", "search", "grid", "what-if", "plan", "run")
 """Commands of the full design that this version does not have."""
 
 LISTS: Mapping[str, str] = {
@@ -132,6 +133,15 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
         allow_abbrev=False,
     )
     _add_validate(validate)
+    calibrate = commands.add_parser(
+        Command.CALIBRATE,
+        parents=[common],
+        help="make a device profile from measurements, or score one against them",
+        description="Fit a device's coefficients on measurements of kernels and collectives, and write a profile; or, "
+        "with --score, compare a profile with measurements.",
+        allow_abbrev=False,
+    )
+    _add_calibrate(calibrate)
     listing = commands.add_parser(
         Command.LIST,
         parents=[common],
@@ -142,7 +152,7 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
     listing.add_argument(
         "what", metavar="WHAT", nargs="?", help="one of " + ", ".join(LISTS) + "; without it, what each of them holds"
     )
-    return parser, {Command.SIMULATE: simulate, Command.VALIDATE: validate, Command.LIST: listing}
+    return parser, {Command.SIMULATE: simulate, Command.VALIDATE: validate, Command.CALIBRATE: calibrate, Command.LIST: listing}
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
@@ -238,3 +248,40 @@ def _add_validate(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--csv", metavar="FILE", help="write a line per row, quantity or kind")
     output.add_argument("--picture", metavar="FILE", help="draw a PNG: predicted over measured, or bars of both")
     output.add_argument("--out", metavar="DIR", help="write validation.json, validation.csv and validation.png")
+
+
+def _add_calibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files",
+        metavar="FILES",
+        nargs="+",
+        help="CSV tables of microbenchmarks, outputs of nccl-tests, traces of torch.profiler (formats: "
+        "semu/fitting/README.md)",
+    )
+    parser.add_argument(
+        "--nodes", type=int, default=1, metavar="N", help="nodes of nccl-tests' outputs that name no hosts (default 1)"
+    )
+    fit = parser.add_argument_group("fitting")
+    fit.add_argument(
+        "--device", metavar="NAME", help="which device: a profile's name, another name (H100-SXM), or a profile TOML"
+    )
+    fit.add_argument("-o", dest="output", metavar="PROFILE.toml", help="write a profile on top of the device's own")
+    fit.add_argument("--update", metavar="PROFILE.toml", help="put the fitted sections into a profile that is there")
+    fit.add_argument(
+        "--without", action="append", default=[], metavar="SOURCE", help="leave a source out; may be repeated"
+    )
+    fit.add_argument(
+        "--beside",
+        action="append",
+        default=[],
+        metavar="SOURCE",
+        help="find how a source differs, but let it not make the coefficients; may be repeated",
+    )
+    fit.add_argument("--date", metavar="YYYY-MM-DD", help="of the profile (default: $SOURCE_DATE_EPOCH, else today)")
+    fit.add_argument("--picture", metavar="DIR", help="draw every section: fit against points, and residuals")
+    score = parser.add_argument_group("scoring")
+    score.add_argument("--score", action="store_true", help="compare --profile with the files, fit nothing")
+    score.add_argument("--profile", metavar="FILE|NAME", help="the profile to score")
+    score.add_argument(
+        "--held-out", action="store_true", help="score only the shapes that the rule of the profile holds out"
+    )

@@ -36,6 +36,10 @@ from semu.hardware.software import FACTORS, Software, SoftwareFactors
 PROFILE_DIR = Path(__file__).parent / "profiles"
 """Where the shipped profiles are."""
 
+NOTES = ("site", "calibration")
+"""Tables that ``semu calibrate`` writes beside the coefficients: factors per source of measurements, and how the fit was
+made. Simulations do not use them."""
+
 _DEFAULT = "_default"
 _REQUIRED = ("memory_bytes", "mem_bytes_per_s", "nvlink_bytes_per_s", "nic_bytes_per_s", "flop_per_s.bf16")
 _HOST = ("host.launch_s", "host.memory_bytes")
@@ -162,7 +166,7 @@ def _transfer(parts: _Parts, base: str) -> _Parts:
 
 def _parse(table: Mapping[str, object], below: _Parts) -> _Parts:
     """Check a file's table and lay it over what is below."""
-    legal = {"name", "description", "base", *PEAKS, "flop_per_s", "host", "efficiency", "link", "software"}
+    legal = {"name", "description", "base", *PEAKS, "flop_per_s", "host", "efficiency", "link", "software"} | set(NOTES)
     _refuse_unknown(table, legal, "")
     description = table.get("description", "")
     if not isinstance(description, str):

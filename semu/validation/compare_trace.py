@@ -12,7 +12,7 @@ from semu.job import TrainingJob
 from semu.report import Report
 from semu.units import format_time
 from semu.validation.gpu_work import GpuWork, busy_times, family_codes, simulated_work
-from semu.validation.kernel_names import Family
+from semu.fitting.kernel_names import Family
 from semu.validation.kineto import Kernel, KinetoTrace
 from semu.validation.trace_result import NamedKernels, TraceComparison
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from semu.errors import ConfigError
-from semu.validation.kernel_names import Family, family_of, family_of_kind
-from semu.validation.source_text import read_source
+from semu.fitting.kernel_names import Family, family_of, family_of_kind
+from semu.fitting.source_text import read_source
 
 EXPECTED = "a trace of torch.profiler (export_chrome_trace): JSON with traceEvents, plain or gzip"
 _GPU_CATEGORIES = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"))
