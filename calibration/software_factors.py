@@ -257,9 +257,10 @@ class Result:
         source += f"(kernels by themselves: {self.neutral:.1f}%; left out: {held}%)"
         lines = [f"[software.{self.software}]"]
         for name, value in self.factors.items():
-            if value != FACTORS[name]:
-                told = f'value = {number_text(value)}, provenance = "fitted", source = {quoted(source)}'
-                lines.append(f"{name} = {{ {told}, relative_error = {number_text(self.error / 100)} }}")
+            told = f'provenance = "fitted", source = {quoted(source)}, relative_error = {number_text(self.error / 100)}'
+            if value == FACTORS[name]:  # said, lest it be inherited from another device
+                told = 'provenance = "default", source = "the runs do not tell it from a kernel by itself"'
+            lines.append(f"{name} = {{ value = {number_text(value)}, {told} }}")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, object]:
@@ -279,7 +280,9 @@ def refit(device: str, software: Software, samples: Sequence[Sample]) -> Result:
         n=len(samples),
         error=mape(predicted, measured),
         neutral=mape(alone, measured),
-        group_errors={name: mape(predicted[groups == name], measured[groups == name]) for name in dict.fromkeys(groups)},
+        group_errors={
+            name: mape(predicted[groups == name], measured[groups == name]) for name in dict.fromkeys(groups)
+        },
         left_out=left_out(samples, line, free),
     )
 

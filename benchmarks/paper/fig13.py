@@ -60,9 +60,7 @@ def even(layers: int, parts: int) -> tuple[int, ...]:
 def job(cluster: semu.Cluster, sizes: tuple[int, int, int], layers: int | None) -> semu.TrainingJob:
     dp, tp, pp = sizes
     chunks = {"modules": {name: even(count, pp) for name, count in LAYERS.items()}}
-    parallel = semu.Parallel(
-        dp=dp, tp=tp, pp=pp, zero=1, vpp=2 if pp > 1 else 1, layout=chunks if pp > 1 else None
-    )
+    parallel = semu.Parallel(dp=dp, tp=tp, pp=pp, zero=1, vpp=2 if pp > 1 else 1, layout=chunks if pp > 1 else None)
     training = semu.Training(
         micro_batch=1,
         global_batch=GLOBAL_BATCH,
@@ -152,12 +150,15 @@ def draw(path: str, rows: list[Row]) -> None:
     axes.bar([x - 0.2 for x in place], [bar[1] for bar in bars], 0.4, label="semu, calibrated", color="#2f6db3")
     axes.bar([x + 0.2 for x in place], [bar[2] for bar in bars], 0.4, label="semu, data sheet", color="#c9ced6")
     best = [number for number, bar in enumerate(bars) if bar[0] == "DP{} TP{} PP{}".format(*BEST)]
-    axes.plot(best, [100 * MEASURED_MFU] * len(best), "*", color="#d1495b", markersize=13, label="DIP, measured: its best")
+    axes.plot(
+        best, [100 * MEASURED_MFU] * len(best), "*", color="#d1495b", markersize=13, label="DIP, measured: its best"
+    )
     axes.set_xticks(list(place), [bar[0].replace(" ", "\n") for bar in bars], fontsize=8)
     axes.set_ylabel("MFU [%]")
     absent = sum(value is None for _, value, _ in shown)
     axes.set_title(
-        f"VLM-M on 64 H800, {GLOBAL_BATCH} sequences: what fits, the fastest first ({absent} more do not fit)", fontsize=10
+        f"VLM-M on 64 H800, {GLOBAL_BATCH} sequences: what fits, the fastest first ({absent} more do not fit)",
+        fontsize=10,
     )
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)

@@ -75,9 +75,7 @@ def time_uncertainty(
             add(kind, part, spread)
         explained += time
     scale = (iteration_time_s - overhead_s) / explained if explained > 0 else 0.0
-    kinds = [
-        UncertainKind(kind, time * scale, weighted[kind] / time) for kind, time in seconds.items() if time > 0
-    ]
+    kinds = [UncertainKind(kind, time * scale, weighted[kind] / time) for kind, time in seconds.items() if time > 0]
     return Uncertainty.of(iteration_time_s, kinds)
 
 
@@ -122,9 +120,7 @@ class _Spreads:
         if self._factors is None or "." in kind or kind in (OpKind.OPTIMIZER.value, OpKind.CUSTOM.value):
             return None
         number = self._factors.of_kind(OpKind(kind))
-        name = next(
-            name for name in ("matmul", "attention", "memory_bound") if getattr(self._factors, name) is number
-        )
+        name = next(name for name in ("matmul", "attention", "memory_bound") if getattr(self._factors, name) is number)
         return f"software.{name}", _factor_spread(number)
 
     def of_outer(self, piece: OuterSlice, time_s: float) -> list[tuple[str, float, float]]:
@@ -150,7 +146,11 @@ def _is_attention(operator: Operator) -> bool:
 
 
 def _factor_spread(number: Number) -> float:
-    return UNSAID_FACTOR if number.provenance is Provenance.DEFAULT else spread_of(number.provenance, number.relative_error)
+    return (
+        UNSAID_FACTOR
+        if number.provenance is Provenance.DEFAULT
+        else spread_of(number.provenance, number.relative_error)
+    )
 
 
 class _StageMixes:

@@ -45,7 +45,16 @@ def _errors(result: ValidationResult, quantity: Quantity) -> Iterator[str]:
     has_null = quantity is Quantity.TIME
     note = f"; {GB_READING}" if quantity is Quantity.MEMORY else ""
     yield f"{_TITLES[quantity]}, error in %{note}"
-    heads = ("group", "n", "MAPE", "median", "bias", "worst", *(("null MAPE", f"in {LEVEL:.0%}") if has_null else ()), "worst row")
+    heads = (
+        "group",
+        "n",
+        "MAPE",
+        "median",
+        "bias",
+        "worst",
+        *(("null MAPE", f"in {LEVEL:.0%}") if has_null else ()),
+        "worst row",
+    )
     shown = [*groups, result.overall] if len(groups) > 1 else groups
     rows = [_cells(group, group.scores[quantity], has_null=has_null) for group in shown]
     for line in align_columns([heads, *rows], (False, *[True] * (len(heads) - 2), False)):
