@@ -7,7 +7,7 @@ profile has.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ SMALL_BYTES = 20e6
 TIME = "time"
 """A source's factor on the whole time; its other factors are on coefficients."""
 FEWEST_ROWS = 2
+PACKETS = 0.9
+"""Most of a link that collectives can reach: NVLink's packets carry up to 16 data flits in 18 (2 for header and CRC)."""
 RATES = ("link.pcie.p2p", "efficiency.copy", "efficiency.optimizer")
 """Sections that a single long copy tells all about."""
 _MANY = 24
@@ -164,6 +166,8 @@ def _link_model(samples: Samples, fixed: dict[str, float], has_switch_reduction:
     if ".nic." in samples.section and len(ranks) >= 2:  # many ranks: the latency is that of the steps
         fixed["t0_s"] = 0.0
         free = _only(_LINK, "net", "hop_s", "c_s")
+    if ".nvlink." in samples.section and not samples.section.endswith("p2p"):
+        free = tuple(replace(item, high=PACKETS) if item.name == "net" else item for item in free)
     is_whole = samples.column("whole") > 0
     if has_switch_reduction and is_whole.any() and not is_whole.all():
         free = (*free, Free("switch", 1.2, 1.0, 2.5))

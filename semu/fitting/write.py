@@ -32,8 +32,7 @@ _NAMES: Mapping[Family, tuple[str, ...]] = {
     Family.MEMORY: ("mem", "t0_s", "row0"),
     Family.LINK: ("net", "t0_s", "hop_s", "c_s", "few_ranks", "switch"),
 }
-_OPTIONAL = frozenset(("row0", "few_ranks", "switch", "weight_gradient"))
-"""Written only where they are not neutral, or where a base may say otherwise."""
+_ROW_WISE = ("efficiency.norm", "efficiency.softmax", "efficiency.cross_entropy")
 _CAST = "efficiency.cast.fp8_block"
 _STAND_IN = "/triad"
 
@@ -145,7 +144,7 @@ def _section_text(name: str, section: CalibratedSection) -> str:
     values = section.fit.values
     lines = [f"[{name}]"]
     for key in _NAMES[section.samples.family]:
-        if key not in _OPTIONAL or values[key] != neutral[key]:
+        if values[key] != neutral[key] or _concerns(key, name):
             lines.append(f"{key} = {number_text(values[key])}")
     provenance = _provenance(name, section)
     lines.append(f"provenance = {quoted(provenance.value)}")
@@ -153,6 +152,16 @@ def _section_text(name: str, section: CalibratedSection) -> str:
     if provenance is Provenance.FITTED:
         lines.append(f"relative_error = {number_text(round(section.spread, 4))}")
     return "\n".join(lines)
+
+
+def _concerns(key: str, section: str) -> bool:
+    """Whether a coefficient is written even where it is neutral, so that a base cannot say otherwise."""
+    if key == "row0":
+        return section in _ROW_WISE
+    is_collective = section.startswith("link.nvlink.") and not section.endswith(".p2p")
+    if key == "few_ranks":
+        return is_collective
+    return section.endswith("all_reduce") and is_collective if key == "switch" else True
 
 
 def _cast_text(section: CalibratedSection) -> str:

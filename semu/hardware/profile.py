@@ -287,10 +287,8 @@ _RELATIVES = {OpKind.GROUPED_MATMUL: OpKind.MATMUL, OpKind.PERMUTE: OpKind.COPY,
 def _take_relatives(parts: _Parts) -> None:
     """Fill in kinds that no file of the chain names, each from its relative: worth no more than transferred."""
     for kind, relative in _RELATIVES.items():
-        if (kind, None) in parts.efficiencies:
-            continue
         for (of, variant), item in list(parts.efficiencies.items()):
-            if of is relative:
+            if of is relative and (kind, variant) not in parts.efficiencies:
                 values = {key: getattr(item, key) for key in coefficient_names(Efficiency)}
                 provenance = worst_provenance(item.provenance, Provenance.TRANSFERRED)
                 source = f"as {relative.value}: {item.source}"
