@@ -8,11 +8,11 @@ have kernels of their own and are left out. The factors minimise
     sum over runs of w H(log predicted - log measured) + ridge,
 
 H being Huber's function (quadratic to 0.08), w such that a group counts as the square root of its runs, and the ridge
-a pull to what changes nothing: a run is worth 0.04, the prior spreads are below. A factor that matters to fewer than four
-runs stays neutral, and no more factors are fitted than half of the runs, those that matter most. A predicted time is nearly linear in
-the factors, so each round takes slopes from simulations and solves for that line. Beside the error on the runs
-themselves the script prints that of leaving out: each group by factors from the other groups, or, where a device has
-one group, each half of its runs by those of the other half. Without ``--write`` nothing is changed.
+a pull to what changes nothing: a run is worth 0.04, the prior spreads are below. A factor that matters to fewer than
+four runs stays neutral, and no more factors are fitted than half of the runs, those that matter most. A predicted time
+is nearly linear in the factors, so each round takes slopes from simulations and solves for that line. Beside the error
+on the runs themselves the script prints that of leaving out: each group by factors from the other groups, or, where a
+device has one group, each half of its runs by those of the other half. Without ``--write`` nothing is changed.
 
 Factors are refitted after every change of the profiles' efficiencies (``make_profiles.py``), never tuned by hand.
 """

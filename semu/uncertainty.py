@@ -39,6 +39,9 @@ by twice that, a data sheet's peak is reached to about 0.6 to 0.9, and a guess m
 UNSAID_FACTOR = 0.10
 """The same for a software factor that a profile does not give: 1, with this spread."""
 
+_WIDEST = 20.0
+"""An interval goes no further than e^20 either way: it stays a number."""
+
 _PORTS = frozenset(port.value for port in Port)
 
 
@@ -114,7 +117,7 @@ class Uncertainty:
         if self.iteration_time_s <= 0:
             return self.iteration_time_s, self.iteration_time_s
         quantile = NormalDist().inv_cdf((1 + level) / 2)
-        factor = math.exp(quantile * self.sigma_s / self.iteration_time_s)
+        factor = math.exp(min(quantile * self.sigma_s / self.iteration_time_s, _WIDEST))
         return self.iteration_time_s / factor, self.iteration_time_s * factor
 
     def to_json(self) -> dict[str, object]:

@@ -107,7 +107,7 @@ def measure_point(sizes: tuple[int, int, int]) -> Point:
 
 def grid(*, quick: bool) -> list[tuple[int, int, int]]:
     sizes = [(GPUS // (tp * pp), tp, pp) for tp in (1, 2, 4, 8) for pp in (1, 2, 4, 8, 16, 32, 64) if tp * pp <= GPUS]
-    return [item for item in sizes if not quick or item in ((8, 2, 4), (16, 2, 2), (4, 4, 4), (2, 8, 4))]
+    return [item for item in sizes if not quick or item in (BEST, (2, 8, 4))]
 
 
 def rank_of_best(points: list[Point], kind: str) -> int | None:

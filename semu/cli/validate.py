@@ -36,7 +36,12 @@ def validate_command(arguments: argparse.Namespace) -> int:
 
         rows = published_rows() if arguments.runs is None else read_rows(arguments.runs)
         rows = _of_groups(rows, arguments.group)
-        profiles = [_Profile.of(rows, name) for name in (arguments.profile, arguments.compare)]
+        given = (("--profile", arguments.profile), ("--compare", arguments.compare))
+        profiles = [_Profile.of(rows, name, flag) for flag, name in given]
+        if arguments.site is not None:
+            from semu.validation.site import calibrate_sites, check_count
+
+            check_count(arguments.site)
         progress(f"simulating {len(rows)} rows")
         result = profiles[0].validate(rows)
         comparison = site = None
@@ -47,8 +52,6 @@ def validate_command(arguments: argparse.Namespace) -> int:
             names = arguments.profile or "their profiles", arguments.compare
             comparison = ProfileComparison(result, profiles[1].validate(rows), names)
         if arguments.site is not None:
-            from semu.validation.site import calibrate_sites
-
             site = calibrate_sites(result.rows, arguments.site)
     for row in result.rows:
         if row.status is Status.ERROR:
@@ -132,7 +135,7 @@ class _Profile:
     make_job: JobMaker
 
     @classmethod
-    def of(cls, rows: Sequence[Row | BadRow], name: str | None) -> _Profile:
+    def of(cls, rows: Sequence[Row | BadRow], name: str | None, flag: str) -> _Profile:
         """The profile of an option; None: every row's own.
 
         Raises:
@@ -145,7 +148,7 @@ class _Profile:
             from semu.validation.profiles import on_data_sheet
 
             return cls(None, on_data_sheet(make_job))
-        return cls(None if name is None else _devices(rows, name), make_job)
+        return cls(None if name is None else _devices(rows, name, flag), make_job)
 
     def validate(self, rows: Sequence[Row | BadRow]) -> ValidationResult:
         """All rows under it."""
@@ -154,7 +157,7 @@ class _Profile:
         return validate(rows, self.make_job, devices=self.devices, progress=_RowCounter())
 
 
-def _devices(rows: Sequence[Row | BadRow], profile: str) -> Callable[[Row], str]:
+def _devices(rows: Sequence[Row | BadRow], profile: str, flag: str) -> Callable[[Row], str]:
     """Which device each row runs on: rows of the device that the profile is named after on it, the others on their own;
     where no row names it, all on it.
 
@@ -167,7 +170,7 @@ def _devices(rows: Sequence[Row | BadRow], profile: str) -> Callable[[Row], str]
     try:
         name = load_profile(profile).name
     except ConfigError as error:
-        error.where = f"--profile {error.where}" if error.where is not None else "--profile"
+        error.where = f"{flag} {error.where}" if error.where is not None else flag
         raise
     is_named = any(isinstance(row, Row) and row.profile == name for row in rows)
     return lambda row: profile if not is_named or row.profile == name else row.profile

@@ -1,4 +1,4 @@
-"""``data_sheet``: a device as its data sheet has it, every kernel and transfer at the peak (DIP §6.1 with alpha = 1)."""
+"""``data_sheet``: a device as its data sheet has it, kernels and transfers at the peak (DIP §6.1 with alpha = 1)."""
 
 from __future__ import annotations
 

@@ -103,8 +103,7 @@ def calibrate_sites(rows: Sequence[RowResult], count: int) -> SiteCalibration:
     Raises:
         ConfigError: a count below one.
     """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ConfigError("not a number of rows", where="--site", expected="an integer >= 1", got=count, nearest=1)
+    check_count(count)
     members: dict[str, list[tuple[str, RunTimes]]] = {}
     for row in rows:
         run = run_times(row)
@@ -126,6 +125,16 @@ def calibrate_sites(rows: Sequence[RowResult], count: int) -> SiteCalibration:
         before += errors
         after += scaled
     return SiteCalibration(count, tuple(groups), fmean(before) if before else None, fmean(after) if after else None)
+
+
+def check_count(count: int) -> None:
+    """Refuse what is no number of rows.
+
+    Raises:
+        ConfigError: a count below one.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ConfigError("not a number of rows", where="--site", expected="an integer >= 1", got=count, nearest=1)
 
 
 def run_times(row: RowResult) -> RunTimes | None:
