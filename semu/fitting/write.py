@@ -206,7 +206,11 @@ def _source(name: str, section: CalibratedSection) -> str:
         text = f"{text}; {' and '.join(free)} only, the curve's shape is not theirs"
     if _is_rate(name, section):
         return text
-    on = f"{errors.n:,} held-out rows" if section.held_out is not None and errors is section.held_out else f"{errors.n:,} rows"
+    on = (
+        f"{errors.n:,} held-out rows"
+        if section.held_out is not None and errors is section.held_out
+        else f"{errors.n:,} rows"
+    )
     with_factor = f" ({errors.mape:.1%} with the source's factors)" if section.fit.sites else ""
     return f"{text}; {section.spread:.1%} on {on}{with_factor}"
 

@@ -9,7 +9,7 @@ GEMM_HEADER = "device,dtype,m,n,k,batch,time_us,time_us_min,time_us_max,n_src,so
 
 NCCL_TEXT = """\
 # Collective test starting: {test}_perf
-# nThread 1 nGpus 1 minBytes 1024 maxBytes 1048576 step: 4(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
+# nThread 1 nGpus 1 minBytes 1024 maxBytes 1048576 step: 4(factor) warmup iters: 5 iters: 20 agg iters: 1 graph: 0
 #
 # Using devices
 #  Rank  0 Group  0 Pid   4242 on    node-1 device  0 [0000:18:00] NVIDIA H100 80GB HBM3

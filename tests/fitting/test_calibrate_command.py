@@ -31,7 +31,9 @@ KNOWN = {
 }
 
 
-def gemm_text(device: str = "H100-SXM", factor: float = 1.0, sizes: tuple[int, ...] = (256, 512, 1024, 4096, 8192)) -> str:
+def gemm_text(
+    device: str = "H100-SXM", factor: float = 1.0, sizes: tuple[int, ...] = (256, 512, 1024, 4096, 8192)
+) -> str:
     """Products whose times are known, at two sites."""
     peaks, lines = peaks_of(load_profile("h100"), "efficiency.matmul"), []
     for source, own in (("here", factor), ("there", factor * 1.2)):
@@ -100,7 +102,8 @@ def test_from_files_to_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_json_and_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("scipy")
     gemm = write(tmp_path, "gemm.csv", gemm_text())
-    old = '# hand-made\nname = "h100"\nbase = "h100"\nmemory_bytes = 1e9\n\n[efficiency.matmul]\nflop = 0.1\n\n[efficiency.rope]\nmem = 0.5\n'
+    old = '# hand-made\nname = "h100"\nbase = "h100"\nmemory_bytes = 1e9\n'
+    old += "\n[efficiency.matmul]\nflop = 0.1\n\n[efficiency.rope]\nmem = 0.5\n"
     profile = write(tmp_path, "own.toml", old)
     code, out, _ = run(capsys, gemm, "--device", profile, "--update", profile, "--json", "--without", "there")
     assert code == 0
@@ -161,7 +164,10 @@ def test_without_scipy(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
 
 def test_blocks_keep_their_place() -> None:
     text = "# head\na = 1\n\n[host]\nx = 1\n\n[efficiency.matmul]\nflop = 1\n\n[link.nic.p2p]\nnet = 1\n"
-    blocks = {"efficiency.matmul.fp8": "[efficiency.matmul.fp8]\nflop = 0.5", "link.nic.p2p": "[link.nic.p2p]\nnet = 0.5"}
+    blocks = {
+        "efficiency.matmul.fp8": "[efficiency.matmul.fp8]\nflop = 0.5",
+        "link.nic.p2p": "[link.nic.p2p]\nnet = 0.5",
+    }
     found = replace_blocks(text, blocks)
     assert tomllib.loads(found) == {
         "a": 1,
@@ -180,16 +186,26 @@ def test_blocks_keep_their_place() -> None:
 
 
 TARGETS = {
-    "h100": {"gemm": (7.0, 9.0), "attention_forward": (7.0, 15.0), "gemm_fp8_block": (7.0, 7.0), "all_gather": (9.0, 9.0)},
-    "a100-80g": {"gemm": (7.0, 9.0), "attention_forward": (7.0, 7.0), "all_reduce": (9.0, 13.0), "all_to_all": (9.0, 9.0)},
+    "h100": {
+        "gemm": (7.0, 9.0),
+        "attention_forward": (7.0, 15.0),
+        "gemm_fp8_block": (7.0, 7.0),
+        "all_gather": (9.0, 9.0),
+    },
+    "a100-80g": {
+        "gemm": (7.0, 9.0),
+        "attention_forward": (7.0, 7.0),
+        "all_reduce": (9.0, 13.0),
+        "all_to_all": (9.0, 9.0),
+    },
 }
 
 
 @pytest.mark.parametrize("name", list(TARGETS))
-def test_shipped_profiles_reach_their_errors(
-    data_dir: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    files = [data_dir / "microbench" / file for file in ("gemm.csv", "attention.csv", "memory_ops.csv", "collectives.csv")]
+def test_shipped_profiles_reach_their_errors(data_dir: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    files = [
+        data_dir / "microbench" / file for file in ("gemm.csv", "attention.csv", "memory_ops.csv", "collectives.csv")
+    ]
     if not all(file.is_file() for file in files):
         pytest.skip("no microbenchmarks in the measured data")
     code, out, _ = run(capsys, "--score", *map(str, files), "--profile", name, "--held-out", "--json")

@@ -105,7 +105,7 @@ def test_other_tables(tmp_path: Path) -> None:
         "device,topology,collective,ranks,ranks_per_node,bytes,time_us,time_us_min,algbw_gbps,busbw_gbps,source,note\n"
         "H100-SXM,nvswitch,alltoall,4,4,1048576,20,,52.43,39.3,mine,\n"
         "H100-SXM,8x400G,all_gather,64,8,1073741824,3000,,357.9,352.3,mine,\n"
-        "A40,pairs,send_recv,2,2,1048576,300,,3.495,3.495,mine,\"PCIe pair, not NVLink\"\n",
+        'A40,pairs,send_recv,2,2,1048576,300,,3.495,3.495,mine,"PCIe pair, not NVLink"\n',
     )
     found = read_measurements([memory, collectives], "h100")
     assert [(item.section, item.shape, item.source) for item in found.samples] == [
@@ -137,7 +137,9 @@ def test_broken_tables(tmp_path: Path, text: str, message: str) -> None:
 
 def test_tables_that_lie_beside_the_others(tmp_path: Path) -> None:
     experts = "device,topology,op,mode,ep,tokens,hidden,topk,latency_us,bw_gbps,bw_kind,sms,source\n"
-    found = read_measurements([write(tmp_path, "moe_all2all.csv", experts + "H800-SXM,a,b,c,8,1,1,1,,1,NVLink,2,x\n")], "h800")
+    found = read_measurements(
+        [write(tmp_path, "moe_all2all.csv", experts + "H800-SXM,a,b,c,8,1,1,1,,1,NVLink,2,x\n")], "h800"
+    )
     assert found.samples == ()
     assert "no section describes them" in found.refusals[0].reason
 
@@ -170,7 +172,7 @@ def test_nccl_text(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not positive"):
         read_measurements([write(tmp_path, "d.txt", text.replace("20.97", "-20.97"))], "h100")
     with pytest.raises(ConfigError, match="no rows of times"):
-        read_measurements([write(tmp_path, "e.txt", text[: text.index("       1024")] )], "h100")
+        read_measurements([write(tmp_path, "e.txt", text[: text.index("       1024")])], "h100")
 
 
 def test_nccl_json(tmp_path: Path) -> None:
@@ -220,6 +222,6 @@ def test_rates_above_the_peak(tmp_path: Path) -> None:
     assert "1374 TFLOP/s, above the peak of 989.4" in refusals[0].reason
     text = GEMM_HEADER + "".join(rows).replace(",205,", ",0.205,")
     samples = by_section(read_measurements([write(tmp_path, "h.csv", text.replace(",200,", ",0.2,"))], "h100").samples)
-    with pytest.raises(ConfigError, match="3 of 4 rows of efficiency.matmul are above the peak") as error:
+    with pytest.raises(ConfigError, match=r"3 of 4 rows of efficiency\.matmul are above the peak") as error:
         admit(samples["efficiency.matmul"], load_profile("h100"))
     assert error.value.where == "h.csv:2"

@@ -73,8 +73,7 @@ def test_form_of_collectives_is_that_of_a_simulation(kind: str, ranks: int, node
         pytest.skip("an all-to-all over nodes uses two ports: not fitted")
     section = f"link.{'nic' if nodes > 1 else 'nvlink'}.{kind}"
     values = {
-        name: H100.number(f"{section}.{name}").value
-        for name in ("net", "t0_s", "hop_s", "c_s", "few_ranks", "switch")
+        name: H100.number(f"{section}.{name}").value for name in ("net", "t0_s", "hop_s", "c_s", "few_ranks", "switch")
     }
     buffer, whole = 3e7, float(ranks == 8 and kind == "all_reduce")
     got = predict(section, values, np.array([[ranks, nodes, buffer, whole]]).T, peaks_of(H100, section))[0]
@@ -137,9 +136,7 @@ def test_a_few_strange_rows_hardly_move_the_base(factor: float, rows: int) -> No
 
 
 @settings(max_examples=20)
-@given(
-    net=st.floats(0.3, 0.85), t0=st.floats(1e-6, 3e-5), hop=st.floats(2e-7, 5e-6), few=st.floats(0.0, 0.6)
-)
+@given(net=st.floats(0.3, 0.85), t0=st.floats(1e-6, 3e-5), hop=st.floats(2e-7, 5e-6), few=st.floats(0.0, 0.6))
 def test_collectives_are_recovered(net: float, t0: float, hop: float, few: float) -> None:
     pytest.importorskip("scipy")
     section, peaks = "link.nvlink.all_gather", Peaks(1e15, 1e12, 4e11)
@@ -147,7 +144,8 @@ def test_collectives_are_recovered(net: float, t0: float, hop: float, few: float
     shapes = np.array([(n, 1.0, 2.0**i, 0.0) for n in (2.0, 4.0, 8.0) for i in range(10, 31)]).T
     made = predict(section, known, shapes, peaks)
     samples = by_section(
-        Sample(section, tuple(shape), float(time), "a", "h100", "made") for shape, time in zip(shapes.T, made, strict=True)
+        Sample(section, tuple(shape), float(time), "a", "h100", "made")
+        for shape, time in zip(shapes.T, made, strict=True)
     )[section]
     model = model_of(samples, defaults_of(section), "h100")
     assert model is not None
@@ -156,7 +154,9 @@ def test_collectives_are_recovered(net: float, t0: float, hop: float, few: float
     assert fit.values["net"] == pytest.approx(net, rel=0.03)
 
 
-@pytest.mark.parametrize("section", ["efficiency.matmul", "efficiency.attention_forward", "efficiency.norm", "link.nvlink.all_reduce"])
+@pytest.mark.parametrize(
+    "section", ["efficiency.matmul", "efficiency.attention_forward", "efficiency.norm", "link.nvlink.all_reduce"]
+)
 def test_bounds_keep_times_finite_and_growing(section: str) -> None:
     """At both ends of every coefficient's range a larger shape takes no less time."""
     family = family_of(section)

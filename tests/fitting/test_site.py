@@ -35,7 +35,9 @@ def cost(items: list[RunTimes], a: float, b: float) -> float:
 
 @given(factor=st.floats(0.95, 1.05), share=st.floats(0.0, 0.5), other=st.floats(0.0, 5.0))
 def test_one_factor_is_the_minimum(factor: float, share: float, other: float) -> None:
-    items = [RunTimes(r.measured_s + other, r.compute_s, r.communication_s, other) for r in runs(factor, factor, [share] * 2)]
+    items = [
+        RunTimes(r.measured_s + other, r.compute_s, r.communication_s, other) for r in runs(factor, factor, [share] * 2)
+    ]
     found = site_factors(items)
     assert found.compute == found.communication
     best = math.log(found.compute)
@@ -60,7 +62,9 @@ def test_two_factors_need_three_runs_that_differ() -> None:
     differ = site_factors(runs(1.05, 0.95, [0.05, 0.3, 0.6, 0.1, 0.5]))
     assert differ.compute == pytest.approx(1.05, abs=0.01)
     assert differ.communication == pytest.approx(0.95, abs=0.03)
-    assert site_factors(runs(1.05, 0.95, [0.05, 0.6])).compute == site_factors(runs(1.05, 0.95, [0.05, 0.6])).communication
+    assert (
+        site_factors(runs(1.05, 0.95, [0.05, 0.6])).compute == site_factors(runs(1.05, 0.95, [0.05, 0.6])).communication
+    )
     for run in runs(1.05, 0.95, [0.05, 0.3]):
         assert differ.time_s(run) == pytest.approx(run.measured_s, rel=0.02)
 
@@ -82,7 +86,9 @@ def test_factors_in_a_profile(tmp_path: Path) -> None:
     text = 'base = "h100"\n[site.mine]\n"efficiency.matmul" = { time = 1.1, t0_s = 2, rows = 3 }\n'
     path = write(tmp_path, "mine.toml", text)
     assert load_sites(path) == {"efficiency.matmul": {"mine": {"time": 1.1, "t0_s": 2.0}}}
-    assert load_profile(path).efficiencies == load_profile(write(tmp_path, "plain.toml", 'base = "h100"\n')).efficiencies
+    assert (
+        load_profile(path).efficiencies == load_profile(write(tmp_path, "plain.toml", 'base = "h100"\n')).efficiencies
+    )
     for wrong in ("{ tme = 1.1 }", "{ time = -1 }", "{ net = 1 }", "3"):
         path = write(tmp_path, "bad.toml", f'base = "h100"\n[site.mine]\n"efficiency.matmul" = {wrong}\n')
         with pytest.raises(ConfigError):

@@ -122,7 +122,9 @@ def test_only_a_whole_switch_adds_up() -> None:
         H100.override({"link.nvlink.all_reduce.switch": 0.9})
 
 
-@pytest.mark.parametrize(("per_node", "links", "limit"), [(1, 1, "nic"), (4, 1, "nic"), (8, 1.2, "nic"), (8, 0.8, "nvlink")])
+@pytest.mark.parametrize(
+    ("per_node", "links", "limit"), [(1, 1, "nic"), (4, 1, "nic"), (8, 1.2, "nic"), (8, 0.8, "nvlink")]
+)
 @pytest.mark.parametrize("kind", RINGS)
 def test_ring_across_nodes_uses_one_nic_per_rank(kind: OpKind, per_node: int, links: float, limit: str) -> None:
     device = H100.override({"nvlink_bytes_per_s": 450e9 * links})

@@ -1,7 +1,7 @@
 """``read_table``: CSV tables of microbenchmarks (schemas: ``semu/fitting/README.md``) -> samples.
 
-Which of the tables it is, the header tells. Times are in ``time_us``, or ``time_ms`` or ``time_s``, one of them; where a
-table repeats them as a rate (``tflops``, ``gbps``, ``algbw_gbps``), both have to agree.
+The header tells which table it is. Times are in one of ``time_us``, ``time_ms`` and ``time_s``; where a table repeats
+them as a rate (``tflops``, ``gbps``, ``algbw_gbps``), both have to agree.
 """
 
 from __future__ import annotations

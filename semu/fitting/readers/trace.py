@@ -70,12 +70,12 @@ def read_trace(path: str | os.PathLike[str], profile: str) -> tuple[list[Sample]
     samples: list[Sample] = []
     left: dict[str, int] = {}
     for identity, own in kernels.items():
-        event = operators.get(identity)
-        sample = None if event is None else _sample(event, own, name, profile)
+        operator = operators.get(identity)
+        sample = None if operator is None else _sample(operator, own, name, profile)
         if sample is not None:
             samples.append(sample)
         else:
-            what = own[0][0][:40] if event is None else str(event.get("name"))
+            what = own[0][0][:40] if operator is None else str(operator.get("name"))
             left[what] = left.get(what, 0) + len(own)
     refusals = [
         Refusal(name, f"{count} kernels of {what}: no shape, or no section")
