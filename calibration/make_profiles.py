@@ -87,7 +87,9 @@ def derive() -> None:
         carry("a100-pcie", "efficiency.modulate", "a100-80g", f"efficiency.{section}", elementwise)
     figures = "head_dim 128 times the ratio of FlashAttention-2's figures, 176/203 TFLOP/s"
     scaled("a100-80g", "efficiency.attention_forward", "efficiency.attention_forward.head_dim_64", 176 / 203, figures)
-    scaled("a100-pcie", "efficiency.attention_backward", "efficiency.attention_backward.head_dim_64", 176 / 203, figures)
+    scaled(
+        "a100-pcie", "efficiency.attention_backward", "efficiency.attention_backward.head_dim_64", 176 / 203, figures
+    )
     cudnn = "cuDNN 9.19 training backward on H200, the same compute die"
     for variant in ("", ".head_dim_192"):
         section = f"efficiency.attention_backward{variant}"
@@ -118,7 +120,9 @@ def h20_and_b200() -> None:
         rest=h100["tile_rest"],
         tile_128=h100["tile_128"],
     )
-    text = "h100, held to 0.9 for large products: few cores under a full power budget do not throttle (attention reaches "
+    text = (
+        "h100, held to 0.9 for large products: few cores under a full power budget do not throttle (attention reaches "
+    )
     text += "0.85 of the peak at 2k tokens)"
     flop = min(1.0, 0.9 * float(tiles) / (2.0 * size**3))
     write("h20", "efficiency.matmul", {"flop": flop, "tiles_at_once": units, "power": 0.0}, text)
@@ -167,7 +171,9 @@ def carry(source: str, section: str, device: str, target: str, text: str) -> Non
     """One device's coefficients as another's."""
     numbers = coefficients_of(load_profile(source), section)
     names = CURVE if "attention" in section else ("mem", "t0_s", "row0")
-    own = {name: numbers[name] for name in ("flop", *names)} if "attention" in section else {n: numbers[n] for n in names}
+    own = (
+        {name: numbers[name] for name in ("flop", *names)} if "attention" in section else {n: numbers[n] for n in names}
+    )
     write(device, target, own, text)
 
 

@@ -152,7 +152,12 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
     listing.add_argument(
         "what", metavar="WHAT", nargs="?", help="one of " + ", ".join(LISTS) + "; without it, what each of them holds"
     )
-    return parser, {Command.SIMULATE: simulate, Command.VALIDATE: validate, Command.CALIBRATE: calibrate, Command.LIST: listing}
+    return parser, {
+        Command.SIMULATE: simulate,
+        Command.VALIDATE: validate,
+        Command.CALIBRATE: calibrate,
+        Command.LIST: listing,
+    }
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:

@@ -68,7 +68,9 @@ def calibrate_command(arguments: argparse.Namespace) -> int:
     if arguments.update is not None:
         place = Path(arguments.update)
         if not place.is_file():
-            raise ConfigError("no such profile file", where=f"--update {place}", expected="a profile TOML that is there")
+            raise ConfigError(
+                "no such profile file", where=f"--update {place}", expected="a profile TOML that is there"
+            )
         say(f"wrote {write_text(place, update_profile(place.read_text(encoding='utf-8'), calibration, told))}")
     if arguments.picture is not None:
         from semu.fitting.pictures import save_pictures

@@ -131,7 +131,9 @@ def calibrate(
             got="; ".join(refusal.reason for refusal in refusals[-3:]),
         )
     kept = {
-        section: profile.provenance_of(section).value for section in section_names(profile) if section not in found or not found[section].fit.fitted
+        section: profile.provenance_of(section).value
+        for section in section_names(profile)
+        if section not in found or not found[section].fit.fitted
     }
     return Calibration(profile, dict(sorted(found.items())), tuple(refusals), measured.others, measured.files, kept)
 
@@ -190,8 +192,8 @@ def _section(
     predicted = times(samples, fit.values, peaks, fit.sites, extra)
     base = times(samples, fit.values, peaks, None, extra)
     held = samples.held_out & ~trained
-    making = np.array([is_trusted(str(source)) for source in samples.sources], dtype=np.bool_)
-    judged = held & making if held.sum() >= FEWEST_HELD_OUT and (held & making).any() else making
+    counts = np.array([is_trusted(str(source)) for source in samples.sources], dtype=np.bool_)
+    judged = held & counts if held.sum() >= FEWEST_HELD_OUT and (held & counts).any() else counts
     judged = judged if judged.any() else np.ones(len(samples), dtype=np.bool_)
     return CalibratedSection(
         fit,

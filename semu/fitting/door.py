@@ -60,13 +60,19 @@ def _rates(
     if samples.family is Family.MEMORY:
         return samples.column("bytes") / samples.time_s, full * peaks.mem_bytes_per_s, (1e9, "GB/s")
     if samples.family is Family.LINK:
-        per_node = np.maximum(samples.column("ranks") / samples.column("nodes"), 1.0) if ".nic." in samples.section else 1
+        per_node = (
+            np.maximum(samples.column("ranks") / samples.column("nodes"), 1.0) if ".nic." in samples.section else 1
+        )
         ranks = samples.column("ranks")
         share = (ranks - 1) / ranks if not samples.section.endswith("p2p") else 1.0
         if samples.section.endswith("all_reduce"):
             share = 2.0 * share
         gain = np.where(samples.column("whole") > 0, _SWITCH, 1.0)
-        return samples.column("bytes") * share / samples.time_s, full * peaks.port_bytes_per_s * per_node * gain, (1e9, "GB/s")
+        return (
+            samples.column("bytes") * share / samples.time_s,
+            full * peaks.port_bytes_per_s * per_node * gain,
+            (1e9, "GB/s"),
+        )
     flop = flop_of(samples.family, samples.shape, is_forward="forward" in samples.section)
     if samples.family is Family.ATTENTION and (samples.column("with_forward") > 0).any():
         flop = flop + np.where(samples.column("with_forward") > 0, flop_of(samples.family, samples.shape), 0.0)

@@ -188,7 +188,8 @@ def _fit_factors(
 
 
 def _least_squares() -> Callable[..., Any]:
-    return optimize().least_squares
+    function: Callable[..., Any] = optimize().least_squares
+    return function
 
 
 def optimize() -> ModuleType:

@@ -80,11 +80,6 @@ def predict(section: str, coefficients: Mapping[str, float], shape: Values, peak
     return _attention(coefficients, shape, peaks, is_forward="forward" in section)
 
 
-def sustained(section: str, coefficients: Mapping[str, float]) -> float:
-    """Factor on the time of a long call under sustained load, relative to ``t1`` of the formula."""
-    return 1.0 + (0.0 if family_of(section) is Family.LINK else coefficients["power"])
-
-
 def flop_of(family: Family, shape: Values, *, is_forward: bool = True) -> Values:
     """FLOP of each row, without what shapes add: float64[n].
 
@@ -93,7 +88,8 @@ def flop_of(family: Family, shape: Values, *, is_forward: bool = True) -> Values
     """
     if family is Family.PRODUCT:
         m, n, k, groups = shape[:4]
-        return 2.0 * m * n * k * groups
+        product: Values = 2.0 * m * n * k * groups
+        return product
     batch, heads, _, s_q, s_kv, d, d_v, causal, *_ = shape
     dims = d + d_v if is_forward else 3.0 * d + 2.0 * d_v
     flop: Values = 2.0 * batch * heads * s_q * s_kv * dims / (1.0 + causal)

@@ -25,7 +25,7 @@ TIME = "time"
 """A source's factor on the whole time; its other factors are on coefficients."""
 FEWEST_ROWS = 2
 PACKETS = 0.9
-"""Most of a link that collectives can reach: NVLink's packets carry up to 16 data flits in 18 (2 for header and CRC)."""
+"""Most of NVLink that collectives can reach: a packet carries up to 16 flits of data in 17 or 18."""
 RATES = ("link.pcie.p2p", "efficiency.copy", "efficiency.optimizer")
 """Sections that a single long copy tells all about."""
 _MANY = 24

@@ -41,7 +41,9 @@ def _save(path: Path, name: str, section: CalibratedSection, device: str) -> Pat
                 points.append(FitPoints(source, is_held, size[own], samples.time_s[own], section.predicted[own]))
     errors = section.error
     factors = ", with the sources' factors" if section.fit.sites else ""
-    subtitle = f"{len(samples):,} rows; {errors.n:,} judged: mean error {errors.mape:.1%}, p95 {errors.p95:.1%}{factors}"
+    subtitle = (
+        f"{len(samples):,} rows; {errors.n:,} judged: mean error {errors.mape:.1%}, p95 {errors.p95:.1%}{factors}"
+    )
     return write_file(
         path,
         lambda file: draw_fit(

@@ -1,4 +1,4 @@
-"""``report_text``: a calibration for people; ``score_text``: scores; ``calibration_json``: a calibration for programs."""
+"""``report_text`` and ``score_text``: calibrations and scores for people; ``calibration_json``: for programs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,11 @@ def calibration_json(calibration: Calibration) -> dict[str, object]:
 
 
 def _errors_json(errors: Errors | None) -> dict[str, object] | None:
-    return None if errors is None else {key: value for key, value in KindScore("", errors).to_json().items() if key != "kind"}
+    return (
+        None
+        if errors is None
+        else {key: value for key, value in KindScore("", errors).to_json().items() if key != "kind"}
+    )
 
 
 def score_text(scores: Sequence[KindScore]) -> str:

@@ -181,7 +181,12 @@ def _cast_text(section: CalibratedSection) -> str:
 def _provenance(name: str, section: CalibratedSection) -> Provenance:
     if all(source.endswith(_STAND_IN) for source in section.fit.num_rows):
         return Provenance.TRANSFERRED
-    return Provenance.MEASURED if name in RATES else Provenance.FITTED
+    return Provenance.MEASURED if _is_rate(name, section) else Provenance.FITTED
+
+
+def _is_rate(name: str, section: CalibratedSection) -> bool:
+    """Whether the section is nothing but a measured rate."""
+    return name in RATES and len(section.fit.fitted) == 1
 
 
 def _source(name: str, section: CalibratedSection) -> str:
@@ -199,9 +204,13 @@ def _source(name: str, section: CalibratedSection) -> str:
     free = [free for free in section.fit.fitted if free != QUANTISE]
     if len(free) <= 2 and samples.family in (Family.PRODUCT, Family.ATTENTION):
         text = f"{text}; {' and '.join(free)} only, the curve's shape is not theirs"
-    if name in RATES:
+    if _is_rate(name, section):
         return text
-    on = f"{errors.n:,} held-out rows" if section.held_out is not None and errors is section.held_out else f"{errors.n:,} rows"
+    on = (
+        f"{errors.n:,} held-out rows"
+        if section.held_out is not None and errors is section.held_out
+        else f"{errors.n:,} rows"
+    )
     with_factor = f" ({errors.mape:.1%} with the source's factors)" if section.fit.sites else ""
     return f"{text}; {section.spread:.1%} on {on}{with_factor}"
 

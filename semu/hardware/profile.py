@@ -37,8 +37,8 @@ PROFILE_DIR = Path(__file__).parent / "profiles"
 """Where the shipped profiles are."""
 
 NOTES = ("site", "calibration")
-"""Tables that ``semu calibrate`` writes beside the coefficients: factors per source of measurements, and how the fit was
-made. Simulations do not use them."""
+"""Tables that ``semu calibrate`` writes beside the coefficients: factors per source of measurements, and how the fit
+was made. Simulations do not use them."""
 
 _DEFAULT = "_default"
 _REQUIRED = ("memory_bytes", "mem_bytes_per_s", "nvlink_bytes_per_s", "nic_bytes_per_s", "flop_per_s.bf16")

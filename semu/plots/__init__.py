@@ -1,6 +1,6 @@
 """Pictures: ``draw_timeline`` (ranks over time) and ``draw_memory`` (allocated bytes by role) of an iteration,
-``draw_validation`` (predicted over measured) of many, ``draw_bars`` (measured beside simulated), ``draw_fit`` (a fit and
-its residuals).
+``draw_validation`` (predicted over measured) of many, ``draw_bars`` (measured beside simulated), ``draw_fit`` (a fit
+and its residuals).
 
 Matplotlib is imported when a picture is drawn, and only through ``Figure``: no window, no global state. Sizes, fonts
 and colours are fixed and nothing is dated, so equal input gives equal bytes.

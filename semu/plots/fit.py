@@ -108,9 +108,7 @@ def _ordered(points: Sequence[FitPoints]) -> list[FitPoints]:
     return sorted(points, key=lambda item: item.is_held_out)
 
 
-def _dots(
-    axes: Axes, item: FitPoints, colors: dict[str, str], x: NDArray[np.float64], y: NDArray[np.float64]
-) -> None:
+def _dots(axes: Axes, item: FitPoints, colors: dict[str, str], x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
     color = colors[item.source] if item.is_held_out else mix(colors[item.source], 0.6)
     few = len(x) < 200
     axes.plot(x, y, color=color, marker="o", markersize=5.0 if few else 2.2, markeredgewidth=0, linewidth=0)

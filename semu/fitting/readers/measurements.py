@@ -68,7 +68,9 @@ def read_measurements(paths: Sequence[str | os.PathLike[str]], profile: str, *, 
             try:
                 text = content.decode("utf-8-sig")
             except UnicodeDecodeError as error:
-                raise ConfigError("not a text file", where=name, expected=EXPECTED, got=f"byte {error.start}") from error
+                raise ConfigError(
+                    "not a text file", where=name, expected=EXPECTED, got=f"byte {error.start}"
+                ) from error
             if is_nccl(text):
                 found, refused = read_nccl(text, name, profile, nodes=nodes)
             else:

@@ -182,7 +182,7 @@ def collective(row: Row) -> Converted:
 
 
 FRACTION_BYTES_PER_S = 8 * 48.5e9
-"""What the fractions of ``collective_efficiency_multinode.csv`` are of: eight 400 Gbit/s cards at 48.5 GB/s [byte/s]."""
+"""What fractions in ``collective_efficiency_multinode.csv`` are of: eight 400 Gbit/s cards at 48.5 GB/s [byte/s]."""
 FRACTION_DEVICE = "H100-SXM"
 _RING = re.compile(r"(\d+)Node-(\d+)GPU\(NIC ?\)")
 

@@ -1,7 +1,7 @@
 """``read_table``: CSV tables of microbenchmarks (schemas: ``semu/fitting/README.md``) -> samples.
 
-Which of the tables it is, the header tells. Times are in ``time_us``, or ``time_ms`` or ``time_s``, one of them; where a
-table repeats them as a rate (``tflops``, ``gbps``, ``algbw_gbps``), both have to agree.
+The header tells which table it is. Times are in one of ``time_us``, ``time_ms`` and ``time_s``; where a table repeats
+them as a rate (``tflops``, ``gbps``, ``algbw_gbps``), both have to agree.
 """
 
 from __future__ import annotations
@@ -42,6 +42,12 @@ SCHEMAS = (
     _Schema("memory_ops", frozenset(("device", "op", "bytes", "shape")), kinds.memory),
 )
 """The first one whose columns are all there is the table's."""
+UNUSED = (
+    (frozenset(("device", "mode", "ep", "topk")), "dispatch and combine of experts: no section describes them"),
+    (frozenset(("phase", "kernel", "dur_us")), "kernels of a whole run, not by themselves"),
+    (frozenset(("device", "bf16_dense_tflops", "hbm_gbps")), "peaks, not measurements"),
+)
+"""Tables that lie beside the others and are not fitted: what their headers have, and why."""
 TABLE_OF_FRACTIONS = frozenset(("table", "column", "bytes", "fraction_of_peak_busbw"))
 
 
@@ -59,6 +65,9 @@ def read_table(text: str, name: str) -> tuple[list[Sample], list[Refusal]]:
     if header >= TABLE_OF_FRACTIONS:
         return list(kinds.fractions(_numbered(reader, name))), []
     schema = next((schema for schema in SCHEMAS if header >= schema.required), None)
+    unused = next((reason for required, reason in UNUSED if header >= required), None)
+    if schema is None and unused is not None:
+        return [], [Refusal(name, f"the whole table: {unused}")]
     if schema is None:
         raise ConfigError(
             "not a table of measurements",
@@ -71,10 +80,12 @@ def read_table(text: str, name: str) -> tuple[list[Sample], list[Refusal]]:
     refusals: list[Refusal] = []
     bad: list[str] = []
     for where, row in _numbered(reader, name):
+        if None in row.values():
+            raise ConfigError("a row that cannot be read", where=where, expected=f"{len(header)} cells", got="fewer")
         try:
             time_s = _time(row[unit]) * UNITS[unit]
         except ValueError:
-            if row.get("latency_us") or not (row[unit] or "").strip():
+            if not row[unit].strip():
                 refusals.append(Refusal(where, "no time", row["device"]))
             else:
                 bad.append(f"{where} ({row[unit]})")

@@ -70,12 +70,12 @@ def read_trace(path: str | os.PathLike[str], profile: str) -> tuple[list[Sample]
     samples: list[Sample] = []
     left: dict[str, int] = {}
     for identity, own in kernels.items():
-        event = operators.get(identity)
-        sample = None if event is None else _sample(event, own, name, profile)
+        operator = operators.get(identity)
+        sample = None if operator is None else _sample(operator, own, name, profile)
         if sample is not None:
             samples.append(sample)
         else:
-            what = own[0][0][:40] if event is None else str(event.get("name"))
+            what = own[0][0][:40] if operator is None else str(operator.get("name"))
             left[what] = left.get(what, 0) + len(own)
     refusals = [
         Refusal(name, f"{count} kernels of {what}: no shape, or no section")
@@ -97,7 +97,7 @@ def _sample(event: Mapping[str, Any], kernels: Sequence[tuple[str, float]], name
         return None
     try:
         found = function(dims, types, arguments)
-    except (IndexError, ValueError, TypeError):
+    except (KeyError, IndexError, ValueError, TypeError):
         return None
     if found is None:
         return None
@@ -127,17 +127,22 @@ def _addmm(dims: Dims, types: Sequence[str], _: Mapping[str, Any]) -> Found:
     return _product(dims[1], dims[2], types[1])
 
 
-def _attention(dims: Dims, types: Sequence[str], arguments: Mapping[str, Any]) -> Found:
-    """aten's q, k, v are [batch, heads, tokens, head_dim]; those of flash_attn are [batch, tokens, heads, head_dim]."""
-    if types[0] not in _HALVES or any(len(dim) != 4 for dim in dims[:3]):
-        return None
-    concrete = [str(value).lower() for value in arguments.get("Concrete Inputs", [])]
-    b, h, s_q, d = dims[0]
-    h_kv, s_kv, d_v = dims[1][1], dims[1][2], dims[2][3]
-    causal = float("true" in concrete[3:6])
-    variant = "" if d == 128 else f".head_dim_{d}"
-    shape = (b, h, h_kv, s_q, s_kv, d, d_v, causal, 0.0)
-    return f"efficiency.attention_forward{variant}", tuple(float(value) for value in shape)
+def _attention(position: int) -> Callable[[Dims, Sequence[str], Mapping[str, Any]], Found]:
+    """Fused attention on q, k, v of [batch, heads, tokens, head_dim]; ``position`` of is_causal among the inputs."""
+
+    def read(dims: Dims, types: Sequence[str], arguments: Mapping[str, Any]) -> Found:
+        if types[0] not in _HALVES or any(len(dim) != 4 for dim in dims[:3]):
+            return None
+        causal = str(arguments["Concrete Inputs"][position]).lower()
+        if causal not in ("true", "false"):
+            return None
+        b, h, s_q, d = dims[0]
+        h_kv, s_kv, d_v = dims[1][1], dims[1][2], dims[2][3]
+        variant = "" if d == 128 else f".head_dim_{d}"
+        shape = (b, h, h_kv, s_q, s_kv, d, d_v, causal == "true", 0)
+        return f"efficiency.attention_forward{variant}", tuple(float(value) for value in shape)
+
+    return read
 
 
 def _moved(section: str, tensors: Sequence[int]) -> Callable[[Dims, Sequence[str], Mapping[str, Any]], Found]:
@@ -157,8 +162,8 @@ _READERS: Mapping[str, tuple[Callable[[Dims, Sequence[str], Mapping[str, Any]], 
     "aten::mm": (_mm, (KernelFamily.MATMUL,)),
     "aten::bmm": (_mm, (KernelFamily.MATMUL,)),
     "aten::addmm": (_addmm, (KernelFamily.MATMUL,)),
-    "aten::_scaled_dot_product_flash_attention": (_attention, (KernelFamily.ATTENTION_FORWARD,)),
-    "aten::_scaled_dot_product_cudnn_attention": (_attention, (KernelFamily.ATTENTION_FORWARD,)),
+    "aten::_scaled_dot_product_flash_attention": (_attention(4), (KernelFamily.ATTENTION_FORWARD,)),
+    "aten::_scaled_dot_product_cudnn_attention": (_attention(6), (KernelFamily.ATTENTION_FORWARD,)),
     "aten::native_layer_norm": (_moved("norm", (0,)), (KernelFamily.NORM,)),
     "aten::_fused_rms_norm": (_moved("norm", (0,)), (KernelFamily.NORM,)),
     "aten::_softmax": (_moved("softmax", (0,)), (KernelFamily.NORM,)),
