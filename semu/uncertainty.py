@@ -36,8 +36,15 @@ SPREADS: Mapping[Provenance, float] = {
 measurement repeats within some percent, fits that tell their error are around 0.1, a number of a sister device is off
 by twice that, a data sheet's peak is reached to about 0.6 to 0.9, and a guess may be off by half."""
 
-UNSAID_FACTOR = 0.10
-"""The same for a software factor that a profile does not give: 1, with this spread."""
+FACTOR_SPREADS: Mapping[Provenance, float] = {
+    Provenance.MEASURED: 0.025,
+    Provenance.FITTED: 0.05,
+    Provenance.TRANSFERRED: 0.10,
+    Provenance.SPEC: 0.15,
+    Provenance.DEFAULT: 0.10,
+}
+"""The same for software factors: half as much, since they are near 1 everywhere; one that a profile does not give is 1
+with the spread of a transferred one."""
 
 _WIDEST = 20.0
 """An interval goes no further than e^20 either way: it stays a number."""
@@ -45,14 +52,16 @@ _WIDEST = 20.0
 _PORTS = frozenset(port.value for port in Port)
 
 
-def spread_of(provenance: Provenance, relative_error: float | None) -> float:
+def spread_of(
+    provenance: Provenance, relative_error: float | None, spreads: Mapping[Provenance, float] = SPREADS
+) -> float:
     """Relative standard deviation of times with some coefficients.
 
     Args:
         provenance: of the coefficients. relative_error: mean absolute relative error of their fit; None: not known,
-            then ``SPREADS`` says.
+            then ``spreads`` says.
     """
-    return SPREADS[provenance] if relative_error is None else MAPE_TO_SIGMA * relative_error
+    return spreads[provenance] if relative_error is None else MAPE_TO_SIGMA * relative_error
 
 
 @dataclass(frozen=True)

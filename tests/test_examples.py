@@ -36,6 +36,8 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_are_short_and_run(path: Path, tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 40
+    if "semu.fitting" in path.read_text():
+        pytest.importorskip("scipy", reason="fits need scipy (pip install semu[fit])")
     assert run(path, tmp_path).strip()
 
 

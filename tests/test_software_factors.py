@@ -90,7 +90,8 @@ def test_the_minimum_is_below_all_others(script: ModuleType) -> None:
     least = cost(found)
     for width in (0.3, 0.03, 0.003):
         for _ in range(400):
-            other = found * np.exp(random.normal(0, width, 5)) + random.normal(0, width, 5) * np.array([0, 0, 0, 0.1, 1e-5])
+            added = random.normal(0, width, 5) * np.array([0, 0, 0, 0.1, 1e-5])
+            other = found * np.exp(random.normal(0, width, 5)) + added
             other = np.clip(other, script.NEUTRAL, script.MOST)
             assert cost(other) >= least - 1e-7
 

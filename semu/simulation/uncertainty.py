@@ -24,7 +24,7 @@ from semu.simulation.critical_path import critical_path
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
 from semu.simulation.replica import ReplicaCosts
-from semu.uncertainty import UNSAID_FACTOR, UncertainKind, Uncertainty, spread_of
+from semu.uncertainty import FACTOR_SPREADS, UncertainKind, Uncertainty, spread_of
 
 
 def time_uncertainty(
@@ -146,11 +146,7 @@ def _is_attention(operator: Operator) -> bool:
 
 
 def _factor_spread(number: Number) -> float:
-    return (
-        UNSAID_FACTOR
-        if number.provenance is Provenance.DEFAULT
-        else spread_of(number.provenance, number.relative_error)
-    )
+    return spread_of(number.provenance, number.relative_error, FACTOR_SPREADS)
 
 
 class _StageMixes:

@@ -17,7 +17,7 @@ from semu.hardware.software import Software, SoftwareFactors
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.simulation.critical_path import critical_path
-from semu.uncertainty import MAPE_TO_SIGMA, SPREADS, UNSAID_FACTOR, Uncertainty
+from semu.uncertainty import FACTOR_SPREADS, MAPE_TO_SIGMA, SPREADS, Uncertainty
 from tests.simulation.jobs import gpt, job_of, overlap, text_items, vlm, vlm_items
 
 STEP = 1e-3
@@ -115,7 +115,7 @@ def test_software_factors_have_spreads_of_their_own() -> None:
     found = {item.kind: item for item in uncertainty(replace(job, cluster=semu.Cluster(profile, 1, 1))).kinds}
     assert found["software.matmul"].spread == pytest.approx(0.04 * MAPE_TO_SIGMA)
     assert found["software.matmul"].time_s == pytest.approx(found["matmul"].time_s)
-    assert found["software.attention"].spread == pytest.approx(UNSAID_FACTOR)
+    assert found["software.attention"].spread == pytest.approx(FACTOR_SPREADS[Provenance.DEFAULT])
     fused = found["attention_forward"].time_s + found["attention_backward"].time_s
     assert found["software.attention"].time_s == pytest.approx(fused)
 
@@ -158,7 +158,10 @@ def test_a_path_through_two_ranks() -> None:
     early = outer("step", OpKind.OPTIMIZER, "compute", 10.0, 11.5, None)
     found = critical_path(
         timeline(
-            ([stage(0, 0.0, 2.0), stage(0, 2.0, 4.0, microbatch=1), stage(0, 11.0, 16.0, Phase.BACKWARD)], [send, step]),
+            (
+                [stage(0, 0.0, 2.0), stage(0, 2.0, 4.0, microbatch=1), stage(0, 11.0, 16.0, Phase.BACKWARD)],
+                [send, step],
+            ),
             ([stage(1, 3.0, 6.0), stage(1, 6.0, 10.0, Phase.BACKWARD)], [back, early]),
         )
     )
