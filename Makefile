@@ -41,7 +41,7 @@ $(EXTRAS)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(SUPPORTED)'
 	@echo "installing semu with every extra into $(EXTRAS)"
 	@$(PYTHON) -m venv $(EXTRAS)
-	@$(EXTRAS)/bin/python $(PIP_INSTALL) '.[test,executor,hta,fit]'
+	@$(EXTRAS)/bin/python $(PIP_INSTALL) '.[test,executor,hta,fit,hf]'
 	@touch $@
 
 demo: $(VENV)/.installed

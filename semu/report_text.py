@@ -95,6 +95,9 @@ def _summary(report: Report) -> Iterator[str]:
     active = report.active_parameters
     has_idle = active is not None and report.has_idle_parameters
     note = f"{format_count(active)} active: used by a token" if active is not None and has_idle else ""
+    trained = _trained(report)
+    if trained is not None:
+        note = ", ".join([*([note] if note else []), f"{format_count(trained)} trained"])
     yield _line("parameters", format_count(report.parameters), note)
     yield f"{'memory':<{_LABEL}}{fit_sentence(report)}"
 
@@ -250,3 +253,14 @@ def _words(job: Mapping[str, object], table: str, key: str) -> str:
     """A word of the resolved job, empty where it is absent."""
     options = job.get(table)
     return str(options[key]) if isinstance(options, Mapping) and key in options else ""
+
+
+def _trained(report: Report) -> int | None:
+    """Parameters that are trained, where others are frozen; None where all or none are, or nobody says."""
+    model = report.job.get("model")
+    modules = model.get("modules") if isinstance(model, Mapping) else None
+    if not isinstance(modules, list):
+        return None
+    frozen = sum(module["parameters"] - module["trainable_parameters"] for module in modules)
+    trained = sum(module["trainable_parameters"] for module in modules)
+    return int(trained) if frozen and trained else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -24,24 +24,34 @@ def find_named(kind: str, name: str, entries: Mapping[str, _T], *, where: str | 
     return entries[name]
 
 
-def check_sizes(config: Any) -> None:
-    """Every field of a configuration of sizes must be an integer >= 1.
+def check_sizes(config: Any, zero: Collection[str] = ()) -> None:
+    """Every size of a configuration must be an integer >= 1, or None where that is legal.
 
     Args:
-        config: a dataclass whose fields are all integers.
+        config: a dataclass; fields of other types than ``int`` and ``int | None`` are no sizes.
+        zero: fields that may be 0.
     Raises:
         ConfigError: one is not.
     """
     for item in fields(config):
         value = getattr(config, item.name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if item.type not in (int, "int", "int | None") or (item.type == "int | None" and value is None):
+            continue
+        least = 0 if item.name in zero else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ConfigError(
                 "not a size",
                 where=f"{type(config).__name__}.{item.name}",
-                expected="an integer >= 1",
+                expected=f"an integer >= {least}",
                 got=value,
-                nearest=1,
+                nearest=least,
             )
+
+
+def nearest_divisor(total: int, near: int) -> int:
+    """The divisor of ``total`` next to a number, the smaller of two; 1 where there is none within 10,000."""
+    around = (n for away in range(10_000) for n in (near - away, near + away) if 1 <= n <= total)
+    return next((n for n in around if total % n == 0), 1)
 
 
 def check_divides(config: Any, whole: str, parts: str) -> None:
@@ -57,5 +67,21 @@ def check_divides(config: Any, whole: str, parts: str) -> None:
             where=f"{type(config).__name__}.{parts}",
             expected=f"a divisor of {total}",
             got=count,
-            nearest=min((n for n in range(1, total + 1) if total % n == 0), key=lambda n: (abs(n - count), n)),
+            nearest=nearest_divisor(total, count),
         )
+
+
+def check_fields(config: Any, *names: str) -> None:
+    """Some fields of a configuration must be integers >= 1.
+
+    Args:
+        config: a dataclass. names: of the fields.
+    Raises:
+        ConfigError: one is not.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(
+                "not a size", where=f"{type(config).__name__}.{name}", expected="an integer >= 1", got=value, nearest=1
+            )

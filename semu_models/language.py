@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from semu.nn import LMHead, Sequential
-from semu_models.decoder import Decoder
+from semu_models.decoder import ConfiguredDecoder, Decoder, DecoderConfig
 from semu_models.gpt import GPT, GPTConfig
 from semu_models.llama import Llama, LlamaConfig
 from semu_models.qwen import Qwen, QwenConfig
 
-LanguageConfig: TypeAlias = GPTConfig | LlamaConfig
+LanguageConfig: TypeAlias = GPTConfig | DecoderConfig
 """Configuration of a language model; its type tells the family (a ``QwenConfig`` is a ``LlamaConfig``)."""
 
 
@@ -18,7 +18,9 @@ def language_model(config: LanguageConfig) -> Decoder:
     """Members ``embedding``, ``layers.0`` ..., ``head``: ids [tokens] -> scalar loss."""
     if isinstance(config, GPTConfig):
         return GPT(config)
-    return Qwen(config) if isinstance(config, QwenConfig) else Llama(config)
+    if isinstance(config, QwenConfig):
+        return Qwen(config)
+    return Llama(config) if isinstance(config, LlamaConfig) else ConfiguredDecoder(config)
 
 
 def text_encoder(config: LanguageConfig) -> Sequential:

@@ -24,6 +24,8 @@ VLM_BATCH: Mapping[str, object] = MappingProxyType({"kind": "vlm", "seed": 0})
 """Packed image-text sequences of 8192 tokens (DIP §7.1)."""
 T2V_BATCH: Mapping[str, object] = MappingProxyType({"kind": "t2v", "seed": 0})
 """Groups of up to 8 video clips, 16 s together (DIP §7.1)."""
+MIXED_BATCH: Mapping[str, object] = MappingProxyType({"kind": "mixed", "seed": 0})
+"""Packed sequences of 8192 tokens, of samples of every kind that the model reads."""
 TEXT_BATCH: Mapping[str, object] = MappingProxyType({"kind": "text"})
 """Text sequences of ``training.seq_len`` tokens."""
 
@@ -142,6 +144,22 @@ _ALL = (
     _make("t2v-xl-3k", "t2v-xl", "h100:384x8", Parallel(dp=96, tp=8, pp=4), T2V_BATCH, "DIP Table 6"),
     _make("t2v-xl-6k", "t2v-xl", "h100:768x8", Parallel(dp=96, tp=8, pp=8), T2V_BATCH, "DIP Table 6"),
     _GPT3_175B,
+    _make(
+        "qwen2-vl-7b",
+        "qwen2-vl-7b",
+        "h100:1x8",
+        Parallel(dp=4, tp=2),
+        VLM_BATCH,
+        "2409.12191 prints no training setup; decided here: one node, images of 728 px (2704 patches, 676 tokens)",
+    ),
+    _make(
+        "qwen2-audio-7b",
+        "qwen2-audio-7b",
+        "h100:1x8",
+        Parallel(dp=4, tp=2),
+        MIXED_BATCH,
+        "2407.10759 prints no training setup; decided here: one node, half of the samples speech, half text",
+    ),
 )
 
 SETUPS: Mapping[str, Setup] = MappingProxyType({setup.name: setup for setup in _ALL})

@@ -6,9 +6,11 @@ vocabulary projection and no loss of its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from semu.nn import ModalityModule, ModalityRole, Model
+from semu.errors import ConfigError
+from semu.nn import InputSpec, ModalityModule, ModalityRole, Model, Module
 from semu_models.dit import DIT_5B, DIT_30B, DiT, DiTConfig, video_inputs
 from semu_models.language import LanguageConfig, text_encoder
 from semu_models.llama import LLAMA3_8B
@@ -35,6 +37,34 @@ def make_t2v(name: str, config: T2VConfig) -> Model:
         [
             ModalityModule("llm", ModalityRole.ENCODER, text_encoder(config.text)),
             ModalityModule("dit", ModalityRole.DECODER, decoder, video_inputs(config.video), sources=("llm",)),
+        ],
+    )
+
+
+def behind_text_encoder(
+    name: str, text: LanguageConfig, width: int, body: Module, inputs: Sequence[InputSpec]
+) -> Model:
+    """Modules ``llm`` (encoder) and ``dit`` (decoder) of another decoder than ``DiT``.
+
+    Args:
+        name: for reports. text: of the encoder. width: of the features that the decoder reads.
+        body, inputs: of the decoder; the features come behind its inputs.
+    Raises:
+        ConfigError: an encoder of another width.
+    """
+    if text.hidden != width:
+        raise ConfigError(
+            "the text encoder does not fit the decoder",
+            where=f"{name}.text",
+            expected=f"a language model of width {width}",
+            got=text.hidden,
+            nearest=width,
+        )
+    return Model(
+        name,
+        [
+            ModalityModule("llm", ModalityRole.ENCODER, text_encoder(text)),
+            ModalityModule("dit", ModalityRole.DECODER, body, tuple(inputs), sources=("llm",)),
         ],
     )
 

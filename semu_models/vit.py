@@ -26,6 +26,7 @@ from semu.nn import (
     TransformerLayer,
 )
 from semu.nn import functional as F
+from semu.nn.merging import Merging, Rounding
 from semu_models.checks import check_divides, check_sizes
 
 VISION_STREAM = "vision"
@@ -200,7 +201,9 @@ def _rename(dim: Dim, old: str, new: str) -> Dim:
 
 def vision_module(config: ViTConfig, width: int | None, role: ModalityRole) -> ModalityModule:
     """A ViT with what the data loader gives it; named ``vit``."""
-    return ModalityModule("vit", role, ViT(config, width), inputs=(InputSpec(VISION_STREAM, config.patch_features),))
+    merging = None if width is None else Merging(VISION_STREAM, MERGED_STREAM, ((config.merge**2, Rounding.EXACT),))
+    inputs = (InputSpec(VISION_STREAM, config.patch_features),)
+    return ModalityModule("vit", role, ViT(config, width), inputs=inputs, merging=merging)
 
 
 def _model(name: str, config: ViTConfig) -> Model:

@@ -93,7 +93,8 @@ def test_a_setup_is_its_own_job(name: str) -> None:
     job = load_run(name)
     assert job.model.num_parameters() == semu_models.build(setup.model).num_parameters()
     assert (job.cluster.label(), job.parallel) == (setup.cluster, setup.parallel)
-    assert job.batch == make_batch(setup.batch)
+    read = {spec.stream for module in job.model.modules for spec in module.inputs}
+    assert job.batch == make_batch(setup.batch, streams=read, mergings=job.model.mergings)
     assert job.training == replace(setup.training, seq_len=setup.training.seq_len or job.batch.default_seq_len)
     assert resolve_run(name).notes == ()
 
@@ -246,7 +247,6 @@ def test_a_wrong_type_is_refused(assignment: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("assignment", "expected"),
     [
-        ("model.hf_config=config.json", "model.name or [model.transformer]"),
         ("parallel.ep=4", "1"),
         ("parallel.zero=4", "0 or 1 or 2 or 3"),
         ("training.optimizer=sgd", "adam"),

@@ -126,7 +126,7 @@ def test_latent_attention(tmp_path: Path) -> None:
         ({"extra": "moe_layer_freq = [0, 0, 0, 0]"}, "model.transformer.moe_layer_freq"),
         ({"extra": "moe_layer_freq = [1, 0]"}, "model.transformer.moe_layer_freq"),
         ({"extra": "shared_gate = true"}, "model.transformer.shared_gate"),
-        ({"extra": "mtp_layers = 1"}, "model.transformer.mtp_layers"),
+        ({"extra": "mtp_layers = -1"}, "model.transformer.mtp_layers"),
         ({"parallel": "etp = 3"}, "parallel.etp"),
         ({"training": "moe_imbalance = 0.9"}, "training.moe_imbalance"),
         ({"training": "moe_pad_to_capacity = true"}, "training.moe_pad_to_capacity"),

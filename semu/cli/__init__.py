@@ -1,4 +1,5 @@
-"""The command line: ``semu simulate RUN``, ``semu validate``, ``semu list WHAT``.
+"""The command line: ``semu simulate RUN``, ``semu validate``, ``semu list WHAT``,
+``semu import FILE``.
 
 Files:
 
@@ -7,6 +8,7 @@ Files:
     simulate.py    ``semu simulate``
     validate.py    ``semu validate``
     listing.py     ``semu list``
+    importing.py   ``semu import``
     console.py     payload on stdout, messages and progress on stderr
 
 Nothing heavy is imported before a command needs it, so that ``semu --help`` answers at once.

@@ -18,6 +18,7 @@ class Command(StrEnum):
     VALIDATE = "validate"
     CALIBRATE = "calibrate"
     LIST = "list"
+    IMPORT = "import"
 
 
 LATER = ("schedules", "search", "grid", "what-if", "plan", "run")
@@ -32,7 +33,8 @@ LISTS: Mapping[str, str] = {
 """What ``semu list`` knows, and what each list holds."""
 
 _EPILOG = """\
-RUN is a TOML file or the name of a shipped setup (semu list setups), which brings its cluster, parallelism and batch.
+RUN is a TOML file or the name of a shipped setup (semu list setups), which brings its cluster, parallelism and batch;
+or the config.json of a HuggingFace model (or a folder with one), to which --cluster and --parallel give the rest.
 
 examples:
   semu simulate vlm-m
@@ -152,16 +154,53 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
     listing.add_argument(
         "what", metavar="WHAT", nargs="?", help="one of " + ", ".join(LISTS) + "; without it, what each of them holds"
     )
+    importing = commands.add_parser(
+        Command.IMPORT,
+        parents=[common],
+        help="turn a file of another program into run.toml, and say what was understood",
+        description="Turn a file of another program into run.toml, and say what was understood of it.",
+        allow_abbrev=False,
+    )
+    _add_import(importing)
     return parser, {
         Command.SIMULATE: simulate,
         Command.VALIDATE: validate,
         Command.CALIBRATE: calibrate,
         Command.LIST: listing,
+        Command.IMPORT: importing,
     }
 
 
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="config.json of HuggingFace transformers, or a folder with one; a script or a log of Megatron-LM",
+    )
+    parser.add_argument("-o", "--output", metavar="RUN", help="the run file; without it, it goes to stdout")
+    parser.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="without it, the fewest H100 nodes that do")
+    parser.add_argument("--parallel", metavar="SIZES", help="without it, the first layout that fits in memory")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments", help="as for semu simulate"
+    )
+    parser.add_argument(
+        "--define",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable that a script takes from outside, 1 for its first parameter; may be repeated",
+    )
+    parser.add_argument(
+        "--allow-unmodelled",
+        action="store_true",
+        help="list arguments of Megatron-LM that change time or memory and are not modelled, instead of refusing them",
+    )
+
+
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a TOML file, or a shipped setup: see semu list setups")
+    parser.add_argument(
+        "run", metavar="RUN", help="a TOML file, a config.json, or a shipped setup: see semu list setups"
+    )
     change = parser.add_argument_group("changes to the run")
     change.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="e.g. h800:8x8; devices: see semu list devices")
     change.add_argument("--parallel", metavar="SIZES", help="e.g. dp8-tp2-pp4; sizes that are not named become 1")

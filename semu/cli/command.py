@@ -85,6 +85,10 @@ def _run(words: list[str]) -> int:
         from semu.cli.calibrate import calibrate_command
 
         return calibrate_command(arguments)
+    if arguments.command == Command.IMPORT:
+        from semu.cli.importing import import_command
+
+        return import_command(arguments)
     from semu.cli.listing import list_command
 
     return list_command(arguments)

@@ -42,27 +42,19 @@ def _list_lists(is_json: bool) -> None:
 # -- models and setups ---------------------------------------------------------------------------------------------
 def _models_text() -> str:
     from semu_models import parameter_table
+    from semu_models.listing import LENGTH
 
-    return parameter_table()
+    note = (
+        f"FLOP/token: training one token of the backbone in a sequence of {LENGTH:,} tokens, causal attention counted "
+        "half; --json has\nthe conventions of Megatron-LM, PaLM and torchtitan beside it. -: not known without a batch."
+    )
+    return f"{parameter_table()}\n\n{note}"
 
 
 def _model_rows() -> list[dict[str, object]]:
-    from semu_models import MODELS
+    from semu_models.listing import list_models
 
-    rows: list[dict[str, object]] = []
-    for entry in MODELS.values():
-        model = entry.builder()
-        rows.append(
-            {
-                "name": entry.name,
-                "family": entry.family.value,
-                "parameters": model.num_parameters(),
-                "nominal_parameters": entry.nominal_parameters,
-                "modules": {module.name: module.body.num_parameters() for module in model.modules},
-                "source": entry.source,
-            }
-        )
-    return rows
+    return [item.to_json() for item in list_models()]
 
 
 def _setup_rows() -> list[dict[str, object]]:

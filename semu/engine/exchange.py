@@ -33,7 +33,8 @@ class ExchangeCosts:
 
     Attributes:
         parameter_bytes: gathered parameters [bytes]. gradient_bytes: unsharded gradients [bytes].
-        stream: name of the collectives' stream. group: over which parameters and gradients are sharded.
+        stream: name of the collectives' stream. group: over which parameters and gradients are sharded; of one rank:
+            they are not, and only the all-reduce over ``replicas`` moves anything.
         replicas: over which the shards of the gradients are all-reduced (HSDP); None: nowhere.
     """
 
@@ -60,7 +61,7 @@ class ExchangeCosts:
         return Template(
             forward=_half(operators[:1], 0),
             backward=_half(operators[1:], 1),
-            sizes=(self.parameter_bytes, self.parameter_bytes, self.gradient_bytes),
+            sizes=(self.parameter_bytes, self.parameter_bytes, self.gradient_bytes if self.group.num_ranks > 1 else 0),
             roles=(Role.PARAMETER, Role.PARAMETER, Role.GRADIENT),
             carry_in=(),
             carry_out=(),
@@ -82,6 +83,7 @@ class Exchange:
         writers: per block of ``blocks``, positions, in the block's backward half, of the operators that write the
             unit's gradients; none anywhere: nothing is reduced.
         replicates: shards are all-reduced too (``ExchangeCosts.replicas``).
+        beside: it serves the same block as the unit before it, over another communicator, and is gathered when that is.
         is_copied: its parameters live whole on the host: its template is one of ``HostCopyCosts``, and it is copied
             where others are gathered.
         shard: number of the template (``HostCopyCosts``) of the copies that bring the rank's shard from the host before
@@ -94,6 +96,7 @@ class Exchange:
     keeps: bool
     writers: tuple[tuple[int, ...], ...]
     replicates: bool = False
+    beside: bool = False
     is_copied: bool = False
     shard: int = -1
 
@@ -137,10 +140,11 @@ class ExchangePlan:
                 needed.append((min(used), number))
             if is_backward and unit.reduces:
                 reductions.setdefault(max(used), []).append(number)
-        before = 0
+        before = last = 0
         for turn, number in sorted(needed):
+            if not self.units[number].beside:
+                before, last = last, turn
             gathers.setdefault(before if self.prefetch else turn, []).append(number)
-            before = turn
         return gathers, reductions
 
     def copies(self, order: Sequence[int], busy: Collection[int]) -> dict[int, tuple[int, int]]:

@@ -21,6 +21,7 @@ from semu.engine.exchange import (
 )
 from semu.engine.stage import ROLES, StageProgram
 from semu.engine.template import HalfTemplate, TemplateLibrary
+from semu.errors import ConfigError
 from semu.hardware.device import HOST_COPIES
 
 _STORAGE_OF_ROW = {GATHER_FORWARD: FORWARD_PARAMETERS, GATHER_BACKWARD: BACKWARD_PARAMETERS, REDUCE: GRADIENTS}
@@ -49,6 +50,8 @@ def build_stages(
             from the host.
     Returns:
         (forward, backward); backward is None where nothing in the chunk needs a gradient.
+    Raises:
+        ConfigError: gradients that pass through a chunk without backward operators.
     """
     names = {name: number for number, name in enumerate(streams)}
     joiner = _Joiner(library, blocks, names, serial, exchanges if exchanges is not None else ExchangePlan())
@@ -101,6 +104,14 @@ class _Joiner:
             kept=saved | lent,
         )
         if not backward.rows:
+            if has_consumer and any(s >= 0 for s in gradient_out):
+                raise ConfigError(
+                    "a pipeline stage that only hands gradients on, with nothing of its own to compute, is not "
+                    "modelled by this version",
+                    where="parallel.pp",
+                    expected="another pp or layout, or a trained parameter in that stage",
+                    got="blocks that compute no gradient between others that do",
+                )
             return forward_stage, None
         backward_stage = self._program(
             backward,

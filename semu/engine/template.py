@@ -191,7 +191,12 @@ class TemplateLibrary:
     def symbols(self) -> frozenset[str]:
         """Every symbol that a cost or a size depends on."""
         tables = (self._flop, self._mem_bytes, self._net_bytes, self._sizes)
-        keys = (name for op in self.operators for dim in op.key for name in symbols_of(dim))
+        keys = (
+            name
+            for op in self.operators
+            for dim in (*op.key, op.recomputed_flop, op.causal_flop)
+            for name in symbols_of(dim)
+        )
         return frozenset(name for table in tables for monomial in table.monomials for name in monomial).union(keys)
 
     def evaluate(

@@ -118,15 +118,34 @@ def check_experts(model: Model, parallel: Parallel, training: Training) -> None:
             got="false",
             nearest="true",
         )
-    is_as_dense = parallel.ep == 1 and etp == parallel.tp
-    if not is_as_dense and (parallel.zero >= 2 or parallel.zero_group is not None):
+    if parallel.zero_group is not None and not (parallel.ep == 1 and etp == parallel.tp):
+        _check_groups(parallel, parallel.zero_group)
+
+
+def _check_groups(parallel: Parallel, zero_group: int) -> None:
+    """Every sharding group has all experts, and so the same number of ranks for each."""
+    if parallel.zero == 1:
         raise ConfigError(
-            f"ZeRO-{parallel.zero}{' in groups' if parallel.zero_group is not None else ''} with experts spread over "
-            "ranks is not modelled by this version",
-            where="parallel.zero_group" if parallel.zero_group is not None else "parallel.zero",
-            expected="zero = 0 or 1 without zero_group, or ep = 1 with etp = tp",
-            got=parallel.zero,
-            nearest=min(parallel.zero, 1),
+            "ZeRO-1 in groups with experts spread over ranks is not modelled by this version",
+            where="parallel.zero_group",
+            expected="no zero_group, zero = 3, or ep = 1 with etp = tp",
+            got=zero_group,
+            nearest="no zero_group",
+        )
+    width = parallel.ep * parallel.expert_tensor_ranks
+    legal = [
+        size
+        for size in range(2, parallel.dp + 1)
+        if parallel.dp % size == 0 and size * parallel.cp * parallel.tp % width == 0
+    ]
+    if zero_group not in legal:
+        raise ConfigError(
+            f"a sharding group of {zero_group * parallel.cp * parallel.tp} ranks does not hold whole sets of experts, "
+            f"ep x etp = {width} ranks each",
+            where="parallel.zero_group",
+            expected=f"a divisor of dp = {parallel.dp} with zero_group x cp x tp a multiple of {width}",
+            got=zero_group,
+            nearest=min(legal, key=lambda size: abs(size - zero_group)),
         )
 
 

@@ -165,6 +165,24 @@ class TrainingJob:
         return self.cluster.profile.scaled(self.training.fp8_recipe).under(self.training.software)
 
     @property
+    def is_interlaced(self) -> bool:
+        """Whether other stages may come between a microbatch's forward and its backward: in a pipeline, or where all
+        forwards come first."""
+        in_turn = self.training.schedule in ("1f1b", "interleaved") or self.num_microbatches == 1
+        return self.parallel.pp > 1 or not in_turn
+
+    @property
+    def gathers_once(self) -> bool:
+        """Whether ZeRO-3 gathers parameters once an iteration, for the first forward of their chunk, and keeps them to
+        its last backward, which reduces the gradients: ``reshard_after_forward`` off in a pipeline.
+
+        So does PyTorch: its pipelines reshard a stage's parameters and reduce its gradients in the last backward only,
+        and torchtitan's default policy keeps parameters after the forward where there is a pipeline.
+        """
+        parallel = self.parallel
+        return parallel.zero == 3 and not parallel.reshard_after_forward and self.is_interlaced
+
+    @property
     def num_microbatches(self) -> int:
         """Microbatches of one data-parallel replica in one iteration."""
         return self.training.global_batch // (self.parallel.dp * self.training.micro_batch)

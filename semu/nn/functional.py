@@ -6,7 +6,8 @@ from semu.nn.module import Parameter
 from semu.nn.rules.attention import attention
 from semu.nn.rules.collective import all_reduce, all_to_all, send
 from semu.nn.rules.embedding import embedding, merge_tokens, scatter_tokens, shard_tokens
-from semu.nn.rules.loss import cross_entropy, mean_squared_error
+from semu.nn.rules.joint import concatenate_features, concatenate_tokens, split_tokens
+from semu.nn.rules.loss import add_losses, cross_entropy, mean_squared_error
 from semu.nn.rules.matmul import linear, matmul
 from semu.nn.rules.norm import norm
 from semu.nn.rules.pointwise import (
@@ -19,20 +20,40 @@ from semu.nn.rules.pointwise import (
     modulate,
     multiply,
     rope,
+    softcap,
 )
-from semu.nn.rules.views import flatten, split, split_heads, unflatten
+from semu.nn.rules.rows import mean_rows
+from semu.nn.rules.scaling import scale, scale_features
+from semu.nn.rules.tokens import (
+    convolve_tokens,
+    drop_tokens,
+    first_tokens,
+    pool_tokens,
+    prepend_token,
+    rename_tokens,
+    repeat_token,
+    select_tokens,
+)
+from semu.nn.rules.views import concatenate, flatten, split, split_heads, unflatten
 from semu.nn.tensor import Tensor
 
 __all__ = [
     "activation",
     "add",
+    "add_losses",
     "add_parameter",
     "all_reduce",
     "all_to_all",
     "attention",
+    "concatenate",
+    "concatenate_features",
+    "concatenate_tokens",
+    "convolve_tokens",
     "cross_entropy",
+    "drop_tokens",
     "dropout",
     "embedding",
+    "first_tokens",
     "flatten",
     "gated_activation",
     "gated_add",
@@ -40,19 +61,29 @@ __all__ = [
     "layer_norm",
     "linear",
     "matmul",
+    "mean_rows",
     "mean_squared_error",
     "merge_tokens",
     "modulate",
     "multiply",
     "norm",
+    "pool_tokens",
+    "prepend_token",
+    "rename_tokens",
+    "repeat_token",
     "rms_norm",
     "rope",
+    "scale",
+    "scale_features",
     "scatter_tokens",
+    "select_tokens",
     "send",
     "shard_tokens",
     "silu",
+    "softcap",
     "split",
     "split_heads",
+    "split_tokens",
     "swiglu",
     "unflatten",
 ]

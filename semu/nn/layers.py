@@ -12,15 +12,22 @@ class Linear(Module):
 
     Args:
         in_features, out_features: global widths. bias: add b. parts: widths of the projections that it fuses.
+        bias_features: so many of the features have a bias; None: all.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, *, parts: tuple[int, ...] | None = None
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        parts: tuple[int, ...] | None = None,
+        bias_features: int | None = None,
     ) -> None:
         super().__init__()
         self.parts = parts
         self.weight = Parameter(out_features, in_features)
-        self.bias = Parameter(out_features) if bias else None
+        self.bias = Parameter(out_features if bias_features is None else bias_features) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
@@ -56,12 +63,36 @@ class RMSNorm(Module):
         return F.rms_norm(x, self.weight)
 
 
-class Embedding(Module):
-    """Token table [vocab, width]; with ``positions``, a learned position table is added; then dropout."""
+class LayerScale(Module):
+    """A learned number per feature, times a branch of a layer (CaiT, 2103.17239 §2)."""
 
-    def __init__(self, num_embeddings: int, width: int, positions: int | None = None, *, dropout: float = 0.0) -> None:
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = Parameter(features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., features] -> the same."""
+        return F.scale_features(x, self.weight)
+
+
+class Embedding(Module):
+    """Token table [vocab, width]; with ``positions``, a learned position table is added; then dropout.
+
+    ``scaled``: the rows are multiplied by sqrt(width) (1706.03762 §3.4; Gemma).
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        width: int,
+        positions: int | None = None,
+        *,
+        dropout: float = 0.0,
+        scaled: bool = False,
+    ) -> None:
         super().__init__()
         self.dropout = dropout
+        self.scaled = scaled
         self.weight = Parameter(num_embeddings, width)
         self.positions = Parameter(positions, width) if positions is not None else None
 
@@ -70,7 +101,8 @@ class Embedding(Module):
         x = F.embedding(ids, self.weight)
         if self.positions is not None:
             x = F.add_parameter(x, self.positions, self.positions.shape[0])
-        return F.dropout(F.shard_tokens(x), self.dropout)
+        x = F.shard_tokens(x)
+        return F.dropout(F.scale(x) if self.scaled else x, self.dropout)
 
 
 class GELU(Module):

@@ -33,6 +33,7 @@ class LatentAttention(Module):
 
     Args:
         hidden: width. heads: heads. sizes: of the latents. causal: mask the future. bias: of the output projection.
+        down_bias: of the down-projections (transformers' ``attention_bias`` means both).
         dropout: as in ``SelfAttention``.
     """
 
@@ -46,6 +47,7 @@ class LatentAttention(Module):
         *,
         causal: bool = True,
         bias: bool = False,
+        down_bias: bool = False,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -53,10 +55,10 @@ class LatentAttention(Module):
         self.heads, self.causal, self.sizes = heads, causal, sizes
         width = sizes.qk_head_dim + sizes.qk_pos_emb_head_dim
         rank = sizes.q_lora_rank
-        self.query_down = Linear(hidden, rank, bias=False) if rank is not None else None
+        self.query_down = Linear(hidden, rank, bias=down_bias) if rank is not None else None
         self.query_norm = RMSNorm(rank) if rank is not None else None
         self.query_up = Linear(rank if rank is not None else hidden, heads * width, bias=False)
-        self.kv_down = Linear(hidden, sizes.kv_lora_rank + sizes.qk_pos_emb_head_dim, bias=False)
+        self.kv_down = Linear(hidden, sizes.kv_lora_rank + sizes.qk_pos_emb_head_dim, bias=down_bias)
         self.kv_norm = RMSNorm(sizes.kv_lora_rank)
         self.kv_up = Linear(sizes.kv_lora_rank, heads * (sizes.qk_head_dim + sizes.v_head_dim), bias=False)
         self.out = Linear(heads * sizes.v_head_dim, hidden, bias=bias)

@@ -8,6 +8,7 @@ from enum import Enum
 
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.kinds import DType
+from semu.nn.merging import Merging
 from semu.nn.module import Module, Parameter, Sequential
 
 
@@ -52,6 +53,7 @@ class ModalityModule:
         body: its layers; a ``Sequential`` can be cut between members, any other module is one block.
         inputs: what the data loader gives its first block.
         sources: modality modules whose outputs follow as further arguments of the first block.
+        merging: how items of its stream become tokens of the backbone; None: it does not say, and any batch will do.
     """
 
     name: str
@@ -59,6 +61,7 @@ class ModalityModule:
     body: Module
     inputs: tuple[InputSpec, ...] = (TEXT_IDS,)
     sources: tuple[str, ...] = ()
+    merging: Merging | None = None
 
     def blocks(self) -> list[tuple[str, Module]]:
         """Pipeline-able pieces by path, in order."""
@@ -107,6 +110,16 @@ class Model:
         label = name if name is not None else type(module).__name__.lower()
         return cls(label, [ModalityModule(label, ModalityRole.BACKBONE, module, tuple(inputs))])
 
+    @property
+    def mergings(self) -> tuple[Merging, ...]:
+        """What the modules say of the items that they read."""
+        return tuple(module.merging for module in self.modules if module.merging is not None)
+
+    @property
+    def reads_replicas(self) -> bool:
+        """Whether a module exchanges with the other data-parallel replicas in its forward."""
+        return any(item.reads_replicas for module in self.modules for _, item in module.body.named_modules())
+
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Every distinct parameter by path."""
         seen: set[int] = set()
@@ -121,20 +134,22 @@ class Model:
         return sum(p.numel for _, p in self.named_parameters() if p.requires_grad or not trainable_only)
 
     def freeze(self, paths: Sequence[str], *, where: str = "model.frozen") -> Model:
-        """Freeze every parameter at or below the given module paths (or role names); returns the model.
+        """Freeze every parameter at or below the given module paths, or of all modules of a role; returns the model.
 
         Raises:
             ConfigError: a path that names no module.
         """
-        roles = {module.role.value: module.name for module in self.modules}
+        roles: dict[str, list[str]] = {}
+        for module in self.modules:
+            roles.setdefault(module.role.value, []).append(module.name)
         full = {path for m in self.modules for path, _ in m.body.named_modules(m.name)}
         known = {".".join(path.split(".")[:n]) for path in full for n in range(1, path.count(".") + 2)}
         for asked in paths:
-            path = roles.get(asked, asked) if asked not in known else asked
-            if path not in known:
+            paths_of = [asked] if asked in known else roles.get(asked, [])
+            if not paths_of:
                 raise unknown_name("module path", asked, [m.name for m in self.modules] + list(roles), where=where)
             for name, parameter in self.named_parameters():
-                if name == path or name.startswith(f"{path}."):
+                if any(name == path or name.startswith(f"{path}.") for path in paths_of):
                     parameter.requires_grad = False
         return self
 

@@ -54,10 +54,16 @@ class Module:
         fp8_region: under fp8, the linears below run in fp8 (True), do not (False), or as outside (None). True for
             transformer layers, as Megatron-LM enters ``fp8_autocast`` around its transformer block only. It counts on
             a pipeline block (a member of a modality module's ``Sequential``) and below, not on the ``Sequential``.
+        is_per_token: what it computes, it computes for every token (false: for a sample, or for pairs of samples).
+        is_held_only: its parameters lie in memory and are never used.
+        reads_replicas: its forward exchanges with the other data-parallel replicas (a contrastive loss).
     """
 
     recompute_kind = ""
     fp8_region: bool | None = None
+    is_per_token = True
+    is_held_only = False
+    reads_replicas = False
 
     def __init__(self) -> None:
         self._children()

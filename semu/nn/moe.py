@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from semu.errors import ConfigError
 from semu.nn import functional as F
+from semu.nn.activation import Activation
 from semu.nn.layers import Linear
 from semu.nn.module import Module, Parameter
 from semu.nn.rules.dispatch import collect, dispatch, way
@@ -17,14 +18,14 @@ class Router(Module):
     """Scores of the experts for every token; replicated, never in fp8, probabilities in fp32.
 
     Args:
-        hidden: width of a token. experts: how many.
+        hidden: width of a token. experts: how many. bias: of the scores.
     """
 
     fp8_region = False
 
-    def __init__(self, hidden: int, experts: int) -> None:
+    def __init__(self, hidden: int, experts: int, *, bias: bool = False) -> None:
         super().__init__()
-        self.gate = Linear(hidden, experts, bias=False)
+        self.gate = Linear(hidden, experts, bias=bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[tokens, hidden] -> probabilities and mask, [tokens, experts]."""
@@ -32,22 +33,37 @@ class Router(Module):
 
 
 class Experts(Module):
-    """Feed-forward networks without biases, one per expert, computed as grouped products.
+    """Feed-forward networks, one per expert, computed as grouped products.
 
     Args:
-        experts: how many. hidden: width. ffn: inner width of an expert. gated: SwiGLU instead of GELU.
+        experts: how many. hidden: width. ffn: inner width of an expert. gated: a gated network.
+        bias: of both projections. activation: as in ``MLP``.
     """
 
-    def __init__(self, experts: int, hidden: int, ffn: int, *, gated: bool) -> None:
+    def __init__(
+        self,
+        experts: int,
+        hidden: int,
+        ffn: int,
+        *,
+        gated: bool,
+        bias: bool = False,
+        activation: Activation | None = None,
+    ) -> None:
         super().__init__()
         self.gated = gated
-        self.up = Parameter(experts, 2 * ffn if gated else ffn, hidden)
+        self.activation = activation if activation is not None else Activation.default(gated=gated)
+        inner = 2 * ffn if gated else ffn
+        self.up = Parameter(experts, inner, hidden)
         self.down = Parameter(experts, hidden, ffn)
+        self.up_bias = Parameter(experts, inner) if bias else None
+        self.down_bias = Parameter(experts, hidden) if bias else None
 
     def forward(self, rows: Tensor, probabilities: Tensor) -> Tensor:
         """Sorted rows [rows, hidden] with probabilities [rows] -> [rows, hidden], weighted."""
-        inner = grouped_linear(rows, self.up, split_out=True)
-        return grouped_linear(weighted_activation(inner, probabilities, gated=self.gated), self.down, split_out=False)
+        inner = grouped_linear(rows, self.up, self.up_bias, split_out=True)
+        active = weighted_activation(inner, probabilities, gated=self.gated, activation=self.activation)
+        return grouped_linear(active, self.down, self.down_bias, split_out=False)
 
 
 class SharedExperts(MLP):
@@ -75,7 +91,7 @@ class MixtureOfExperts(Module):
 
     Args:
         hidden: width. ffn: inner width of an expert. experts, top_k: how many there are, how many a token uses.
-        gated: SwiGLU instead of GELU; experts have no biases.
+        gated: gated networks (SwiGLU). bias: of experts and router. activation: of the networks, as in ``MLP``.
         shared_ffn: inner width of the shared experts together; None: there are none.
         shared_gate: the shared experts' output is weighted by a learned gate (Qwen2-MoE, 2407.10671 §2.2.1).
     Raises:
@@ -94,6 +110,8 @@ class MixtureOfExperts(Module):
         gated: bool = True,
         shared_ffn: int | None = None,
         shared_gate: bool = False,
+        bias: bool = False,
+        activation: Activation | None = None,
     ) -> None:
         super().__init__()
         if not 1 <= top_k <= experts:
@@ -113,9 +131,13 @@ class MixtureOfExperts(Module):
                 nearest="false",
             )
         self.num_experts, self.top_k, self.ffn = experts, top_k, ffn
-        self.router = Router(hidden, experts)
-        self.experts = Experts(experts, hidden, ffn, gated=gated)
-        self.shared = SharedExperts(hidden, shared_ffn, gated=gated, bias=False) if shared_ffn is not None else None
+        self.router = Router(hidden, experts, bias=bias)
+        self.experts = Experts(experts, hidden, ffn, gated=gated, bias=bias, activation=activation)
+        self.shared = (
+            SharedExperts(hidden, shared_ffn, gated=gated, bias=bias, activation=activation)
+            if shared_ffn is not None
+            else None
+        )
         self.shared_gate = TokenGate(hidden) if shared_gate else None
 
     @property

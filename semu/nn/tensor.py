@@ -16,6 +16,7 @@ from semu.hardware.kinds import DType
 
 if TYPE_CHECKING:
     from semu.nn.tracing import Trace
+    from semu.nn.window import Window
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,16 @@ class Sequences:
     def uniform(cls, count: int, length: int, stream: str = "text") -> Sequences:
         """``count`` sequences of ``length`` tokens each."""
         return cls(stream, count * length, count * length * length, count, length)
+
+    def pairs_within(self, window: Window, where: str) -> Dim:
+        """Pairs of tokens of one sequence that a window leaves.
+
+        Raises:
+            GraphError: sequences of unknown lengths.
+        """
+        if isinstance(self.length, int):
+            return self.count * window.pairs(self.length)
+        return window.of(self.pairs, where)
 
     def pairs_with(self, other: Sequences, where: str) -> Dim:
         """Sum over sequences of own length x the partner's length (cross attention).

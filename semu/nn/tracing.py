@@ -53,6 +53,7 @@ class TraceOptions:
         cross_entropy: ``unfused``, ``in_place`` or ``fused``, see ``semu.nn.rules.loss``.
         fused_accumulation: products for weight gradients add into the gradient buffers themselves.
         fp8_recipe: how fp8 tensors are scaled.
+        replica_group: the data-parallel replicas, where a module reads them (``Module.reads_replicas``).
         keep_products: blocks that are recomputed keep some outputs, see ``semu.nn.keep``.
     """
 
@@ -68,6 +69,7 @@ class TraceOptions:
     experts: ExpertPlan = field(default_factory=ExpertPlan)
     cp_group: CommGroup = field(default_factory=lambda: CommGroup("cp", 1, 1))
     cp_kind: ContextKind = ContextKind.RING
+    replica_group: CommGroup = field(default_factory=lambda: CommGroup("replicas", 1, 1))
     keep_products: bool = False
     cross_entropy: str = "in_place"
     fused_accumulation: bool = True

@@ -51,14 +51,15 @@ class Parallel:
         cp, ep: context- and expert-parallel sizes, >= 1.
         sequence_parallel: shard activations over the sequence between tensor-parallel regions (2205.05198).
         zero: 0 replicates the optimizer, 1 shards it over dp (Megatron's distributed optimizer), 2 | 3 shard
-            gradients | parameters too.
+            gradients | parameters too; experts over the ranks that hold the same ones.
         partition: how layers are cut into pipeline stages: balanced by ``"parameters"`` or ``"latency"``, or evenly by
             ``"layers"``, the embedding with the first and the head with the last of them (Megatron-LM's default).
         zero_group: ZeRO-1 shards the optimizer, ZeRO-3 the parameters too, within groups of so many consecutive dp
             ranks, all their context ranks among them; gradients are all-reduced across the groups (Megatron-LM's
             distributed-optimizer instances; HSDP); None: one group of all dp ranks.
         reshard_after_forward: ZeRO-3 frees a block's gathered parameters after its forward and gathers them again
-            for its backward (all but the model's last block); false: they stay from forward to backward.
+            for its backward (all but the model's last block; in a pipeline all); false: they stay from forward to
+            backward, in a pipeline from the chunk's first forward to its last backward, which alone reduces gradients.
         layout: which layers lie in which stage, said outright: a ``PipelineLayout`` or its table; goes before
             ``partition``.
         plan: extra sharding styles, module-path pattern -> style or its value, for modules that semu does not know,
@@ -209,6 +210,12 @@ class Parallel:
     def expert_data_ranks(self) -> int:
         """Ranks that hold the same experts: dp x cp x tp / (ep x etp) (Megatron-LM, ``parallel_state``)."""
         return self.dp * self.cp * self.tp // (self.ep * self.expert_tensor_ranks)
+
+    @property
+    def expert_shard_ranks(self) -> int:
+        """Ranks over which ZeRO shards experts: those with the same experts, of a sharding group where there are any
+        (torchtitan's ``efsdp`` = dp_shard x cp x tp / (ep x etp))."""
+        return self.shard_ranks * self.tp // (self.ep * self.expert_tensor_ranks)
 
     @property
     def num_gpus(self) -> int:

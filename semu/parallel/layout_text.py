@@ -88,11 +88,11 @@ class _Reader:
 def _check(stages: list[str], text: str, where: str) -> None:
     """E comes first, L last, once each; no stage is empty."""
     flat = "".join(stages)
-    if "m" in flat:
+    if "m" in flat and "t" in flat[flat.index("m") :]:
         raise ConfigError(
-            f"multi-token prediction (m) at position {text.index('m')} of {text!r} is not modelled by this version",
+            f"multi-token prediction (m) at position {text.index('m')} of {text!r}, and a layer (t) behind it",
             where=where,
-            expected="E, t and L",
+            expected="m behind every t, before L",
             got="m",
         )
     for symbol, name, place in (("E", "embedding", 0), ("L", "loss", len(flat) - 1)):

@@ -69,6 +69,17 @@ class Mesh:
         peers = self._different(self.gpu(pp=pp), 1, width)
         return max((self._place("edp", peer, width, p.expert_data_ranks) for peer in peers), key=_spread)
 
+    def expert_shard_group(self, pp: int) -> CommGroup:
+        """The group over which ZeRO shards a pipeline rank's experts: ``expert_dp_group``, or the part of it that lies
+        in one sharding group; the one on the most nodes."""
+        p = self.parallel
+        if not p.is_sharded_in_groups:
+            return self.expert_dp_group(pp)
+        width, together = p.ep * p.expert_tensor_ranks, p.shard_ranks * p.tp
+        bases = self._different(self.gpu(pp=pp), together, p.dp * p.cp // p.shard_ranks)
+        peers = (peer for base in bases for peer in self._different(base, 1, width))
+        return max((self._place("edp", peer, width, p.expert_shard_ranks) for peer in peers), key=_spread)
+
     @cached_property
     def worst_ep_group(self) -> CommGroup:
         """The expert-parallel group that spans the most nodes; all are timed as it. Expert tensor parallelism is
@@ -111,6 +122,16 @@ class Mesh:
         replicas = self._different(0, p.tp * p.cp, p.pp * p.dp)
         firsts = (peer for first in replicas for peer in range(first, first + p.tp)) if p.cp > 1 else range(1)
         return max((self._place("cp", first, p.tp, p.cp) for first in firsts), key=_spread)
+
+    @cached_property
+    def worst_replica_group(self) -> CommGroup:
+        """The replicas of one tensor-, context- and pipeline-parallel rank, as modules read one another's; the group
+        that spans the most nodes."""
+        p = self.parallel
+        width = p.tp * p.cp
+        firsts = [self.gpu(pp=pp) + peer for pp in range(p.pp) for peer in range(width)] if p.dp > 1 else [0]
+        places = {first % self.cluster.gpus_per_node: first for first in reversed(firsts)}
+        return max((self._place("replicas", first, width, p.dp) for first in places.values()), key=_spread)
 
     def of_module(self, name: str) -> Mesh:
         """The same GPUs in the sizes of one modality module."""

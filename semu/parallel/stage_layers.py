@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from semu.errors import ConfigError, unknown_name
@@ -13,6 +13,8 @@ from semu.nn.model import ModalityModule, Model
 from semu.parallel.layout import PipelineLayout
 from semu.parallel.layout_text import expand_stages
 
+MTP_MODULE = "mtp"
+"""Name of the modality module that predicts further tokens, where a model has one (``semu_models.mtp``)."""
 _WHERE = "parallel.layout"
 _NUMBERED = re.compile(r"(?:(.*)\.)?\d+")
 
@@ -84,6 +86,8 @@ def stage_boundaries(model: Model, layout: PipelineLayout, pp: int, vpp: int) ->
     chains = [_chain(module) for module in model.modules]
     if layout.modules is not None:
         return _by_module(chains, layout, pp * vpp)
+    if len(chains) == 2 and chains[1].name == MTP_MODULE:
+        return [0, *_before_predictions(chains[0], chains[1], layout, pp, vpp)]
     if layout.stages is not None or layout.layers is not None:
         key = "stages" if layout.stages is not None else "layers"
         if len(chains) > 1:
@@ -95,13 +99,44 @@ def stage_boundaries(model: Model, layout: PipelineLayout, pp: int, vpp: int) ->
                 got=len(chains),
             )
         if layout.stages is not None:
-            counts = [stage.count("t") for stage in expand_stages(layout.stages, f"{_WHERE}.stages")]
+            stages = expand_stages(layout.stages, f"{_WHERE}.stages")
+            _check_predictions(stages, 0)
+            counts = [stage.count("t") for stage in stages]
         else:
             counts = list(layout.layers or ())
         return [0, *chains[0].cut(counts, f"{_WHERE}.{key}")]
     whole = _joined(model.name, chains)
     where = _WHERE if layout != PipelineLayout() else "parallel.partition"
     return [0, *whole.cut(layer_counts(len(whole.starts), layout, pp, vpp), where)]
+
+
+def _before_predictions(chain: _Chain, further: _Chain, layout: PipelineLayout, pp: int, vpp: int) -> list[int]:
+    """Where stages end if further tokens are predicted: their layers stand where the text says m, else in the last
+    stage, in addition to its share (Megatron-LM)."""
+    if layout.stages is not None:
+        where = f"{_WHERE}.stages"
+        stages = expand_stages(layout.stages, where)
+        _check_predictions(stages, len(further.starts))
+        counts = [stage.count("t") + stage.count("m") for stage in stages]
+        return _joined(chain.name, [chain, further]).cut(counts, where)
+    whole = replace(chain, size=chain.size + further.size)
+    if layout.layers is not None:
+        return whole.cut(layout.layers, f"{_WHERE}.layers")
+    where = _WHERE if layout != PipelineLayout() else "parallel.partition"
+    return whole.cut(layer_counts(len(chain.starts), layout, pp, vpp), where)
+
+
+def _check_predictions(stages: Sequence[str], layers: int) -> None:
+    """Refuse another number of multi-token-prediction layers than the model has."""
+    found = sum(stage.count("m") for stage in stages)
+    if found != layers:
+        raise ConfigError(
+            f"the stages have {found} layers of multi-token prediction (m), and the model has {layers}",
+            where=f"{_WHERE}.stages",
+            expected=f"{layers} m behind the layers",
+            got=found,
+            nearest=layers,
+        )
 
 
 def layer_counts(layers: int, layout: PipelineLayout, pp: int, vpp: int) -> list[int]:

@@ -10,6 +10,9 @@ Files:
     resolve.py       all of these and the defaults -> ``RunConfig``
     transformer.py   ``[model.transformer]``
     build.py         resolved tables -> model, batch, ``TrainingJob``
+    hf_run.py        a config.json as a RUN: what it leaves open
+    choose.py        a cluster and a parallelism that fit
+    importing.py     files of other programs -> run file and report
     tables.py        tables that a program made -> ``TrainingJob``
     toml_text.py     writing TOML
 

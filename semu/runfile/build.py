@@ -9,12 +9,33 @@ import semu_models
 from semu.errors import ConfigError
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
-from semu.nn import Model
+from semu.nn import LoRA, Model, add_lora
 from semu.parallel.config import Overlap, Parallel
 from semu.runfile.transformer import TransformerConfig
-from semu.workload import AbstractBatch, make_batch
+from semu.workload import AbstractBatch, BatchKind, make_batch
+from semu.workload.options import kind_for
+from semu_models.hf import HfModel, load_hf
 
 Tables = Mapping[str, Mapping[str, Any]]
+
+
+def read_hf(config: Tables) -> HfModel:
+    """The model of ``model.hf_config``.
+
+    Token tables have the rows that the file says, as in transformers; ``vocab_multiple`` rounds them up to a multiple
+    of itself x tp, as Megatron-LM's ``--make-vocab-size-divisible-by`` does.
+
+    Raises:
+        ConfigError: as ``semu_models.hf.load_hf``; a multiple below 1.
+    """
+    table = config["model"]
+    multiple = table.get("vocab_multiple")
+    if multiple is not None and multiple < 1:
+        raise ConfigError(
+            "not a size", where="model.vocab_multiple", expected="an integer >= 1", got=multiple, nearest=1
+        )
+    step = 1 if multiple is None else multiple * config.get("parallel", {}).get("tp", 1)
+    return load_hf(table["hf_config"], ignore=table.get("hf_ignore", ()), vocab_step=step)
 
 
 def build_model(config: Tables) -> Model:
@@ -22,16 +43,40 @@ def build_model(config: Tables) -> Model:
 
     ``frozen`` names modality modules, roles and module paths; everything below them is frozen, an encoder's adapter
     too: ``["vit.embedding", "vit.layers"]`` instead of ``["encoder"]`` keeps the adapter of a vision-language model.
+    With ``[model.lora]`` everything but the adapters of low rank, and what it names as trainable, is frozen before.
 
     Raises:
         ConfigError: an unknown model or module path, sizes of a transformer that do not fit together.
     """
+    return build_with_reading(config)[0]
+
+
+def build_with_reading(config: Tables) -> tuple[Model, HfModel | None]:
+    """As ``build_model``; beside it, what was understood of its file where it is read from one."""
     table = config["model"]
+    read = None
     if "name" in table:
         model = semu_models.build(table["name"], where="model.name")
+    elif "hf_config" in table:
+        read = read_hf(config)
+        model = read.model
     else:
         model = TransformerConfig.from_table(table["transformer"]).model(config["parallel"]["tp"])
-    return model.freeze(table["frozen"])
+    if "lora" in table:
+        add_lora(model, read_lora(table["lora"]))
+    return model.freeze(table["frozen"]), read
+
+
+def read_lora(table: Mapping[str, Any]) -> LoRA:
+    """``[model.lora]``; keys as ``LoRA``'s attributes.
+
+    Raises:
+        ConfigError: no rank, and as the class.
+    """
+    if "rank" not in table:
+        raise ConfigError("missing key", where="model.lora.rank", expected="an integer >= 1")
+    options: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
+    return LoRA(**options)
 
 
 def build_batch(config: Tables, model: Model) -> AbstractBatch:
@@ -40,7 +85,7 @@ def build_batch(config: Tables, model: Model) -> AbstractBatch:
     Raises:
         ConfigError: an unknown key, a value out of range, a bad file.
     """
-    return make_batch(config["batch"], streams=streams_read(model))
+    return make_batch(config["batch"], streams=streams_read(model), mergings=model.mergings)
 
 
 def build_job(config: Tables, model: Model, batch: AbstractBatch) -> TrainingJob:
@@ -60,6 +105,11 @@ def build_job(config: Tables, model: Model, batch: AbstractBatch) -> TrainingJob
         if error.where == "parallel" and error.nearest is None:
             error.nearest = nearest_size(model, cluster, parallel)
         raise
+
+
+def kind_read(model: Model) -> BatchKind:
+    """The kind of generated batch that a model reads."""
+    return BatchKind.PAIRS if model.reads_replicas else kind_for(streams_read(model))
 
 
 def streams_read(model: Model) -> tuple[str, ...]:

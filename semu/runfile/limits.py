@@ -26,14 +26,6 @@ _KNOWN_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Words of the format beyond the modelled ones."""
 
-_ABSENT: Mapping[str, str] = MappingProxyType(
-    {
-        "model.hf_config": "model.name or [model.transformer]",
-        "model.transformer.mtp_layers": "a model that predicts the next token only",
-    }
-)
-"""Keys that must not be there, and what to write instead."""
-
 
 def refuse_unmodelled(config: Mapping[str, object], places: Places) -> None:
     """Say no to what would not be simulated as asked.
@@ -44,10 +36,6 @@ def refuse_unmodelled(config: Mapping[str, object], places: Places) -> None:
     Raises:
         ConfigError: the key, what came and the legal values.
     """
-    for key, instead in _ABSENT.items():
-        if (value := _get(config, key)) is not None:
-            got = None if isinstance(value, Mapping) else value
-            raise ConfigError(_message(key), where=places.where(key), expected=instead, got=got)
     for key, sizes in _MODELLED_SIZES.items():
         size = _get(config, key)
         if isinstance(size, int) and size > max(sizes):

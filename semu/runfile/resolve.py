@@ -22,16 +22,18 @@ from semu.errors import ConfigError
 from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Overlap, Parallel
-from semu.runfile.build import build_batch, build_job, build_model, streams_read
+from semu.runfile.build import build_batch, build_job, build_with_reading, kind_read, streams_read
+from semu.runfile.hf_run import complete_hf_run
 from semu.runfile.limits import refuse_unmodelled
 from semu.runfile.overrides import Overrides
 from semu.runfile.places import Places
 from semu.runfile.schema import SCHEMA, TABLES, check_schema
-from semu.runfile.sources import move_paths, options_table, read_source
+from semu.runfile.sources import hf_file, move_paths, options_table, read_source
 from semu.runfile.toml_text import format_toml
 from semu.runfile.transformer import TransformerConfig
-from semu.workload import AbstractBatch, FileBatch
+from semu.workload import AbstractBatch, BatchKind, FileBatch
 from semu_models import Setup
+from semu_models.hf import HfModel, Reading
 from semu_models.setups import default_microbatches
 
 
@@ -44,6 +46,7 @@ class RunConfig:
         places: where each value came from.
         model, batch: made of the tables.
         notes: what was decided for the user, and what looks unintended, a sentence each.
+        reading: what was understood of the file that the model was read from.
     """
 
     config: Mapping[str, Mapping[str, Any]]
@@ -51,6 +54,7 @@ class RunConfig:
     model: Model = field(repr=False, compare=False)
     batch: AbstractBatch = field(repr=False, compare=False)
     notes: tuple[str, ...] = ()
+    reading: Reading | None = field(default=None, repr=False, compare=False)
 
     def job(self) -> TrainingJob:
         """The training job.
@@ -80,7 +84,7 @@ def load_run(
     """The training job of a run file or of a shipped setup.
 
     Args:
-        name_or_path: a name of ``semu_models.SETUPS``, or a TOML file.
+        name_or_path: a name of ``semu_models.SETUPS``, a TOML file, or a config.json of HuggingFace transformers.
         overrides, cluster, parallel, profile, seed: see ``Overrides``.
     Raises:
         ConfigError: an unknown name or key, a wrong type, sizes that do not fit together, or something that this
@@ -94,7 +98,9 @@ def resolve_run(name_or_path: str | os.PathLike[str], overrides: Overrides | Non
     changes = overrides if overrides is not None else Overrides()
     config, places, setup = read_source(os.fspath(name_or_path))
     changes.apply(config, places)
+    told = complete_hf_run(config, places, resolve_tables) if hf_file(os.fspath(name_or_path)) is not None else ()
     run = resolve_tables(config, places, setup)
+    run = replace(run, notes=(*told, *run.notes))
     if changes.seed is not None and run.config["batch"]["kind"] == "text":
         return replace(run, notes=(*run.notes, "--seed has no effect: a batch of text sequences draws nothing"))
     return run
@@ -114,24 +120,34 @@ def resolve_tables(config: Mapping[str, Any], places: Places, setup: Setup | Non
     resolved = _with_defaults(config, places)
     notes = [_set_global_batch(resolved, places, setup)]
     with places.located():
-        model = build_model(resolved)
+        model, read = build_with_reading(resolved)
+        notes.append(_set_kind(resolved, model))
         batch = build_batch(resolved, model)
     _set_from_batch(resolved, batch)
     notes += _doubts(model, batch)
-    return RunConfig(resolved, places, model, batch, tuple(note for note in notes if note is not None))
+    if read is not None:
+        notes += [read.reading.summary(), *read.reading.notes, *_doubts_of_file(resolved, read)]
+    reading = read.reading if read is not None else None
+    return RunConfig(resolved, places, model, batch, tuple(note for note in notes if note is not None), reading)
 
 
 def _require(config: Mapping[str, Any], places: Places) -> None:
     """What has no default: one model, one device."""
     model = config.get("model", {})
-    ways = [f"model.{key}" for key in ("name", "transformer") if key in model]
+    ways = [f"model.{key}" for key in ("name", "hf_config", "transformer") if key in model]
     if len(ways) != 1:
         raise ConfigError(
             "the model is given twice" if ways else "no model",
             where=places.where("model"),
-            expected="exactly one of model.name and [model.transformer]",
-            got=" and ".join(ways) or "neither",
+            expected="exactly one of model.name, model.hf_config and [model.transformer]",
+            got=" and ".join(ways) or "none of them",
         )
+    for key in ("hf_ignore", "vocab_multiple"):
+        if key in model and "hf_config" not in model:
+            where = "[model.transformer]" if key == "vocab_multiple" and "transformer" in model else "model.hf_config"
+            raise ConfigError(
+                f"{key} without hf_config", where=places.where(f"model.{key}"), expected=f"{key} beside {where}"
+            )
     if "device" not in config.get("cluster", {}):
         raise ConfigError(
             "no device", where=places.where("cluster.device"), expected="a device name, see: semu list devices"
@@ -146,7 +162,7 @@ def _with_defaults(config: Mapping[str, Any], places: Places) -> dict[str, dict[
         "parallel": options_table(Parallel(), "parallel"),
         "training": options_table(Training(), "training"),
         "overlap": options_table(Overlap(), "overlap"),
-        "batch": {"kind": "text"},
+        "batch": {},
     }
     del defaults["training"]["global_batch"]
     resolved = {name: _ordered(defaults[name] | config.get(name, {}), name) for name in TABLES}
@@ -183,6 +199,16 @@ def _set_global_batch(config: dict[str, dict[str, Any]], places: Places, setup: 
     return f"training.global_batch: {change} {training['global_batch']} = {product}"
 
 
+def _set_kind(config: dict[str, dict[str, Any]], model: Model) -> str | None:
+    """Decide the kind of the batch where it is not given; returns what to tell the user."""
+    if "kind" in config["batch"]:
+        return None
+    kind = kind_read(model)
+    config["batch"] = {"kind": kind.value, **config["batch"]}
+    is_usual = kind is BatchKind.TEXT
+    return None if is_usual else f"batch.kind: not given, taken as {kind.value!r}, which {model.name} reads"
+
+
 def _set_from_batch(config: dict[str, dict[str, Any]], batch: AbstractBatch) -> None:
     """Write what the batch decided: the context length, the kind of samples that a file holds."""
     seq_len = batch.context_length(config["training"].get("seq_len"))
@@ -200,3 +226,15 @@ def _doubts(model: Model, batch: AbstractBatch) -> Iterator[str]:
             yield f"batch.kind: no module of {model.name} reads the stream {stream!r}, so that it costs nothing"
     if model.num_parameters(trainable_only=True) == 0:
         yield "model.frozen: every parameter is frozen, so that nothing is trained: there is no backward pass"
+
+
+def _doubts_of_file(config: Mapping[str, Mapping[str, Any]], read: HfModel) -> Iterator[str]:
+    """What the file of the model says against the run."""
+    seq_len, tp = config["training"].get("seq_len"), config["parallel"]["tp"]
+    if seq_len is not None and read.context is not None and seq_len > read.context:
+        yield f"training.seq_len: {seq_len} is more than the {read.context} tokens that {read.reading.source} names"
+    if read.vocab is not None and read.vocab % tp:
+        yield (
+            f"parallel.tp: {tp} does not divide the {read.vocab} rows of the token table, which are those of the file; "
+            "model.vocab_multiple = 128 pads them as Megatron-LM does"
+        )

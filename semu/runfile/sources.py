@@ -21,6 +21,9 @@ from semu.runfile.places import Places, parse_toml
 from semu.runfile.schema import SCHEMA
 from semu_models import MODELS, SETUPS, Setup
 
+HF_NAME = "config.json"
+"""What transformers calls a model's configuration."""
+
 
 def read_source(run: str) -> tuple[dict[str, Any], Places, Setup | None]:
     """Tables as they are written, their places, and the setup where ``run`` names one.
@@ -28,18 +31,31 @@ def read_source(run: str) -> tuple[dict[str, Any], Places, Setup | None]:
     Relative paths in a file become relative to the current folder.
 
     Args:
-        run: a name of ``semu_models.SETUPS``, or a TOML file.
+        run: a name of ``semu_models.SETUPS``, a TOML file, or a config.json of HuggingFace transformers (or a folder
+            with one).
     Raises:
-        ConfigError: neither; or a file that cannot be read.
+        ConfigError: none of these; or a file that cannot be read.
     """
     if run in SETUPS:
         return _setup_tables(SETUPS[run]), Places(f"setup {run}"), SETUPS[run]
+    if (document := hf_file(run)) is not None:
+        return {"model": {"hf_config": document}}, Places(run), None
     if not is_path(run) and not os.path.isfile(run):
         raise _unknown_run(run)
     text = _read_text(run)
     config = parse_toml(text, run)
     move_paths(config, lambda path: os.path.join(os.path.dirname(run), path))
     return config, Places(run, text), None
+
+
+def hf_file(run: str) -> str | None:
+    """The config.json that ``run`` means: the file itself, or the one in a folder; None: it means something else."""
+    if run in SETUPS:
+        return None
+    inside = os.path.join(run, HF_NAME)
+    if os.path.isfile(inside):
+        return inside
+    return run if run.endswith(".json") else None
 
 
 def options_table(options: Parallel | Training | Overlap, table: str) -> dict[str, Any]:
@@ -64,10 +80,10 @@ def is_path(text: str) -> bool:
 
 
 def move_paths(config: dict[str, Any], move: Callable[[str], str]) -> None:
-    """Apply ``move`` to every path that tables hold: a profile file and a metadata file."""
-    for table, key in (("cluster", "device"), ("batch", "path")):
+    """Apply ``move`` to every path that tables hold: a profile file, a metadata file and a config.json."""
+    for table, key in (("cluster", "device"), ("batch", "path"), ("model", "hf_config")):
         own = config.get(table)
-        if isinstance(own, dict) and isinstance(own.get(key), str) and (key == "path" or is_path(own[key])):
+        if isinstance(own, dict) and isinstance(own.get(key), str) and (key != "device" or is_path(own[key])):
             own[key] = move(own[key])
 
 
@@ -80,7 +96,7 @@ def _unknown_run(run: str) -> ConfigError:
             got=run,
         )
     error = unknown_name("setup", run, SETUPS, where="RUN")
-    error.expected = f"{error.expected}, or a TOML file"
+    error.expected = f"{error.expected}, or a TOML file, or a config.json"
     return error
 
 

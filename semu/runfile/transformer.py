@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from semu.errors import ConfigError
-from semu.nn import LatentAttention, LatentSizes, MixtureOfExperts, Model, TransformerLayer
+from semu.errors import ConfigError, unknown_name
+from semu.nn import Activation, LatentAttention, LatentSizes, MixtureOfExperts, Model, TransformerLayer
 from semu_models.decoder import Decoder, decoder_model
+from semu_models.mtp import predicting_model
 
 _WHERE = "model.transformer"
 _REQUIRED = ("layers", "hidden", "heads", "vocab")
@@ -22,6 +23,8 @@ _OPTIONAL = (
     "moe_layer_freq",
     "first_k_dense",
     "mla",
+    "activation",
+    "mtp_layers",
 )
 _LATENT = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 
@@ -50,8 +53,11 @@ class TransformerConfig:
             every other (Megatron-LM's ``--moe-layer-freq``); None: every layer. first_k_dense: so many first layers
             have none.
         mla: widths of latent attention, under Megatron-LM's names; None: ordinary attention.
+        mtp_layers: further tokens that are predicted, each by a layer like the last one (``semu_models.mtp``).
         vocab_multiple: the tables have ``vocab`` rows rounded up to a multiple of this x tp (Megatron-LM's
             ``--make-vocab-size-divisible-by``, there 128); None: as they are.
+        activation: non-linearity of the feed-forward networks, a value of ``semu.nn.Activation``; None: SiLU where
+            gated, else GELU.
     Raises:
         ConfigError: a size below one, heads that do not divide, a probability out of range, experts half told.
     """
@@ -80,9 +86,14 @@ class TransformerConfig:
     moe_layer_freq: int | tuple[int, ...] | None = None
     first_k_dense: int | None = None
     mla: LatentSizes | None = None
+    mtp_layers: int = 0
     vocab_multiple: int | None = None
+    activation: str | None = None
 
     def __post_init__(self) -> None:
+        legal = [member.value for member in Activation]
+        if self.activation is not None and self.activation not in legal:
+            raise unknown_name("activation", self.activation, legal, where=f"{_WHERE}.activation")
         for name in (
             "layers",
             "hidden",
@@ -96,6 +107,14 @@ class TransformerConfig:
         ):
             _check_size(name, getattr(self, name))
         self._check_experts()
+        if self.mtp_layers < 0:
+            raise ConfigError(
+                "not a number of layers",
+                where=f"{_WHERE}.mtp_layers",
+                expected="an integer >= 0",
+                got=self.mtp_layers,
+                nearest=0,
+            )
         _check_divisor("heads", self.heads, "kv_heads", self.kv_heads)
         if not 0 <= self.dropout < 1:
             raise ConfigError("not a probability", where=f"{_WHERE}.dropout", expected="0 <= p < 1", got=self.dropout)
@@ -191,6 +210,8 @@ class TransformerConfig:
             values["mla"] = {name: value for name, value in values["mla"].items() if value is not None}
         if isinstance(self.moe_layer_freq, tuple):
             values["moe_layer_freq"] = list(self.moe_layer_freq)
+        if not self.mtp_layers:
+            del values["mtp_layers"]
         return {name: value for name, value in values.items() if name not in _OPTIONAL or value is not False}
 
     def table_rows(self, tp: int) -> int:
@@ -221,6 +242,7 @@ class TransformerConfig:
                 qkv_bias=self.qkv_bias,
                 dropout=self.dropout,
                 qk_norm=self.qk_norm,
+                activation=self._activation,
                 mlp=None if number in dense else self._mixture(),
                 attention=None
                 if self.mla is None
@@ -237,7 +259,12 @@ class TransformerConfig:
             rms_norm=self.rms_norm,
             dropout=self.dropout,
         )
-        return decoder_model(f"transformer-{self.layers}x{self.hidden}", body)
+        name = f"transformer-{self.layers}x{self.hidden}"
+        if not self.mtp_layers:
+            return decoder_model(name, body)
+        return predicting_model(
+            name, body, self.hidden, self.mtp_layers, lambda _: layer(self.layers - 1), rms_norm=self.rms_norm
+        )
 
     def _mixture(self) -> MixtureOfExperts:
         assert self.experts is not None and self.top_k is not None and self.moe_ffn is not None
@@ -249,7 +276,12 @@ class TransformerConfig:
             gated=self.gated_mlp,
             shared_ffn=self.shared_ffn,
             shared_gate=self.shared_gate,
+            activation=self._activation,
         )
+
+    @property
+    def _activation(self) -> Activation | None:
+        return None if self.activation is None else Activation(self.activation)
 
 
 def _frozen(name: str, value: Any) -> Any:

@@ -53,6 +53,9 @@ class PipelineProblem:
     phase: NDArray[np.int32]
     microbatch: NDArray[np.int32]
 
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "known"}  # copies begin empty
+
     @property
     def num_stages(self) -> int:
         """Number of stages; transfers follow them."""

@@ -73,6 +73,9 @@ class PipelineUnits:
             local=tuple(local),
         )
 
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "graphs"}  # copies begin empty
+
     @property
     def num_stages(self) -> int:
         """Stages of one microbatch."""

@@ -37,7 +37,7 @@ def assemble_report(
     """Everything that ``simulate`` returns."""
     job = layout.job
     profile = job.profile
-    head = headline(layout, evaluation, run, tails)
+    head = headline(layout, evaluation, run, tails, gathers)
     found, slowest, memories, peaks, work = head.estimate, head.slowest, head.memories, head.peaks, head.work
     iteration = found.iteration_time_s
     saved = SavedActivations(layout, evaluation, run)
@@ -248,7 +248,7 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
     if job.training.workspaces is Workspaces.NONE:
         absent.append("library workspaces in allocated memory (reserved memory is an estimate that counts cuBLAS's)")
     notes = ["not modelled by this version: " + ", ".join(absent)] if absent else []
-    if job.parallel.zero >= 2 and num_replicas > 1:
+    if job.parallel.zero >= 2 and num_replicas > 1 and not job.gathers_once:
         notes.append(
             f"ZeRO-{job.parallel.zero} with unequal microbatches: the collectives inside stages wait for no other "
             "replica, so that the iteration lasts at least as long as said"
@@ -264,6 +264,11 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
         notes.append(
             "experts with unequal microbatches: a rank gets as many rows as its own tokens make, and the all-to-alls "
             "wait for no other replica, so that the iteration lasts at least as long as said"
+        )
+    if "replicas" in layout.streams:
+        notes.append(
+            f"the contrastive loss compares {job.training.micro_batch * job.parallel.dp} samples, those of one "
+            "microbatch of every replica; replicas are taken to reach its collectives together"
         )
     phases = {op.phase for op in layout.library.operators}
     if job.training.recompute is Recompute.FULL and Phase.INPUT_GRADIENT in phases and Phase.RECOMPUTE not in phases:

@@ -15,6 +15,7 @@ from semu.engine.stage import StageCosts
 from semu.engine.template import CostColumns, TemplateLibrary, stream_names
 from semu.graph.rounded import with_rounded
 from semu.hardware.capabilities import DeviceProfile
+from semu.nn.window import Window
 from semu.simulation.layout import Layout
 from semu.simulation.segment_costs import stage_costs
 from semu.simulation.shape_costs import ShapeCosts, num_shapes
@@ -37,7 +38,12 @@ class BatchShapes:
 
 
 def distinct_shapes(
-    microbatches: Sequence[Microbatch], dp: int, token_divisor: int, parts: int = 1, spreads: Sequence[Spread] = ()
+    microbatches: Sequence[Microbatch],
+    dp: int,
+    token_divisor: int,
+    parts: int = 1,
+    spreads: Sequence[Spread] = (),
+    windows: Mapping[str, Sequence[Window]] | None = None,
 ) -> BatchShapes:
     """Find equal microbatches.
 
@@ -45,16 +51,19 @@ def distinct_shapes(
         microbatches: dp x m of them; replica r runs items r, r + dp, r + 2 dp, ... (round robin).
         dp: replicas. token_divisor, parts: see ``Parallel.token_divisor``, ``Parallel.sequence_parts``.
         spreads: modality modules that spread their items over groups of ranks.
+        windows: of attention, by stream and module.
     """
     if microbatches and not spreads and len(set(map(id, microbatches))) == 1:  # one microbatch again and again
         lengths = tuple([(name, own.tobytes()) for name, own in microbatches[0].lengths.items()])
+        used = tuple([(name, tuple(own)) for name, own in (windows or {}).items()])
         alone = _COLUMNS.get(
-            (lengths, token_divisor, parts), lambda: shape_columns(microbatches[:1], token_divisor, parts)
+            (lengths, token_divisor, parts, used),
+            lambda: shape_columns(microbatches[:1], token_divisor, parts, windows),
         )
         return BatchShapes(alone, np.zeros((dp, len(microbatches) // dp), dtype=np.int64))
-    columns = shape_columns(microbatches, token_divisor, parts)
+    columns = shape_columns(microbatches, token_divisor, parts, windows)
     for spread in spreads if columns else ():
-        columns |= spread_columns(microbatches, spread)
+        columns |= spread_columns(microbatches, spread, windows)
     names = list(columns)
     table = np.stack([columns[name] for name in names])
     distinct, inverse = np.unique(table, axis=1, return_inverse=True)

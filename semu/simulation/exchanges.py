@@ -8,6 +8,14 @@ ZeRO-3: torch FSDP (Zhao et al. 2304.11277). A unit is a block; parameters that 
 own that stays gathered from its first forward to its last backward, as FSDP's root unit does. Gathers and reductions of
 a group are one communicator's, so they share a stream (§3.3.2). Prefetching does not reach across modality modules.
 
+Routed experts that are spread otherwise than all else are sharded over the ranks that hold the same ones: of a block
+they are a unit of their own, over a communicator of its own, gathered when the block's other parameters are, as
+torchtitan shards DeepSeek-V3 and Llama-4.
+
+Where other microbatches come between a microbatch's forward and its backward (pipelines), a stage leaves nothing
+gathered behind: every unit is gathered in each forward and again in each backward stage, whose gradients are reduced.
+With ``reshard_after_forward`` off nothing is exchanged inside those stages: see ``unsharded``.
+
 Weights on the host (``weights``): a chosen layer is a unit that is copied; with ZeRO-3 its unit's shard is, before each
 gather.
 """
@@ -15,6 +23,8 @@ gather.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 
 from semu.engine.exchange import Exchange, ExchangeCosts, ExchangePlan
 from semu.engine.host_copies import HostCopyCosts
@@ -28,6 +38,8 @@ from semu.simulation.tracer import Block, HeldParameter
 from semu.simulation.weights import parameters_on_host
 
 FSDP_STREAM = "fsdp"
+EXPERT_STREAMS = {FSDP_STREAM: "efsdp", "dp": "edp"}
+"""Stream of the experts' collectives beside each other one (torchtitan's and Megatron-LM's names of these groups)."""
 
 Costs = ExchangeCosts | HostCopyCosts
 
@@ -63,7 +75,9 @@ def plan_exchanges(
 
 def is_sharded_inside(job: TrainingJob) -> bool:
     """Whether gradients are reduced, or parameters gathered, inside the stages."""
-    return job.parallel.zero >= 2 and job.parallel.gradient_ranks > 1
+    parallel = job.parallel
+    is_shared = max(parallel.gradient_ranks, parallel.expert_data_ranks) > 1
+    return parallel.zero >= 2 and is_shared and not job.gathers_once
 
 
 class _Planner:
@@ -86,38 +100,61 @@ class _Planner:
 
     def _buckets(self, blocks: Sequence[Block], rank: int) -> list[Exchange]:
         """Blocks from the last to the first, until a bucket is full; what blocks share is a bucket of its own."""
-        shared, own = _split(blocks)
-        filled = {position: _elements(members, written=True) for position, members in own.items()}
-        order = [position for position in sorted(own, reverse=True) if filled[position]]
+        found = []
         overlapped = self.job.training.overlap.grad_reduce
-        buckets = gradient_buckets(
-            [filled[position] for position in order], self.job.parallel.gradient_ranks, overlapped=overlapped
-        )
-        contents = [[entry for turn in bucket.members for entry in own[order[turn]]] for bucket in buckets]
-        if _elements(shared, written=True):
-            contents.append(shared)
-        return [self._exchange(members, rank, gathers=False, keeps=False) for members in contents]
+        for is_expert in self._kinds:
+            shared, own = _split(blocks, is_expert)
+            filled = {position: _elements(members, written=True) for position, members in own.items()}
+            order = [position for position in sorted(own, reverse=True) if filled[position]]
+            buckets = gradient_buckets(
+                [filled[position] for position in order], self.job.parallel.gradient_ranks, overlapped=overlapped
+            )
+            contents = [[entry for turn in bucket.members for entry in own[order[turn]]] for bucket in buckets]
+            if _elements(shared, written=True):
+                contents.append(shared)
+            found += [self._exchange(members, rank, is_expert, gathers=False, keeps=False) for members in contents]
+        return found
 
     def _units(self, blocks: Sequence[Block], rank: int, *, is_last: bool) -> list[Exchange]:
-        """One unit for what several blocks share, and one for every block with parameters."""
-        shared, own = _split(blocks)
-        reshards = self.job.parallel.reshard_after_forward
-        units = [self._exchange(shared, rank, gathers=True, keeps=True)] if shared else []
-        for position in sorted(own):
-            keeps = not reshards or (is_last and position == len(blocks) - 1)
-            units.append(self._exchange(own[position], rank, gathers=True, keeps=keeps))
+        """One unit for what several blocks share, and one for every block with parameters; experts apart."""
+        split = {is_expert: _split(blocks, is_expert) for is_expert in self._kinds}
+        is_kept, reshards = not self.job.is_interlaced, self.job.parallel.reshard_after_forward
+        units = [
+            self._exchange(shared, rank, is_expert, gathers=True, keeps=is_kept)
+            for is_expert, (shared, _) in split.items()
+            if shared
+        ]
+        for position in range(len(blocks)):
+            keeps = is_kept and (not reshards or (is_last and position == len(blocks) - 1))
+            first = len(units)
+            for is_expert, (_, own) in split.items():
+                if position in own:
+                    unit = self._exchange(own[position], rank, is_expert, gathers=True, keeps=keeps)
+                    units.append(replace(unit, beside=len(units) > first))
         return units
 
-    def _exchange(self, members: Members, rank: int, *, gathers: bool, keeps: bool) -> Exchange:
+    @cached_property
+    def _kinds(self) -> list[bool]:
+        """Whether experts, of what several ranks hold: all else and experts."""
+        return [is_expert for is_expert in (False, True) if self._ranks(is_expert) > 1]
+
+    def _ranks(self, is_expert: bool) -> int:
+        parallel = self.job.parallel
+        return parallel.expert_data_ranks if is_expert else parallel.gradient_ranks
+
+    def _exchange(self, members: Members, rank: int, is_expert: bool, *, gathers: bool, keeps: bool) -> Exchange:
         training, parallel = self.job.training, self.job.parallel
-        shard = self._shard_bytes(members) if gathers else 0
         blocks = tuple(sorted({position for position, _ in members}))
         is_grouped = parallel.is_sharded_in_groups
+        group = self.mesh.expert_shard_group(rank) if is_expert else self.mesh.shard_group(rank)
+        stream = FSDP_STREAM if gathers else "dp"
+        gathers = gathers and group.num_ranks > 1
+        shard = self._shard_bytes(members, group.num_ranks) if gathers else 0
         costs = ExchangeCosts(
             parameter_bytes=_elements(members) * training.precision.tensor_dtype.size_bytes if gathers else 0,
             gradient_bytes=_elements(members, written=True) * training.grad_dtype.size_bytes,
-            stream=FSDP_STREAM if gathers else "dp",
-            group=self.mesh.shard_group(rank),
+            stream=EXPERT_STREAMS[stream] if is_expert else stream,
+            group=group,
             replicas=self.mesh.replica_group(rank) if is_grouped else None,
         )
         return Exchange(
@@ -148,9 +185,9 @@ class _Planner:
                 units.append(Exchange(template, (position,), True, False, ((),), is_copied=True))
         return units
 
-    def _shard_bytes(self, members: Members) -> int:
+    def _shard_bytes(self, members: Members, ranks: int) -> int:
         """What a rank copies of a sharded unit from the host before each gather; shards are rounded up."""
-        training, ranks = self.job.training, self.job.parallel.shard_ranks
+        training = self.job.training
         away = {id(held.parameter): held for _, held in members if id(held.parameter) in self.on_host}
         size = training.precision.tensor_dtype.size_bytes
         if not self.job.shards_are_masters:
@@ -160,11 +197,13 @@ class _Planner:
         return -(-trained // ranks) * training.master_dtype.size_bytes + -(-frozen // ranks) * size
 
 
-def _split(blocks: Sequence[Block]) -> tuple[Members, dict[int, Members]]:
+def _split(blocks: Sequence[Block], is_expert: bool) -> tuple[Members, dict[int, Members]]:
     """The parameters that several blocks use, and by position those that one block uses, in forward order."""
     uses: dict[int, Members] = {}
     for position, block in enumerate(blocks):
         for held in block.parameters:
+            if held.is_expert is not is_expert:
+                continue
             uses.setdefault(id(held.parameter), []).append((position, held))
     shared: Members = []
     own: dict[int, Members] = {}

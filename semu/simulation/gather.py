@@ -1,4 +1,4 @@
-"""Overlapped parameter gathers (ZeRO-1): before the first forwards, and what those forwards wait for.
+"""Parameter gathers (ZeRO-1; ZeRO-3 that gathers once) before the first forwards, and what those forwards wait for.
 
 An iteration is counted from the start of its gathers. A first forward stage begins as the schedule lets it; an
 operator of a block whose parameters are not there yet waits inside the stage. Weights that live on the host are
@@ -20,6 +20,7 @@ from semu.hardware.network import CommGroup
 from semu.schedule.units import PipelineUnits
 from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.buckets import rank_buckets, shares_parameters
+from semu.simulation.held_units import unit_gathers
 from semu.simulation.layout import Layout
 from semu.simulation.transfers import collective
 
@@ -41,13 +42,14 @@ class ParameterGather:
 def parameter_gathers(layout: Layout, model: CostModel) -> dict[int, ParameterGather]:
     """The overlapped gathers of every pipeline rank; empty where nothing is gathered before the first forwards."""
     job = layout.job
-    if job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather:
+    if not job.gathers_once and (job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather):
         return {}
+    gather = _gather_units if job.gathers_once else _gather
 
     def find() -> dict[int, ParameterGather]:
         if not shares_parameters(layout):
             return {}
-        return {rank: _gather(layout, model, rank) for rank in range(job.parallel.pp)}
+        return {rank: gather(layout, model, rank) for rank in range(job.parallel.pp)}
 
     found: dict[int, ParameterGather] = find() if model.rules else layout.facts.get(("gathers", model), find)
     return found
@@ -72,6 +74,11 @@ def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
         groups.append(group)
         slices.append(collective(model, f"parameters {number}", OpKind.ALL_GATHER, group, size, now))
     last = {held[member][:2]: number for number, bucket in enumerate(buckets) for member in bucket.members}
+    return ParameterGather(tuple(slices), tuple(groups), last)
+
+
+def _gather_units(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
+    slices, groups, last = unit_gathers(layout, model, rank)
     return ParameterGather(tuple(slices), tuple(groups), last)
 
 

@@ -129,6 +129,8 @@ def _tied(
             lambda: job.cluster.place_group("pp", [layout.mesh.gpu(pp=rank) for rank in ranks]),  # noqa: B023
         )
         begin = max(ends[rank] for rank in ranks)
+        if job.parallel.zero >= 2:
+            elements = -(-elements // job.parallel.shard_ranks)
         buffer_bytes = elements * job.training.grad_dtype.size_bytes
         piece = collective(model, "tied gradients", OpKind.ALL_REDUCE, group, buffer_bytes, begin)
         nodes = tuple(node for rank in ranks for node in last_nodes(run, rank))

@@ -142,7 +142,7 @@ def _find_trained(layout: Layout) -> Trained:
         for chunk in reversed(layout.chunks_of(rank)):
             if chunk.backward is None:
                 continue
-            starts = _block_starts(chunk.backward, len(chunk.blocks))
+            starts = block_starts(chunk.backward, len(chunk.blocks))
             completed = [
                 (held, starts[number] + held.writer)
                 for number, block in enumerate(chunk.blocks)
@@ -199,7 +199,7 @@ def latest_ends(
     return latest
 
 
-def _block_starts(stage: StageProgram, num_blocks: int) -> list[int]:
+def block_starts(stage: StageProgram, num_blocks: int) -> list[int]:
     """Position of each block's first operator in a stage."""
     block = np.where(stage.is_exchange, -1, stage.block) if len(stage.is_exchange) else stage.block
     return [int(np.argmax(block == number)) for number in range(num_blocks)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +45,23 @@ class PipelineGround:
         """Those of one rank."""
         own = slice(self.ptr[rank], self.ptr[rank + 1])
         return GroundEvents(self.time[:, own], self.size[:, own])
+
+    def joined(self, more: Sequence[GroundEvents | None]) -> PipelineGround:
+        """These and others; ``more``: of each rank, in any order."""
+        from semu.engine.pipeline_kernels import sort_events
+
+        counts = [0 if own is None else own.time.shape[1] for own in more]
+        ptr = self.ptr + np.cumsum([0, *counts])
+        time = np.empty((len(self.time), ptr[-1]))
+        size = np.empty(time.shape, dtype=np.int64)
+        for rank, own in enumerate(more):
+            known, first = self.of_rank(rank), ptr[rank]
+            middle = first + known.time.shape[1]
+            time[:, first:middle], size[:, first:middle] = known.time, known.size
+            if own is not None:
+                time[:, middle : ptr[rank + 1]], size[:, middle : ptr[rank + 1]] = own.time, own.size
+        sort_events(ptr, time, size)
+        return PipelineGround(ptr, time, size)
 
 
 def ground_events(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> PipelineGround:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,12 +12,14 @@ from semu.estimate import Estimate
 from semu.job import TrainingJob
 from semu.simulation.accounting import Work, breakdown, bubble_ratio, count_work, overhead_s
 from semu.simulation.evaluate import Evaluation
+from semu.simulation.gather import ParameterGather
 from semu.simulation.layout import Layout
 from semu.simulation.memory import RankMemory
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.pipeline_memory import PipelineMemory, RankPeak
 from semu.simulation.reduction import RankTail
 from semu.simulation.reserved import reserved_memory
+from semu.simulation.unsharded import pipeline_unsharded
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,14 +40,25 @@ class Headline:
     peak_rate: float
 
 
-def headline(layout: Layout, evaluation: Evaluation, run: PipelineRun, tails: list[RankTail]) -> Headline:
-    """Time, memory and use of the devices."""
+def headline(
+    layout: Layout,
+    evaluation: Evaluation,
+    run: PipelineRun,
+    tails: list[RankTail],
+    gathers: Mapping[int, ParameterGather],
+) -> Headline:
+    """Time, memory and use of the devices.
+
+    Args:
+        layout, evaluation, run, tails: the simulated job. gathers: before the first forwards, by rank.
+    """
     job = layout.job
     profile = job.profile
     makespan = run.makespan()
     slowest = int(np.argmax(makespan))
     iteration = iteration_time(job, run, tails)
-    pipeline = PipelineMemory(layout, evaluation, run)
+    held = pipeline_unsharded(layout, evaluation, run, gathers, [tail.reductions for tail in tails])
+    pipeline = PipelineMemory(layout, evaluation, run, held)
     memories = [RankMemory(layout, evaluation, run, rank, pipeline) for rank in range(job.parallel.pp)]
     peaks = [memory.peak() for memory in memories]
     work = count_work(layout, evaluation)

@@ -17,14 +17,14 @@ from semu.engine.stage import StageProgram
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.simulation.evaluate import Evaluation
-from semu.simulation.exchanges import FSDP_STREAM
+from semu.simulation.exchanges import EXPERT_STREAMS, FSDP_STREAM
 from semu.simulation.gather import ParameterGather
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.slices import Slices
 from semu.units import TIME_GRID_PER_S
 
-DATA_PARALLEL = ("dp", FSDP_STREAM, REPLICA_STREAM)
+DATA_PARALLEL = ("dp", FSDP_STREAM, *EXPERT_STREAMS.values(), REPLICA_STREAM)
 """Streams of the data-parallel collectives."""
 
 
@@ -75,7 +75,7 @@ def _interference(
         begins, ends = np.array(reductions.start_s)[:, None], np.array(reductions.end_s)[:, None]
         late = np.maximum(ends - np.maximum(begins, done), 0.0)
         hidden = hidden + (ends - begins - late).sum(axis=0)
-    if gather is not None:
+    if gather is not None and layout.job.training.overlap.param_gather:
         nodes = run.problem.rank_nodes[rank]
         total = sum(piece.end_s - piece.start_s for piece in gather.slices)
         hidden = hidden + np.maximum(total - run.waited(nodes), 0.0)

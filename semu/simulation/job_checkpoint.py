@@ -7,7 +7,7 @@ What is left is one kernel call on a few thousand nodes (PipeWeaver §4.2).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 
 from semu.engine.costs import LatencyRules
 from semu.engine.result_cache import ResultCache
+from semu.engine.template import TemplateLibrary
 from semu.engine.units import Edges, UnitGraph, UnitTimes
 from semu.errors import ScheduleError, unknown_name
 from semu.estimate import Estimate
 from semu.job import TrainingJob
+from semu.nn.streams import derived_in
+from semu.nn.window import Window, windows_in
 from semu.report import IterationSamples, Report
 from semu.schedule import SCHEDULES
 from semu.schedule.problem import PipelineProblem, lower
@@ -27,10 +30,18 @@ from semu.schedule.units import PipelineUnits, units_of
 from semu.simulation.assemble import assemble_report
 from semu.simulation.contention import check_contention, contend
 from semu.simulation.context import check_lengths
-from semu.simulation.evaluate import Evaluation, cost_model_of, distinct_shapes, evaluate, template_latencies
+from semu.simulation.evaluate import (
+    BatchShapes,
+    Evaluation,
+    cost_model_of,
+    distinct_shapes,
+    evaluate,
+    template_latencies,
+)
 from semu.simulation.gather import ParameterGather, parameter_gathers
 from semu.simulation.gradient_reductions import Reductions, plan_reductions
 from semu.simulation.headline import headline, iteration_time
+from semu.simulation.items import check_items
 from semu.simulation.layout import Layout, build_layout
 from semu.simulation.modules import check_spread, spreads
 from semu.simulation.pipeline import PipelineRun, Replicas, consolidated_units, distinct_replicas, run_pipeline
@@ -38,6 +49,7 @@ from semu.simulation.reduction import RankTail, rank_tails
 from semu.simulation.refusals import check_streams, refuse_unmodelled
 from semu.simulation.samples import check_samples, sample_iterations
 from semu.simulation.template_cache import Recent
+from semu.workload.derived import with_derived
 
 SHARED_CACHE = ResultCache()
 """Results of all simulations of the process that bring no cache."""
@@ -212,7 +224,7 @@ class JobCheckpoint:
             schedule: as ``schedule``.
         """
         run, _, tails = self._run(schedule)
-        return headline(self.layout, self.evaluation, run, tails).estimate
+        return headline(self.layout, self.evaluation, run, tails, self.gathers).estimate
 
     def report(
         self,
@@ -280,20 +292,39 @@ def prepare(
     count = job.num_microbatches * parallel.dp
     microbatches = job.batch.microbatches(count, training.micro_batch, training.seq_len)
     check_lengths(job, microbatches)
-    shapes = distinct_shapes(microbatches, parallel.dp, parallel.token_divisor, parallel.sequence_parts, spreads(job))
-    check_streams(job, shapes)
+
+    def shapes_with(windows: Mapping[str, Sequence[Window]], derived: Sequence[str] = ()) -> BatchShapes:
+        sizes = parallel.dp, parallel.token_divisor, parallel.sequence_parts
+        return distinct_shapes(with_derived(microbatches, derived), *sizes, spreads(job), windows)
+
+    plain = shapes_with({})
+    check_streams(job, plain)
+    check_items(job, microbatches, plain)
+
+    def shapes_of(library: TemplateLibrary) -> BatchShapes:
+        windows, derived = windows_in(library.symbols), derived_in(library.symbols)
+        return shapes_with(windows, derived) if windows or derived else plain
+
     say("tracing the model")
     serial = not job.overlaps_tensor_parallel
     layout = build_layout(
         job,
         lambda library: template_latencies(
-            library, shapes, cost_model_of(library, job.profile, latency_rules), serial=serial, cache=results
+            library,
+            shapes_of(library),
+            cost_model_of(library, job.profile, latency_rules),
+            serial=serial,
+            cache=results,
         ),
-        lambda streams: check_spread(job, streams, shapes.columns),
+        lambda streams: check_spread(job, streams, plain.columns),
     )
     say("costing the stages")
     evaluation = evaluate(
-        layout, shapes, cost_model_of(layout.library, job.profile, latency_rules), results, remember=cache is None
+        layout,
+        shapes_of(layout.library),
+        cost_model_of(layout.library, job.profile, latency_rules),
+        results,
+        remember=cache is None,
     )
     units = units_of(layout.pipeline_shape(job.num_microbatches))
     gathers = parameter_gathers(layout, evaluation.cost_model)

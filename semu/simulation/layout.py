@@ -257,7 +257,7 @@ def build_layout(
     """
     mesh = Mesh(job.parallel, job.cluster)
     memo = MODELS.of(job.model)
-    key = trace_key(job, mesh, has_experts=memo.has_experts)
+    key = trace_key(job, mesh, has_experts=memo.has_experts, reads_replicas=memo.reads_replicas)
     traced = memo.values.peek(key) if key is not None else None
     if traced is None:
         traced = _trace(job, memo, key)

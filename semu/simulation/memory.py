@@ -122,8 +122,13 @@ class RankMemory:
 
     @property
     def ground(self) -> GroundEvents:
-        """Changes outside stages, for all replicas."""
+        """Changes outside stages, for all replicas, but for what is held unsharded."""
         return self.pipeline.ground.of_rank(self.rank)
+
+    @property
+    def around(self) -> GroundEvents:
+        """All changes outside stages, for all replicas."""
+        return self.pipeline.around.of_rank(self.rank)
 
     def program(self, node: int) -> StageProgram:
         """The stage program of a node."""
@@ -144,14 +149,22 @@ class RankMemory:
         run, ground = self.run, self.ground
         changes = np.zeros((len(ROLES), ground.time.shape[1]), dtype=np.int64)
         changes[_ACTIVATION] = ground.size[replica]
-        times, deltas = [ground.time[replica], np.zeros(1)], [changes, np.zeros((len(ROLES), 1), dtype=np.int64)]
+        times, deltas = [ground.time[replica]], [changes]
+        if (held := self.pipeline.held_by(self.rank)) is not None:
+            changes = np.zeros((len(ROLES), len(held.size)), dtype=np.int64)
+            changes[held.role, np.arange(len(held.size))] = held.size
+            times.append(held.time[replica])
+            deltas.append(changes)
+        outside = np.concatenate([changes.sum(axis=0) for changes in deltas])
+        times.append(np.zeros(1))
+        deltas.append(np.zeros((len(ROLES), 1), dtype=np.int64))
         self.pipeline.load(run.shape[replica, np.unique(run.problem.microbatch[self.nodes])].tolist())
         for node in self.nodes:
             stage = self.expand(replica, int(node))
             times.append(run.start[replica, node] + stage.event_time)
             deltas.append(stage.event_bytes)
         time, delta = np.concatenate(times), np.concatenate(deltas, axis=1)
-        order = np.lexsort((_precedence(len(time), ground.size[replica]), time))
+        order = np.lexsort((_precedence(len(time), outside), time))
         return compress_steps(time[order], np.cumsum(delta[:, order], axis=1))
 
 

@@ -94,13 +94,14 @@ class ModelMemo(Generic[T]):
 
     Attributes:
         changes: of ``CHANGES`` when it was made. is_fixed: no module holds anything that changes in place.
-        has_experts: some module is a mixture of experts.
+        has_experts: some module is a mixture of experts. reads_replicas: some module exchanges with other replicas.
         modules: the model's. classes: classes of its modules with what they define. values: by key.
     """
 
     changes: int
     is_fixed: bool
     has_experts: bool
+    reads_replicas: bool
     modules: tuple[ModalityModule, ...]
     classes: tuple[tuple[type, tuple[object, ...]], ...]
     values: Recent[T] = field(default_factory=lambda: Recent(64))
@@ -116,7 +117,8 @@ class ModelMemo(Generic[T]):
         )
         has_experts = any(isinstance(module, MixtureOfExperts) for module in found)
         classes = tuple((base, tuple(vars(base).values())) for base in bases)
-        return cls(CHANGES.count, is_fixed, has_experts, model.modules, classes)
+        reads_replicas = any(module.reads_replicas for module in found)
+        return cls(CHANGES.count, is_fixed, has_experts, reads_replicas, model.modules, classes)
 
     def holds(self, model: Model) -> bool:
         """Whether the model is still what it was."""
@@ -146,14 +148,16 @@ class ModelMemos(Generic[T]):
             return memo
 
 
-def trace_key(job: TrainingJob, mesh: Mesh, *, has_experts: bool) -> tuple[Hashable, ...] | None:
+def trace_key(
+    job: TrainingJob, mesh: Mesh, *, has_experts: bool, reads_replicas: bool = False
+) -> tuple[Hashable, ...] | None:
     """Everything of a job but its model that its blocks can depend on; None: more than that.
 
     Experts and modules with a parallelism of their own are traced for groups that depend on every parallel size.
     """
     if has_experts or job.parallel.ep > 1 or job.parallel.modules:
         return None
-    groups = (mesh.worst_tp_group, mesh.worst_cp_group)
+    groups = (mesh.worst_tp_group, mesh.worst_cp_group, mesh.worst_replica_group if reads_replicas else None)
     own = settings(job.parallel, PLACEMENT), settings(job.training, AROUND)
     return (*own, job.fp8_weights.name, job.overlaps_tensor_parallel, groups)
 
@@ -172,7 +176,7 @@ def cut_key(job: TrainingJob) -> tuple[Hashable, ...] | None:
 
 def placement_key(job: TrainingJob) -> tuple[Hashable, ...]:
     """Everything of a job but its model and its batch: where parameters lie, and what happens to them in an
-    iteration."""
+    iteration. Of the batch and the schedule only whether they let ZeRO-3 gather once."""
     cluster = job.cluster
-    where = job.profile, cluster.profile, cluster.nodes, cluster.gpus_per_node
+    where = job.profile, cluster.profile, cluster.nodes, cluster.gpus_per_node, job.gathers_once
     return settings(job.parallel, frozenset()), settings(job.training, BATCH), where

@@ -10,6 +10,7 @@ from semu.job import TrainingJob
 from semu.job.experts import mixtures
 from semu.nn.block import CarrySpec
 from semu.nn.rules.reshard import Resharding, TokenLayout
+from semu.nn.streams import changes_of
 from semu.nn.tensor import Sequences
 from semu.nn.tracing import TraceOptions
 from semu.parallel.config import Parallel
@@ -124,7 +125,7 @@ def check_spread(job: TrainingJob, modules: Mapping[str, Sequence[str]], columns
     for name, streams in modules.items():
         first = next(module for module in job.model.modules if module.name == name).inputs[0].stream
         for stream in streams:
-            if f"{stream}.{name}.shard" not in columns:
+            if f"{changes_of(stream)[0]}.{name}.shard" not in columns:
                 raise ConfigError(
                     f"{name} reads streams with different numbers of sequences, {first!r} and {stream!r}, so that its "
                     "items cannot be spread over groups of ranks",

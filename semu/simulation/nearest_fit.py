@@ -92,6 +92,8 @@ def single_changes(job: TrainingJob) -> Iterator[dict[str, object]]:
     if parallel.dp > 1:
         for zero in range(parallel.zero + 1, 4):
             yield {"parallel.zero": zero}
+    if job.gathers_once:
+        yield {"parallel.reshard_after_forward": True}
     if parallel.dp % 2 == 0:
         for name, width in (("tp", parallel.tp), ("pp", parallel.pp)):
             if name == "pp" or 2 * width <= job.cluster.gpus_per_node:

@@ -8,7 +8,7 @@ stage could hold the peak, is the stage expanded operator by operator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +20,7 @@ from semu.simulation.evaluate import Evaluation
 from semu.simulation.ground import PipelineGround, ground_events
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
+from semu.simulation.unsharded import UnshardedMemory
 
 _AHEAD = 16
 """So many doubtful stages are looked up together."""
@@ -60,18 +61,32 @@ class PipelineMemory:
     """Dynamic memory of all pipeline ranks.
 
     Args:
-        layout, evaluation, run: the simulated job.
+        layout, evaluation, run: the simulated job. held: per rank what it holds unsharded outside stages; none: nothing
+            anywhere.
     """
 
-    def __init__(self, layout: Layout, evaluation: Evaluation, run: PipelineRun) -> None:
-        self.layout, self.evaluation, self.run = layout, evaluation, run
+    def __init__(
+        self, layout: Layout, evaluation: Evaluation, run: PipelineRun, held: Sequence[UnshardedMemory | None] = ()
+    ) -> None:
+        self.layout, self.evaluation, self.run, self.held = layout, evaluation, run, held
         self._rows: dict[int, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
         self._expanded: dict[tuple[int, int, int, bytes], ExpandedStage] = {}
 
     @cached_property
     def ground(self) -> PipelineGround:
-        """Changes outside stages, for all ranks and replicas."""
+        """Changes outside stages, for all ranks and replicas, but for what is held unsharded."""
         return ground_events(self.layout, self.evaluation, self.run)
+
+    @cached_property
+    def around(self) -> PipelineGround:
+        """All changes outside stages, for all ranks and replicas."""
+        if not any(self.held):
+            return self.ground
+        return self.ground.joined([own.events if own is not None else None for own in self.held])
+
+    def held_by(self, rank: int) -> UnshardedMemory | None:
+        """What a rank holds unsharded outside stages."""
+        return self.held[rank] if self.held else None
 
     # -- single stages -------------------------------------------------------------------------------------------
     def program(self, node: int) -> StageProgram:
@@ -147,7 +162,7 @@ class PipelineMemory:
         """Bounds of the highest dynamic allocation during each stage, and the highest one between stages."""
         from semu.engine.pipeline_kernels import pipeline_summits
 
-        run, problem, ground = self.run, self.run.problem, self.ground
+        run, problem, ground = self.run, self.run.problem, self.around
         n, num_ranks = problem.num_stages, problem.shape.num_ranks
         net, peak = self._stage_memory()
         waiting = [
@@ -196,7 +211,7 @@ class PipelineMemory:
 
         run, rank = self.run, int(self.run.problem.node_rank[node])
         first, stop = run.problem.stream_ptr[rank : rank + 2].tolist()
-        a, b = self.ground.ptr[rank : rank + 2].tolist()
+        a, b = self.around.ptr[rank : rank + 2].tolist()
         time, size = self.expand(replica, node).changes
         return int(
             exact_summit(
@@ -205,8 +220,8 @@ class PipelineMemory:
                 node - first,
                 run.end[replica, first:stop],
                 self.summits.net[replica, first:stop],
-                self.ground.time[replica, a:b],
-                self.ground.size[replica, a:b],
+                self.around.time[replica, a:b],
+                self.around.size[replica, a:b],
                 time,
                 size,
             )

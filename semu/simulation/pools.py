@@ -85,8 +85,8 @@ class ParameterPool:
     @property
     def shards(self) -> int:
         """Ranks over which ZeRO shards them."""
-        return self.mesh.parallel.expert_data_ranks if self.is_expert else self.mesh.parallel.shard_ranks
+        return self.mesh.parallel.expert_shard_ranks if self.is_expert else self.mesh.parallel.shard_ranks
 
     def shard_group(self, rank: int) -> CommGroup:
         """The ranks that ZeRO shards them over, at a pipeline rank."""
-        return self.mesh.expert_dp_group(rank) if self.is_expert else self.mesh.shard_group(rank)
+        return self.mesh.expert_shard_group(rank) if self.is_expert else self.mesh.shard_group(rank)

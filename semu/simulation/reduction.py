@@ -4,8 +4,9 @@ The optimizer starts when every rank's gradients are reduced (``gradient_reducti
 global (Megatron-LM's clipping). With ZeRO-1 the gradients are reduce-scattered (in groups, ``zero_group``, and then
 all-reduced across them), each rank steps its shard, and the parameters are gathered: after the step, or
 (``overlap.param_gather``) during the next iteration's first forwards (``gather``). With ZeRO-2 and ZeRO-3 the gradients
-are reduced inside the stages (``exchanges``), and with ZeRO-3 the parameters are gathered there. Weights that live on
-the host are written back behind the step and what gathers them (``weights``).
+are reduced inside the stages (``exchanges``), and with ZeRO-3 the parameters are gathered there; where ZeRO-3 gathers
+once an iteration, its units are reduced behind the stages like buckets (``held_units``). Weights that live on the host
+are written back behind the step and what gathers them (``weights``).
 """
 
 from __future__ import annotations

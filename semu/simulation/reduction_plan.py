@@ -17,6 +17,7 @@ from semu.hardware.network import CommGroup
 from semu.parallel.mesh import Mesh
 from semu.simulation.buckets import RankBucket, rank_buckets, shares_parameters
 from semu.simulation.gradients import Trained
+from semu.simulation.held_units import unit_buckets, unit_collectives
 from semu.simulation.layout import Layout
 from semu.simulation.slices import distinct_streams
 from semu.simulation.transfers import collective, collectives
@@ -52,7 +53,8 @@ class ReductionPlan:
 def has_reductions(layout: Layout) -> bool:
     """Whether gradients are reduced behind the stages."""
     found: bool = layout.facts.get(
-        "has reductions", lambda: shares_parameters(layout) and layout.job.parallel.zero <= 1
+        "has reductions",
+        lambda: shares_parameters(layout) and (layout.job.parallel.zero <= 1 or layout.job.gathers_once),
     )
     return found
 
@@ -92,8 +94,14 @@ def _find_plan(
             keys = [trained.keys[i] for i in turn]
             elements = [trained.elements[i] for i in turn]
             slots = [trained.slots[i] for i in turn]
-            buckets = rank_buckets(layout, rank, keys, elements, slots, overlapped=overlapped)
-            for bucket, own in zip(buckets, _bucket_collectives(layout, model, rank, buckets), strict=True):
+            if job.gathers_once:
+                unreached = set(trained.unreached.tolist())
+                units = unit_buckets(layout, rank, keys, [i not in unreached for i in turn])
+                buckets, found = [bucket for _, bucket in units], unit_collectives(layout, model, rank, units)
+            else:
+                buckets = rank_buckets(layout, rank, keys, elements, slots, overlapped=overlapped)
+                found = _bucket_collectives(layout, model, rank, buckets)
+            for bucket, own in zip(buckets, found, strict=True):
                 mine = tuple([first + member for member in bucket.members]) if overlapped else None
                 gates += [mine[-1] if mine is not None else last] + [nothing] * (len(own) - 1)
                 for piece, group in own:

@@ -17,10 +17,7 @@ from semu.simulation.modules import refuse_modules
 
 def refuse_unmodelled(job: TrainingJob) -> None:
     """Say no to what this version would get wrong."""
-    parallel = job.parallel
-    if parallel.zero >= 2:
-        _check_sharding(job)
-    if parallel.cp > 1:
+    if job.parallel.cp > 1:
         check_attention(job)
     check_offload(job)
     refuse_modules(job)
@@ -38,27 +35,6 @@ def refuse_unmodelled(job: TrainingJob) -> None:
         )
     if job.training.schedule not in SCHEDULES:
         raise unknown_name("schedule", job.training.schedule, SCHEDULES, where="training.schedule")
-
-
-def _check_sharding(job: TrainingJob) -> None:
-    """ZeRO-2 and ZeRO-3 reduce gradients in every microbatch's backward, and run one microbatch after the other."""
-    zero = job.parallel.zero
-    if job.parallel.pp > 1:  # so does DeepSpeed: "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism"
-        raise ConfigError(
-            f"ZeRO-{zero} with pipeline parallelism is not modelled by this version",
-            where="parallel.zero",
-            expected=f"0 or 1 with pp = {job.parallel.pp}, or pp = 1",
-            got=zero,
-            nearest=1,
-        )
-    if zero == 3 and job.training.schedule != "1f1b" and job.num_microbatches > 1:
-        raise ConfigError(
-            "ZeRO-3 runs each microbatch's backward right after its forward",
-            where="training.schedule",
-            expected="1f1b",
-            got=job.training.schedule,
-            nearest="1f1b",
-        )
 
 
 def _refuse_without_fp8(job: TrainingJob) -> None:

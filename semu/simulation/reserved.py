@@ -25,6 +25,7 @@ from semu.simulation.layout import ChunkStages, Layout
 from semu.simulation.memory import rank_static
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.transfers import leaving_positions
+from semu.simulation.unsharded import held_bytes
 
 CONTEXT_BYTES = 512 << 20
 """CUDA context and loaded kernels of a process, outside the allocator: what an idle process of CUDA 12 holds, about;
@@ -67,12 +68,25 @@ def reserved_memory(
 def rank_trace(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int, replica: int) -> AllocationTrace:
     """Everything that one rank of one replica allocates and frees: static memory, then one iteration."""
     static = static_requests(layout, rank)
-    tape = _Tape(layout, evaluation, run, rank, replica).record()
+    tape = _held(layout, rank, _Tape(layout, evaluation, run, rank, replica).record())
     first = len(static)
     slots = [np.arange(first, dtype=np.int64)] + [slot + first for slot, _ in tape]
     sizes = [np.array(static, dtype=np.int64)] + [size for _, size in tape]
     slot, size = np.concatenate(slots), np.concatenate(sizes)
     return AllocationTrace(slot, size, first)
+
+
+_Piece = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+def _held(layout: Layout, rank: int, tape: list[_Piece]) -> list[_Piece]:
+    """A tape with what ZeRO-3 holds unsharded through the iteration around it."""
+    sizes = held_bytes(layout, rank) if layout.job.gathers_once else []
+    if not sizes:
+        return tape
+    size = np.array(sizes, dtype=np.int64)
+    slot = np.arange(len(size)) + max((int(slots.max(initial=-1)) for slots, _ in tape), default=-1) + 1
+    return [(slot, size), *tape, (slot, np.zeros_like(size))]
 
 
 def static_requests(layout: Layout, rank: int) -> list[int]:

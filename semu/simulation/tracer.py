@@ -136,6 +136,7 @@ class ModelTracer:
             experts=expert_plan(job.model, job.parallel, training, self.mesh),
             cp_group=self.mesh.worst_cp_group,
             cp_kind=job.parallel.context_kind,
+            **({"replica_group": self.mesh.worst_replica_group} if job.model.reads_replicas else {}),
             keep_products=training.recompute_policy is not None,
             cross_entropy=training.cross_entropy.value,
             fused_accumulation=training.gradient_accumulation_fusion,

@@ -116,7 +116,8 @@ def check_weights(job: TrainingJob) -> None:
     """Refuse what would be wrong.
 
     Raises:
-        ConfigError: fp8 copies of the weights that stay on the device, layers that are traced as one.
+        ConfigError: fp8 copies of the weights that stay on the device, layers that are traced as one, ZeRO-3 that keeps
+            gathered parameters through a pipeline, experts that ZeRO-3 does not shard.
     """
     training = job.training
     if training.precision is Precision.FP8 and job.fp8_weights is not Fp8Weights.MICROBATCH:
@@ -126,6 +127,24 @@ def check_weights(job: TrainingJob) -> None:
             expected='microbatch, or training.offload without "weights"',
             got=job.fp8_weights.value,
             nearest="microbatch",
+        )
+    if job.gathers_once:
+        raise ConfigError(
+            "offload of weights that ZeRO-3 keeps gathered through a pipeline",
+            where="parallel.reshard_after_forward",
+            expected='true, or training.offload without "weights"',
+            got="false",
+            nearest="true",
+        )
+    parallel = job.parallel
+    is_spread = parallel.ep > 1 or parallel.expert_tensor_ranks != parallel.tp
+    if parallel.zero == 3 and is_spread and parallel.expert_shard_ranks == 1 and parallel.shard_ranks > 1:
+        raise ConfigError(
+            "offload of weights with ZeRO-3 and experts that no two ranks share is not modelled by this version",
+            where="training.offload",
+            expected="an offload without weights, or a smaller ep",
+            got="weights",
+            nearest="optimizer",
         )
     groups = training.recompute_method is not RecomputeMethod.BLOCK and (training.recompute_layers or 1) > 1
     if groups:

@@ -259,7 +259,7 @@ def _parallel(row: Row, vp: int) -> dict[str, Any]:
         "zero": _one_of(row.sharding, _ZERO, "sharding", "sharding_kind"),
     }
     if _is_torch_fsdp(row):
-        table |= {"zero": 1} if row.pp > 1 else {"zero": 3, "reshard_after_forward": row.sharding == "fsdp"}
+        table |= {"zero": 3, "reshard_after_forward": row.sharding == "fsdp" and row.pp == 1}
     if row.zero_group is not None and row.zero_group != row.dp:
         table["zero_group"] = row.zero_group
     if row.shape.moe is not None and row.etp is not None:

@@ -6,6 +6,8 @@ Files:
     packing.py        greedy packing
     distributions.py  published shapes of data sets
     vlm.py, t2v.py    vision-language and text-to-video batches
+    mixed.py          batches of models with several encoders: text, images, audio; samples.py: what they pack
+    derived.py        streams that a model makes of others
     metadata.py       JSONL metadata; recorded.py: batches made of it
     options.py        run.toml's ``[batch]``
 
@@ -15,7 +17,9 @@ Everything here is numbers about data, never data; nothing here knows a model.
 from semu.workload.batch import AbstractBatch, Microbatch, TextBatch, shape_columns, text_batch
 from semu.workload.distributions import TextPerImage
 from semu.workload.metadata import Contents, Metadata, read_metadata
+from semu.workload.mixed import MixedBatch, mixed_batch
 from semu.workload.options import BatchKind, make_batch
+from semu.workload.pairs import PairBatch, pair_batch
 from semu.workload.recorded import FileBatch, file_batch
 from semu.workload.t2v import T2vBatch, VideoTokenizer, t2v_batch
 from semu.workload.vlm import VlmBatch, vlm_batch
@@ -27,6 +31,8 @@ __all__ = [
     "FileBatch",
     "Metadata",
     "Microbatch",
+    "MixedBatch",
+    "PairBatch",
     "T2vBatch",
     "TextBatch",
     "TextPerImage",
@@ -34,6 +40,8 @@ __all__ = [
     "VlmBatch",
     "file_batch",
     "make_batch",
+    "mixed_batch",
+    "pair_batch",
     "read_metadata",
     "shape_columns",
     "t2v_batch",

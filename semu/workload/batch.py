@@ -8,7 +8,8 @@ A microbatch is a set of *streams*; each stream lists the lengths of its sequenc
     vision_tokens   what the encoder hands to the backbone (merged patches), one entry per image
     video           latent tokens that enter the video decoder, one entry per clip
 
-Attention runs inside a sequence, so that a stream's cost needs two numbers: sum of lengths, sum of squared lengths.
+Attention runs inside a sequence, so that a stream's cost needs two numbers: sum of lengths, sum of squared lengths; and
+one more for every window that some attention looks through.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ConfigError
+from semu.nn.window import MARK, Window
 from semu.workload.checks import check_count
 
 Lengths: TypeAlias = NDArray[np.int64]
@@ -200,7 +202,10 @@ def check_request(count: int, micro_batch: int, seq_len: int | None) -> None:
 
 
 def shape_columns(
-    microbatches: Sequence[Microbatch], token_divisor: int, parts: int = 1
+    microbatches: Sequence[Microbatch],
+    token_divisor: int,
+    parts: int = 1,
+    windows: Mapping[str, Sequence[Window]] | None = None,
 ) -> dict[str, NDArray[np.int64]]:
     """The numbers that operator costs depend on, one column per number.
 
@@ -209,11 +214,13 @@ def shape_columns(
         token_divisor: streams are padded to a multiple of it, >= 1 (``Parallel.token_divisor``).
         parts: chunks into which every sequence is cut, >= 1 (``Parallel.sequence_parts``); each sequence is padded to a
             multiple of it, and ``pairs`` are made of the lengths of chunks.
+        windows: stream -> windows of attention over it; ``windows_in`` finds them.
     Returns:
         int64[num_microbatches] per key. For each stream ``s``: ``s.shard`` = ceil(sum of padded lengths /
         token_divisor), ``s.tokens`` = sum of lengths, ``s.pairs`` = sum of squared lengths, ``s.sequences`` = their
-        number. For each ordered pair of different streams ``a``, ``b`` with equally many sequences in every
-        microbatch: ``a*b.pairs`` = sum of a_i b_i (cross attention, a's sequence i on b's sequence i).
+        number; for each of its windows ``s.pairs@LABEL``, the pairs inside. For each ordered pair of different streams
+        ``a``, ``b`` with equally many sequences in every microbatch: ``a*b.pairs`` = sum of a_i b_i (cross attention,
+        a's sequence i on b's sequence i).
     Raises:
         ConfigError: token_divisor < 1, or stream names that differ between microbatches.
     """
@@ -238,6 +245,8 @@ def shape_columns(
         sequences = np.fromiter(map(len, arrays), np.int64, len(arrays))
         flat[name], ends[name] = np.concatenate(arrays), np.cumsum(sequences)
         tokens = _segment_sums(flat[name], ends[name])
+        for window in (windows or {}).get(name, ()):
+            columns[f"{name}.pairs{MARK}{window.label}"] = _segment_sums(window.pairs_of(flat[name]), ends[name])
         if parts > 1:
             flat[name] = -(-flat[name] // parts)
         columns[f"{name}.shard"] = -(-(parts * _segment_sums(flat[name], ends[name])) // token_divisor)

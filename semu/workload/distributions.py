@@ -207,3 +207,25 @@ def draw_clips(generator: np.random.Generator, count: int) -> tuple[FloatArray, 
     durations = np.choose(which, [source.duration_s.draw(generator, count) for source in VIDEO_SOURCES])
     captions = np.choose(which, [source.caption_tokens.draw(generator, count) for source in VIDEO_SOURCES])
     return durations, round_fairly(captions, generator)
+
+
+# Speech --------------------------------------------------------------------------------------------------------------
+
+LIBRISPEECH_UTTERANCES = 281_241
+LIBRISPEECH_SECONDS = 960.9 * 3600
+LIBRISPEECH_WORDS = 9.4e6
+"""Training part of LibriSpeech: 960.9 h in 281,241 utterances, 9.4 M words of transcripts (Panayotov et al., ICASSP
+2015, Table 1; counted from the released transcripts)."""
+
+SPEECH_SECONDS = ClippedLogNormal(mean=LIBRISPEECH_SECONDS / LIBRISPEECH_UTTERANCES, sigma=0.4, low=1.0, high=36.0)
+"""Playing time of an utterance [s]: mean 12.3 s, 1 to 36 s (LibriSpeech). The curve and sigma are our choice (the data
+set's own is skewed to the other side: utterances were cut at about 16 s where the reader paused)."""
+
+SPEECH_TOKENS_PER_S = LIBRISPEECH_WORDS * TOKENS_PER_WORD / LIBRISPEECH_SECONDS
+"""Tokens of a transcript per second of speech: 3.6."""
+
+
+def draw_speech(generator: np.random.Generator, count: int) -> tuple[FloatArray, IntArray]:
+    """Utterances and their transcripts like LibriSpeech: seconds float64[count], text tokens int64[count] >= 0."""
+    seconds = SPEECH_SECONDS.draw(generator, count)
+    return seconds, round_fairly(SPEECH_TOKENS_PER_S * seconds, generator)

@@ -5,15 +5,19 @@ A line is one JSON object; all keys are optional, empty lines are skipped::
     {"text_tokens": 120, "images": [{"patches": 2704, "tokens": 169}, {"patches": 1024, "tokens": 64}]}
     {"text_tokens": 120, "images": 3}                                    three images of 2704 patches, 169 tokens
     {"text_tokens": 38, "video_seconds": 4.2, "resolution": [256, 256]}  a clip and its caption
+    {"text_tokens": 45, "audio": [{"frames": 1230, "tokens": 307}]}      a sound and its transcript
 
-    text_tokens     tokens of text, without the images' tokens; default 0
+    text_tokens     tokens of text, without the tokens of images and sounds; default 0
     images          a count (0 too), or for each image the patches that enter the encoder and the tokens that enter the
-                    backbone
+                    backbone; where the model says what its images are, a count means those
+    audio           a count (0 too), or for each clip of sound the mel frames that enter the encoder (padding included)
+                    and the tokens that enter the backbone; a count means clips of 3000 frames, 750 tokens
     video_seconds   playing time of the sample's clip [s]
     resolution      [height, width] of the clip [px]; default 256 x 256
 
 A file holds one kind of samples. Where nobody says which (``contents``; a run file's model says it too), the keys do:
-with ``video_seconds`` it is ``t2v``, else with ``images`` ``vlm``, even if every count is 0, else ``text``.
+with ``video_seconds`` it is ``t2v``, else with ``audio`` ``mixed`` (images are welcome), else with ``images`` ``vlm``,
+even if every count is 0, else ``text``.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ from numpy.typing import NDArray
 
 from semu.errors import ConfigError, unknown_name
 from semu.workload.checks import check_count, check_number, check_resolution
+from semu.workload.mixed import FRAMES_TO_TOKENS
+from semu.workload.samples import Items, MixedSamples
 from semu.workload.t2v import DEFAULT_RESOLUTION, Clips, VideoTokenizer
 from semu.workload.vlm import PATCHES_PER_IMAGE, TOKENS_PER_IMAGE, ImageTextSamples
 
@@ -43,10 +49,16 @@ class Contents(Enum):
     TEXT = "text"
     VLM = "vlm"
     T2V = "t2v"
+    MIXED = "mixed"
 
 
 STREAMS: Mapping[Contents, tuple[str, ...]] = MappingProxyType(
-    {Contents.TEXT: ("text",), Contents.VLM: ("text", "vision"), Contents.T2V: ("text", "video")}
+    {
+        Contents.TEXT: ("text",),
+        Contents.VLM: ("text", "vision"),
+        Contents.T2V: ("text", "video"),
+        Contents.MIXED: ("text", "vision", "audio"),
+    }
 )
 """Streams that a model may read, by kind of samples."""
 
@@ -57,6 +69,8 @@ def contents_for(streams: Collection[str]) -> Contents | None:
     Args:
         streams: what the model reads. None is the answer where they tell nothing.
     """
+    if "audio" in streams:
+        return Contents.MIXED
     if "vision" in streams:
         return Contents.VLM
     if "video" in streams:
@@ -74,6 +88,7 @@ class Sample:
         images: (patches, tokens) of each image, each >= 1; None: the line does not mention images.
         video_seconds: > 0, or None.
         resolution: (height, width) of the clip [px].
+        audio: (frames, tokens) of each clip of sound, each >= 1; None: the line does not mention any.
     """
 
     line: int
@@ -81,6 +96,7 @@ class Sample:
     images: tuple[tuple[int, int], ...] | None = None
     video_seconds: float | None = None
     resolution: tuple[int, int] = DEFAULT_RESOLUTION
+    audio: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +132,22 @@ class Metadata:
             has_vision=self.contents is Contents.VLM,
         )
 
+    def mixed(self, *, audio_in_text: bool = True) -> MixedSamples:
+        """The samples of a ``mixed`` file; ``audio_in_text``: clips take places among the text's tokens."""
+
+        def items(listed: list[tuple[tuple[int, int], ...]]) -> Items:
+            values = np.array([item for own in listed for item in own], np.int64).reshape(-1, 2)
+            return Items.of(np.array([len(own) for own in listed], np.int64), values[:, 0].copy(), values[:, 1].copy())
+
+        return MixedSamples(
+            np.array([sample.text_tokens for sample in self.samples], np.int64),
+            {
+                "vision": items([sample.images or () for sample in self.samples]),
+                "audio": items([sample.audio or () for sample in self.samples]),
+            },
+            frozenset({"vision", "audio"} if audio_in_text else {"vision"}),
+        )
+
     def clips(self, tokenizer: VideoTokenizer) -> Clips:
         """The samples of a ``t2v`` file."""
         frames = np.array([tokenizer.frames(sample.video_seconds or 0.0) for sample in self.samples], np.int64)
@@ -128,12 +160,16 @@ class Metadata:
         )
 
 
-def read_metadata(path: str | Path, contents: Contents | None = None) -> Metadata:
+def read_metadata(
+    path: str | Path, contents: Contents | None = None, sizes: Mapping[str, tuple[int, int]] | None = None
+) -> Metadata:
     """Read a JSONL file of samples (format: see the module).
 
     Args:
         path: of the file.
         contents: what it must hold; None: what its keys say.
+        sizes: stream -> what an item of it puts into the encoder and into the backbone where a line gives a count;
+            default: 2704 patches and 169 tokens, 3000 frames and 750 tokens.
     Raises:
         ConfigError: no such file, no samples in it, or a bad line (``where`` is ``file.jsonl:LINE``).
     """
@@ -146,7 +182,7 @@ def read_metadata(path: str | Path, contents: Contents | None = None) -> Metadat
             expected="a JSONL file, one sample a line",
         ) from error
     samples = tuple(
-        _read_line(line, number, f"{path}:{number}")
+        _read_line(line, number, f"{path}:{number}", _DEFAULT_SIZES | dict(sizes or {}))
         for number, line in enumerate(data.split(b"\n"), start=1)
         if line.strip()
     )
@@ -158,12 +194,33 @@ def read_metadata(path: str | Path, contents: Contents | None = None) -> Metadat
     return Metadata(str(path), kind, hashlib.sha256(data).hexdigest(), samples)
 
 
-_KEYS = ("text_tokens", "images", "video_seconds", "resolution")
-_IMAGE_KEYS = ("patches", "tokens")
-_DEFAULT_IMAGE = (PATCHES_PER_IMAGE, TOKENS_PER_IMAGE)
+_KEYS = ("text_tokens", "images", "video_seconds", "resolution", "audio")
+_WINDOW_FRAMES = 3000
+"""Frames of 30 s."""
+_DEFAULT_SIZES = {
+    "vision": (PATCHES_PER_IMAGE, TOKENS_PER_IMAGE),
+    "audio": (_WINDOW_FRAMES, FRAMES_TO_TOKENS.tokens_of_one(_WINDOW_FRAMES, "audio")),
+}
 
 
-def _read_line(line: bytes, number: int, place: str) -> Sample:
+@dataclass(frozen=True)
+class _Listed:
+    """Words for the items of a key: what it is called, one of them, its two sizes, the stream it makes."""
+
+    key: str
+    item: str
+    sizes: tuple[str, str]
+    stream: str
+
+    def example(self, sizes: Mapping[str, tuple[int, int]]) -> str:
+        return json.dumps(dict(zip(self.sizes, sizes[self.stream], strict=True)))
+
+
+_IMAGES = _Listed("images", "an image", ("patches", "tokens"), "vision")
+_AUDIO = _Listed("audio", "a clip of sound", ("frames", "tokens"), "audio")
+
+
+def _read_line(line: bytes, number: int, place: str, sizes: Mapping[str, tuple[int, int]]) -> Sample:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:  # bad JSON, bad UTF-8, an integer of thousands of digits, nesting
@@ -175,13 +232,14 @@ def _read_line(line: bytes, number: int, place: str) -> Sample:
         return Sample(
             line=number,
             text_tokens=check_count(value.get("text_tokens", 0), "text_tokens", low=0),
-            images=tuple(_read_images(value["images"], place)) if "images" in value else None,
+            images=tuple(_read_items(value["images"], place, _IMAGES, sizes)) if "images" in value else None,
             video_seconds=(
                 check_number(value["video_seconds"], "video_seconds", high=1e6, above=True)
                 if "video_seconds" in value
                 else None
             ),
             resolution=check_resolution(value.get("resolution", DEFAULT_RESOLUTION), "resolution"),
+            audio=tuple(_read_items(value["audio"], place, _AUDIO, sizes)) if "audio" in value else None,
         )
     except ConfigError as error:
         if error.where is not None and error.where.startswith(place):
@@ -195,21 +253,22 @@ def _read_line(line: bytes, number: int, place: str) -> Sample:
         ) from error
 
 
-def _read_images(value: object, place: str) -> Iterator[tuple[int, int]]:
+def _read_items(
+    value: object, place: str, what: _Listed, sizes: Mapping[str, tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
     if not isinstance(value, list):
-        yield from (_DEFAULT_IMAGE,) * check_count(value, "images", low=0, high=1_000_000)
+        yield from (sizes[what.stream],) * check_count(value, what.key, low=0, high=1_000_000)
         return
-    for index, image in enumerate(value):
-        if not isinstance(image, dict):
-            raise ConfigError(
-                "not an image", where=f"images[{index}]", expected='{"patches": 2704, "tokens": 169}', got=image
-            )
-        _check_keys(image, _IMAGE_KEYS, f"key of images[{index}]", place)
-        for key in _IMAGE_KEYS:
-            if key not in image:
-                raise ConfigError("an image without a size", where=f"images[{index}]", expected=f"the key {key!r}")
-        patches, tokens = (check_count(image[key], f"images[{index}].{key}") for key in _IMAGE_KEYS)
-        yield patches, tokens
+    for index, item in enumerate(value):
+        where = f"{what.key}[{index}]"
+        if not isinstance(item, dict):
+            raise ConfigError(f"not {what.item}", where=where, expected=what.example(_DEFAULT_SIZES), got=item)
+        _check_keys(item, what.sizes, f"key of {where}", place)
+        for key in what.sizes:
+            if key not in item:
+                raise ConfigError(f"{what.item} without a size", where=where, expected=f"the key {key!r}")
+        entering, tokens = (check_count(item[key], f"{where}.{key}") for key in what.sizes)
+        yield entering, tokens
 
 
 def _check_keys(value: Mapping[str, object], legal: tuple[str, ...], what: str, place: str) -> None:
@@ -221,6 +280,8 @@ def _check_keys(value: Mapping[str, object], legal: tuple[str, ...], what: str, 
 def _infer(samples: tuple[Sample, ...]) -> Contents:
     if any(sample.video_seconds is not None for sample in samples):
         return Contents.T2V
+    if any(sample.audio is not None for sample in samples):
+        return Contents.MIXED
     return Contents.VLM if any(sample.images is not None for sample in samples) else Contents.TEXT
 
 
@@ -229,7 +290,14 @@ def _check_kind(sample: Sample, kind: Contents, place: str) -> None:
     has_video = sample.video_seconds is not None
     if has_video and kind is not Contents.T2V:
         raise ConfigError("a clip in a file of text or images", where=place, expected=f"samples of kind {kind.value}")
-    if sample.images and kind is not Contents.VLM:
+    if sample.audio and kind is not Contents.MIXED:
+        raise ConfigError(
+            "sound in a file without sound",
+            where=place,
+            expected=f"samples of kind {kind.value}",
+            nearest='contents = "mixed"' if kind is not Contents.T2V else None,
+        )
+    if sample.images and kind not in (Contents.VLM, Contents.MIXED):
         raise ConfigError(
             "an image in a file without images",
             where=place,
@@ -238,8 +306,8 @@ def _check_kind(sample: Sample, kind: Contents, place: str) -> None:
         )
     if kind is Contents.T2V and not has_video:
         raise ConfigError("a sample without a clip in a file of clips", where=place, expected="the key 'video_seconds'")
-    if sample.text_tokens == 0 and not sample.images:
-        what = "a caption" if kind is Contents.T2V else "text or images"
+    if sample.text_tokens == 0 and not sample.images and not sample.audio:
+        what = {Contents.T2V: "a caption", Contents.MIXED: "text, images or sound"}.get(kind, "text or images")
         raise ConfigError("nothing in the sample for the language model", where=place, expected=what)
 
 

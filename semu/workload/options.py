@@ -1,12 +1,18 @@
 """``make_batch``: the options of run.toml's ``[batch]`` become a batch; every key is checked.
 
-    kind                  text | vlm | t2v | file; default text
+    kind                  text | vlm | t2v | mixed | pairs | file; default: what the model reads, else text
     seed                  an integer >= 0 (text has nothing to draw and ignores it); default 0
-    vlm                   text_per_image, images_mean, images_max, attend_across_samples
+    vlm                   text_per_image, images_mean, images_max, attend_across_samples, patches_per_image,
+                          tokens_per_image
     t2v                   resolution, max_seconds, max_clips
+    mixed                 image_share, audio_share, audio_seconds, text_per_image, patches_per_image, tokens_per_image,
+                          attend_across_samples
+    pairs                 text_tokens, patches_per_image
     file                  path (required), contents, images_max, attend_across_samples, max_seconds, max_clips
 
-``contents`` (text | vlm | t2v) says what samples the file holds; without it, the streams that the model reads say it.
+``contents`` (text | vlm | t2v | mixed) says what samples the file holds; without it, the streams that the model reads
+say it. What a model says of its images and clips (``Merging``) is the default of ``patches_per_image`` and
+``tokens_per_image``, and decides how frames of sound become tokens; shares default to equal parts of what it reads.
 Other keys, and keys of another kind, are errors.
 """
 
@@ -18,12 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from semu.errors import ConfigError, unknown_name
+from semu.nn.merging import Merging
 from semu.workload.batch import AbstractBatch, text_batch
-from semu.workload.checks import check_seed
+from semu.workload.checks import check_count, check_seed
 from semu.workload.metadata import contents_for
+from semu.workload.mixed import mixed_batch
+from semu.workload.pairs import pair_batch
 from semu.workload.recorded import file_batch
 from semu.workload.t2v import t2v_batch
-from semu.workload.vlm import vlm_batch
+from semu.workload.vlm import PATCHES_PER_IMAGE, vlm_batch
 
 
 class BatchKind(Enum):
@@ -32,13 +41,32 @@ class BatchKind(Enum):
     TEXT = "text"
     VLM = "vlm"
     T2V = "t2v"
+    MIXED = "mixed"
+    PAIRS = "pairs"
     FILE = "file"
 
 
 _KEYS: Mapping[BatchKind, tuple[str, ...]] = {
     BatchKind.TEXT: (),
-    BatchKind.VLM: ("text_per_image", "images_mean", "images_max", "attend_across_samples"),
+    BatchKind.VLM: (
+        "text_per_image",
+        "images_mean",
+        "images_max",
+        "attend_across_samples",
+        "patches_per_image",
+        "tokens_per_image",
+    ),
     BatchKind.T2V: ("resolution", "max_seconds", "max_clips"),
+    BatchKind.MIXED: (
+        "image_share",
+        "audio_share",
+        "audio_seconds",
+        "text_per_image",
+        "patches_per_image",
+        "tokens_per_image",
+        "attend_across_samples",
+    ),
+    BatchKind.PAIRS: ("text_tokens", "patches_per_image"),
     BatchKind.FILE: ("path", "contents", "images_max", "attend_across_samples", "max_seconds", "max_clips"),
 }
 _COMMON = ("kind", "seed")
@@ -49,6 +77,7 @@ def make_batch(
     where: str = "batch",
     base_dir: str | Path | None = None,
     streams: Collection[str] | None = None,
+    mergings: Collection[Merging] = (),
 ) -> AbstractBatch:
     """The batch that run.toml's ``[batch]`` describes.
 
@@ -56,11 +85,13 @@ def make_batch(
         options: the table, see the module's table of keys.
         where: place of the table, for messages: an error's ``where`` is ``{where}.{key}``, or the line of a file.
         base_dir: folder that a relative ``path`` starts from; None: the current one.
-        streams: what the model reads, which decides the contents of a file that does not name them; None: unknown.
+        streams: what the model reads, which decides the kind of a batch and the contents of a file that do not name
+            them; None: unknown.
+        mergings: what the model says of the items that it reads.
     Raises:
         ConfigError: an unknown key (with a 'did you mean'), a key of another kind, a value out of range, a bad file.
     """
-    kind = _read_kind(options.get("kind", BatchKind.TEXT.value), f"{where}.kind")
+    kind = _read_kind(options.get("kind", kind_for(streams or ()).value), f"{where}.kind")
     legal = _COMMON + _KEYS[kind]
     for key in options:
         if key in legal:
@@ -80,11 +111,54 @@ def make_batch(
         contents = contents_for(streams)
         arguments |= {} if contents is None else {"contents": contents.value}
     try:
-        return _BUILDERS[kind](arguments, base_dir)
+        return _BUILDERS[kind](arguments | _from_model(kind, arguments, streams, mergings), base_dir)
     except ConfigError as error:
         if error.where in [f"batch.{key}" for key in legal]:
             error.where = where + error.where.removeprefix("batch")
         raise
+
+
+def kind_for(streams: Collection[str]) -> BatchKind:
+    """The kind of generated samples that a model needs. ``streams``: what it reads."""
+    contents = contents_for(streams)
+    return BatchKind(contents.value) if contents is not None else BatchKind.TEXT
+
+
+def _from_model(
+    kind: BatchKind, arguments: Mapping[str, Any], streams: Collection[str] | None, mergings: Collection[Merging]
+) -> dict[str, Any]:
+    """Arguments that nobody gave and the model decides."""
+    result: dict[str, Any] = {}
+    by_stream = {merging.stream: merging for merging in mergings}
+    images, audio = by_stream.get("vision"), by_stream.get("audio")
+    if kind in (BatchKind.VLM, BatchKind.MIXED) and images is not None:
+        patches = arguments.get("patches_per_image", images.length or PATCHES_PER_IMAGE)
+        result["patches_per_image"] = check_count(patches, "batch.patches_per_image")
+        tokens = images.tokens_of_one(patches, "batch.patches_per_image")
+        if "tokens_per_image" not in arguments:
+            result["tokens_per_image"] = tokens
+    if kind is BatchKind.PAIRS:
+        for stream, key in (("text", "text_tokens"), ("vision", "patches_per_image")):
+            merging = by_stream.get(stream)
+            if key not in arguments and merging is not None and merging.length is not None:
+                result[key] = merging.length
+    if kind is BatchKind.MIXED:
+        result |= {"audio": audio} if audio is not None else {}
+        if streams is not None and not arguments.keys() & {"image_share", "audio_share"}:
+            read = [name for name in ("vision", "audio") if name in streams]
+            if audio is not None and audio.tokens is None:  # nothing to attend to in a text without its clip
+                result |= {"image_share": 0.0, "audio_share": 1.0}
+            else:
+                shares = {name: 1 / (len(read) + 1) if name in read else 0.0 for name in ("vision", "audio")}
+                result |= {"image_share": shares["vision"], "audio_share": shares["audio"]}
+    if kind is BatchKind.FILE:
+        sizes = {}
+        for merging in mergings:
+            default = merging.length or {"vision": PATCHES_PER_IMAGE}.get(merging.stream)
+            if default is not None and default % merging.multiple == 0:
+                sizes[merging.stream] = (default, merging.tokens_of_one(default, "batch"))
+        result |= {"sizes": sizes, "audio_in_text": audio is None or audio.tokens is not None}
+    return result
 
 
 def _read_kind(value: object, where: str) -> BatchKind:
@@ -107,13 +181,22 @@ def _make_t2v(arguments: dict[str, Any], base_dir: str | Path | None) -> Abstrac
     return t2v_batch(**arguments)
 
 
+def _make_mixed(arguments: dict[str, Any], base_dir: str | Path | None) -> AbstractBatch:
+    return mixed_batch(**arguments)
+
+
+def _make_pairs(arguments: dict[str, Any], base_dir: str | Path | None) -> AbstractBatch:
+    check_seed(arguments.pop("seed", 0), "batch.seed")
+    return pair_batch(**arguments)
+
+
 def _make_file(arguments: dict[str, Any], base_dir: str | Path | None) -> AbstractBatch:
     path = arguments.pop("path", None)
     if not isinstance(path, str) or not path:
         raise ConfigError("no metadata file", where="batch.path", expected="the path of a JSONL file", got=path)
     kind = arguments.pop("contents", None)
     if kind is not None and not isinstance(kind, str):
-        raise ConfigError("not a kind of samples", where="batch.contents", expected="text, vlm or t2v", got=kind)
+        raise ConfigError("not a kind of samples", where="batch.contents", expected="text, vlm, t2v or mixed", got=kind)
     return file_batch(path if base_dir is None else Path(base_dir) / path, kind, **arguments)
 
 
@@ -121,5 +204,7 @@ _BUILDERS: Mapping[BatchKind, Callable[[dict[str, Any], str | Path | None], Abst
     BatchKind.TEXT: _make_text,
     BatchKind.VLM: _make_vlm,
     BatchKind.T2V: _make_t2v,
+    BatchKind.MIXED: _make_mixed,
+    BatchKind.PAIRS: _make_pairs,
     BatchKind.FILE: _make_file,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,8 @@ from semu.errors import ConfigError, unknown_name
 from semu.workload.batch import DEFAULT_TEXT_SEQ_LEN, AbstractBatch, Microbatch, check_request
 from semu.workload.checks import check_count, check_flag, check_seed
 from semu.workload.metadata import STREAMS, Contents, Metadata, read_metadata
+from semu.workload.mixed import DEFAULT_MIXED_SEQ_LEN
+from semu.workload.samples import MixedSamples
 from semu.workload.t2v import MAX_CLIPS, MAX_SECONDS, Clips, VideoTokenizer, check_max_seconds
 from semu.workload.vlm import DEFAULT_VLM_SEQ_LEN, ImageTextSamples
 
@@ -30,6 +33,7 @@ class FileBatch(AbstractBatch):
         attend_across_samples: attention runs over the whole packed sequence instead of inside each sample.
         max_seconds, max_clips: limits of a clip group; a longer clip is an error.
         tokenizer: frame rate, latent compression and patches of clips.
+        audio_in_text: clips of sound take places among the text's tokens; false: the text attends to them.
     """
 
     metadata: Metadata
@@ -39,6 +43,7 @@ class FileBatch(AbstractBatch):
     max_seconds: float = MAX_SECONDS
     max_clips: int = MAX_CLIPS
     tokenizer: VideoTokenizer = field(default_factory=VideoTokenizer)
+    audio_in_text: bool = True
 
     def __post_init__(self) -> None:
         check_seed(self.seed, "batch.seed")
@@ -50,13 +55,20 @@ class FileBatch(AbstractBatch):
 
     @property
     def default_seq_len(self) -> int | None:
-        """2048 (text), 8192 (VLM), None (T2V: groups are limited by playing time)."""
-        defaults = {Contents.TEXT: DEFAULT_TEXT_SEQ_LEN, Contents.VLM: DEFAULT_VLM_SEQ_LEN, Contents.T2V: None}
+        """2048 (text), 8192 (VLM, mixed), None (T2V: groups are limited by playing time)."""
+        defaults = {
+            Contents.TEXT: DEFAULT_TEXT_SEQ_LEN,
+            Contents.VLM: DEFAULT_VLM_SEQ_LEN,
+            Contents.T2V: None,
+            Contents.MIXED: DEFAULT_MIXED_SEQ_LEN,
+        }
         return defaults[self.metadata.contents]
 
     @property
     def input_streams(self) -> tuple[str, ...]:
         """Text, and what comes with it."""
+        if self.metadata.contents is Contents.MIXED:
+            return ("text", *(name for name, items in self._mixed.items.items() if items.lengths.size))
         return STREAMS[self.metadata.contents]
 
     def microbatches(self, count: int, micro_batch: int, seq_len: int | None = None) -> list[Microbatch]:
@@ -69,6 +81,11 @@ class FileBatch(AbstractBatch):
         check_request(count, micro_batch, context)
         if self.metadata.contents is Contents.T2V or context is None:  # only clips have no default context
             return self._group_clips(count, micro_batch, context)
+        if self.metadata.contents is Contents.MIXED:
+            self._check_sizes(self._mixed.lengths, context, "tokens", "seq_len")
+            bounds = self._mixed.pack(context)
+            self._check_enough(bounds.size - 1, count, micro_batch, f"packed sequences of {context} tokens")
+            return self._mixed.microbatches(bounds, count, micro_batch, self.attend_across_samples)
         self._check_sizes(self._image_text.lengths, context, "tokens", "seq_len")
         if self.images_max is not None:
             self._check_sizes(self._image_text.images, self.images_max, "images", "images_max")
@@ -101,6 +118,10 @@ class FileBatch(AbstractBatch):
     @cached_property
     def _image_text(self) -> ImageTextSamples:
         return self.metadata.image_text()
+
+    @cached_property
+    def _mixed(self) -> MixedSamples:
+        return self.metadata.mixed(audio_in_text=self.audio_in_text)
 
     @cached_property
     def _clips(self) -> Clips:
@@ -144,14 +165,17 @@ def file_batch(
     max_seconds: float = MAX_SECONDS,
     max_clips: int = MAX_CLIPS,
     tokenizer: VideoTokenizer | None = None,
+    sizes: Mapping[str, tuple[int, int]] | None = None,
+    audio_in_text: bool = True,
 ) -> FileBatch:
     """Samples of a JSONL file (format: ``semu.workload.metadata``); the file is read at once.
 
     Args:
         path: of the file.
-        kind: ``"text"``, ``"vlm"`` or ``"t2v"``: what the file must hold; None: what its keys say, see
+        kind: ``"text"``, ``"vlm"``, ``"t2v"`` or ``"mixed"``: what the file must hold; None: what its keys say, see
             ``semu.workload.metadata``.
-        seed, images_max, attend_across_samples, max_seconds, max_clips, tokenizer: see ``FileBatch``.
+        seed, images_max, attend_across_samples, max_seconds, max_clips, tokenizer, audio_in_text: see ``FileBatch``.
+        sizes: see ``read_metadata``.
     Raises:
         ConfigError: no such file, no samples in it, a bad line (``where`` is ``file.jsonl:LINE``), a bad option.
     """
@@ -161,11 +185,12 @@ def file_batch(
             raise unknown_name("contents", kind, legal, where="batch.contents")
         kind = Contents(kind)
     return FileBatch(
-        read_metadata(path, kind),
+        read_metadata(path, kind, sizes),
         seed,
         images_max,
         attend_across_samples,
         max_seconds,
         max_clips,
         tokenizer if tokenizer is not None else VideoTokenizer(),
+        audio_in_text,
     )

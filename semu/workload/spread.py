@@ -9,12 +9,13 @@ tokens that it becomes, a clip and its caption) go together. All groups wait for
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.nn.window import MARK, Window
 from semu.workload.batch import Lengths, Microbatch
 
 
@@ -54,15 +55,19 @@ def deal(lengths: Lengths, groups: int) -> NDArray[np.int64]:
     return result
 
 
-def spread_columns(microbatches: Sequence[Microbatch], spread: Spread) -> dict[str, NDArray[np.int64]]:
+def spread_columns(
+    microbatches: Sequence[Microbatch], spread: Spread, windows: Mapping[str, Sequence[Window]] | None = None
+) -> dict[str, NDArray[np.int64]]:
     """The numbers that operator costs of a spread module depend on.
 
     Args:
         microbatches: all with the same stream names. spread: of the module.
+        windows: ``STREAM.MODULE`` -> windows of attention over the stream there; ``windows_in`` finds them.
     Returns:
         int64[num_microbatches] per key: as ``shape_columns``, with the module behind the stream: ``s.module.shard``,
         ``.pairs``, ``.sequences`` of the group with the most tokens (then the most pairs of tokens, then the first), of
-        every stream that has a sequence for each of ``spread.stream``; and ``s.module.shard@g`` of group g.
+        every stream that has a sequence for each of ``spread.stream``, with their windows; and ``s.module.shard@g`` of
+        group g.
     """
     names = list(microbatches[0].lengths)
     together = [
@@ -80,6 +85,13 @@ def spread_columns(microbatches: Sequence[Microbatch], spread: Spread) -> dict[s
     for name in together:
         for what in ("shard", "sequences"):
             found[f"{name}.{spread.module}.{what}"] = np.zeros((spread.groups, len(microbatches)), dtype=np.int64)
+    inside = {
+        f"{name}.{spread.module}.pairs{MARK}{window.label}": (name, window)
+        for name in together
+        for window in (windows or {}).get(f"{name}.{spread.module}", ())
+    }
+    for key in inside:
+        found[key] = np.zeros((spread.groups, len(microbatches)), dtype=np.int64)
     worst = np.zeros(len(microbatches), dtype=np.int64)
     for number, item in enumerate(microbatches):
         group = deal(item.lengths[spread.stream], spread.groups)
@@ -90,6 +102,8 @@ def spread_columns(microbatches: Sequence[Microbatch], spread: Spread) -> dict[s
             found[f"{name}.{spread.module}.sequences"][:, number] = np.bincount(group, minlength=spread.groups)
         for key, (name, other) in keys.items():
             found[key][:, number] = _sums(chunks[name] * chunks[other], group, spread.groups)
+        for key, (name, window) in inside.items():
+            found[key][:, number] = _sums(window.pairs_of(item.lengths[name]), group, spread.groups)
         tokens = _sums(item.lengths[spread.stream], group, spread.groups)
         most = np.flatnonzero(tokens == tokens.max())
         worst[number] = most[np.argmax(found[f"{spread.stream}.{spread.module}.pairs"][most, number])]

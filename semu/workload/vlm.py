@@ -66,11 +66,17 @@ class ImageTextSamples:
         return np.diff(self.image_ptr)
 
     @classmethod
-    def uniform_images(cls, text_tokens: IntArray, images: IntArray) -> Self:
-        """Samples whose images all have DIP's size."""
+    def uniform_images(
+        cls,
+        text_tokens: IntArray,
+        images: IntArray,
+        patches: int = PATCHES_PER_IMAGE,
+        tokens: int = TOKENS_PER_IMAGE,
+    ) -> Self:
+        """Samples whose images all have one size, by default DIP's."""
         image_ptr = np.concatenate((np.zeros(1, np.int64), np.cumsum(images)))
         total = int(image_ptr[-1])
-        return cls(text_tokens, image_ptr, np.full(total, PATCHES_PER_IMAGE), np.full(total, TOKENS_PER_IMAGE))
+        return cls(text_tokens, image_ptr, np.full(total, patches), np.full(total, tokens))
 
     def pack(self, seq_len: int, images_max: int | None) -> IntArray:
         """Bounds of the packed sequences: int64[num_sequences + 1], see ``pack_in_order``."""
@@ -124,6 +130,7 @@ class VlmBatch(AbstractBatch):
         images_max: at most so many images in a packed sequence; None: what the context holds (48 of 8192 tokens).
         attend_across_samples: attention runs over the whole packed sequence instead of inside each sample
             (``text`` then holds one entry per packed sequence).
+        patches_per_image, tokens_per_image: what an image puts into the encoder and into the backbone, >= 1.
     """
 
     seed: int = 0
@@ -131,6 +138,8 @@ class VlmBatch(AbstractBatch):
     images_mean: float | None = None
     images_max: int | None = None
     attend_across_samples: bool = False
+    patches_per_image: int = PATCHES_PER_IMAGE
+    tokens_per_image: int = TOKENS_PER_IMAGE
 
     def __post_init__(self) -> None:
         check_seed(self.seed, "batch.seed")
@@ -141,6 +150,8 @@ class VlmBatch(AbstractBatch):
         if self.images_max is not None:
             check_count(self.images_max, "batch.images_max")
         check_flag(self.attend_across_samples, "batch.attend_across_samples")
+        check_count(self.patches_per_image, "batch.patches_per_image")
+        check_count(self.tokens_per_image, "batch.tokens_per_image")
 
     @property
     def input_streams(self) -> tuple[str, ...]:
@@ -169,9 +180,9 @@ class VlmBatch(AbstractBatch):
             images, text = self._draw(make_generator(self.seed, len(blocks)), _BLOCK, context, share)
             blocks.append((images, text))
             num_images += int(images.sum())
-            tokens += int(text.sum() + TOKENS_PER_IMAGE * images.sum())
+            tokens += int(text.sum() + self.tokens_per_image * images.sum())
         images, text = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
-        samples = ImageTextSamples.uniform_images(text, images)
+        samples = ImageTextSamples.uniform_images(text, images, self.patches_per_image, self.tokens_per_image)
         return samples, samples.pack(context, self.images_max)
 
     def describe(self) -> dict[str, object]:
@@ -184,8 +195,8 @@ class VlmBatch(AbstractBatch):
             "images_mean": self.images_mean,
             "images_max": self.images_max,
             "attend_across_samples": self.attend_across_samples,
-            "patches_per_image": PATCHES_PER_IMAGE,
-            "tokens_per_image": TOKENS_PER_IMAGE,
+            "patches_per_image": self.patches_per_image,
+            "tokens_per_image": self.tokens_per_image,
             "default_seq_len": self.default_seq_len,
         }
 
@@ -198,13 +209,13 @@ class VlmBatch(AbstractBatch):
             is_text = generator.random(count) < text_only_share
             _, document_text = draw_documents(generator, count)
             images, text = np.where(is_text, 0, images), np.where(is_text, np.maximum(document_text, 1), text)
-        limit = context // TOKENS_PER_IMAGE
+        limit = context // self.tokens_per_image
         images = np.minimum(images, limit if self.images_max is None else min(limit, self.images_max))
-        return images, np.minimum(text, context - images * TOKENS_PER_IMAGE)
+        return images, np.minimum(text, context - images * self.tokens_per_image)
 
     def _check_context(self, context: int) -> None:
         per_image = 0.0 if isinstance(self.text_per_image, TextPerImage) else self.text_per_image
-        shortest = TOKENS_PER_IMAGE + int(np.ceil(per_image))
+        shortest = self.tokens_per_image + int(np.ceil(per_image))
         if self.images_mean != 0 and context < shortest:
             raise ConfigError(
                 "the context is too short for one image and its text",
@@ -253,7 +264,7 @@ def _images_per_sequence(batch: VlmBatch, context: int) -> Callable[[float], flo
 
     def moments(share: float) -> NDArray[np.float64]:
         images, text = batch._draw(make_generator(0, 1 << 40), _REFERENCE_SAMPLES, context, share)
-        lengths = (images * TOKENS_PER_IMAGE + text).astype(np.float64)
+        lengths = (images * batch.tokens_per_image + text).astype(np.float64)
         return np.array([images.mean(), lengths.mean(), (lengths**2).mean()])
 
     with_images, text_only = moments(0.0), moments(1.0)
@@ -272,6 +283,8 @@ def vlm_batch(
     images_mean: float | None = None,
     images_max: int | None = None,
     attend_across_samples: bool = False,
+    patches_per_image: int = PATCHES_PER_IMAGE,
+    tokens_per_image: int = TOKENS_PER_IMAGE,
 ) -> VlmBatch:
     """Packed sequences of image-text samples (DIP §7.1); the arguments are ``VlmBatch``'s attributes.
 
@@ -279,7 +292,7 @@ def vlm_batch(
         seed: >= 0.
         text_per_image: ``"laion"``, ``"obelics"``, ``"mixed"`` or a mean [tokens].
         images_mean, images_max: images per packed sequence.
-        attend_across_samples: see ``VlmBatch``.
+        attend_across_samples, patches_per_image, tokens_per_image: see ``VlmBatch``.
     Raises:
         ConfigError: an unknown data set or a number out of range.
     """
@@ -288,4 +301,6 @@ def vlm_batch(
         if text_per_image not in legal:
             raise unknown_name("text_per_image", text_per_image, legal, where="batch.text_per_image")
         text_per_image = TextPerImage(text_per_image)
-    return VlmBatch(seed, text_per_image, images_mean, images_max, attend_across_samples)
+    return VlmBatch(
+        seed, text_per_image, images_mean, images_max, attend_across_samples, patches_per_image, tokens_per_image
+    )

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 from models.chain import Link, distinct, total, trace_model
+from models.names import DECODERS, PAPER
 
 import semu_models
 from semu.errors import GraphError
@@ -18,12 +19,13 @@ from semu_models.vit import ViT, ViTConfig
 
 SMALL_DIT = ("dit-5b", "t2v-s")
 """28 heads: cannot be split eight ways (DIP trains it with tp = 4)."""
-FEW_KEYS = ("qwen3-30b-a3b", "qwen3-235b-a22b")
+FEW_KEYS = ("qwen3-30b-a3b", "qwen3-235b-a22b", "qwen2-57b-a14b")
 """4 key/value heads."""
+NAMES = (*PAPER, *DECODERS)
 CASES = [
     (name, tp)
-    for name in semu_models.MODELS
-    for tp in (1, 2, 4, 8)
+    for name in NAMES
+    for tp in ((1, 2, 4, 8) if name in PAPER else (1, 4))
     if not (name in (*SMALL_DIT, *FEW_KEYS) and tp == 8)
 ]
 TINY_VIT = ViTConfig(layers=1, hidden=32, ffn=64, heads=2, image_size=56, patch_size=14, merge=2)
@@ -85,7 +87,7 @@ def test_tokens_are_sharded_between_blocks_and_conditions_are_not(name: str) -> 
         assert all(set(spec.shards) <= {1} for spec in link.block.output_specs)
 
 
-@pytest.mark.parametrize("name", semu_models.MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_what_a_block_sends_back_is_what_the_block_before_waits_for(name: str) -> None:
     links = trace_model(semu_models.build(name), tp=2)
     for before, after in pairwise(links):
@@ -104,6 +106,14 @@ def test_heads_that_do_not_divide_are_refused(name: str) -> None:
     with pytest.raises(GraphError, match="28 heads cannot be split") as caught:
         trace_model(semu_models.build(name), tp=8)
     assert caught.value.nearest == 7
+
+
+@pytest.mark.parametrize(("name", "what"), [("gpt2", "50257"), ("gemma3-1b", "1 heads")])
+def test_what_two_ranks_cannot_share_is_refused(name: str, what: str) -> None:
+    """A vocabulary that is not padded, one key head."""
+    with pytest.raises(GraphError, match=what) as caught:
+        trace_model(semu_models.build(name), tp=2)
+    assert caught.value.nearest == 1
 
 
 def test_only_language_models_are_causal() -> None:

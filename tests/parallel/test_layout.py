@@ -73,7 +73,7 @@ def test_any_text_is_spelt_out(piece: str) -> None:
         ("tE|tL", "the embedding (E) is not at the beginning", "1 of them", None),
         ("t|tL", "the embedding (E) is not at the beginning", "0 of them", None),
         ("Et|tLL", "the loss (L) is not at the end", "2 of them", None),
-        ("Et|tmL", "multi-token prediction (m) at position 4", "m", None),
+        ("Et|mtL", "multi-token prediction (m) at position 3", "m", None),
         ("", "not a layout", "''", None),
     ],
 )

@@ -14,7 +14,11 @@ from semu.job import TrainingJob
 from semu.report import Report
 from semu.simulation import simulate
 
-STREAMS = {"links": ("tp", "cp", "dp", "fsdp", "hsdp", "ep", "etp"), "experts": ("tp", "ep", "etp")}
+STREAMS = {
+    "links": ("tp", "cp", "dp", "fsdp", "hsdp", "ep", "etp", "edp", "efsdp", "replicas"),
+    "replicas": ("tp", "replicas"),
+    "experts": ("tp", "ep", "etp"),
+}
 """Streams inside stages that the reference counts together."""
 
 
@@ -90,7 +94,7 @@ def assert_attribution_equal(report: Report, expected: Expansion) -> None:
     for name in replicas[0].exposed_s:
         streams = STREAMS.get(name, (name,))
         if name == "modules":
-            streams = ("tp", "cp", *(stream for stream in exposed if stream.startswith("reshard")))
+            streams = ("tp", "cp", "replicas", *(stream for stream in exposed if stream.startswith("reshard")))
         outside = sum(
             piece.end_s - piece.start_s
             for rank in report.timeline.ranks

@@ -14,7 +14,7 @@ from simulation.reference_costs import ATTENTION, latency_of, on_grid, symbols_o
 from simulation.reference_memory import Curve, RankStatic, memory_of, static_of
 from simulation.reference_model import Block, CutModel
 from simulation.reference_modules import module_symbols
-from simulation.reference_sharding import COPY, GATHER, REPLICATE, SHARD, Sharding, Unit
+from simulation.reference_sharding import COPY, GATHER, REPLICATE, SHARD, Sharding, Unit, holds_all
 
 from semu.graph.operator import Operator
 from semu.hardware.kinds import OpKind
@@ -87,11 +87,16 @@ class Replica:
 
 @dataclass
 class Expansion:
-    """What the reference says of a job: its cut model, replicas, and what each rank stores all the time."""
+    """What the reference says of a job: its cut model, replicas, and what each rank stores all the time.
+
+    Attributes:
+        waited_s: per replica and rank, how much longer stages last because their parameters are gathered once, outside.
+    """
 
     model: CutModel
     replicas: list[Replica]
     static: list[RankStatic]
+    waited_s: list[list[float]] = field(default_factory=list)
 
     @property
     def peak_bytes(self) -> list[int]:
@@ -112,12 +117,32 @@ def expand(job: TrainingJob, gather_ready: dict[int, float] | None = None) -> Ex
     items = job.batch.microbatches(
         job.num_microbatches * job.parallel.dp, job.training.micro_batch, job.training.seq_len
     )
-    replicas = []
+    static = [static_of(model, rank) for rank in range(job.parallel.pp)]
+    if holds_all(job):
+        from simulation.reference_held import ready_times, spans, timed
+
+        gather_ready = ready_times(Expansion(model, [], static))
+    replicas, symbols = [], []
     for number in range(job.parallel.dp):
         mine = items[number :: job.parallel.dp]
         own = [symbols_of(item, job.parallel.tp, job.parallel.cp) | module_symbols(job, item) for item in mine]
         replicas.append(_Writer(model, number, own, gather_ready or {}).write())
-    return Expansion(model, replicas, [static_of(model, rank) for rank in range(job.parallel.pp)])
+        symbols.append(own)
+    expansion = Expansion(model, replicas, static)
+    if holds_all(job):
+        wholes = timed(expansion)
+        for number, (replica, own) in enumerate(zip(replicas, symbols, strict=True)):
+            replica.memory = memory_of(model, replica, own, spans(expansion, replica, wholes))
+            free = _Writer(model, number, own, {}).write()
+            expansion.waited_s.append(
+                [sum(_length(replica, s) - _length(free, s) for s in order) for order in replica.orders]
+            )
+    return expansion
+
+
+def _length(replica: Replica, stage: StageName) -> float:
+    start, end = replica.span(stage)
+    return end - start
 
 
 def stage_orders(model: CutModel, num_microbatches: int) -> list[list[StageName]]:
@@ -215,11 +240,12 @@ class _Writer:
                         before.append(send)
         self._take_longest_paths()
         replica = Replica(self.nodes, self.orders, self.operators, self.sent, [])
-        replica.memory = memory_of(self.model, replica, self.symbols, self.sharding.held(replica))
+        held = self.sharding.held(replica)
+        replica.memory = memory_of(self.model, replica, self.symbols, held)
         if not self.gather_ready and not self.model.job.training.offload and not self.model.job.training.launch:
             several = bool(self.sharding.units) or self.model.job.parallel.cp > 1
             inside = "experts" if self.model.has_experts else "tp"
-            inside = "links" if several else inside
+            inside = "links" if several else "replicas" if self.model.job.model.reads_replicas else inside
             attribute(replica, "modules" if self.model.job.parallel.modules else inside)
         return replica
 

@@ -12,10 +12,11 @@ from fractions import Fraction
 from engine.contention_reference import Mover, share
 from simulation.reference import HOST, Expansion, Key, Replica, attribute, expand
 from simulation.reference_costs import on_grid, symbols_of
+from simulation.reference_held import Whole, gather, reduce, sharing, spans
 from simulation.reference_memory import memory_of
 from simulation.reference_modules import group_of, module_symbols
-from simulation.reference_sharding import REPLICATE, Sharding
-from simulation.reference_tail import collective, gather_times, parts_of, shared_buckets, trainable, worst_group
+from simulation.reference_sharding import REPLICATE, Sharding, holds_all
+from simulation.reference_tail import Slice, collective, gather_times, parts_of, shared_buckets, trainable, worst_group
 
 from semu.hardware.kinds import OpKind, Port, Provenance
 from semu.hardware.network import CommGroup, collective_cost
@@ -51,6 +52,8 @@ class _Crowd:
         self.sharding = Sharding(self.model)
         self.movers: list[Mover] = []
         self.number: dict[tuple[int, Key], int] = {}
+        self.wholes: list[list[Whole]] = gather(self.expansion) if holds_all(job) else []
+        self.whole_numbers: list[tuple[Whole, OpKind, int]] = []
 
     def time(self) -> tuple[Expansion, list[Reduced]]:
         for r, replica in enumerate(self.expansion.replicas):
@@ -63,6 +66,7 @@ class _Crowd:
         reductions = self._reductions()
         if self.gathers:
             self._gather()
+        self._gather_wholes()
         times = [(start / GRID, end / GRID) for start, end in share(self.movers)]
         for (r, key), number in self.number.items():
             node = self.expansion.replicas[r].nodes[key]
@@ -71,6 +75,12 @@ class _Crowd:
                 node.latency_s = node.end_s - node.start_s
         for item, (start, end) in zip(reductions, times[len(self.number) :], strict=False):
             item.start_s, item.end_s = start, end
+        for whole, kind, number in self.whole_numbers:
+            piece = Slice(kind, *times[number])
+            if kind is OpKind.ALL_GATHER:
+                whole.gather = piece
+            elif kind is OpKind.REDUCE_SCATTER:
+                whole.scatter = piece
         for r, replica in enumerate(self.expansion.replicas):
             self._look_again(r, replica)
         return self.expansion, reductions
@@ -83,7 +93,10 @@ class _Crowd:
         )
         mine = items[number :: job.parallel.dp]
         own = [symbols_of(item, job.parallel.tp, job.parallel.cp) | module_symbols(job, item) for item in mine]
-        replica.memory = memory_of(self.model, replica, own, self.sharding.held(replica))
+        held = self.sharding.held(replica)
+        if self.wholes:
+            held = spans(self.expansion, replica, self.wholes)
+        replica.memory = memory_of(self.model, replica, own, held)
         if replica.exposed_s:
             inside = next(name for name in replica.exposed_s if name != "pp")
             replica.compute_s = 0.0
@@ -127,7 +140,11 @@ class _Crowd:
         if name in HOST:
             group = CommGroup(name, 2, local_port=Port.PCIE)
             return operator.kind, group, [(r, rank, Port.PCIE, "out" if name == HOST[0] else "in")]
-        group = self.sharding.group(key[5] == REPLICATE) if entry.block is None else model.groups_for(entry.block)[name]
+        if entry.block is None:
+            unit = self.sharding.units[key[6]]  # type: ignore[index]
+            group = self.sharding.group(key[5] == REPLICATE, unit.routed, rank)
+        else:
+            group = model.groups_for(entry.block)[name]
         if group.num_ranks == 1:
             return None, None, []
         sides = ("out", "in") if operator.kind is OpKind.P2P else ("out",)
@@ -158,6 +175,27 @@ class _Crowd:
                     if parameters & {id(use.parameter) for use in block.trace.parameters}:
                         self.movers[number].after = [*self.movers[number].after, (before[rank], None)]
 
+    def _gather_wholes(self) -> None:
+        """ZeRO-3 that gathers once: unit by unit; the forward operators of its block, or of all blocks, wait."""
+        training = self.job.training
+        for rank, mine in enumerate(self.wholes):
+            before: dict[int, int] = {}
+            for whole in mine:
+                if whole.gather is None:
+                    continue
+                size = sum(use.numel for use in whole.uses) * training.precision.tensor_dtype.size_bytes
+                group = sharing(self.expansion, rank, whole.routed)
+                self._reduce([rank], OpKind.ALL_GATHER, group, size, [], before, [])
+                self.whole_numbers.append((whole, OpKind.ALL_GATHER, before[rank]))
+                for (r, key), number in self.number.items():
+                    if key[0] == "operator" and key[2] == "F" and training.overlap.param_gather:
+                        entry = self.expansion.replicas[r].operators[key[1:4]][key[4]]  # type: ignore[index]
+                        if entry.block is whole.block:
+                            self.movers[number].after = [*self.movers[number].after, (before[rank], None)]
+            for (_, key), number in self.number.items() if before and not training.overlap.param_gather else ():
+                if key[0] == "operator" and key[2] == "F" and self.model.chunk(key[1])[0].rank == rank:  # type: ignore[arg-type]
+                    self.movers[number].after = [*self.movers[number].after, (before[rank], None)]
+
     # -- gradients -------------------------------------------------------------------------------------------------
     def _reductions(self) -> list[Reduced]:
         """Buckets as they are without sharing, each after the operators that complete its gradients."""
@@ -167,6 +205,10 @@ class _Crowd:
         before: dict[int, int] = {}
         held = [trainable(self.expansion, rank) for rank in range(parallel.pp)]
         for rank in range(parallel.pp):
+            for whole, kind, group, size, _ in reduce(self.expansion, rank, self.wholes[rank]) if self.wholes else ():
+                waits = self._writers(rank, whole.keys) if job.training.overlap.grad_reduce else self._ends(rank)
+                self._reduce([rank], kind, group, size, waits, before, result)
+                self.whole_numbers.append((whole, kind, before[rank]))
             if parallel.zero <= 1:
                 kind = OpKind.REDUCE_SCATTER if parallel.zero else OpKind.ALL_REDUCE
                 for bucket in shared_buckets(self.model, held[rank], job.training.overlap.grad_reduce):
@@ -192,7 +234,8 @@ class _Crowd:
             ranks = [r for r, items in enumerate(held) if any(other.parameter is item.parameter for other in items)]
             if len(ranks) > 1:
                 group = job.cluster.place_group("pp", [self.model.gpu(rank, 0) for rank in ranks])
-                size = item.elements * job.training.grad_dtype.size_bytes
+                elements = -(-item.elements // peers) if parallel.zero >= 2 else item.elements
+                size = elements * job.training.grad_dtype.size_bytes
                 ends = [end for rank in ranks for end in self._ends(rank)]
                 self._reduce(ranks, OpKind.ALL_REDUCE, group, size, ends, before, result)
         return result

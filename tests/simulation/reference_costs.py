@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 from simulation.reference_experts import rounded_value
 
@@ -31,9 +32,30 @@ def value(dim: Dim, symbols: dict[str, int]) -> int:
     total = 0
     for monomial, coefficient in dim.terms.items():
         for name in monomial:
-            coefficient *= rounded_value(name, symbols) if "~" in name else symbols[name]
+            if "@" in name:
+                coefficient *= windowed_pairs(name, symbols)
+            else:
+                coefficient *= rounded_value(name, symbols) if "~" in name else symbols[name]
         total += coefficient
     return total
+
+
+def windowed_pairs(name: str, symbols: dict[str, int]) -> int:
+    """Pairs inside a window, row by row: half of those that ``i - j <= w`` lets see, half of those of ``i - j < w``."""
+    stream, label = name.split(".pairs@")
+    total = 0
+    for number in range(symbols[f"{stream}.sequences"]):
+        total += _seen(symbols[f"{stream}#{number}"], label)
+    return total
+
+
+@cache
+def _seen(length: int, label: str) -> int:
+    size = int("".join(filter(str.isdigit, label)))
+    if "chunked" in label:
+        return sum(min(size, length - i // size * size) for i in range(length))
+    once = sum(min(i, size) + min(i + 1, size) for i in range(length))  # twice a causal mask's pairs
+    return once
 
 
 def symbols_of(microbatch: Microbatch, tp: int, cp: int = 1) -> dict[str, int]:
@@ -43,15 +65,29 @@ def symbols_of(microbatch: Microbatch, tp: int, cp: int = 1) -> dict[str, int]:
     """
     parts = 2 * cp if cp > 1 else 1
     divisor = tp * parts
-    chunks = {name: [(n + parts - 1) // parts for n in lengths] for name, lengths in microbatch.streams.items()}
+    chunks = {name: [(n + parts - 1) // parts for n in lengths] for name, lengths in all_streams(microbatch).items()}
     result: dict[str, int] = {}
     for name, lengths in chunks.items():
         result[f"{name}.shard"] = (parts * sum(lengths) + divisor - 1) // divisor
         result[f"{name}.pairs"] = sum(length * length for length in lengths)
         result[f"{name}.sequences"] = len(lengths)
+        result |= {f"{name}#{number}": length for number, length in enumerate(lengths)}
         for other, partners in chunks.items():
             if other != name and len(lengths) == len(partners):
                 result[f"{name}*{other}.pairs"] = sum(a * b for a, b in zip(lengths, partners, strict=True))
+    return result
+
+
+def all_streams(microbatch: Microbatch) -> dict[str, list[int]]:
+    """Lengths of the batch's streams, and of those that models make of them."""
+    result = {name: list(lengths) for name, lengths in microbatch.streams.items()}
+    for name in ("vision", "audio", "text"):
+        if name in result:
+            lengths = result[name]
+            result[f"{name}+1"] = [n + 1 if n else 0 for n in lengths]
+            result[f"{name}=1"] = result[f"{name}+1=1"] = [min(n, 1) for n in lengths]
+            result[f"{name}/2"] = [(n + 1) // 2 for n in lengths]
+            result[f"{name}/2/2"] = [((n + 1) // 2 + 1) // 2 for n in lengths]
     return result
 
 

@@ -7,14 +7,15 @@ import itertools
 from simulation.reference import Expansion, Replica, StageName
 from simulation.reference_costs import on_grid
 
-STREAMS = ("dp", "fsdp", "hsdp")
+STREAMS = ("dp", "fsdp", "hsdp", "edp", "efsdp")
 
 
-def lost_s(expansion: Expansion, rank: int, spans: list[tuple[float, float]], gathered_s: float) -> float:
+def lost_s(expansion: Expansion, rank: int, spans: list[tuple[float, float]], gathered_s: float | list[float]) -> float:
     """Loss [s] of a rank on the replica where most hides.
 
     Args:
-        spans: (start, end) of the rank's gradient collectives after stages. gathered_s: of its overlapped gathers.
+        spans: (start, end) of the rank's gradient collectives after stages.
+        gathered_s: of its overlapped gathers, of every replica or of each.
     """
     share = expansion.model.job.profile.interference
     job, model = expansion.model.job, expansion.model
@@ -22,11 +23,11 @@ def lost_s(expansion: Expansion, rank: int, spans: list[tuple[float, float]], ga
     if share == 0 or job.parallel.dp * job.parallel.cp * widest == 1:
         return 0.0
     found = []
-    for replica in expansion.replicas:
+    for number, replica in enumerate(expansion.replicas):
         done = max((replica.span(stage)[1] for stage in replica.orders[rank]), default=0.0)
         hidden = max(sum(_hidden_in(replica, stage) for stage in replica.orders[rank]), 0.0)
         hidden += sum((end - start) - max(end - max(start, done), 0.0) for start, end in spans)
-        found.append(hidden + gathered_s)
+        found.append(hidden + (gathered_s if isinstance(gathered_s, float) else gathered_s[number]))
     return on_grid(share * max(found))
 
 

@@ -50,16 +50,24 @@ def stage_of_blocks(job: TrainingJob, paths: list[tuple[int, str]]) -> list[int]
 def _pieces(job: TrainingJob, layers: list[int]) -> list[tuple[int, int, int]]:
     """(stage, module, layers) in order of data flow."""
     layout, num_stages = job.parallel.layout, job.parallel.pp * job.parallel.vpp
+    predicts = job.model.modules[-1].name == "mtp"
     if layout is not None and layout.stages is not None:
-        return [(stage, 0, text.count("t")) for stage, text in enumerate(spelt_out(layout.stages).split("|"))]
+        texts = spelt_out(layout.stages).split("|")
+        pieces = [(stage, 0, text.count("t")) for stage, text in enumerate(texts) if "t" in text or not predicts]
+        further = [(stage, 1, text.count("m")) for stage, text in enumerate(texts) if "m" in text]
+        return pieces + further + ([(len(texts) - 1, 1, 0)] if predicts and "m" not in texts[-1] else [])
     if layout is not None and layout.layers is not None:
-        return [(stage, 0, count) for stage, count in enumerate(layout.layers)]
+        pieces = [(stage, 0, count) for stage, count in enumerate(layout.layers)]
+        return [*pieces, (num_stages - 1, 1, layers[1])] if predicts else pieces
     if layout is not None and layout.modules is not None:
         lists = [layout.modules[module.name] for module in job.model.modules]
         if sum(map(len, lists)) == num_stages:
             flat = [(module, count) for module, counts in enumerate(lists) for count in counts]
             return [(stage, module, count) for stage, (module, count) in enumerate(flat)]
         return [(stage, module, n) for module, counts in enumerate(lists) for stage, n in enumerate(counts) if n]
+    if predicts and layout is None:
+        pieces = [(stage, 0, count) for stage, count in enumerate(_even(job, layers[0]))]
+        return [*pieces, (num_stages - 1, 1, layers[1])]
     pieces = []
     owner = [module for module, count in enumerate(layers) for _ in range(count)]
     for stage, count in enumerate(_even(job, len(owner))):

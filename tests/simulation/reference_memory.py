@@ -10,6 +10,7 @@ from simulation.reference_costs import value
 from simulation.reference_model import Block, CutModel
 
 from semu.job import TrainingJob
+from semu.nn.tracing import ParameterUse
 
 if TYPE_CHECKING:
     from simulation.reference import Replica
@@ -72,20 +73,15 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
     own = trainable
     if zero:  # a module with smaller tensor-parallel groups shares its optimizer out to more ranks
         own = sum(-(-sum(part.values()) // (shards * (job.parallel.tp // tp))) for tp, part in by_tp.items())
-        own += -(-routed // model.experts.edp)
+        edp = shards * job.parallel.tp // (model.experts.ep * model.experts.etp) if zero == 3 else model.experts.edp
+        own += -(-routed // edp)
     state = 2 * training.optimizer_state_dtype.size_bytes
     if training.master_dtype is not training.precision.tensor_dtype:
         state += training.master_dtype.size_bytes
     gradients = (own if zero >= 2 else trainable) * training.grad_dtype.size_bytes
     cast = sum(use.numel for use in uses.values() if use.is_fp8) if job.fp8_weights.value != "microbatch" else 0
     whole = elements - (cast if job.fp8_weights.value == "primary" else 0)
-    parameters = ((whole + shards - 1) // shards if zero == 3 else whole) * tensor_bytes + 2 * cast
-    if (
-        zero == 3
-        and training.software.value == "torch"
-        and training.master_dtype is not training.precision.tensor_dtype
-    ):
-        parameters -= own * tensor_bytes
+    parameters = whole * tensor_bytes + 2 * cast
     if cast:
         parameters += 2 * sum(scales(job, use.numel) for use in uses.values() if use.is_fp8)
     away = {key: count for key, count in model.streamed().items() if key in uses}
@@ -93,8 +89,13 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
         parameters -= sum(away.values()) * tensor_bytes
         return RankStatic(elements, trainable, parameters, gradients, _on_device(job, own) * state)
     left = {key: use for key, use in uses.items() if key not in away}
-    kept = -(-sum(use.numel for use in left.values()) // shards)
-    stepped = -(-sum(use.numel for use in left.values() if use.parameter.requires_grad) // shards)
+
+    def shared(some: list[ParameterUse]) -> int:
+        spread = sum(use.numel for use in some if model.experts.holds(use))
+        return -(-(sum(use.numel for use in some) - spread) // shards) + -(-spread // edp)
+
+    kept = shared([*left.values()])
+    stepped = shared([use for use in left.values() if use.parameter.requires_grad])
     masters = own
     if training.software.value == "torch" and training.master_dtype is not training.precision.tensor_dtype:
         kept -= stepped

@@ -99,6 +99,7 @@ class CutModel:
             "cp": self.cp_group,
             "ep": expert_plan.ep_group,
             "etp": expert_plan.etp_group,
+            "replicas": self._replicas(),
         }
         self._options = TraceOptions(
             plan=megatron_plan(job.model, job.parallel),
@@ -113,6 +114,7 @@ class CutModel:
             experts=expert_plan,
             cp_group=self.cp_group,
             cp_kind=job.parallel.context_kind,
+            replica_group=self.groups["replicas"] if _reads_replicas(job) else CommGroup("replicas", 1, 1),
             keep_products=job.training.recompute_policy is not None,
             cross_entropy=job.training.cross_entropy.value,
             fused_accumulation=job.training.gradient_accumulation_fusion,
@@ -153,11 +155,23 @@ class CutModel:
             return self.groups
         own = self.sizes[block.module]
         groups = {"tp": group_of(self.job, "tp", own), "cp": group_of(self.job, "cp", own)}
+        groups["replicas"] = self.groups["replicas"]
         for spec in block.specs:
             for side in (spec.reshard.source, spec.reshard.target) if spec.reshard is not None else ():
                 if side.group is not None and side.group.name != "tp":
                     groups[side.group.name] = side.group
         return groups
+
+    def _replicas(self) -> CommGroup:
+        """The replicas of one rank of the others; of all such groups the most spread one."""
+        p = self.job.parallel
+        groups = [
+            self.job.cluster.place_group("replicas", [self.gpu(rank, r, t, c) for r in range(p.dp)])
+            for rank in range(p.pp)
+            for c in range(p.cp)
+            for t in range(p.tp)
+        ]
+        return max(groups, key=lambda g: (g.num_nodes, g.local_port.value == "pcie", -g.ranks_per_node))
 
     def peer(self, rank: int, number: int, tensor: int = 0) -> int:
         """GPU of one of the ranks that sum their gradients: every context rank of every replica."""
@@ -340,6 +354,10 @@ class CutModel:
                 other = self.home(maker, maker.trace.graph.tensors[there].storage)
                 if own != other:
                     self._same[own] = other
+
+
+def _reads_replicas(job: TrainingJob) -> bool:
+    return any(item.reads_replicas for module in job.model.modules for _, item in module.body.named_modules())
 
 
 def _has_experts(body: Module) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from simulation.reference_costs import all_streams
+
 from semu.hardware.network import CommGroup
 from semu.job import TrainingJob
 from semu.nn import Sequences
@@ -115,7 +117,7 @@ def module_symbols(job: TrainingJob, microbatch: Microbatch) -> dict[str, int]:
         sizes = sizes_of(job, module.name)
         if sizes.groups == 1:
             continue
-        streams = {name: list(lengths) for name, lengths in microbatch.streams.items()}
+        streams = all_streams(microbatch)
         first = streams[module.inputs[0].stream]
         own = max(
             dealt(first, sizes.groups),
@@ -134,6 +136,7 @@ def module_symbols(job: TrainingJob, microbatch: Microbatch) -> dict[str, int]:
             result[f"{name}.{module.name}.shard"] = -(-sizes.chunks * sum(lengths) // divisor)
             result[f"{name}.{module.name}.pairs"] = sum(n * n for n in lengths)
             result[f"{name}.{module.name}.sequences"] = len(lengths)
+            result |= {f"{name}.{module.name}#{number}": length for number, length in enumerate(lengths)}
             for other, partners in chunks.items():
                 if other != name:
                     both = sum(a * b for a, b in zip(lengths, partners, strict=True))

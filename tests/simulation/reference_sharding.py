@@ -12,6 +12,7 @@ from simulation.reference_model import Block, CutModel
 
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup, collective_latency, wire_factor
+from semu.job import TrainingJob
 
 if TYPE_CHECKING:
     from simulation.reference import Replica
@@ -28,6 +29,7 @@ class Unit:
     Attributes:
         chunk: of it. blocks: that use it, in forward order. elements, reduced: of its parameters, and of those that get
             a gradient. parameters: their identities. gathers, keeps: whether sharded; whether it stays to the backward.
+        routed: of experts that are spread otherwise than all else.
         copied: all of it comes from the host. shard_bytes: of its shard, which comes from the host before each gather.
     """
 
@@ -38,6 +40,7 @@ class Unit:
     parameters: set[int]
     gathers: bool
     keeps: bool = False
+    routed: bool = False
     copied: bool = False
     shard_bytes: int = 0
 
@@ -48,6 +51,16 @@ class Unit:
             for use in block.trace.parameters
             if id(use.parameter) in self.parameters
         )
+
+
+def holds_all(job: TrainingJob) -> bool:
+    """Whether ZeRO-3 keeps parameters gathered for the whole iteration, while several microbatches are under way."""
+    several = job.parallel.pp > 1 or (job.training.schedule == "gpipe" and job.num_microbatches > 1)
+    return several and job.parallel.zero == 3 and not job.parallel.reshard_after_forward
+
+
+def _spread(group: CommGroup) -> tuple[int, bool, int]:
+    return group.num_nodes, group.local_port.value == "pcie", -group.ranks_per_node
 
 
 class Sharding:
@@ -61,8 +74,9 @@ class Sharding:
         self.model, self.job = model, model.job
         parallel = self.job.parallel
         self.shards = (parallel.zero_group or parallel.dp) * parallel.cp if parallel.zero >= 2 else 1
+        self.ranks = {False: parallel.dp * parallel.cp, True: model.experts.edp}
         self.units: list[Unit] = []
-        if parallel.zero >= 2 and parallel.dp * parallel.cp > 1:
+        if parallel.zero >= 2 and not holds_all(self.job):
             for chunk in range(model.num_chunks):
                 self._split(chunk)
         self._put_on_host()
@@ -79,10 +93,10 @@ class Sharding:
                         frozen += 0 if use.parameter.requires_grad else use.numel
                 size = training.precision.tensor_dtype.size_bytes
                 if training.software.value == "torch" and training.master_dtype is not training.precision.tensor_dtype:
-                    unit.shard_bytes = self._share(trained) * training.master_dtype.size_bytes
-                    unit.shard_bytes += self._share(frozen) * size
+                    unit.shard_bytes = self._share(trained, unit) * training.master_dtype.size_bytes
+                    unit.shard_bytes += self._share(frozen, unit) * size
                 else:
-                    unit.shard_bytes = self._share(trained + frozen) * size
+                    unit.shard_bytes = self._share(trained + frozen, unit) * size
             return
         for block in self.model.blocks:
             own = {id(use.parameter) for use in block.trace.parameters} & set(away)
@@ -90,39 +104,63 @@ class Sharding:
                 count = sum(away[key] for key in own)
                 self.units.append(Unit(block.chunk, [block], count, 0, own, False, copied=True))
 
-    def _share(self, elements: int) -> int:
-        return (elements + self.shards - 1) // self.shards
+    def _share(self, elements: int, unit: Unit) -> int:
+        return -(-elements // self.parts(unit.routed))
+
+    def parts(self, routed: bool) -> int:
+        """Ranks that a parameter is split over."""
+        experts = self.model.experts
+        return self.shards * self.job.parallel.tp // (experts.ep * experts.etp) if routed else self.shards
 
     def _split(self, chunk: int) -> None:
         blocks = self.model.chunk(chunk)
         users: dict[int, list[Block]] = {}
+        is_routed: dict[int, bool] = {}
         for block in blocks:
             for use in block.trace.parameters:
                 users.setdefault(id(use.parameter), []).append(block)
-        shared = {key for key, found in users.items() if len(found) > 1}
-        by_block = [self._unit(chunk, [b], {id(u.parameter) for u in b.trace.parameters} - shared) for b in blocks]
-        both = [self._unit(chunk, [b for b in blocks if any(b in users[key] for key in shared)], shared)]
-        if self.job.parallel.zero == 3:
-            for unit in by_block:
-                unit.keeps = not self.job.parallel.reshard_after_forward or unit.blocks[-1] is self.model.blocks[-1]
-            both[0].keeps = True
-            self.units += [unit for unit in both + by_block if unit.elements]
-            return
+                is_routed[id(use.parameter)] = self.model.experts.holds(use)
+        kinds = [routed for routed, ranks in self.ranks.items() if ranks > 1]
+        merged: list[Unit] = []
+        by_block: list[list[Unit]] = []
+        for routed in kinds:
+            chosen = {key for key in users if is_routed[key] is routed}
+            shared = {key for key in chosen if len(users[key]) > 1}
+            single = [
+                self._unit(chunk, [b], {id(u.parameter) for u in b.trace.parameters} & chosen - shared, routed)
+                for b in blocks
+            ]
+            both = self._unit(chunk, [b for b in blocks if any(b in users[key] for key in shared)], shared, routed)
+            if self.job.parallel.zero == 3:
+                merged.append(both)
+                by_block.append(single)
+            else:
+                self._fill(chunk, blocks, single, both, routed)
+        everything = merged + [unit for units in zip(*by_block, strict=True) for unit in units]
+        for unit in everything:
+            unit.gathers = self.parts(unit.routed) > 1
+            if self.job.parallel.pp == 1 and (self.job.training.schedule != "gpipe" or self.job.num_microbatches == 1):
+                is_last = unit.blocks[-1:] == self.model.blocks[-1:]
+                unit.keeps = unit in merged or not self.job.parallel.reshard_after_forward or is_last
+        self.units += [unit for unit in everything if unit.elements]
+
+    def _fill(self, chunk: int, blocks: list[Block], single: list[Unit], both: Unit, routed: bool) -> None:
+        """Buckets of ZeRO-2."""
         limit = max(40_000_000, 1_000_000 * self.job.parallel.dp * self.job.parallel.cp)
         groups: list[list[Unit]] = [[]]
-        for unit in [unit for unit in reversed(by_block) if unit.reduced]:
+        for unit in [unit for unit in reversed(single) if unit.reduced]:
             if self.job.training.overlap.grad_reduce and sum(other.reduced for other in groups[-1]) >= limit:
                 groups.append([])
             groups[-1].append(unit)
-        for group in [*groups, both]:
+        for group in [*groups, [both]]:
             owned = set().union(*(unit.parameters for unit in group))
-            merged = self._unit(chunk, [b for b in blocks if any(b in unit.blocks for unit in group)], owned)
-            if merged.reduced:
-                self.units.append(merged)
+            filled = self._unit(chunk, [b for b in blocks if any(b in unit.blocks for unit in group)], owned, routed)
+            if filled.reduced:
+                self.units.append(filled)
 
-    def _unit(self, chunk: int, blocks: list[Block], owned: set[int]) -> Unit:
+    def _unit(self, chunk: int, blocks: list[Block], owned: set[int], routed: bool) -> Unit:
         uses = {id(u.parameter): u for block in blocks for u in block.trace.parameters if id(u.parameter) in owned}
-        unit = Unit(chunk, blocks, sum(u.numel for u in uses.values()), 0, owned, self.job.parallel.zero == 3)
+        unit = Unit(chunk, blocks, sum(u.numel for u in uses.values()), 0, owned, False, False, routed)
         written = set()
         for block in blocks:
             for use in block.trace.parameters:
@@ -147,7 +185,7 @@ class Sharding:
             if unit.reduced:
                 last = max(place(b) for b in unit.blocks if b.operators("B"))
                 after: list[tuple[str, object]] = [(REDUCE, unit)]
-                if self.shards < self.job.parallel.dp * self.job.parallel.cp:
+                if self.parts(unit.routed) < self.ranks[unit.routed]:
                     after.append((REPLICATE, unit))
                 turns[last + 1 : last + 1] = after
         gathered = [u for u in units if u.gathers and any(b.operators(phase) for b in u.blocks)]
@@ -155,8 +193,12 @@ class Sharding:
         gathered.sort(key=lambda u: place(first(u)))
         targets = [first(u) for u in gathered]
         if self.job.training.overlap.param_gather:  # one block ahead
+            alone = [first(u) for i, u in enumerate(gathered) if not self._is_beside(u, gathered[:i])]
             front = blocks[0] if phase == "F" else blocks[-1]
-            targets = [front, *targets[:-1]][: len(targets)]
+            ahead = iter([front, *alone])
+            targets = []
+            for i, unit in enumerate(gathered):
+                targets.append(targets[-1] if self._is_beside(unit, gathered[:i]) else next(ahead))
         for unit, target in zip(gathered, targets, strict=True):
             turns.insert(place(target), (GATHER, unit))
             if unit.shard_bytes:
@@ -165,20 +207,37 @@ class Sharding:
             turns.insert(place(unit.blocks[0]), (COPY, unit))
         return turns
 
+    def _is_beside(self, unit: Unit, before: list[Unit]) -> bool:
+        """Whether it is of the experts of a block whose other parameters are gathered just before."""
+        is_single = bool(before) and len(unit.blocks) == len(before[-1].blocks) == 1
+        return is_single and unit.routed and not before[-1].routed and unit.blocks == before[-1].blocks
+
     # -- what a collective costs -------------------------------------------------------------------------------------
-    def group(self, across: bool) -> CommGroup:
+    def group(self, across: bool, routed: bool, rank: int) -> CommGroup:
         """Consecutive replicas, or the replicas of one shard; the placement on most nodes."""
-        dp, tp = self.job.parallel.dp * self.job.parallel.cp, self.job.parallel.tp
+        job = self.job
+        dp, tp = job.parallel.dp * job.parallel.cp, job.parallel.tp
+        if routed and not across:
+            return self._experts_group(rank)
         if across:
             lists = [range(first, dp, self.shards) for first in range(self.shards)]
         else:
             lists = [range(first, first + self.shards) for first in range(0, dp, self.shards)]
         groups = [
-            self.job.cluster.place_group("dp", [self.model.peer(0, number, t) for number in ranks])
+            job.cluster.place_group("dp", [self.model.peer(rank, number, t) for number in ranks])
             for ranks in lists
             for t in range(tp)
         ]
-        return max(groups, key=lambda group: group.num_nodes)
+        return max(groups, key=_spread)
+
+    def _experts_group(self, rank: int) -> CommGroup:
+        """The ranks of one sharding group that hold the same experts."""
+        experts, size = self.model.experts, self.parts(True)
+        lists: dict[tuple[int, int, int], list[int]] = {}
+        for (pipeline, (d, e, t)), gpu in experts.seats.items():
+            if pipeline == rank:
+                lists.setdefault((d // size, e, t), []).append(gpu)
+        return max((self.job.cluster.place_group("edp", gpus) for gpus in lists.values()), key=_spread)
 
     def operator(self, what: str, unit: Unit) -> tuple[SimpleNamespace, float]:
         """A collective and its latency [s]."""
@@ -191,14 +250,19 @@ class Sharding:
                 kind=OpKind.P2P, stream=SimpleNamespace(name="reload"), flop=0, net_bytes=size, inputs=(), outputs=()
             )
             return made, latency
-        kind, group = KINDS[what], self.group(what == REPLICATE)
+        rank = self.model.chunk(unit.chunk)[0].rank
+        kind, group = KINDS[what], self.group(what == REPLICATE, unit.routed, rank)
         size = unit.reduced * training.grad_dtype.size_bytes
         if what == GATHER:
             size = unit.elements * training.precision.tensor_dtype.size_bytes
         if what == REPLICATE:
-            size = (size + self.shards - 1) // self.shards
+            size = (size + self.parts(unit.routed) - 1) // self.parts(unit.routed)
         wire = int(wire_factor(kind, group.num_ranks) * size)
-        stream = "hsdp" if what == REPLICATE else "fsdp" if unit.gathers else "dp"
+        stream = "fsdp" if self.job.parallel.zero == 3 else "dp"
+        if unit.routed:
+            stream = {"fsdp": "efsdp", "dp": "edp"}[stream]
+        if what == REPLICATE:
+            stream = "hsdp"
         latency = on_grid(collective_latency(self.job.profile, kind, group, wire))
         made = SimpleNamespace(
             kind=kind, stream=SimpleNamespace(name=stream), flop=0, net_bytes=wire, inputs=(), outputs=()
@@ -236,7 +300,7 @@ class Sharding:
                         and e.block in unit.blocks
                         and unit.writes(e.block, e.operator)
                     ]
-                    if writers:
+                    if writers and self.parts(unit.routed) > 1:
                         done = next(e for e in entries if e.key[-2:] == (REDUCE, self.units.index(unit)))
                         size = unit.reduced * self.job.training.grad_dtype.size_bytes
                         result.append((min(n.start_s for n in writers), replica.nodes[done.key].end_s, size, rank))

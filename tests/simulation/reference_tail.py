@@ -11,6 +11,7 @@ from simulation.reference_interference import lost_s
 from simulation.reference_memory import scales
 from simulation.reference_model import CutModel
 from simulation.reference_modules import group_of, most_spread
+from simulation.reference_sharding import holds_all
 
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup, collective_latency, wire_factor
@@ -72,9 +73,17 @@ def tail_of(expansion: Expansion) -> Tail:
     ]
     tail = Tail([[] for _ in range(parallel.pp)])
     grad_bytes = job.training.grad_dtype.size_bytes
+    gathered: dict[int, list[Slice]] = {}
     for rank, slices in enumerate(tail.slices):
         done = ends[rank]
         width = (parallel.zero_group or parallel.dp) * parallel.cp
+        if holds_all(job):
+            from simulation.reference_held import gather, reduce
+
+            mine = gather(expansion)[rank]
+            slices += [piece for *_, piece in reduce(expansion, rank, mine)]
+            done = max([done, *(piece.end_s for piece in slices)])
+            gathered[rank] = [whole.gather for whole in mine if whole.gather]
         if parallel.zero <= 1:
             now = 0.0
             routed_group = model.experts.groups("edp", 0, rank)
@@ -110,7 +119,9 @@ def tail_of(expansion: Expansion) -> Tail:
     barrier = max([*ends, *(piece.end_s for slices in tail.slices for piece in slices)])
     lost: list[Slice] = []
     for rank, slices in enumerate(tail.slices):
-        loss = lost_s(expansion, rank, [(piece.start_s, piece.end_s) for piece in slices], 0.0)
+        total = sum(piece.end_s - piece.start_s for piece in gathered.get(rank, ())) if overlap.param_gather else 0.0
+        beside = [max(total - waited[rank], 0.0) for waited in expansion.waited_s] or 0.0
+        loss = lost_s(expansion, rank, [(piece.start_s, piece.end_s) for piece in slices], beside)
         begin = max([ends[rank], *(piece.end_s for piece in slices)])
         lost.append(Slice(OpKind.CUSTOM, begin, begin + loss))
     for slices, piece in zip(tail.slices, lost, strict=True):
@@ -121,6 +132,8 @@ def tail_of(expansion: Expansion) -> Tail:
         elements = sum(item.elements for item in held[rank])
         if elements:
             _step(expansion, rank, held[rank], barrier, slices)
+    for rank, pieces in gathered.items():
+        tail.slices[rank] += pieces
     tail.iteration_s = max([barrier, *(piece.end_s for slices in tail.slices for piece in slices)])
     tail.iteration_s += on_grid(job.training.overhead_s)
     return tail
@@ -194,7 +207,11 @@ def stepped(model: CutModel, held: list[Held]) -> int:
         routed = sum(item.elements for item in items if item.is_routed)
         dense = sum(item.elements for item in items) - routed
         shards = (model.job.parallel.zero_group or model.job.parallel.dp) * model.job.parallel.cp
-        total += -(-dense // (shards * (model.job.parallel.tp // tp))) + -(-routed // model.experts.edp)
+        total += -(-dense // (shards * (model.job.parallel.tp // tp)))
+        edp = model.experts.edp
+        if model.job.parallel.zero_group:
+            edp = shards * model.job.parallel.tp // (model.experts.ep * model.experts.etp)
+        total += -(-routed // edp)
     return total
 
 
@@ -213,7 +230,9 @@ def _tie(expansion: Expansion, held: list[list[Held]], ends: list[float], tail: 
         if len(ranks) > 1:
             start = max(max([ends[rank], *(piece.end_s for piece in tail.slices[rank])]) for rank in ranks)
             group = model.job.cluster.place_group("pp", [model.gpu(rank, 0) for rank in ranks])
-            size = item.elements * model.job.training.grad_dtype.size_bytes
+            parallel = model.job.parallel
+            shards = (parallel.zero_group or parallel.dp) * parallel.cp if parallel.zero >= 2 else 1
+            size = -(-item.elements // shards) * model.job.training.grad_dtype.size_bytes
             for rank in ranks:
                 tail.slices[rank].append(collective(expansion, OpKind.ALL_REDUCE, group, size, start))
 
@@ -333,7 +352,7 @@ def _streamed(expansion: Expansion, held: list[Held]) -> tuple[int, int]:
     if job.parallel.zero == 3:
         share = stepped(model, held) - stepped(model, kept)
         if training.software.value == "torch" and has_master:
-            moves = 0 if "optimizer" in training.offload else share * training.master_dtype.size_bytes  # type: ignore[operator]
+            moves = 0 if "optimizer" in (training.offload or ()) else share * training.master_dtype.size_bytes
             return moves, moves
         return 0 if has_master else share * size, share * size
     return 0 if has_master else stepped(model, moved) * size, whole * size

@@ -128,6 +128,33 @@ JOBS: dict[str, Callable[[], TrainingJob]] = {
         gpus_per_node=1,
         override={"nic_bytes_per_s": 1e9},
     ),
+    "sharded pipeline": lambda: job_of(
+        gpt(), text_items(4), Parallel(pp=2, dp=2, zero=3), overlap=ALL, override={"nvlink_bytes_per_s": 2e9}
+    ),
+    "kept pipeline": lambda: job_of(
+        vlm(),
+        vlm_items(4),
+        Parallel(pp=2, dp=2, tp=2, zero=3, reshard_after_forward=False),
+        overlap=ALL,
+        override={"nvlink_bytes_per_s": 2e9},
+    ),
+    "kept pipeline, nothing hidden": lambda: job_of(
+        gpt(),
+        text_items(4),
+        Parallel(pp=2, dp=2, zero=3, reshard_after_forward=False),
+        overlap=overlap(pipeline=True, tensor=True),
+        override=SLOW_NVLINK,
+    ),
+    "sharded experts": lambda: job_of(
+        experts(), text_items(8), Parallel(pp=2, dp=4, ep=2, zero=3), overlap=ALL, override=SLOW_NVLINK
+    ),
+    "sharded experts, kept": lambda: job_of(
+        experts(),
+        text_items(8),
+        Parallel(pp=2, dp=4, ep=2, zero=3, reshard_after_forward=False),
+        overlap=ALL,
+        override=SLOW_NVLINK,
+    ),
     "modules": lambda: job_of(
         vlm(),
         vlm_items(8),

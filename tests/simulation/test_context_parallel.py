@@ -188,7 +188,7 @@ def test_attention_to_captions(kind: str) -> None:
 
 MODELS: dict[str, tuple[Callable[[], Model], Callable[[Random, int], list[Microbatch]]]] = {
     "text": (llama, lambda random, n: text(*(n * random.randint(1, 9) for _ in range(random.randint(1, 3))))),
-    "vlm": (vlm, lambda random, n: images(random.randint(1, 5) * n, n * random.randint(1, 9))),
+    "vlm": (vlm, lambda random, n: images(random.randint(1, 5) * n, n * random.randint(20, 29))),
     "t2v": (t2v, lambda random, n: clips(*[[n * random.randint(1, 9) for _ in range(2)] for _ in range(2)])),
 }
 

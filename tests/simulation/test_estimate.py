@@ -46,18 +46,26 @@ def random_job(seed: int) -> TrainingJob:
     )
     count = dp * pp * random.randint(1, 3)
     own = items(count, seed=seed)
-    zero = random.choice([0, 1, 2, 3]) if pp == 1 else random.choice([0, 1])
+    zero = random.choice([0, 1, 2, 3])
     return job_of(
         model(layers=random.randint(3, 5)),
         own[:1] * count if seed % 3 == 0 else own,
-        semu.Parallel(dp=dp, tp=tp, pp=pp, vpp=vpp, sequence_parallel=random.random() < 0.7, zero=zero),
+        semu.Parallel(
+            dp=dp,
+            tp=tp,
+            pp=pp,
+            vpp=vpp,
+            sequence_parallel=random.random() < 0.7,
+            zero=zero,
+            reshard_after_forward=random.random() < 0.6,
+        ),
         overlap=overlap(
             tensor=random.random() < 0.5,
             pipeline=random.random() < 0.5,
             gradients=random.random() < 0.5,
             parameters=random.random() < 0.5,
         ),
-        schedule="1f1b" if zero == 3 or vpp > 1 else random.choice(["1f1b", "gpipe"]),
+        schedule="1f1b" if vpp > 1 else random.choice(["1f1b", "gpipe"]),
         recompute=random.choice(["none", "full", "selective"]),
         precision=random.choice(["bf16", "fp8"] if tp == 1 else ["bf16"]),
         gradient_clipping=random.random() < 0.3,
@@ -103,7 +111,7 @@ def job_with(feature: str, seed: int) -> TrainingJob:
         own = ModuleParallel(tp=1) if random.random() < 0.7 else ModuleParallel(sequence_parallel=False)
         sizes |= {"tp": 2, "modules": {names[0]: own}}
     if feature == "experts":
-        sizes |= {"ep": 2, "etp": 1}
+        sizes |= {"ep": 2, "etp": 1, "zero": random.randint(0, 3), "reshard_after_forward": random.random() < 0.6}
     if feature == "context":
         sizes |= {"cp": 2, "cp_kind": random.choice(["ring", "all_gather", "all_to_all"])}
     count = 2 * random.randint(1, 3)

@@ -17,8 +17,8 @@ SIZES = [(1, 1, 4, 1), (2, 1, 2, 2), (2, 2, 2, 1), (4, 1, 2, 1), (2, 1, 4, 1), (
 
 
 def grid(name: str, model: Model, seed: int, count: int) -> list[TrainingJob]:
-    """Some configurations of a model, and beside each those that differ in one setting: ZeRO, microbatches equal or
-    not, how many of them there are."""
+    """Some configurations of a model, and beside each those that differ in one setting: ZeRO, whether parameters are
+    kept, microbatches equal or not, how many of them there are."""
     random, jobs = Random(seed), []
     for dp, tp, pp, vpp in random.sample(SIZES, count):
         zero, is_equal, rounds = random.randint(0, 1), random.random() < 0.5, random.randint(1, 2)
@@ -31,15 +31,17 @@ def grid(name: str, model: Model, seed: int, count: int) -> list[TrainingJob]:
         recompute = random.choice(["none", "selective", "full"])
         schedule = "interleaved" if vpp > 1 else random.choice(["1f1b", "gpipe"])
         per_node = random.choice([0, dp * tp * pp // 2]) if dp * tp * pp % 2 == 0 else 0
-        beside = [(zero, is_equal, rounds), (1 - zero, is_equal, rounds), (zero, not is_equal, rounds)]
-        for sharding, equal, times in [*beside, (zero, is_equal, 3 - rounds)]:
+        beside = [(sharding, False, is_equal, rounds) for sharding in (zero, 1 - zero, 2, 3)]
+        beside += [(3, True, is_equal, rounds), (3, True, not is_equal, rounds), (3, True, is_equal, 3 - rounds)]
+        beside += [(zero, False, not is_equal, rounds), (zero, False, is_equal, 3 - rounds)]
+        for sharding, keeps, equal, times in beside:
             total = dp * pp * times
             items = MODELS[name][1]
             jobs.append(
                 job_of(
                     model,
                     items(1, seed=seed) * total if equal else items(total, seed=seed),
-                    semu.Parallel(dp=dp, tp=tp, pp=pp, vpp=vpp, zero=sharding),
+                    semu.Parallel(dp=dp, tp=tp, pp=pp, vpp=vpp, zero=sharding, reshard_after_forward=not keeps),
                     overlap=hidden,
                     schedule=schedule,
                     recompute=recompute,

@@ -169,7 +169,7 @@ def test_parameters_gathered_during_the_first_forwards() -> None:
     assert_equal(simulate(job), expand(job, gather_times(expand(job))))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(14))
 def test_random_jobs(seed: int) -> None:
     random = Random(seed)
     ep = random.choice([1, 2, 4])
@@ -178,7 +178,16 @@ def test_random_jobs(seed: int) -> None:
     etp = random.choice([None, 1])
     if dp * tp % (ep * (tp if etp is None else etp)):
         etp = 1
-    parallel = Parallel(dp=dp, tp=tp, pp=random.choice([1, 2]), ep=ep, etp=etp, zero=random.choice([0, 1]))
+    zero = random.choice([0, 1, 2, 3])
+    parallel = Parallel(
+        dp=dp,
+        tp=tp,
+        pp=random.choice([1, 2]),
+        ep=ep,
+        etp=etp,
+        zero=zero,
+        reshard_after_forward=random.random() < 0.6,
+    )
     job = job_of(
         moe(random.randint(2, 3), top_k=random.choice([1, 2, 4]), shared=random.random() < 0.5),
         text_items(dp * random.randint(1, 3), seed=seed),

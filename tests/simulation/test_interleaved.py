@@ -188,7 +188,15 @@ def test_random_jobs(seed: int) -> None:
     job = job_of(
         model(layers=random.randint(4, 5)),
         items(dp * pp * random.randint(1, 3), seed=seed),
-        Parallel(dp=dp, tp=tp, pp=pp, vpp=vpp, sequence_parallel=random.random() < 0.7),
+        Parallel(
+            dp=dp,
+            tp=tp,
+            pp=pp,
+            vpp=vpp,
+            sequence_parallel=random.random() < 0.7,
+            zero=random.choice([1, 1, 3]),
+            reshard_after_forward=random.random() < 0.5,
+        ),
         overlap=overlap(tensor=random.random() < 0.5, pipeline=random.random() < 0.5),
         schedule=random.choice(["1f1b", "interleaved", "gpipe"]),
         recompute=random.choice(["none", "full"]),

@@ -29,8 +29,10 @@ from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.schedule.problem import lower
 from semu.simulation import prepare
+from semu.simulation.headline import headline
 from semu.simulation.memory import RankMemory
 from semu.simulation.pipeline import PipelineRun, run_pipeline
+from semu.simulation.reduction import rank_tails
 
 JOBS = {
     "text": lambda: job_of(gpt(), text_items(6), Parallel(pp=3), overlap=overlap(pipeline=True)),
@@ -44,6 +46,9 @@ JOBS = {
     "along": lambda: job_of(carry_along(), text_items(5), Parallel(pp=5), overlap=overlap(pipeline=True)),
     "gathers": lambda: job_of(wide(), text_items(6), Parallel(dp=2, pp=2), overlap=overlap(parameters=True)),
     "interleaved": lambda: job_of(vlm(), vlm_items(8), Parallel(dp=2, pp=2, vpp=2), overlap=overlap(pipeline=True)),
+    "unsharded": lambda: job_of(
+        vlm(), vlm_items(8), Parallel(dp=2, pp=2, zero=3, reshard_after_forward=False), overlap=overlap(gradients=True)
+    ),
 }
 
 
@@ -52,7 +57,8 @@ def memories_of(job: TrainingJob) -> tuple[PipelineRun, list[RankMemory]]:
     ready = prepare(job)
     problem = lower(ready.schedule(), ready.pipeline_shape, overlapped_sends=job.overlaps_sends)
     run = run_pipeline(ready.layout, ready.evaluation, ready.units, ready.replicas, ready.nodes, ready.gathers, problem)
-    return run, [RankMemory(ready.layout, ready.evaluation, run, rank) for rank in range(job.parallel.pp)]
+    tails = rank_tails(ready.layout, ready.evaluation, run, ready.gathers)
+    return run, headline(ready.layout, ready.evaluation, run, tails, ready.gathers).memories
 
 
 def curve_of_one(
@@ -60,7 +66,7 @@ def curve_of_one(
 ) -> tuple[NDArray[np.float64], list[int]]:
     """A rank's memory with every stage but one as a single step at its end, event by event."""
     events: list[tuple[float, int, int]] = [(0.0, 1, 0)]
-    for time, size in zip(memory.ground.time[replica].tolist(), memory.ground.size[replica].tolist(), strict=True):
+    for time, size in zip(memory.around.time[replica].tolist(), memory.around.size[replica].tolist(), strict=True):
         events.append((time, 0 if size < 0 else 2, size))
     for node in memory.nodes.tolist():
         stage = memory.expand(replica, node)
@@ -86,6 +92,7 @@ def test_the_summit_of_a_stage_is_that_of_the_curve_with_only_this_stage(name: s
         assert run.release
     moved = 0
     found = memories[0].pipeline.summits
+    assert (name == "unsharded") == any(memory.around.time.shape != memory.ground.time.shape for memory in memories)
     for memory in memories:
         for replica in range(run.num_replicas):
             for node in memory.nodes.tolist():

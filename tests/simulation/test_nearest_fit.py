@@ -97,3 +97,11 @@ def test_what_is_on_already_is_not_tried() -> None:
         ["training.offload"],
         ["training.offload"],
     ]
+
+
+@pytest.mark.parametrize(("pp", "keeps"), [(2, True), (1, False)])
+def test_parameters_kept_through_a_pipeline_may_be_gathered_again(pp: int, keeps: bool) -> None:
+    job = job_of(gpt(), 4.0)
+    parallel = Parallel(dp=4 // pp, pp=pp, zero=3, reshard_after_forward=False)
+    changes = list(single_changes(replace(job, parallel=parallel)))
+    assert ({"parallel.reshard_after_forward": True} in changes) == keeps

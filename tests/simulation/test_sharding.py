@@ -356,20 +356,6 @@ def test_unequal_microbatches_are_warned_about() -> None:
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("zero", [2, 3])
-def test_a_pipeline_is_refused(zero: int) -> None:
-    with pytest.raises(ConfigError, match="pipeline parallelism") as caught:
-        simulate(job_of(gpt(), text_items(2), Parallel(dp=2, pp=2, zero=zero)))
-    assert (caught.value.where, caught.value.nearest) == ("parallel.zero", 1)
-
-
-def test_all_forwards_first_is_refused() -> None:
-    with pytest.raises(ConfigError, match="right after its forward") as caught:
-        simulate(job_of(gpt(), text_items(4), Parallel(dp=2, zero=3), schedule="gpipe"))
-    assert caught.value.where == "training.schedule"
-    assert simulate(job_of(gpt(), text_items(2), Parallel(dp=2, zero=3), schedule="gpipe")).makespan_s > 0
-
-
 @pytest.mark.parametrize(("size", "nearest"), [(3, 2), (5, 4), (1, 2), (16, 8), (True, 2), ("2", None)])
 def test_a_sharding_group_divides_dp(size: object, nearest: int | None) -> None:
     with pytest.raises(ConfigError, match="does not divide into sharding groups") as caught:

@@ -245,6 +245,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "cross_entropy": "fused",
     "fused_accumulation": False,
     "fp8_recipe": Fp8Recipe.BLOCKWISE,
+    "replica_group": CommGroup("replicas", 4, 2),
 }
 OTHER_PLAN: dict[str, object] = {"tp": 2, "sequence_parallel": True}
 

@@ -25,6 +25,7 @@ BASE = {"model.moe": MOE, "model.bias_linear": False}
         {"tp": 2, "gpus": 4, "ep": 4, "etp": 1, "sequence_parallel": True},
         {"tp": 2, "gpus": 4, "ep": 2, "sequence_parallel": True, "model.mla": MLA},
         {"model.mla": MLA, "model.moe": None},
+        {"ep": 2, "sharding_kind": "fsdp"},
         {"ep": 2, "precision_kind": "fp8", "profile": "h100", "model.gated_mlp": True},
     ],
 )
@@ -36,8 +37,6 @@ def test_a_row_runs(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"ep": 2, "sharding_kind": "fsdp"}, "parallel.zero: ZeRO-3 with experts spread over ranks"),
-        ({"model.mtp_layers": 1}, "model.transformer.mtp_layers"),
         ({"ep": 3}, "parallel.ep: the ranks cannot be shared out"),
         ({"tp": 2, "gpus": 4}, "parallel.sequence_parallel"),
     ],

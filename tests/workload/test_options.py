@@ -48,7 +48,8 @@ def test_a_file_is_found_from_its_folder(tmp_path: Path) -> None:
         (("vision",), "vlm"),
         (("text", "video"), "t2v"),
         (("text",), "text"),
-        (("audio",), "text"),  # tells nothing: the file's keys do
+        (("audio",), "mixed"),
+        (("smell",), "text"),  # tells nothing: the file's keys do
         (None, "text"),
     ],
 )

@@ -10,6 +10,8 @@ from semu.graph.operator import OpKind
 from semu.hardware.kinds import DType
 from semu.nn.rules.unfused_attention import attention_sizes
 from semu.nn.tensor import Tensor, laid_out_like
+from semu.nn.tracing import ParameterUse
+from semu.nn.window import Window
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class AttentionKernel:
         pairs: sum of query x key lengths over the packed sequences.
         is_masked: the kernel skips the upper half of the pairs.
         is_causal: the attention as a whole has a causal mask; of it this kernel may be a part without one.
+        sinks: one learned logit per head beside the keys'.
     """
 
     tokens: Dim
@@ -32,18 +35,28 @@ class AttentionKernel:
     pairs: Dim
     is_masked: bool
     is_causal: bool
+    sinks: ParameterUse | None = None
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> AttentionKernel:
-        """All queries with all keys.
+    def of(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool,
+        window: Window | None = None,
+        sinks: ParameterUse | None = None,
+    ) -> AttentionKernel:
+        """All queries with all keys, or with those of the window.
 
         Raises:
             GraphError: operands that do not fit together.
         """
-        heads, kv_heads, d, d_v, pairs = attention_sizes(q, k, v)
+        heads, kv_heads, d, d_v, pairs = attention_sizes(q, k, v, window)
         tokens, key_tokens = q.local_shape[0], k.local_shape[0]
         heads, kv_heads = heads // q.shards[1], kv_heads // k.shards[1]
-        return cls(tokens, key_tokens, heads, kv_heads, d, d_v, pairs, is_masked=causal, is_causal=causal)
+        return cls(tokens, key_tokens, heads, kv_heads, d, d_v, pairs, is_masked=causal, is_causal=causal, sinks=sinks)
 
     def forward(self, q: Tensor, keys: Sequence[Tensor], name: str) -> tuple[Tensor, Tensor]:
         """Append the forward kernel.
@@ -59,7 +72,7 @@ class AttentionKernel:
         flop = self._flop(q, self.d + self.d_v)
         y = trace.emit(
             OpKind.ATTENTION_FORWARD,
-            [q, *keys],
+            [q, *keys, *self.own_parameters],
             (q.shape[0], q.shape[1], self.d_v),
             shards=q.shards,
             dtype=q.dtype,
@@ -91,7 +104,7 @@ class AttentionKernel:
         flop, scores = self._flop(q, 3 * self.d + 2 * self.d_v), self._flop(q, self.d)
         grad_q = trace.emit(
             OpKind.ATTENTION_BACKWARD,
-            reads,
+            [*reads, *self.own_parameters],
             q.shape,
             shards=q.shards,
             dtype=q.dtype,
@@ -102,6 +115,7 @@ class AttentionKernel:
             mem_bytes=2 * (q.size_bytes + self.key_bytes(q) + self.out_bytes(q)) + self.statistics_bytes,
             key=self.key,
             name=name,
+            gradients=[use for use in self.own_parameters if use.gradient is not None],
             extra_outputs=key_gradients,
         )
         return grad_q, trace.side_outputs(len(key_gradients))
@@ -111,6 +125,11 @@ class AttentionKernel:
         """Shape key: see ``semu.engine.costs.ATTENTION_KEY``."""
         share = 2 if self.is_masked else 1
         return (self.tokens, self.key_tokens, self.pairs, self.heads, self.kv_heads, self.d, self.d_v, share)
+
+    @property
+    def own_parameters(self) -> tuple[ParameterUse, ...]:
+        """The sinks, where there are any."""
+        return (self.sinks,) if self.sinks is not None else ()
 
     @property
     def statistics_bytes(self) -> Dim:
@@ -130,13 +149,18 @@ class AttentionKernel:
         return divide(work, 2 if self.is_masked else 1, "attention FLOP", q.trace.where)
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: Window | None = None, sinks: ParameterUse | None = None
+) -> Tensor:
     """One kernel each way.
 
     Args:
         q: [query tokens, heads, d]. k: [key tokens, kv heads, d]. v: [key tokens, kv heads, d_v]; heads a multiple of
             kv heads (GQA, 2305.13245). All split alike over heads.
         causal: a token attends to those before it; the count is halved.
+        window: how far a token attends; blocks of scores outside it are skipped (2307.08691 §3.1; Mistral, 2310.06825).
+        sinks: one learned logit per head in the softmax's denominator (GPT-OSS, 2508.10925 §2.2); read and, in the
+            backward, its gradient written by the same kernels: a few bytes, not counted.
     Returns:
         [query tokens, heads, d_v].
     FLOP:
@@ -145,11 +169,11 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         q k^T is recomputation inside the kernel and no model FLOP.
     Saves q, k, v, the output and one fp32 log-sum-exp per query and head.
     """
-    kernel = AttentionKernel.of(q, k, v, causal=causal)
+    kernel = AttentionKernel.of(q, k, v, causal=causal, window=window, sinks=sinks)
     trace, ledger = q.trace, q.trace.ledger
     kept = ledger.next() if ledger is not None and ledger.place is not None else None
     if kept is not None:
-        y, log_sum_exp = replace(kept[0], requires_grad=trace.any_trainable([q, k, v])), kept[1]
+        y, log_sum_exp = replace(kept[0], requires_grad=trace.any_trainable([q, k, v, *kernel.own_parameters])), kept[1]
     else:
         y, log_sum_exp = kernel.forward(q, [k, v], "attention")
         if ledger is not None:

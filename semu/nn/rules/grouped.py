@@ -8,23 +8,26 @@ from semu.errors import GraphError
 from semu.graph.dim import Dim, divide
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
+from semu.nn.activation import Activation
 from semu.nn.module import Parameter
 from semu.nn.rules.fp8 import WIDTH_MULTIPLE
 from semu.nn.rules.fp8 import _cast as cast
 from semu.nn.rules.fp8 import _cast_weight as cast_weight
-from semu.nn.rules.pointwise import activation
 from semu.nn.rules.routing import PROBABILITY
 from semu.nn.tensor import Tensor
 from semu.nn.tracing import ParameterUse
 
 
-def grouped_linear(x: Tensor, weight: Parameter, *, split_out: bool) -> Tensor:
-    """``y_e = x_e W_e^T`` for the rows of every local expert e; no bias.
+def grouped_linear(
+    x: Tensor, weight: Parameter, bias: Parameter | None = None, *, split_out: bool, may_be_fp8: bool = True
+) -> Tensor:
+    """``y_e = x_e W_e^T (+ b_e)`` for the rows of every local expert e; the bias and its gradient are fused.
 
     Args:
         x: [rows, in / (etp where the input is split)], rows of this rank's experts, sorted.
-        weight: [experts, out, in]; a rank holds experts / ep of them.
+        weight: [experts, out, in]; a rank holds experts / ep of them. bias: [experts, out].
         split_out: expert tensor parallelism splits ``out``, else ``in``.
+        may_be_fp8: false: in the plain precision even where linears run in fp8.
     Returns:
         [rows, out / (etp where it is split)]: FLOP 2 rows n k of local widths. Saves x (under fp8 its transposed copy).
     Raises:
@@ -33,14 +36,15 @@ def grouped_linear(x: Tensor, weight: Parameter, *, split_out: bool) -> Tensor:
     trace, plan = x.trace, x.trace.options.experts
     cut = (plan.ep, plan.etp if split_out else 1, 1 if split_out else plan.etp)
     is_expert = plan.ep > 1 or plan.etp != trace.options.plan.tp  # else reduced with all other gradients
-    use = trace.parameter(weight, cut, is_fp8=trace.is_fp8, is_expert=is_expert)
+    use = trace.parameter(weight, cut, is_fp8=trace.is_fp8 and may_be_fp8, is_expert=is_expert)
+    added = [trace.parameter(bias, cut[:2], is_expert=is_expert)] if bias is not None else []
     _, n, k = (dim // parts for dim, parts in zip(weight.shape, cut, strict=True))
     if x.shape[-1] != k:
         raise GraphError("the rows do not fit the experts", where=trace.where, expected=f"[..., {k}]", got=x.shape)
-    if trace.is_fp8:
-        return _fp8(x, use, cut, n, k)
+    if trace.is_fp8 and may_be_fp8:
+        return _fp8(x, use, added, cut, n, k)
     name, groups = weight.name, weight.shape[0] // plan.ep
-    y = _product(x, use, groups, n, (x.local_shape[0], n, k), DType.BF16, name=name)
+    y = _product(x, use, groups, n, (x.local_shape[0], n, k), DType.BF16, name=name, bias=added)
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients
@@ -49,15 +53,15 @@ def grouped_linear(x: Tensor, weight: Parameter, *, split_out: bool) -> Tensor:
         if x.requires_grad:
             key = (x.local_shape[0], k, n)
             grad_x = _product(grad, use, groups, k, key, DType.BF16, phase=Phase.INPUT_GRADIENT, name=f"{name}.grad_bw")
-        if use.gradient is not None:
-            _weight_gradient(grad, x, use, (n, k), None)
+        if _trains(use, added):
+            _weight_gradient(grad, x, use, added, (n, k), None)
         return [grad_x]
 
     trace.record([x], [y], backward)
     return y
 
 
-def _fp8(x: Tensor, use: ParameterUse, cut: tuple[int, ...], n: int, k: int) -> Tensor:
+def _fp8(x: Tensor, use: ParameterUse, added: Sequence[ParameterUse], cut: tuple[int, ...], n: int, k: int) -> Tensor:
     """The same with fp8 operands; casts as ``fp8_linear`` makes them."""
     trace = x.trace
     if n % WIDTH_MULTIPLE or k % WIDTH_MULTIPLE:
@@ -72,11 +76,15 @@ def _fp8(x: Tensor, use: ParameterUse, cut: tuple[int, ...], n: int, k: int) -> 
     x8 = cast(x, plain=True, transposed=trains and trace.grad_enabled, name=f"{name}.cast")
     w8 = cast_weight(trace, use, cut, transposed=needs and trace.grad_enabled)
     assert x8.plain is not None
-    y = _product(x8.plain, w8[0], groups, n, (x.local_shape[0], n, k), DType.FP8, name=name)
+    y = _product(x8.plain, w8[0], groups, n, (x.local_shape[0], n, k), DType.FP8, name=name, bias=added)
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients
         assert grad is not None
+        if not trains and _trains(use, added):
+            _weight_gradient(grad, x, use, added, (n, k), None)
+        if not (trains or needs):
+            return [None]
         phase = Phase.INPUT_GRADIENT if needs else Phase.WEIGHT_GRADIENT
         g8 = cast(grad, plain=needs, transposed=trains, name=f"{name}.grad_cast", phase=phase)
         grad_x = None
@@ -88,11 +96,15 @@ def _fp8(x: Tensor, use: ParameterUse, cut: tuple[int, ...], n: int, k: int) -> 
             )
         if trains:
             assert g8.transposed is not None and x8.transposed is not None
-            _weight_gradient(g8.transposed, x8.transposed, use, (n, k), DType.FP8)
+            _weight_gradient(g8.transposed, x8.transposed, use, added, (n, k), DType.FP8)
         return [grad_x]
 
     trace.record([x], [y], backward)
     return y
+
+
+def _trains(use: ParameterUse, added: Sequence[ParameterUse]) -> bool:
+    return any(item.gradient is not None for item in (use, *added))
 
 
 def _product(
@@ -105,6 +117,7 @@ def _product(
     *,
     name: str,
     phase: Phase | None = None,
+    bias: Sequence[ParameterUse] = (),
 ) -> Tensor:
     """Append rows times the experts' weights: FLOP 2 m n k, bytes of rows, of all local weights and of the result.
 
@@ -116,7 +129,7 @@ def _product(
     is_fp8 = operand is DType.FP8
     return trace.emit(
         trace.options.experts.product,
-        [a, weight],
+        [a, weight, *bias],
         (a.shape[0], width),
         shards=a.shards,
         flop=2 * m * n * k,
@@ -129,10 +142,29 @@ def _product(
 
 
 def _weight_gradient(
-    grad: Tensor, x: Tensor, use: ParameterUse, widths: tuple[int, int], arithmetic: DType | None
+    grad: Tensor,
+    x: Tensor,
+    use: ParameterUse,
+    added: Sequence[ParameterUse],
+    widths: tuple[int, int],
+    arithmetic: DType | None,
 ) -> None:
-    """Append ``dW_e += dY_e^T X_e`` into the gradient buffers of all local experts; unfused: a product, then a sum."""
+    """Append ``dW_e += dY_e^T X_e`` into the gradient buffers of all local experts; unfused: a product, then a sum.
+
+    The biases' gradients ride along; where the weights are frozen they are a reduction of their own.
+    """
     trace, (n, k) = grad.trace, widths
+    writes = [item for item in (use, *added) if item.gradient is not None]
+    if use.gradient is None:
+        trace.emit(
+            OpKind.CUSTOM,
+            [grad],
+            gradients=writes,
+            mem_bytes=grad.size_bytes,
+            phase=Phase.WEIGHT_GRADIENT,
+            name=f"{use.parameter.name}.bias_bw",
+        )
+        return
     rows = grad.local_shape[0]
     is_fused = trace.options.fused_accumulation
     size, grad_size = trace.options.tensor_dtype.size_bytes, trace.options.grad_dtype.size_bytes
@@ -141,7 +173,7 @@ def _weight_gradient(
         [grad, x],
         None if is_fused else (use.numel,),
         dtype=None if is_fused else trace.options.tensor_dtype,
-        gradients=[use] if is_fused else (),
+        gradients=writes if is_fused else (),
         flop=2 * rows * n * k,
         mem_bytes=grad.dtype.size_bytes * rows * n
         + x.dtype.size_bytes * rows * k
@@ -155,7 +187,7 @@ def _weight_gradient(
         trace.emit(
             OpKind.ADD,
             [product_of],
-            gradients=[use],
+            gradients=writes,
             mem_bytes=(size + 2 * grad_size) * use.numel,
             key=(use.numel,),
             phase=Phase.WEIGHT_GRADIENT,
@@ -193,24 +225,27 @@ def _weighted(x: Tensor, probabilities: Tensor) -> Tensor:
     return y
 
 
-def weighted_activation(x: Tensor, probabilities: Tensor, *, gated: bool) -> Tensor:
+def weighted_activation(
+    x: Tensor, probabilities: Tensor, *, gated: bool, activation: Activation | None = None
+) -> Tensor:
     """The expert's non-linearity times the row's probability, one kernel.
 
     Args:
-        x: [rows, 2 f] where gated (SwiGLU), else [rows, f] (GELU). probabilities: [rows].
+        x: [rows, 2 f] where gated, else [rows, f]. probabilities: [rows]. activation: default as in ``MLP``.
     Saves its inputs (kind ``moe_act`` drops the output). GELU is one kernel and the product another, which keeps what
     it multiplies (Megatron-LM's TEGroupedMLP fuses only gated ones), unless ``moe_act`` drops it all.
     """
     trace = x.trace
+    function = activation if activation is not None else Activation.default(gated=gated)
     if not gated and "moe_act" not in trace.options.recompute.kinds:
-        return _weighted(activation(x, "gelu"), probabilities)
+        return _weighted(function.apply(x, gated=False), probabilities)
     width = x.shape[-1]
     assert isinstance(width, int)
     rows = x.local_shape[0]
     out_width = width // 2 if gated else width
     out_bytes = divide(x.size_bytes, 2, "a gated tensor", trace.where) if gated else x.size_bytes
     row_bytes = rows * PROBABILITY.size_bytes
-    name = "weighted_swiglu" if gated else "weighted_gelu"
+    name = f"weighted_{function.gated_name if gated else function.value}"
 
     def apply() -> Tensor:
         return trace.emit(

@@ -168,6 +168,31 @@ def _fused(logits: Tensor) -> Tensor:
     return loss
 
 
+def add_losses(losses: Sequence[Tensor]) -> Tensor:
+    """The sum of several scalar losses, weighted or not: a kernel each way over a few numbers."""
+    trace, size = losses[0].trace, DType.FP32.size_bytes
+    count = len(losses)
+    total = trace.emit(
+        OpKind.ADD, losses, (), dtype=DType.FP32, mem_bytes=size * (count + 1), key=(count,), name="add_losses"
+    )
+
+    def backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
+        first = trace.emit(
+            OpKind.ADD,
+            [],
+            (),
+            dtype=DType.FP32,
+            mem_bytes=size * count,
+            key=(count,),
+            name="add_losses_bw",
+            extra_outputs=[((), DType.FP32)] * (count - 1),
+        )
+        return [first, *(trace.side_outputs(count - 1) if count > 1 else [])]
+
+    trace.record(losses, [total], backward)
+    return total
+
+
 def mean_squared_error(prediction: Tensor) -> Tensor:
     """Mean squared distance of ``prediction`` [tokens, features] to a target of the same shape; a scalar.
 

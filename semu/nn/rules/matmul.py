@@ -17,12 +17,21 @@ from semu.nn.tensor import Tensor
 from semu.nn.tracing import ParameterUse
 
 
-def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, parts: Sequence[int] | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Parameter,
+    bias: Parameter | None = None,
+    parts: Sequence[int] | None = None,
+    *,
+    style: ShardingStyle | None = None,
+    may_be_fp8: bool = True,
+) -> Tensor:
     """``y = x W^T + b`` under the current module's sharding style.
 
     Args:
         x: [..., in]. weight: [out, in]. bias: [out] or None.
         parts: widths of the projections that it fuses; None: it is one.
+        style: in place of the module's. may_be_fp8: false: in the plain precision even where linears run in fp8.
     Returns:
         [..., out]; its last axis is split over the group under COLUMN, its tokens under ROW with sequence parallelism.
     Raises:
@@ -36,8 +45,11 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None = None, parts: S
         raise GraphError(
             "the input does not fit the weight", where=trace.where, expected=f"[..., {weight.shape[1]}]", got=x.shape
         )
-    style = trace.style if trace.options.plan.tp > 1 else ShardingStyle.REPLICATED
-    if trace.is_fp8:
+    if trace.options.plan.tp == 1:
+        style = ShardingStyle.REPLICATED
+    elif style is None:
+        style = trace.style
+    if trace.is_fp8 and may_be_fp8:
         from semu.nn.rules.fp8 import fp8_linear
 
         return fp8_linear(x, weight, bias, style, parts)

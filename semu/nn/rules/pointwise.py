@@ -121,14 +121,23 @@ def add_parameter(x: Tensor, parameter: Parameter, rows: int) -> Tensor:
     return y
 
 
-def activation(x: Tensor, name: str) -> Tensor:
-    """An elementwise non-linearity (``gelu``, ``silu``, ...). Saves its input."""
+def softcap(x: Tensor) -> Tensor:
+    """``cap x tanh(x / cap)`` (Gemma 2, 2408.00118 §2), one kernel. Saves its input."""
+    return activation(x, "softcap", is_droppable=False)
+
+
+def activation(x: Tensor, name: str, *, is_droppable: bool = True) -> Tensor:
+    """An elementwise non-linearity (``gelu``, ``silu``, ...). Saves its input.
+
+    ``is_droppable``: the kind ``act`` of selective recomputation means it.
+    """
 
     def apply() -> Tensor:
         return _like(x, OpKind.ACTIVATION, [x], 2 * x.size_bytes, name)
 
     y = apply()
-    x.trace.drop_output("act", y, apply)
+    if is_droppable:
+        x.trace.drop_output("act", y, apply)
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients

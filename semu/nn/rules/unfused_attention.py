@@ -14,16 +14,31 @@ from semu.errors import GraphError
 from semu.graph.dim import Dim, product
 from semu.graph.operator import OpKind
 from semu.nn.rules.pointwise import dropout as apply_dropout
+from semu.nn.rules.pointwise import softcap as apply_softcap
 from semu.nn.tensor import Sequences, Tensor, local_shape
+from semu.nn.tracing import ParameterUse
+from semu.nn.window import Window
 
 
-def unfused_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, dropout: float) -> Tensor:
+def unfused_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    dropout: float,
+    window: Window | None = None,
+    sinks: ParameterUse | None = None,
+    softcap: float | None = None,
+) -> Tensor:
     """Scores (batched product with the scale fused), masked softmax (one kernel), dropout, context (batched product).
 
     Args:
         q: [query tokens, heads, d]. k, v: [key tokens, kv heads, d or d_v]; all split alike over heads. With fewer
             key heads than heads, k and v are copied once for every query head (``repeat_interleave``) and kept so.
         causal: a token attends to those before it. dropout: probability on the probabilities.
+        window: hides scores that have been computed, as the causal mask does.
+        sinks: one logit per head in the softmax's denominator. softcap: a kernel between scores and softmax.
     Returns:
         [query tokens, heads, d_v].
     FLOP:
@@ -32,10 +47,13 @@ def unfused_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, dropout:
     heads, kv_heads, _, _, pairs = attention_sizes(q, k, v)
     if kv_heads < heads:
         k, v = (_repeat_heads(x, heads) for x in (k, v))
-    scores = _product(q, k, "scores", _Like((pairs, heads), (1, q.shards[1])), pairs, causal=causal)
-    weights = apply_dropout(_softmax(scores), dropout)
+    seen = pairs if window is None else attention_sizes(q, k, v, window)[-1]
+    scores = _product(q, k, "scores", _Like((pairs, heads), (1, q.shards[1])), pairs, seen, causal=causal)
+    if softcap is not None:
+        scores = apply_softcap(scores)
+    weights = apply_dropout(_softmax(scores, sinks), dropout)
     context = _Like((q.shape[0], heads, v.shape[2]), q.shards, q.sequences)
-    return _product(weights, v, "context", context, pairs, causal=causal)
+    return _product(weights, v, "context", context, pairs, seen, causal=causal)
 
 
 @dataclass(frozen=True)
@@ -51,16 +69,17 @@ class _Like:
         return cls(x.shape, x.shards, x.sequences)
 
 
-def _product(a: Tensor, b: Tensor, name: str, like: _Like, pairs: Dim, *, causal: bool) -> Tensor:
+def _product(a: Tensor, b: Tensor, name: str, like: _Like, pairs: Dim, seen: Dim, *, causal: bool) -> Tensor:
     """A batched product over sequences and heads, with its two gradients. Saves both operands.
 
-    ``b`` is [key tokens, heads, width]; each of the three products costs 2 x pairs x heads x width on a rank, half of
-    it for nothing under a causal mask.
+    ``b`` is [key tokens, heads, width]; each of the three products costs 2 x pairs x heads x width on a rank, of which
+    the ``seen`` pairs are needed, half of them under a causal mask.
     """
     trace = a.trace
     heads, width = b.local_shape[1:]
     work = 2 * pairs * heads * width
-    masked = pairs * heads * width if causal else 0
+    masked = seen * heads * width if causal else 0
+    wasted = work - 2 * seen * heads * width + masked
 
     def multiply(left: Tensor, right: Tensor, result: _Like, label: str) -> Tensor:
         elements = product(local_shape(result.shape, result.shards, trace.where))
@@ -72,7 +91,7 @@ def _product(a: Tensor, b: Tensor, name: str, like: _Like, pairs: Dim, *, causal
             dtype=a.dtype,
             sequences=result.sequences,
             flop=work,
-            recomputed_flop=masked,
+            recomputed_flop=wasted,
             causal_flop=masked,
             mem_bytes=left.size_bytes + right.size_bytes + elements * a.dtype.size_bytes,
             key=(left.local_shape[0], right.local_shape[0], width),
@@ -93,17 +112,18 @@ def _product(a: Tensor, b: Tensor, name: str, like: _Like, pairs: Dim, *, causal
     return y
 
 
-def _softmax(scores: Tensor) -> Tensor:
+def _softmax(scores: Tensor, sinks: ParameterUse | None = None) -> Tensor:
     """Scale, mask and softmax in one kernel over the rows of ``scores`` [pairs, heads].
 
-    Saves its output. The backward works in place of the gradient (Megatron-LM's fused softmax). It is costed as a
-    norm: both read rows, reduce them and write them.
+    Saves its output. The backward works in place of the gradient (Megatron-LM's fused softmax), and sums that of the
+    sinks over rows that it reads anyway. It is costed as a norm: both read rows, reduce them and write them.
     """
     trace = scores.trace
+    trained = [sinks] if sinks is not None and sinks.gradient is not None else []
     key = (scores.numel, 1)
     y = trace.emit(
         OpKind.SOFTMAX,
-        [scores],
+        [scores, *([sinks] if sinks is not None else [])],
         scores.shape,
         shards=scores.shards,
         dtype=scores.dtype,
@@ -117,7 +137,13 @@ def _softmax(scores: Tensor) -> Tensor:
         assert grad is not None
         return [
             trace.emit(
-                OpKind.SOFTMAX, [grad, y], mem_bytes=3 * y.size_bytes, key=key, updates=[grad], name="softmax_bw"
+                OpKind.SOFTMAX,
+                [grad, y],
+                mem_bytes=3 * y.size_bytes,
+                key=key,
+                updates=[grad],
+                gradients=trained,
+                name="softmax_bw",
             )
         ]
 
@@ -154,16 +180,25 @@ def _repeat_heads(x: Tensor, heads: int) -> Tensor:
     return y
 
 
-def attention_sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, Dim]:
-    """Heads, key heads, d, d_v and pairs of an attention.
+def attention_sizes(q: Tensor, k: Tensor, v: Tensor, window: Window | None = None) -> tuple[int, int, int, int, Dim]:
+    """Heads, key heads, d, d_v and pairs of an attention, those inside the window where there is one.
 
     Raises:
-        GraphError: operands that do not fit together.
+        GraphError: operands that do not fit together, a window over two different packings.
     """
     heads, kv_heads = _heads(q, k, v)
     d, d_v = _int(q.shape[2], q), _int(v.shape[2], v)
-    packing = q.sequences or _one_sequence(q)
-    return heads, kv_heads, d, d_v, packing.pairs_with(k.sequences or _one_sequence(k), q.trace.where)
+    packing, keys = q.sequences or _one_sequence(q), k.sequences or _one_sequence(k)
+    if window is None:
+        return heads, kv_heads, d, d_v, packing.pairs_with(keys, q.trace.where)
+    if packing != keys:
+        raise GraphError(
+            "a window is for self-attention",
+            where=q.trace.where,
+            expected=f"keys of the stream {packing.stream!r}",
+            got=keys.stream,
+        )
+    return heads, kv_heads, d, d_v, packing.pairs_within(window, q.trace.where)
 
 
 def _heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int]:

@@ -57,6 +57,42 @@ def split(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     return parts
 
 
+def concatenate(a: Tensor, b: Tensor) -> Tensor:
+    """Two tensors side by side along the last axis: one copy; the gradients are views of the one that arrives.
+
+    Args:
+        a, b: [..., n] and [..., m], split alike over the group, the last axis whole.
+    Raises:
+        GraphError: other axes that differ, or a last one that is split.
+    """
+    if a.shape[:-1] != b.shape[:-1] or a.shards != b.shards or a.shards[-1] != 1:
+        raise GraphError(
+            "tensors that do not lie side by side",
+            where=a.trace.where,
+            expected=f"{a.shape} split {a.shards}, but for the last axis, which is whole",
+            got=f"{b.shape} split {b.shards}",
+        )
+    y = a.trace.emit(
+        OpKind.COPY,
+        [a, b],
+        (*a.shape[:-1], a.shape[-1] + b.shape[-1]),
+        shards=a.shards,
+        dtype=a.dtype,
+        sequences=a.sequences,
+        mem_bytes=2 * (a.size_bytes + b.size_bytes),
+        key=(a.numel + b.numel,),
+        name="concatenate",
+    )
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        return [a.trace.view(grad, part.shape, part.shards) for part in (a, b)]
+
+    a.trace.record([a, b], [y], backward)
+    return y
+
+
 def unflatten(x: Tensor, outer: int, inner: int) -> Tensor:
     """View [..., outer x inner] as [..., outer, inner]; a shard of the last axis becomes one of ``outer``.
 

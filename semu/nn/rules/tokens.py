@@ -1,0 +1,232 @@
+"""Along a stream of tokens: a token before every sequence, tokens dropped, chosen, pooled; convolutions over time.
+
+Each is one kernel each way. Under sequence parallelism rows may move to another rank than their neighbours'; those few
+rows are counted as memory traffic only, as in ``scatter_tokens``. Under tensor parallelism all ranks do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from semu.errors import GraphError
+from semu.graph.dim import Dim, product
+from semu.graph.operator import OpKind, Phase
+from semu.nn.module import Parameter
+from semu.nn.rules.matmul import accumulate_product
+from semu.nn.rules.views import copy_like
+from semu.nn.streams import Change, changed
+from semu.nn.tensor import Sequences, Tensor, local_shape
+from semu.nn.tracing import ParameterUse
+
+
+def prepend_token(x: Tensor, token: Parameter) -> Tensor:
+    """A learned token before every sequence: [tokens, h] -> [tokens + sequences, h].
+
+    Args:
+        x: one stream. token: [1, h] (a class token, 2010.11929 §3.1).
+    Saves nothing. Backward: a copy without those rows, and their sum into the token's gradient.
+    """
+    use = _row(x, token)
+    packing = changed(x, Change.longer(1))
+    y = _rows(x, [x, use], packing, "prepend_token", x.size_bytes)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        _sum_rows(grad, use, packing.count)
+        return [_like(x, grad, "prepend_token_bw", x.size_bytes) if x.requires_grad else None]
+
+    x.trace.record([x], [y], backward)
+    return y
+
+
+def repeat_token(like: Tensor, token: Parameter) -> Tensor:
+    """A learned token for every sequence of ``like`` [tokens, h]: [sequences, h], e.g. the query of a pooling head.
+
+    Backward: the sum of the rows into the token's gradient.
+    """
+    use = _row(like, token)
+    packing = changed(like, Change.to(1))
+    y = _rows(like, [use], packing, "repeat_token", 0)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        _sum_rows(grad, use, packing.count)
+        return []
+
+    like.trace.record([], [y], backward)
+    return y
+
+
+def drop_tokens(x: Tensor, count: int = 1) -> Tensor:
+    """The first ``count`` tokens of every sequence left out. Backward: their gradient is zero."""
+    return _chosen(x, changed(x, Change.longer(-count)), "drop_tokens")
+
+
+def first_tokens(x: Tensor) -> Tensor:
+    """The first token of every sequence: [tokens, h] -> [sequences, h]. Backward: zeros for all others."""
+    return _chosen(x, changed(x, Change.to(1)), "first_tokens")
+
+
+def select_tokens(x: Tensor, selected: Sequences) -> Tensor:
+    """Some tokens of every sequence: [tokens, h] -> [selected.tokens, h], e.g. those that are no padding."""
+    return _chosen(x, selected, "select_tokens")
+
+
+def rename_tokens(x: Tensor, packing: Sequences) -> Tensor:
+    """The same tokens as those of another stream with as many, sequence by sequence; a view, free."""
+    shape = (packing.tokens, *x.shape[1:])
+    y = replace(x.trace.view(x, shape, x.shards), sequences=packing)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        return [replace(x.trace.view(grad, x.shape, x.shards), sequences=x.sequences)]
+
+    x.trace.record([x], [y], backward)
+    return y
+
+
+def pool_tokens(x: Tensor, pooled: Sequences) -> Tensor:
+    """Means of groups of tokens: [tokens, h] -> [pooled.tokens, h] (average pooling).
+
+    Saves nothing. Backward: each gradient goes to all of its group.
+    """
+    y = _rows(x, [x], pooled, "pool_tokens", x.size_bytes)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        return [_like(x, grad, "pool_tokens_bw", grad.size_bytes)]
+
+    x.trace.record([x], [y], backward)
+    return y
+
+
+def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride: int = 1) -> Tensor:
+    """A convolution along every sequence, padded to ceil(length / stride) tokens (cuDNN's implicit matrix product).
+
+    Args:
+        x: [tokens, in]. weight: [out, in x kernel]. bias: [out] or None. stride: tokens that become one.
+    Returns:
+        [tokens / stride, out].
+    FLOP:
+        2 x tokens of the result x in x kernel x out, three times that with both gradients. The input is read once.
+    Saves its input.
+    Raises:
+        GraphError: features that do not fit the weight, or that are split.
+    """
+    trace, features = x.trace, x.shape[-1]
+    if not isinstance(features, int) or weight.shape[1] % features or x.shards[-1] != 1:
+        raise GraphError(
+            "the input does not fit the weight",
+            where=trace.where,
+            expected=f"[tokens, a divisor of {weight.shape[1]}], whole",
+            got=x.shape,
+        )
+    w = trace.parameter(weight)
+    b = trace.parameter(bias) if bias is not None else None
+    n, k = weight.shape
+    size = trace.options.tensor_dtype.size_bytes
+    packing = changed(x, Change.shorter(stride)) if stride > 1 else x.sequences
+    tokens = packing.tokens if packing is not None else x.shape[0]
+    shape = (tokens, n)
+    m = local_shape(shape, x.shards, trace.where)[0]
+    y = trace.emit(
+        OpKind.MATMUL,
+        [x, w, *([b] if b is not None else [])],
+        shape,
+        shards=x.shards,
+        sequences=packing,
+        flop=2 * m * n * k,
+        mem_bytes=x.size_bytes + size * (n * k + m * n),
+        key=(m, n, k),
+        name="convolution",
+    )
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        grad_x = None
+        if x.requires_grad:
+            grad_x = trace.emit(
+                OpKind.MATMUL,
+                [grad, w],
+                x.shape,
+                shards=x.shards,
+                sequences=x.sequences,
+                flop=2 * m * n * k,
+                mem_bytes=grad.size_bytes + size * n * k + x.size_bytes,
+                key=(m, k, n),
+                phase=Phase.INPUT_GRADIENT,
+                name="grad_bw",
+            )
+        writes = [use for use in (w, b) if use is not None and use.gradient is not None]
+        if w.gradient is not None:
+            accumulate_product([grad, x], writes, (m, n, k), grad.size_bytes + x.size_bytes)
+        elif writes:
+            _reduce(grad, writes, grad.size_bytes, "bias_bw")
+        return [grad_x]
+
+    trace.record([x], [y], backward)
+    return y
+
+
+def _row(x: Tensor, token: Parameter) -> ParameterUse:
+    """A parameter that is one token as wide as those of ``x``."""
+    if tuple(token.shape) != (1, x.shape[-1]):
+        raise GraphError("the token does not fit", where=x.trace.where, expected=f"[1, {x.shape[-1]}]", got=token.shape)
+    return x.trace.parameter(token)
+
+
+def _rows(x: Tensor, inputs: Sequence[Tensor | ParameterUse], packing: Sequences, name: str, read_bytes: Dim) -> Tensor:
+    """Append a kernel that writes the tokens of ``packing``, as wide and as split as ``x``."""
+    shape = (packing.tokens, *x.shape[1:])
+    numel = product(local_shape(shape, x.shards, x.trace.where))
+    return x.trace.emit(
+        OpKind.COPY,
+        inputs,
+        shape,
+        shards=x.shards,
+        dtype=x.dtype,
+        sequences=packing,
+        mem_bytes=read_bytes + numel * x.dtype.size_bytes,
+        key=(numel,),
+        name=name,
+    )
+
+
+def _like(x: Tensor, grad: Tensor, name: str, read_bytes: Dim) -> Tensor:
+    """Append a kernel that makes the gradient of ``x`` of another's."""
+    return copy_like(x, [grad], read_bytes + x.size_bytes, name)
+
+
+def _chosen(x: Tensor, packing: Sequences, name: str) -> Tensor:
+    """Rows of ``x`` that make up ``packing``: read and written once; backward: zeros, and those rows."""
+    shape = (packing.tokens, *x.shape[1:])
+    taken = product(local_shape(shape, x.shards, x.trace.where)) * x.dtype.size_bytes
+    y = _rows(x, [x], packing, name, taken)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        return [_like(x, grad, f"{name}_bw", grad.size_bytes)]
+
+    x.trace.record([x], [y], backward)
+    return y
+
+
+def _sum_rows(grad: Tensor, use: ParameterUse, count: Dim) -> None:
+    """Append the sum of ``count`` rows into a token's gradient, where it trains."""
+    if use.gradient is not None:
+        width = use.numel
+        size = grad.trace.options.grad_dtype.size_bytes
+        _reduce(grad, [use], count * width * grad.dtype.size_bytes + 2 * size * width, "token_bw")
+
+
+def _reduce(grad: Tensor, writes: Sequence[ParameterUse], mem_bytes: Dim, name: str) -> None:
+    grad.trace.emit(
+        OpKind.CUSTOM, [grad], gradients=writes, mem_bytes=mem_bytes, phase=Phase.WEIGHT_GRADIENT, name=name
+    )

@@ -1,0 +1,170 @@
+"""``choose_layout``: a cluster and a parallelism for a model that came with neither, by a rule that can be told.
+
+Nodes of 8 H100 are doubled until some layout fits in memory; of those that fit on that many the one with the most
+samples per second counts. Layouts are: tp up to 8 and pp up to 16, powers of two; full recompute or none; experts
+spread over up to 8 data-parallel ranks, and over as many as there are; everything else as in any run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from semu.errors import ConfigError, ScheduleError
+from semu.hardware.cluster import Cluster
+from semu.nn import MixtureOfExperts, Model
+from semu.parallel.config import Parallel
+from semu_models.hf import HfModel
+
+if TYPE_CHECKING:
+    from semu.runfile.resolve import RunConfig
+
+DEVICE, PER_NODE, MOST_NODES = "h100", 8, 2048
+MOST_PP = 16
+EXPERT_RANKS = 8
+WEIGHT_BYTES, STATE_BYTES = 6, 12
+"""Of a parameter: bf16 weight and fp32 gradient on every rank that holds it; Adam's fp32 state, sharded (ZeRO-1)."""
+
+_SIZES = ("dp", "tp", "pp", "cp", "ep", "vpp", "etp")
+_OTHER_BYTES = ("precision", "grad_dtype", "master_dtype", "optimizer_state_dtype", "optimizer", "fp8_weights")
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Parameters of a model: all but the experts', and the experts'; how many experts there are."""
+
+    dense: int
+    experts: int
+    num_experts: int
+
+    def bytes_per_rank(self, parallel: Parallel) -> float:
+        """Weights, gradients and optimizer state of a rank on average: no layout can need less than that."""
+        shards = parallel.tp * parallel.pp
+        state = STATE_BYTES * (self.dense + self.experts) / (shards * parallel.dp)
+        return WEIGHT_BYTES / shards * (self.dense + self.experts / parallel.ep) + state
+
+
+def choose_layout(
+    config: dict[str, Any], resolve: Callable[[Mapping[str, Any]], RunConfig], read: HfModel
+) -> list[str]:
+    """Write a cluster, sizes of the parallelism and a recompute setting where the tables hold none.
+
+    Args:
+        config: tables. resolve: tables -> run. read: the model.
+    Returns:
+        What was decided, a sentence each.
+    Raises:
+        ConfigError: nothing fits on the cluster that is given, or on ``MOST_NODES`` nodes.
+    """
+    cluster, parallel = config.setdefault("cluster", {}), config.setdefault("parallel", {})
+    has_cluster, has_sizes = "device" in cluster, any(key in parallel for key in _SIZES)
+    if has_cluster and has_sizes:
+        return []
+    if has_sizes:
+        gpus = math.prod(parallel.get(key, 1) for key in ("dp", "tp", "pp", "cp"))
+        nodes, per_node = (gpus // PER_NODE, PER_NODE) if gpus % PER_NODE == 0 else (1, gpus)
+        config["cluster"] = {"device": DEVICE, "nodes": nodes, "gpus_per_node": per_node, **cluster}
+        return [f"cluster: not given, taken as {DEVICE}:{nodes}x{per_node}, which the parallelism needs"]
+    asked = None if not has_cluster else (cluster.get("nodes", 1), cluster.get("gpus_per_node", PER_NODE))
+    weights = _weights(read.model)
+    for nodes, per_node in [asked] if asked is not None else _doubling():
+        tried = [(_seconds(tables, resolve), tables) for tables in _layouts(config, nodes, per_node, weights, read)]
+        seconds, tables = min(tried, key=lambda item: item[0], default=(math.inf, config))
+        if seconds < math.inf:
+            config.update(tables)
+            return [_sentence(config, is_given=has_cluster)]
+    size = f"{asked[0]}x{asked[1]}" if asked is not None else f"{MOST_NODES}x{PER_NODE}"
+    raise ConfigError(
+        f"no layout with tp <= 8 and pp <= {MOST_PP} fits in the memory of {cluster.get('device', DEVICE)}:{size}",
+        where="--cluster" if has_cluster else "--parallel",
+        expected="a larger cluster, or --parallel" if has_cluster else "--cluster and --parallel",
+        got=f"{read.model.num_parameters():,} parameters",
+    )
+
+
+def _doubling() -> Iterator[tuple[int, int]]:
+    nodes = 1
+    while nodes <= MOST_NODES:
+        yield nodes, PER_NODE
+        nodes *= 2
+
+
+def _layouts(
+    config: Mapping[str, Any], nodes: int, per_node: int, weights: _Weights, read: HfModel
+) -> Iterator[dict[str, Any]]:
+    """Tables of the layouts to try; those that cannot fit are left out."""
+    gpus = nodes * per_node
+    device = config["cluster"].get("device", DEVICE)
+    memory = Cluster(device, nodes, per_node, config["cluster"].get("override", {})).profile.memory_bytes.value
+    is_usual = not any(key in config["training"] for key in _OTHER_BYTES)
+    is_usual = (
+        is_usual
+        and "zero" not in config["parallel"]
+        and not any(config["model"].get(key) for key in ("frozen", "lora"))
+    )
+    settings = [config["training"]["recompute"]] if "recompute" in config["training"] else ["none", "full"]
+    sizes = [(tp, pp) for tp in _powers(min(8, per_node)) for pp in _powers(MOST_PP) if gpus % (tp * pp) == 0]
+    sizes.sort(key=lambda item: (item[0] * item[1], item[1]))
+    for tp, pp in sizes:
+        for recompute in settings:
+            dp = gpus // (tp * pp)
+            for ep in _expert_ranks(dp, weights.num_experts):
+                parallel = Parallel(dp=dp, tp=tp, pp=pp, ep=ep)
+                if is_usual and weights.bytes_per_rank(parallel) > memory:
+                    continue
+                tables = deepcopy({name: dict(config[name]) for name in ("model", "cluster", "parallel", "training")})
+                tables |= {name: table for name, table in config.items() if name not in tables}
+                tables["cluster"] |= {"device": device, "nodes": nodes, "gpus_per_node": per_node}
+                tables["parallel"] |= {"dp": dp, "tp": tp, "pp": pp} | ({"ep": ep} if ep > 1 else {})
+                tables["training"]["recompute"] = recompute
+                if read.vocab is not None and read.vocab % tp:
+                    tables["model"].setdefault("vocab_multiple", 128)
+                yield tables
+
+
+def _powers(most: int) -> list[int]:
+    """Powers of two up to a number."""
+    return [1 << exponent for exponent in range(most.bit_length()) if 1 << exponent <= most]
+
+
+def _expert_ranks(dp: int, experts: int) -> list[int]:
+    """Expert-parallel sizes to try: up to ``EXPERT_RANKS``, then as many as there are."""
+    if experts == 0:
+        return [1]
+    most = math.gcd(dp, experts)
+    return list(dict.fromkeys((math.gcd(most, EXPERT_RANKS), most)))
+
+
+def _weights(model: Model) -> _Weights:
+    mixtures = [item for m in model.modules for _, item in m.body.named_modules() if isinstance(item, MixtureOfExperts)]
+    experts = sum(item.experts.num_parameters() for item in mixtures)
+    return _Weights(
+        model.num_parameters() - experts, experts, math.gcd(*(item.num_experts for item in mixtures)) if mixtures else 0
+    )
+
+
+def _seconds(tables: Mapping[str, Any], resolve: Callable[[Mapping[str, Any]], RunConfig]) -> float:
+    """Time of a sample [s]; infinite where the layout does not fit or cannot be."""
+    from semu.simulation.estimate import evaluate
+
+    with suppress(ConfigError, ScheduleError):
+        job = resolve(tables).job()
+        found = evaluate(job)
+        if found.fits:
+            return found.iteration_time_s / job.training.global_batch
+    return math.inf
+
+
+def _sentence(config: Mapping[str, Any], *, is_given: bool) -> str:
+    cluster, parallel = config["cluster"], config["parallel"]
+    sizes = "-".join(f"{key}{parallel[key]}" for key in ("dp", "tp", "pp", "ep") if key in parallel)
+    size = f"{cluster['device']}:{cluster['nodes']}x{cluster['gpus_per_node']}"
+    what = f"parallel: not given, taken as {sizes}" if is_given else f"cluster: not given, taken as {size} with {sizes}"
+    return (
+        f"{what} and recompute {config['training']['recompute']}: the fastest of the layouts tried, on the fewest "
+        "nodes where one fits"
+    )

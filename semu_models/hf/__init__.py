@@ -1,0 +1,40 @@
+"""Models from HuggingFace ``config.json`` files.
+
+Files:
+
+    document.py   the file: JSON, and what is no model's configuration
+    dialect.py    how the configurations of a model type are spelt, as data
+    common.py     keys that all model types share
+    values.py     canonical fields with the places of their keys
+    entries.py    the keys of a file, at their places
+    reader.py     file and tables -> values and a report; what no table knows is refused
+    reading.py    the report: understood, defaulted, ignored
+    load.py       ``load_hf``
+    registry.py   dialects by model type
+    text.py, gpt.py, moe.py ...   the dialects
+"""
+
+from semu_models.hf.dialect import Dialect, FieldKind, Fixed, Section, Spelling
+from semu_models.hf.document import Document, read_document
+from semu_models.hf.load import HfModel, load_hf
+from semu_models.hf.reading import Reading, ReadingRow
+from semu_models.hf.registry import DIALECTS, find_dialect
+from semu_models.hf.values import Part, Values
+
+__all__ = [
+    "DIALECTS",
+    "Dialect",
+    "Document",
+    "FieldKind",
+    "Fixed",
+    "HfModel",
+    "Part",
+    "Reading",
+    "ReadingRow",
+    "Section",
+    "Spelling",
+    "Values",
+    "find_dialect",
+    "load_hf",
+    "read_document",
+]

@@ -1,0 +1,104 @@
+"""``Reading``: what was understood of a file, what was taken by default and what was left out; text and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+_LONGEST = 48
+
+
+@dataclass(frozen=True)
+class ReadingRow:
+    """A key of the file.
+
+    Attributes:
+        key: as the file writes it, or as it could have. value: what counts.
+        meaning: the canonical name, or why it has no bearing. line: where it stands, None: not told.
+    """
+
+    key: str
+    value: Any
+    meaning: str
+    line: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The meaning, and the line where it is known."""
+        return self.meaning if self.line is None else f"{self.meaning} (line {self.line})"
+
+    def to_json(self) -> dict[str, Any]:
+        """A row of the JSON document."""
+        row = {"key": self.key, "value": self.value, "meaning": self.meaning}
+        return row if self.line is None else {**row, "line": self.line}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A report of a file that was read.
+
+    Attributes:
+        source: the file. kind: what sort of file. model_type: of the model in it, if it says one.
+        understood: keys of the file that were used. defaulted: what the file does not say.
+        ignored: keys of the file without bearing on time and memory. notes: sentences.
+        unmodelled: keys that have a bearing and were left out because the user said so.
+    """
+
+    source: str
+    kind: str
+    model_type: str | None
+    understood: tuple[ReadingRow, ...]
+    defaulted: tuple[ReadingRow, ...]
+    ignored: tuple[ReadingRow, ...]
+    notes: tuple[str, ...] = ()
+    unmodelled: tuple[ReadingRow, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON document."""
+        return {
+            "source": self.source,
+            "kind": self.kind,
+            "model_type": self.model_type,
+            **{name: [row.to_json() for row in rows] for name, rows in self._groups()},
+            "notes": list(self.notes),
+        }
+
+    def summary(self) -> str:
+        """One sentence."""
+        taken = ", ".join(f"{row.key} = {_short(row.value)}" for row in self.defaulted)
+        return (
+            f"{self.source}: {self._subject()}: {len(self.understood)} keys understood, {len(self.ignored)} without "
+            f"bearing, {len(self.defaulted)} taken by default" + (f" ({taken})" if taken else "")
+        )
+
+    def __repr__(self) -> str:
+        lines = [f"{self.source}: {self._subject()}"]
+        every = [row for _, rows in self._groups() for row in rows]
+        key = max((len(row.key) for row in every), default=0)
+        value = max((len(_short(row.value)) for row in every), default=0)
+        for name, rows in self._groups():
+            lines += ["", f"{name} ({len(rows)})"]
+            lines += [f"  {row.key:<{key}}  {_short(row.value):<{value}}  {row.text}".rstrip() for row in rows]
+        if self.notes:
+            lines += ["", "notes", *(f"  {note}" for note in self.notes)]
+        return "\n".join(lines)
+
+    def _subject(self) -> str:
+        return self.kind if self.model_type is None else f"{self.kind}, model_type {self.model_type}"
+
+    def _groups(self) -> Iterator[tuple[str, tuple[ReadingRow, ...]]]:
+        yield "understood", self.understood
+        yield "defaulted", self.defaulted
+        yield "ignored", self.ignored
+        if self.unmodelled:
+            yield "unmodelled", self.unmodelled
+
+
+def _short(value: Any) -> str:
+    """A value as JSON, long ones cut; a list of one thing repeated says how often."""
+    if isinstance(value, list) and len(value) > 4 and len({json.dumps(item, sort_keys=True) for item in value}) == 1:
+        return f"{len(value)} x {json.dumps(value[0])}"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."

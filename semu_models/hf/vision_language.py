@@ -1,0 +1,246 @@
+"""Dialects of language models that read images; their parts are sections with dialects of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from semu.errors import ConfigError
+from semu_models.clip_vision import ClipVisionConfig
+from semu_models.decoder import DecoderConfig
+from semu_models.gemma_vl import Gemma3VLConfig, make_gemma_vl
+from semu_models.hf.dialect import Dialect, FieldKind, Fixed, Section, Spelling, number, size, switch, word
+from semu_models.hf.text import QWEN2, decoder_spellings
+from semu_models.hf.values import Values
+from semu_models.hf.vision import GELU
+from semu_models.intern_vit import InternViTConfig
+from semu_models.intern_vl import InternVLConfig, make_intern_vl
+from semu_models.llava import LlavaConfig, make_llava
+from semu_models.qwen_vision import QwenVisionConfig
+from semu_models.qwen_vl import QwenVLConfig, make_qwen_vl
+from semu_models.siglip import SiglipVisionConfig
+
+_Config = TypeVar("_Config")
+
+TIED: Mapping[str, Spelling] = {"tied": Spelling(("tie_word_embeddings",), FieldKind.SWITCH, None, nullable=True)}
+"""At the top level: true, false, or nothing said."""
+
+
+def language_of(values: Values, *, tied: bool) -> Any:
+    """The language model's configuration, with the tables tied as transformers ties them.
+
+    Version 4 of transformers asks the text section, version 5 the top level. Where only one of them says something,
+    that counts; where they contradict each other, the version that wrote the file decides.
+
+    Args:
+        values: of the whole file. tied: the model type's default.
+    """
+    part = values.section("text")
+    if not isinstance(part.config, DecoderConfig):
+        raise ConfigError(
+            f"a language model of type {part.model_type} behind encoders is not modelled",
+            where=values.document.place(f"{prefix_of(values)}text_config.model_type"),
+            expected="a decoder of the Llama, Qwen, Mistral or Gemma families",
+            got=part.model_type,
+        )
+    own, top = own_tie(values), values.get("tied")
+    written = str(values.document.fields.get("transformers_version", ""))
+    chosen = top if own is None else own
+    if own is not None and top is not None and own != top:
+        chosen = own if written.startswith("4.") else top
+        values.notes.append(
+            f"tie_word_embeddings: {top} at the top, {own} in text_config; transformers {written or '5'} takes {chosen}"
+        )
+    if chosen is None:
+        chosen = tied
+        values.derived.append(("tie_word_embeddings", tied, "default of the model type"))
+    return part.config if part.config.tied == chosen else replace(part.config, tied=chosen)
+
+
+def prefix_of(values: Values) -> str:
+    """Dotted path of the configuration, with a point behind it; empty at the top of the file."""
+    return values.keys["tied"].rpartition("tie_word_embeddings")[0]
+
+
+def own_tie(values: Values) -> bool | None:
+    """What the text section itself says about tied tables."""
+    table: Any = values.document.fields
+    for key in [*filter(None, prefix_of(values).split(".")), "text_config", "tie_word_embeddings"]:
+        table = table.get(key) if isinstance(table, Mapping) else None
+    return table if isinstance(table, bool) else None
+
+
+def encoder_of(values: Values, section: str, kind: type[_Config]) -> _Config:
+    """An encoder's configuration, which must be of the kind that the model is made for.
+
+    Raises:
+        ConfigError: it is another's.
+    """
+    part = values.section(section)
+    if not isinstance(part.config, kind):
+        raise ConfigError(
+            f"a {section} encoder of type {part.model_type} in {values.model_type} is not modelled",
+            where=values.document.place(f"{prefix_of(values)}{section}_config.model_type"),
+            expected=f"the encoder that {values.model_type} was published with",
+            got=part.model_type,
+        )
+    return part.config
+
+
+def check_width(values: Values, section: str, field: str, width: int) -> None:
+    """What an encoder hands over must be as wide as the language model."""
+    part = values.section(section)
+    if part.values.size(field) != width:
+        raise part.values.error(
+            field,
+            f"the {section} encoder's tokens are not as wide as the language model",
+            expected=f"{width}, hidden_size of the language model",
+            got=part.values.size(field),
+            nearest=width,
+        )
+
+
+# -- Qwen2-VL and Qwen2.5-VL ------------------------------------------------------------------------------------------
+def qwen_text_dialect(model_types: tuple[str, ...], **sizes: int) -> Dialect:
+    """A Qwen2 inside a multimodal model.
+
+    Args:
+        model_types: what it reads. sizes: the defaults.
+    """
+    return replace(
+        QWEN2,
+        model_types=model_types,
+        spellings={**QWEN2.spellings, **decoder_spellings(**sizes, context=32768), **TIED},
+        model=None,
+        architectures=(),
+    )
+
+
+QWEN_VL_TEXT = qwen_text_dialect(
+    ("qwen2_vl_text", "qwen2_5_vl_text"), layers=80, hidden=8192, ffn=29568, heads=64, kv_heads=8, vocab=152064
+)
+
+
+def _qwen_vl(values: Values) -> QwenVLConfig:
+    language = language_of(values, tied=False)
+    check_width(values, "vision", "out", language.hidden)
+    return QwenVLConfig(encoder_of(values, "vision", QwenVisionConfig), language)
+
+
+def _qwen_vl_dialect(model_type: str, architecture: str) -> Dialect:
+    """Nested, or flat as Qwen wrote it: the language model's keys at the top."""
+    vision, text = f"{model_type}_vision", f"{model_type}_text"
+    return Dialect(
+        family="qwen-vl",
+        model_types=(model_type,),
+        spellings=TIED,
+        config=_qwen_vl,
+        model=make_qwen_vl,
+        sections={
+            "text": Section(("text_config",), dialect=text, renames={model_type: text}, flat=True),
+            "vision": Section(("vision_config",), dialect=vision, renames={model_type: vision}),
+        },
+        architectures=(architecture,),
+    )
+
+
+QWEN2_VL = _qwen_vl_dialect("qwen2_vl", "Qwen2VLForConditionalGeneration")
+QWEN2_5_VL = _qwen_vl_dialect("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration")
+
+
+# -- LLaVA ------------------------------------------------------------------------------------------------------------
+def _llava(values: Values) -> LlavaConfig:
+    layer = values.get("feature_layer")
+    vision = encoder_of(values, "vision", ClipVisionConfig)
+    layers = vision.layers
+    if not isinstance(layer, int) or not -layers <= layer <= layers or layer == 0:
+        raise values.error(
+            "feature_layer",
+            "features of several layers, or of a layer that is not there, are not modelled",
+            expected=f"-{layers} to -1, or 1 to {layers}",
+            got=layer,
+            nearest=-2,
+        )
+    return LlavaConfig(
+        vision,
+        language_of(values, tied=False),
+        feature_layer=layer if layer < 0 else layer - layers - 1,
+        keeps_class=values.get("select") == "full",
+        projector_bias=values.switch("projector_bias"),
+    )
+
+
+LLAVA = Dialect(
+    family="llava",
+    model_types=("llava",),
+    spellings={
+        **TIED,
+        "feature_layer": Spelling(("vision_feature_layer",), FieldKind.INTEGER, -2),
+        "select": word("vision_feature_select_strategy", default="default"),
+        "projector_bias": switch("multimodal_projector_bias", default=True),
+    },
+    config=_llava,
+    model=make_llava,
+    fixed={"projector_hidden_act": GELU},
+    ignored={"vocab_size": "repeats the language model's", "image_seq_length": "patches of an image"},
+    sections={
+        "text": Section(("text_config",), dialect="llama"),
+        "vision": Section(("vision_config",), dialect="clip_vision_model"),
+    },
+    architectures=("LlavaForConditionalGeneration",),
+)
+
+
+# -- InternVL ---------------------------------------------------------------------------------------------------------
+def _intern_vl(values: Values) -> InternVLConfig:
+    ratio = values.get("downsample_ratio")
+    shuffle = round(1 / ratio) if ratio > 0 else 0
+    if shuffle < 1 or abs(shuffle * ratio - 1) > 1e-9:
+        raise values.error(
+            "downsample_ratio", "not one over a whole number", expected="1, 0.5, 0.25 ...", got=ratio, nearest=0.5
+        )
+    return InternVLConfig(encoder_of(values, "vision", InternViTConfig), language_of(values, tied=True), shuffle)
+
+
+INTERN_VL = Dialect(
+    family="internvl",
+    model_types=("internvl",),
+    spellings={**TIED, "downsample_ratio": number("downsample_ratio", default=0.5)},
+    config=_intern_vl,
+    model=make_intern_vl,
+    fixed={
+        "projector_hidden_act": GELU,
+        "vision_feature_layer": Fixed((-1,), "features of another layer"),
+        "vision_feature_select_strategy": Fixed(("default",), "the class token would be projected too"),
+    },
+    ignored={"image_seq_length": "tokens of a tile"},
+    sections={
+        "text": Section(("text_config",), dialect="qwen2"),
+        "vision": Section(("vision_config",), dialect="internvl_vision"),
+    },
+    architectures=("InternVLForConditionalGeneration",),
+)
+
+
+# -- Gemma 3 ----------------------------------------------------------------------------------------------------------
+def _gemma3(values: Values) -> Gemma3VLConfig:
+    vision = replace(encoder_of(values, "vision", SiglipVisionConfig), head=False)
+    return Gemma3VLConfig(vision, language_of(values, tied=True), values.size("tokens_per_image"))
+
+
+GEMMA3 = Dialect(
+    family="gemma-vl",
+    model_types=("gemma3",),
+    spellings={**TIED, "tokens_per_image": size("mm_tokens_per_image", default=256)},
+    config=_gemma3,
+    model=make_gemma_vl,
+    sections={
+        "text": Section(("text_config",), dialect="gemma3_text"),
+        "vision": Section(("vision_config",), dialect="siglip_vision_model"),
+    },
+    architectures=("Gemma3ForConditionalGeneration",),
+)
+
+VISION_LANGUAGE = (QWEN_VL_TEXT, QWEN2_VL, QWEN2_5_VL, LLAVA, INTERN_VL, GEMMA3)
+"""Models that see and read."""

@@ -1,0 +1,59 @@
+"""``list_models``: every shipped model with its counts; nothing is traced, so that a list is quick."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from semu.nn import MixtureOfExperts, Module
+from semu_models.flop_per_token import flop_per_token
+from semu_models.registry import MODELS, ModelEntry
+
+LENGTH = 4096
+"""Length of the sequences for which FLOP per token are listed [tokens]."""
+
+
+@dataclass(frozen=True)
+class ListedModel:
+    """A shipped model and what it counts.
+
+    Attributes:
+        entry: of ``MODELS``. parameters: all. active_parameters: those that a token uses.
+        modules: parameters of each modality module.
+        flop_per_token: of training one token of the backbone, by convention; None: no closed form.
+    """
+
+    entry: ModelEntry
+    parameters: int
+    active_parameters: int
+    modules: Mapping[str, int]
+    flop_per_token: Mapping[str, float] | None
+
+    def to_json(self) -> dict[str, object]:
+        """A row of ``semu list models --json``."""
+        flop = None if self.flop_per_token is None else {"seq_len": LENGTH, **self.flop_per_token}
+        return {
+            "name": self.entry.name,
+            "family": self.entry.family.value,
+            "parameters": self.parameters,
+            "active_parameters": self.active_parameters,
+            "nominal_parameters": self.entry.nominal_parameters,
+            "modules": dict(self.modules),
+            "flop_per_token": flop,
+            "source": self.entry.source,
+        }
+
+
+def list_models() -> Iterator[ListedModel]:
+    """Every model of ``MODELS``, in its order."""
+    for entry in MODELS.values():
+        model = entry.builder()
+        modules = {module.name: module.body.num_parameters() for module in model.modules}
+        idle = sum(idle_parameters(module.body) for module in model.modules)
+        total = model.num_parameters()
+        yield ListedModel(entry, total, total - idle, modules, flop_per_token(model, LENGTH))
+
+
+def idle_parameters(body: Module) -> int:
+    """Parameters of experts that a token was not routed to."""
+    return sum(item.idle_parameters for _, item in body.named_modules() if isinstance(item, MixtureOfExperts))
