@@ -304,7 +304,7 @@ def test_a_send_and_a_reduction_over_one_nic(name: str) -> None:
     assert reduction.end_s == pytest.approx(reduction_end, abs=2**-38)
 
 
-@pytest.mark.parametrize(("name", "nic"), [("text", 1.7e9), ("vlm", 2e9), ("t2v", 7e8)])
+@pytest.mark.parametrize(("name", "nic"), [("text", 1.7e9), ("vlm", 5e8), ("t2v", 7e8)])
 def test_two_sends_over_one_nic_take_twice_as_long_where_they_meet(name: str, nic: float) -> None:
     """The middle one of three ranks sends, or gets, activations and gradients at the same time, once."""
     model, items = MODELS[name]
