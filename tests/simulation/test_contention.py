@@ -337,7 +337,7 @@ def test_two_sends_over_one_nic_take_twice_as_long_where_they_meet(name: str, ni
 def test_shares_of_ports() -> None:
     """By hand: h800 has 200 GB/s NVLink at 0.815 and a NIC of 25 GB/s, of which sends reach 0.94 and rings 0.9334."""
     even = {"net": 0.815, "few_ranks": 0.0}
-    rings = {kind: even for kind in ("all_gather", "reduce_scatter", "all_to_all")}
+    rings = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), even)
     profile = load_profile("h800").override(
         {"link": {"nvlink": {**rings, "all_reduce": {**even, "switch": 1.0}, "p2p": {"net": 0.815}}}}
     )
