@@ -46,7 +46,7 @@ def load_sites(name_or_path: str) -> dict[str, dict[str, dict[str, float]]]:
     path = profile_path(name_or_path)
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     table, base = document.get("site"), document.get("base")
-    if table is None and base in KNOWN_DEVICES and set(profile_names(path.stem)) & {base, *_same_device(base)}:
+    if table is None and isinstance(base, str) and base in KNOWN_DEVICES and path.stem in _same_device(base):
         return load_sites(base)
     table = table or {}
     result: dict[str, dict[str, dict[str, float]]] = {}
