@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semu.errors import ConfigError, unknown_name
+from semu.fitting.devices import KNOWN_DEVICES, profile_names
 from semu.fitting.models import TIME, defaults_of
 from semu.hardware.number import check_positive
 from semu.hardware.profile import PROFILE_DIR, list_profiles
@@ -29,14 +30,25 @@ def profile_path(name_or_path: str) -> Path:
     return PROFILE_DIR / f"{name_or_path}.toml" if name_or_path in list_profiles() else Path(name_or_path)
 
 
+def _same_device(profile: str) -> tuple[str, ...]:
+    """Profiles that share a device, and differ in its network cards alone."""
+    return profile_names(KNOWN_DEVICES[profile].aliases[0])
+
+
 def load_sites(name_or_path: str) -> dict[str, dict[str, dict[str, float]]]:
     """A profile's factors: section -> source -> ``time`` or coefficient -> factor.
+
+    A profile without any takes those of its base, where that is the same device with other network cards.
 
     Raises:
         ConfigError: a table that is none, an unknown name, a factor that is not positive.
     """
     path = profile_path(name_or_path)
-    table = tomllib.loads(path.read_text(encoding="utf-8")).get("site", {})
+    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    table, base = document.get("site"), document.get("base")
+    if table is None and isinstance(base, str) and base in KNOWN_DEVICES and path.stem in _same_device(base):
+        return load_sites(base)
+    table = table or {}
     result: dict[str, dict[str, dict[str, float]]] = {}
     for source, sections in table.items():
         where = f"{path.name} site.{source}"

@@ -164,6 +164,9 @@ def test_nccl_text(tmp_path: Path) -> None:
     assert found.samples[2].where == "log.txt:16"
     two = NCCL_TEXT.format(test="reduce_scatter", host="node-2", time="20.97")
     assert read_measurements([write(tmp_path, "b.txt", two)], "h100").samples[0].section == "link.nic.reduce_scatter"
+    spread = NCCL_TEXT.format(test="alltoall", host="node-2", time="20.97")
+    found = read_measurements([write(tmp_path, "f.txt", spread)], "h100")
+    assert found.samples == () and "two ports" in found.refusals[0].reason
     unnamed = text.replace("# Collective test starting: all_reduce_perf\n", "")
     (sample, *_) = read_measurements([write(tmp_path, "sendrecv_perf.log", unnamed)], "h100").samples
     assert (sample.section, sample.shape) == ("link.nvlink.p2p", (2, 1, 1024, 0))

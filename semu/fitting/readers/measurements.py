@@ -15,6 +15,10 @@ from semu.fitting.samples import Refusal, Sample
 EXPECTED = "a CSV of the schemas in semu/fitting/README.md, output of nccl-tests, or a trace of torch.profiler"
 
 
+_OVER_NODES = "link.nic.all_to_all"
+_TWO_PORTS = "an all-to-all over nodes uses two ports at once: not fitted"
+
+
 @dataclass(frozen=True, slots=True)
 class SourceFile:
     """A file that was read: its name without folders, the SHA-256 of its bytes, its rows."""
@@ -76,6 +80,8 @@ def read_measurements(paths: Sequence[str | os.PathLike[str]], profile: str, *, 
             else:
                 found, refused = read_table(text, name)
         own = [sample for sample in found if is_device(sample.device, profile)]
+        refused += [Refusal(item.where, _TWO_PORTS, profile) for item in own if item.section == _OVER_NODES]
+        own = [item for item in own if item.section != _OVER_NODES]
         for sample in found:
             if not is_device(sample.device, profile):
                 others[sample.device] = others.get(sample.device, 0) + 1
