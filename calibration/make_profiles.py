@@ -35,8 +35,8 @@ DEVICES = {
     "h20": (),
     "h800-400g": ("--beside", "deepgemm", "--beside", "dstrace"),
 }
-"""Device -> options: FlashAttention-2 is not what runs on Hopper, so its figure only gets a factor there; DeepSeek's rows
-on the H800 are best cases, or of a run beside communication on some of the multiprocessors."""
+"""Device -> options: FlashAttention-2 is not what runs on Hopper, so its figure only gets a factor there; DeepSeek's
+rows on the H800 are best cases, or of a run beside communication on some of the multiprocessors."""
 CURVE = ("mem", "t0_s", "p", "s0_tokens", "tiles_at_once", "tile_rest")
 
 

@@ -13,21 +13,24 @@ from semu.hardware.capabilities import DeviceProfile
 
 _SLACK = 1.01
 """Peaks are rounded."""
+_HELPED = 1.5
 _SWITCH = 2.0
 """An all-reduce in the switch sends half of what a ring does."""
 
 
-def admit(samples: Samples, profile: DeviceProfile) -> tuple[Samples, list[Refusal]]:
+def admit(samples: Samples, profile: DeviceProfile, *, is_strict: bool = True) -> tuple[Samples, list[Refusal]]:
     """Leave out rows above the device's peak.
 
     A memory-bound call that fits in the cache may be above the memory's peak; it stays, and counts as small.
 
     Args:
-        samples: of one section. profile: the device.
+        samples: of one section. profile: the device. is_strict: whether a section most of which is impossible is an
+            error; memory-bound calls and collectives have to be half above it again for that, as caches and switches
+            help them.
     Returns:
         What stays, and what does not.
     Raises:
-        ConfigError: more than half of the rows are above the peak: another device, or another unit.
+        ConfigError: more than half of the rows are beyond: another device, or another unit.
     """
     rate, peak, unit = _rates(samples, profile)
     is_above = rate > peak * _SLACK
@@ -39,7 +42,8 @@ def admit(samples: Samples, profile: DeviceProfile) -> tuple[Samples, list[Refus
         Refusal(samples.where[i], f"{rate[i] / unit[0]:.4g} {unit[1]}, above the peak of {peak[i] / unit[0]:.4g}")
         for i in np.flatnonzero(is_above)
     ]
-    if is_above.sum() > len(samples) / 2:
+    beyond = rate > peak * (_SLACK if samples.family in (Family.PRODUCT, Family.ATTENTION) else _HELPED)
+    if is_strict and (beyond & is_above).sum() > len(samples) / 2:
         named = ", ".join(refusal.where for refusal in refusals[:MOST_NAMED])
         raise ConfigError(
             f"{is_above.sum()} of {len(samples)} rows of {samples.section} are above the peak of {profile.name}: "

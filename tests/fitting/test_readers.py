@@ -228,3 +228,5 @@ def test_rates_above_the_peak(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"3 of 4 rows of efficiency\.matmul are above the peak") as error:
         admit(samples["efficiency.matmul"], load_profile("h100"))
     assert error.value.where == "h.csv:2"
+    kept, refusals = admit(samples["efficiency.matmul"], load_profile("h100"), is_strict=False)
+    assert (len(kept), len(refusals)) == (1, 3)
