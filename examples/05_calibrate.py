@@ -35,7 +35,5 @@ for device in ("h100", str(profile)):
     )
     report = semu.simulate(job)
     low, high = report.iteration_time_interval_s
-    most = ", ".join(
-        f"{item.kind} {item.sigma_s / report.iteration_time_s:.1%}" for item in report.uncertainty.kinds[:3]
-    )
+    most = ", ".join(item.kind for item in report.uncertainty.kinds[:3])
     print(f"{job.profile.name:10} {report.iteration_time_s:.3f} s, 90 % within {low:.3f} to {high:.3f} s, for {most}")
