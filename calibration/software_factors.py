@@ -71,8 +71,8 @@ class Factor:
 HOW: Mapping[str, Factor] = {
     "matmul": Factor(1.5, 0.05, 0.03),
     "attention": Factor(4.0, 0.5, 0.1),
-    "memory_bound": Factor(2.5, 0.2, 0.05),
-    "interference": Factor(1.5, 0.3, 0.1),
+    "memory_bound": Factor(2.5, 0.5, 0.05),
+    "interference": Factor(1.5, 1.0, 0.1),
     "transfer_s": Factor(2e-3, 3e-4, 1e-4),
 }
 """Products are measured under sustained load, so little is left for their factor; a framework of its time may have
