@@ -365,3 +365,9 @@ def test_what_is_wrong_with_every_layout_is_told(folder: Path, flags: dict[str, 
     assert caught.value.nearest == 24
     with pytest.raises(ConfigError, match="unknown schedule"):
         resolve_run(path, Overrides(('training.schedule="nope"',), **flags))
+
+
+def test_what_keeps_other_layouts_from_being_is_told_too() -> None:
+    """Its vision tower has norms over all heads, which are not split, and the rest is too large for tp = 1."""
+    with pytest.raises(ConfigError, match=r"memory of h100:4x8; others cannot be.*norms over all heads"):
+        resolve_run(CONFIGS / "internvl3-78b.json", Overrides(cluster="h100:4x8"))

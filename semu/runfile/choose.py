@@ -74,6 +74,7 @@ def choose_layout(
     asked = None if not has_cluster else (cluster.get("nodes", 1), cluster.get("gpus_per_node", PER_NODE))
     weights = _weights(read.model)
     refusals: list[ConfigError | ScheduleError] = []
+    refused: ConfigError | ScheduleError | None = None
     for nodes, per_node in [asked] if asked is not None else _doubling():
         layouts = list(_layouts(config, nodes, per_node, weights, read))
         tried = [(_seconds(tables, resolve), tables) for tables in layouts]
@@ -82,12 +83,16 @@ def choose_layout(
         if seconds < math.inf:
             config.update(tables)
             return [_sentence(config, is_given=has_cluster)]
-        refusals = [] if timed else refusals + [found for found, _ in tried if not isinstance(found, float)][:1]
+        others = [found for found, _ in tried if not isinstance(found, float)]
+        refused = others[0] if others else refused
+        refusals = [] if timed else refusals + others[:1]
         if len(refusals) == (1 if asked is not None else PATIENCE):
             raise refusals[0]
     size = f"{asked[0]}x{asked[1]}" if asked is not None else f"{MOST_NODES}x{PER_NODE}"
+    cause = f"; others cannot be: {refused.where}: {refused.message}" if refused is not None else ""
     raise ConfigError(
-        f"no layout with tp <= 8 and pp <= {MOST_PP} fits in the memory of {cluster.get('device', DEVICE)}:{size}",
+        f"no layout with tp <= 8 and pp <= {MOST_PP} fits in the memory of {cluster.get('device', DEVICE)}:{size}"
+        + cause,
         where="--cluster" if has_cluster else "--parallel",
         expected="a larger cluster, or --parallel" if has_cluster else "--cluster and --parallel",
         got=f"{read.model.num_parameters():,} parameters",
