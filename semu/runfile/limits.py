@@ -8,7 +8,7 @@ from types import MappingProxyType
 from semu.errors import ConfigError, unknown_name
 from semu.job import Optimizer, Precision, Recompute
 from semu.runfile.places import Places
-from semu.schedule import SCHEDULES
+from semu.schedule import SCHEDULES, not_executed
 
 _MODELLED_SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType({"parallel.zero": (0, 1, 2, 3)})
 _MODELLED_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -45,6 +45,8 @@ def refuse_unmodelled(config: Mapping[str, object], places: Places) -> None:
         if word is None or word in words or (key == "training.recompute" and isinstance(word, list)):
             continue
         if isinstance(word, str) and word not in _KNOWN_WORDS.get(key, ()):
+            if key == "training.schedule":
+                raise not_executed(word, places.where(key))
             known = (*words, *_KNOWN_WORDS.get(key, ()))
             raise unknown_name(key.rpartition(".")[2], word, set(known), where=places.where(key))
         raise _refusal(key, word, words, words[0], places)

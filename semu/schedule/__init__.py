@@ -1,11 +1,30 @@
-"""Pipeline schedules as data: ``Schedule`` = order of stages per rank; one file per generator."""
+"""Pipeline schedules as data: ``Schedule`` = order of stages per rank; one file per generator.
+
+``ALL_SCHEDULES`` holds every generator (``registry``), ``SCHEDULES`` those that the simulation of a job executes today;
+``PipelineStudy`` evaluates any of them on plain numbers, ``draw_grid`` shows one to people, ``files`` reads and writes.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING
 
+from semu.errors import ConfigError, unknown_name
 from semu.schedule.gpipe import gpipe
 from semu.schedule.interleaved import interleaved
 from semu.schedule.one_f_one_b import one_f_one_b
-from semu.schedule.schedule import PipelineShape, Schedule, StageKey
+from semu.schedule.schedule import Schedule
+from semu.schedule.shape import PipelineShape, StageKey
+
+if TYPE_CHECKING:
+    from semu.schedule.family import ScheduleFamily
+    from semu.schedule.files import read_schedule, write_schedule
+    from semu.schedule.grid import draw_grid
+    from semu.schedule.passes import merge_backward, split_backward
+    from semu.schedule.placement import FlowModule, Placement, stage_flow
+    from semu.schedule.registry import ALL_SCHEDULES
+    from semu.schedule.study import Evaluation, PipelineStudy
 
 SCHEDULES: Mapping[str, Callable[[PipelineShape], Schedule]] = {
     "1f1b": one_f_one_b,
@@ -14,4 +33,59 @@ SCHEDULES: Mapping[str, Callable[[PipelineShape], Schedule]] = {
 }
 """Schedule generators by the name that run.toml and the command line use."""
 
-__all__ = ["SCHEDULES", "PipelineShape", "Schedule", "StageKey"]
+_HOMES = {
+    "ALL_SCHEDULES": "registry",
+    "Evaluation": "study",
+    "FlowModule": "placement",
+    "PipelineStudy": "study",
+    "Placement": "placement",
+    "ScheduleFamily": "family",
+    "draw_grid": "grid",
+    "merge_backward": "passes",
+    "read_schedule": "files",
+    "split_backward": "passes",
+    "stage_flow": "placement",
+    "write_schedule": "files",
+}
+
+__all__ = [
+    "ALL_SCHEDULES",
+    "SCHEDULES",
+    "Evaluation",
+    "FlowModule",
+    "PipelineShape",
+    "PipelineStudy",
+    "Placement",
+    "Schedule",
+    "ScheduleFamily",
+    "StageKey",
+    "draw_grid",
+    "merge_backward",
+    "not_executed",
+    "read_schedule",
+    "split_backward",
+    "stage_flow",
+    "write_schedule",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"semu.schedule.{_HOMES[name]}"), name)
+
+
+def not_executed(name: str, where: str) -> ConfigError:
+    """The error for a schedule that a job cannot run: an unknown name, or one that is only studied on plain numbers."""
+    from semu.schedule.registry import ALL_SCHEDULES
+
+    if name not in ALL_SCHEDULES:
+        return unknown_name("schedule", name, SCHEDULES, where=where)
+    nearest = "interleaved" if "interleaved" in name or name == "looped-bfs" else "1f1b"
+    return ConfigError(
+        f"the schedule {name!r} is not executed yet for a job, only studied on plain numbers",
+        where=where,
+        expected="one of " + ", ".join(sorted(SCHEDULES)),
+        got=name,
+        nearest=nearest,
+    )

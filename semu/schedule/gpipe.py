@@ -1,5 +1,10 @@
 """GPipe: all forwards, then all backwards (Huang et al., 1811.06965 §2.3).
 
+    rank 0 |F0F1F2F3                  B3--B2--B1--B0--|
+    rank 1 |  F0F1F2F3            B3--B2--B1--B0--    |
+    rank 2 |    F0F1F2F3      B3--B2--B1--B0--        |
+    rank 3 |      F0F1F2F3B3--B2--B1--B0--            |
+
 Equal stages of forward time f and backward time b: makespan (m + p - 1)(f + b), bubble ratio (p - 1) / (m + p - 1);
 every rank holds the activations of all m microbatches. Several virtual stages per rank run breadth first, all
 microbatches through one, then through the next (2211.05953 §4.1): with p <= m, m v + p - 1 in the place of m + p - 1.
@@ -10,18 +15,21 @@ from __future__ import annotations
 from semu.schedule.schedule import PipelineShape, Schedule
 
 
-def gpipe(shape: PipelineShape) -> Schedule:
+def gpipe(shape: PipelineShape, *, in_order: bool = False) -> Schedule:
     """The GPipe schedule; backwards run in reverse order of the forwards.
 
     Args:
         shape: ranks, chunks and microbatches.
+        in_order: backwards of a virtual stage run in the order of its forwards, as in torch.distributed.pipelining.
     """
     turns = [(slot, i) for slot in range(shape.num_slots) for i in range(shape.num_microbatches)]
+    v, m = shape.num_slots, shape.num_microbatches
+    back = [(slot, i) for slot in reversed(range(v)) for i in range(m)] if in_order else list(reversed(turns))
     return Schedule.build(
         "gpipe",
         (
             [stage for slot, i in turns for stage in shape.forward(rank, i, slot)]
-            + [stage for slot, i in reversed(turns) for stage in shape.backward(rank, i, slot)]
+            + [stage for slot, i in back for stage in shape.backward(rank, i, slot)]
             for rank in range(shape.num_ranks)
         ),
     )

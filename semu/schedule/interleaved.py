@@ -1,5 +1,10 @@
 """Interleaved 1F1B: a rank's v virtual stages lie p virtual stages apart in the model (Megatron-LM: 2104.04473 §2.2).
 
+    rank 0 |F0F1F2F3f0f1f2f3            b0--  b1--  b2--  b3--B0--B1--B2--B3--|
+    rank 1 |  F0F1F2F3f0f1f2f3      b0--  b1--  b2--  b3--B0--B1--B2--B3--    |
+    rank 2 |    F0F1F2F3f0f1f2  b0--f3b1--  b2--  b3--B0--B1--B2--B3--        |
+    rank 3 |      F0F1F2F3f0b0--f1b1--f2b2--f3b3--B0--B1--B2--B3--            |
+
 Equal virtual stages of forward time f and backward time b: makespan (m v + p - 1)(f + b), bubble ratio
 (p - 1) / (m v + p - 1), so that the bubble is v times smaller than 1F1B's. Rank r runs min(m v, 2 (p - r - 1) +
 (v - 1) p) forwards before it alternates, and holds the activations of one virtual stage more than that at most: on the

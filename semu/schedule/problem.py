@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from semu.graph.operator import Phase
 from semu.schedule.schedule import PipelineShape, Schedule, StageKey
-from semu.schedule.units import PipelineUnits, units_of
+from semu.schedule.units import PipelineUnits, refuse_split, units_of
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,11 @@ def lower(schedule: Schedule, shape: PipelineShape, *, overlapped_sends: bool) -
     Args:
         schedule: validated. shape: what it orders.
         overlapped_sends: false: after a stage that sends, the rank's compute waits for its transfers.
+    Raises:
+        ScheduleError: the schedule splits backwards, or the shape has sub-microbatches or several copies of the model.
     """
+    refuse_split(schedule)
+    units_of(shape)
     stages = [stage for order in schedule.orders for stage in order]
     number = {stage: i for i, stage in enumerate(stages)}
     rank_of = [rank for rank, order in enumerate(schedule.orders) for _ in order]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.errors import ScheduleError
 from semu.graph.operator import Phase
 from semu.schedule.schedule import PipelineShape, Schedule, StageKey
 
@@ -44,7 +45,17 @@ class PipelineUnits:
 
     @classmethod
     def of(cls, shape: PipelineShape) -> PipelineUnits:
-        """Stages and transfers of a pipeline."""
+        """Stages and transfers of a pipeline.
+
+        Raises:
+            ScheduleError: modules that cut microbatches, or several copies of the model.
+        """
+        if not shape.is_plain:
+            raise ScheduleError(
+                "sub-microbatches and bidirectional pipelines are not executed yet",
+                where="schedule",
+                expected="every chunk runs every microbatch in one piece",
+            )
         stages = [
             StageKey(chunk, phase, 0)
             for chunk in range(shape.num_chunks)
@@ -163,7 +174,12 @@ class PipelineUnits:
         return f"send {source} to rank {self.rank[self.consumer[number]]}"
 
     def orders(self, schedule: Schedule) -> list[I32]:
-        """Units of the stages of each rank, in the schedule's order."""
+        """Units of the stages of each rank, in the schedule's order.
+
+        Raises:
+            ScheduleError: the schedule splits backwards.
+        """
+        refuse_split(schedule)
         size, position = self.size, self.position
         forward = Phase.FORWARD
         return [
@@ -229,6 +245,22 @@ class PipelineUnits:
 def units_of(shape: PipelineShape) -> PipelineUnits:
     """``PipelineUnits.of``, remembered: nothing in the units changes, so jobs of one shape share them."""
     return PipelineUnits.of(shape)
+
+
+def refuse_split(schedule: Schedule) -> None:
+    """Say no to input and weight gradients that are stages of their own."""
+    columns = schedule.columns
+    split = np.flatnonzero(columns.phase > 1)
+    if len(split):
+        at = int(split[0])
+        rank = int(np.searchsorted(columns.ptr, at, side="right")) - 1
+        position = at - int(columns.ptr[rank])
+        raise ScheduleError(
+            "split backward is not executed yet",
+            where=f"{schedule.name}: rank {rank}, position {position}",
+            expected="phase F or B",
+            got=schedule.orders[rank][position],
+        )
 
 
 def _readers(shape: PipelineShape, stage: StageKey) -> list[StageKey]:

@@ -17,13 +17,13 @@ from semu.engine.costs import LatencyRules
 from semu.engine.result_cache import ResultCache
 from semu.engine.template import TemplateLibrary
 from semu.engine.units import Edges, UnitGraph, UnitTimes
-from semu.errors import ScheduleError, unknown_name
+from semu.errors import ScheduleError
 from semu.estimate import Estimate
 from semu.job import TrainingJob
 from semu.nn.streams import derived_in
 from semu.nn.window import Window, windows_in
 from semu.report import IterationSamples, Report
-from semu.schedule import SCHEDULES
+from semu.schedule import SCHEDULES, not_executed
 from semu.schedule.problem import PipelineProblem, lower
 from semu.schedule.schedule import PipelineShape, Schedule
 from semu.schedule.units import PipelineUnits, units_of
@@ -115,7 +115,7 @@ class JobCheckpoint:
         chosen = schedule if schedule is not None else self.job.training.schedule
         if isinstance(chosen, str):
             if chosen not in SCHEDULES:
-                raise unknown_name("schedule", chosen, SCHEDULES, where="schedule")
+                raise not_executed(chosen, "schedule")
             chosen = SCHEDULES[chosen](self.units.shape)
         chosen.validate(self.units.shape)
         return chosen

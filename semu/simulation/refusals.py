@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from semu.errors import ConfigError, unknown_name
+from semu.errors import ConfigError
 from semu.hardware.kinds import DType
 from semu.hardware.profile import list_profiles, load_profile
 from semu.job import Precision, TrainingJob
-from semu.schedule import SCHEDULES
+from semu.schedule import SCHEDULES, not_executed
 from semu.simulation.context import check_attention
 from semu.simulation.evaluate import BatchShapes
 from semu.simulation.host import check_offload
@@ -34,7 +34,7 @@ def refuse_unmodelled(job: TrainingJob) -> None:
             nearest=1,
         )
     if job.training.schedule not in SCHEDULES:
-        raise unknown_name("schedule", job.training.schedule, SCHEDULES, where="training.schedule")
+        raise not_executed(job.training.schedule, "training.schedule")
 
 
 def _refuse_without_fp8(job: TrainingJob) -> None:

@@ -130,8 +130,8 @@ def test_a_missing_a_doubled_or_a_misplaced_stage_is_found(shape: PipelineShape,
         ("0F0 0B0\n1F0 1B0\n2F0", "wrong number of ranks"),
         ("0F0 0B0\n1F0 1B0 2F0", "no such stage"),
         ("0F0 0B0 0F1\n1F0 1B0", "no such stage"),
-        ("0F0 0I0\n1F0 1B0", "split backward"),
-        ("0F0 0W0\n1F0 1B0", "split backward"),
+        ("0F0 0I0\n1F0 1B0", "a stage is missing"),
+        ("0F0 0W0\n1F0 1B0", "a stage is missing"),
     ],
 )
 def test_stages_that_do_not_exist(text: str, message: str) -> None:
@@ -168,6 +168,7 @@ def test_a_deadlock_is_shown_as_a_grid_with_an_arrow_at_each_stuck_rank() -> Non
     assert caught.value.message.splitlines()[1:] == [
         "  rank 0: 0F0 -> 0B1 waits for 0F1, 1B1",
         "  rank 1: 1F0 1B0 -> 1F1 waits for 0F1",
+        "  cycle: 0B1 -> 0F1, which rank 0 runs after 0B1",
     ]
 
 
@@ -175,7 +176,11 @@ def test_a_finished_rank_has_no_arrow() -> None:
     shape = PipelineShape(2, 1, (0, 1), ((), ()), (True, True))
     with pytest.raises(ScheduleError) as caught:
         Schedule.from_text("0F0 0B0\n1B0 1F0").validate(shape)
-    assert caught.value.message.splitlines()[1:] == ["  rank 0: 0F0 0B0 (finished)", "  rank 1:  -> 1B0 waits for 1F0"]
+    assert caught.value.message.splitlines()[1:] == [
+        "  rank 0: 0F0 0B0 (finished)",
+        "  rank 1:  -> 1B0 waits for 1F0",
+        "  cycle: 1B0 -> 1F0, which rank 1 runs after 1B0",
+    ]
 
 
 @given(shapes(), st.data())

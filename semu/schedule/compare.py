@@ -1,0 +1,98 @@
+"""``compare_schedules``: every schedule on the same model, cut as each of them needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from semu.schedule.family import ScheduleFamily
+from semu.schedule.registry import ALL_SCHEDULES, schedule_family
+from semu.schedule.schedule import Schedule
+from semu.schedule.study import Evaluation, PipelineStudy
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """A schedule on a pipeline of its own placement.
+
+    Attributes:
+        family: the generator. num_slots: chunks per rank. weight_copies: how often the model's weights are there.
+        study, schedule, evaluation: the pipeline, the order, what comes of it.
+    """
+
+    family: ScheduleFamily
+    num_slots: int
+    weight_copies: int
+    study: PipelineStudy
+    schedule: Schedule
+    evaluation: Evaluation
+
+
+def compare_schedules(
+    num_ranks: int,
+    num_microbatches: int,
+    *,
+    names: Iterable[str] | None = None,
+    num_slots: int = 2,
+    forward_s: float = 1.0,
+    input_s: float = 1.0,
+    weight_s: float = 1.0,
+    held_bytes: int = 1 << 20,
+    transfer_s: float = 0.0,
+) -> tuple[list[Compared], dict[str, str]]:
+    """Evaluate schedules on a model whose layers are dealt evenly.
+
+    Args:
+        num_ranks, num_microbatches: of the pipeline.
+        names: of schedules; by default all.
+        num_slots: chunks per rank, where a schedule leaves it open; others take the fewest that they can.
+        forward_s, input_s, weight_s: of one microbatch on one p-th of the model [s].
+        held_bytes: activations of one microbatch on one p-th of the model [bytes].
+        transfer_s: a result's way to the next rank [s].
+    Returns:
+        the schedules in the order of their names, and the rule that the others break, by name.
+    Raises:
+        ConfigError: an unknown name, or a cost that is none.
+    """
+    found: list[Compared] = []
+    refused: dict[str, str] = {}
+    for name in ALL_SCHEDULES if names is None else names:
+        family = schedule_family(name)
+        fitting = (v for v in (num_slots, 1, 2) if family.misfit(num_ranks, num_microbatches, v) is None)
+        v = next(fitting, None)
+        if v is None:
+            misfit = family.misfit(num_ranks, num_microbatches, num_slots)
+            assert misfit is not None
+            refused[name] = f"{misfit.rule}: expected {misfit.expected}, got {misfit.got}"
+            continue
+        shape = family.shape(num_ranks, num_microbatches, v)
+        copies = max(shape.chunk_flow) + 1
+        part = num_ranks * copies / shape.num_chunks
+        study = PipelineStudy.of(
+            shape,
+            forward_s=forward_s * part,
+            input_s=input_s * part,
+            weight_s=weight_s * part,
+            held_bytes=held_bytes * part,
+            transfer_s=transfer_s,
+        )
+        schedule = family.on(study)
+        found.append(Compared(family, v, copies, study, schedule, study.evaluate(schedule)))
+    return found, refused
+
+
+def comparison_table(compared: Iterable[Compared], held_bytes: int) -> str:
+    """A line per schedule: slots, makespan, bubble, bubble without a common end, most activations of a rank.
+
+    Args:
+        compared: of ``compare_schedules``. held_bytes: as there; activations are counted in such microbatches.
+    """
+    lines = [f"{'schedule':15} {'v':>2} {'makespan':>10} {'bubble':>8} {'span':>8} {'microbatches held':>18}  source"]
+    for row in compared:
+        found = row.evaluation
+        peak = int(found.peak_bytes.max(initial=0)) / held_bytes
+        lines.append(
+            f"{found.name:15} {row.num_slots:>2} {found.makespan_s:>8.6g} s {100 * found.bubble_ratio:>6.2f} % "
+            f"{100 * found.span_bubble_ratio:>6.2f} % {peak:>18.4g}  {row.family.source}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,56 @@
+"""``ALL_SCHEDULES``: every generator by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from semu.errors import unknown_name
+from semu.schedule.chimera import chimera
+from semu.schedule.classic import families
+from semu.schedule.dualpipe_v import dualpipe_v
+from semu.schedule.eager import eager_1f1b
+from semu.schedule.family import ScheduleFamily
+from semu.schedule.greedy import greedy
+from semu.schedule.hanayo import hanayo
+from semu.schedule.interleaved_zb import interleaved_zb
+from semu.schedule.v_half import v_half
+from semu.schedule.v_min import v_min
+from semu.schedule.zb_auto import zb_auto, zb_auto_2p
+from semu.schedule.zb_h1 import zb_h1
+from semu.schedule.zb_h2 import zb_h2
+from semu.schedule.zb_v import zb_v
+
+ALL_SCHEDULES: Mapping[str, ScheduleFamily] = MappingProxyType(
+    {
+        family.name: family
+        for family in (
+            *families,
+            eager_1f1b,
+            zb_h1,
+            zb_h2,
+            zb_auto,
+            zb_auto_2p,
+            interleaved_zb,
+            zb_v,
+            v_half,
+            v_min,
+            dualpipe_v,
+            chimera,
+            hanayo,
+            greedy,
+        )
+    }
+)
+"""Schedules by the name of run.toml and the command line, the merged ones of the classics first."""
+
+
+def schedule_family(name: str) -> ScheduleFamily:
+    """The generator of a name.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    if name not in ALL_SCHEDULES:
+        raise unknown_name("schedule", name, ALL_SCHEDULES, where="schedule")
+    return ALL_SCHEDULES[name]

@@ -1,0 +1,201 @@
+"""``StageKey``, one stage of a pipeline, and ``PipelineShape``, what a schedule must order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from semu.errors import ScheduleError
+from semu.graph.operator import Phase
+
+_STAGE = re.compile(r"(\d+)([FBIW])(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class StageKey:
+    """One stage: a chunk's forward or backward computation of one (sub-)microbatch."""
+
+    chunk: int
+    phase: Phase
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.chunk}{self.phase.value}{self.microbatch}"
+
+    @classmethod
+    def parse(cls, text: str, where: str = "schedule") -> StageKey:
+        """Read ``2F0``.
+
+        Raises:
+            ScheduleError: not a stage.
+        """
+        match = _STAGE.fullmatch(text)
+        if match is None:
+            raise ScheduleError("not a stage", where=where, expected="chunk, phase, microbatch, like 2F0", got=text)
+        return cls(int(match[1]), Phase(match[2]), int(match[3]))
+
+
+@dataclass(frozen=True)
+class PipelineShape:
+    """What a schedule must order.
+
+    Attributes:
+        num_ranks: pipeline ranks. num_microbatches: microbatches of one replica.
+        chunk_rank: rank of each chunk.
+        sources: per chunk, the chunks whose forward output it reads.
+        has_backward: per chunk, whether it has a backward stage.
+        chunk_slot: per chunk, which of its rank's virtual stages it belongs to; by default all belong to the first.
+        chunk_module: per chunk, the modality module that it is part of; by default one without a name.
+        chunk_split: per chunk, into how many sub-microbatches its module cuts a microbatch; by default 1. Stages of
+            microbatch i are numbered i x split to i x split + split - 1, and need those of other modules with which
+            they share a part of the microbatch.
+        chunk_flow, microbatch_flow: per chunk and per microbatch, which copy of the model it is part of or runs
+            through (bidirectional pipelines); by default there is one.
+    """
+
+    num_ranks: int
+    num_microbatches: int
+    chunk_rank: tuple[int, ...]
+    sources: tuple[tuple[int, ...], ...]
+    has_backward: tuple[bool, ...]
+    chunk_slot: tuple[int, ...] = ()
+    chunk_module: tuple[str, ...] = ()
+    chunk_split: tuple[int, ...] = ()
+    chunk_flow: tuple[int, ...] = ()
+    microbatch_flow: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field, what, default, least in (
+            ("chunk_slot", "slot", 0, 0),
+            ("chunk_split", "number of sub-microbatches", 1, 1),
+            ("chunk_flow", "flow", 0, 0),
+        ):
+            values = getattr(self, field)
+            if not values:
+                object.__setattr__(self, field, (default,) * len(self.chunk_rank))
+            elif len(values) != len(self.chunk_rank) or min(values) < least:
+                expected = f"{len(self.chunk_rank)} numbers >= {least}"
+                raise ScheduleError(f"not a {what} for every chunk", where=field, expected=expected, got=values)
+        if not self.chunk_module:
+            object.__setattr__(self, "chunk_module", ("",) * len(self.chunk_rank))
+        if not self.microbatch_flow:
+            object.__setattr__(self, "microbatch_flow", (0,) * self.num_microbatches)
+        elif len(self.microbatch_flow) != self.num_microbatches:
+            raise ScheduleError(
+                "not a flow for every microbatch",
+                where="microbatch_flow",
+                expected=f"{self.num_microbatches} numbers",
+                got=self.microbatch_flow,
+            )
+
+    @classmethod
+    def chain(cls, num_ranks: int, num_microbatches: int, num_slots: int = 1) -> PipelineShape:
+        """One chunk per rank and slot, one after another over the ranks, slot by slot, all with a backward stage."""
+        count = num_ranks * num_slots
+        return cls(
+            num_ranks,
+            num_microbatches,
+            tuple(c % num_ranks for c in range(count)),
+            tuple((c - 1,) if c else () for c in range(count)),
+            (True,) * count,
+            tuple(c // num_ranks for c in range(count)),
+        )
+
+    @property
+    def num_chunks(self) -> int:
+        """Number of model chunks."""
+        return len(self.chunk_rank)
+
+    @cached_property
+    def num_slots(self) -> int:
+        """Virtual stages per rank."""
+        return max(self.chunk_slot, default=0) + 1
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether every chunk runs every microbatch in one piece: what the simulation of a job executes."""
+        return all(split == 1 for split in self.chunk_split) and not any(self.chunk_flow + self.microbatch_flow)
+
+    def chunks_of(self, rank: int, slot: int | None = None) -> list[int]:
+        """Chunks held by a rank, in order of data flow; of one of its virtual stages, or of all."""
+        return list(self._held.get((rank, slot), ()))
+
+    @cached_property
+    def _held(self) -> dict[tuple[int, int | None], list[int]]:
+        """Chunks by (rank, slot), and of all slots by (rank, None)."""
+        held: dict[tuple[int, int | None], list[int]] = {}
+        for chunk, (rank, slot) in enumerate(zip(self.chunk_rank, self.chunk_slot, strict=True)):
+            held.setdefault((rank, slot), []).append(chunk)
+            held.setdefault((rank, None), []).append(chunk)
+        return held
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """For every chunk, the chunks that read its result and have a backward stage."""
+        readers: list[list[int]] = [[] for _ in self.sources]
+        for chunk, sources in enumerate(self.sources):
+            for source in dict.fromkeys(sources):
+                if self.has_backward[chunk]:
+                    readers[source].append(chunk)
+        return tuple(tuple(chunks) for chunks in readers)
+
+    def parts(self, chunk: int, microbatch: int) -> range:
+        """Numbers of a chunk's stages for one microbatch, in order; none where it runs through another copy."""
+        if self.chunk_flow[chunk] != self.microbatch_flow[microbatch]:
+            return range(0)
+        split = self.chunk_split[chunk]
+        return range(microbatch * split, (microbatch + 1) * split)
+
+    def forward(self, rank: int, microbatch: int, slot: int | None = None) -> list[StageKey]:
+        """Forward stages of a rank (or of one of its virtual stages) for one microbatch, in order."""
+        chunks = self._held.get((rank, slot), ())
+        if self.is_plain:
+            return [StageKey(chunk, Phase.FORWARD, microbatch) for chunk in chunks]
+        return self._parts_of(chunks, Phase.FORWARD, microbatch)
+
+    def backward(
+        self, rank: int, microbatch: int, slot: int | None = None, phase: Phase = Phase.BACKWARD
+    ) -> list[StageKey]:
+        """Backward stages of a rank (or of one of its virtual stages) for one microbatch, in order; with ``phase``
+        only their input or weight gradients."""
+        chunks = self._held_back.get((rank, slot), ())
+        if self.is_plain:
+            return [StageKey(chunk, phase, microbatch) for chunk in chunks]
+        return self._parts_of(chunks, phase, microbatch)
+
+    def _parts_of(self, chunks: Sequence[int], phase: Phase, microbatch: int) -> list[StageKey]:
+        return [StageKey(chunk, phase, part) for chunk in chunks for part in self.parts(chunk, microbatch)]
+
+    @cached_property
+    def _held_back(self) -> dict[tuple[int, int | None], list[int]]:
+        """``_held`` of chunks with a backward, in the order of backwards."""
+        return {key: [c for c in reversed(chunks) if self.has_backward[c]] for key, chunks in self._held.items()}
+
+    def predecessors(self, stage: StageKey) -> list[StageKey]:
+        """Stages whose results a stage needs; ``B`` of another chunk stands for its ``I`` where that is split."""
+        chunk, part = stage.chunk, stage.microbatch
+        if stage.phase is Phase.FORWARD:
+            return [
+                StageKey(source, Phase.FORWARD, there)
+                for source in self.sources[chunk]
+                for there in self.shared(chunk, part, source)
+            ]
+        if stage.phase is Phase.WEIGHT_GRADIENT:
+            return [StageKey(chunk, Phase.INPUT_GRADIENT, part)]
+        own = [StageKey(chunk, Phase.FORWARD, part)]
+        return own + [
+            StageKey(reader, Phase.BACKWARD, there)
+            for reader in self.readers[chunk]
+            for there in self.shared(chunk, part, reader)
+        ]
+
+    def shared(self, chunk: int, part: int, other: int) -> range:
+        """Stages of another chunk that share a part of the microbatch with a chunk's stage ``part``."""
+        mine, theirs = self.chunk_split[chunk], self.chunk_split[other]
+        if mine == theirs:
+            return range(part, part + 1)
+        microbatch, within = divmod(part, mine)
+        first = microbatch * theirs
+        return range(first + within * theirs // mine, first - (-(within + 1) * theirs // mine))
