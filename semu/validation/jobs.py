@@ -4,7 +4,8 @@ Settings that this version of semu cannot be told keep their names here, and who
 refuses them by name. What a row leaves open follows rules that hold for every row:
 
 * attention: a closed form of 2205.05198 keeps the s x s matrices, so does a kernel that the row calls ``unfused`` or
-  ``local``; anything else is semu's default, a fused kernel.
+  ``local``, and one that the row does not tell where Megatron-LM trains a model with learned positions in fp16, as it
+  did before FlashAttention; anything else is semu's default, a fused kernel.
 * selective recomputation: Megatron-LM's (the attention core); with FSDP, torchtitan's policy of every second product.
 * token loss: with FSDP and a whole vocabulary PyTorch's own, unfused; else Megatron-LM's, in place.
 * dropout, where it is not told: 0.1 with unfused attention (Megatron-LM's default of that time, and what 34 s b h and
@@ -16,8 +17,8 @@ refuses them by name. What a row leaves open follows rules that hold for every r
   of 128 tp (its ``make-vocab-size-divisible-by``); FSDP does not pad.
 * gradients: fp32, but fp16 under fp16 unless the row says otherwise (Megatron-LM sets
   ``accumulate-allreduce-grads-in-fp32`` for bf16 only); a closed form counts 18 bytes per parameter.
-* library workspaces: where the row tells the attention kernel, which only Megatron-LM's rows do, Transformer Engine's
-  and PyTorch's, PyTorch's alone with ``local`` layers; else none.
+* library workspaces: where the row tells the attention kernel, which only Megatron-LM's rows do, or Megatron-LM's
+  allocated bytes, Transformer Engine's and PyTorch's, PyTorch's alone with ``local`` layers; else none.
 * overlap: what the row does not tell is semu's default; sharded parameters that are fetched ahead are
   ``param_gather``.
 * FSDP under a pipeline keeps parameters gathered from the first forward on and reduces once (torchtitan): the traffic
@@ -49,6 +50,8 @@ Tables: TypeAlias = dict[str, dict[str, Any]]
 UNFUSED = frozenset({"unfused", "local"})
 """Attention kernels that write the s x s matrices."""
 UNFUSED_DROPOUT = 0.1
+_LEARNED = ("learned", "learned_absolute")
+"""Words for a table of positions."""
 VOCAB_MULTIPLE = 128
 """Megatron-LM's ``make-vocab-size-divisible-by``."""
 PARTIAL = "partial"
@@ -90,7 +93,7 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
     Raises:
         ConfigError: a word that semu does not know, layers that do not divide into chunks.
     """
-    is_unfused = row.measure is Measure.ANALYTIC or row.attention in UNFUSED
+    is_unfused = _is_unfused(row)
     nodes = max(row.gpus // row.gpus_per_node, 1)
     tables: Tables = {
         "model": {"transformer": _transformer(row, is_unfused=is_unfused)},
@@ -125,6 +128,14 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
     if row.precision == "fp8" and row.sharding == "zero1":
         tables["training"]["fp8_weights"] = "primary"
     return tables
+
+
+def _is_unfused(row: Row) -> bool:
+    """Whether attention keeps the s x s matrices."""
+    if row.measure is Measure.ANALYTIC or row.attention:
+        return row.measure is Measure.ANALYTIC or row.attention in UNFUSED
+    is_early = row.precision == "fp16" and row.shape.position in _LEARNED
+    return is_early and _software(row) == "megatron"
 
 
 def _software(row: Row) -> str:
@@ -202,7 +213,7 @@ def _transformer(row: Row, *, is_unfused: bool) -> dict[str, Any]:
 def _positions(row: Row) -> dict[str, Any]:
     kinds = {"learned": False, "learned_absolute": False, "rope": True, "none": False}
     is_rotary = _one_of(row.shape.position, kinds, "position", "model.position")
-    if row.shape.position not in ("learned", "learned_absolute") or row.measure is Measure.ANALYTIC:
+    if row.shape.position not in _LEARNED or row.measure is Measure.ANALYTIC:
         return {"rotary": is_rotary}
     return {"rotary": is_rotary, "positions": row.shape.positions or row.shape.seq_len}
 
@@ -235,7 +246,8 @@ def _is_padded(row: Row) -> bool:
 
 
 def _workspaces(row: Row) -> str | None:
-    if row.measure is Measure.ANALYTIC or not row.attention:
+    is_megatron = _software(row) == "megatron" and row.measure in (Measure.ALLOCATED, Measure.PRINTED_GB)
+    if row.measure is Measure.ANALYTIC or not (row.attention or is_megatron):
         return None
     return "torch" if row.attention == "local" else "transformer_engine"
 

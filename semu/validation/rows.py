@@ -248,7 +248,7 @@ def _shape(fields: _Fields) -> Shape:
 
 
 def _first_word(text: str | None) -> str:
-    return "" if text is None else text.split()[0].lower()
+    return next(iter((text or "").split()), "").lower()
 
 
 def _check(row: Row) -> None:

@@ -117,6 +117,11 @@ def test_what_is_not_published_is_none() -> None:
     )
 
 
+@pytest.mark.parametrize("field", ["attention", "grad_dtype"])
+def test_a_remark_of_blanks_is_none(field: str) -> None:
+    assert getattr(row({field: "  "}), field) == ""
+
+
 def test_optional_fields_are_read() -> None:
     read = row(
         {
