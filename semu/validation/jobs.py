@@ -5,7 +5,7 @@ refuses them by name. What a row leaves open follows rules that hold for every r
 
 * attention: a closed form of 2205.05198 keeps the s x s matrices, so does a kernel that the row calls ``unfused`` or
   ``local``, and one that the row does not tell where Megatron-LM trains a model with learned positions in fp16, as it
-  did before FlashAttention; anything else is semu's default, a fused kernel.
+  did before FlashAttention (not with context parallelism); anything else is semu's default, a fused kernel.
 * selective recomputation: Megatron-LM's (the attention core); with FSDP, torchtitan's policy of every second product.
 * token loss: with FSDP and a whole vocabulary PyTorch's own, unfused; else Megatron-LM's, in place.
 * dropout, where it is not told: 0.1 with unfused attention (Megatron-LM's default of that time, and what 34 s b h and
@@ -38,7 +38,7 @@ refuses them by name. What a row leaves open follows rules that hold for every r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -75,6 +75,7 @@ class Settings:
     Attributes:
         micro_batch: sequences. vp: model chunks per pipeline rank. recompute: a word of ``training.recompute``.
         grad_dtype: of the gradient buffers; None: semu's default. layers: recomputed of each chunk; None: all.
+        sharding: a word of the row's ``sharding_kind``; None: the row's own.
     """
 
     micro_batch: int
@@ -82,6 +83,7 @@ class Settings:
     recompute: str
     grad_dtype: str | None = None
     layers: int | None = None
+    sharding: str | None = None
 
 
 def run_tables(row: Row, settings: Settings, device: str) -> Tables:
@@ -93,6 +95,8 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
     Raises:
         ConfigError: a word that semu does not know, layers that do not divide into chunks.
     """
+    if settings.sharding is not None:
+        row = replace(row, sharding=settings.sharding)
     is_unfused = _is_unfused(row)
     nodes = max(row.gpus // row.gpus_per_node, 1)
     tables: Tables = {
@@ -135,7 +139,7 @@ def _is_unfused(row: Row) -> bool:
     if row.measure is Measure.ANALYTIC or row.attention:
         return row.measure is Measure.ANALYTIC or row.attention in UNFUSED
     is_early = row.precision == "fp16" and row.shape.position in _LEARNED
-    return is_early and _software(row) == "megatron"
+    return is_early and row.cp == 1 and _software(row) == "megatron"
 
 
 def _software(row: Row) -> str:

@@ -188,6 +188,7 @@ MOE = {"num_experts": 8, "topk": 2, "moe_ffn_hidden": 768, "shared_expert_ffn": 
         ({"precision_kind": "fp16", "attention": "flash"}, "training.attention", None),
         ({"precision_kind": "fp16", "sharding_kind": "fsdp"}, "training.attention", None),
         ({"precision_kind": "fp16", "model.position": "rope"}, "training.attention", None),
+        ({"precision_kind": "fp16", "cp": 2, "gpus": 4}, "training.attention", None),
         ({}, "training.workspaces", None),
         ({"peak_mem_measure": "allocated"}, "training.workspaces", "transformer_engine"),
         ({"peak_mem_measure": "printed_gb"}, "training.workspaces", "transformer_engine"),
