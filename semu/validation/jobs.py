@@ -32,7 +32,7 @@ refuses them by name. What a row leaves open follows rules that hold for every r
   what Megatron-LM always hides stays hidden, whatever ``tp_comm`` says of the fused kernels.
 * fp8 with a distributed optimizer: primary weights in fp8 (``--fp8-param-gather``, what NeMo sets).
 * closed forms count transformer layers only: their model has a vocabulary of tp tokens and no position table. Nor do
-  they depend on how many microbatches follow when a pipeline is full: 2 pp of them are run.
+  they depend on how many microbatches there are: 2 pp of them are run, which fill a pipeline.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _is_torch_fsdp(row: Row) -> bool:
 def _global_batch(row: Row, micro_batch: int) -> int:
     if row.measure is not Measure.ANALYTIC:
         return row.global_batch
-    return min(row.global_batch, 2 * row.pp * row.dp * micro_batch)
+    return 2 * row.pp * row.dp * micro_batch
 
 
 def layers_of_chunks(layers: int, chunks: int) -> list[int]:
