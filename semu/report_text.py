@@ -80,7 +80,11 @@ def _summary(report: Report) -> Iterator[str]:
         yield from _contention(report.contention, report.iteration_time_s)
     if report.samples is not None:
         drawn = report.samples
+        share = report.job["training"].get("straggler_share", 0)  # type: ignore[attr-defined]
         note = f"half of {drawn.count} iterations with jitter {drawn.jitter:g} take no longer (seed {drawn.seed})"
+        if share:
+            random = f"jitter {drawn.jitter:g}, stragglers {share:g}, seed {drawn.seed}"
+            note = f"half of {drawn.count} iterations take no longer ({random})"
         yield _line("p50", format_time(drawn.p50_s), note)
         yield _line("p95", format_time(drawn.p95_s), "95 % take no longer")
     if report.uncertainty is not None:

@@ -136,6 +136,14 @@ def _at_least_zero(value: object, where: str) -> float:
     return float(value)
 
 
+def _between(value: object, least: float, most: float, where: str) -> float:
+    is_number = not isinstance(value, bool) and isinstance(value, int | float)
+    if not (is_number and least <= value <= most and value < float("inf")):  # type: ignore[operator]
+        legal = f"{least:g} to {most:g}" if most < float("inf") else f"a finite number >= {least:g}"
+        raise ConfigError("out of range", where=where, expected=legal, got=value, nearest=least)
+    return float(value)  # type: ignore[arg-type]
+
+
 def _switch(value: object, where: str) -> bool:
     if not isinstance(value, bool):
         raise ConfigError("not a switch", where=where, expected="true or false", got=value)
@@ -232,6 +240,9 @@ class Training:
         fp8_recipe: TENSORWISE or BLOCKWISE scales (``semu.hardware.fp8``); an enum member or its value.
         launch: no kernel starts before its host has issued it, the profile's ``host.launch_s`` each; here off unless
             asked for.
+        straggler_share: probability that a GPU is a straggler throughout a drawn iteration, for
+            ``simulate(samples=...)``; default 0.
+        straggler_slowdown: latency of a straggler's stages / usual latency, >= 1; default 1.
     """
 
     micro_batch: int
@@ -269,6 +280,8 @@ class Training:
     gradient_accumulation_fusion: bool
     launch: bool
     fp8_recipe: Fp8Recipe
+    straggler_share: float
+    straggler_slowdown: float
 
     def __init__(
         self,
@@ -307,6 +320,8 @@ class Training:
         gradient_accumulation_fusion: bool = True,
         launch: bool = False,
         fp8_recipe: Fp8Recipe | str = Fp8Recipe.TENSORWISE,
+        straggler_share: float = 0.0,
+        straggler_slowdown: float = 1.0,
     ) -> None:
         _positive(micro_batch, "training.micro_batch")
         _positive(global_batch, "training.global_batch")
@@ -368,6 +383,8 @@ class Training:
             "offload_fraction": None if offload_fraction is None else offloads.fraction,
             "launch": _switch(launch, "training.launch"),
             "fp8_recipe": _fp8_recipe(fp8_recipe, arithmetic),
+            "straggler_share": _between(straggler_share, 0, 1, "training.straggler_share"),
+            "straggler_slowdown": _between(straggler_slowdown, 1, float("inf"), "training.straggler_slowdown"),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

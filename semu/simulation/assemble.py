@@ -180,6 +180,11 @@ def describe_job(layout: Layout) -> dict[str, object]:
                 "provenance": (Provenance.SPEC if training.overhead_s else Provenance.DEFAULT).value,
             },
             "jitter": training.jitter,
+            **(
+                {"straggler_share": training.straggler_share, "straggler_slowdown": training.straggler_slowdown}
+                if training.straggler_share
+                else {}
+            ),
             **({"workspaces": training.workspaces.value} if training.workspaces is not Workspaces.NONE else {}),
             **({"recompute_policy": training.recompute_policy.value} if training.recompute_policy else {}),
             **({"recompute_every": training.recompute_every} if training.recompute_every else {}),

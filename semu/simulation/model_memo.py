@@ -37,6 +37,8 @@ AROUND = frozenset(
         "schedule",
         "overhead_s",
         "jitter",
+        "straggler_share",
+        "straggler_slowdown",
         "gradient_clipping",
         "loss_scaling",
         "workspaces",
