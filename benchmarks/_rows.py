@@ -20,17 +20,26 @@ class Row:
     holds: bool | None = None
 
 
-def print_rows(description: str | None, measure: Callable[[bool], Iterable[Row]]) -> None:
+def print_rows(
+    description: str | None,
+    measure: Callable[[bool], Iterable[Row]],
+    draw: Callable[[str, list[Row]], None] | None = None,
+) -> None:
     """Run a benchmark from the command line.
 
     Args:
         description: its docstring. measure: whether it shall be quick -> its rows.
+        draw: file, rows -> draws them, for ``--picture FILE``; None: there is no such option.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON list of rows")
     parser.add_argument("--quick", action="store_true", help="small sizes, some seconds")
+    if draw is not None:
+        parser.add_argument("--picture", metavar="FILE", help="draw a PNG")
     options = parser.parse_args()
     rows = list(measure(options.quick))
+    if draw is not None and options.picture:
+        draw(options.picture, rows)
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return

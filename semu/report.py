@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from semu.engine.timeline import IterationTimeline
 from semu.files import make_folder, write_file
+from semu.uncertainty import Uncertainty, coverage
 
 SCHEMA_VERSION = 1
 """Version of ``result.json``; raised when a key changes its meaning."""
@@ -180,6 +181,7 @@ class Report:
             the fastest first; None: nobody has looked.
         host_memory_bytes: host memory of a GPU of each pipeline rank, where something is offloaded.
         contention: what sharing links cost, where it was simulated.
+        find_uncertainty: finds ``uncertainty``.
     """
 
     title: str
@@ -215,6 +217,22 @@ class Report:
     nearest_fit: tuple[FittingChange, ...] | None = None
     host_memory_bytes: tuple[int, ...] | None = None
     contention: ContentionSummary | None = None
+    find_uncertainty: Callable[[], Uncertainty] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def uncertainty(self) -> Uncertainty | None:
+        """How far the errors of the coefficients move the iteration time; found when it is asked for."""
+        return None if self.find_uncertainty is None else self.find_uncertainty()
+
+    @property
+    def iteration_time_interval_s(self) -> tuple[float, float] | None:
+        """Between what times the iteration lies with 90 % probability [s], as far as coefficients go."""
+        return None if self.uncertainty is None else self.uncertainty.interval_s()
+
+    @property
+    def coverage(self) -> dict[str, float]:
+        """Share of the computing and communicating time by provenance of its coefficients, none left out."""
+        return coverage(self.provenance)
 
     @cached_property
     def reserved_memory_bytes(self) -> tuple[int, ...] | None:
@@ -233,10 +251,12 @@ class Report:
 
     def to_json(self) -> dict[str, object]:
         """The document of ``simulate --json`` (DESIGN §6), also written to ``result.json``."""
+        interval = self.iteration_time_interval_s
         return {
             "schema_version": SCHEMA_VERSION,
             "title": self.title,
             "iteration_time_s": self.iteration_time_s,
+            **({} if interval is None else {"iteration_time_interval_s": list(interval)}),
             "makespan_s": self.makespan_s,
             "mfu": self.mfu,
             "hfu": self.hfu,
@@ -265,6 +285,8 @@ class Report:
             "ranks": [vars(row).copy() for row in self.ranks],
             "top_operators": [vars(row).copy() for row in self.top_operators],
             "provenance": dict(self.provenance),
+            "coverage": self.coverage,
+            **({} if self.uncertainty is None else {"uncertainty": self.uncertainty.to_json()}),
             "num_microbatches": self.num_microbatches,
             "num_distinct_replicas": self.num_distinct_replicas,
             "slowest_replica": self.slowest_replica,

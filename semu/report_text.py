@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from semu.report import CONTENTION_SCOPE, CONVENTION, ContentionSummary, RankMemoryRow, Report, TopOperator
+from semu.uncertainty import LEVEL, Uncertainty
 from semu.units import GIB, format_count, format_time
 
 WIDTH = 110
@@ -17,6 +18,8 @@ MAX_RANKS = 16
 """Pipelines with more ranks show only their highest peaks."""
 SHOWN_RANKS = 4
 """How many of them."""
+SHOWN_KINDS = 3
+"""So many kinds whose errors widen the interval most are named."""
 
 _LABEL = 22
 
@@ -77,9 +80,15 @@ def _summary(report: Report) -> Iterator[str]:
         yield from _contention(report.contention, report.iteration_time_s)
     if report.samples is not None:
         drawn = report.samples
+        share = report.job["training"].get("straggler_share", 0)  # type: ignore[attr-defined]
         note = f"half of {drawn.count} iterations with jitter {drawn.jitter:g} take no longer (seed {drawn.seed})"
+        if share:
+            random = f"jitter {drawn.jitter:g}, stragglers {share:g}, seed {drawn.seed}"
+            note = f"half of {drawn.count} iterations take no longer ({random})"
         yield _line("p50", format_time(drawn.p50_s), note)
         yield _line("p95", format_time(drawn.p95_s), "95 % take no longer")
+    if report.uncertainty is not None:
+        yield from _interval(report.uncertainty)
     yield _line("tokens/s/GPU", f"{report.tokens_per_s_per_gpu:,.1f}", f"{report.tokens:,} tokens per iteration")
     yield _line("model TFLOP/s/GPU", f"{report.model_tflop_per_s_per_gpu:.1f}", "")
     yield _line("MFU", _percent(report.mfu), f"{peak}; causal attention counted half (in full: {full})")
@@ -95,6 +104,15 @@ def _summary(report: Report) -> Iterator[str]:
         note = ", ".join([*([note] if note else []), f"{format_count(trained)} trained"])
     yield _line("parameters", format_count(report.parameters), note)
     yield f"{'memory':<{_LABEL}}{fit_sentence(report)}"
+
+
+def _interval(found: Uncertainty) -> Iterator[str]:
+    """Between what times the iteration lies, and whose errors make the interval wide."""
+    low, high = found.interval_s()
+    time = found.iteration_time_s or 1.0
+    most = ", ".join(f"{item.kind} {_percent(item.sigma_s / time)}" for item in found.kinds[:SHOWN_KINDS])
+    text = f"{format_time(low)} to {format_time(high)}"
+    yield _line(f"{LEVEL:.0%} interval", text, f"+-{_percent(found.sigma_s / time)} by {most}" if most else "")
 
 
 def _contention(seen: ContentionSummary, iteration_s: float) -> Iterator[str]:
@@ -202,9 +220,9 @@ def _operator_cells(row: TopOperator, source: int) -> tuple[str, ...]:
 
 
 def _notes(report: Report) -> Iterator[str]:
-    shares = sorted(report.provenance.items(), key=lambda item: (-item[1], item[0]))
-    text = ", ".join(f"{name} {_percent(share)}" for name, share in shares) or "none used"
-    yield from _wrap(f"coefficients by share of time: {text}")
+    shares = report.coverage if report.provenance else {}
+    text = ", ".join(f"{name} {_percent(share)}" for name, share in shares.items()) or "none used"
+    yield from _wrap(f"coverage: compute and communication time by coefficients: {text}")
     yield from _wrap(f"MFU and HFU: {CONVENTION}")
     if report.contention is not None:
         yield from _wrap(f"contention: {CONTENTION_SCOPE}")

@@ -6,12 +6,13 @@ the upper half of a 256 x 256 block for each image and layer.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from semu.errors import ConfigError
 from semu.nn import InputSpec, Linear, ModalityModule, ModalityRole, Model, Module, RMSNorm, Sequential, Tensor
 from semu.nn import functional as F
-from semu_models.checks import check_fields
+from semu_models.checks import check_fields, nearest_divisor
 from semu_models.encoder import VISION_STREAM, VISION_TOKENS, merged_images, tokens_of
 from semu_models.gemma import GEMMA3_4B, GEMMA3_12B, GEMMA3_27B, Gemma3Config
 from semu_models.language import language_model
@@ -36,14 +37,14 @@ class Gemma3VLConfig:
     def __post_init__(self) -> None:
         check_fields(self, "tokens_per_image")
         side = self.vision.image_size // self.vision.patch_size
-        legal = [(side // step) ** 2 for step in range(1, side + 1) if side % step == 0]
-        if self.tokens_per_image not in legal:
+        root = math.isqrt(self.tokens_per_image)
+        if root**2 != self.tokens_per_image or side % root:
             raise ConfigError(
                 f"{side} x {side} patches do not pool into {self.tokens_per_image} tokens",
                 where="Gemma3VLConfig.tokens_per_image",
                 expected=f"the square of a divisor of {side}",
                 got=self.tokens_per_image,
-                nearest=min(legal, key=lambda tokens: abs(tokens - self.tokens_per_image)),
+                nearest=nearest_divisor(side, root) ** 2,
             )
 
     @property

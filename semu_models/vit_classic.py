@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from semu.errors import ConfigError
 from semu.nn import (
     InputSpec,
     LayerNorm,
@@ -43,6 +44,14 @@ class ImageTowerConfig:
     def __post_init__(self) -> None:
         check_fields(self, "layers", "hidden", "ffn", "heads", "image_size", "patch_size", "channels")
         check_divides(self, "hidden", "heads")
+        if self.patch_size > self.image_size:
+            raise ConfigError(
+                f"a patch of {self.patch_size} px is larger than an image of {self.image_size} px",
+                where=f"{type(self).__name__}.patch_size",
+                expected=f"at most {self.image_size}",
+                got=self.patch_size,
+                nearest=self.image_size,
+            )
 
     @property
     def num_patches(self) -> int:

@@ -354,3 +354,20 @@ def test_the_shipped_models_are_those_of_their_configs() -> None:
         shipped = semu_models.build(name).modules[0].body
         assert read.num_parameters() == shipped.num_parameters()
         assert [n for n, _ in read.named_parameters()] == [n for n, _ in shipped.named_parameters()]
+
+
+@pytest.mark.parametrize("flags", [{}, {"cluster": "h100:1x8"}])
+def test_what_is_wrong_with_every_layout_is_told(folder: Path, flags: dict[str, Any]) -> None:
+    """Not that nothing fits: no memory would help."""
+    path = folder / "models" / "small.json"
+    with pytest.raises(ConfigError, match="does not divide into microbatches") as caught:
+        resolve_run(path, Overrides(("training.micro_batch=3", "training.global_batch=7"), **flags))
+    assert caught.value.nearest == 24
+    with pytest.raises(ConfigError, match="unknown schedule"):
+        resolve_run(path, Overrides(('training.schedule="nope"',), **flags))
+
+
+def test_what_keeps_other_layouts_from_being_is_told_too() -> None:
+    """Its vision tower has norms over all heads, which are not split, and the rest is too large for tp = 1."""
+    with pytest.raises(ConfigError, match=r"memory of h100:4x8; others cannot be.*norms over all heads"):
+        resolve_run(CONFIGS / "internvl3-78b.json", Overrides(cluster="h100:4x8"))

@@ -164,7 +164,8 @@ def test_operators_refer_to_the_sources_of_their_coefficients() -> None:
     assert line(text, "20.0%").endswith("recompute fitted [1]")
     assert line(text, "10.0%").endswith("forward default [2]")
     assert (line(text, "[1]"), line(text, "[2]")) == ("[1] gemm runs", "[2] a guess")
-    assert line(text, "coefficients by share") == ("coefficients by share of time: fitted 90.0%, default 10.0%")
+    words = line(render(make_report()), "coverage:")
+    assert words.startswith("coverage: compute and communication time by coefficients: measured 0.0%, fitted 90.0%,")
 
 
 def test_warnings_are_shown() -> None:

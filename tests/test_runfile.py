@@ -662,6 +662,8 @@ def test_precision_and_what_is_outside_the_model() -> None:
         "gradient_clipping": "true",
         "overhead_s": "0.25",
         "jitter": "0.03",
+        "straggler_share": "0.01",
+        "straggler_slowdown": "1.5",
     }
     training = load_run("lm-7b", [f"training.{key}={value}" for key, value in words.items()]).training
     found = {key: getattr(training, key) for key in words}
@@ -669,6 +671,8 @@ def test_precision_and_what_is_outside_the_model() -> None:
         "gradient_clipping": True,
         "overhead_s": 0.25,
         "jitter": 0.03,
+        "straggler_share": 0.01,
+        "straggler_slowdown": 1.5,
     }
     assert load_run("lm-7b", ["training.precision=fp16", "training.loss_scaling=true"]).training.loss_scaling
     assert refused("lm-7b", "training.loss_scaling=true").where.endswith("training.loss_scaling")  # type: ignore[union-attr]

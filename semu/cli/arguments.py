@@ -16,11 +16,12 @@ class Command(StrEnum):
 
     SIMULATE = "simulate"
     VALIDATE = "validate"
+    CALIBRATE = "calibrate"
     LIST = "list"
     IMPORT = "import"
 
 
-LATER = ("schedules", "search", "grid", "what-if", "calibrate", "plan", "run")
+LATER = ("schedules", "search", "grid", "what-if", "plan", "run")
 """Commands of the full design that this version does not have."""
 
 LISTS: Mapping[str, str] = {
@@ -134,6 +135,15 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
         allow_abbrev=False,
     )
     _add_validate(validate)
+    calibrate = commands.add_parser(
+        Command.CALIBRATE,
+        parents=[common],
+        help="make a device profile from measurements, or score one against them",
+        description="Fit a device's coefficients on measurements of kernels and collectives, and write a profile; or, "
+        "with --score, compare a profile with measurements.",
+        allow_abbrev=False,
+    )
+    _add_calibrate(calibrate)
     listing = commands.add_parser(
         Command.LIST,
         parents=[common],
@@ -155,6 +165,7 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
     return parser, {
         Command.SIMULATE: simulate,
         Command.VALIDATE: validate,
+        Command.CALIBRATE: calibrate,
         Command.LIST: listing,
         Command.IMPORT: importing,
     }
@@ -231,9 +242,20 @@ def _add_validate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--profile",
-        metavar="FILE|NAME",
+        metavar="FILE|NAME|spec",
         help="a profile TOML or a shipped name for the rows of the device of that name, or, where no row names it, for "
-        "all rows; with --run its device",
+        "all rows; spec: every row on its own device as the data sheet has it, alpha = 1; with --run its device",
+    )
+    parser.add_argument(
+        "--compare",
+        metavar="FILE|NAME|spec",
+        help="run all rows under another profile too, and show the errors of both",
+    )
+    parser.add_argument(
+        "--site",
+        type=int,
+        metavar="N",
+        help="site calibration: fit a factor or two to the first N rows of each group, and score the others",
     )
     parser.add_argument(
         "--tolerance",
@@ -270,3 +292,40 @@ def _add_validate(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--csv", metavar="FILE", help="write a line per row, quantity or kind")
     output.add_argument("--picture", metavar="FILE", help="draw a PNG: predicted over measured, or bars of both")
     output.add_argument("--out", metavar="DIR", help="write validation.json, validation.csv and validation.png")
+
+
+def _add_calibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files",
+        metavar="FILES",
+        nargs="+",
+        help="CSV tables of microbenchmarks, outputs of nccl-tests, traces of torch.profiler (formats: "
+        "semu/fitting/README.md)",
+    )
+    parser.add_argument(
+        "--nodes", type=int, default=1, metavar="N", help="nodes of nccl-tests' outputs that name no hosts (default 1)"
+    )
+    fit = parser.add_argument_group("fitting")
+    fit.add_argument(
+        "--device", metavar="NAME", help="which device: a profile's name, another name (H100-SXM), or a profile TOML"
+    )
+    fit.add_argument("-o", dest="output", metavar="PROFILE.toml", help="write a profile on top of the device's own")
+    fit.add_argument("--update", metavar="PROFILE.toml", help="put the fitted sections into a profile that is there")
+    fit.add_argument(
+        "--without", action="append", default=[], metavar="SOURCE", help="leave a source out; may be repeated"
+    )
+    fit.add_argument(
+        "--beside",
+        action="append",
+        default=[],
+        metavar="SOURCE",
+        help="find how a source differs, but let it not make the coefficients; may be repeated",
+    )
+    fit.add_argument("--date", metavar="YYYY-MM-DD", help="of the profile (default: $SOURCE_DATE_EPOCH, else today)")
+    fit.add_argument("--picture", metavar="DIR", help="draw every section: fit against points, and residuals")
+    score = parser.add_argument_group("scoring")
+    score.add_argument("--score", action="store_true", help="compare --profile with the files, fit nothing")
+    score.add_argument("--profile", metavar="FILE|NAME", help="the profile to score")
+    score.add_argument(
+        "--held-out", action="store_true", help="score only the shapes that the rule of the profile holds out"
+    )

@@ -81,6 +81,10 @@ def _run(words: list[str]) -> int:
         from semu.cli.validate import validate_command
 
         return validate_command(arguments)
+    if arguments.command == Command.CALIBRATE:
+        from semu.cli.calibrate import calibrate_command
+
+        return calibrate_command(arguments)
     if arguments.command == Command.IMPORT:
         from semu.cli.importing import import_command
 

@@ -42,8 +42,8 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         from semu.simulation import simulate
 
         cache = _result_cache(arguments.cache)
-        if arguments.samples and not job.training.jitter:
-            say("--samples: training.jitter is 0, so that all samples are alike")
+        if arguments.samples and not (job.training.jitter or job.training.straggler_share):
+            say("--samples: training.jitter is 0 and there are no stragglers, so that all samples are alike")
         with run.places.located():
             report = simulate(
                 job,

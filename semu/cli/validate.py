@@ -6,6 +6,7 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from semu.cli.validate_run import is_own_run, validate_run_command
 from semu.errors import ConfigError, ValidationError, unknown_name
 
 if TYPE_CHECKING:
-    from semu.validation import BadRow, Row
+    from semu.validation import BadRow, JobMaker, Row, ValidationResult
 
 
 def validate_command(arguments: argparse.Namespace) -> int:
@@ -31,14 +32,27 @@ def validate_command(arguments: argparse.Namespace) -> int:
         return validate_run_command(arguments)
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
         progress("reading the runs")
-        from semu.runfile import make_job
-        from semu.validation import Status, published_rows, read_rows, validate
+        from semu.validation import Status, published_rows, read_rows
 
         rows = published_rows() if arguments.runs is None else read_rows(arguments.runs)
         rows = _of_groups(rows, arguments.group)
-        devices = None if arguments.profile is None else _devices(rows, arguments.profile)
+        given = (("--profile", arguments.profile), ("--compare", arguments.compare))
+        profiles = [_Profile.of(rows, name, flag) for flag, name in given]
+        if arguments.site is not None:
+            from semu.validation.site import calibrate_sites, check_count
+
+            check_count(arguments.site)
         progress(f"simulating {len(rows)} rows")
-        result = validate(rows, make_job, devices=devices, progress=_RowCounter())
+        result = profiles[0].validate(rows)
+        comparison = site = None
+        if arguments.compare is not None:
+            from semu.validation.profiles import ProfileComparison
+
+            progress(f"simulating them under {arguments.compare}")
+            names = arguments.profile or "their profiles", arguments.compare
+            comparison = ProfileComparison(result, profiles[1].validate(rows), names)
+        if arguments.site is not None:
+            site = calibrate_sites(result.rows, arguments.site)
     for row in result.rows:
         if row.status is Status.ERROR:
             say(f"row {row.id}: {row.reason}")
@@ -57,9 +71,10 @@ def validate_command(arguments: argparse.Namespace) -> int:
         for file in save(result, arguments.out, title=title):
             say(f"wrote {file}")
     if arguments.json:
-        emit_json({"runs": arguments.runs, "tolerance_percent": arguments.tolerance, **result.to_json()})
+        more = {name: item.to_json() for name, item in (("compare", comparison), ("site", site)) if item is not None}
+        emit_json({"runs": arguments.runs, "tolerance_percent": arguments.tolerance, **result.to_json(), **more})
     else:
-        emit(repr(result))
+        emit("\n\n".join(repr(item).rstrip("\n") for item in (result, comparison, site) if item is not None))
     beyond = [] if arguments.tolerance is None else result.beyond(arguments.tolerance)
     for sentence in beyond:
         say(f"out of tolerance ({arguments.tolerance:g} %): {sentence}")
@@ -108,7 +123,41 @@ def _of_groups(rows: Sequence[Row | BadRow], groups: Sequence[str]) -> tuple[Row
     return tuple(row for row in rows if not groups or row.group in groups)
 
 
-def _devices(rows: Sequence[Row | BadRow], profile: str) -> Callable[[Row], str]:
+@dataclass(frozen=True)
+class _Profile:
+    """Under which profile rows are run.
+
+    Attributes:
+        devices: see ``validate``. make_job: makes a row's job.
+    """
+
+    devices: Callable[[Row], str] | None
+    make_job: JobMaker
+
+    @classmethod
+    def of(cls, rows: Sequence[Row | BadRow], name: str | None, flag: str) -> _Profile:
+        """The profile of an option; None: every row's own.
+
+        Raises:
+            ConfigError: as ``_devices``.
+        """
+        from semu.hardware.data_sheet import SPEC
+        from semu.runfile import make_job
+
+        if name == SPEC:
+            from semu.validation.profiles import on_data_sheet
+
+            return cls(None, on_data_sheet(make_job))
+        return cls(None if name is None else _devices(rows, name, flag), make_job)
+
+    def validate(self, rows: Sequence[Row | BadRow]) -> ValidationResult:
+        """All rows under it."""
+        from semu.validation import validate
+
+        return validate(rows, self.make_job, devices=self.devices, progress=_RowCounter())
+
+
+def _devices(rows: Sequence[Row | BadRow], profile: str, flag: str) -> Callable[[Row], str]:
     """Which device each row runs on: rows of the device that the profile is named after on it, the others on their own;
     where no row names it, all on it.
 
@@ -121,7 +170,7 @@ def _devices(rows: Sequence[Row | BadRow], profile: str) -> Callable[[Row], str]
     try:
         name = load_profile(profile).name
     except ConfigError as error:
-        error.where = f"--profile {error.where}" if error.where is not None else "--profile"
+        error.where = f"{flag} {error.where}" if error.where is not None else flag
         raise
     is_named = any(isinstance(row, Row) and row.profile == name for row in rows)
     return lambda row: profile if not is_named or row.profile == name else row.profile

@@ -44,12 +44,12 @@ def is_own_run(arguments: argparse.Namespace) -> bool:
                 f"{given[0]} without a run", where=given[0], expected="--run RUN beside it: a TOML file or a setup"
             )
         return False
-    for name, flag in (("runs", "--runs"), ("group", "--group")):
+    for name, flag in (("runs", "--runs"), ("group", "--group"), ("compare", "--compare"), ("site", "--site")):
         if getattr(arguments, name) not in (None, []):
             raise ConfigError(
                 f"--run and {flag} together",
                 where=flag,
-                expected="published runs (--runs, --group) or a run of your own",
+                expected="published runs (--runs, --group, --compare, --site) or a run of your own",
             )
     if (arguments.log is None) == (arguments.trace is None):
         raise ConfigError(

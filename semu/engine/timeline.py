@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from semu.engine.memory import MemoryCurve, PeakMemory, compress_steps
 from semu.graph.operator import OpKind, Phase
-from semu.hardware.kinds import Provenance
+from semu.hardware.kinds import Port, Provenance
 
 if TYPE_CHECKING:
     from semu.engine.span import Span
@@ -70,6 +70,7 @@ class OuterSlice:
         net_bytes: wire bytes per rank, 0 for compute.
         group_ranks: ranks of the communicator, 1 for compute.
         provenance: of the coefficients behind its latency.
+        port: what a transfer or collective runs on, None for compute.
     """
 
     name: str
@@ -80,6 +81,7 @@ class OuterSlice:
     net_bytes: int
     group_ranks: int
     provenance: Provenance = Provenance.DEFAULT
+    port: Port | None = None
 
 
 @dataclass(frozen=True)

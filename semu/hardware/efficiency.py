@@ -138,6 +138,10 @@ class CollectiveEfficiency:
         t0_s: fixed latency [s].
         hop_s: latency per step [s]; on the NIC the mean over a ring's steps between and inside nodes.
         c_s: corner between latency and bandwidth [s]; 0: none.
+        switch: of an all-reduce over all GPUs that one NVSwitch joins, its rate over that of a ring, >= 1: the switch
+            adds up (NVLink SHARP).
+        few_ranks: what a ring of two takes longer per byte than one of very many, as a share; n ranks in a node take
+            1 + few_ranks / (n - 1).
         provenance, source, relative_error: as in ``Efficiency``.
     Source:
         The form of the microbenchmark data; it generalises alpha-beta (Hockney 1994) by the corner c.
@@ -150,10 +154,13 @@ class CollectiveEfficiency:
     provenance: Provenance = Provenance.DEFAULT
     source: str = NEUTRAL_SOURCE
     relative_error: float | None = None
+    switch: float = 1.0
+    few_ranks: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "switch", check_number(self.switch, "switch", minimum=1.0))
         object.__setattr__(self, "net", check_efficiency(self.net, "net"))
-        for name in ("t0_s", "hop_s", "c_s"):
+        for name in ("t0_s", "hop_s", "c_s", "few_ranks"):
             object.__setattr__(self, name, check_number(getattr(self, name), name))
         if self.relative_error is not None:
             object.__setattr__(self, "relative_error", check_number(self.relative_error, "relative_error"))

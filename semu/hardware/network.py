@@ -140,7 +140,7 @@ def effective_bandwidth(profile: DeviceProfile, kind: OpKind, group: CommGroup) 
         return math.inf
     local = _port_bandwidth(profile, kind, group.local_port)
     if group.num_nodes == 1:
-        return local
+        return local * _gain(profile, kind, group)
     nic = _port_bandwidth(profile, kind, Port.NIC)
     if kind is OpKind.P2P:
         return nic
@@ -148,6 +148,18 @@ def effective_bandwidth(profile: DeviceProfile, kind: OpKind, group: CommGroup) 
         outside = (group.num_ranks - group.ranks_per_node) / (group.num_ranks - 1)
         return 1.0 / max(outside / nic, (1.0 - outside) / local)
     return min(local, group.ranks_per_node * nic)
+
+
+def _gain(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> float:
+    """Rate in a node over that of a long ring: NVSwitch adds up the all-reduce of all the GPUs that it joins (NVLink
+    SHARP); few ranks fill the links less."""
+    if kind is OpKind.P2P:
+        return 1.0
+    efficiency = profile.links[group.local_port].of(kind)
+    is_whole = group.local_port is Port.NVLINK and group.num_ranks == profile.nvlink_gpus.value > 2
+    if kind is OpKind.ALL_REDUCE and is_whole and efficiency.switch > 1.0:
+        return efficiency.switch
+    return 1.0 / (1.0 + efficiency.few_ranks / (group.num_ranks - 1))
 
 
 def port_shares(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> dict[Port, float]:

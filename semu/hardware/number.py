@@ -75,15 +75,19 @@ class Number:
         value: in SI units (the key's name says which), finite and >= 0; infinity only for a p-norm.
         provenance: how trustworthy.
         source: from where, in words; not empty.
+        relative_error: mean absolute relative error of what it was fitted on, None where nothing was compared.
     Raises:
-        ConfigError: negative or NaN value, empty source.
+        ConfigError: negative or NaN value or error, empty source.
     """
 
     value: float
     provenance: Provenance
     source: str
+    relative_error: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value", check_number(self.value, "value", is_infinite_ok=True))
         if not self.source:
             raise ConfigError("a number without a source", where="source", expected="words", got="''")
+        if self.relative_error is not None:
+            object.__setattr__(self, "relative_error", check_number(self.relative_error, "relative_error"))

@@ -36,6 +36,10 @@ from semu.hardware.software import FACTORS, Software, SoftwareFactors
 PROFILE_DIR = Path(__file__).parent / "profiles"
 """Where the shipped profiles are."""
 
+NOTES = ("site", "calibration")
+"""Tables that ``semu calibrate`` writes beside the coefficients: factors per source of measurements, and how the fit
+was made. Simulations do not use them."""
+
 _DEFAULT = "_default"
 _REQUIRED = ("memory_bytes", "mem_bytes_per_s", "nvlink_bytes_per_s", "nic_bytes_per_s", "flop_per_s.bf16")
 _HOST = ("host.launch_s", "host.memory_bytes")
@@ -162,7 +166,7 @@ def _transfer(parts: _Parts, base: str) -> _Parts:
 
 def _parse(table: Mapping[str, object], below: _Parts) -> _Parts:
     """Check a file's table and lay it over what is below."""
-    legal = {"name", "description", "base", *PEAKS, "flop_per_s", "host", "efficiency", "link", "software"}
+    legal = {"name", "description", "base", *PEAKS, "flop_per_s", "host", "efficiency", "link", "software"} | set(NOTES)
     _refuse_unknown(table, legal, "")
     description = table.get("description", "")
     if not isinstance(description, str):
@@ -243,12 +247,14 @@ def _section(table: Mapping[str, object], below: Section | None, kind: type[Sect
 def _number(value: object, where: str) -> Number:
     if not isinstance(value, Mapping):
         return Number(check_number(value, where), Provenance.SPEC, "user")
-    _refuse_unknown(value, ["value", "provenance", "source"], f"{where}.")
+    _refuse_unknown(value, ["value", "provenance", "source", "relative_error"], f"{where}.")
     if "value" not in value:
         raise ConfigError("missing key", where=f"{where}.value", expected="a number")
     with located(where):
         provenance, source = _label(value)
-    return Number(check_number(value["value"], where), provenance, source)
+        error = value.get("relative_error")
+        checked = None if error is None else check_number(error, "relative_error")
+    return Number(check_number(value["value"], where), provenance, source, checked)
 
 
 def _label(table: Mapping[str, object]) -> tuple[Provenance, str]:
@@ -281,10 +287,8 @@ _RELATIVES = {OpKind.GROUPED_MATMUL: OpKind.MATMUL, OpKind.PERMUTE: OpKind.COPY,
 def _take_relatives(parts: _Parts) -> None:
     """Fill in kinds that no file of the chain names, each from its relative: worth no more than transferred."""
     for kind, relative in _RELATIVES.items():
-        if (kind, None) in parts.efficiencies:
-            continue
         for (of, variant), item in list(parts.efficiencies.items()):
-            if of is relative:
+            if of is relative and (kind, variant) not in parts.efficiencies:
                 values = {key: getattr(item, key) for key in coefficient_names(Efficiency)}
                 provenance = worst_provenance(item.provenance, Provenance.TRANSFERRED)
                 source = f"as {relative.value}: {item.source}"

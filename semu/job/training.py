@@ -137,6 +137,14 @@ def _at_least_zero(value: object, where: str) -> float:
     return float(value)
 
 
+def _between(value: object, least: float, most: float, where: str) -> float:
+    is_number = not isinstance(value, bool) and isinstance(value, int | float)
+    if not (is_number and least <= value <= most and value < float("inf")):  # type: ignore[operator]
+        legal = f"{least:g} to {most:g}" if most < float("inf") else f"a finite number >= {least:g}"
+        raise ConfigError("out of range", where=where, expected=legal, got=value, nearest=least)
+    return float(value)  # type: ignore[arg-type]
+
+
 def _switch(value: object, where: str) -> bool:
     if not isinstance(value, bool):
         raise ConfigError("not a switch", where=where, expected="true or false", got=value)
@@ -239,6 +247,9 @@ class Training:
         optimizer_post_validation: ranks step as soon as their own gradients are reduced and go on with the next
             iteration; norms and infinities are looked at afterwards (2401.10241 §4): an iteration lasts as long as
             the rank that is busy longest, from its first stage to its step.
+        straggler_share: probability that a GPU is a straggler throughout a drawn iteration, for
+            ``simulate(samples=...)``; default 0.
+        straggler_slowdown: latency of a straggler's stages / usual latency, >= 1; default 1.
     """
 
     micro_batch: int
@@ -279,6 +290,8 @@ class Training:
     schedule_file: str | None
     activation_limit: float | None
     optimizer_post_validation: bool
+    straggler_share: float
+    straggler_slowdown: float
 
     def __init__(
         self,
@@ -320,6 +333,8 @@ class Training:
         schedule_file: str | None = None,
         activation_limit: str | float | None = None,
         optimizer_post_validation: bool = False,
+        straggler_share: float = 0.0,
+        straggler_slowdown: float = 1.0,
     ) -> None:
         _positive(micro_batch, "training.micro_batch")
         _positive(global_batch, "training.global_batch")
@@ -384,6 +399,8 @@ class Training:
             "schedule_file": check_file(schedule_file),
             "activation_limit": read_limit(activation_limit),
             "optimizer_post_validation": _switch(optimizer_post_validation, "training.optimizer_post_validation"),
+            "straggler_share": _between(straggler_share, 0, 1, "training.straggler_share"),
+            "straggler_slowdown": _between(straggler_slowdown, 1, float("inf"), "training.straggler_slowdown"),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 DEVICE, PER_NODE, MOST_NODES = "h100", 8, 2048
 MOST_PP = 16
 EXPERT_RANKS = 8
+PATIENCE = 3
+"""Doublings of the nodes for which every layout may be refused for another reason than memory."""
 WEIGHT_BYTES, STATE_BYTES = 6, 12
 """Of a parameter: bf16 weight and fp32 gradient on every rank that holds it; Adam's fp32 state, sharded (ZeRO-1)."""
 
@@ -59,6 +60,7 @@ def choose_layout(
         What was decided, a sentence each.
     Raises:
         ConfigError: nothing fits on the cluster that is given, or on ``MOST_NODES`` nodes.
+        ConfigError, ScheduleError: what is wrong with the run, where it is not the memory of any layout.
     """
     cluster, parallel = config.setdefault("cluster", {}), config.setdefault("parallel", {})
     has_cluster, has_sizes = "device" in cluster, any(key in parallel for key in _SIZES)
@@ -71,15 +73,26 @@ def choose_layout(
         return [f"cluster: not given, taken as {DEVICE}:{nodes}x{per_node}, which the parallelism needs"]
     asked = None if not has_cluster else (cluster.get("nodes", 1), cluster.get("gpus_per_node", PER_NODE))
     weights = _weights(read.model)
+    refusals: list[ConfigError | ScheduleError] = []
+    refused: ConfigError | ScheduleError | None = None
     for nodes, per_node in [asked] if asked is not None else _doubling():
-        tried = [(_seconds(tables, resolve), tables) for tables in _layouts(config, nodes, per_node, weights, read)]
-        seconds, tables = min(tried, key=lambda item: item[0], default=(math.inf, config))
+        layouts = list(_layouts(config, nodes, per_node, weights, read))
+        tried = [(_seconds(tables, resolve), tables) for tables in layouts]
+        timed = [(found, tables) for found, tables in tried if isinstance(found, float)]
+        seconds, tables = min(timed, key=lambda item: item[0], default=(math.inf, config))
         if seconds < math.inf:
             config.update(tables)
             return [_sentence(config, is_given=has_cluster)]
+        others = [found for found, _ in tried if not isinstance(found, float)]
+        refused = others[0] if others else refused
+        refusals = [] if timed else refusals + others[:1]
+        if len(refusals) == (1 if asked is not None else PATIENCE):
+            raise refusals[0]
     size = f"{asked[0]}x{asked[1]}" if asked is not None else f"{MOST_NODES}x{PER_NODE}"
+    cause = f"; others cannot be: {refused.where}: {refused.message}" if refused is not None else ""
     raise ConfigError(
-        f"no layout with tp <= 8 and pp <= {MOST_PP} fits in the memory of {cluster.get('device', DEVICE)}:{size}",
+        f"no layout with tp <= 8 and pp <= {MOST_PP} fits in the memory of {cluster.get('device', DEVICE)}:{size}"
+        + cause,
         where="--cluster" if has_cluster else "--parallel",
         expected="a larger cluster, or --parallel" if has_cluster else "--cluster and --parallel",
         got=f"{read.model.num_parameters():,} parameters",
@@ -147,16 +160,18 @@ def _weights(model: Model) -> _Weights:
     )
 
 
-def _seconds(tables: Mapping[str, Any], resolve: Callable[[Mapping[str, Any]], RunConfig]) -> float:
-    """Time of a sample [s]; infinite where the layout does not fit or cannot be."""
+def _seconds(
+    tables: Mapping[str, Any], resolve: Callable[[Mapping[str, Any]], RunConfig]
+) -> float | ConfigError | ScheduleError:
+    """Time of a sample [s], infinite where the layout does not fit; or why it cannot be."""
     from semu.simulation.estimate import evaluate
 
-    with suppress(ConfigError, ScheduleError):
+    try:
         job = resolve(tables).job()
         found = evaluate(job)
-        if found.fits:
-            return found.iteration_time_s / job.training.global_batch
-    return math.inf
+    except (ConfigError, ScheduleError) as error:
+        return error
+    return found.iteration_time_s / job.training.global_batch if found.fits else math.inf
 
 
 def _sentence(config: Mapping[str, Any], *, is_given: bool) -> str:

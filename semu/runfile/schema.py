@@ -115,7 +115,7 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "recompute_method": ValueKind.STRING,
             **dict.fromkeys(("master_dtype", "optimizer_state_dtype", "fp8_weights", "software"), ValueKind.STRING),
             **dict.fromkeys(("gradient_clipping", "loss_scaling"), ValueKind.SWITCH),
-            **dict.fromkeys(("overhead_s", "jitter"), ValueKind.NUMBER),
+            **dict.fromkeys(("overhead_s", "jitter", "straggler_share", "straggler_slowdown"), ValueKind.NUMBER),
             "moe_imbalance": ValueKind.LOADS,
             "moe_capacity_factor": ValueKind.NUMBER,
             **dict.fromkeys(("moe_pad_to_capacity", "moe_grouped_gemm"), ValueKind.SWITCH),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from semu.graph.operator import Phase
 from semu.hardware.fp8 import Fp8Recipe
@@ -11,6 +12,7 @@ from semu.hardware.number import Number
 from semu.job import Precision, Recompute, TrainingJob, Workspaces
 from semu.job.experts import mixtures, worst_load
 from semu.report import Report
+from semu.simulation.accounting import overhead_s
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
 from semu.simulation.headline import headline
@@ -22,6 +24,7 @@ from semu.simulation.reduction import RankTail
 from semu.simulation.replica import ReplicaCosts
 from semu.simulation.saved import SavedActivations
 from semu.simulation.tables import add_outer, rank_row, top_operators
+from semu.simulation.uncertainty import time_uncertainty
 
 
 def assemble_report(
@@ -47,9 +50,10 @@ def assemble_report(
     timeline = build_timeline(layout, evaluation, run, tails, gathers, memories, slowest, costs, lasts)
     top, seconds = top_operators(layout, evaluation, costs)
     add_outer(seconds, timeline)
-    if run.launched is not None and run.launched[slowest].any():
+    launched = 0.0 if run.launched is None else float(run.launched[slowest].sum())
+    if launched:
         name = profile.host.launch_s.provenance.value
-        seconds[name] = seconds.get(name, 0.0) + float(run.launched[slowest].sum())
+        seconds[name] = seconds.get(name, 0.0) + launched
     everything = sum(seconds.values()) or 1.0
     provenance = {name: value / everything for name, value in sorted(seconds.items())}
     hosts = host_memory(layout, evaluation, run)
@@ -84,6 +88,16 @@ def assemble_report(
         timeline=timeline,
         host_memory_bytes=hosts,
         reserve=found.reserve,
+        find_uncertainty=partial(
+            time_uncertainty,
+            layout,
+            evaluation,
+            costs,
+            timeline,
+            iteration_time_s=iteration,
+            overhead_s=overhead_s(job),
+            launch_share=launched / (launched + float(run.plain[slowest, : run.problem.num_stages].sum()) or 1.0),
+        ),
     )
 
 
@@ -168,6 +182,11 @@ def describe_job(layout: Layout) -> dict[str, object]:
                 "provenance": (Provenance.SPEC if training.overhead_s else Provenance.DEFAULT).value,
             },
             "jitter": training.jitter,
+            **(
+                {"straggler_share": training.straggler_share, "straggler_slowdown": training.straggler_slowdown}
+                if training.straggler_share
+                else {}
+            ),
             **({"workspaces": training.workspaces.value} if training.workspaces is not Workspaces.NONE else {}),
             **({"recompute_policy": training.recompute_policy.value} if training.recompute_policy else {}),
             **({"recompute_every": training.recompute_every} if training.recompute_every else {}),

@@ -42,6 +42,8 @@ AROUND = frozenset(
         "optimizer_post_validation",
         "overhead_s",
         "jitter",
+        "straggler_share",
+        "straggler_slowdown",
         "gradient_clipping",
         "loss_scaling",
         "workspaces",

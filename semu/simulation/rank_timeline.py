@@ -19,7 +19,7 @@ from semu.engine.timeline import (
 )
 from semu.graph.operator import Phase
 from semu.graph.tensor import Role
-from semu.hardware.kinds import OpKind, Provenance
+from semu.hardware.kinds import OpKind, Port, Provenance
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
 from semu.simulation.layout import Layout
@@ -117,7 +117,7 @@ class _RankBuilder:
             if ranks[edge.source] != self.memory.rank:
                 continue
             target = ranks[edge.consumer]
-            provenance = self._link_provenance(self.memory.rank, target)
+            provenance, port = self._link(self.memory.rank, target)
             nodes = problem.num_stages + edge.transfers
             spans = run.start[self.replica, nodes].tolist(), run.end[self.replica, nodes].tolist()
             sizes = edge.size[run.shape[self.replica, edge.microbatch]].tolist()
@@ -125,12 +125,12 @@ class _RankBuilder:
             for microbatch, start, end, size in zip(edge.microbatch.tolist(), *spans, sizes, strict=True):
                 if size:
                     name = f"send {key}{microbatch} {to}"
-                    sends.append(OuterSlice(name, OpKind.P2P, "pp", start, end, size, 2, provenance))
+                    sends.append(OuterSlice(name, OpKind.P2P, "pp", start, end, size, 2, provenance, port))
         return sends
 
-    def _link_provenance(self, source: int, target: int) -> Provenance:
+    def _link(self, source: int, target: int) -> tuple[Provenance, Port]:
         pair = self.layout.mesh.pp_pair(source, target, dp=int(self.run.first[self.replica]))
-        return self.evaluation.cost_model.outer_provenance(OpKind.P2P, pair)
+        return self.evaluation.cost_model.outer_provenance(OpKind.P2P, pair), pair.port
 
     def _expand(self, number: int) -> StageOperators:
         node = int(self.nodes[number])

@@ -71,7 +71,7 @@ class RankStep:
 
 
 def _later(piece: OuterSlice, time_s: float) -> OuterSlice:
-    rest = (piece.net_bytes, piece.group_ranks, piece.provenance)
+    rest = (piece.net_bytes, piece.group_ranks, piece.provenance, piece.port)
     return OuterSlice(piece.name, piece.kind, piece.stream, piece.start_s + time_s, piece.end_s + time_s, *rest)
 
 

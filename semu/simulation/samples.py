@@ -1,7 +1,8 @@
-"""Jitter: whole iterations with random stage latencies, for the p50 and p95 of the iteration time; off by default.
+"""Jitter and stragglers: whole iterations with random stage latencies, for the p50 and p95 of the iteration time.
 
-Every stage of every data-parallel replica draws its own factor. Sampled replicas are further variants of the same
-units, so the schedule's edges are resumed over many samples in one call.
+Off by default. Every stage of every data-parallel replica draws its own factor. A GPU may also be slow for a whole
+iteration, and the stages of its pipeline rank with it, because its tensor- and context-parallel peers wait. Sampled
+replicas are further variants of the same units, so the schedule's edges are resumed over many samples in one call.
 """
 
 from __future__ import annotations
@@ -45,6 +46,19 @@ def stage_factors(rng: np.random.Generator, shape: tuple[int, ...], jitter: floa
     return factors
 
 
+def straggler_factors(
+    rng: np.random.Generator, shape: tuple[int, ...], gpus: int, share: float, slowdown: float
+) -> NDArray[np.float64]:
+    """``slowdown`` where at least one of the GPUs of a pipeline rank is a straggler, else 1.
+
+    Args:
+        shape: of the result, one number per pipeline rank. gpus: of a pipeline rank; each is a straggler with
+            probability ``share``, so that the rank is slow with 1 - (1 - share)^gpus.
+    """
+    is_slow = rng.random(shape) < 1.0 - (1.0 - share) ** gpus
+    return np.where(is_slow, slowdown, 1.0)
+
+
 def sample_iterations(
     layout: Layout,
     evaluation: Evaluation,
@@ -73,14 +87,20 @@ def sample_iterations(
     waits = np.zeros_like(plain)
     waits[:, node_unit] = (run.latency - run.plain)[replicas.of]
     order = run.problem.unit_edges(overlapped_sends=job.overlaps_sends)
-    rng = np.random.default_rng(seed)
+    rng, slow = np.random.default_rng(seed), np.random.default_rng((seed, 1))
+    training, gpus = job.training, job.parallel.tp * job.parallel.cp
+    stage_rank = np.tile(units.rank, job.num_microbatches)
     result = np.empty(samples)
     step = max(1, _TOGETHER // plain.size)
     for first in range(0, samples, step):
         count = min(step, samples - first)
         latency = np.tile(plain, (count, 1, 1))
         stages = np.flatnonzero(is_stage)
-        factors = stage_factors(rng, (count, dp, len(stages)), job.training.jitter)
+        factors = stage_factors(rng, (count, dp, len(stages)), training.jitter)
+        if training.straggler_share:
+            share, slowdown = training.straggler_share, training.straggler_slowdown
+            ranks = straggler_factors(slow, (count, dp, job.parallel.pp), gpus, share, slowdown)
+            factors *= ranks[:, :, stage_rank]
         latency[:, :, stages] = np.rint(plain[:, stages] * factors * TIME_GRID_PER_S) / TIME_GRID_PER_S
         latency += waits
         times = _variants(nodes, latency.reshape(count * dp, -1)).resume(Edges.between(order, count * dp))

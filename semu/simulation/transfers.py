@@ -57,7 +57,7 @@ def _collectives(
         latency = model.outer_latency(kind, "", group=group, net_bytes=np.array(wire, dtype=np.int64)).tolist()
     provenance = model.outer_provenance(kind, group)
     return [
-        OuterSlice(name, kind, group.name, 0.0, seconds, size, group.num_ranks, provenance)
+        OuterSlice(name, kind, group.name, 0.0, seconds, size, group.num_ranks, provenance, group.port)
         for name, seconds, size in zip(names, latency, wire, strict=True)
     ]
 
@@ -77,7 +77,7 @@ def on_device(model: CostModel, name: str, kind: OpKind, mem_bytes: int, begin_s
 def moved(piece: OuterSlice, begin_s: float) -> OuterSlice:
     """The same operator, beginning at another time."""
     end_s = begin_s + (piece.end_s - piece.start_s)
-    rest = (piece.net_bytes, piece.group_ranks, piece.provenance)
+    rest = (piece.net_bytes, piece.group_ranks, piece.provenance, piece.port)
     return OuterSlice(piece.name, piece.kind, piece.stream, begin_s, end_s, *rest)
 
 

@@ -13,6 +13,7 @@ Files:
     result.py       results, as JSON and CSV
     scoring.py      errors of groups, and the null model
     table.py        the same for people
+    profiles.py     the same rows under two profiles; site.py   factors of a site on top of a profile
     files.py        writing them
 
     training_log.py, log_lines.py   what a log says; megatron_log.py, torchtitan_log.py   reading it
@@ -42,6 +43,7 @@ from semu.validation.scoring import score
 __all__ = [
     "BadRow",
     "Comparison",
+    "JobMaker",
     "Quantity",
     "Row",
     "RowResult",

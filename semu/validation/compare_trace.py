@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from semu.errors import ConfigError
+from semu.fitting.kernel_names import Family
 from semu.job import TrainingJob
 from semu.report import Report
 from semu.units import format_time
 from semu.validation.gpu_work import GpuWork, busy_times, family_codes, simulated_work
-from semu.validation.kernel_names import Family
 from semu.validation.kineto import Kernel, KinetoTrace
 from semu.validation.trace_result import NamedKernels, TraceComparison
 

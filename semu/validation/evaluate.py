@@ -75,11 +75,15 @@ def _run(row: Row, make_job: JobMaker, device: str) -> RowResult:
     measured_mfu = None
     if row.iteration_time_s is not None:
         measured_mfu = report.mfu * report.iteration_time_s / row.iteration_time_s
+    has_time = compared[Quantity.TIME].error is not None
+    uncertainty = choice.run.whole.uncertainty if has_time else None
     return RowResult(
         id=row.id,
         group=row.group,
         trust=row.trust.value,
         is_scored=row.trust.is_scored,
+        interval_s=None if uncertainty is None else uncertainty.interval_s(),
+        communication_s=None if uncertainty is None else uncertainty.communication_s,
         status=Status.OK,
         fits=report.fits,
         device=choice.run.checkpoint.job.cluster.profile.name,

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.timeline import RankTimeline
+from semu.fitting.kernel_names import FAMILY_OF_KIND, Family
 from semu.validation.intervals import length_s, overlap_s, union
-from semu.validation.kernel_names import FAMILY_OF_KIND, Family
 
 FAMILIES = tuple(Family)
 _CODES = {family: code for code, family in enumerate(FAMILIES)}

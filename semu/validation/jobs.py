@@ -4,7 +4,8 @@ Settings that this version of semu cannot be told keep their names here, and who
 refuses them by name. What a row leaves open follows rules that hold for every row:
 
 * attention: a closed form of 2205.05198 keeps the s x s matrices, so does a kernel that the row calls ``unfused`` or
-  ``local``; anything else is semu's default, a fused kernel.
+  ``local``, and one that the row does not tell where Megatron-LM trains a model with learned positions in fp16, as it
+  did before FlashAttention (not with context parallelism); anything else is semu's default, a fused kernel.
 * selective recomputation: Megatron-LM's (the attention core); with FSDP, torchtitan's policy of every second product.
 * token loss: with FSDP and a whole vocabulary PyTorch's own, unfused; else Megatron-LM's, in place.
 * dropout, where it is not told: 0.1 with unfused attention (Megatron-LM's default of that time, and what 34 s b h and
@@ -16,8 +17,8 @@ refuses them by name. What a row leaves open follows rules that hold for every r
   of 128 tp (its ``make-vocab-size-divisible-by``); FSDP does not pad.
 * gradients: fp32, but fp16 under fp16 unless the row says otherwise (Megatron-LM sets
   ``accumulate-allreduce-grads-in-fp32`` for bf16 only); a closed form counts 18 bytes per parameter.
-* library workspaces: where the row tells the attention kernel, which only Megatron-LM's rows do, Transformer Engine's
-  and PyTorch's, PyTorch's alone with ``local`` layers; else none.
+* library workspaces: where the row tells the attention kernel, which only Megatron-LM's rows do, or Megatron-LM's
+  allocated bytes, Transformer Engine's and PyTorch's, PyTorch's alone with ``local`` layers; else none.
 * overlap: what the row does not tell is semu's default; sharded parameters that are fetched ahead are
   ``param_gather``.
 * FSDP under a pipeline keeps parameters gathered from the first forward on and reduces once (torchtitan): the traffic
@@ -33,13 +34,13 @@ refuses them by name. What a row leaves open follows rules that hold for every r
   chunks per rank in a V.
 * fp8 with a distributed optimizer: primary weights in fp8 (``--fp8-param-gather``, what NeMo sets).
 * closed forms count transformer layers only: their model has a vocabulary of tp tokens and no position table. Nor do
-  they depend on how many microbatches follow when a pipeline is full: 2 pp of them are run.
+  they depend on how many microbatches there are: 2 pp of them are run, which fill a pipeline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -51,6 +52,8 @@ Tables: TypeAlias = dict[str, dict[str, Any]]
 UNFUSED = frozenset({"unfused", "local"})
 """Attention kernels that write the s x s matrices."""
 UNFUSED_DROPOUT = 0.1
+_LEARNED = ("learned", "learned_absolute")
+"""Words for a table of positions."""
 VOCAB_MULTIPLE = 128
 """Megatron-LM's ``make-vocab-size-divisible-by``."""
 V_SHAPED = ("zb-v",)
@@ -76,6 +79,7 @@ class Settings:
     Attributes:
         micro_batch: sequences. vp: model chunks per pipeline rank. recompute: a word of ``training.recompute``.
         grad_dtype: of the gradient buffers; None: semu's default. layers: recomputed of each chunk; None: all.
+        sharding: a word of the row's ``sharding_kind``; None: the row's own.
     """
 
     micro_batch: int
@@ -83,6 +87,7 @@ class Settings:
     recompute: str
     grad_dtype: str | None = None
     layers: int | None = None
+    sharding: str | None = None
 
 
 def run_tables(row: Row, settings: Settings, device: str) -> Tables:
@@ -94,7 +99,9 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
     Raises:
         ConfigError: a word that semu does not know, layers that do not divide into chunks.
     """
-    is_unfused = row.measure is Measure.ANALYTIC or row.attention in UNFUSED
+    if settings.sharding is not None:
+        row = replace(row, sharding=settings.sharding)
+    is_unfused = _is_unfused(row)
     nodes = max(row.gpus // row.gpus_per_node, 1)
     tables: Tables = {
         "model": {"transformer": _transformer(row, is_unfused=is_unfused)},
@@ -137,6 +144,14 @@ def _is_zero_bubble(row: Row) -> bool:
     return (row.schedule or "").startswith("zb-")
 
 
+def _is_unfused(row: Row) -> bool:
+    """Whether attention keeps the s x s matrices."""
+    if row.measure is Measure.ANALYTIC or row.attention:
+        return row.measure is Measure.ANALYTIC or row.attention in UNFUSED
+    is_early = row.precision == "fp16" and row.shape.position in _LEARNED
+    return is_early and row.cp == 1 and _software(row) == "megatron"
+
+
 def _software(row: Row) -> str:
     return "torch" if _is_torch_fsdp(row) or row.zero_group is not None else "megatron"
 
@@ -149,7 +164,7 @@ def _is_torch_fsdp(row: Row) -> bool:
 def _global_batch(row: Row, micro_batch: int) -> int:
     if row.measure is not Measure.ANALYTIC:
         return row.global_batch
-    return min(row.global_batch, 2 * row.pp * row.dp * micro_batch)
+    return 2 * row.pp * row.dp * micro_batch
 
 
 def layers_of_chunks(layers: int, chunks: int) -> list[int]:
@@ -221,7 +236,7 @@ def _transformer(row: Row, *, is_unfused: bool) -> dict[str, Any]:
 def _positions(row: Row) -> dict[str, Any]:
     kinds = {"learned": False, "learned_absolute": False, "rope": True, "none": False}
     is_rotary = _one_of(row.shape.position, kinds, "position", "model.position")
-    if row.shape.position not in ("learned", "learned_absolute") or row.measure is Measure.ANALYTIC:
+    if row.shape.position not in _LEARNED or row.measure is Measure.ANALYTIC:
         return {"rotary": is_rotary}
     return {"rotary": is_rotary, "positions": row.shape.positions or row.shape.seq_len}
 
@@ -254,7 +269,8 @@ def _is_padded(row: Row) -> bool:
 
 
 def _workspaces(row: Row) -> str | None:
-    if row.measure is Measure.ANALYTIC or not row.attention:
+    is_megatron = _software(row) == "megatron" and row.measure in (Measure.ALLOCATED, Measure.PRINTED_GB)
+    if row.measure is Measure.ANALYTIC or not (row.attention or is_megatron):
         return None
     return "torch" if row.attention == "local" else "transformer_engine"
 

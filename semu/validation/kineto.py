@@ -8,7 +8,6 @@ its start.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -18,10 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from semu.errors import ConfigError
-from semu.validation.kernel_names import Family, family_of, family_of_kind
-from semu.validation.source_text import read_source
+from semu.fitting.kernel_names import Family, family_of, family_of_kind
+from semu.fitting.trace_events import read_events
 
-EXPECTED = "a trace of torch.profiler (export_chrome_trace): JSON with traceEvents, plain or gzip"
 _GPU_CATEGORIES = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"))
 _LAUNCH_CATEGORIES = frozenset(("cuda_runtime", "cuda_driver", "runtime"))
 _STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -66,22 +64,9 @@ def read_kineto(path: str | os.PathLike[str]) -> KinetoTrace:
         ConfigError: it cannot be read, is no JSON, no trace, or holds no kernel.
     """
     place = os.fspath(path)
-    content = read_source(path, EXPECTED)
+    complete, document, num_events = read_events(path)
     try:
-        document = json.loads(content)
-    except UnicodeDecodeError as error:
-        raise ConfigError("not a text file", where=place, expected=EXPECTED, got=f"byte {error.start}") from error
-    except json.JSONDecodeError as error:
-        at_end = error.pos >= len(error.doc.rstrip())
-        hint = "the file ends inside the document: is it truncated?" if at_end else error.msg
-        raise ConfigError(f"not JSON: {hint}", where=f"{place}:{error.lineno}", expected=EXPECTED) from error
-    events = document.get("traceEvents") if isinstance(document, dict) else document
-    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
-        got = f"keys {', '.join(list(document)[:5])}" if isinstance(document, dict) else type(document).__name__
-        raise ConfigError("not a trace", where=place, expected=EXPECTED, got=got)
-    complete = [event for event in events if event.get("ph") == "X"]
-    try:
-        trace = _Reader(complete).trace(document if isinstance(document, dict) else {})
+        trace = _Reader(complete).trace(document)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             "an event of the trace cannot be read",
@@ -95,7 +80,7 @@ def read_kineto(path: str | os.PathLike[str]) -> KinetoTrace:
             "no GPU kernels in the trace",
             where=place,
             expected="events of category kernel (profile with ProfilerActivity.CUDA)",
-            got=f"{len(events)} events of categories {', '.join(categories[:8]) or '(none)'}",
+            got=f"{num_events} events of categories {', '.join(categories[:8]) or '(none)'}",
         )
     return trace
 

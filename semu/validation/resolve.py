@@ -1,22 +1,24 @@
 """Settings that a source does not publish: ``candidates`` and ``choose``.
 
 The rule is the fastest that fits: whoever published a run had tuned it. It looks at few values, which anybody would
-try: a micro batch of 1, 2, 4 or 8 sequences; 1 to 6 model chunks per pipeline rank, or one per layer; recomputation
-none with fp32 gradients, none with 16-bit ones (as NeMo's recipes), selective, full, or, where the row says of some
-layers and not of how many, 1, 2, 4, ... of each chunk; the first that fits is the fastest. A value that semu refuses is
-passed over, and said so; where nothing fits, the one that needs the least memory is taken.
+try: a micro batch of 1, 2, 4 or 8 sequences; 1 to 6 model chunks per pipeline rank, or one per layer; sharding none or
+ZeRO-1, and FSDP where neither fits; recomputation none with fp32 gradients, none with 16-bit ones (as NeMo's recipes),
+selective, full, or, where the row says of some layers and not of how many, 1, 2, 4, ... of each chunk; the first that
+fits is the fastest. A value that semu refuses is passed over, and said so; where nothing fits, the one that needs the
+least memory is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
 from semu.engine.timeline import IterationTimeline
 from semu.errors import ConfigError, ScheduleError
 from semu.estimate import Estimate
+from semu.report import Report
 from semu.simulation import JobCheckpoint
 from semu.validation.jobs import PARTIAL, V_SHAPED, Settings, divides
 from semu.validation.row import Row
@@ -26,7 +28,10 @@ MOST_CHUNKS = 6
 RECOMPUTES: tuple[tuple[str, str | None], ...] = (("none", None), ("none", "bf16"), ("selective", None), ("full", None))
 """Recomputation and type of the gradients, from what needs the most memory to what needs the least."""
 UNKNOWN = "unknown"
-"""What a row says for a recomputation that is not published."""
+"""What a row says for a recomputation or a sharding that is not published."""
+SHARDINGS: tuple[str, ...] = ("none", "zero1", "fsdp")
+LAST_RESORT = "fsdp"
+"""The sharding that is looked at only where nothing else fits."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,14 @@ class Run:
     report: Estimate
 
     @cached_property
+    def whole(self) -> Report:
+        """The report with its tables and timeline, for the row that is chosen."""
+        return self.checkpoint.report()
+
+    @property
     def timeline(self) -> IterationTimeline:
         """The whole iteration, for the few rows that ask for it."""
-        return self.checkpoint.report().timeline
+        return self.whole.timeline
 
 
 @dataclass(frozen=True)
@@ -65,12 +75,19 @@ def open_settings(row: Row) -> tuple[str, ...]:
         "micro_batch": row.micro_batch is not None,
         "vp": row.vp is not None or row.pp == 1,
         "recompute": row.recompute not in (UNKNOWN, PARTIAL),
+        "sharding": row.sharding != UNKNOWN,
     }
     return tuple(name for name, is_told in told.items() if not is_told)
 
 
 def candidates(row: Row) -> Iterator[Settings]:
     """What is looked at for a row, in order; one, where everything is published. Recomputation changes fastest."""
+    for sharding in SHARDINGS if row.sharding == UNKNOWN else (None,):
+        for settings in _of_sharding(row):
+            yield replace(settings, sharding=sharding)
+
+
+def _of_sharding(row: Row) -> Iterator[Settings]:
     for micro_batch in _micro_batches(row):
         for vp in _chunk_counts(row):
             if row.recompute == PARTIAL:
@@ -98,7 +115,9 @@ def choose(row: Row, simulate: Callable[[Settings], Run]) -> Choice:
     best: tuple[tuple[bool, float], Settings, Run] | None = None
     refusals: list[ConfigError | ScheduleError] = []
     tried = 0
-    for _, family in groupby(candidates(row), key=lambda item: (item.micro_batch, item.vp)):
+    for (sharding, _, _), family in groupby(candidates(row), key=lambda s: (s.sharding, s.micro_batch, s.vp)):
+        if sharding == LAST_RESORT and best is not None and best[2].report.fits and best[1].sharding != sharding:
+            break
         for settings in family:
             try:
                 run = simulate(settings)

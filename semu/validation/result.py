@@ -61,6 +61,8 @@ class RowResult:
         device, precision: what the null model fits one MFU to. scope, measure: of its memory, empty: none.
         resolved: settings that its source does not tell -> what was used. notes: what to know, a sentence each.
         compared: the numbers. measured_mfu: the MFU at which the measured time would follow.
+        interval_s: where the time lies with 90 % probability, as far as coefficients go [s]; None: not predicted.
+        communication_s: by how much the predicted time grows when all communication takes twice its time [s].
     """
 
     id: str
@@ -78,6 +80,16 @@ class RowResult:
     notes: tuple[str, ...] = ()
     compared: Mapping[Quantity, Comparison] = field(default_factory=dict)
     measured_mfu: float | None = None
+    interval_s: tuple[float, float] | None = None
+    communication_s: float | None = None
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether the measured time lies in the interval; None: there is no time, or no interval."""
+        measured = self.compared.get(Quantity.TIME, Comparison()).measured
+        if self.interval_s is None or measured is None:
+            return None
+        return self.interval_s[0] <= measured <= self.interval_s[1]
 
     def error(self, quantity: Quantity) -> float | None:
         """Relative error; None: not predicted or not measured."""
@@ -99,6 +111,9 @@ class RowResult:
             "predicted_iteration_time_s": time.predicted,
             "measured_iteration_time_s": time.measured,
             "time_error_percent": _percent(time.error),
+            "predicted_interval_low_s": None if self.interval_s is None else self.interval_s[0],
+            "predicted_interval_high_s": None if self.interval_s is None else self.interval_s[1],
+            "inside_interval": self.is_inside,
             "measured_mfu": self.measured_mfu,
             "peak_mem_scope": self.scope,
             "peak_mem_measure": self.measure,

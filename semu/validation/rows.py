@@ -248,7 +248,7 @@ def _shape(fields: _Fields) -> Shape:
 
 
 def _first_word(text: str | None) -> str:
-    return "" if text is None else text.split()[0].lower()
+    return next(iter((text or "").split()), "").lower()
 
 
 def _check(row: Row) -> None:
@@ -273,6 +273,8 @@ def _check(row: Row) -> None:
             expected=f"a multiple of {step}",
             got=row.global_batch,
         )
+    if row.trust is Trust.FORMULA and row.measure is None:
+        raise ConfigError("missing beside trust = formula", where="peak_mem_measure", expected="analytic")
     if row.peak_mem_bytes is not None:
         for name, value in (("peak_mem_scope", row.scope), ("peak_mem_measure", row.measure)):
             if value is None:

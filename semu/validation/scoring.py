@@ -41,6 +41,7 @@ class Errors:
         n: how many. mape: mean of the absolute errors. median: of the absolute errors. bias: median of the signed
             errors; positive: predicted too much. worst, worst_id: the signed error that is largest, and its row.
         null_mape, null_median: those of the null model for the same rows (times only).
+        inside: share of the rows whose time lies in the 90 % interval (times only).
     """
 
     n: int
@@ -51,13 +52,15 @@ class Errors:
     worst_id: str
     null_mape: float | None = None
     null_median: float | None = None
+    inside: float | None = None
 
     @classmethod
-    def of(cls, errors: Mapping[str, float], null: Sequence[float] = ()) -> Errors:
+    def of(cls, errors: Mapping[str, float], null: Sequence[float] = (), inside: Sequence[bool] = ()) -> Errors:
         """Summarise errors.
 
         Args:
             errors: row -> predicted / measured - 1, at least one. null: the null model's errors of the same rows.
+            inside: whether each row lies in its interval.
         """
         percent = {name: 100 * error for name, error in errors.items()}
         sizes = [abs(error) for error in percent.values()]
@@ -72,6 +75,7 @@ class Errors:
             worst_id=worst_id,
             null_mape=fmean(null_sizes) if null_sizes else None,
             null_median=median(null_sizes) if null_sizes else None,
+            inside=100 * sum(inside) / len(inside) if inside else None,
         )
 
 
@@ -139,7 +143,11 @@ def _score_group(name: str, rows: Sequence[RowResult], null: Mapping[tuple[str, 
     for quantity in Quantity:
         errors = {row.id: error for row in rows if row.is_scored and (error := row.error(quantity)) is not None}
         if errors:
-            scores[quantity] = Errors.of(errors, _null_errors(rows, null) if quantity is Quantity.TIME else ())
+            if quantity is not Quantity.TIME:
+                scores[quantity] = Errors.of(errors)
+                continue
+            inside = [bool(row.is_inside) for row in rows if _counts(row, quantity) and row.is_inside is not None]
+            scores[quantity] = Errors.of(errors, _null_errors(rows, null), inside)
     counts = {status: sum(row.status is status for row in rows) for status in Status}
     return GroupScore(name, counts, scores)
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from semu.report_text import WIDTH, align_columns
+from semu.uncertainty import LEVEL
 from semu.validation.memory import GB_READING
 from semu.validation.result import Quantity, RowResult, Status, ValidationResult
 from semu.validation.scoring import Errors, GroupScore
@@ -44,7 +45,16 @@ def _errors(result: ValidationResult, quantity: Quantity) -> Iterator[str]:
     has_null = quantity is Quantity.TIME
     note = f"; {GB_READING}" if quantity is Quantity.MEMORY else ""
     yield f"{_TITLES[quantity]}, error in %{note}"
-    heads = ("group", "n", "MAPE", "median", "bias", "worst", *(("null MAPE",) if has_null else ()), "worst row")
+    heads = (
+        "group",
+        "n",
+        "MAPE",
+        "median",
+        "bias",
+        "worst",
+        *(("null MAPE", f"in {LEVEL:.0%}") if has_null else ()),
+        "worst row",
+    )
     shown = [*groups, result.overall] if len(groups) > 1 else groups
     rows = [_cells(group, group.scores[quantity], has_null=has_null) for group in shown]
     for line in align_columns([heads, *rows], (False, *[True] * (len(heads) - 2), False)):
@@ -52,7 +62,8 @@ def _errors(result: ValidationResult, quantity: Quantity) -> Iterator[str]:
 
 
 def _cells(group: GroupScore, errors: Errors, *, has_null: bool) -> tuple[str, ...]:
-    null = () if not has_null else ("" if errors.null_mape is None else f"{errors.null_mape:.2f}",)
+    values = (errors.null_mape, errors.inside)
+    null = tuple("" if value is None else f"{value:.2f}" for value in values) if has_null else ()
     signed = (f"{value:+.2f}" for value in (errors.bias, errors.worst))
     sizes = (f"{value:.2f}" for value in (errors.mape, errors.median))
     return (_name(group), str(errors.n), *sizes, *signed, *null, errors.worst_id)

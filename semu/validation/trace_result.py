@@ -8,10 +8,10 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from semu.fitting.kernel_names import FAMILY_OF_KIND, Family
 from semu.report_text import WIDTH, align_columns
 from semu.units import format_time
 from semu.validation.gpu_work import BusyTimes, FamilyTime
-from semu.validation.kernel_names import FAMILY_OF_KIND, Family
 
 SCHEMA_VERSION = 1
 """Version of the JSON document; raised when a key changes its meaning."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from semu.errors import ConfigError
-from semu.validation.source_text import read_source
+from semu.fitting.source_text import read_source
 
 
 class LogFormat(Enum):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from semu_models.hf.common import NO_DROPOUT
 from semu_models.hf.dialect import Dialect, Fixed, Section, Spelling, size
 from semu_models.hf.values import Values
 from semu_models.hf.vision import GELU
-from semu_models.hf.vision_language import TIED, check_width, encoder_of, language_of, own_tie, qwen_text_dialect
+from semu_models.hf.vision_language import TIED, check_width, encoder_of, language_of, qwen_text_dialect
 from semu_models.qwen_audio import QwenAudioConfig, make_qwen_audio
 from semu_models.qwen_omni import QwenOmniConfig, make_qwen_omni
 from semu_models.qwen_vision import QwenVisionConfig
@@ -132,7 +131,7 @@ OMNI_TEXT = qwen_text_dialect(
 
 
 def _qwen2_audio(values: Values) -> QwenAudioConfig:
-    return QwenAudioConfig(encoder_of(values, "audio", AudioConfig), language_of(values, tied=False))
+    return QwenAudioConfig(encoder_of(values, "audio", AudioConfig), language_of(values, tied=None))
 
 
 QWEN2_AUDIO = Dialect(
@@ -151,9 +150,7 @@ QWEN2_AUDIO = Dialect(
 
 
 def _thinker(values: Values) -> QwenOmniConfig:
-    top = values.get("tied")
-    tied = bool(top if top is not None else own_tie(values))
-    language = replace(values.section("text").config, tied=tied)
+    language = language_of(values, tied=False)
     for section in ("vision", "audio"):
         check_width(values, section, "out", language.hidden)
     vision, audio = encoder_of(values, "vision", QwenVisionConfig), encoder_of(values, "audio", AudioConfig)

@@ -6,6 +6,7 @@ error of that class can be put back to the key of the file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -22,7 +23,7 @@ class FieldKind(Enum):
 
     SIZE = "an integer >= 1"
     COUNT = "an integer >= 0"
-    NUMBER = "a number"
+    NUMBER = "a finite number"
     SWITCH = "true or false"
     WORD = "a string"
     WORDS = "a list of strings"
@@ -42,7 +43,7 @@ class FieldKind(Enum):
             sides = value if isinstance(value, list) else [value]
             return bool(sides) and all(FieldKind.SIZE.accepts(item) and item == sides[0] for item in sides)
         if self is FieldKind.NUMBER:
-            return is_integer or isinstance(value, float)
+            return is_integer or (isinstance(value, float) and math.isfinite(value))
         if self is FieldKind.SWITCH:
             return isinstance(value, bool)
         if self is FieldKind.WORD:

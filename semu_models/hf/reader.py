@@ -20,6 +20,8 @@ _OFF: tuple[Any, ...] = (None, False, "", [], {})
 MOST_LAYERS = 10_000
 """More are taken for a slip: a module tree of as many would take minutes to build."""
 
+_LAYERS = ("layers", "decoder_layers")
+
 
 class Reader:
     """Reads one document.
@@ -100,7 +102,7 @@ class Reader:
                     expected=spelling.kind.value,
                     got=repr(entry.value),
                 )
-            if name == "layers" and entry.value > MOST_LAYERS:
+            if name in _LAYERS and entry.value > MOST_LAYERS:
                 raise ConfigError(
                     "more layers than any model has",
                     where=self.document.place(entry.key),

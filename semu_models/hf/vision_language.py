@@ -27,14 +27,16 @@ TIED: Mapping[str, Spelling] = {"tied": Spelling(("tie_word_embeddings",), Field
 """At the top level: true, false, or nothing said."""
 
 
-def language_of(values: Values, *, tied: bool) -> Any:
+def language_of(values: Values, *, tied: bool | None, asks_text: bool = False) -> Any:
     """The language model's configuration, with the tables tied as transformers ties them.
 
-    Version 4 of transformers asks the text section, version 5 the top level. Where only one of them says something,
-    that counts; where they contradict each other, the version that wrote the file decides.
+    Version 4 of transformers asks the text section alone (in the flat form: the top level), version 5 the top level;
+    the version that wrote the file decides, 5 where it does not say so.
 
     Args:
-        values: of the whole file. tied: the model type's default.
+        values: of the whole file.
+        tied: version 5's default at the top level; None: version 5 never ties them.
+        asks_text: version 5 ties them also where only the text section says so.
     """
     part = values.section("text")
     if not isinstance(part.config, DecoderConfig):
@@ -44,18 +46,21 @@ def language_of(values: Values, *, tied: bool) -> Any:
             expected="a decoder of the Llama, Qwen, Mistral or Gemma families",
             got=part.model_type,
         )
-    own, top = own_tie(values), values.get("tied")
+    text = text_section(values)
+    own, top, inner = text.get("tie_word_embeddings"), values.get("tied"), part.config.tied
+    by_4 = bool(top) if not text and top is not None else inner
+    by_5 = tied is not None and (bool(tied if top is None else top) or (asks_text and inner))
     written = str(values.document.fields.get("transformers_version", ""))
-    chosen = top if own is None else own
-    if own is not None and top is not None and own != top:
-        chosen = own if written.startswith("4.") else top
+    chosen = by_4 if written.startswith("4.") else by_5
+    if by_4 != by_5 or (own is not None and top is not None and own != top):
+        said = [f"{where}: {value}" for where, value in (("top", top), ("text_config", own)) if value is not None]
         values.notes.append(
-            f"tie_word_embeddings: {top} at the top, {own} in text_config; transformers {written or '5'} takes {chosen}"
+            f"tie_word_embeddings ({', '.join(said) or 'not given'}): transformers 4 takes {by_4}, 5 takes {by_5}; "
+            f"{chosen} counts, as the file is of version {written or '5 (not given)'}"
         )
-    if chosen is None:
-        chosen = tied
-        values.derived.append(("tie_word_embeddings", tied, "default of the model type"))
-    return part.config if part.config.tied == chosen else replace(part.config, tied=chosen)
+    if own is None and top is None:
+        values.derived.append(("tie_word_embeddings", chosen, "default of the model type"))
+    return part.config if inner == chosen else replace(part.config, tied=chosen)
 
 
 def prefix_of(values: Values) -> str:
@@ -63,12 +68,12 @@ def prefix_of(values: Values) -> str:
     return values.keys["tied"].rpartition("tie_word_embeddings")[0]
 
 
-def own_tie(values: Values) -> bool | None:
-    """What the text section itself says about tied tables."""
+def text_section(values: Values) -> Mapping[str, Any]:
+    """The text section as the file has it, empty where there is none."""
     table: Any = values.document.fields
-    for key in [*filter(None, prefix_of(values).split(".")), "text_config", "tie_word_embeddings"]:
+    for key in [*filter(None, prefix_of(values).split(".")), "text_config"]:
         table = table.get(key) if isinstance(table, Mapping) else None
-    return table if isinstance(table, bool) else None
+    return table if isinstance(table, Mapping) else {}
 
 
 def encoder_of(values: Values, section: str, kind: type[_Config]) -> _Config:
@@ -123,7 +128,7 @@ QWEN_VL_TEXT = qwen_text_dialect(
 
 
 def _qwen_vl(values: Values) -> QwenVLConfig:
-    language = language_of(values, tied=False)
+    language = language_of(values, tied=False, asks_text=True)
     check_width(values, "vision", "out", language.hidden)
     return QwenVLConfig(encoder_of(values, "vision", QwenVisionConfig), language)
 
@@ -164,7 +169,7 @@ def _llava(values: Values) -> LlavaConfig:
         )
     return LlavaConfig(
         vision,
-        language_of(values, tied=False),
+        language_of(values, tied=False, asks_text=True),
         feature_layer=layer if layer < 0 else layer - layers - 1,
         keeps_class=values.get("select") == "full",
         projector_bias=values.switch("projector_bias"),
@@ -225,7 +230,14 @@ INTERN_VL = Dialect(
 
 # -- Gemma 3 ----------------------------------------------------------------------------------------------------------
 def _gemma3(values: Values) -> Gemma3VLConfig:
-    vision = replace(encoder_of(values, "vision", SiglipVisionConfig), head=False)
+    vision = encoder_of(values, "vision", SiglipVisionConfig)
+    if vision.head:
+        part = values.section("vision").values
+        values.notes.append(
+            f"{part.keys['head']}: the pooling head of the tower is left out: transformers holds its parameters, but "
+            "the projector reads the patches and no gradient reaches it (the released files say false)"
+        )
+        vision = replace(vision, head=False)
     return Gemma3VLConfig(vision, language_of(values, tied=True), values.size("tokens_per_image"))
 
 

@@ -1,30 +1,33 @@
-"""Shipped coefficients against the measurements: each ``relative_error`` is recomputed from the raw rows."""
+"""Shipped coefficients against the measurements: each ``relative_error`` is recomputed from the raw rows.
+
+The formulas are written out here once more, row by row, from the data's own columns; only the tiles come from the
+package. The error of a section is that of its base on the held-out third.
+"""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator
+import math
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from semu.hardware.device import DeviceProfile
+from semu.hardware.efficiency import Efficiency
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.network import CommGroup, collective_latency
 from semu.hardware.profile import load_profile
-from semu.hardware.shape_terms import attention_factor
+from semu.hardware.shape_terms import tiled_flop
 
 Row = dict[str, str]
-Array = NDArray[np.float64]
 CSV_NAMES = {
     "h100": "H100-SXM",
     "a100-80g": "A100-SXM",
     "a40": "A40",
     "h200": "H200-SXM",
     "b200": "B200-SXM",
-    "a100-pcie": "A100-PCIe",
 }
 COLLECTIVES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 
@@ -37,121 +40,109 @@ def rows(data_dir: Path, name: str) -> Iterator[Row]:
         yield from csv.DictReader(file)
 
 
-def columns(found: list[Row], *names: str) -> list[Array]:
-    return [np.array([float(row[name]) for row in found]) for name in names]
+def is_held_out(*key: object) -> bool:
+    return zlib.crc32(",".join(str(part) for part in key).encode()) % 3 == 0
 
 
-def error(predicted: Array, found: list[Row]) -> float:
-    (measured,) = columns(found, "time_us")
-    return float(np.mean(np.abs(predicted / (measured * 1e-6) - 1)))
+def error(predicted: Sequence[float], found: Sequence[Row]) -> float:
+    errors = [abs(time / (float(row["time_us"]) * 1e-6) - 1) for time, row in zip(predicted, found, strict=True)]
+    return math.fsum(errors) / len(errors)
 
 
-@pytest.fixture(scope="module")
-def gemm(data_dir: Path) -> list[Row]:
-    return [
-        row
-        for row in rows(data_dir, "gemm.csv")
-        if row["batch"] == "1" and row["dtype"] in ("bf16", "fp16") and min(int(row[x]) for x in "mnk") >= 256
-    ]
+def isolated(item: Efficiency, compute: float, memory: float) -> float:
+    """A kernel by itself, before it throttles all the way."""
+    t1 = item.t0_s + (compute**item.p + memory**item.p) ** (1 / item.p)
+    return t1 * (1 + item.power * t1 / (t1 + 2e-3))
 
 
-@pytest.mark.parametrize(
-    ("name", "sources"),
-    [
-        ("h100", {"vidur", "aic"}),
-        ("a100-80g", {"vidur", "aic"}),
-        ("a40", {"vidur"}),
-        ("h200", {"aic"}),
-        ("b200", {"aic"}),
-        ("a100-pcie", {"simumax"}),
-    ],
-)
-def test_matrix_products(gemm: list[Row], name: str, sources: set[str]) -> None:
-    profile = load_profile(name)
-    found = [row for row in gemm if row["device"] == CSV_NAMES[name] and row["source"] in sources]
-    m, n, k = columns(found, "m", "n", "k")
+def product_time(profile: DeviceProfile, row: Row) -> float:
     item = profile.efficiencies[OpKind.MATMUL]
-    compute = 2 * m * n * k / (item.flop * profile.peak_flop_per_s(DType.BF16))
-    memory = 2 * (m * k + k * n + m * n) / (item.mem * profile.mem_bytes_per_s.value)
-    got = error(item.t0_s + (compute**item.p + memory**item.p) ** (1 / item.p), found)
-    assert got == pytest.approx(item.relative_error, abs=0.004)
-    assert got < 0.1
-    assert f"{len(found):,}" in item.source
+    m, n, k = (int(row[x]) for x in "mnk")
+    flop = tiled_flop(
+        m,
+        n,
+        k,
+        tiles_at_once=item.tiles_at_once,
+        k0=item.tile_k0,
+        rest=item.tile_rest,
+        tile_128=item.tile_128,
+    )
+    rate = item.flop * profile.peak_flop_per_s(DType.BF16)
+    if "layout=NT" in row["note"]:
+        rate *= item.weight_gradient
+    out = 4 if "out=fp32" in row["note"] else 2
+    moved = 2 * (m * k + k * n) + out * m * n
+    return isolated(item, float(flop) / rate, moved / (item.mem * profile.mem_bytes_per_s.value))
 
 
-@pytest.mark.parametrize(
-    ("name", "head_dim", "library"),
-    [(name, dim, "vllm") for name in ("h100", "h200") for dim in (64, 128, 192, 256)]
-    + [("b200", dim, "trtllm") for dim in (64, 128, 256)]
-    + [("a100-80g", 128, "vllm")],
-)
-def test_attention_forward(data_dir: Path, name: str, head_dim: int, library: str) -> None:
+@pytest.mark.parametrize("name", list(CSV_NAMES))
+def test_matrix_products(data_dir: Path, name: str) -> None:
     profile = load_profile(name)
     found = [
         row
-        for row in rows(data_dir, "attention.csv")
-        if (row["device"], row["source"], row["pass"]) == (CSV_NAMES[name], "aic", "fwd")
-        and row["note"].startswith(library)
-        and int(row["head_dim"]) == head_dim
-        and row["window"] == "0"
-        and row["dtype"] == "bf16"
+        for row in rows(data_dir, "gemm.csv")
+        if (row["device"], row["batch"]) == (CSV_NAMES[name], "1")
+        and row["dtype"] in ("bf16", "fp16")
+        and min(int(row[x]) for x in "mnk") >= 256
+        and row["source"] != "mamf"
+        and is_held_out(row["m"], row["n"], row["k"], 1)
     ]
-    got = error(attention_times(profile, found, OpKind.ATTENTION_FORWARD, head_dim), found)
-    item = profile.efficiency(OpKind.ATTENTION_FORWARD, head_dim=head_dim)
-    assert got == pytest.approx(item.relative_error, abs=0.004)
-    assert f"{len(found):,}" in item.source
+    got = error([product_time(profile, row) for row in found], found)
+    item = profile.efficiencies[OpKind.MATMUL]
+    assert got == pytest.approx(item.relative_error, abs=1e-3)
+    assert got < 0.1
+    assert f"{len(found):,} held-out rows" in item.source
 
 
-@pytest.mark.parametrize(("name", "source"), [("h200", "cudnn"), ("b200", "simumax"), ("a100-pcie", "simumax")])
-def test_attention_backward(data_dir: Path, name: str, source: str) -> None:
+def attention_time(profile: DeviceProfile, row: Row, kind: OpKind) -> float:
+    b, h, h_kv, s_q, s_kv, d, d_v, causal = (
+        int(row[x]) for x in ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "head_dim_v", "causal")
+    )
+    item = profile.efficiency(kind, head_dim=d)
+    is_forward = kind is OpKind.ATTENTION_FORWARD
+    dims = d + d_v if is_forward else 3 * d + 2 * d_v
+    flop = 2 * b * h * s_q * s_kv * dims / (1 + causal)
+    short = item.s0_tokens * (1.0 if causal else 0.5) / s_kv
+    tail = item.tile_rest * item.tiles_at_once * 2 * 128 * s_kv * dims
+    moved = (2 if is_forward else 4) * b * (h * s_q + h_kv * s_kv) * (d + d_v)
+    compute = (flop * (1 + short) + tail) / (item.flop * profile.peak_flop_per_s(DType.BF16))
+    return isolated(item, compute, moved / (item.mem * profile.mem_bytes_per_s.value))
+
+
+@pytest.mark.parametrize(
+    ("name", "head_dim"),
+    [(name, dim) for name in ("h100", "h200") for dim in (64, 128, 192, 256)]
+    + [("b200", 64), ("b200", 128), ("b200", 256), ("a100-80g", 128)],
+)
+def test_attention_forward(data_dir: Path, name: str, head_dim: int) -> None:
     profile = load_profile(name)
+    shape = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "head_dim_v")
+    found = [
+        row
+        for row in rows(data_dir, "attention.csv")
+        if (row["device"], row["pass"], row["window"]) == (CSV_NAMES[name], "fwd", "0")
+        and row["dtype"] in ("bf16", "fp16")
+        and int(row["head_dim"]) == head_dim
+        and not row["source"].startswith("fa-issue")
+        and is_held_out(*(row[x] for x in shape))
+    ]
+    got = error([attention_time(profile, row, OpKind.ATTENTION_FORWARD) for row in found], found)
+    item = profile.efficiency(OpKind.ATTENTION_FORWARD, head_dim=head_dim)
+    assert item.provenance is Provenance.FITTED
+    assert got == pytest.approx(item.relative_error, abs=1e-3)
+    assert f"{len(found):,} held-out rows" in item.source
+
+
+@pytest.mark.parametrize(("name", "source", "limit"), [("h200", "cudnn", 0.05), ("b200", "simumax", 0.1)])
+def test_attention_backward(data_dir: Path, name: str, source: str, limit: float) -> None:
     found = [
         row
         for row in rows(data_dir, "attention.csv")
         if (row["device"], row["source"], row["pass"]) == (CSV_NAMES[name], source, "bwd")
         and (row["dtype"], row["head_dim"], row["window"]) == ("bf16", "128", "0")
-        and (name != "a100-pcie" or int(row["heads"]) >= 16)
     ]
-    got = error(attention_times(profile, found, OpKind.ATTENTION_BACKWARD, 128), found)
-    item = profile.efficiencies[OpKind.ATTENTION_BACKWARD]
-    assert got == pytest.approx(item.relative_error, abs=0.004)
-
-
-def attention_times(profile: DeviceProfile, found: list[Row], kind: OpKind, head_dim: int) -> Array:
-    """The data's own form: FLOP and bytes from the columns, coefficients from the profile."""
-    item = profile.efficiency(kind, head_dim=head_dim)
-    names = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "head_dim_v", "causal")
-    b, h, h_kv, s_q, s_kv, d, d_v, causal = columns(found, *names)
-    is_forward = kind is OpKind.ATTENTION_FORWARD
-    flop = 2 * b * h * s_q * s_kv * (d + d_v if is_forward else 3 * d + 2 * d_v) * np.where(causal == 1, 0.5, 1.0)
-    moved = (2 if is_forward else 4) * b * (h * s_q + h_kv * s_kv) * (d + d_v)
-    stretch = 1 + item.s0_tokens * np.where(causal == 1, 1.0, 0.5) / s_q
-    compute = flop * stretch / (item.flop * profile.peak_flop_per_s(DType.BF16))
-    memory = moved / (item.mem * profile.mem_bytes_per_s.value)
-    result: Array = item.t0_s + (compute**item.p + memory**item.p) ** (1 / item.p)
-    return result
-
-
-def test_scalar_reference_agrees_with_the_form(data_dir: Path) -> None:
-    profile = load_profile("h100")
-    found = [row for row in rows(data_dir, "attention.csv") if row["device"] == "H100-SXM" and row["window"] == "0"]
-    found = [row for row in found if row["pass"] == "fwd" and row["head_dim"] == "128"][::97]
-    assert len(found) > 10
-    expected = attention_times(profile, found, OpKind.ATTENTION_FORWARD, 128)
-    item = profile.efficiency(OpKind.ATTENTION_FORWARD, head_dim=128)
-    for row, time in zip(found, expected, strict=True):
-        batch, heads, kv_heads, s, s_kv = (int(row[x]) for x in ("batch", "heads", "kv_heads", "seq_q", "seq_kv"))
-        causal, dims = row["causal"] == "1", 256
-        stretch = attention_factor(
-            batch * s, batch * s * s_kv, heads, 2 if causal else 1, s0=item.s0_tokens, tiles_at_once=0, rest=0
-        )
-        got = item.latency_s(
-            stretch * 2 * batch * heads * s * s_kv * dims / (2 if causal else 1),
-            2 * batch * (heads * s + kv_heads * s_kv) * dims,
-            profile.peak_flop_per_s(DType.BF16),
-            profile.mem_bytes_per_s.value,
-        )
-        assert got == pytest.approx(time, rel=1e-9)
+    profile = load_profile(name)
+    assert error([attention_time(profile, row, OpKind.ATTENTION_BACKWARD) for row in found], found) < limit
 
 
 @pytest.mark.parametrize("name", ["h100", "a100-80g", "h200", "b200"])
@@ -161,41 +152,39 @@ def test_collectives_in_a_node(data_dir: Path, name: str, collective: str) -> No
     found = [
         row
         for row in rows(data_dir, "collectives.csv")
-        if (row["device"], row["source"]) == (CSV_NAMES[name], "aic")
+        if row["device"] == CSV_NAMES[name]
+        and row["source"] in ("aic", "azure", "vidur")
+        and row["ranks"] == row["ranks_per_node"]
         and row["collective"] == collective.replace("all_to_all", "alltoall")
+        and (row["source"] != "vidur" or float(row["bytes"]) >= 1e6)
+        and is_held_out(row["ranks"], 1, row["bytes"])
     ]
 
-    def wire(row: Row) -> float:
+    def time(row: Row) -> float:
         n = int(row["ranks"])
-        return COLLECTIVES[collective] * (n - 1) / n * float(row["bytes"])
+        wire = COLLECTIVES[collective] * (n - 1) / n * float(row["bytes"])
+        return collective_latency(profile, kind, CommGroup("g", n), wire)
 
-    got = error(times(profile, kind, found, lambda row: CommGroup("g", int(row["ranks"])), wire), found)
+    got = error([time(row) for row in found], found)
     item = profile.links[Port.NVLINK].of(kind)
-    assert got == pytest.approx(item.relative_error, abs=0.004)
     assert item.provenance is Provenance.FITTED
+    assert got == pytest.approx(item.relative_error, abs=1e-3)
 
 
-def times(
-    profile: DeviceProfile,
-    kind: OpKind,
-    found: list[Row],
-    group: Callable[[Row], CommGroup],
-    wire: Callable[[Row], float],
-) -> Array:
-    return np.array([collective_latency(profile, kind, group(row), wire(row)) for row in found])
-
-
-@pytest.mark.parametrize(("name", "nodes", "limit"), [("h100", 1, 0.06), ("h100", 2, 0.085), ("a100-80g", 1, 0.105)])
-def test_send_receive(data_dir: Path, name: str, nodes: int, limit: float) -> None:
+def transfers(data_dir: Path, name: str, nodes: int) -> tuple[list[float], list[Row]]:
     found = [
         row
         for row in rows(data_dir, "collectives.csv")
         if (row["device"], row["source"], row["collective"]) == (CSV_NAMES[name], "vidur", "send_recv")
         and int(row["ranks_per_node"]) == 2 // nodes
     ]
-    predicted = times(
-        load_profile(name), OpKind.P2P, found, lambda row: CommGroup("pp", 2, nodes), lambda row: float(row["bytes"])
-    )
+    profile, group = load_profile(name), CommGroup("pp", 2, nodes)
+    return [collective_latency(profile, OpKind.P2P, group, float(row["bytes"])) for row in found], found
+
+
+@pytest.mark.parametrize(("name", "nodes", "limit"), [("h100", 1, 0.06), ("h100", 2, 0.085), ("a100-80g", 1, 0.105)])
+def test_send_receive(data_dir: Path, name: str, nodes: int, limit: float) -> None:
+    predicted, found = transfers(data_dir, name, nodes)
     assert len(found) == 48
     assert error(predicted, found) < limit
 
@@ -253,27 +242,32 @@ def test_copy_is_the_stream_benchmark(data_dir: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["h100", "a100-80g", "a40"])
 @pytest.mark.parametrize(
-    ("kind", "ops", "smallest"),
+    ("kind", "ops", "limit"),
     [
-        ("norm", {"layernorm"}, 20e6),
-        ("activation", {"swiglu", "gelu"}, 40e6),
-        ("add", {"add"}, 100e6),
-        ("rope", {"rope"}, 40e6),
-        ("embedding", {"embedding"}, 40e6),
+        ("activation", {"swiglu", "gelu"}, 0.1),
+        ("add", {"add"}, 0.05),
+        ("rope", {"rope"}, 0.06),
+        ("embedding", {"embedding"}, 0.05),
     ],
 )
-def test_memory_bound_kinds(data_dir: Path, name: str, kind: str, ops: set[str], smallest: float) -> None:
+def test_memory_bound_kinds(data_dir: Path, name: str, kind: str, ops: set[str], limit: float) -> None:
     profile = load_profile(name)
-    found = [
-        row
-        for row in rows(data_dir, "memory_ops.csv")
-        if (row["device"], row["source"]) == (CSV_NAMES[name], "vidur")
-        and row["op"] in ops
-        and row["bytes"]
-        and float(row["bytes"]) >= smallest
-    ]
-    item = profile.efficiencies[OpKind(kind)]
-    (moved,) = columns(found, "bytes")
-    got = error(item.t0_s + moved / (item.mem * profile.mem_bytes_per_s.value), found)
-    assert got == pytest.approx(item.relative_error, abs=0.004)
-    assert item.source.startswith(f"{len(found)} ")
+    item, peak = profile.efficiencies[OpKind(kind)], profile.mem_bytes_per_s.value
+
+    def is_kept(row: Row) -> bool:
+        if (row["device"], row["source"]) != (CSV_NAMES[name], "vidur") or row["op"] not in ops or not row["bytes"]:
+            return False
+        moved = float(row["bytes"])
+        return moved >= 20e6 and moved / (float(row["time_us"]) * 1e-6) <= 1.01 * peak
+
+    found = [row for row in rows(data_dir, "memory_ops.csv") if is_kept(row)]
+    held = []
+    for row in found:
+        size = row["shape"].split("x")
+        width = size[1] if len(size) == 2 and size[1].isdecimal() else "0"
+        if is_held_out(row["bytes"], width):
+            held.append(row)
+    got = error([item.t0_s + float(row["bytes"]) / (item.mem * peak) for row in held], held)
+    assert got == pytest.approx(item.relative_error, abs=1e-3)
+    assert got < limit
+    assert item.source.startswith(f"{len(found)} rows")

@@ -85,6 +85,10 @@ def test_ring_in_a_node(kind: OpKind, n: int) -> None:
     group = CommGroup("tp", n, 1)
     net_bytes = float(wire_factor(kind, n) * Fraction(size))
     transfer = net_bytes / (450e9 * coefficient(H100, "nvlink", kind, "net"))
+    if kind is OpKind.ALL_REDUCE and n == 8:
+        transfer /= coefficient(H100, "nvlink", kind, "switch")
+    else:
+        transfer *= 1 + coefficient(H100, "nvlink", kind, "few_ranks") / (n - 1)
     expected = (
         coefficient(H100, "nvlink", kind, "t0_s")
         + (n - 1) * coefficient(H100, "nvlink", kind, "hop_s")
@@ -94,20 +98,40 @@ def test_ring_in_a_node(kind: OpKind, n: int) -> None:
     assert collective_latency(H100, kind, group, net_bytes) == pytest.approx(expected, rel=1e-12)
 
 
-def test_ring_of_eight_h100_reaches_its_bus_bandwidth() -> None:
-    """1 GiB all-reduce: bus bandwidth 350 to 381 GB/s without NVLink SHARP (the wire's asymptote)."""
-    size = 2**30
-    time = collective_latency(H100, OpKind.ALL_REDUCE, CommGroup("tp", 8, 1), size * 7 / 4)
-    assert 340e9 < size * 7 / 4 / time < 381.4e9
+def test_eight_h100_reach_their_bus_bandwidth() -> None:
+    """1 GiB: an all-reduce in the switch exceeds the wire (NVLink SHARP; 438 to 466 GB/s measured), an all-gather is a
+    ring (335 to 360 GB/s measured)."""
+    size, group = 2**30, CommGroup("tp", 8, 1)
+    reduced = collective_latency(H100, OpKind.ALL_REDUCE, group, size * 7 / 4)
+    assert 420e9 < size * 7 / 4 / reduced < 480e9
+    gathered = collective_latency(H100, OpKind.ALL_GATHER, group, size * 7 / 8)
+    assert 320e9 < size * 7 / 8 / gathered < 370e9
 
 
-@pytest.mark.parametrize(("per_node", "limit"), [(1, "nic"), (2, "nic"), (4, "nic"), (8, "nvlink")])
+def test_only_a_whole_switch_adds_up() -> None:
+    """Not four of its GPUs, nor eight over PCIe, nor two nodes, nor another collective."""
+    plain = H100.override({"link.nvlink.all_reduce.switch": 1.0})
+    groups = [CommGroup("g", 4), CommGroup("g", 16, 2), CommGroup("g", 8, local_port=Port.PCIE)]
+    for kind in RINGS:
+        for group in groups:
+            assert collective_cost(H100, kind, group) == collective_cost(plain, kind, group)
+    whole = CommGroup("g", 8)
+    assert effective_bandwidth(H100, OpKind.ALL_REDUCE, whole) > effective_bandwidth(plain, OpKind.ALL_REDUCE, whole)
+    assert collective_cost(H100, OpKind.ALL_GATHER, whole) == collective_cost(plain, OpKind.ALL_GATHER, whole)
+    with pytest.raises(ConfigError, match="too small"):
+        H100.override({"link.nvlink.all_reduce.switch": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("per_node", "links", "limit"), [(1, 1, "nic"), (4, 1, "nic"), (8, 1.2, "nic"), (8, 0.8, "nvlink")]
+)
 @pytest.mark.parametrize("kind", RINGS)
-def test_ring_across_nodes_uses_one_nic_per_rank(kind: OpKind, per_node: int, limit: str) -> None:
+def test_ring_across_nodes_uses_one_nic_per_rank(kind: OpKind, per_node: int, links: float, limit: str) -> None:
+    device = H100.override({"nvlink_bytes_per_s": 450e9 * links})
     nic = 50e9 * coefficient(H100, "nic", kind, "net") * per_node
-    nvlink = 450e9 * coefficient(H100, "nvlink", kind, "net")
+    nvlink = 450e9 * links * coefficient(H100, "nvlink", kind, "net")
     assert (nic < nvlink) == (limit == "nic")
-    got = effective_bandwidth(H100, kind, CommGroup("dp", 4 * per_node, 4))
+    got = effective_bandwidth(device, kind, CommGroup("dp", 4 * per_node, 4))
     assert got == pytest.approx(min(nic, nvlink), rel=1e-12)
 
 
@@ -132,8 +156,8 @@ def test_all_to_all_counts_peers(n: int, nodes: int) -> None:
 
 def test_p2p_by_placement() -> None:
     near, far = CommGroup("pp", 2, 1), CommGroup("pp", 2, 2)
-    assert collective_latency(H100, OpKind.P2P, near, 355e6) == pytest.approx(7.6e-6 + 1e-3, rel=1e-3)
-    assert collective_latency(H100, OpKind.P2P, far, 35.5e6) == pytest.approx(18.7e-6 + 1e-3, rel=1e-3)
+    assert collective_latency(H100, OpKind.P2P, near, 355e6) == pytest.approx(7.6e-6 + 1e-3, rel=0.02)
+    assert collective_latency(H100, OpKind.P2P, far, 35.5e6) == pytest.approx(18.7e-6 + 1e-3, rel=0.03)
 
 
 def test_steps_of_rings_and_trees() -> None:
@@ -184,6 +208,10 @@ def test_monotone_in_bytes_and_never_above_the_ports(
     if kind is OpKind.P2P or group.num_ranks > 1:
         nics = per_node * profile.nic_bytes_per_s.value
         limit = profile.nvlink_bytes_per_s.value if nodes == 1 else max(nics, profile.nvlink_bytes_per_s.value)
+        if (
+            kind is OpKind.ALL_REDUCE and nodes == 1
+        ):  # in the switch a buffer crosses a port once each way, not 2(n-1)/n times
+            limit *= 2
         assert 0 < effective_bandwidth(profile, kind, group) <= limit * (1 + 1e-12)
 
 

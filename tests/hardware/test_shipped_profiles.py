@@ -90,7 +90,7 @@ def test_coefficients_are_sane(profile: DeviceProfile) -> None:
     sections = [*profile.efficiencies.items(), *((kind, item) for (kind, _), item in profile.variants.items())]
     for kind, item in sections:
         assert 0 < item.flop <= 1 and 0 < item.mem <= 1 and 0 <= item.t0_s < 1e-4 and item.p >= 1
-        assert item.relative_error is None or (item.provenance is Provenance.FITTED and item.relative_error < 0.3)
+        assert item.relative_error is None or (item.provenance is Provenance.FITTED and item.relative_error < 0.35)
         is_attention = kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
         assert is_attention or item.s0_tokens == 0
     for port in Port:

@@ -86,7 +86,7 @@ def test_missing_positions_and_vocabulary() -> None:
 
 def test_sizes_that_are_none() -> None:
     error = refusal(script("--hidden-size=65", without="hidden-size"))
-    assert (error.where, error.nearest) == ("arguments:4 --num-attention-heads", 1)
+    assert (error.where, error.nearest) == ("arguments:4 --num-attention-heads", 5)
     error = refusal(script("--num-layers x", without="num-layers"))
     assert (error.where, error.expected, error.got) == ("arguments:2 --num-layers", "an integer", "x")
     error = refusal(script("--num-layers 0", without="num-layers"))
@@ -234,3 +234,28 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         read_megatron(tmp_path / "bad.bin")
     with pytest.raises(ConfigError, match="cannot read the file"):
         read_megatron(tmp_path / "none.sh")
+
+
+@pytest.mark.parametrize("program", ["pretrain_bert.py", "./pretrain_t5.py", "/opt/megatron/pretrain_mamba.py"])
+def test_programs_of_other_models_are_refused(program: str) -> None:
+    error = refusal(script().replace("pretrain_gpt.py", program), allow_unmodelled=True)
+    assert "trains another model than a GPT" in error.message
+    assert error.where == "arguments:1"
+    assert error.got == program
+
+
+def test_sizes_without_end_are_refused_at_once() -> None:
+    huge = "9" * 20
+    error = refusal(script(f"--num-attention-heads {huge}", without="num-attention-heads"))
+    assert "does not divide into" in error.message
+    assert error.nearest == 64
+    error = refusal(
+        script(
+            f"--hidden-size {huge}",
+            f"--num-attention-heads {huge}",
+            "--group-query-attention",
+            f"--num-query-groups {int(huge) - 1}",
+            without="num-attention-heads",
+        ).replace("    --hidden-size 64 \\\n", "")
+    )
+    assert "groups" in error.message

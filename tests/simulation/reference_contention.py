@@ -289,4 +289,12 @@ def _part(job: TrainingJob, kind: OpKind, group: CommGroup) -> Fraction:
     link = job.profile.links[_port(group)]
     kinds = [link.of(other) for other in OpKind if other.is_communication]
     seen = [entry.net for entry in kinds if entry.provenance is not Provenance.DEFAULT]
-    return min(Fraction(link.of(kind).net / max(seen or [entry.net for entry in kinds])), Fraction(1))
+    own = link.of(kind)
+    reached = own.net
+    if group.num_nodes == 1 and kind is not OpKind.P2P:
+        is_whole = _port(group) is Port.NVLINK and group.num_ranks == job.profile.nvlink_gpus.value
+        if kind is OpKind.ALL_REDUCE and is_whole and group.num_ranks > 2 and own.switch > 1:
+            reached *= own.switch
+        else:
+            reached *= 1.0 / (1.0 + own.few_ranks / (group.num_ranks - 1))
+    return min(Fraction(reached / max(seen or [entry.net for entry in kinds])), Fraction(1))

@@ -15,6 +15,7 @@ from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType, OpKind
 from semu.hardware.network import CommGroup
 from semu.hardware.profile import load_profile
+from semu.hardware.shape_terms import tiled_flop
 from semu.job import Training, TrainingJob
 from semu.nn import MLP, Linear, Model, Module, Sequential
 from semu.nn.block import TracedBlock, trace_block
@@ -224,7 +225,19 @@ def test_products_and_casts_have_their_own_coefficients(name: str) -> None:
         sizes.append(TOKENS * row(k) + block(n, k) + 2 * TOKENS * n)
         sizes.append(TOKENS * row(n) + block(n, k) + 2 * TOKENS * k)
         sizes.append(TOKENS * row(n) + TOKENS * row(k) + 8 * n * k)
-    flop = [2 * TOKENS * n * k for n, k in WEIGHTS[name] for _ in range(3)]
+    shapes = [shape for n, k in WEIGHTS[name] for shape in ((TOKENS, n, k), (TOKENS, k, n), (n, k, TOKENS))]
+    flop = [
+        float(
+            tiled_flop(
+                *shape,
+                tiles_at_once=product_of.tiles_at_once,
+                k0=product_of.tile_k0,
+                rest=product_of.tile_rest,
+                tile_128=product_of.tile_128,
+            )
+        )
+        for shape in shapes
+    ]
     expected = [product_of.latency_s(w, q, peak, memory) for w, q in zip(flop, sizes, strict=True)]
     assert sorted(found[OpKind.MATMUL]) == sorted(round(seconds * 2**40) / 2**40 for seconds in expected)
     assert {op.phase for op in operators if op.kind is OpKind.CAST} == {Phase.FORWARD, Phase.INPUT_GRADIENT}

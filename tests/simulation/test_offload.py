@@ -104,7 +104,7 @@ def test_full_recomputation_keeps_one_input_per_layer_and_offload_takes_it_away(
     assert (moved.model_flop, moved.hardware_flop) == (plain.model_flop, plain.hardware_flop)
     if share == 1.0:  # the highest point is in the last layer's backward: all inputs but its own are away
         assert plain.peak_memory_bytes[0] - moved.peak_memory_bytes[0] == (LAYERS - 2) * each
-        assert moved.iteration_time_s > plain.iteration_time_s
+        assert moved.iteration_time_s >= plain.iteration_time_s
     if share == 0.0:
         assert moved.iteration_time_s == plain.iteration_time_s
 

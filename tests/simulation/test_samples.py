@@ -121,6 +121,44 @@ def test_more_replicas_wait_longer_for_the_slowest() -> None:
     assert median(1) < median(4) < median(8)
 
 
+@pytest.mark.parametrize("parallel", LAYOUTS, ids=Parallel.label)
+def test_where_every_gpu_is_a_straggler_all_stages_are_slower(parallel: Parallel) -> None:
+    """Transfers and what follows the pipeline take as long as ever."""
+    plain = simulate(job(parallel, 0.0))
+    found = drawn(job(parallel, 0.0, straggler_share=1, straggler_slowdown=1.5), 5)
+    assert found.p50_s == found.p95_s
+    assert plain.makespan_s < found.p50_s - (plain.iteration_time_s - plain.makespan_s) <= 1.5000001 * plain.makespan_s
+    if parallel == Parallel():
+        rest = plain.iteration_time_s - plain.makespan_s
+        assert found.p50_s == pytest.approx(1.5 * plain.makespan_s + rest, rel=1e-9)
+
+
+def test_a_straggler_slows_its_rank_throughout_the_iteration() -> None:
+    """On one GPU an iteration is usual or slow; of two tensor-parallel GPUs the slower decides: 1 - (1 - q)^2."""
+    for parallel, probability in [(Parallel(), 0.2), (Parallel(tp=2), 1 - 0.8**2)]:
+        rows = [drawn(job(parallel, 0.0, straggler_share=0.2, straggler_slowdown=2.0), 1, seed) for seed in range(80)]
+        usual = simulate(job(parallel, 0.0)).iteration_time_s
+        assert len({row.p50_s for row in rows}) == 2
+        slow = sum(row.p50_s > usual for row in rows) / len(rows)
+        assert slow == pytest.approx(probability, abs=4 * (probability * (1 - probability) / len(rows)) ** 0.5)
+
+
+def test_stragglers_leave_the_jitter_as_drawn() -> None:
+    usual = drawn(job(Parallel(dp=2, pp=2), 0.1), 20)
+    assert drawn(job(Parallel(dp=2, pp=2), 0.1, straggler_share=0.5, straggler_slowdown=1.0), 20) == usual
+    slower = drawn(job(Parallel(dp=2, pp=2), 0.1, straggler_share=0.5, straggler_slowdown=1.3), 20)
+    assert slower.p50_s > usual.p50_s
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("straggler_share", -0.1), ("straggler_share", 1.1), ("straggler_slowdown", 0.9)]
+)
+def test_stragglers_out_of_range(name: str, value: float) -> None:
+    with pytest.raises(ConfigError) as caught:
+        job(Parallel(), 0.0, **{name: value})
+    assert caught.value.where == f"training.{name}"
+
+
 @pytest.mark.parametrize(("name", "value"), [("samples", -1), ("samples", 1.5), ("samples", True), ("seed", -3)])
 def test_refusals(name: str, value: Any) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -274,7 +274,15 @@ def test_the_gradients_of_zero_2_are_a_shard_and_the_buckets_on_the_wire() -> No
     """A layer of 50 million parameters fills a bucket; without overlap there is one bucket of everything."""
     layer = 12 * 2048**2 + 13 * 2048
     for hidden in (False, True):
-        report = simulate(job_of(wide(), text_items(1) * 2, Parallel(dp=2, zero=2), overlap=overlap(gradients=hidden)))
+        report = simulate(
+            job_of(
+                wide(),
+                text_items(1) * 2,
+                Parallel(dp=2, zero=2),
+                overlap=overlap(gradients=hidden),
+                override={"nvlink_bytes_per_s": 1e12},  # a bucket is away before the next one is full
+            )
+        )
         count = wide().num_parameters()
         curve = report.timeline.ranks[0].memory
         gradients = curve.by_role[curve.roles.index(Role.GRADIENT)]

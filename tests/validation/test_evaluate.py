@@ -164,6 +164,17 @@ def test_closed_forms_of_activations_and_static_memory(pp: int, is_sharded: bool
     assert result.error(Quantity.ACTIVATION) == activation / 1e9 - 1
 
 
+@pytest.mark.parametrize("microbatches", [4, 8, 40])
+def test_the_closed_form_of_interleaved_stages_knows_no_number_of_microbatches(microbatches: int) -> None:
+    """L layers' worth x (1 + (p - 1) / (p v)) on the first rank (2205.05198 §4.2.3), also where m = p."""
+    read = closed_form(
+        {"pp": 4, "gpus": 16, "vp": 2, "schedule_kind": "interleaved", "global_batch": 2 * microbatches}
+        | {"recompute_kind": "full", "sequence_parallel": True}
+    )
+    found = evaluate_row(read, plain_job).compared[Quantity.ACTIVATION].predicted
+    assert found == 8 * 2 * 2 * 2048 * 1024 / 4 * (1 + 3 / 8)
+
+
 # -- what goes wrong -----------------------------------------------------------------------------------------------
 def test_a_refusal_is_a_result() -> None:
     results = validate([row(id="a", schedule_kind="unheard-of"), row(id="b")], make_job).rows

@@ -184,7 +184,16 @@ MOE = {"num_experts": 8, "topk": 2, "moe_ffn_hidden": 768, "shared_expert_ffn": 
         ({"attention": "unfused"}, "training.attention", "unfused"),
         ({"attention": "local"}, "training.attention", "unfused"),
         (FORMULA, "training.attention", "unfused"),
+        ({"precision_kind": "fp16"}, "training.attention", "unfused"),
+        ({"precision_kind": "fp16", "attention": "flash"}, "training.attention", None),
+        ({"precision_kind": "fp16", "sharding_kind": "fsdp"}, "training.attention", None),
+        ({"precision_kind": "fp16", "model.position": "rope"}, "training.attention", None),
+        ({"precision_kind": "fp16", "cp": 2, "gpus": 4}, "training.attention", None),
         ({}, "training.workspaces", None),
+        ({"peak_mem_measure": "allocated"}, "training.workspaces", "transformer_engine"),
+        ({"peak_mem_measure": "printed_gb"}, "training.workspaces", "transformer_engine"),
+        ({"peak_mem_measure": "reserved"}, "training.workspaces", None),
+        ({"peak_mem_measure": "allocated", "sharding_kind": "fsdp"}, "training.workspaces", None),
         ({"attention": "auto (whatever is there)"}, "training.workspaces", "transformer_engine"),
         ({"attention": "local"}, "training.workspaces", "torch"),
         ({**FORMULA, "attention": "local"}, "training.workspaces", None),
@@ -237,10 +246,10 @@ def test_several_chunks_per_rank_are_interleaved() -> None:
     assert tables(changes, vp=1)["training"]["schedule"] == "1f1b"
 
 
-def test_a_closed_form_runs_until_its_pipeline_is_full() -> None:
-    pipeline = {**FORMULA, "pp": 4, "gpus": 8, "dp": 2, "global_batch": 400}
+@pytest.mark.parametrize("global_batch", [8, 16, 400])
+def test_a_closed_form_runs_until_its_pipeline_is_full(global_batch: int) -> None:
+    pipeline = {**FORMULA, "pp": 4, "gpus": 8, "dp": 2, "global_batch": global_batch}
     assert tables(pipeline)["training"]["global_batch"] == 2 * 4 * 2 * 2  # 2 pp microbatches on dp replicas, of two
-    assert tables({**pipeline, "global_batch": 8})["training"]["global_batch"] == 8
 
 
 @pytest.mark.parametrize(

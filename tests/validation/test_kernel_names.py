@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from semu.fitting.kernel_names import FAMILY_OF_KIND, PATTERNS, Family, family_of, family_of_kind
 from semu.graph.operator import OpKind
-from semu.validation.kernel_names import FAMILY_OF_KIND, PATTERNS, Family, family_of, family_of_kind
 from tests.validation.own_runs import KERNELS
 
 NAMES = {

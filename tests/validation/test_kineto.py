@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from semu.errors import ConfigError
-from semu.validation.kernel_names import Family
+from semu.fitting.kernel_names import Family
 from semu.validation.kineto import read_kineto
 from tests.validation.own_runs import kernel, launch, step, write_trace
 

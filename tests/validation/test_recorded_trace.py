@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from semu.fitting.kernel_names import Family
 from semu.validation.compare_trace import compare_trace
-from semu.validation.kernel_names import Family
 from semu.validation.kineto import read_kineto
 from tests.validation.own_runs import kernel, text_run, write_trace
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semu.errors import ConfigError, ScheduleError
-from semu.validation.jobs import Settings
+from semu.validation.jobs import Settings, run_tables
 from semu.validation.resolve import RECOMPUTES, Run, candidates, choose, open_settings
 from tests.validation.rows_kit import row
 
@@ -143,3 +143,31 @@ def test_where_all_are_refused_the_first_reason_is_told() -> None:
 
     with pytest.raises(ConfigError, match="no 1 1 none"):
         choose(row(OPEN), simulate)
+
+
+@pytest.mark.parametrize(
+    ("memory", "time_s", "chosen"),
+    [
+        ({"none": 1, "zero1": 1, "fsdp": 1}, {"none": 2.0, "zero1": 3.0, "fsdp": 1.0}, "none"),
+        ({"none": 1, "zero1": 1, "fsdp": 1}, {"none": 3.0, "zero1": 2.0, "fsdp": 1.0}, "zero1"),
+        ({"none": 9, "zero1": 1, "fsdp": 1}, {"none": 1.0, "zero1": 2.0, "fsdp": 1.0}, "zero1"),
+        ({"none": 9, "zero1": 9, "fsdp": 1}, {"none": 1.0, "zero1": 2.0, "fsdp": 3.0}, "fsdp"),
+        ({"none": 9, "zero1": 8, "fsdp": 7}, {"none": 1.0, "zero1": 2.0, "fsdp": 3.0}, "fsdp"),
+    ],
+)
+def test_a_sharding_that_is_not_published(memory: dict[str, int], time_s: dict[str, float], chosen: str) -> None:
+    """None or ZeRO-1, whichever is faster of those that fit; FSDP is looked at where neither does."""
+    choice = choose(
+        row({"sharding_kind": "unknown"}),
+        lambda settings: Outcome(time_s[settings.sharding or ""], memory[settings.sharding or ""]).run(5),
+    )
+    assert choice.resolved == {"sharding": chosen}
+
+
+def test_a_resolved_sharding_is_that_of_the_run() -> None:
+    unknown = row({"sharding_kind": "unknown"})
+    for sharding in ("none", "zero1", "fsdp"):
+        settings = Settings(2, 1, "none", sharding=sharding)
+        assert run_tables(unknown, settings, "h100") == run_tables(
+            row({"sharding_kind": sharding}), Settings(2, 1, "none"), "h100"
+        )

@@ -115,7 +115,7 @@ def test_the_table(result: ValidationResult) -> None:
     assert lines[-1] != ""
     assert max(map(len, lines)) <= WIDTH
     heads = lines[lines.index("iteration time, error in %") + 1].split()
-    assert heads == ["group", "n", "MAPE", "median", "bias", "worst", "null", "MAPE", "worst", "row"]
+    assert heads == ["group", "n", "MAPE", "median", "bias", "worst", "null", "MAPE", "in", "90%", "worst", "row"]
     document: Any = result.to_json()
     error = document["rows"][0]["time_error_percent"]
     cells = lines[lines.index("iteration time, error in %") + 2].split()

@@ -91,6 +91,7 @@ def test_a_wrong_value_is_named(field: str, value: object) -> None:
         ({"global_batch": 7, "micro_batch": None}, "global_batch"),
         ({"peak_mem_bytes": 1e9, "peak_mem_measure": "allocated"}, "peak_mem_scope"),
         ({"peak_mem_bytes": 1e9, "peak_mem_scope": "max"}, "peak_mem_measure"),
+        ({"trust": "formula"}, "peak_mem_measure"),
     ],
 )
 def test_fields_that_contradict_each_other(changes: dict[str, object], field: str) -> None:
@@ -115,6 +116,11 @@ def test_what_is_not_published_is_none() -> None:
         None,
         None,
     )
+
+
+@pytest.mark.parametrize("field", ["attention", "grad_dtype"])
+def test_a_remark_of_blanks_is_none(field: str) -> None:
+    assert getattr(row({field: "  "}), field) == ""
 
 
 def test_optional_fields_are_read() -> None:

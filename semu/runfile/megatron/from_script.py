@@ -16,6 +16,9 @@ _NODES = ("--nnodes", "--nodes", "-N")
 _RANKS = ("--nproc_per_node", "--nproc-per-node", "--ntasks-per-node", "--gpus-per-node")
 _TRAINING = re.compile(r"(pretrain|train|finetune|main)\w*\.py")
 
+_OTHERS = re.compile(r"(pretrain|train)_(bert|t5|mamba|hybrid|retro|ict|realm|vlm|vision\w*)\.py")
+"""Programs of Megatron-LM whose models are not GPTs, although most of their arguments have the same names."""
+
 
 def read_script(text: str, source: str, defined: Mapping[str, str] | None = None) -> Given:
     """Read a script.
@@ -24,14 +27,22 @@ def read_script(text: str, source: str, defined: Mapping[str, str] | None = None
         text: the script, or nothing but arguments. source: the file, for messages.
         defined: variables that its caller sets; ``"1"`` is its first parameter.
     Raises:
-        ConfigError: no command that starts training, or several; text that is no script; a word that cannot be told
-            and may hold arguments.
+        ConfigError: no command that starts training, or several, or one of another model; text that is no script; a
+            word that cannot be told and may hold arguments.
     """
     script = follow_script(text, source, defined)
     command = _training_command(script, source)
     shell = script.shell
     texts = [field.text for field in command.fields]
     begin = next((at for at, word in enumerate(texts) if word.endswith(".py")), -1)
+    if begin >= 0 and _OTHERS.fullmatch(os.path.basename(texts[begin])) is not None:
+        raise ConfigError(
+            f"{os.path.basename(texts[begin])} trains another model than a GPT, which is not read from its arguments",
+            where=f"{source}:{command.fields[begin].line}",
+            expected="pretrain_gpt.py, or a program of one's own that trains its models; semu list models has others",
+            got=texts[begin],
+            nearest="pretrain_gpt.py",
+        )
     launcher = command.fields[: max(begin, 0)]
     nodes, ranks = _size(launcher, _NODES, script), _size(launcher, _RANKS, script)
     uses_torchrun = any("torchrun" in field.text or "torch.distributed" in field.text for field in launcher)

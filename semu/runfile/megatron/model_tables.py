@@ -12,6 +12,7 @@ from typing import Any
 from semu.errors import ConfigError
 from semu.runfile.megatron.flags import FLAGS
 from semu.runfile.megatron.settings import Settings
+from semu_models.checks import nearest_divisor
 
 
 def transformer_table(settings: Settings) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def _kv_heads(settings: Settings, heads: int) -> int:
             where=settings.where("num_query_groups"),
             expected=f"a divisor of {settings.name('num_attention_heads')} = {heads}",
             got=groups,
-            nearest=max(n for n in range(1, min(groups, heads) + 1) if heads % n == 0),
+            nearest=nearest_divisor(heads, min(groups, heads)),
         )
     return groups
 
@@ -112,7 +113,7 @@ def _head_dim(settings: Settings, hidden: int, heads: int) -> int:
             where=settings.where("num_attention_heads"),
             expected=f"a divisor of {settings.name('hidden_size')} = {hidden}, or --kv-channels",
             got=heads,
-            nearest=max(n for n in range(1, heads + 1) if hidden % n == 0),
+            nearest=nearest_divisor(hidden, min(heads, hidden)),
         )
     return width or hidden // heads
 

@@ -55,6 +55,30 @@ def test_a_changed_fixture_is_read_or_refused(data: st.DataObject) -> None:
     read_or_refuse(fields)
 
 
+@pytest.mark.parametrize(
+    ("name", "section", "key", "value"),
+    [
+        ("qwen2-vl-2b", "vision_config", "mlp_ratio", float("nan")),
+        ("qwen2-vl-2b", "vision_config", "mlp_ratio", float("inf")),
+        ("internvl3-1b", None, "downsample_ratio", float("nan")),
+        ("gemma3-vl-4b", "vision_config", "image_size", 1),
+        ("gemma3-vl-4b", "vision_config", "image_size", 10**9),
+        ("vit-base-patch16", None, "image_size", 15),
+        ("gemma3-vl-4b", None, "mm_tokens_per_image", 255),
+        ("whisper-large-v3", None, "decoder_layers", 10**9),
+    ],
+)
+def test_a_number_that_is_none_or_no_size_is_refused_at_its_key(
+    name: str, section: str | None, key: str, value: float
+) -> None:
+    fields: dict[str, Any] = json.loads((CONFIGS / f"{name}.json").read_text())
+    (fields[section] if section is not None else fields)[key] = value
+    with pytest.raises(ConfigError) as caught:
+        load_hf(fields)
+    assert caught.value.where is not None
+    assert key in caught.value.where or caught.value.where.endswith(("patch_size", "mm_tokens_per_image"))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     model_type=st.sampled_from(sorted(DIALECTS)),

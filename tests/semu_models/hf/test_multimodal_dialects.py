@@ -92,29 +92,63 @@ def test_an_encoder_of_another_width_than_the_backbone(name: str, key: str, valu
     assert key.replace("__", ".") in str(caught.value.where)
 
 
-@pytest.mark.parametrize(
-    ("top", "inner", "version", "tied"),
-    [
-        (True, ..., "5.0.0", True),
-        (False, ..., "5.0.0", False),
-        (..., True, "4.57.6", True),
-        (True, False, "4.57.6", False),
-        (True, False, "5.0.0", True),
-        (False, True, "5.0.0", False),
-        (..., ..., "5.0.0", False),
-    ],
-)
-def test_which_of_two_places_ties_the_tables(top: object, inner: object, version: str, tied: bool) -> None:
-    fields = changed("qwen2-vl-7b-nested", tie_word_embeddings=..., transformers_version=version)
-    if top is not ...:
-        fields["tie_word_embeddings"] = top
-    if inner is not ...:
-        fields["text_config"]["tie_word_embeddings"] = inner
-    read = load_hf(fields)
-    assert read.config.language.tied is tied
-    assert any("tie_word_embeddings" in note for note in read.reading.notes) == (
-        top is not ... and inner is not ... and top != inner
-    )
+ABSENT = ...
+TIES = {  # (top, text_config) -> tied; every cell as the meta-device models of transformers 4.57.6 and 5.23.0 count
+    "4.57.6": {  # the text section alone; Gemma's says true by default
+        **{(top, False): () for top in (ABSENT, True, False)},
+        **{(top, True): ("vl", "llava", "internvl", "gemma", "audio", "omni") for top in (ABSENT, True, False)},
+        **{(top, ABSENT): ("gemma",) for top in (ABSENT, True, False)},
+    },
+    "5.23.0": {
+        (ABSENT, ABSENT): ("internvl", "gemma"),
+        (ABSENT, False): ("internvl", "gemma"),
+        (ABSENT, True): ("vl", "llava", "internvl", "gemma"),
+        (False, ABSENT): (),
+        (False, False): (),
+        (False, True): ("vl", "llava"),
+        **{(True, inner): ("vl", "llava", "internvl", "gemma", "omni") for inner in (ABSENT, True, False)},
+    },
+}
+TIED_FIXTURES = {
+    "vl": "qwen2-vl-7b-nested",
+    "llava": "llava-1.5-7b",
+    "internvl": "internvl3-8b",
+    "gemma": "gemma3-vl-4b",
+    "audio": "qwen2-audio-7b",
+    "omni": "qwen2.5-omni-7b-thinker",
+}
+
+
+@pytest.mark.parametrize("version", TIES)
+@pytest.mark.parametrize("kind", TIED_FIXTURES)
+def test_which_of_two_places_ties_the_tables(kind: str, version: str) -> None:
+    for (top, inner), kinds in TIES[version].items():
+        fields = config(TIED_FIXTURES[kind]) | {"transformers_version": version}
+        for table, value in ((fields, top), (fields["text_config"], inner)):
+            table.pop("tie_word_embeddings", None)
+            if value is not ABSENT:
+                table["tie_word_embeddings"] = value
+        read = load_hf(fields)
+        assert read.config.language.tied is (kind in kinds), (top, inner)
+        differ = any(kind in TIES[one][top, inner] for one in TIES) != all(
+            kind in TIES[one][top, inner] for one in TIES
+        )
+        contradict = ABSENT not in (top, inner) and top != inner
+        assert any("tie_word_embeddings" in note for note in read.reading.notes) == (differ or contradict)
+
+
+def test_the_flat_form_ties_by_its_only_place() -> None:
+    for version in TIES:
+        for tied in (True, False):
+            fields = config("qwen2-vl-7b") | {"transformers_version": version, "tie_word_embeddings": tied}
+            assert load_hf(fields).config.language.tied is tied
+
+
+def test_the_pooling_head_of_gemma_is_told() -> None:
+    read = load_hf(changed("gemma3-vl-4b", vision_config__vision_use_head=...))
+    assert read.config == load_hf(config("gemma3-vl-4b")).config
+    assert any("vision_use_head" in note for note in read.reading.notes)
+    assert not any("vision_use_head" in note for note in load_hf(config("gemma3-vl-4b")).reading.notes)
 
 
 def test_the_feature_layer_of_llava() -> None:

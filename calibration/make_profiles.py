@@ -1,0 +1,203 @@
+"""Remake the fitted sections of the shipped profiles from the public microbenchmarks, and what is derived from them.
+
+    python calibration/make_profiles.py [--data DIR] [--date YYYY-MM-DD] [--check]
+
+For each device below: what ``semu calibrate FILES --device NAME --update PROFILE`` does, then the sections that are
+carried over from another device, each with its reason. Peaks, ``[software.*]`` and what else was written by hand stay.
+``--check`` writes nothing and exits 1 where a profile would change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from semu.fitting.calibration import calibrate
+from semu.fitting.coefficients import coefficients_of
+from semu.fitting.devices import KNOWN_DEVICES
+from semu.fitting.readers import read_measurements
+from semu.fitting.write import Provenances, number_text, quoted, replace_blocks, update_profile
+from semu.hardware import profile as profiles
+from semu.hardware.profile import load_profile
+from semu.hardware.shape_terms import tiled_flop
+
+FILES = ("gemm.csv", "attention.csv", "memory_ops.csv", "collectives.csv", "collective_efficiency_multinode.csv")
+DEVICES = {
+    "a100-80g": (),
+    "a100-pcie": (),
+    "a40": (),
+    "h100": ("--beside", "fa2fig"),
+    "h200": (),
+    "b200": (),
+    "h20": (),
+    "h800-400g": ("--beside", "deepgemm", "--beside", "dstrace"),
+}
+"""Device -> options: FlashAttention-2 is not what runs on Hopper, so its figure only gets a factor there; DeepSeek's
+rows on the H800 are best cases, or of a run beside communication on some of the multiprocessors."""
+CURVE = ("mem", "t0_s", "p", "s0_tokens", "tiles_at_once", "tile_rest")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    here = Path(__file__).resolve().parents[1]
+    parser.add_argument("--data", default=os.environ.get("SEMU_DATA") or here.parent / "shared" / "data", type=Path)
+    parser.add_argument("--date", default="2026-11-21")
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args(argv)
+    before = {path.name: path.read_text(encoding="utf-8") for path in sorted(profiles.PROFILE_DIR.glob("*.toml"))}
+    if arguments.check:
+        folder = Path(tempfile.mkdtemp())
+        for name, text in before.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        profiles.PROFILE_DIR = folder
+    for _ in range(2):  # a fit may keep coefficients that were derived from another fit
+        for device, options in DEVICES.items():
+            fit(device, options, arguments.data / "microbench", arguments.date)
+            print(f"{device}: fitted", flush=True)
+        derive()
+    changed = [name for name, text in before.items() if (profiles.PROFILE_DIR / name).read_text("utf-8") != text]
+    print("changed: " + (", ".join(changed) or "nothing"))
+    return 1 if arguments.check and changed else 0
+
+
+def fit(device: str, options: tuple[str, ...], data: Path, date: str) -> None:
+    files = [data / name for name in FILES]
+    beside = options[1::2]
+    if device == "h20":  # only a rate is measured there: the curve is that of the h100
+        drop(device, "efficiency.attention_forward")
+    measured = read_measurements(files, device)
+    command = " ".join(["semu calibrate", *FILES, "--device", device, *options])
+    calibration = calibrate(measured, load_profile(device), beside=beside)
+    path = profiles.PROFILE_DIR / f"{device}.toml"
+    text = update_profile(path.read_text(encoding="utf-8"), calibration, Provenances(command, date))
+    path.write_text(text, encoding="utf-8")
+
+
+def derive() -> None:
+    """Sections that no measurement of the device tells about."""
+    neusight = "softmax on A100 PCIe 80 GB, fp32 (neusight)"
+    elementwise = "elementwise kernels on A100 PCIe 80 GB (neusight: relu, tanh, mul, add_scalar)"
+    for device in ("a100-80g", "h100"):
+        for section in ("softmax", "cross_entropy"):
+            carry("a100-pcie", "efficiency.softmax", device, f"efficiency.{section}", neusight)
+    carry("a100-pcie", "efficiency.softmax", "a100-pcie", "efficiency.cross_entropy", neusight)
+    carry("a100-pcie", "efficiency.modulate", "a100-pcie", "efficiency.dropout", elementwise)
+    for section in ("dropout", "modulate"):
+        carry("a100-pcie", "efficiency.modulate", "a100-80g", f"efficiency.{section}", elementwise)
+    figures = "head_dim 128 times the ratio of FlashAttention-2's figures, 176/203 TFLOP/s"
+    scaled("a100-80g", "efficiency.attention_forward", "efficiency.attention_forward.head_dim_64", 176 / 203, figures)
+    scaled(
+        "a100-pcie", "efficiency.attention_backward", "efficiency.attention_backward.head_dim_64", 176 / 203, figures
+    )
+    cudnn = "cuDNN 9.19 training backward on H200, the same compute die"
+    for variant in ("", ".head_dim_192"):
+        section = f"efficiency.attention_backward{variant}"
+        carry("h200", section, "h100", section, cudnn)
+    for device in ("h100", "h200", "b200"):
+        forward = "efficiency.attention_forward"
+        ratio = value(device, f"{forward}.head_dim_64", "flop") / value(device, forward, "flop")
+        main_section = "efficiency.attention_backward"
+        text = "head_dim 128 times the forward's ratio of head_dim 64 to 128"
+        scaled(device, main_section, f"{main_section}.head_dim_64", ratio, text)
+        scaled(device, main_section, f"{main_section}.head_dim_256", 1.0, "taken from head_dim 128")
+    capped = "h100; times (500 W / 700 W)^(1/3), since power at a fixed load grows with the cube of the clock"
+    for section in ("efficiency.matmul", "efficiency.matmul.fp8"):
+        write("h100-96g", section, {"flop": value("h100", section, "flop") * (500 / 700) ** (1 / 3)}, capped)
+    h20_and_b200()
+    h800()
+
+
+def h20_and_b200() -> None:
+    h100 = coefficients_of(load_profile("h100"), "efficiency.matmul")
+    units, size = float(KNOWN_DEVICES["h20"].multiprocessors), 8192.0
+    tiles = tiled_flop(
+        size,
+        size,
+        size,
+        tiles_at_once=units,
+        k0=h100["tile_k0"],
+        rest=h100["tile_rest"],
+        tile_128=h100["tile_128"],
+    )
+    text = (
+        "h100, held to 0.9 for large products: few cores under a full power budget do not throttle (attention reaches "
+    )
+    text += "0.85 of the peak at 2k tokens)"
+    flop = min(1.0, 0.9 * float(tiles) / (2.0 * size**3))
+    write("h20", "efficiency.matmul", {"flop": flop, "tiles_at_once": units, "power": 0.0}, text)
+    fp8 = {"flop": 0.85, "tiles_at_once": units}
+    write("h20", "efficiency.matmul.fp8", fp8, "h100's ratio of fp8 to bf16, held to 0.85")
+    for variant in ("", ".head_dim_64", ".head_dim_192", ".head_dim_256"):
+        forward = f"efficiency.attention_forward{variant}"
+        if variant in (".head_dim_192", ".head_dim_256"):
+            scaled("h20", "efficiency.attention_forward", forward, 1.0, "taken from head_dim 128")
+        rate = value("h20", forward, "flop") * 0.861
+        backward = f"efficiency.attention_backward{variant}"
+        write("h20", backward, {"flop": rate}, "the forward times H200's ratio of backward to cuDNN's forward, 0.861")
+    b200 = coefficients_of(load_profile("b200"), "efficiency.matmul")
+    settled = h100["flop"] / (1.0 + h100["power"])
+    ratio = value("h100", "efficiency.matmul.fp8", "flop") / settled
+    numbers = {
+        "flop": ratio * b200["flop"] / (1.0 + b200["power"]),
+        "mem": b200["mem"],
+        "tiles_at_once": b200["tiles_at_once"],
+        "power": 0.0,
+    }
+    write("b200", "efficiency.matmul.fp8", numbers, "bf16 under sustained load times h100's ratio of fp8 to bf16")
+
+
+def h800() -> None:
+    """NVLink of the H800: rates of eight GPUs as reported, latencies and curves of the h100."""
+    asymptote, reduced = 163e9 / 200e9, 215e9 / 200e9
+    text = "ring asymptote 163 of 200 GB/s (8 links x 20.6; DeepEP reaches 153 to 158); latency of h100"
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        section = f"link.nvlink.{kind}"
+        numbers = coefficients_of(load_profile("h100"), section)
+        numbers["net"] = min(1.0, asymptote * (1.0 + numbers["few_ranks"] / 7.0))
+        numbers["switch"] = 1.0
+        own = text
+        if kind == "all_reduce":
+            numbers["switch"] = reduced / numbers["net"]
+            own += "; with all eight GPUs 215 GB/s of bus bandwidth, in the switch (a user's report)"
+        write("h800-400g", section, numbers, own)
+
+
+def value(device: str, section: str, name: str) -> float:
+    return coefficients_of(load_profile(device), section)[name]
+
+
+def carry(source: str, section: str, device: str, target: str, text: str) -> None:
+    """One device's coefficients as another's."""
+    numbers = coefficients_of(load_profile(source), section)
+    names = CURVE if "attention" in section else ("mem", "t0_s", "row0")
+    own = (
+        {name: numbers[name] for name in ("flop", *names)} if "attention" in section else {n: numbers[n] for n in names}
+    )
+    write(device, target, own, text)
+
+
+def scaled(device: str, section: str, target: str, factor: float, text: str) -> None:
+    """A head dimension from another of the same device."""
+    numbers = coefficients_of(load_profile(device), section)
+    own = {name: numbers[name] for name in ("flop", *CURVE)}
+    own["flop"] = min(1.0, own["flop"] * factor)
+    write(device, target, own, text)
+
+
+def write(device: str, section: str, numbers: dict[str, float], text: str) -> None:
+    lines = [f"[{section}]", *(f"{name} = {number_text(number)}" for name, number in numbers.items())]
+    lines += ['provenance = "transferred"', f"source = {quoted(text)}"]
+    path = profiles.PROFILE_DIR / f"{device}.toml"
+    path.write_text(replace_blocks(path.read_text("utf-8"), {section: "\n".join(lines)}), encoding="utf-8")
+
+
+def drop(device: str, section: str) -> None:
+    path = profiles.PROFILE_DIR / f"{device}.toml"
+    path.write_text(replace_blocks(path.read_text("utf-8"), {}, drop=(section,)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

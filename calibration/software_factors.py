@@ -1,0 +1,325 @@
+"""Refit the ``[software.NAME]`` factors of the shipped profiles on published runs.
+
+    python calibration/software_factors.py [--runs FILE] [--device NAME] [--software NAME] [--write] [--json]
+
+One set of factors for all dense runs of a device under a framework, whatever their group; runs of models with experts
+have kernels of their own and are left out. The factors minimise
+
+    sum over runs of w H(log predicted - log measured) + ridge,
+
+H being Huber's function (quadratic to 0.08), w such that a group counts as the square root of its runs, and the ridge
+a pull to what changes nothing: a run is worth 0.04, the prior spreads are below. A factor that matters to fewer than
+four runs stays neutral, and no more factors are fitted than half of the runs, those that matter most. A predicted time
+is nearly linear in the factors, so each round takes slopes from simulations and solves for that line. Beside the error
+on the runs themselves the script prints that of leaving out: each group by factors from the other groups, or, where a
+device has one group, each half of its runs by those of the other half. Without ``--write`` nothing is changed.
+
+Factors are refitted after every change of the profiles' efficiencies (``make_profiles.py``), never tuned by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import semu
+from semu.errors import ConfigError, ScheduleError
+from semu.fitting.write import number_text, quoted, replace_blocks
+from semu.hardware.profile import PROFILE_DIR
+from semu.hardware.software import FACTORS, Software
+from semu.job import TrainingJob
+from semu.runfile import make_job
+from semu.simulation import prepare
+from semu.validation import Row, read_rows
+from semu.validation.jobs import Settings, run_tables
+from semu.validation.resolve import Run, choose
+
+ROW_SPREAD = 0.04
+HUBER = 0.08
+ROUNDS = 4
+LEAST_RUNS = 4
+"""So many runs a device needs, and so many to which a factor matters."""
+MATTERS = 0.01
+"""A factor matters to a run whose time its prior spread changes by this share."""
+
+F64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """How a factor is fitted.
+
+    Attributes:
+        most: upper limit. prior: standard deviation of its departure from neutral: of the logarithm where neutral is 1.
+        step: of slopes.
+    """
+
+    most: float
+    prior: float
+    step: float
+
+
+HOW: Mapping[str, Factor] = {
+    "matmul": Factor(1.5, 0.05, 0.03),
+    "attention": Factor(4.0, 0.5, 0.1),
+    "memory_bound": Factor(2.5, 0.5, 0.05),
+    "interference": Factor(1.5, 1.0, 0.1),
+    "transfer_s": Factor(2e-3, 3e-4, 1e-4),
+}
+"""Products are measured under sustained load, so little is left for their factor; a framework of its time may have
+another attention kernel altogether."""
+NAMES = tuple(HOW)
+NEUTRAL = np.array([FACTORS[name] for name in NAMES])
+MOST = np.array([HOW[name].most for name in NAMES])
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A run: its name, group, job and measured time [s]."""
+
+    id: str
+    group: str
+    job: TrainingJob
+    measured_s: float
+
+    def predicted_s(self, factors: F64) -> float:
+        software = self.job.training.software.value
+        numbers = {f"software.{software}.{name}": float(value) for name, value in zip(NAMES, factors, strict=True)}
+        cluster = replace(self.job.cluster, override={**self.job.cluster.override, **numbers})
+        return semu.evaluate(replace(self.job, cluster=cluster)).iteration_time_s
+
+
+def read_samples(path: Path) -> dict[tuple[str, Software], list[Sample]]:
+    """Scored dense runs with times, by device and framework; settings that are not published as ``semu validate``."""
+    result: dict[tuple[str, Software], list[Sample]] = {}
+    for row in read_rows(path):
+        if not isinstance(row, Row) or not row.trust.is_scored or row.iteration_time_s is None or row.shape.moe:
+            continue
+        try:
+            job = chosen_job(row)
+        except (ConfigError, ScheduleError):
+            continue
+        key = row.profile, job.training.software
+        result.setdefault(key, []).append(Sample(row.id, row.group, job, row.iteration_time_s))
+    return result
+
+
+def chosen_job(row: Row) -> TrainingJob:
+    def simulate(settings: Settings) -> Run:
+        checkpoint = prepare(make_job(run_tables(row, settings, row.profile)))
+        return Run(checkpoint, checkpoint.estimate())
+
+    return choose(row, simulate).run.checkpoint.job
+
+
+@dataclass(frozen=True)
+class Line:
+    """Predicted times near some factors: ``time + slope (factors - at)``.
+
+    Attributes:
+        at: float64[num_factors]. time: float64[num_runs] [s]. slope: float64[num_runs, num_factors] [s].
+    """
+
+    at: F64
+    time: F64
+    slope: F64
+
+    @classmethod
+    def near(cls, samples: Sequence[Sample], at: F64) -> Line:
+        time = np.array([sample.predicted_s(at) for sample in samples])
+        slope = np.zeros((len(samples), len(NAMES)))
+        for number, name in enumerate(NAMES):
+            moved = at.copy()
+            moved[number] += HOW[name].step
+            ahead = np.array([sample.predicted_s(moved) for sample in samples])
+            slope[:, number] = (ahead - time) / HOW[name].step
+        return cls(at, time, slope)
+
+    def predicted_s(self, factors: F64) -> F64:
+        result: F64 = self.time + self.slope @ (factors - self.at)
+        return result
+
+
+def worth_fitting(line: Line) -> list[int]:
+    """Positions of the factors that enough runs can tell something about, of at most half as many as runs."""
+    values = np.where(NEUTRAL > 0, line.at, 1.0)
+    moves = np.abs(line.slope) * values * np.array([HOW[name].prior for name in NAMES]) / line.time[:, None]
+    told = [number for number in range(len(NAMES)) if (moves[:, number] >= MATTERS).sum() >= LEAST_RUNS]
+    ranked = sorted(told, key=lambda number: -moves[:, number].mean())
+    return sorted(ranked[: len(line.time) // 2])
+
+
+def solve(line: Line, measured: F64, groups: Sequence[str], free: Sequence[int]) -> F64:
+    """The factors that minimise the sum at the top of this file on a line: projected Gauss-Newton.
+
+    Args:
+        line: near the solution. measured: float64[num_runs] [s]. groups: of the runs. free: see ``worth_fitting``.
+    """
+    counts = {group: groups.count(group) for group in groups}
+    share = np.array([1.0 / math.sqrt(counts[group]) for group in groups])
+    factors = np.where(np.isin(np.arange(len(NAMES)), free), line.at, NEUTRAL)
+    for _ in range(200):
+        predicted = line.predicted_s(factors)
+        error = np.log(predicted / measured)
+        weight = share * np.minimum(1.0, HUBER / np.maximum(np.abs(error), 1e-12))
+        gradient = line.slope / predicted[:, None]
+        curvature = (gradient * weight[:, None]).T @ gradient
+        descent = -(gradient.T @ (weight * error))
+        for number, name in enumerate(NAMES):
+            neutral, value = FACTORS[name], factors[number]
+            pull = (ROW_SPREAD / HOW[name].prior) ** 2
+            inner = 1.0 / value if neutral else 1.0
+            curvature[number, number] += pull * inner * inner
+            descent[number] -= pull * inner * (math.log(value) if neutral else value)
+        before = factors.copy()
+        for _ in range(50):  # coordinate by coordinate within the limits
+            for number in free:
+                moved = factors - before
+                rest = descent[number] - curvature[number] @ moved + curvature[number, number] * moved[number]
+                target = before[number] + rest / curvature[number, number]
+                factors[number] = min(max(target, NEUTRAL[number]), MOST[number])
+        if np.abs(factors - before).max() < 1e-9:
+            break
+    return factors
+
+
+def fit(samples: Sequence[Sample]) -> tuple[F64, Line, list[int]]:
+    """Factors of some runs, the line near them, and which were free."""
+    measured = np.array([sample.measured_s for sample in samples])
+    groups = [sample.group for sample in samples]
+    factors = NEUTRAL.copy()
+    for _ in range(ROUNDS):
+        line = Line.near(samples, factors)
+        free = worth_fitting(line)
+        found = solve(line, measured, groups, free)
+        is_done = np.abs(found - factors).max() < 1e-3
+        factors = found
+        if is_done:
+            break
+    return np.array([float(number_text(value)) for value in factors]), line, free
+
+
+def mape(predicted: F64, measured: F64) -> float:
+    return float(100 * np.abs(predicted / measured - 1).mean())
+
+
+def left_out(samples: Sequence[Sample], line: Line, free: Sequence[int]) -> dict[str, float]:
+    """Error of each group by the factors of the others, percent; of each half of the runs, where there is one group."""
+    measured = np.array([sample.measured_s for sample in samples])
+    groups = [sample.group for sample in samples]
+    names = list(dict.fromkeys(groups))
+    parts = {name: np.array([group == name for group in groups]) for name in names}
+    if len(names) == 1:
+        even = np.arange(len(samples)) % 2 == 0
+        parts = {f"{names[0]}, every second run": even, f"{names[0]}, the other runs": ~even}
+    result = {}
+    for name, away in parts.items():
+        kept = np.flatnonzero(~away)
+        own = Line(line.at, line.time[kept], line.slope[kept])
+        factors = solve(own, measured[kept], [groups[number] for number in kept], free)
+        predicted = np.array([samples[number].predicted_s(factors) for number in np.flatnonzero(away)])
+        result[name] = mape(predicted, measured[away])
+    return result
+
+
+@dataclass(frozen=True)
+class Result:
+    """Factors of a device under a framework.
+
+    Attributes:
+        device, software: whose. factors: by name. n, groups: runs they come from. error: on those, percent.
+        neutral: that of kernels by themselves. group_errors, left_out: by group.
+    """
+
+    device: str
+    software: str
+    factors: Mapping[str, float]
+    n: int
+    error: float
+    neutral: float
+    group_errors: Mapping[str, float]
+    left_out: Mapping[str, float]
+
+    def table(self) -> str:
+        """The profile's table."""
+        held = ", ".join(f"{value:.1f}" for value in self.left_out.values())
+        groups = f"{len(self.group_errors)} group" + ("s" if len(self.group_errors) > 1 else "")
+        source = f"{self.n} dense runs of {groups}, error {self.error:.1f}% "
+        source += f"(kernels by themselves: {self.neutral:.1f}%; left out: {held}%)"
+        lines = [f"[software.{self.software}]"]
+        for name, value in self.factors.items():
+            told = f'provenance = "fitted", source = {quoted(source)}, relative_error = {number_text(self.error / 100)}'
+            if value == FACTORS[name]:  # said, lest it be inherited from another device
+                told = 'provenance = "default", source = "the runs do not tell it from a kernel by itself"'
+            lines.append(f"{name} = {{ value = {number_text(value)}, {told} }}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, object]:
+        return {**vars(self), "factors": dict(self.factors)}
+
+
+def refit(device: str, software: Software, samples: Sequence[Sample]) -> Result:
+    factors, line, free = fit(samples)
+    measured = np.array([sample.measured_s for sample in samples])
+    predicted = np.array([sample.predicted_s(factors) for sample in samples])
+    alone = np.array([sample.predicted_s(NEUTRAL) for sample in samples])
+    groups = np.array([sample.group for sample in samples])
+    return Result(
+        device=device,
+        software=software.value,
+        factors=dict(zip(NAMES, factors.tolist(), strict=True)),
+        n=len(samples),
+        error=mape(predicted, measured),
+        neutral=mape(alone, measured),
+        group_errors={
+            name: mape(predicted[groups == name], measured[groups == name]) for name in dict.fromkeys(groups)
+        },
+        left_out=left_out(samples, line, free),
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    here = Path(__file__).resolve().parents[1]
+    data = Path(os.environ.get("SEMU_DATA") or here.parent / "shared" / "data")
+    parser.add_argument("--runs", type=Path, default=data / "runs" / "runs.json")
+    parser.add_argument("--device", help="only this device")
+    parser.add_argument("--software", help="only this framework")
+    parser.add_argument("--write", action="store_true", help="put the factors into the shipped profiles")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args(argv)
+    results = []
+    for (device, software), samples in sorted(read_samples(arguments.runs).items(), key=lambda item: str(item[0])):
+        is_asked = arguments.device in (None, device) and arguments.software in (None, software.value)
+        if not is_asked or len(samples) < LEAST_RUNS:
+            continue
+        result = refit(device, software, samples)
+        results.append(result)
+        if not arguments.json:
+            print(result.table())
+            print(f"# {device}: error by group " + text_of(result.group_errors))
+            print(f"# {device}: left out " + text_of(result.left_out) + "\n", flush=True)
+        if arguments.write:
+            path = PROFILE_DIR / f"{device}.toml"
+            text = replace_blocks(path.read_text("utf-8"), {f"software.{software.value}": result.table()})
+            path.write_text(text, encoding="utf-8")
+    if arguments.json:
+        print(json.dumps([result.to_json() for result in results], indent=1))
+    return 0
+
+
+def text_of(errors: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2f} %" for name, value in errors.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

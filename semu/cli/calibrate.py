@@ -1,0 +1,145 @@
+"""``semu calibrate``: a profile from measurements; with ``--score`` measurements against a profile."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semu.cli.console import Progress, emit, emit_json, say
+from semu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from semu.hardware.capabilities import DeviceProfile
+
+_FIT_ONLY = {
+    "device": "--device",
+    "output": "-o",
+    "update": "--update",
+    "picture": "--picture",
+    "date": "--date",
+    "without": "--without",
+    "beside": "--beside",
+}
+
+
+def calibrate_command(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        ConfigError: options that do not go together, an unknown device, files that cannot be read or fitted.
+    """
+    if arguments.score:
+        return _score(arguments)
+    if arguments.profile is not None or arguments.held_out:
+        flag = "--profile" if arguments.profile is not None else "--held-out"
+        raise ConfigError(f"{flag} without --score", where=flag, expected="--score FILES --profile PROFILE.toml")
+    if arguments.device is None:
+        raise ConfigError("no device", where="--device", expected="a profile's name, another name of it, or a profile")
+    from semu.files import write_text
+    from semu.fitting.calibration import calibrate
+    from semu.fitting.readers import read_measurements
+    from semu.fitting.text import calibration_json, report_text
+    from semu.fitting.write import Provenances, profile_text, update_profile
+
+    date = _date(arguments.date)
+    for flag, place in (("-o", arguments.output), ("--update", arguments.update)):
+        if place is not None and not Path(place).absolute().parent.is_dir():
+            raise ConfigError("no such folder", where=f"{flag} {place}", expected="a file in a folder that is there")
+    profile, base = _device(arguments.device, arguments.output)
+    told = Provenances(_command(arguments), date)
+    with Progress() as progress:
+        progress("reading the measurements")
+        measured = read_measurements(arguments.files, profile.name, nodes=arguments.nodes)
+        calibration = calibrate(
+            measured,
+            profile,
+            without=arguments.without,
+            beside=arguments.beside,
+            progress=lambda section: progress(f"fitting {section}"),
+        )
+    if arguments.output is not None:
+        name = Path(arguments.output).stem if profile.name != Path(base).stem else profile.name
+        say(f"wrote {write_text(arguments.output, profile_text(calibration, name, base, told))}")
+    if arguments.update is not None:
+        place = Path(arguments.update)
+        if not place.is_file():
+            raise ConfigError(
+                "no such profile file", where=f"--update {place}", expected="a profile TOML that is there"
+            )
+        say(f"wrote {write_text(place, update_profile(place.read_text(encoding='utf-8'), calibration, told))}")
+    if arguments.picture is not None:
+        from semu.fitting.pictures import save_pictures
+
+        for file in save_pictures(calibration, arguments.picture):
+            say(f"wrote {file}")
+    if arguments.json:
+        emit_json(calibration_json(calibration))
+    else:
+        emit(report_text(calibration))
+    return 0
+
+
+def _score(arguments: argparse.Namespace) -> int:
+    for name, flag in _FIT_ONLY.items():
+        if getattr(arguments, name) not in (None, []):
+            raise ConfigError(f"--score and {flag} together", where=flag, expected="--score FILES --profile PROFILE")
+    if arguments.profile is None:
+        raise ConfigError("no profile to score", where="--profile", expected="a profile TOML or a shipped name")
+    from semu.fitting.readers import read_measurements
+    from semu.fitting.scoring import others_lines, score_profile
+    from semu.fitting.text import refusal_lines, score_text
+    from semu.hardware.profile import load_profile
+
+    name = load_profile(arguments.profile).name
+    measured = read_measurements(arguments.files, name, nodes=arguments.nodes)
+    scores, refusals = score_profile(measured, arguments.profile, held_out_only=arguments.held_out)
+    for line in (*refusal_lines(refusals), *others_lines(measured.others)):
+        say(line)
+    if arguments.json:
+        emit_json({"kinds": [item.to_json() for item in scores]})
+    else:
+        emit(score_text(scores))
+    return 0
+
+
+def _device(text: str, output: str | None) -> tuple[DeviceProfile, str]:
+    """The device that was measured, and how a profile on top of it names it."""
+    from semu.fitting.devices import profile_name
+    from semu.hardware.profile import load_profile
+
+    if Path(text).suffix == ".toml":
+        profile = load_profile(text)
+        folder = Path(output).absolute().parent if output is not None else Path.cwd()
+        return profile, os.path.relpath(Path(text).absolute(), folder)
+    name = profile_name(text)
+    return load_profile(name), name
+
+
+def _date(text: str | None) -> str:
+    """The day that a profile is dated with: given, else of SOURCE_DATE_EPOCH, else today in UTC."""
+    if text is not None:
+        if re.fullmatch(r"\d{4}-\d{2}-\d{2}", text) is None:
+            raise ConfigError("not a date", where="--date", expected="YYYY-MM-DD", got=text)
+        return text
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    try:
+        when = None if epoch is None else datetime.datetime.fromtimestamp(int(epoch), datetime.UTC)
+    except (ValueError, OverflowError, OSError) as error:
+        raise ConfigError("not a time", where="SOURCE_DATE_EPOCH", expected="seconds since 1970", got=epoch) from error
+    return (when or datetime.datetime.now(datetime.UTC)).strftime("%Y-%m-%d")
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    words = ["semu", "calibrate", *(Path(file).name for file in arguments.files), "--device", arguments.device]
+    for source in arguments.without:
+        words += ["--without", source]
+    for source in arguments.beside:
+        words += ["--beside", source]
+    if arguments.nodes != 1:
+        words += ["--nodes", str(arguments.nodes)]
+    return shlex.join(words)

@@ -1,0 +1,1 @@
+"""From measurements to profiles: reading, fitting, scoring, writing. See README.md in this folder."""

@@ -1,0 +1,241 @@
+"""``calibrate``: measurements of one device -> fitted sections with their errors; what is kept, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.errors import ConfigError
+from semu.fitting.coefficients import coefficients_of
+from semu.fitting.door import admit
+from semu.fitting.fit import FittedSection, fit_section, times
+from semu.fitting.forms import Peaks, peaks_of, predict
+from semu.fitting.models import FEWEST_ROWS, TIME, Model, fitted_rows, model_of
+from semu.fitting.readers import Measurements, SourceFile
+from semu.fitting.samples import Family, Refusal, Samples, by_section, family_of
+from semu.fitting.score import Errors, bands, errors_of
+from semu.hardware.capabilities import DeviceProfile
+from semu.hardware.kinds import DType
+
+FEWEST_HELD_OUT = 6
+"""With fewer held-out rows a section's error is that over all its rows."""
+NO_BASE = frozenset(("vidur/rmsnorm",))
+"""Sources that get factors but do not make the base: a kernel that moves more than it must, or is plainly slow
+(pitfall 5 of the microbenchmark data)."""
+
+
+@dataclass(frozen=True)
+class CalibratedSection:
+    """A fitted section and how well it does.
+
+    Attributes:
+        fit: the coefficients. samples: the rows, held-out ones included. predicted: float64[n] [s] with the sources'
+            factors. base: without them. held_out, all_rows: errors; None: no rows.
+        bands: (name, errors on held-out rows, errors on all rows) by size.
+        spread: mean error of the base on the rows that ``error`` is about, those of sources that make it alone.
+    """
+
+    fit: FittedSection
+    samples: Samples
+    predicted: NDArray[np.float64]
+    base: NDArray[np.float64]
+    held_out: Errors | None
+    all_rows: Errors
+    bands: tuple[tuple[str, Errors | None, Errors], ...]
+    spread: float
+
+    @property
+    def error(self) -> Errors:
+        """What the profile tells: on the held-out rows where they are enough, else on all."""
+        if self.held_out is None or self.held_out.n < FEWEST_HELD_OUT:
+            return self.all_rows
+        return self.held_out
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a set of files says about a device.
+
+    Attributes:
+        profile: the device as it was. sections: by name. refusals: rows left out. others: other devices' rows.
+        files: read. kept: section -> provenance of what stays as it was.
+    """
+
+    profile: DeviceProfile
+    sections: Mapping[str, CalibratedSection]
+    refusals: tuple[Refusal, ...]
+    others: Mapping[str, int]
+    files: tuple[SourceFile, ...]
+    kept: Mapping[str, str]
+
+
+def calibrate(
+    measured: Measurements,
+    profile: DeviceProfile,
+    *,
+    without: Sequence[str] = (),
+    beside: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda line: None,
+) -> Calibration:
+    """Fit all sections that the measurements tell about.
+
+    Args:
+        measured: rows of the device. profile: its peaks, and what stays.
+        without: sources to leave out, with or without what follows their slash.
+        beside: sources that get factors but do not make the base, likewise.
+        progress: called with each section's name.
+    Raises:
+        ConfigError: no row of the device, none that can be fitted; scipy is not installed.
+    """
+    if not measured.samples:
+        others = ", ".join(f"{device} ({count})" for device, count in measured.others.items())
+        raise ConfigError(
+            f"the files do not name the device {profile.name}" if others else "no measurements",
+            where="--device",
+            expected=f"rows of {profile.name}",
+            got=others or "no rows",
+        )
+    refusals = list(measured.refusals)
+    chosen = []
+    for sample in measured.samples:
+        if _names(without, sample.source):
+            refusals.append(Refusal(sample.where, f"source {sample.source}: left out on request"))
+        else:
+            chosen.append(sample)
+    found: dict[str, CalibratedSection] = {}
+    for section, samples in _forward_first(by_section(chosen)):
+        if not _has_arithmetic(profile, section):
+            refusals.append(Refusal(samples.where[0], f"{len(samples)} rows of {section}: no such arithmetic"))
+            continue
+        samples, above = admit(samples, profile)
+        refusals += above
+        progress(section)
+        done = _section(samples, profile, found, lambda source: source not in NO_BASE and not _names(beside, source))
+        if done is None:
+            refusals.append(
+                Refusal(
+                    samples.where[0] if len(samples) else section,
+                    f"{section}: {len(samples)} rows, too few to fit (at least {FEWEST_ROWS} that are not small)",
+                )
+            )
+        else:
+            found[section] = done
+    if not found:
+        raise ConfigError(
+            "nothing can be fitted",
+            where=", ".join(file.name for file in measured.files),
+            expected=f"a kind with {FEWEST_ROWS} rows or more",
+            got="; ".join(refusal.reason for refusal in refusals[-3:]),
+        )
+    kept = {
+        section: profile.provenance_of(section).value
+        for section in section_names(profile)
+        if section not in found or not found[section].fit.fitted
+    }
+    return Calibration(profile, dict(sorted(found.items())), tuple(refusals), measured.others, measured.files, kept)
+
+
+def section_names(profile: DeviceProfile) -> list[str]:
+    """The sections of coefficients that a profile has."""
+    names = {key.rpartition(".")[0] for key, _ in profile.numbers() if key.startswith(("efficiency.", "link."))}
+    return sorted(names)
+
+
+def _names(sources: Sequence[str], source: str) -> bool:
+    return source in sources or source.split("/")[0] in sources
+
+
+def _has_arithmetic(profile: DeviceProfile, section: str) -> bool:
+    return ".fp8" not in section or DType.FP8 in profile.flop_per_s
+
+
+def _forward_first(sections: Mapping[str, Samples]) -> list[tuple[str, Samples]]:
+    """Forward attention before backward, whose rows may hold both; products before grouped ones."""
+    return sorted(
+        sections.items(), key=lambda item: ("attention_backward" in item[0] or "grouped_" in item[0], item[0])
+    )
+
+
+def _section(
+    samples: Samples,
+    profile: DeviceProfile,
+    found: Mapping[str, CalibratedSection],
+    is_trusted: Callable[[str], bool],
+) -> CalibratedSection | None:
+    samples = samples.take(fitted_rows(samples))
+    if len(samples) == 0:
+        return None
+    peaks = peaks_of(profile, samples.section)
+    forward = found.get(samples.section.replace("backward", "forward"))
+    extra = forward_times(samples, profile, None if forward is None else forward.fit.values)
+    plausible = extra < 0.8 * samples.time_s
+    samples, extra = samples.take(plausible), extra[plausible]
+    trained = ~samples.held_out
+    if trained.sum() < max(FEWEST_ROWS, len(samples) / 4):  # so few that the rule may have held all of them out
+        trained = np.ones(len(samples), dtype=np.bool_)
+    training = samples.take(trained)
+    known = coefficients_of(profile, samples.section)
+    making = training.take(np.array([is_trusted(str(source)) for source in training.sources], dtype=np.bool_))
+    model = model_of(making if len(making) else training, known, profile.name) if len(training) else None
+    if model is None:
+        return None
+    if len(making) == 0:
+        model = replace(model, fixed=known)
+    products = found.get("efficiency.matmul")
+    if samples.section == "efficiency.grouped_matmul" and products is not None:
+        fit = _fit_groups(training, model, peaks, products.fit, is_trusted)
+    else:
+        fit = fit_section(training, model, peaks, extra=extra[trained], is_trusted=is_trusted)
+    predicted = times(samples, fit.values, peaks, fit.sites, extra)
+    base = times(samples, fit.values, peaks, None, extra)
+    held = samples.held_out & ~trained
+    counts = np.array([is_trusted(str(source)) for source in samples.sources], dtype=np.bool_)
+    judged = held & counts if held.sum() >= FEWEST_HELD_OUT and (held & counts).any() else counts
+    judged = judged if judged.any() else np.ones(len(samples), dtype=np.bool_)
+    return CalibratedSection(
+        fit,
+        samples,
+        predicted,
+        base,
+        errors_of(samples.time_s[held], predicted[held], base[held]) if held.any() else None,
+        errors_of(samples.time_s, predicted, base),
+        bands(samples, predicted, base, held),
+        float(np.abs(base[judged] / samples.time_s[judged] - 1.0).mean()),
+    )
+
+
+def _fit_groups(
+    samples: Samples, model: Model, peaks: Peaks, products: FittedSection, is_trusted: Callable[[str], bool]
+) -> FittedSection:
+    """Grouped products have the tiles of single ones, and their sources the same factors."""
+    free = tuple(item for item in model.free if item.name in ("flop", "mem", "weight_gradient"))
+    fixed = {**model.fixed, **{name: value for name, value in products.values.items() if name not in ("flop", "mem")}}
+    factor = np.array([products.sites.get(str(source), {}).get(TIME, 1.0) for source in samples.sources])
+    level = replace(samples, time_s=samples.time_s / factor)
+    fit = fit_section(level, replace(model, free=free, fixed=fixed), peaks, is_trusted=is_trusted)
+    sites = {
+        source: {TIME: fit.sites.get(source, {}).get(TIME, 1.0) * products.sites.get(source, {}).get(TIME, 1.0)}
+        for source in fit.num_rows
+    }
+    return replace(fit, sites=sites)
+
+
+def forward_times(
+    samples: Samples, profile: DeviceProfile, forward: Mapping[str, float] | None = None
+) -> NDArray[np.float64]:
+    """The forward's share of rows that hold forward and backward together: float64[n] [s], 0 for others.
+
+    Args:
+        forward: coefficients of the forward section; None: the profile's.
+    """
+    result = np.zeros(len(samples))
+    if family_of(samples.section) is not Family.ATTENTION or not (samples.column("with_forward") > 0).any():
+        return result
+    section = samples.section.replace("backward", "forward")
+    both = samples.column("with_forward") > 0
+    values = coefficients_of(profile, section) if forward is None else forward
+    result[both] = predict(section, values, samples.shape[:, both], peaks_of(profile, section))
+    return result

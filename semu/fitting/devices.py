@@ -1,0 +1,81 @@
+"""``KNOWN_DEVICES``: what files call a device, and how many multiprocessors it has; ``profile_names``: the alias table.
+
+Measurements name a device by its product and form (``H100-SXM``), PyTorch by what the driver says (``NVIDIA H100 80GB
+HBM3``), profiles by the names of ``semu list devices``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from semu.errors import unknown_name
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDevice:
+    """A device.
+
+    Attributes:
+        aliases: names of it in files, upper and lower case alike; the first one is what semu writes.
+        multiprocessors: of one GPU; data sheets.
+        has_switch_reduction: whether NVSwitch adds up an all-reduce of all its GPUs (NVLink SHARP, since H100).
+    """
+
+    aliases: tuple[str, ...]
+    multiprocessors: int
+    has_switch_reduction: bool = False
+
+
+_H100 = ("H100-SXM", "H100", "NVIDIA H100 80GB HBM3")
+_H800 = ("H800-SXM", "H800", "NVIDIA H800")
+
+KNOWN_DEVICES: Mapping[str, KnownDevice] = MappingProxyType(
+    {
+        "a100-80g": KnownDevice(("A100-SXM", "A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"), 108),
+        "a100-40g": KnownDevice(("A100-SXM-40GB", "NVIDIA A100-SXM4-40GB"), 108),
+        "a100-pcie": KnownDevice(("A100-PCIe", "A100-PCIe-80GB", "NVIDIA A100 80GB PCIe"), 108),
+        "a40": KnownDevice(("A40", "NVIDIA A40"), 84),
+        "b200": KnownDevice(("B200-SXM", "B200", "NVIDIA B200"), 148, True),
+        "h100": KnownDevice(_H100, 132, True),
+        "h100-96g": KnownDevice(("H100-96GB", "NVIDIA H100"), 132, True),
+        "h20": KnownDevice(("H20", "NVIDIA H20"), 78, True),
+        "h200": KnownDevice(("H200-SXM", "H200", "NVIDIA H200"), 132, True),
+        "h800": KnownDevice(_H800, 132, True),
+        "h800-400g": KnownDevice(_H800, 132, True),
+    }
+)
+"""Profile name -> device. Two profiles may share a device that differs in its network cards alone."""
+
+
+def profile_names(device: str) -> tuple[str, ...]:
+    """The profiles that a device's name may mean; empty: none.
+
+    Args:
+        device: a profile's name or an alias.
+    """
+    wanted = device.strip().lower()
+    return tuple(
+        name
+        for name, known in KNOWN_DEVICES.items()
+        if wanted == name or wanted in (alias.lower() for alias in known.aliases)
+    )
+
+
+def profile_name(device: str, *, where: str = "--device") -> str:
+    """The profile that a device's name means; of two that share the device, the one of that name, else the last.
+
+    Raises:
+        ConfigError: no such device.
+    """
+    names = profile_names(device)
+    if not names:
+        aliases = {alias for known in KNOWN_DEVICES.values() for alias in known.aliases}
+        raise unknown_name("device", device, {*KNOWN_DEVICES, *aliases}, where=where)
+    return device if device in names else names[-1]
+
+
+def is_device(text: str, profile: str) -> bool:
+    """Whether a file's device name means the device of a profile."""
+    return text == profile or profile in profile_names(text)

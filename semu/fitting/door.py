@@ -1,0 +1,83 @@
+"""``admit``: rows that a device cannot have measured are left out and named."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.errors import ConfigError
+from semu.fitting.forms import flop_of, peaks_of
+from semu.fitting.models import SMALL_BYTES
+from semu.fitting.samples import MOST_NAMED, Family, Refusal, Samples
+from semu.hardware.capabilities import DeviceProfile
+
+_SLACK = 1.01
+"""Peaks are rounded."""
+_HELPED = 1.5
+_SWITCH = 2.0
+"""An all-reduce in the switch sends half of what a ring does."""
+
+
+def admit(samples: Samples, profile: DeviceProfile, *, is_strict: bool = True) -> tuple[Samples, list[Refusal]]:
+    """Leave out rows above the device's peak.
+
+    A memory-bound call that fits in the cache may be above the memory's peak; it stays, and counts as small.
+
+    Args:
+        samples: of one section. profile: the device. is_strict: whether a section most of which is impossible is an
+            error; memory-bound calls and collectives have to be half above it again for that, as caches and switches
+            help them.
+    Returns:
+        What stays, and what does not.
+    Raises:
+        ConfigError: more than half of the rows are beyond: another device, or another unit.
+    """
+    rate, peak, unit = _rates(samples, profile)
+    is_above = rate > peak * _SLACK
+    if samples.family is Family.MEMORY:
+        is_above &= samples.column("bytes") >= SMALL_BYTES
+    if not is_above.any():
+        return samples, []
+    refusals = [
+        Refusal(samples.where[i], f"{rate[i] / unit[0]:.4g} {unit[1]}, above the peak of {peak[i] / unit[0]:.4g}")
+        for i in np.flatnonzero(is_above)
+    ]
+    beyond = rate > peak * (_SLACK if samples.family in (Family.PRODUCT, Family.ATTENTION) else _HELPED)
+    if is_strict and (beyond & is_above).sum() > len(samples) / 2:
+        named = ", ".join(refusal.where for refusal in refusals[:MOST_NAMED])
+        raise ConfigError(
+            f"{is_above.sum()} of {len(samples)} rows of {samples.section} are above the peak of {profile.name}: "
+            "another device, or another unit?",
+            where=refusals[0].where,
+            expected=f"rates up to {peak.max() / unit[0]:.4g} {unit[1]}",
+            got=f"{rate.max() / unit[0]:.4g} {unit[1]} ({named}{' ...' if len(refusals) > MOST_NAMED else ''})",
+        )
+    return samples.take(~is_above), refusals
+
+
+def _rates(
+    samples: Samples, profile: DeviceProfile
+) -> tuple[NDArray[np.float64], NDArray[np.float64], tuple[float, str]]:
+    """Rate and peak of each row, and the unit to name them in."""
+    peaks = peaks_of(profile, samples.section)
+    full = np.ones(len(samples))
+    if samples.family is Family.MEMORY:
+        return samples.column("bytes") / samples.time_s, full * peaks.mem_bytes_per_s, (1e9, "GB/s")
+    if samples.family is Family.LINK:
+        per_node = (
+            np.maximum(samples.column("ranks") / samples.column("nodes"), 1.0) if ".nic." in samples.section else 1
+        )
+        ranks = samples.column("ranks")
+        share = (ranks - 1) / ranks if not samples.section.endswith("p2p") else 1.0
+        if samples.section.endswith("all_reduce"):
+            share = 2.0 * share
+        gain = np.where(samples.column("whole") > 0, _SWITCH, 1.0)
+        return (
+            samples.column("bytes") * share / samples.time_s,
+            full * peaks.port_bytes_per_s * per_node * gain,
+            (1e9, "GB/s"),
+        )
+    flop = flop_of(samples.family, samples.shape, is_forward="forward" in samples.section)
+    if samples.family is Family.ATTENTION and (samples.column("with_forward") > 0).any():
+        flop = flop + np.where(samples.column("with_forward") > 0, flop_of(samples.family, samples.shape), 0.0)
+    return flop / samples.time_s, full * peaks.flop_per_s, (1e12, "TFLOP/s")

@@ -1,0 +1,169 @@
+"""``predict``: times of many shapes by a profile's formulas, as columns; ``Peaks``: what the formulas are relative to.
+
+The shape terms are those of ``semu.hardware.shape_terms`` and the collectives those of ``semu.hardware.network``, so
+that a fit sees what a simulation computes. One thing differs: a kernel that is measured by itself does not yet feel
+all of the sustained load, t = t1 (1 + power t1 / (t1 + 2 ms)), where a run pays rate / (1 + power).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.fitting.samples import Family, family_of
+from semu.hardware.capabilities import DeviceProfile
+from semu.hardware.kinds import DType, OpKind, Port
+from semu.hardware.network import CommGroup, latency_steps, wire_factor
+from semu.hardware.shape_terms import attention_factor, row_bytes_factor, tiled_flop
+
+Values = NDArray[np.float64]
+THROTTLE_S = 2e-3
+"""Time in which the clock falls under load [s]; pitfall "power" of the microbenchmark data."""
+QUANTISE = "quantise_mem"
+"""Coefficient of the product's formula alone: reached memory bandwidth of the kernel that quantises its input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What a section's efficiencies are fractions of.
+
+    Attributes:
+        flop_per_s: of the section's precision. mem_bytes_per_s: of the device. port_bytes_per_s: one way; 0: no port.
+    """
+
+    flop_per_s: float
+    mem_bytes_per_s: float
+    port_bytes_per_s: float = 0.0
+
+
+def peaks_of(profile: DeviceProfile, section: str) -> Peaks:
+    """The peaks of a section on a device.
+
+    Raises:
+        ConfigError: the device has no such arithmetic.
+    """
+    group, name, *rest = section.split(".")
+    memory = profile.mem_bytes_per_s.value
+    if group == "link":
+        ports = {
+            Port.NVLINK: profile.nvlink_bytes_per_s,
+            Port.NIC: profile.nic_bytes_per_s,
+            Port.PCIE: profile.pcie_bytes_per_s,
+        }
+        return Peaks(profile.peak_flop_per_s(DType.BF16), memory, ports[Port(name)].value)
+    is_fp8 = bool(rest) and rest[0].startswith("fp8")
+    return Peaks(profile.peak_flop_per_s(DType.FP8 if is_fp8 else DType.BF16), memory)
+
+
+def predict(section: str, coefficients: Mapping[str, float], shape: Values, peaks: Peaks) -> Values:
+    """Times of isolated calls.
+
+    Args:
+        section: of the profile. coefficients: names of ``Efficiency`` or ``CollectiveEfficiency`` -> value, complete,
+            and ``quantise_mem`` or ``forward`` where rows ask for it. shape: float64[num_columns, n] of the family.
+    Returns:
+        float64[n] [s].
+    """
+    family = family_of(section)
+    if family is Family.LINK:
+        return _collective(section, coefficients, shape, peaks)
+    if family is Family.MEMORY:
+        moved, width = shape
+        moved = moved * row_bytes_factor(np.maximum(width, 1.0), coefficients["row0"])
+        result: Values = coefficients["t0_s"] + moved / (coefficients["mem"] * peaks.mem_bytes_per_s)
+        return result
+    if family is Family.PRODUCT:
+        return _product(coefficients, shape, peaks)
+    return _attention(coefficients, shape, peaks, is_forward="forward" in section)
+
+
+def flop_of(family: Family, shape: Values, *, is_forward: bool = True) -> Values:
+    """FLOP of each row, without what shapes add: float64[n].
+
+    Source:
+        GEMM 2 m n k; attention forward 2 b h s_q s_kv (d + d_v), backward (3 d + 2 d_v), half when causal.
+    """
+    if family is Family.PRODUCT:
+        m, n, k, groups = shape[:4]
+        product: Values = 2.0 * m * n * k * groups
+        return product
+    batch, heads, _, s_q, s_kv, d, d_v, causal, *_ = shape
+    dims = d + d_v if is_forward else 3.0 * d + 2.0 * d_v
+    flop: Values = 2.0 * batch * heads * s_q * s_kv * dims / (1.0 + causal)
+    return flop
+
+
+def _softened(compute: Values, memory: Values, p: float) -> Values:
+    longer, shorter = np.maximum(compute, memory), np.minimum(compute, memory)
+    if np.isinf(p):
+        return longer
+    result: Values = longer * (1.0 + (shorter / longer) ** p) ** (1.0 / p)
+    return result
+
+
+def _isolated(t1: Values, power: float) -> Values:
+    return t1 * (1.0 + power * t1 / (t1 + THROTTLE_S))
+
+
+def _product(numbers: Mapping[str, float], shape: Values, peaks: Peaks) -> Values:
+    m, n, k, groups, in_bytes, out_bytes, quantised, weight_gradient = shape
+    flop = flop_of(Family.PRODUCT, shape)
+    if numbers["tiles_at_once"]:
+        flop = tiled_flop(
+            m,
+            n,
+            k,
+            tiles_at_once=numbers["tiles_at_once"],
+            k0=numbers["tile_k0"],
+            rest=numbers["tile_rest"],
+            tile_128=numbers["tile_128"],
+            groups=groups,
+        )
+    rate = numbers["flop"] * peaks.flop_per_s * np.where(weight_gradient > 0, numbers["weight_gradient"], 1.0)
+    moved = groups * (in_bytes * (m * k + k * n) + out_bytes * m * n)
+    memory = moved / (numbers["mem"] * peaks.mem_bytes_per_s)
+    time = _isolated(numbers["t0_s"] + _softened(flop / rate, memory, numbers["p"]), numbers["power"])
+    if quantised.any():
+        # the kernel before it reads 16-bit activations and writes fp8 ones
+        time = time + quantised * 3.0 * m * k / (numbers[QUANTISE] * peaks.mem_bytes_per_s)
+    return time
+
+
+def _attention(numbers: Mapping[str, float], shape: Values, peaks: Peaks, *, is_forward: bool) -> Values:
+    batch, heads, kv_heads, s_q, s_kv, d, d_v, causal, _ = shape
+    share = 1.0 + causal
+    factor = attention_factor(
+        batch * s_q,
+        batch * s_q * s_kv,
+        heads,
+        share,
+        s0=numbers["s0_tokens"],
+        tiles_at_once=numbers["tiles_at_once"],
+        rest=numbers["tile_rest"],
+    )
+    flop = factor * flop_of(Family.ATTENTION, shape, is_forward=is_forward)
+    moved = (2.0 if is_forward else 4.0) * batch * (heads * s_q + kv_heads * s_kv) * (d + d_v)
+    compute = flop / (numbers["flop"] * peaks.flop_per_s)
+    memory = moved / (numbers["mem"] * peaks.mem_bytes_per_s)
+    return _isolated(numbers["t0_s"] + _softened(compute, memory, numbers["p"]), numbers["power"])
+
+
+def _collective(section: str, numbers: Mapping[str, float], shape: Values, peaks: Peaks) -> Values:
+    ranks, nodes, buffer, whole = shape
+    kind = OpKind(section.split(".")[2])
+    factor, steps = np.empty_like(ranks), np.empty_like(ranks)
+    for n, m in {(int(n), int(m)) for n, m in zip(ranks, nodes, strict=True)}:
+        chosen = (ranks == n) & (nodes == m)
+        factor[chosen] = float(wire_factor(kind, n))
+        steps[chosen] = latency_steps(kind, CommGroup("group", n, m))
+    per_node = 1.0 if ".nic." not in section or kind is OpKind.P2P else ranks / nodes
+    rate = numbers["net"] * peaks.port_bytes_per_s * per_node
+    transfer = factor * buffer / rate
+    if ".nic." not in section and kind is not OpKind.P2P:
+        in_switch = (whole > 0) & (numbers["switch"] > 1.0)
+        transfer = transfer * np.where(in_switch, 1.0 / numbers["switch"], 1.0 + numbers["few_ranks"] / (ranks - 1.0))
+    result: Values = numbers["t0_s"] + numbers["hop_s"] * steps + transfer + np.sqrt(numbers["c_s"] * transfer)
+    return result

@@ -1,0 +1,182 @@
+"""``model_of``: which coefficients of a section are fitted, between which bounds, and what a source may differ in.
+
+Bounds keep every coefficient finite and every time monotone in the shape; what is not fitted keeps the value that the
+profile has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.fitting.devices import KNOWN_DEVICES
+from semu.fitting.forms import QUANTISE
+from semu.fitting.samples import Family, Samples, family_of
+from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, coefficient_names
+
+SMALL_PRODUCT = 256
+"""Products with a smaller m, n or k are small: no training job waits for them, and they are not fitted."""
+SMALL_BYTES = 20e6
+"""Memory-bound calls of fewer bytes run partly from the cache: not fitted [bytes]."""
+TIME = "time"
+"""A source's factor on the whole time; its other factors are on coefficients."""
+FEWEST_ROWS = 2
+PACKETS = 0.9
+"""Most of NVLink that collectives can reach: a packet carries up to 16 flits of data in 17 or 18."""
+RATES = ("link.pcie.p2p", "efficiency.copy", "efficiency.optimizer")
+"""Sections that a single long copy tells all about."""
+_MANY = 24
+"""With fewer rows than this only the rates are fitted, and the shape of the curve is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """A coefficient to fit: where it starts, and its bounds."""
+
+    name: str
+    start: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Model:
+    """How a section is fitted.
+
+    Attributes:
+        free: what is fitted. fixed: name -> value of all other coefficients.
+        site: in what sources differ while the base is fitted: ``time``, or names of coefficients.
+        final: in what they differ in the end, given the base.
+    """
+
+    free: tuple[Free, ...]
+    fixed: Mapping[str, float]
+    site: tuple[str, ...] = (TIME,)
+    final: tuple[str, ...] = (TIME,)
+
+
+_PRODUCT = (
+    Free("flop", 0.8, 0.2, 1.0),
+    Free("mem", 0.8, 0.1, 1.0),
+    Free("t0_s", 3e-6, 0.0, 2e-5),
+    Free("tile_k0", 80.0, 0.0, 500.0),
+    Free("tile_rest", 0.25, 0.0, 1.0),
+    Free("tile_128", 0.95, 0.5, 1.0),
+    Free("power", 0.1, 0.0, 0.6),
+)
+_ATTENTION = (
+    Free("flop", 0.6, 0.1, 1.0),
+    Free("mem", 0.3, 0.02, 1.0),
+    Free("t0_s", 1.5e-5, 0.0, 6e-5),
+    Free("s0_tokens", 400.0, 0.0, 4000.0),
+    Free("tile_rest", 0.5, 0.0, 1.5),
+    Free("p", 1.5, 1.0, 12.0),
+)
+_LINK = (
+    Free("net", 0.75, 0.05, 1.0),
+    Free("t0_s", 5e-6, 0.0, 5e-5),
+    Free("hop_s", 1e-6, 0.0, 1.9e-5),
+    Free("c_s", 1e-5, 0.0, 9.9e-5),
+    Free("few_ranks", 0.1, 0.0, 1.0),
+)
+_ROW_WISE = ("norm", "softmax", "cross_entropy")
+
+
+def fitted_rows(samples: Samples) -> NDArray[np.bool_]:
+    """Which rows a section is fitted on, before any are held out: not those that are small."""
+    if samples.family is Family.PRODUCT:
+        smallest = np.minimum(np.minimum(samples.column("m"), samples.column("n")), samples.column("k"))
+        return np.asarray(smallest >= SMALL_PRODUCT)
+    if samples.family is Family.MEMORY:
+        return np.asarray(samples.column("bytes") >= SMALL_BYTES)
+    return np.ones(len(samples), dtype=np.bool_)
+
+
+def model_of(samples: Samples, known: Mapping[str, float], profile: str) -> Model | None:
+    """How to fit a section; None: the rows are too few.
+
+    Args:
+        samples: the rows to fit on. known: the section's coefficients so far. profile: name of the device's profile.
+    """
+    if len(samples) < FEWEST_ROWS and samples.section not in RATES:
+        return None
+    is_many = len(samples) >= _MANY
+    fixed = dict(known)
+    device = KNOWN_DEVICES.get(profile)
+    if samples.family is Family.PRODUCT:
+        fixed["p"] = 3.0
+        if device is not None:
+            fixed["tiles_at_once"] = float(device.multiprocessors)
+        free = _PRODUCT if is_many and fixed["tiles_at_once"] else _only(_PRODUCT, "flop")
+        if not is_many:
+            free = (Free("flop", min(0.9, known["flop"]), 0.1, 1.0),)
+        if is_many and (samples.column("quantised") > 0).any():
+            free = (*free, Free(QUANTISE, 0.3, 0.02, 1.0))
+        has_both = 0 < (samples.column("weight_gradient") > 0).sum() < len(samples)
+        if is_many and has_both:
+            free = (*free, Free("weight_gradient", 0.95, 0.3, 1.0))
+        return Model(free, fixed, final=(TIME, "t0_s") if is_many else (TIME,))
+    if samples.family is Family.ATTENTION:
+        if device is not None and (is_many or fixed["tiles_at_once"]):
+            fixed["tiles_at_once"] = float(device.multiprocessors)
+        if is_many and "forward" in samples.section:
+            own = ("flop", "mem", "t0_s", "s0_tokens", "tile_rest")
+            return Model(_ATTENTION, fixed, own, own)
+        free = (Free("flop", 0.5, 0.05, 1.0),)
+        lengths = np.unique(samples.column("seq_q"))
+        if len(samples) >= 6 and len(lengths) >= 3:
+            free = (*free, Free("s0_tokens", 400.0, 0.0, 4000.0))
+        return Model(free, fixed)
+    if samples.family is Family.MEMORY:
+        sizes = np.unique(samples.column("bytes"))
+        free = (Free("mem", 0.6, 0.05, 1.0),)
+        if len(samples) >= 8 and len(sizes) >= 4:
+            free = (*free, Free("t0_s", 1.5e-6, 0.0, 2e-5))
+        else:
+            fixed["t0_s"] = min(known["t0_s"], 1.5e-6)
+        widths = np.unique(samples.column("width"))
+        name = samples.section.split(".")[1]
+        if name in _ROW_WISE and len(samples) >= _MANY and len(widths) >= 4:
+            return Model((*free, Free("row0", 200.0, 0.0, 8000.0)), fixed, ("mem", "row0"), ("mem", "row0"))
+        if name in _ROW_WISE:
+            fixed["row0"] = 0.0
+        return Model(free, fixed)
+    return _link_model(samples, fixed, device is not None and device.has_switch_reduction)
+
+
+def _only(free: tuple[Free, ...], *names: str) -> tuple[Free, ...]:
+    return tuple(item for item in free if item.name in names)
+
+
+def _link_model(samples: Samples, fixed: dict[str, float], has_switch_reduction: bool) -> Model:
+    names = ["net"]
+    sizes, ranks = np.unique(samples.column("bytes")), np.unique(samples.column("ranks"))
+    if len(sizes) >= 8:
+        names.append("t0_s")
+    if len(sizes) >= 8 and not samples.section.endswith("p2p"):
+        names.append("c_s")
+    if len(ranks) >= 2:
+        names.append("hop_s")
+    if len(ranks) >= 2 and len(sizes) >= 8 and ".nvlink." in samples.section:
+        names.append("few_ranks")
+    free = _only(_LINK, *names)
+    if ".nic." in samples.section and len(ranks) >= 2:  # many ranks: the latency is that of the steps
+        fixed["t0_s"] = 0.0
+        free = _only(_LINK, "net", "hop_s", "c_s")
+    if ".nvlink." in samples.section and not samples.section.endswith("p2p"):
+        free = tuple(replace(item, high=PACKETS) if item.name == "net" else item for item in free)
+    is_whole = samples.column("whole") > 0
+    if has_switch_reduction and is_whole.any() and not is_whole.all():
+        free = (*free, Free("switch", 1.2, 1.0, 2.5))
+    site = tuple(name for name in ("net", "t0_s", "hop_s") if name in names) if len(sizes) >= 8 else (TIME,)
+    return Model(free, fixed, site, site)
+
+
+def defaults_of(section: str) -> dict[str, float]:
+    """Coefficients of a section about which nothing is known."""
+    is_link = family_of(section) is Family.LINK
+    neutral = CollectiveEfficiency() if is_link else Efficiency()
+    return {name: float(getattr(neutral, name)) for name in coefficient_names(type(neutral))}

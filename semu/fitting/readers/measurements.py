@@ -1,0 +1,91 @@
+"""``read_measurements``: CSV tables, output of nccl-tests and traces of torch.profiler, told apart by their content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from semu.errors import ConfigError
+from semu.fitting.devices import is_device
+from semu.fitting.samples import Refusal, Sample
+
+EXPECTED = "a CSV of the schemas in semu/fitting/README.md, output of nccl-tests, or a trace of torch.profiler"
+
+
+_OVER_NODES = "link.nic.all_to_all"
+_TWO_PORTS = "an all-to-all over nodes uses two ports at once: not fitted"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file that was read: its name without folders, the SHA-256 of its bytes, its rows."""
+
+    name: str
+    sha256: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What some files hold.
+
+    Attributes:
+        samples: of the wanted device. refusals: rows of it that are left out, with reasons.
+        others: device -> rows of other devices. files: what was read.
+    """
+
+    samples: tuple[Sample, ...]
+    refusals: tuple[Refusal, ...]
+    others: dict[str, int]
+    files: tuple[SourceFile, ...]
+
+
+def read_measurements(paths: Sequence[str | os.PathLike[str]], profile: str, *, nodes: int = 1) -> Measurements:
+    """Read files of measurements.
+
+    Args:
+        paths: the files. profile: name of the device's profile; rows of other devices are counted, not taken. Files
+            that do not name a device (nccl-tests, traces) are taken to be of it.
+        nodes: of the ranks in nccl-tests' output, which names only the ranks.
+    Raises:
+        ConfigError: a file that cannot be read or is of no known format, times that are not positive, units that do
+            not agree, a trace without shapes.
+    """
+    from semu.fitting.readers.nccl import is_nccl, read_nccl
+    from semu.fitting.readers.tables import read_table
+    from semu.fitting.readers.trace import is_trace, read_trace
+    from semu.fitting.source_text import read_source
+
+    samples: list[Sample] = []
+    refusals: list[Refusal] = []
+    others: dict[str, int] = {}
+    files = []
+    for path in paths:
+        name = Path(path).name
+        content = read_source(path, EXPECTED)
+        if is_trace(content):
+            found, refused = read_trace(path, profile)
+        else:
+            try:
+                text = content.decode("utf-8-sig")
+            except UnicodeDecodeError as error:
+                raise ConfigError(
+                    "not a text file", where=name, expected=EXPECTED, got=f"byte {error.start}"
+                ) from error
+            if is_nccl(text):
+                found, refused = read_nccl(text, name, profile, nodes=nodes)
+            else:
+                found, refused = read_table(text, name)
+        own = [sample for sample in found if is_device(sample.device, profile)]
+        refused += [Refusal(item.where, _TWO_PORTS, profile) for item in own if item.section == _OVER_NODES]
+        own = [item for item in own if item.section != _OVER_NODES]
+        for sample in found:
+            if not is_device(sample.device, profile):
+                others[sample.device] = others.get(sample.device, 0) + 1
+        samples += own
+        refusals += [item for item in refused if item.device is None or is_device(item.device, profile)]
+        files.append(SourceFile(name, hashlib.sha256(Path(path).read_bytes()).hexdigest(), len(own)))
+    return Measurements(tuple(samples), tuple(refusals), dict(sorted(others.items())), tuple(files))

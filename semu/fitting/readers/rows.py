@@ -1,0 +1,204 @@
+"""One row of a table -> section, shape, source and work; what a table's words mean.
+
+A source is who measured, followed by the software where that makes another kernel of it (``aic/vllm``): each source
+has factors of its own in a fit (``semu.fitting.fit``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from semu.fitting.samples import Sample
+
+Row = Mapping[str, str]
+Converted = tuple[str, tuple[float, ...], str, float]
+"""Section, shape, source, work [FLOP or bytes]; work 0: not checked."""
+
+
+class LeftOut(Exception):
+    """A row that no section describes; says why."""
+
+
+_PRODUCT_SECTIONS = {"bf16": "", "fp16": "", "fp8": ".fp8", "fp8_block": ".fp8_block"}
+_MEMORY_SECTIONS = {
+    "rmsnorm": "norm",
+    "rms_norm": "norm",
+    "layernorm": "norm",
+    "layer_norm": "norm",
+    "swiglu": "activation",
+    "gelu": "activation",
+    "geglu": "activation",
+    "silu": "activation",
+    "rope": "rope",
+    "add": "add",
+    "mul": "modulate",
+    "relu": "modulate",
+    "tanh": "modulate",
+    "add_scalar": "modulate",
+    "dropout": "dropout",
+    "modulate": "modulate",
+    "softmax": "softmax",
+    "embedding": "embedding",
+    "cross_entropy": "cross_entropy",
+    "stream_copy": "copy",
+    "copy": "copy",
+    "cast": "cast",
+    "stream_triad": "optimizer",
+    "adam": "optimizer",
+    "fused_adam": "optimizer",
+}
+_COLLECTIVES = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "all_to_all": "all_to_all",
+    "send_recv": "p2p",
+    "sendrecv": "p2p",
+    "p2p": "p2p",
+}
+_UPPER_BOUND = "upper bound"
+_SUSPECT = "SUSPECT"
+_SKEWED, _SKEWED_BYTES = "vidur", 1e6
+"""A source whose kernel times of all-reduces hold the wait for the last rank; pitfall 6 of the microbenchmark data."""
+_ONLY_REPORTED = re.compile(r"nccl-|coreweave|mlm-issue|nvb-issue|fa-issue1051")
+
+
+def _positive(row: Row, *names: str) -> tuple[float, ...]:
+    values = tuple(float(row[name]) for name in names)
+    for name, value in zip(names, values, strict=True):
+        if not (value > 0 and value == int(value)):
+            raise ValueError(f"{name} = {row[name]}")
+    return values
+
+
+def _note(row: Row) -> str:
+    note = row.get("note") or ""
+    if _SUSPECT in note:
+        raise LeftOut(f"its note: {note}")
+    if _UPPER_BOUND in note:
+        raise LeftOut("an upper bound, the best shape of a search")
+    return note
+
+
+def _source(row: Row) -> str:
+    return (row.get("source") or "").strip() or "unnamed"
+
+
+def product(row: Row) -> Converted:
+    """A row of ``gemm.csv``: one product, or ``batch`` equal ones in a kernel."""
+    note, source, dtype = _note(row), _source(row), row["dtype"]
+    if dtype not in _PRODUCT_SECTIONS:
+        raise LeftOut(f"products of {dtype} have no section")
+    m, n, k = _positive(row, "m", "n", "k")
+    (groups,) = _positive(row, "batch") if row.get("batch") else (1.0,)
+    if "masked" in note:
+        raise LeftOut("masked groups: an inference kernel")
+    name = "matmul" if groups == 1 else "grouped_matmul"
+    in_bytes = 1.0 if dtype.startswith("fp8") else 2.0
+    out_bytes = 4.0 if "out=fp32" in note else 2.0
+    weight_gradient = float("layout=NT" in note or "bwd_grad_w" in note or "wgrad" in note)
+    quantised = float("quant kernel" in note)
+    if dtype == "fp8_block" and not quantised:
+        source = f"{source}/kernel"
+    shape = (m, n, k, groups, in_bytes, out_bytes, quantised, weight_gradient)
+    return f"efficiency.{name}{_PRODUCT_SECTIONS[dtype]}", shape, source, 2.0 * m * n * k * groups
+
+
+def attention(row: Row) -> Converted:
+    """A row of ``attention.csv``: one call, forward, backward or both."""
+    note, source = _note(row), _source(row)
+    if row["dtype"] not in ("bf16", "fp16"):
+        raise LeftOut(f"attention in {row['dtype']} has no section")
+    if float(row.get("window") or 0):
+        raise LeftOut("attention in a window")
+    if _ONLY_REPORTED.match(source):
+        raise LeftOut("a user's report: an anchor only")
+    b, h, h_kv, s_q, s_kv, d, d_v = _positive(
+        row, "batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "head_dim_v"
+    )
+    causal = float(row["causal"])
+    if causal not in (0.0, 1.0):
+        raise ValueError(f"causal = {row['causal']}")
+    way = row["pass"]
+    if way not in ("fwd", "bwd", "fwd+bwd"):
+        raise ValueError(f"pass = {way}")
+    library = note.split("/")[0].split(" ")[0].lower()
+    if library in ("vllm", "trtllm", "sglang", "fa2", "fa3", "cudnn", "torch") and library != source:
+        source = f"{source}/{library}"
+    name = "attention_forward" if way == "fwd" else "attention_backward"
+    variant = "" if d == 128 else f".head_dim_{d:.0f}"
+    dims = {"fwd": d + d_v, "bwd": 3 * d + 2 * d_v, "fwd+bwd": 4 * d + 3 * d_v}[way]
+    work = 2.0 * b * h * s_q * s_kv * dims / (1.0 + causal)
+    shape = (b, h, h_kv, s_q, s_kv, d, d_v, causal, float(way == "fwd+bwd"))
+    return f"efficiency.{name}{variant}", shape, source, work
+
+
+def memory(row: Row) -> Converted:
+    """A row of ``memory_ops.csv``: one memory-bound kernel or copy."""
+    note, source, op = _note(row), _source(row), row["op"]
+    if not (row["bytes"] or "").strip():
+        raise LeftOut("its bytes are not known")
+    moved = float(row["bytes"])
+    if not moved > 0:
+        raise ValueError(f"bytes = {row['bytes']}")
+    if _ONLY_REPORTED.match(source):
+        raise LeftOut("a user's report: an anchor only")
+    if op in ("memcpy_h2d", "memcpy_d2h"):
+        return "link.pcie.p2p", (2.0, 1.0, moved, 0.0), source, moved
+    if op not in _MEMORY_SECTIONS:
+        raise LeftOut(f"no section describes {op}")
+    section = _MEMORY_SECTIONS[op]
+    size = re.match(r"^\d+x(\d+)$", row["shape"] or "")
+    width = float(size[1]) if size else 0.0
+    if section == "norm":
+        source = f"{source}/{note}" if source == "cudnn" and note else f"{source}/{op}"
+        if (row.get("pass") or "fwd") not in ("fwd", "forward"):
+            source = f"{source}/bwd"
+    elif op == "stream_triad":
+        source = f"{source}/triad"
+    elif section in ("activation", "modulate") or (row.get("pass") or "fwd") not in ("fwd", "forward"):
+        source = f"{source}/{op}" + ("" if (row.get("pass") or "fwd").startswith("f") else "/bwd")
+    return f"efficiency.{section}", (moved, width), source, moved
+
+
+def collective(row: Row) -> Converted:
+    """A row of ``collectives.csv``: one collective, or a message between two ranks."""
+    note, source = _note(row), _source(row)
+    if row["collective"] not in _COLLECTIVES:
+        raise LeftOut(f"no section describes {row['collective']}")
+    if _ONLY_REPORTED.match(source):
+        raise LeftOut("a user's report: an anchor only")
+    kind = _COLLECTIVES[row["collective"]]
+    ranks, moved = _positive(row, "ranks", "bytes")
+    (per_node,) = _positive(row, "ranks_per_node") if row.get("ranks_per_node") else (ranks,)
+    nodes = -(-ranks // per_node)
+    if source == _SKEWED and kind == "all_reduce" and moved < _SKEWED_BYTES:
+        raise LeftOut("so small that the ranks' skew, which its time holds, rules it")
+    port = "nic" if nodes > 1 else "pcie" if "PCIe" in f"{note} {row.get('topology') or ''}" else "nvlink"
+    is_whole = kind == "all_reduce" and port == "nvlink" and ranks == 8
+    return f"link.{port}.{kind}", (ranks, nodes, moved, float(is_whole)), source, moved
+
+
+FRACTION_BYTES_PER_S = 8 * 48.5e9
+"""What fractions in ``collective_efficiency_multinode.csv`` are of: eight 400 Gbit/s cards at 48.5 GB/s [byte/s]."""
+FRACTION_DEVICE = "H100-SXM"
+_RING = re.compile(r"(\d+)Node-(\d+)GPU\(NIC ?\)")
+
+
+def fractions(rows: Iterable[tuple[str, Row]]) -> Iterator[Sample]:
+    """Rows of ``collective_efficiency_multinode.csv``: rings over several nodes that the cards bound, as times.
+
+    A fraction of the bus bandwidth f of a buffer S is a time S (n-1)/n / (f x 8 x 48.5 GB/s); it counts for the
+    all-gather and for the reduce-scatter.
+    """
+    for where, row in rows:
+        found = _RING.fullmatch(row["column"].strip())
+        if row["table"] != "nic" or found is None:
+            continue
+        nodes, ranks, moved = float(found[1]), float(found[2]), float(row["bytes"])
+        time_s = moved * (ranks - 1) / ranks / (float(row["fraction_of_peak_busbw"]) * FRACTION_BYTES_PER_S)
+        for kind in ("all_gather", "reduce_scatter"):
+            shape = (ranks, nodes, moved, 0.0)
+            yield Sample(f"link.nic.{kind}", shape, time_s, row.get("source") or "simai", FRACTION_DEVICE, where)

@@ -1,0 +1,156 @@
+"""``read_table``: CSV tables of microbenchmarks (schemas: ``semu/fitting/README.md``) -> samples.
+
+The header tells which table it is. Times are in one of ``time_us``, ``time_ms`` and ``time_s``; where a table repeats
+them as a rate (``tflops``, ``gbps``, ``algbw_gbps``), both have to agree.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from semu.errors import ConfigError
+from semu.fitting.readers import rows as kinds
+from semu.fitting.readers.rows import LeftOut
+from semu.fitting.samples import MOST_NAMED, Refusal, Sample
+
+UNITS = {"time_us": 1e-6, "time_ms": 1e-3, "time_s": 1.0}
+"""Column of times -> seconds of its unit."""
+_RATES = {"tflops": 1e12, "gbps": 1e9, "algbw_gbps": 1e9}
+_TOLERANCE = 0.1
+"""How far a rate may be from work / time: rounding of short times."""
+
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Schema:
+    """A table: what its header has, and how a row becomes a section, a shape, a source and its work (FLOP or bytes)."""
+
+    name: str
+    required: frozenset[str]
+    convert: Callable[[Row], tuple[str, tuple[float, ...], str, float]]
+
+
+SCHEMAS = (
+    _Schema("gemm", frozenset(("device", "dtype", "m", "n", "k")), kinds.product),
+    _Schema("attention", frozenset(("device", "pass", "batch", "heads", "seq_q", "head_dim")), kinds.attention),
+    _Schema("collectives", frozenset(("device", "collective", "ranks", "bytes")), kinds.collective),
+    _Schema("memory_ops", frozenset(("device", "op", "bytes", "shape")), kinds.memory),
+)
+"""The first one whose columns are all there is the table's."""
+UNUSED = (
+    (frozenset(("device", "mode", "ep", "topk")), "dispatch and combine of experts: no section describes them"),
+    (frozenset(("phase", "kernel", "dur_us")), "kernels of a whole run, not by themselves"),
+    (frozenset(("device", "bf16_dense_tflops", "hbm_gbps")), "peaks, not measurements"),
+)
+"""Tables that lie beside the others and are not fitted: what their headers have, and why."""
+TABLE_OF_FRACTIONS = frozenset(("table", "column", "bytes", "fraction_of_peak_busbw"))
+
+
+def read_table(text: str, name: str) -> tuple[list[Sample], list[Refusal]]:
+    """Read one table.
+
+    Args:
+        text: the file. name: of the file, for places.
+    Raises:
+        ConfigError: no known header, an unknown unit or several, a time or size that is no positive number, rates that
+            do not agree with the times.
+    """
+    reader = csv.DictReader(io.StringIO(text))
+    header = set(reader.fieldnames or ())
+    if header >= TABLE_OF_FRACTIONS:
+        return list(kinds.fractions(_numbered(reader, name))), []
+    schema = next((schema for schema in SCHEMAS if header >= schema.required), None)
+    unused = next((reason for required, reason in UNUSED if header >= required), None)
+    if schema is None and unused is not None:
+        return [], [Refusal(name, f"the whole table: {unused}")]
+    if schema is None:
+        raise ConfigError(
+            "not a table of measurements",
+            where=f"{name}:1",
+            expected="; or ".join(f"{schema.name}: {', '.join(sorted(schema.required))}" for schema in SCHEMAS),
+            got=", ".join(list(reader.fieldnames or ())[:12]) or "an empty file",
+        )
+    unit = _unit(header, name)
+    samples: list[Sample] = []
+    refusals: list[Refusal] = []
+    bad: list[str] = []
+    for where, row in _numbered(reader, name):
+        if None in row.values():
+            raise ConfigError("a row that cannot be read", where=where, expected=f"{len(header)} cells", got="fewer")
+        try:
+            time_s = _time(row[unit]) * UNITS[unit]
+        except ValueError:
+            if not row[unit].strip():
+                refusals.append(Refusal(where, "no time", row["device"]))
+            else:
+                bad.append(f"{where} ({row[unit]})")
+            continue
+        try:
+            section, shape, source, work = schema.convert(row)
+        except LeftOut as reason:
+            refusals.append(Refusal(where, str(reason), row["device"]))
+            continue
+        except (KeyError, ValueError, TypeError) as error:
+            raise ConfigError(
+                "a row that cannot be read", where=where, expected=f"a row of the {schema.name} table", got=str(error)
+            ) from error
+        _check_rate(row, work, time_s, where)
+        samples.append(Sample(section, shape, time_s, source, row["device"], where))
+    if bad:
+        raise ConfigError(
+            f"{len(bad)} times that are not positive numbers",
+            where=bad[0].partition(" (")[0],
+            expected=f"{unit} > 0 in every row",
+            got=", ".join(bad[:MOST_NAMED]) + (" ..." if len(bad) > MOST_NAMED else ""),
+        )
+    return samples, refusals
+
+
+def _numbered(reader: csv.DictReader[str], name: str) -> Iterator[tuple[str, Row]]:
+    for row in reader:
+        yield f"{name}:{reader.line_num}", row
+
+
+def _unit(header: set[str], name: str) -> str:
+    units = [unit for unit in UNITS if unit in header]
+    if len(units) != 1:
+        raise ConfigError(
+            "times in several units" if units else "no column of times",
+            where=f"{name}:1",
+            expected="one of " + ", ".join(UNITS),
+            got=", ".join(units) or "none of them",
+        )
+    return units[0]
+
+
+def _time(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(text)
+    return value
+
+
+def _check_rate(row: Row, work: float, time_s: float, where: str) -> None:
+    """A rate that the table gives beside the time says whether the unit is the one that the header names."""
+    for column, unit in _RATES.items():
+        text = (row.get(column) or "").strip()
+        if not text or work <= 0:
+            continue
+        ratio = float(text) * unit * time_s / work
+        if not (1 - _TOLERANCE) < ratio < (1 + _TOLERANCE) and not _is_rounding(float(text), ratio):
+            raise ConfigError(
+                "time and rate do not agree: mixed units?",
+                where=where,
+                expected=f"{column} about {work / time_s / unit:.4g} for this time",
+                got=text,
+            )
+
+
+def _is_rounding(rate: float, ratio: float) -> bool:
+    """Rates with two digits are coarse where they are small."""
+    return rate < 1 and 0.5 < ratio < 2

@@ -1,0 +1,111 @@
+"""``report_text`` and ``score_text``: calibrations and scores for people; ``calibration_json``: for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from semu.fitting.calibration import Calibration
+from semu.fitting.samples import MOST_NAMED, Refusal
+from semu.fitting.score import Errors, KindScore
+
+
+def _row(cells: Sequence[str]) -> str:
+    name, *numbers = cells
+    return f"  {name:<46}" + "".join(f"{number:>10}" for number in numbers)
+
+
+def _percents(errors: Errors | None) -> list[str]:
+    if errors is None:
+        return ["-"] * 5
+    values = (errors.mape, errors.p95, errors.time_weighted, errors.base_mape)
+    return [f"{errors.n:,}", *(f"{100 * value:.1f}" for value in values)]
+
+
+_COLUMNS = ("n", "MAPE", "p95", "weighted", "base")
+
+
+def report_text(calibration: Calibration) -> str:
+    """Errors per section and size band, what was left out, and what stays as it was."""
+    lines = [
+        f"calibration of {calibration.profile.name}",
+        "errors in percent: mean, 95th percentile and time-weighted with the sources' factors, and the mean without",
+        "",
+        _row(("held-out rows", *_COLUMNS)),
+    ]
+    for name, section in calibration.sections.items():
+        lines.append(_row((name, *_percents(section.held_out))))
+        lines += [_row((f"  {label}", *_percents(held))) for label, held, _ in section.bands if held is not None]
+    lines += ["", _row(("all rows", *_COLUMNS))]
+    lines += [_row((name, *_percents(section.all_rows))) for name, section in calibration.sections.items()]
+    lines += ["", "coefficients"]
+    for name, section in calibration.sections.items():
+        own = ", ".join(f"{key} {section.fit.values[key]:.4g}" for key in section.fit.fitted)
+        lines.append(f"  {name}: {own}")
+        for source, factors in section.fit.sites.items():
+            listed = ", ".join(f"{key} x {value:.3f}" for key, value in factors.items())
+            lines.append(f"    {source} ({section.fit.num_rows[source]} rows): {listed}")
+    lines += ["", *refusal_lines(calibration.refusals)]
+    if calibration.others:
+        listed = ", ".join(f"{device} {count:,}" for device, count in calibration.others.items())
+        lines.append(f"rows of other devices: {listed}")
+    by_provenance: dict[str, list[str]] = {}
+    for section_name, provenance in calibration.kept.items():
+        by_provenance.setdefault(provenance, []).append(section_name)
+    for provenance, names in sorted(by_provenance.items()):
+        lines.append(f"not measured, stays {provenance}: {', '.join(names)}")
+    return "\n".join(lines)
+
+
+def refusal_lines(refusals: Sequence[Refusal]) -> list[str]:
+    """Rows left out, by reason, the first few of each named."""
+    grouped: dict[str, list[str]] = {}
+    for refusal in refusals:
+        reason = refusal.reason
+        if "above the peak" in reason:
+            reason = "above the peak" + reason.partition("above the peak")[2]
+        grouped.setdefault(reason, []).append(refusal.where)
+    lines = ["rows left out"] if grouped else []
+    for reason, places in grouped.items():
+        named = ", ".join(places[:MOST_NAMED]) + (" ..." if len(places) > MOST_NAMED else "")
+        lines.append(f"  {len(places):>5}  {reason}: {named}")
+    return lines
+
+
+def calibration_json(calibration: Calibration) -> dict[str, object]:
+    """Everything of a calibration but its rows."""
+    return {
+        "device": calibration.profile.name,
+        "sections": [
+            {
+                "section": name,
+                "coefficients": {key: section.fit.values[key] for key in section.fit.fitted},
+                "sites": {source: dict(factors) for source, factors in section.fit.sites.items()},
+                "rows": dict(section.fit.num_rows),
+                "held_out": _errors_json(section.held_out),
+                "all": _errors_json(section.all_rows),
+                "bands": [
+                    {"band": label, "held_out": _errors_json(held), "all": _errors_json(errors)}
+                    for label, held, errors in section.bands
+                ],
+            }
+            for name, section in calibration.sections.items()
+        ],
+        "left_out": [{"where": item.where, "reason": item.reason} for item in calibration.refusals],
+        "other_devices": dict(calibration.others),
+        "files": [{"name": file.name, "sha256": file.sha256, "rows": file.rows} for file in calibration.files],
+        "kept": dict(calibration.kept),
+    }
+
+
+def _errors_json(errors: Errors | None) -> dict[str, object] | None:
+    return (
+        None
+        if errors is None
+        else {key: value for key, value in KindScore("", errors).to_json().items() if key != "kind"}
+    )
+
+
+def score_text(scores: Sequence[KindScore]) -> str:
+    """A line per kind, in percent."""
+    head = _row(("kind", "n", "MAPE", "p95", "weighted", "base"))
+    return "\n".join([head, *(_row((item.kind, *_percents(item.errors))) for item in scores)])

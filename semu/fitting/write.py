@@ -1,0 +1,248 @@
+"""``profile_text``: a calibration as a profile in TOML; ``update_profile``: its sections into a profile that is there.
+
+Numbers are written with four digits; equal input gives equal bytes, the date apart, which the caller gives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from semu.fitting.calibration import CalibratedSection, Calibration
+from semu.fitting.forms import QUANTISE
+from semu.fitting.models import RATES, SMALL_BYTES, SMALL_PRODUCT, defaults_of
+from semu.fitting.samples import HELD_OUT_RULE, Family
+from semu.hardware.kinds import Provenance
+
+_NAMES: Mapping[Family, tuple[str, ...]] = {
+    Family.PRODUCT: (
+        "flop",
+        "mem",
+        "t0_s",
+        "p",
+        "tiles_at_once",
+        "tile_k0",
+        "tile_rest",
+        "tile_128",
+        "power",
+        "weight_gradient",
+    ),
+    Family.ATTENTION: ("flop", "mem", "t0_s", "p", "s0_tokens", "tiles_at_once", "tile_rest"),
+    Family.MEMORY: ("mem", "t0_s", "row0"),
+    Family.LINK: ("net", "t0_s", "hop_s", "c_s", "few_ranks", "switch"),
+}
+_ROW_WISE = ("efficiency.norm", "efficiency.softmax", "efficiency.cross_entropy")
+_CAST = "efficiency.cast.fp8_block"
+_STAND_IN = "/triad"
+
+
+@dataclass(frozen=True, slots=True)
+class Provenances:
+    """What a profile tells about how it was made: the command, and the day (``YYYY-MM-DD``), if any."""
+
+    command: str
+    date: str | None = None
+
+
+def number_text(value: float) -> str:
+    """A number as TOML has it, four digits."""
+    if value == float("inf"):
+        return "inf"
+    text = repr(float(f"{value:.4g}"))
+    return text[:-2] if text.endswith(".0") else text
+
+
+def profile_text(calibration: Calibration, name: str, base: str, told: Provenances) -> str:
+    """A profile of its own: what was fitted, on top of a base.
+
+    Args:
+        calibration: the fits. name: of the profile. base: name or path of what the rest is taken from.
+    """
+    kept = ", ".join(f"{section} ({provenance})" for section, provenance in calibration.kept.items())
+    lines = [
+        f"# Made by {told.command}",
+        f"# Not measured here, as in the base, where fitted numbers count as transferred: {kept or 'nothing'}.",
+        f"name = {quoted(name)}",
+        f"base = {quoted(base)}",
+        "",
+    ]
+    return "\n".join(lines) + "\n" + "\n".join(f"{block}\n" for block in _blocks(calibration, told).values())
+
+
+def update_profile(text: str, calibration: Calibration, told: Provenances) -> str:
+    """A profile's text with the fitted sections in place of its own; what else it says stays, comments included.
+
+    Args:
+        text: of the profile. calibration: the fits.
+    """
+    blocks = _blocks(calibration, told)
+    return replace_blocks(text, blocks, drop=("site.", "calibration"))
+
+
+def replace_blocks(text: str, blocks: Mapping[str, str], *, drop: Sequence[str] = ()) -> str:
+    """Tables of a TOML text replaced by header; new ones come after the last one of their kind.
+
+    Args:
+        text: TOML with one header a line. blocks: header -> the table's text, header included.
+        drop: beginnings of headers that go.
+    """
+    parts = re.split(r"(?m)^(?=\[)", text)
+    head, tables = parts[0], parts[1:]
+    result: list[tuple[str, str]] = []
+    for table in tables:
+        header = table[1 : table.index("]")]
+        if header in blocks or not header.startswith(tuple(drop)):
+            result.append((header, f"{blocks[header].rstrip()}\n\n" if header in blocks else table))
+    present = {header for header, _ in result}
+    for header, block in blocks.items():
+        if header not in present:
+            result.insert(_place(header, [known for known, _ in result]), (header, f"{block.rstrip()}\n\n"))
+    return (head + "".join(f"{table.rstrip()}\n\n" for _, table in result)).rstrip() + "\n"
+
+
+_ORDER = ("flop_per_s", "host", "efficiency", "link", "software", "site", "calibration")
+
+
+def _place(header: str, headers: Sequence[str]) -> int:
+    """After the last table that shares the longest beginning with the new one, else by the order of groups."""
+    path = header.split(".")
+    for length in range(len(path) - 1, 0, -1):
+        same = [i for i, known in enumerate(headers) if known.split(".")[:length] == path[:length]]
+        if same:
+            return same[-1] + 1
+    rank = _ORDER.index(path[0])
+    return sum(1 for known in headers if _ORDER.index(known.split(".")[0]) <= rank)
+
+
+def _blocks(calibration: Calibration, told: Provenances) -> dict[str, str]:
+    blocks: dict[str, str] = {}
+    for name, section in calibration.sections.items():
+        if not section.fit.fitted:
+            continue
+        blocks[name] = _section_text(name, section)
+        if QUANTISE in section.fit.fitted:
+            blocks[_CAST] = _cast_text(section)
+    sites: dict[str, list[str]] = {}
+    for name, section in calibration.sections.items():
+        for source, factors in section.fit.sites.items():
+            rows = section.fit.num_rows[source]
+            own = ", ".join(f"{key} = {number_text(value)}" for key, value in factors.items())
+            sites.setdefault(source, []).append(f"{quoted(name)} = {{ {own}, rows = {rows} }}")
+    for source in sorted(sites):
+        header = f"site.{source if re.fullmatch(r'[A-Za-z0-9_-]+', source) else quoted(source)}"
+        blocks[header] = "\n".join([f"[{header}]", *sites[source]])
+    blocks["calibration"] = _calibration_text(calibration, told)
+    blocks["calibration.sections"] = "\n".join(
+        ["[calibration.sections]", *(_errors_text(name, section) for name, section in calibration.sections.items())]
+    )
+    return blocks
+
+
+def _section_text(name: str, section: CalibratedSection) -> str:
+    neutral = defaults_of(name)
+    values = section.fit.values
+    lines = [f"[{name}]"]
+    for key in _NAMES[section.samples.family]:
+        if values[key] != neutral[key] or _concerns(key, name):
+            lines.append(f"{key} = {number_text(values[key])}")
+    provenance = _provenance(name, section)
+    lines.append(f"provenance = {quoted(provenance.value)}")
+    lines.append(f"source = {quoted(_source(name, section))}")
+    if provenance is Provenance.FITTED:
+        lines.append(f"relative_error = {number_text(round(section.spread, 4))}")
+    return "\n".join(lines)
+
+
+def _concerns(key: str, section: str) -> bool:
+    """Whether a coefficient is written even where it is neutral, so that a base cannot say otherwise."""
+    if key == "row0":
+        return section in _ROW_WISE
+    is_collective = section.startswith("link.nvlink.") and not section.endswith(".p2p")
+    if key == "few_ranks":
+        return is_collective
+    return section.endswith("all_reduce") and is_collective if key == "switch" else True
+
+
+def _cast_text(section: CalibratedSection) -> str:
+    rows = int((section.samples.column("quantised") > 0).sum())
+    return "\n".join(
+        [
+            f"[{_CAST}]",
+            f"mem = {number_text(section.fit.values[QUANTISE])}",
+            "t0_s = 0",
+            'provenance = "fitted"',
+            f"source = {quoted(f'quantisation into 1x128 tiles, as a part of {rows:,} measured products')}",
+            f"relative_error = {number_text(round(section.spread, 4))}",
+        ]
+    )
+
+
+def _provenance(name: str, section: CalibratedSection) -> Provenance:
+    if all(source.endswith(_STAND_IN) for source in section.fit.num_rows):
+        return Provenance.TRANSFERRED
+    return Provenance.MEASURED if _is_rate(name, section) else Provenance.FITTED
+
+
+def _is_rate(name: str, section: CalibratedSection) -> bool:
+    """Whether the section is nothing but a measured rate."""
+    return name in RATES and len(section.fit.fitted) == 1
+
+
+def _source(name: str, section: CalibratedSection) -> str:
+    samples, errors = section.samples, section.error
+    sources = sorted({str(source) for source in samples.sources})
+    limit = {
+        Family.PRODUCT: f" with m, n, k >= {SMALL_PRODUCT}",
+        Family.MEMORY: f" of {SMALL_BYTES / 1e6:g} MB and more",
+        Family.ATTENTION: "",
+        Family.LINK: "",
+    }[samples.family]
+    text = f"{len(samples):,} rows{limit} ({', '.join(sources)})"
+    if all(source.endswith(_STAND_IN) for source in sources):
+        return f"{text}: a triad, for want of a fused optimizer's step"
+    free = [free for free in section.fit.fitted if free != QUANTISE]
+    if len(free) <= 2 and samples.family in (Family.PRODUCT, Family.ATTENTION):
+        text = f"{text}; {' and '.join(free)} only, the curve's shape is not theirs"
+    if _is_rate(name, section):
+        return text
+    on = (
+        f"{errors.n:,} held-out rows"
+        if section.held_out is not None and errors is section.held_out
+        else f"{errors.n:,} rows"
+    )
+    with_factor = f" ({errors.mape:.1%} with the source's factors)" if section.fit.sites else ""
+    return f"{text}; {section.spread:.1%} on {on}{with_factor}"
+
+
+def _errors_text(name: str, section: CalibratedSection) -> str:
+    errors = section.error
+    held = int(section.samples.held_out.sum()) if errors is section.held_out else 0
+    counts = ", ".join(f"{source} {count}" for source, count in section.fit.num_rows.items())
+    own = {
+        "rows": str(len(section.samples)),
+        "held_out": str(held),
+        "mape": number_text(errors.mape),
+        "p95": number_text(errors.p95),
+        "time_weighted": number_text(errors.time_weighted),
+        "mape_without_site_factor": number_text(errors.base_mape),
+        "fitted_on": quoted(counts),
+    }
+    return f"{quoted(name)} = {{ {', '.join(f'{key} = {value}' for key, value in own.items())} }}"
+
+
+def _calibration_text(calibration: Calibration, told: Provenances) -> str:
+    lines = ["[calibration]", f"command = {quoted(told.command)}"]
+    if told.date is not None:
+        lines.append(f"date = {quoted(told.date)}")
+    lines.append(f"held_out = {quoted(HELD_OUT_RULE)}")
+    lines.append("files = [")
+    for file in calibration.files:
+        lines.append(f"    {{ name = {quoted(file.name)}, sha256 = {quoted(file.sha256)}, rows = {file.rows} }},")
+    return "\n".join([*lines, "]"])
+
+
+def quoted(text: str) -> str:
+    """A basic string of TOML."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

@@ -1,0 +1,128 @@
+"""``critical_path``: what an iteration's end waited for, followed back to its beginning.
+
+All times are sums on one grid, so whatever let an operator begin ends exactly then. Where nothing does (an inner time
+of a stage, or another replica), the path goes on with what ran on the same rank.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from semu.engine.timeline import IterationTimeline, OuterSlice, RankTimeline, StageSlice
+from semu.graph.operator import Phase
+from semu.hardware.kinds import OpKind
+
+_Piece: TypeAlias = StageSlice | OuterSlice
+
+
+@dataclass(frozen=True)
+class CriticalPath:
+    """What lies on the path.
+
+    Attributes:
+        stages: chunk and phase -> time of their stages on the path [s].
+        outer: operators outside stages, each with its time on the path [s].
+        gap_s: time that none of them explains [s].
+    """
+
+    stages: Mapping[tuple[int, Phase], float]
+    outer: tuple[tuple[OuterSlice, float], ...]
+    gap_s: float
+
+
+def critical_path(timeline: IterationTimeline) -> CriticalPath:
+    """The critical path of the replica that a timeline shows; of several equally long ones, one that stays on a rank
+    as long as it can."""
+    ranks = [_Rank(rank) for rank in timeline.ranks]
+    stages: dict[tuple[int, Phase], float] = {}
+    outer: list[tuple[OuterSlice, float]] = []
+    gap = 0.0
+    time = max((rank.end_s for rank in ranks), default=0.0)
+    number = next((number for number, rank in enumerate(ranks) if rank.end_s == time), 0)
+    current = next(ranks[number].ending(time), None) if time > 0 else None
+    while current is not None:
+        lasted = time - current.start_s
+        if isinstance(current, StageSlice):
+            key = current.chunk, current.phase
+            stages[key] = stages.get(key, 0.0) + lasted
+        else:
+            outer.append((current, lasted))
+        time = current.start_s
+        if time <= 0:
+            break
+        found = _waited_for(ranks, number, current)
+        if found is None:
+            before = ranks[number].running(time)
+            if before is not None and before.end_s < time:
+                gap += time - before.end_s
+                time = before.end_s
+            found = number, before
+        number, current = found
+    return CriticalPath(stages, tuple(outer), gap + time)
+
+
+def _waited_for(ranks: Sequence[_Rank], rank: int, current: _Piece) -> tuple[int, _Piece | None] | None:
+    """Which of the pieces that end when ``current`` begins it waited for, with its rank; None: there are none."""
+    time = current.start_s
+    stream = current.stream if isinstance(current, OuterSlice) else None
+    own = list(ranks[rank].ending(time))
+    for piece in own:
+        if isinstance(piece, OuterSlice) and piece.stream == stream:
+            return rank, piece
+    if own:
+        return rank, own[0]
+    to = f" to rank {rank}"
+    others = [(number, piece) for number, other in enumerate(ranks) for piece in other.ending(time)]
+    for number, piece in others:
+        if isinstance(piece, OuterSlice) and piece.kind is OpKind.P2P and piece.name.endswith(to):
+            return number, piece
+    return others[0] if others else None
+
+
+class _Rank:
+    """What ran on a rank at some time; its stages, and its operators outside them."""
+
+    def __init__(self, rank: RankTimeline) -> None:
+        self._stages, self._outer = rank.stages, rank.outer
+        self._stage_starts = [piece.start_s for piece in rank.stages]
+        self._outer_starts = [piece.start_s for piece in rank.outer]
+        ends = [piece.end_s for piece in rank.outer]
+        self._by_end = sorted(range(len(ends)), key=ends.__getitem__)
+        self._outer_ends = [ends[number] for number in self._by_end]
+        last = rank.stages[-1].end_s if rank.stages else 0.0
+        self.end_s = max(last, self._outer_ends[-1] if ends else 0.0)
+
+    def ending(self, time: float) -> Iterator[_Piece]:
+        """What ends at a time, the stage first; pieces that take no time are passed over."""
+        number = bisect_left(self._stage_starts, time) - 1
+        if number >= 0 and self._stages[number].end_s == time:
+            yield self._stages[number]
+        place = bisect_left(self._outer_ends, time)
+        while place < len(self._outer_ends) and self._outer_ends[place] == time:
+            piece = self._outer[self._by_end[place]]
+            if piece.start_s < time:
+                yield piece
+            place += 1
+
+    def running(self, time: float) -> _Piece | None:
+        """A stage, else another piece, that began before a time and ran until then; else the last that ended before."""
+        found: list[_Piece] = []
+        lists: tuple[tuple[Sequence[_Piece], list[float]], ...] = (
+            (self._stages, self._stage_starts),
+            (self._outer, self._outer_starts),
+        )
+        for pieces, starts in lists:
+            last = bisect_left(starts, time) - 1
+            if last >= 0:
+                best = max(pieces[max(last - _LOOK_BACK, 0) : last + 1], key=lambda piece: min(piece.end_s, time))
+                if best.end_s >= time:
+                    return best
+                found.append(best)
+        return max(found, key=lambda piece: piece.end_s, default=None)
+
+
+_LOOK_BACK = 16
+"""So many pieces that began last are looked at; collectives of one rank hardly overlap more of them."""

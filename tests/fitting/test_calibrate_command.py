@@ -1,0 +1,226 @@
+"""``semu calibrate`` from files to a profile, and its scores."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fitting.fixtures import GEMM_HEADER, NCCL_TEXT, write
+
+from semu.cli import main
+from semu.fitting.forms import peaks_of, predict
+from semu.fitting.models import defaults_of
+from semu.fitting.write import replace_blocks
+from semu.hardware.kinds import DType, OpKind, Port, Provenance
+from semu.hardware.profile import load_profile
+
+KNOWN = {
+    **defaults_of("efficiency.matmul"),
+    "flop": 0.75,
+    "mem": 0.8,
+    "t0_s": 4e-6,
+    "p": 3.0,
+    "tiles_at_once": 132.0,
+    "tile_k0": 60.0,
+    "tile_rest": 0.2,
+    "power": 0.1,
+}
+
+
+def gemm_text(
+    device: str = "H100-SXM", factor: float = 1.0, sizes: tuple[int, ...] = (256, 512, 1024, 4096, 8192)
+) -> str:
+    """Products whose times are known, at two sites."""
+    peaks, lines = peaks_of(load_profile("h100"), "efficiency.matmul"), []
+    for source, own in (("here", factor), ("there", factor * 1.2)):
+        for m in (*sizes, 32):
+            for n in sizes:
+                for k in sizes:
+                    shape = np.array([[m, n, k, 1, 2, 2, 0, 0]], dtype=float).T
+                    time_us = own * 1e6 * predict("efficiency.matmul", KNOWN, shape, peaks)[0]
+                    lines.append(f"{device},bf16,{m},{n},{k},1,{time_us:.6g},,,1,{source},\n")
+    return GEMM_HEADER + "".join(lines)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["calibrate", *words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_from_files_to_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("scipy")
+    gemm = write(tmp_path, "gemm.csv", gemm_text() + "B200-SXM,bf16,4096,4096,4096,1,99,,,1,here,\n")
+    nccl = write(tmp_path, "ring.txt", NCCL_TEXT.format(test="all_gather", host="node-1", time="20.97"))
+    output = str(tmp_path / "mine.toml")
+    words = [gemm, nccl, "--device", "H100-SXM", "-o", output, "--date", "2026-01-02"]
+    code, out, err = run(capsys, *words, "--picture", str(tmp_path / "pictures"))
+    assert code == 0 and "wrote" in err
+    assert "efficiency.matmul" in out and "B200-SXM 1" in out
+    assert "not measured, stays transferred" in out
+    assert (tmp_path / "pictures" / "efficiency.matmul.png").stat().st_size > 10_000
+    profile = load_profile(output)
+    product = profile.efficiencies[OpKind.MATMUL]
+    assert product.provenance is Provenance.FITTED
+    assert product.flop * (1.2**-0.5) == pytest.approx(0.75 / 1.2, rel=0.02)  # the base lies between the sites
+    assert profile.efficiencies[OpKind.ROPE].provenance is Provenance.TRANSFERRED  # as in the base
+    table = tomllib.loads(Path(output).read_text())
+    assert table["calibration"]["held_out"] == "crc32(shape) % 3 == 0"
+    assert table["calibration"]["date"] == "2026-01-02"
+    assert table["calibration"]["files"][0] == {
+        "name": "gemm.csv",
+        "sha256": hashlib.sha256(Path(gemm).read_bytes()).hexdigest(),
+        "rows": 300,
+    }
+    sites = table["site"]
+    ratio = sites["there"]["efficiency.matmul"]["time"] / sites["here"]["efficiency.matmul"]["time"]
+    assert ratio == pytest.approx(1.2, rel=0.02)
+    # the same again gives the same bytes
+    first = Path(output).read_bytes()
+    assert run(capsys, *words)[0] == 0
+    assert Path(output).read_bytes() == first
+    # scores: shapes that no fit has seen
+    blind = write(tmp_path, "blind.csv", gemm_text(sizes=(384, 768, 3072)) + "A40,bf16,512,512,512,1,50,,,1,here,\n")
+    code, out, err = run(capsys, "--score", blind, "--profile", output, "--json")
+    assert code == 0 and "A40: 1 rows of another device, not scored" in err
+    document = json.loads(out)
+    assert list(document) == ["kinds"]
+    by_kind = {item["kind"]: item for item in document["kinds"]}
+    assert sorted(by_kind) == ["gemm", "gemm_small"]
+    assert list(by_kind["gemm"]) == ["kind", "n", "mape", "p95", "time_weighted", "mape_without_site_factor"]
+    assert by_kind["gemm"]["n"] == 2 * 27 and by_kind["gemm_small"]["n"] == 2 * 9
+    assert by_kind["gemm"]["mape"] < 3.0
+    assert 7.0 < by_kind["gemm"]["mape_without_site_factor"] < 13.0
+    held = run(capsys, "--score", gemm, "--profile", output, "--held-out", "--json")[1]
+    assert 0 < json.loads(held)["kinds"][0]["n"] < 250
+
+
+def test_json_and_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("scipy")
+    gemm = write(tmp_path, "gemm.csv", gemm_text())
+    old = '# hand-made\nname = "h100"\nbase = "h100"\nmemory_bytes = 1e9\n'
+    old += "\n[efficiency.matmul]\nflop = 0.1\n\n[efficiency.rope]\nmem = 0.5\n"
+    profile = write(tmp_path, "own.toml", old)
+    code, out, _ = run(capsys, gemm, "--device", profile, "--update", profile, "--json", "--without", "there")
+    assert code == 0
+    document = json.loads(out)
+    assert [item["section"] for item in document["sections"]] == ["efficiency.matmul"]
+    assert list(document["sections"][0]["rows"]) == ["here"]
+    text = Path(profile).read_text()
+    assert text.startswith('# hand-made\nname = "h100"\nbase = "h100"\nmemory_bytes = 1e9\n')
+    loaded = load_profile(profile)
+    assert loaded.efficiencies[OpKind.MATMUL].flop == pytest.approx(0.75, rel=0.02)
+    assert loaded.efficiencies[OpKind.ROPE].mem == 0.5
+    assert loaded.peak_flop_per_s(DType.BF16) == load_profile("h100").peak_flop_per_s(DType.BF16)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["FILE"], "no device"),
+        (["FILE", "--device", "H100-SMX"], "did you mean 'H100-SXM'"),
+        (["FILE", "--device", "A40"], "do not name the device a40"),
+        (["FILE", "--device", "h100", "-o", "nowhere/at/all.toml"], "no such folder"),
+        (["FILE", "--device", "h100", "--date", "yesterday"], "not a date"),
+        (["FILE", "--device", "h100", "--profile", "h100"], "--profile without --score"),
+        (["FILE", "--score"], "no profile to score"),
+        (["FILE", "--score", "--profile", "a40"], "no row of a40 to score"),
+        (["FILE", "--score", "--profile", "h100", "--device", "h100"], "--score and --device together"),
+        (["FILE", "--device", "h100", "--update", "none.toml"], "no such profile file"),
+    ],
+)
+def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    if "no such profile file" in message:
+        pytest.importorskip("scipy")
+    file = write(tmp_path, "gemm.csv", gemm_text(sizes=(256, 1024, 4096)))
+    code, out, _ = run(capsys, *(file if word == "FILE" else word for word in words), "--json")
+    assert code == 2
+    assert message in json.loads(out)["error"]["message"]
+
+
+def test_a_kind_of_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = GEMM_HEADER + "H100-SXM,bf16,4096,4096,4096,1,230,,,1,here,\n"
+    code, out, _ = run(capsys, write(tmp_path, "gemm.csv", one), "--device", "h100", "--json")
+    assert code == 2
+    error = json.loads(out)["error"]
+    assert error["message"] == "nothing can be fitted" and "1 rows, too few to fit" in error["got"]
+
+
+def test_without_scipy(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    file = write(tmp_path, "gemm.csv", gemm_text(sizes=(256, 1024, 4096)))
+    code, out, _ = run(capsys, file, "--device", "h100", "--json")
+    assert code == 2
+    assert json.loads(out)["error"]["expected"] == "pip install 'semu[fit]'"
+    assert run(capsys, "--score", file, "--profile", "h100")[0] == 0
+
+
+def test_blocks_keep_their_place() -> None:
+    text = "# head\na = 1\n\n[host]\nx = 1\n\n[efficiency.matmul]\nflop = 1\n\n[link.nic.p2p]\nnet = 1\n"
+    blocks = {
+        "efficiency.matmul.fp8": "[efficiency.matmul.fp8]\nflop = 0.5",
+        "link.nic.p2p": "[link.nic.p2p]\nnet = 0.5",
+    }
+    found = replace_blocks(text, blocks)
+    assert tomllib.loads(found) == {
+        "a": 1,
+        "host": {"x": 1},
+        "efficiency": {"matmul": {"flop": 1, "fp8": {"flop": 0.5}}},
+        "link": {"nic": {"p2p": {"net": 0.5}}},
+    }
+    assert [line for line in found.splitlines() if line.startswith("[")] == [
+        "[host]",
+        "[efficiency.matmul]",
+        "[efficiency.matmul.fp8]",
+        "[link.nic.p2p]",
+    ]
+    assert replace_blocks(found, blocks) == found
+    assert "[efficiency.matmul]" not in replace_blocks(found, {}, drop=("efficiency.",))
+
+
+TARGETS = {
+    "h100": {
+        "gemm": (7.0, 9.0),
+        "attention_forward": (7.0, 15.0),
+        "gemm_fp8_block": (7.0, 7.0),
+        "all_gather": (9.0, 9.0),
+    },
+    "a100-80g": {
+        "gemm": (7.0, 9.0),
+        "attention_forward": (7.0, 7.0),
+        "all_reduce": (9.0, 13.0),
+        "all_to_all": (9.0, 9.0),
+    },
+}
+
+
+@pytest.mark.parametrize("name", list(TARGETS))
+def test_shipped_profiles_reach_their_errors(data_dir: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    files = [
+        data_dir / "microbench" / file for file in ("gemm.csv", "attention.csv", "memory_ops.csv", "collectives.csv")
+    ]
+    if not all(file.is_file() for file in files):
+        pytest.skip("no microbenchmarks in the measured data")
+    code, out, _ = run(capsys, "--score", *map(str, files), "--profile", name, "--held-out", "--json")
+    assert code == 0
+    kinds = {item["kind"]: item for item in json.loads(out)["kinds"]}
+    for kind, (with_factor, without) in TARGETS[name].items():
+        assert kinds[kind]["mape"] <= with_factor, kind
+        assert kinds[kind]["mape_without_site_factor"] <= without, kind
+    assert kinds["gemm"]["time_weighted"] <= 5.0
+    memory = [kinds[kind] for kind in ("activation", "add", "embedding", "norm", "rope")]
+    assert sum(item["n"] * item["mape"] for item in memory) / sum(item["n"] for item in memory) <= 8.0
+    wires = [kinds[kind] for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")]
+    assert sum(item["n"] * item["mape"] for item in wires) / sum(item["n"] for item in wires) <= 9.0
+
+
+def test_pcie_has_its_own_section() -> None:
+    assert load_profile("a40").links[Port.PCIE].of(OpKind.P2P).provenance is Provenance.FITTED
+    assert load_profile("h100").links[Port.PCIE].of(OpKind.P2P).provenance is Provenance.MEASURED
