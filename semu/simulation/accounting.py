@@ -84,11 +84,11 @@ def breakdown(
     optimizer = lost = 0.0
     launch = 0.0 if run.launched is None else float(weights @ run.launched.sum(axis=1)) / num_ranks
     overhead = overhead_s(layout.job)
-    is_alone = run.num_replicas == 1
+    is_alone, apart = run.num_replicas == 1, layout.job.training.optimizer_post_validation
     for rank, tail in enumerate(tails):
         done: Seconds = run.rank_ends[rank] if is_alone else run.done[rank]
         idle = iteration_time_s - overhead - done
-        if layout.job.training.optimizer_post_validation:  # an iteration begins with the rank's first stage
+        if apart:  # an iteration begins with the rank's first stage
             idle = idle + run.first_start(rank)
         earliest = run.rank_ends[rank] if is_alone else float(run.done[rank].min())
         for slices in (tail.reductions, Slices.of(tail.gathers)):
