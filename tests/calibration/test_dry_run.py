@@ -109,7 +109,7 @@ def test_recomputation_changes_no_gradient() -> None:
 
 def test_a_gpu_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
-        pytest.skip("there is one")
+        pytest.skip("this machine has a CUDA device, and the test is about machines without")
     assert main(["--out", str(tmp_path / "new")]) == 2
     assert "no CUDA device here" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
