@@ -124,7 +124,6 @@ class SearchProblem:
         pairs = np.flatnonzero(arrays.exists)
         number = np.full(arrays.num_pairs, -1, dtype=np.int64)
         number[pairs] = np.arange(len(pairs))
-        before, after, sent = [], [], []
         reader = np.repeat(np.arange(arrays.num_stages), np.diff(arrays.pred_ptr))
         kept = (reader % 4 <= 1) & (arrays.pred % 4 <= 1)
         before, after, sent = arrays.pred[kept], reader[kept], study.delay_s[kept]
