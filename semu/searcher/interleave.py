@@ -152,7 +152,9 @@ def evaluate(problem: SearchProblem, order: ArrayLike, choice: ArrayLike | None 
         raise ScheduleError("not every stage once", where="order", expected=f"{len(exists)} stages")
     wrong = np.flatnonzero(problem.stage_rank[stages] != np.repeat(np.arange(problem.num_ranks), np.diff(ptr)))
     if len(wrong):
-        raise ScheduleError("a stage on another rank", where=f"order[{wrong[0]}]", got=problem.name_of(stages[wrong[0]]))
+        raise ScheduleError(
+            "a stage on another rank", where=f"order[{wrong[0]}]", got=problem.name_of(stages[wrong[0]])
+        )
     chosen = checked_choice(problem, np.zeros(problem.num_pairs) if choice is None else choice)
     start, end = np.full((1, problem.num_stages), np.nan), np.full((1, problem.num_stages), np.nan)
     makespan, top = np.zeros(1), np.zeros((1, problem.num_ranks), dtype=np.int64)

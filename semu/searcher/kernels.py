@@ -33,8 +33,21 @@ def _trailing_zeros(typing_context: Any, word: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def _may_run(
-    r: int, stage: int, turn: I32, turns: I32, entered: int, microbatch: I32, held: I64, peak: I64, room: I64,
-    level: I64, allocated: I64, wanted: I64, num_left: I32, most: I64, lowest: I32,
+    r: int,
+    stage: int,
+    turn: I32,
+    turns: I32,
+    entered: int,
+    microbatch: I32,
+    held: I64,
+    peak: I64,
+    room: I64,
+    level: I64,
+    allocated: I64,
+    wanted: I64,
+    num_left: I32,
+    most: I64,
+    lowest: I32,
 ) -> bool:
     """Whether a stage fits now and leaves every earlier microbatch what it may still want; see ``interleave``."""
     if level[r] + peak[stage] > room[r]:
@@ -221,8 +234,21 @@ def interleave(
                     own = turn[microbatch[stage >> 1]]
                     if own < before:
                         if _may_run(
-                            r, stage, turn, turns, entered, microbatch, held, peak, room, level, allocated, wanted,
-                            num_left, most, lowest,
+                            r,
+                            stage,
+                            turn,
+                            turns,
+                            entered,
+                            microbatch,
+                            held,
+                            peak,
+                            room,
+                            level,
+                            allocated,
+                            wanted,
+                            num_left,
+                            most,
+                            lowest,
                         ):
                             chosen = stage
                             break
@@ -263,6 +289,9 @@ def interleave(
                     turn[m] = entered
                     turns[entered] = m
                     entered += 1
+                    for other in range(num_ranks):  # a forward of m that was behind one that waits may go now
+                        if is_limited[other] and num_ready[other, 0] > 0:
+                            key[other] = min(key[other], max(now_of[other], now))
                 num_left[r, m] -= 1
                 if kind == 0:
                     level[r] += held[pair]
@@ -448,8 +477,16 @@ def evaluate_orders(
     for b in range(len(orders)):
         row = min(b, len(start) - 1)
         _cost(
-            choices[b], forward_s, backward_s, held_bytes, forward_peak, backward_peak, has_backward,
-            latency, held, peak,
+            choices[b],
+            forward_s,
+            backward_s,
+            held_bytes,
+            forward_peak,
+            backward_peak,
+            has_backward,
+            latency,
+            held,
+            peak,
         )
         _measure(ptr, orders[b], held, peak, top[b])
         if _follow(ptr, orders[b], rank, succ_ptr, succ, num_pred, run) < len(run):
@@ -518,6 +555,22 @@ def _shift(usage: I64, first: int, final: int, hold: int, rise: int, fall: int) 
 
 
 @njit(cache=True, nogil=True)
+def _cheapest(
+    k: int, first: I64, final: I64, num: I64, lat: F64, hold: I64, rise: I64, sums: F64, chosen: I64
+) -> tuple[float, int]:
+    """The downgrade of a pair that costs least per byte held, at given prices: what it costs; the candidate or -1."""
+    c, best, at = chosen[k], np.inf, -1
+    span = sums[final[k] + 1] - sums[first[k]]
+    for j in range(num[k]):
+        freed = hold[k, c] - hold[k, j]
+        if freed > 0 and rise[k, j] - rise[k, c] <= freed:  # the forward's peak is behind us and must not grow
+            worse = max(lat[k, j] - lat[k, c] - span * freed, 0.0) / freed
+            if worse < best:
+                best, at = worse, j
+    return best, at
+
+
+@njit(cache=True, nogil=True)
 def _repair(
     room: int,
     first: I64,
@@ -528,52 +581,68 @@ def _repair(
     hold: I64,
     rise: I64,
     fall: I64,
-    price: F64,
     sums: F64,
     chosen: I64,
     usage: I64,
     active: I64,
+    score: F64,
+    option: I64,
 ) -> bool:
     """Downgrade until everything fits: position by position, of all pairs that are there the downgrade that costs least
-    per byte at the prices of memory. Writes ``chosen`` and ``usage``; returns whether it worked."""
-    num_active, inverse = 0, 1.0 / max(room, 1)
+    per byte at the prices of memory. Writes ``chosen`` and ``usage``; returns whether it worked.
+
+    Args:
+        sums: [s per byte], of the prices before each position. active, score, option: scratch.
+    """
+    num_active = 0
     for t in range(len(owner)):
-        k = owner[t]
-        if first[k] == t:
-            active[num_active] = k
+        mine = owner[t]
+        if first[mine] == t:
+            active[num_active] = mine
+            score[num_active], option[num_active] = _cheapest(mine, first, final, num, lat, hold, rise, sums, chosen)
             num_active += 1
         while usage[t] > room:
-            best, best_k, best_j = np.inf, -1, -1
+            best, at, to = np.inf, -1, -1
             for i in range(num_active):
-                k = active[i]
-                a, z, c = first[k], final[k], chosen[k]
-                now = hold[k, c] + (rise[k, c] if a == t else 0) + (fall[k, c] if z == t else 0)
-                span = (sums[z + 1] - sums[a]) * inverse
-                for j in range(num[k]):
-                    then = hold[k, j] + (rise[k, j] if a == t else 0) + (fall[k, j] if z == t else 0)
-                    if then >= now:
-                        continue
-                    worse = lat[k, j] - lat[k, c] + span * (hold[k, j] - hold[k, c])
-                    worse += inverse * (price[a] * (rise[k, j] - rise[k, c]) + price[z] * (fall[k, j] - fall[k, c]))
-                    freed = min(now - then, usage[t] - room)
-                    more = hold[k, j] - hold[k, c]
-                    if a < t and (more > 0 or usage[a] + more + rise[k, j] - rise[k, c] > room):
-                        continue  # what comes later is looked at later, what is behind must not grow
-                    if max(worse, 0.0) / freed < best:
-                        best, best_k, best_j = max(worse, 0.0) / freed, k, j
-            if best_k < 0:
+                if score[i] < best:
+                    best, at, to = score[i], i, option[i]
+            # The stage that runs now counts with its peak.
+            c = chosen[mine]
+            is_first, is_final = first[mine] == t, final[mine] == t
+            for j in range(num[mine]):
+                more = hold[mine, j] - hold[mine, c]
+                change = more
+                if is_first:
+                    change += rise[mine, j] - rise[mine, c]
+                elif more > 0 or more + rise[mine, j] - rise[mine, c] > 0:
+                    continue
+                if is_final:
+                    change += fall[mine, j] - fall[mine, c]
+                if change < 0:
+                    worse = max(lat[mine, j] - lat[mine, c], 0.0) / -change
+                    if worse < best:
+                        best, to = worse, j
+                        at = -2
+            if to < 0:
                 return False
-            k, c, j = best_k, chosen[best_k], best_j
+            k = mine
+            if at >= 0:
+                k = active[at]
+            else:
+                for i in range(num_active):
+                    if active[i] == mine:
+                        at = i
+            c = chosen[k]
             _shift(
-                usage, first[k], final[k], hold[k, j] - hold[k, c], rise[k, j] - rise[k, c], fall[k, j] - fall[k, c]
+                usage, first[k], final[k], hold[k, to] - hold[k, c], rise[k, to] - rise[k, c], fall[k, to] - fall[k, c]
             )
-            chosen[k] = j
-        k = owner[t]
-        if final[k] == t:
+            chosen[k] = to
+            score[at], option[at] = _cheapest(k, first, final, num, lat, hold, rise, sums, chosen)
+        if final[mine] == t:
             for i in range(num_active):
-                if active[i] == k:
+                if active[i] == mine:
                     num_active -= 1
-                    active[i] = active[num_active]
+                    active[i], score[i], option[i] = active[num_active], score[num_active], option[num_active]
                     break
     return True
 
@@ -592,7 +661,7 @@ def _fill(
     usage: I64,
     score: F64,
 ) -> None:
-    """Upgrade where there is room: pairs by what they could gain per byte and position, each to the fastest that fits."""
+    """Upgrade where there is room: pairs by what they gain per byte and position, each to the fastest that fits."""
     num_pairs = len(first)
     for k in range(num_pairs):
         c = chosen[k]
@@ -714,7 +783,7 @@ def choose_memory(
     part = 1.0 / max(room, 1)
     hold_part, rise_part, fall_part = hold * part, rise * part, fall * part
     taken, used = np.zeros(num_pairs, dtype=np.int64), np.zeros(length + 2)
-    top_price, top_sums = np.zeros(length), np.zeros(length + 1)
+    byte_sums, option = np.zeros(length + 1), np.zeros(num_pairs, dtype=np.int64)
     pace, stale = 1.0, 0
     for turn in range(max_rounds):
         value = _relax(first, final, num, lat, hold_part, rise_part, fall_part, price, sums, taken, used)
@@ -723,17 +792,31 @@ def choose_memory(
             if value > bound + 1e-4 * abs(bound):
                 stale = 0
             bound = max(bound, value)
-            top_price[:] = price
-            top_sums[:] = sums
         else:
             stale += 1
-        if turn % 4 == 0:
+        if turn % 4 == 2:
             trial[:] = taken
             trial_usage[:] = 0
             for k in range(num_pairs):
                 _shift(trial_usage, first[k], final[k], hold[k, trial[k]], rise[k, trial[k]], fall[k, trial[k]])
+            for t in range(length + 1):
+                byte_sums[t] = sums[t] * part
             if _repair(
-                room, first, final, num, owner, lat, hold, rise, fall, price, sums, trial, trial_usage, active
+                room,
+                first,
+                final,
+                num,
+                owner,
+                lat,
+                hold,
+                rise,
+                fall,
+                byte_sums,
+                trial,
+                trial_usage,
+                active,
+                score,
+                option,
             ):
                 _fill(room, first, final, num, lat, hold, rise, fall, trial, trial_usage, score)
                 time = 0.0
@@ -747,6 +830,8 @@ def choose_memory(
             break
         if stale >= 5:
             pace, stale = pace * 0.6, 0
+            if pace < 0.02:
+                break
         norm = 0.0
         for t in range(length):
             slope[t] = used[t] - 1.0 + 0.4 * slope[t]
@@ -826,17 +911,49 @@ def rollouts(
     local, leanest = np.zeros(num_pairs, dtype=np.int64), np.zeros(num_pairs, dtype=np.int16)
     late_start, late_end = np.zeros(num_stages), np.zeros(num_stages)
     _cost(
-        leanest, forward_s, backward_s, held_bytes, forward_peak, backward_peak, has_backward,
-        lean_s, lean_held, lean_peak,
+        leanest,
+        forward_s,
+        backward_s,
+        held_bytes,
+        forward_peak,
+        backward_peak,
+        has_backward,
+        lean_s,
+        lean_held,
+        lean_peak,
     )
     for b in range(len(sequences)):
         row = min(b, num_rows - 1)
         interleave(
-            ptr, rank, succ_ptr, succ, succ_s, succ_link, num_links, num_pred,
-            forward_ptr, forward_pairs, backward_ptr, backward_pairs, microbatch, is_limited, need, num_of,
-            lean_s, lean_held, lean_peak, room, sequences[b : b + 1], back_sequences[b : b + 1],
-            order[row : row + 1], run, start[row : row + 1], end[row : row + 1],
-            lean[b : b + 1], count[b : b + 1], missing[b : b + 1],
+            ptr,
+            rank,
+            succ_ptr,
+            succ,
+            succ_s,
+            succ_link,
+            num_links,
+            num_pred,
+            forward_ptr,
+            forward_pairs,
+            backward_ptr,
+            backward_pairs,
+            microbatch,
+            is_limited,
+            need,
+            num_of,
+            lean_s,
+            lean_held,
+            lean_peak,
+            room,
+            sequences[b : b + 1],
+            back_sequences[b : b + 1],
+            order[row : row + 1],
+            run,
+            start[row : row + 1],
+            end[row : row + 1],
+            lean[b : b + 1],
+            count[b : b + 1],
+            missing[b : b + 1],
         )
         makespan[b], gap[b] = lean[b], 0.0
         choice[row] = 0
@@ -844,14 +961,33 @@ def rollouts(
             continue
         for r in range(num_ranks):
             value, bound = choose_memory(
-                order[row, ptr[r] : ptr[r + 1]], forward_s, backward_s, held_bytes, forward_peak, backward_peak,
-                has_backward, num_candidates, room[r], goal, max_rounds, local, choice[row],
+                order[row, ptr[r] : ptr[r + 1]],
+                forward_s,
+                backward_s,
+                held_bytes,
+                forward_peak,
+                backward_peak,
+                has_backward,
+                num_candidates,
+                room[r],
+                goal,
+                max_rounds,
+                local,
+                choice[row],
             )
             if value > 0.0:
                 gap[b] = max(gap[b], 1.0 - bound / value)
         _cost(
-            choice[row], forward_s, backward_s, held_bytes, forward_peak, backward_peak, has_backward,
-            latency, held, peak,
+            choice[row],
+            forward_s,
+            backward_s,
+            held_bytes,
+            forward_peak,
+            backward_peak,
+            has_backward,
+            latency,
+            held,
+            peak,
         )
         time = _time(
             run[0], rank, succ_ptr, succ, succ_s, succ_link, latency, ready, rank_free, link_free, late_start, late_end

@@ -1,0 +1,209 @@
+"""Kernels of the lower bounds: heads and tails, one machine at a time, and whether a makespan can be refuted."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+I32 = NDArray[np.int32]
+
+
+@njit(cache=True, nogil=True)
+def heads_and_tails(
+    topological: I32, pred_ptr: I32, pred: I32, transfer: F64, time: F64, head: F64, tail: F64
+) -> None:
+    """Longest ways to the start of every stage and from its end: raises ``head`` and ``tail`` (float64[2n] [s])."""
+    for stage in topological:
+        for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
+            head[stage] = max(head[stage], head[pred[e]] + time[pred[e]] + transfer[e])
+    for stage in topological[::-1]:
+        for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
+            tail[pred[e]] = max(tail[pred[e]], tail[stage] + time[stage] + transfer[e])
+
+
+@njit(cache=True, nogil=True)
+def gather_sets(
+    topological: I32,
+    pred_ptr: I32,
+    pred: I32,
+    transfer: F64,
+    time: F64,
+    rank: I32,
+    head: F64,
+    way: F64,
+    place: I64,
+    away: F64,
+) -> None:
+    """Raise heads by sets: of all that a stage waits for, what shares a rank runs there one after another.
+
+    Args:
+        topological: int32[c], a component of the graph. way: float64[c, c], scratch. place: int64[2n], scratch.
+        away: float64[n] [s], written, where it is not empty: the longest way from the end of a forward to the start of
+            its own backward. others: as ``heads_and_tails``. For tails, the graph is given the other way round.
+    """
+    size = len(topological)
+    num_ranks = rank.max() + 1
+    sums, shortest = np.zeros(num_ranks), np.zeros(num_ranks)
+    before, key = np.zeros(size, dtype=np.int64), np.zeros(size)
+    for at in range(size):
+        place[topological[at]] = at
+    for at in range(size):
+        stage = topological[at]
+        for other in range(size):
+            way[at, other] = -np.inf
+        for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
+            source = place[pred[e]]
+            way[at, source] = max(way[at, source], transfer[e])
+            further = time[pred[e]] + transfer[e]
+            head[stage] = max(head[stage], head[pred[e]] + further)
+            for other in range(source):
+                way[at, other] = max(way[at, other], way[source, other] + further)
+        if len(away) > 0 and stage & 1:
+            away[stage >> 1] = max(0.0, way[at, place[stage - 1]])
+        count = 0
+        for other in range(at):
+            if way[at, other] > -np.inf:
+                spot, value = count, head[topological[other]]
+                while spot > 0 and key[spot - 1] < value:
+                    key[spot], before[spot] = key[spot - 1], before[spot - 1]
+                    spot -= 1
+                key[spot], before[spot] = value, other
+                count += 1
+        sums[:] = 0.0
+        shortest[:] = np.inf
+        for spot in range(count):  # by falling head
+            source = topological[before[spot]]
+            r = rank[source]
+            sums[r] += time[source]
+            shortest[r] = min(shortest[r], way[at, before[spot]])
+            head[stage] = max(head[stage], key[spot] + sums[r] + shortest[r])
+
+
+@njit(cache=True, nogil=True)
+def one_machine(head: F64, time: F64, tail: F64) -> float:
+    """The makespan of the preemptive schedule of one machine: the highest, over all sets, of the least head, the sum
+    of times and the least tail (Carlier 1982, Jackson's preemptive schedule). Stages are sorted by head."""
+    best = 0.0
+    for k in range(len(head)):
+        total = 0.0
+        for i in range(len(head) - 1, -1, -1):
+            if tail[i] >= tail[k]:
+                total += time[i]
+                best = max(best, head[i] + total + tail[k])
+    return best
+
+
+@njit(cache=True, nogil=True)
+def _sort(order: I64, key: F64) -> None:
+    """Sort stages by a key, in place; they are nearly sorted."""
+    for at in range(1, len(order)):
+        stage, spot = order[at], at
+        while spot > 0 and key[order[spot - 1]] > key[stage]:
+            order[spot] = order[spot - 1]
+            spot -= 1
+        order[spot] = stage
+
+
+@njit(cache=True, nogil=True)
+def _edge_find(order: I64, release: F64, due: F64, time: F64, raised: F64, latest: F64) -> bool:
+    """Raise releases on one machine by edge-finding; false where no schedule meets the due times.
+
+    For every due time D: the stages due by D, from each release on, end at the earliest at C; one more stage that does
+    not fit among them before D must follow them (Nuijten 1994; Baptiste, Le Pape, Nuijten 2001, §2.1.4).
+
+    Args:
+        order: stages by rising release. release, due, time: [s], by stage. raised: written. latest: scratch.
+    """
+    count = len(order)
+    for i in range(count):
+        raised[i] = release[order[i]]
+    for k in range(count):
+        limit = due[order[k]]
+        total, ends = 0.0, -np.inf
+        for i in range(count - 1, -1, -1):
+            stage = order[i]
+            if due[stage] <= limit:
+                total += time[stage]
+                ends = max(ends, release[stage] + total)
+                if ends > limit:
+                    return False
+            latest[i] = ends
+        whole = -np.inf
+        for i in range(count):
+            stage = order[i]
+            if due[stage] <= limit:
+                whole = max(whole, release[stage] + total)
+                total -= time[stage]
+            else:
+                if release[stage] + total + time[stage] > limit:
+                    raised[i] = max(raised[i], latest[i])
+                if whole + time[stage] > limit:
+                    raised[i] = max(raised[i], ends)
+    for i in range(count):
+        release[order[i]] = raised[i]
+    return True
+
+
+@njit(cache=True, nogil=True)
+def refute(
+    makespan: float,
+    topological: I32,
+    pred_ptr: I32,
+    pred: I32,
+    transfer: F64,
+    time: F64,
+    head: F64,
+    tail: F64,
+    rank_ptr: I64,
+    stages: I64,
+    max_rounds: int,
+) -> bool:
+    """Whether no schedule ends by a makespan, as far as edge-finding on every rank and precedences can see.
+
+    Args:
+        makespan: [s]. topological to tail: as ``heads_and_tails``; all on the time grid.
+        rank_ptr, stages: CSR, int64, of the stages of each rank.
+        max_rounds: of going over all ranks.
+    """
+    count = len(topological)
+    release, due = head.copy(), makespan - tail
+    mirrored, mirror_due = np.zeros(len(head)), np.zeros(len(head))
+    by_release, by_due = stages.copy(), stages.copy()
+    raised, latest = np.zeros(count), np.zeros(count)
+    for _ in range(max_rounds):
+        moved = False
+        for r in range(len(rank_ptr) - 1):
+            a, z = rank_ptr[r], rank_ptr[r + 1]
+            for stage in stages[a:z]:
+                if release[stage] + time[stage] > due[stage]:
+                    return True
+                mirrored[stage] = release[stage]
+            order = by_release[a:z]
+            _sort(order, release)
+            if not _edge_find(order, release, due, time, raised, latest):
+                return True
+            for stage in order:
+                moved |= release[stage] > mirrored[stage]
+            # The same backwards in time.
+            for stage in order:
+                mirrored[stage], mirror_due[stage] = -due[stage], -release[stage]
+            order = by_due[a:z]
+            _sort(order, mirrored)
+            if not _edge_find(order, mirrored, mirror_due, time, raised, latest):
+                return True
+            for stage in order:
+                if -mirrored[stage] < due[stage]:
+                    due[stage] = -mirrored[stage]
+                    moved = True
+        if not moved:
+            return False
+        for stage in topological:
+            for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
+                release[stage] = max(release[stage], release[pred[e]] + time[pred[e]] + transfer[e])
+        for stage in topological[::-1]:
+            for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
+                due[pred[e]] = min(due[pred[e]], due[stage] - time[stage] - transfer[e])
+    return False

@@ -1,0 +1,176 @@
+"""``lower_bounds``: times before which no schedule of a search problem ends, whatever its candidates.
+
+- ``critical path``: the longest way through the stages.
+- ``load``: on a rank, the shortest way to its first stage, its work, the shortest way from its last stage to the end.
+- ``one machine``: the same for the best subset of a rank's stages (Jackson's preemptive schedule, Carlier 1982), with
+  heads and tails that count stages of one microbatch on one rank one after another.
+- ``memory``: memory in use over time on a rank is at least what its pairs hold, each for at least as long as its way
+  from forward to backward, and at most its room times the time that it has; a candidate saves one or the other.
+- ``refuted``: makespans that edge-finding on all ranks at once refutes (Klein and Scholl 1999, destructive bounds).
+
+All use the least time of a stage over its candidates, save ``load`` and ``memory``, which use that of pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.searcher.problem import SearchProblem
+from semu.units import TIME_GRID_PER_S
+
+F64 = NDArray[np.float64]
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+
+_LARGE_COMPONENT = 1500
+"""Stages beyond which sets are not gathered: the square of it is held at once."""
+_LARGE_RANK = 5000
+"""Stages of a rank beyond which its subsets are not looked at: that takes the square of it."""
+_EFFORT = 4e8
+"""Steps that ``refuted`` may take; about as many nanoseconds."""
+
+
+@dataclass(frozen=True)
+class LowerBounds:
+    """Lower bounds of the makespan.
+
+    Attributes:
+        by_name: [s], see the module.
+    """
+
+    by_name: dict[str, float]
+
+    @property
+    def name(self) -> str:
+        """Of the highest one, the simplest of equals."""
+        return max(self.by_name, key=lambda name: self.by_name[name])
+
+    @property
+    def value_s(self) -> float:
+        """The highest one [s]."""
+        return self.by_name[self.name]
+
+
+def lower_bounds(problem: SearchProblem, *, refutes: bool = True) -> LowerBounds:
+    """Bounds by name.
+
+    Args:
+        problem: with or without memory limits. refutes: also by refutation, which takes longest.
+    """
+    from semu.searcher import bound_kernels as kernels
+
+    if not problem.num_pairs:
+        return LowerBounds({"critical path": 0.0})
+    time = np.stack((problem.forward_s.min(axis=1), problem.backward_s.min(axis=1)), axis=1).reshape(-1)
+    graph = (problem.topological, problem.pred_ptr, problem.pred, problem.transfer_s, time)
+    head, tail = np.zeros(problem.num_stages), np.zeros(problem.num_stages)
+    kernels.heads_and_tails(*graph, head, tail)
+    found = {"critical path": float(np.max((head + time + tail)[problem.exists], initial=0.0))}
+    away = _gather(problem, time, head, tail)
+    kernels.heads_and_tails(*graph, head, tail)
+    by_rank = [np.flatnonzero((problem.stage_rank == r) & problem.exists) for r in range(problem.num_ranks)]
+    by_rank = [stages[np.argsort(head[stages], kind="stable")] for stages in by_rank]
+    pair_s = (problem.forward_s + problem.backward_s).min(axis=1)
+    load, machine, memory = 0.0, 0.0, 0.0
+    for rank, stages in enumerate(by_rank):
+        if not len(stages):
+            continue
+        mine = problem.rank == rank
+        around = float(head[stages].min() + tail[stages].min())
+        load = max(load, around + float(pair_s[mine].sum()))
+        if len(stages) <= _LARGE_RANK:
+            machine = max(machine, kernels.one_machine(head[stages], time[stages], tail[stages]))
+        memory = max(memory, around + _memory(problem, rank, away))
+    found |= {"load": load, "one machine": max(machine, float((head + time + tail)[problem.exists].max()))}
+    if memory > load:
+        found["memory"] = memory
+    if refutes:
+        best = max(found.values())
+        ptr = np.concatenate(([0], np.cumsum([len(stages) for stages in by_rank]))).astype(np.int64)
+        where = (head, tail, ptr, np.concatenate(by_rank))
+        found["refuted"] = max(best, _refuted(graph, where, best, float(time.sum() + problem.transfer_s.sum())))
+    return LowerBounds(found)
+
+
+def _refuted(graph: tuple[F64, ...], where: tuple[NDArray[np.generic], ...], least: float, most: float) -> float:
+    """The highest makespan that is refuted, to 2^-12 of it, by halving from what is known up."""
+    from semu.searcher.bound_kernels import refute
+
+    ptr = where[2]
+    cost, trials = float((np.diff(ptr).astype(np.float64) ** 2).sum()) * 4.0, 0
+    rounds = int(np.clip(_EFFORT / (16 * cost), 2, 50))
+    low, step, high = least, least * 2.0**-5, most
+
+    def is_refuted(value: float) -> bool:
+        return bool(refute(value, *graph, *where, rounds))
+
+    if not is_refuted(low):
+        return low
+    while trials * cost * 3 < _EFFORT and step > least * 2.0**-12:
+        trials += 1
+        middle = np.rint((low + step) * TIME_GRID_PER_S) / TIME_GRID_PER_S
+        if middle < high and is_refuted(middle):
+            low = middle
+        else:
+            high, step = min(high, middle), step / 2
+    return low
+
+
+def _memory(problem: SearchProblem, rank: int, away: F64) -> float:
+    """The least time T in which a rank's pairs can run: their times fit in T and what they hold for how long fits in
+    T x room. For any share z of the second one, T is at least the sum over pairs of the least (1 - z) x time + z x held
+    x time held / room."""
+    mine = np.flatnonzero((problem.rank == rank) & problem.has_backward)
+    room = int(problem.limit_bytes[rank] - problem.static_bytes[rank])
+    alone = np.flatnonzero((problem.rank == rank) & ~problem.has_backward)
+    rest = float(problem.forward_s[alone].min(axis=1, initial=np.inf).sum()) if len(alone) else 0.0
+    if room <= 0 or not len(mine) or problem.held_bytes[mine].sum(axis=0).max() <= 0:
+        return 0.0
+    took = problem.forward_s[mine] + problem.backward_s[mine]
+    volume = problem.held_bytes[mine] * ((took + away[mine][:, None]) / room)
+    shares = np.linspace(0.0, 1.0, 65)[:, None, None]
+    values = ((1 - shares) * took + shares * volume).min(axis=2).sum(axis=1) + (1 - shares[:, 0, 0]) * rest
+    return float(values.max()) * (1 - 1e-12)
+
+
+def _gather(problem: SearchProblem, time: F64, head: F64, tail: F64) -> F64:
+    """Raise heads and tails by sets, component by component; returns how long each pair is away at least between its
+    forward and its backward: float64[n] [s]."""
+    from semu.searcher.bound_kernels import gather_sets
+
+    before, after = problem.edges
+    around = np.lexsort((after, before))
+    sizes = np.bincount(before, minlength=problem.num_stages)
+    reader_ptr = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
+    readers, sent = after[around].astype(np.int32), problem.transfer_s[around]
+    rank, away = problem.stage_rank.astype(np.int32), np.zeros(problem.num_pairs)
+    place, nothing = np.zeros(problem.num_stages, dtype=np.int64), np.zeros(0)
+    for part in _components(problem):
+        if len(part) <= _LARGE_COMPONENT:
+            way = np.empty((len(part), len(part)))
+            onward = (problem.pred_ptr, problem.pred, problem.transfer_s, time, rank, head, way, place, away)
+            gather_sets(part, *onward)
+            gather_sets(part[::-1].copy(), reader_ptr, readers, sent, time, rank, tail, way, place, nothing)
+    return away
+
+
+def _components(problem: SearchProblem) -> list[I32]:
+    """Stages that hang together, each set in topological order."""
+    label = np.arange(problem.num_stages)
+    before, after = problem.edges
+    while True:  # every edge hands on the lower label, then every label its own one
+        least = np.minimum(label[before], label[after])
+        new = label.copy()
+        np.minimum.at(new, before, least)
+        np.minimum.at(new, after, least)
+        new = new[new]
+        if np.array_equal(new, label):
+            break
+        label = new
+    order = problem.topological
+    by_label = order[np.argsort(label[order], kind="stable")]
+    cuts = np.flatnonzero(np.diff(label[by_label])) + 1
+    return np.split(by_label, cuts)

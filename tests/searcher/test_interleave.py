@@ -1,0 +1,182 @@
+"""The dual queue and the times of orders, against plain Python bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from searcher.instances import vlm
+from searcher.reference import heap_interleave, slow_evaluate, slow_interleave
+
+from semu.errors import ConfigError, MemoryLimitError, ScheduleError
+from semu.schedule import SCHEDULES, PipelineShape, PipelineStudy
+from semu.searcher import SearchProblem
+from semu.searcher.interleave import Interleaver, evaluate
+
+
+def instances(**more: object) -> st.SearchStrategy[SearchProblem]:
+    return st.builds(
+        vlm,
+        ranks=st.integers(1, 4),
+        microbatches=st.integers(1, 4),
+        seed=st.integers(0, 10**6),
+        vision_slots=st.integers(1, 2),
+        language_slots=st.integers(1, 2),
+        transfer_s=st.sampled_from([(0.0, 0.0), (0.01, 0.3), (0.0, 3.0)]),
+        frozen=st.booleans(),
+        peaks=st.booleans(),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def sequences(problem: SearchProblem, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.permutation(problem.num_groups), rng.permutation(problem.num_groups)
+
+
+@given(instances(), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_without_limits_the_kernel_is_the_heap_version_and_the_definition(problem: SearchProblem, seed: int) -> None:
+    forward, backward = sequences(problem, seed)
+    chosen, start = heap_interleave(problem, forward, backward)
+    again, start_again = slow_interleave(problem, forward, backward)
+    assert chosen == again
+    assert np.array_equal(start, start_again, equal_nan=True)
+    found = Interleaver(problem).solution(forward, backward)
+    assert np.array_equal(found.start_s, start, equal_nan=True)
+    assert found.order.tolist() == sorted(chosen, key=lambda s: (problem.stage_rank[s], chosen.index(s)))
+    assert found.makespan_s == np.nanmax(found.end_s)
+
+
+@given(instances(candidates=st.just(3)), st.integers(0, 1000), st.floats(0.2, 3.0))
+@settings(max_examples=120, deadline=None)
+def test_with_limits_the_kernel_is_the_definition(problem: SearchProblem, seed: int, size: float) -> None:
+    """Also that it ends wherever every microbatch alone fits with all that it holds at once."""
+    forward, backward = sequences(problem, seed)
+    need = Interleaver(problem)._limits[1].max(axis=1, initial=0)
+    arrays = problem.__getstate__() | {"limit_bytes": (size * need + 7).astype(np.int64), "static_bytes": need * 0 + 7}
+    problem = SearchProblem(**arrays)  # type: ignore[arg-type]
+    chosen, start = slow_interleave(problem, forward, backward)
+    total = np.count_nonzero(problem.exists)
+    if size >= 1:
+        assert len(chosen) == total
+    worker = Interleaver(problem, choice=np.zeros(problem.num_pairs))
+    if len(chosen) < total:
+        found = worker.run(forward, backward)
+        rank, missing = found.missing[0].tolist()
+        assert found.makespan_s[0] == np.inf
+        assert 0 <= rank < problem.num_ranks
+        assert missing > 0
+        with pytest.raises(MemoryLimitError, match=f"rank {rank}"):
+            worker.solution(forward, backward)
+        return
+    found = worker.solution(forward, backward)
+    assert np.array_equal(found.start_s, start, equal_nan=True)
+    assert found.order.tolist() == sorted(chosen, key=lambda s: (problem.stage_rank[s], chosen.index(s)))
+    assert np.all(found.peak_bytes <= problem.limit_bytes)
+
+
+@given(instances(candidates=st.integers(1, 4)), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_times_and_memory_of_an_order_are_those_of_the_fixed_point(problem: SearchProblem, seed: int) -> None:
+    forward, backward = sequences(problem, seed)
+    choice = np.random.default_rng(seed).integers(0, problem.num_candidates)
+    order = Interleaver(problem).solution(forward, backward)
+    found = evaluate(problem, order.order, choice)
+    start, end, peaks = slow_evaluate(problem, [o.tolist() for o in order.orders()], choice)
+    exists = problem.exists
+    assert found.start_s[exists].tolist() == np.array(start)[exists].tolist()
+    assert found.end_s[exists].tolist() == np.array(end)[exists].tolist()
+    assert found.peak_bytes.tolist() == peaks
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+@pytest.mark.parametrize("slots", [1, 2])
+def test_times_and_memory_are_those_of_a_study(name: str, slots: int) -> None:
+    """Sends are shorter than stages, so that links are never taken."""
+    shape = PipelineShape.chain(4, 8, slots if name == "interleaved" else 1)
+    rng = np.random.default_rng(1)
+    size = shape.num_chunks * 8
+    study = PipelineStudy.of(
+        shape,
+        forward_s=rng.uniform(1, 2, size),
+        input_s=rng.uniform(1, 2, size),
+        held_bytes=rng.integers(1, 9, size),
+        internal_bytes=rng.integers(0, 20, (4, size)),
+        transfer_s=0.3,
+    )
+    schedule = SCHEDULES[name](shape)
+    truth = study.evaluate(schedule)
+    problem = SearchProblem.from_study(study, static_bytes=5)
+    stages = truth.stages // 4 * 2 + truth.stages % 4
+    found = evaluate(problem, stages)
+    assert found.start_s[stages].tolist() == truth.start_s.tolist()
+    assert found.end_s[stages].tolist() == truth.end_s.tolist()
+    assert found.makespan_s == truth.makespan_s
+    assert found.peak_bytes.tolist() == (truth.peak_bytes + 5).tolist()
+
+
+def test_one_rank_by_hand() -> None:
+    """One rank, two microbatches, F takes 1 s and B 2 s: forward and backward take turns."""
+    study = PipelineStudy.of(PipelineShape.chain(1, 3))
+    found = Interleaver(SearchProblem.from_study(study)).solution([2, 0, 1])
+    assert found.order.tolist() == [4, 5, 0, 1, 2, 3]
+    assert found.makespan_s == 9.0
+    assert found.peak_bytes.tolist() == [1]
+
+
+def test_two_ranks_by_hand() -> None:
+    """Rank 0 runs both forwards, then waits for the gradients; sends of 0.5 s."""
+    study = PipelineStudy.of(PipelineShape.chain(2, 2), transfer_s=0.5)
+    found = Interleaver(SearchProblem.from_study(study)).solution([0, 1])
+    # pairs 0, 1 on rank 0; 2, 3 on rank 1
+    assert [o.tolist() for o in found.orders()] == [[0, 2, 1, 3], [4, 5, 6, 7]]
+    assert found.start_s[[4, 5, 6, 7, 1, 3]].tolist() == [1.5, 2.5, 4.5, 5.5, 5.0, 8.0]
+    assert found.makespan_s == 10.0
+
+
+def test_sends_between_two_ranks_go_one_after_another() -> None:
+    """Two forwards of 1 s whose sends take 3 s: the second arrives at 1 + 3 + 3."""
+    study = PipelineStudy.of(PipelineShape.chain(2, 2), transfer_s=3.0)
+    found = Interleaver(SearchProblem.from_study(study)).solution([0, 1])
+    assert found.start_s[[4, 6]].tolist() == [4.0, 7.0]
+
+
+def test_a_limit_delays_forwards() -> None:
+    """Two ranks, a byte per forward; with room for one, rank 0 waits for its backward before the next forward."""
+    study = PipelineStudy.of(PipelineShape.chain(2, 2))
+    free = Interleaver(SearchProblem.from_study(study)).solution([0, 1])
+    tight = Interleaver(SearchProblem.from_study(study, limit_bytes=1)).solution([0, 1])
+    assert free.peak_bytes.tolist() == [2, 1]
+    assert tight.peak_bytes.tolist() == [1, 1]
+    assert tight.makespan_s == 12.0
+    with pytest.raises(MemoryLimitError, match=r"rank 0.*3 B are missing"):
+        Interleaver(SearchProblem.from_study(study, limit_bytes=1, static_bytes=[3, 0])).solution([0, 1])
+
+
+def test_what_cannot_be_is_refused() -> None:
+    problem = vlm(2, 2)
+    worker = Interleaver(problem)
+    for bad in ([0], [0] * problem.num_groups):
+        with pytest.raises(ConfigError):
+            worker.run(bad)
+    order = worker.solution(np.arange(problem.num_groups)).order
+    with pytest.raises(ScheduleError, match="not every stage once"):
+        evaluate(problem, order[:-1])
+    with pytest.raises(ScheduleError, match="another rank"):
+        evaluate(problem, np.roll(order, 1))
+    with pytest.raises(ScheduleError, match="deadlocks"):
+        evaluate(problem, np.concatenate([half[::-1] for half in np.split(order, problem.rank_ptr[1:-1])]))
+    with pytest.raises(ConfigError, match="no such candidate"):
+        evaluate(problem, order, np.ones(problem.num_pairs))
+
+
+def test_many_sequences_in_one_call_are_those_one_by_one() -> None:
+    problem = vlm(3, 4, candidates=4, peaks=True, limit_bytes=900)
+    worker, rng = Interleaver(problem), np.random.default_rng(0)
+    rows = np.array([rng.permutation(problem.num_groups) for _ in range(9)])
+    together = worker.run(rows, rows[::-1])
+    for row, other, makespan, lean in zip(rows, rows[::-1], together.makespan_s, together.lean_s, strict=True):
+        alone = worker.run(row, other)
+        assert (alone.makespan_s[0], alone.lean_s[0]) == (makespan, lean)
