@@ -110,7 +110,8 @@ def search_problem(
     curve = [replace(one, time_s=one.time_s + spent) for one in found.curve]
     moves, ended_by = 0, found.ended_by
     if refine and ended_by not in ("bound", "interrupt") and budget.rollouts != 0 and budget.time_s != 0:
-        best, moves, ended_by = _refined(problem, best, budget, found.rollouts, began, bound.value_s, seed, curve, progress)
+        ends = (budget, began, bound.value_s)
+        best, moves, ended_by = _refined(problem, best, ends, found.rollouts, seed, curve, progress)
     return SearchResult(
         solution=replace(best, lower_bound_s=bound.value_s),
         default=replace(default, lower_bound_s=bound.value_s),
@@ -143,15 +144,18 @@ def _later(progress: Callable[[Incumbent], None] | None, by_s: float) -> Callabl
 def _refined(
     problem: SearchProblem,
     best: Solution,
-    budget: Budget,
+    ends: tuple[Budget, float, float],
     rollouts: int,
-    began: float,
-    bound_s: float,
     seed: int,
     curve: list[Incumbent],
     progress: Callable[[Incumbent], None] | None,
 ) -> tuple[Solution, int, str]:
-    """The second half: a better schedule if there is one, moves tried, and why it ended; incumbents join ``curve``."""
+    """The second half: a better schedule if there is one, moves tried, and why it ended; incumbents join ``curve``.
+
+    Args:
+        ends: budget, when the search began, lower bound [s]. others: as ``search_problem``.
+    """
+    budget, began, bound_s = ends
     most = (1 << 60) if budget.rollouts is None else MOVES_PER_ROLLOUT * budget.rollouts
     tried, ended_by = 0, ""
 

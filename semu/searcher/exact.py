@@ -150,8 +150,13 @@ class _Model:
         return literals
 
     def _of_choice(self, pair: int, values: NDArray[np.int64]) -> Any:
-        """A number that depends on the strategy of a pair, as an expression."""
-        return sum(int(value) * literal for value, literal in zip(values.tolist(), self.chosen[pair], strict=False))
+        """A number that depends on the strategy of a pair: a constant, or a variable."""
+        own = values.tolist()
+        if len(set(own)) == 1:
+            return own[0]
+        found = self.cp.new_int_var(min(own), max(own), "")
+        self.cp.add(found == sum(value * literal for value, literal in zip(own, self.chosen[pair], strict=True)))
+        return found
 
     def _stages(self) -> None:
         cp, problem = self.cp, self.problem

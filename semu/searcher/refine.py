@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from semu.searcher.interleave import evaluate
 from semu.searcher.problem import SearchProblem, Solution
@@ -54,16 +56,17 @@ def refine_rounds(
     from semu.searcher.refine_kernels import refine
 
     tables, best, turn, moves = tables_of(problem), solution, 0, 0
-    ptr, *flow = tables.flow
+    ptr, flow = tables.flow[0], tables.flow[1:]
     costs = problem.costs_of(solution.choice)
     usual = moves_of(problem)
 
-    def chain(worker: int, steps: int) -> tuple[float, np.ndarray]:
+    def chain(worker: int, steps: int) -> tuple[float, NDArray[np.int32]]:
         rng = np.random.default_rng((seed, 1, turn, worker))
         order = best.order.copy()
         warmth = WARMTH[(turn * workers + worker) % len(WARMTH)]
         seeded = int(rng.integers(1, 1 << 62))
-        return refine(ptr, order, *flow, *costs, tables.room, steps, warmth, seeded), order
+        given: tuple[Any, ...] = (ptr, order, *flow, *costs, tables.room, steps, warmth, seeded)
+        return refine(*given), order
 
     while (left := moves_left()) > 0:
         steps = [min(usual, left - worker * usual) for worker in range(workers)]

@@ -25,8 +25,23 @@ def _next(state: U64) -> float:
 
 @njit(cache=True, nogil=True)
 def _times(
-    ptr: I64, order: I32, rank: I32, succ_ptr: I32, succ: I32, succ_s: F64, succ_link: I32, num_pred: I32,
-    latency: F64, limit: float, cursor: I64, waiting: I32, stack: I64, link_free: F64, start: F64, end: F64, by: I32,
+    ptr: I64,
+    order: I32,
+    rank: I32,
+    succ_ptr: I32,
+    succ: I32,
+    succ_s: F64,
+    succ_link: I32,
+    num_pred: I32,
+    latency: F64,
+    limit: float,
+    cursor: I64,
+    waiting: I32,
+    stack: I64,
+    link_free: F64,
+    start: F64,
+    end: F64,
+    by: I32,
 ) -> float:
     """Start and end of every stage, and by whom its start was decided: a stage, or -1 for the one before it on its
     rank (-2: nobody); returns the makespan [s], infinite where the orders deadlock or it exceeds ``limit``."""
@@ -101,8 +116,22 @@ def _shift(order: I32, position: I64, source: int, target: int) -> None:
 
 @njit(cache=True, nogil=True)
 def refine(
-    ptr: I64, order: I32, rank: I32, succ_ptr: I32, succ: I32, succ_s: F64, succ_link: I32, num_links: int,
-    num_pred: I32, latency: F64, held: I64, peak: I64, room: I64, steps: int, warmth: float, seed: int,
+    ptr: I64,
+    order: I32,
+    rank: I32,
+    succ_ptr: I32,
+    succ: I32,
+    succ_s: F64,
+    succ_link: I32,
+    num_links: int,
+    num_pred: I32,
+    latency: F64,
+    held: I64,
+    peak: I64,
+    room: I64,
+    steps: int,
+    warmth: float,
+    seed: int,
 ) -> float:
     """Simulated annealing over the orders of all ranks, on the critical path.
 
@@ -132,8 +161,23 @@ def refine(
     state = np.array([np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)])
     best_order = order.copy()
     here = _times(
-        ptr, order, rank, succ_ptr, succ, succ_s, succ_link, num_pred, latency, np.inf, cursor, waiting, stack,
-        link_free, start, end, by,
+        ptr,
+        order,
+        rank,
+        succ_ptr,
+        succ,
+        succ_s,
+        succ_link,
+        num_pred,
+        latency,
+        np.inf,
+        cursor,
+        waiting,
+        stack,
+        link_free,
+        start,
+        end,
+        by,
     )
     best, is_known = here, True
     pairs = 0
@@ -179,8 +223,23 @@ def refine(
         found = np.inf
         if _fits(ptr, order, r, held, peak, room):
             found = _times(
-                ptr, order, rank, succ_ptr, succ, succ_s, succ_link, num_pred, latency, limit, cursor, waiting,
-                stack, link_free, next_start, next_end, next_by,
+                ptr,
+                order,
+                rank,
+                succ_ptr,
+                succ,
+                succ_s,
+                succ_link,
+                num_pred,
+                latency,
+                limit,
+                cursor,
+                waiting,
+                stack,
+                link_free,
+                next_start,
+                next_end,
+                next_by,
             )
         if found <= limit and found < np.inf:
             here, is_known = found, True
