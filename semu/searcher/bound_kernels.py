@@ -12,9 +12,7 @@ I32 = NDArray[np.int32]
 
 
 @njit(cache=True, nogil=True)
-def heads_and_tails(
-    topological: I32, pred_ptr: I32, pred: I32, transfer: F64, time: F64, head: F64, tail: F64
-) -> None:
+def heads_and_tails(topological: I32, pred_ptr: I32, pred: I32, transfer: F64, time: F64, head: F64, tail: F64) -> None:
     """Longest ways to the start of every stage and from its end: raises ``head`` and ``tail`` (float64[2n] [s])."""
     for stage in topological:
         for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
