@@ -91,7 +91,7 @@ def lower_bounds(problem: SearchProblem, *, refutes: bool = True) -> LowerBounds
         best = max(found.values())
         ptr = np.concatenate(([0], np.cumsum([len(stages) for stages in by_rank]))).astype(np.int64)
         where = (head, tail, ptr, np.concatenate(by_rank))
-        found["refuted"] = max(best, _refuted(graph, where, best, float(time.sum() + problem.transfer_s.sum())))
+        found["refuted"] = float(max(best, _refuted(graph, where, best, float(time.sum() + problem.transfer_s.sum()))))
     return LowerBounds(found)
 
 

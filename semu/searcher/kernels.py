@@ -20,6 +20,9 @@ I16 = NDArray[np.int16]
 U64 = NDArray[np.uint64]
 U8 = NDArray[np.bool_]
 
+_FEW_PAIRS = 48
+"""Pairs of a rank up to which a choice of candidates is improved one by one: that takes their number squared."""
+
 
 @intrinsic
 def _trailing_zeros(typing_context: Any, word: Any) -> Any:
@@ -717,7 +720,7 @@ def choose_memory(
     above that. All of this is by position in the rank's order, so it does not depend on times. Lower bound: the
     Lagrangian over the positions, raised along its subgradients by Polyak's step; with prefix sums of the prices a
     pair's cheapest candidate takes a few operations. Schedules that fit: the Lagrangian's candidates, downgraded
-    until they fit, then upgraded where there is room.
+    until they fit, then upgraded where there is room; of few pairs, exchanged one by one while the gap is too large.
 
     Args:
         order: int32[T], stages of one rank. forward_s to num_candidates: as ``SearchProblem``. room: [bytes].
@@ -844,6 +847,39 @@ def choose_memory(
         step = pace * max(target - value, 1e-6 * abs(target)) / norm
         for t in range(length):
             price[t] = max(0.0, price[t] + step * slope[t])
+    if best < np.inf and best - bound > goal * best and num_pairs <= _FEW_PAIRS:
+        # Few pairs: give one of them less and the others what that leaves, as long as it helps.
+        k, tried = 0, 0
+        for pair_k in range(num_pairs):
+            chosen[pair_k] = choice[pair[pair_k]]
+        while tried < num_pairs:
+            tried += 1
+            for j in range(num[k]):
+                if lat[k, j] <= lat[k, chosen[k]]:
+                    continue
+                trial[:] = chosen
+                trial[k] = j
+                trial_usage[:] = 0
+                highest = np.int64(0)
+                for other in range(num_pairs):
+                    c = trial[other]
+                    _shift(trial_usage, first[other], final[other], hold[other, c], rise[other, c], fall[other, c])
+                for t in range(length):
+                    highest = max(highest, trial_usage[t])
+                if highest > room:
+                    continue
+                kept, num[k] = num[k], 0
+                _fill(room, first, final, num, lat, hold, rise, fall, trial, trial_usage, score)
+                num[k] = kept
+                time = 0.0
+                for other in range(num_pairs):
+                    time += lat[other, trial[other]]
+                if time < best:
+                    best, tried = time, 0
+                    chosen[:] = trial
+            k = (k + 1) % num_pairs
+        for other in range(num_pairs):
+            choice[pair[other]] = chosen[other]
     return best, bound
 
 

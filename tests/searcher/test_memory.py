@@ -1,0 +1,158 @@
+"""The choice of candidates: what fits, what it costs, and its bound against CP-SAT."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from searcher.exact import best_choice
+from searcher.instances import vlm
+
+from semu.errors import MemoryLimitError
+from semu.schedule import PipelineShape, PipelineStudy
+from semu.searcher import SearchProblem
+from semu.searcher.interleave import Interleaver, evaluate
+from semu.searcher.memory import check_limits, choose_candidates
+
+
+def with_limit(problem: SearchProblem, limit_bytes: Any) -> SearchProblem:
+    limit = np.broadcast_to(np.asarray(limit_bytes, dtype=np.int64), problem.num_ranks).copy()
+    return dataclasses.replace(problem, limit_bytes=limit)
+
+
+def between(problem: SearchProblem, order: Any, part: float) -> SearchProblem:
+    """Limits between what the leanest and the fastest candidates need in an order."""
+    lean = evaluate(problem, order).peak_bytes
+    fast = evaluate(problem, order, problem.num_candidates - 1).peak_bytes
+    return with_limit(problem, np.floor(lean + part * np.maximum(fast - lean, 0)))
+
+
+PROBLEMS = st.builds(
+    vlm,
+    ranks=st.integers(1, 3),
+    microbatches=st.integers(1, 4),
+    seed=st.integers(0, 10**6),
+    candidates=st.integers(2, 5),
+    peaks=st.booleans(),
+    frozen=st.booleans(),
+    language_slots=st.integers(1, 2),
+)
+
+
+@given(PROBLEMS, st.floats(-0.1, 1.0), st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_what_is_chosen_fits_and_its_bound_is_below_the_optimum(problem: SearchProblem, part: float, seed: int) -> None:
+    order = Interleaver(problem).solution(np.random.default_rng(seed).permutation(problem.num_groups)).order
+    problem = between(problem, order, part)
+    exact = [
+        best_choice(problem, stages.tolist(), int(problem.limit_bytes[r]))
+        for r, stages in enumerate(evaluate(problem, order).orders())
+    ]
+    try:
+        found = choose_candidates(problem, order, goal=0.0)
+    except MemoryLimitError:
+        assert part < 0 or None in exact
+        return
+    assert None not in exact
+    truth = evaluate(problem, order, found.choice)
+    assert np.all(truth.peak_bytes <= problem.limit_bytes)
+    times = problem.costs_of(found.choice)[0].reshape(-1, 2).sum(axis=1)
+    for rank, least in enumerate(exact):
+        assert found.time_s[rank] == pytest.approx(times[problem.rank == rank].sum(), abs=1e-9)
+        assert found.bound_s[rank] <= least + 1e-4
+        assert found.time_s[rank] >= least - 1e-4
+
+
+@pytest.mark.parametrize("part", [0.2, 0.5, 0.8])
+def test_many_pairs_are_within_one_percent(part: float) -> None:
+    problem = vlm(4, 32, candidates=10, images=(1, 2))
+    order = Interleaver(problem).solution(np.arange(problem.num_groups)).order
+    problem = between(problem, order, part)
+    found = choose_candidates(problem, order)
+    assert np.all(found.gap <= 0.01)
+    assert np.all(evaluate(problem, order, found.choice).peak_bytes <= problem.limit_bytes)
+
+
+def two_pairs(limit: int) -> SearchProblem:
+    """One rank, F0 F1 B0 B1; each pair takes 10 s with 10 bytes, or 16 s with 4, the second also 12 s with 8."""
+    return SearchProblem.of(
+        rank=[0, 0],
+        has_backward=[True, True],
+        **{name: [0, 1] for name in ("microbatch", "group", "segment")},
+        **{name: [0, 0] for name in ("module", "part", "slot", "chunk")},
+        num_candidates=[2, 3],
+        forward_s=np.full((2, 3), 4.0),
+        backward_s=[[12.0, 6.0, 6.0], [12.0, 8.0, 6.0]],
+        held_bytes=[[4, 10, 10], [4, 8, 10]],
+        forward_peak_bytes=[[4, 10, 10], [4, 8, 10]],
+        backward_peak_bytes=np.zeros((2, 3), dtype=np.int64),
+        pred_ptr=[0, 0, 1, 1, 2],
+        pred=[0, 2],
+        transfer_s=[0.0, 0.0],
+        static_bytes=[100],
+        limit_bytes=[100 + limit],
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "choice", "time"),
+    [
+        (20, [1, 2], 20.0),
+        (19, [1, 1], 22.0),
+        (18, [1, 1], 22.0),
+        (17, [1, 0], 26.0),
+        (12, [0, 1], 28.0),
+        (8, [0, 0], 32.0),
+    ],
+)
+def test_two_pairs_by_hand(limit: int, choice: list[int], time: float) -> None:
+    """Of 17 bytes, either pair may have 10 and then the other 4: 26 s both ways."""
+    problem = two_pairs(limit)
+    found = choose_candidates(problem, [0, 2, 1, 3], goal=0.0)
+    assert found.time_s[0] == time
+    assert found.bound_s[0] <= time
+    if limit != 17:
+        assert found.choice.tolist() == choice
+    if limit == 20:
+        assert found.gap[0] == 0.0
+
+
+def test_one_after_another_both_are_fast() -> None:
+    found = choose_candidates(two_pairs(10), [0, 1, 2, 3])
+    assert found.choice.tolist() == [1, 2]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(MemoryLimitError, match=r"rank 0: 1 B are missing"):
+        choose_candidates(two_pairs(7), [0, 2, 1, 3])
+    check_limits(two_pairs(4))
+    with pytest.raises(MemoryLimitError, match=r"rank 0: 1 B are missing for the module 0 forward, microbatch 0"):
+        check_limits(two_pairs(3))
+
+
+@given(PROBLEMS, st.floats(1.0, 4.0), st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_rollouts_return_the_truth(problem: SearchProblem, size: float, seed: int) -> None:
+    """Never slower than the leanest candidates in the same order; within the limits; equal to an evaluation."""
+    need = Interleaver(problem)._limits[1].max(axis=1)
+    problem = with_limit(problem, (size * need).astype(np.int64))
+    sequence = np.random.default_rng(seed).permutation(problem.num_groups)
+    worker = Interleaver(problem)
+    found, solution = worker.run(sequence), worker.solution(sequence)
+    lean = Interleaver(problem, choice=np.zeros(problem.num_pairs)).solution(sequence)
+    assert solution.makespan_s == found.makespan_s[0] <= found.lean_s[0] == lean.makespan_s
+    assert solution.order.tolist() == lean.order.tolist()
+    assert np.all(solution.peak_bytes <= problem.limit_bytes)
+    exists = problem.exists
+    assert np.array_equal(worker._start[0][exists], solution.start_s[exists])
+    assert np.array_equal(worker._end[0][exists], solution.end_s[exists])
+
+
+def test_a_study_has_nothing_to_choose() -> None:
+    problem = SearchProblem.from_study(PipelineStudy.of(PipelineShape.chain(2, 3)))
+    order = Interleaver(problem).solution([0, 1, 2]).order
+    assert choose_candidates(problem, order).gap.tolist() == [0.0, 0.0]
