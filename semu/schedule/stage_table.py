@@ -3,10 +3,10 @@
     schedule,rank,position,chunk,phase,microbatch,start_s,end_s,bytes
     1f1b,0,0,0,F,0,0.0,0.0125,1073741824
 
-schedule: name. rank: pipeline rank. position: of the stage in the rank's order, from 0. chunk: of the model, in order of
-data flow. phase: F, B (whole backward), I (input gradient), W (weight gradient). microbatch: from 0. start_s, end_s: [s]
-from the beginning of the iteration, every digit. bytes: the most that the rank has allocated while the stage runs,
-parameters included. ``read_table`` needs rank, position, chunk, phase and microbatch, in any order of columns and lines.
+schedule: name. rank: pipeline rank. position: of the stage in the rank's order, from 0. chunk: of the model, in order
+of data flow. phase: F, B (whole backward), I (input gradient), W (weight gradient). microbatch: from 0. start_s, end_s:
+[s] from the beginning of the iteration, every digit. bytes: the most that the rank has allocated while the stage runs,
+parameters included. ``read_table`` needs rank, position, chunk, phase and microbatch, columns and lines in any order.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,7 @@ class StageTable:
             name: another than the schedule's.
         """
         ptr = self.schedule.columns.ptr
-        busy = [float((self.end_s[a:b] - self.start_s[a:b]).sum()) for a, b in zip(ptr[:-1], ptr[1:], strict=True)]
+        busy = [float((self.end_s[a:b] - self.start_s[a:b]).sum()) for a, b in pairwise(ptr)]
         return Evaluation(
             name if name is not None else self.schedule.name,
             float(self.end_s.max(initial=0.0)),

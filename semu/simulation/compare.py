@@ -54,7 +54,10 @@ def compare_schedules(
             progress(f"running the schedule {name or job.training.schedule_file or job.training.schedule}")
         checkpoint = prepare(variant, latency_rules=latency_rules, cache=cache)
         estimate, stages = checkpoint.staged()
-        return ComparedSchedule(stages.schedule.name, variant, estimate, stages)
+        is_file = variant.training.schedule_file is not None
+        return ComparedSchedule(
+            stages.schedule.name if is_file else variant.training.schedule, variant, estimate, stages
+        )
 
     own = run(job)
     rows, refused = [own], list[RefusedSchedule]()

@@ -92,9 +92,14 @@ class RefusedSchedule:
 
     @property
     def rule(self) -> str:
-        """The rule, what it expects and what came, in a line."""
-        told = [f"{word} {part}" for word, part in (("expected", self.error.expected), ("got", self.error.got)) if part]
-        return self.error.message + (f" ({', '.join(told)})" if told else "")
+        """The rule, what it expects and what came, in a line without the schedule's name."""
+        expected = (
+            None if self.error.expected is None else textwrap.shorten(self.error.expected, 100, placeholder=" ...")
+        )
+        told = [f"{word} {part}" for word, part in (("expected", expected), ("got", self.error.got)) if part]
+        message = self.error.message.removeprefix(f"the schedule {self.name!r} ").removeprefix(f"{self.name}: ")
+        message = message.removeprefix(f"{self.name} ") if message.startswith(f"{self.name} needs") else message
+        return message + (f" ({', '.join(told)})" if told else "")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -103,12 +108,13 @@ class ScheduleComparison:
 
     Attributes:
         rows: the job's own schedule, then the others in the order asked for. refused: those that cannot run it.
-        asked: the names asked for; None: nobody asked.
+        asked: the names asked for; None: nobody asked. warnings: what was decided for the user, a sentence each.
     """
 
     rows: tuple[ComparedSchedule, ...]
     refused: tuple[RefusedSchedule, ...]
     asked: tuple[str, ...] | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def own(self) -> ComparedSchedule:
@@ -126,7 +132,9 @@ class ScheduleComparison:
         """The schedules that were asked for; all, where nobody asked."""
         if self.asked is None:
             return self.rows
-        return tuple(row for row in self.rows if row.name in self.asked)
+        others = [row for row in self.rows[1:] if row.name in self.asked]
+        is_other = any(row.name == self.own.name for row in others)  # on another cut
+        return (*([self.own] if self.own.name in self.asked and not is_other else ()), *others)
 
     def __getitem__(self, name: str) -> ComparedSchedule:
         for row in self.rows:
@@ -178,11 +186,16 @@ class ScheduleComparison:
             yield f"none of them fits in the {have} of a device"
         else:
             gain = self.own.estimate.iteration_time_s / self.best.estimate.iteration_time_s
-            against = "the run's own" if self.best is self.own else f"{gain:.2f}x as fast as the run's own {self.own.name}"
+            against = (
+                "the run's own" if self.best is self.own else f"{gain:.2f}x as fast as the run's own {self.own.name}"
+            )
             yield f"best: {self.best.name}, the fastest that fits in {have}; {against}"
         yield "rank: the one that needs most memory; vs own: change of the iteration time"
+        by_rule: dict[str, list[str]] = {}
         for other in self.refused:
-            yield from textwrap.wrap(f"not run: {other.name}: {other.rule}", WIDTH, subsequent_indent="  ")
+            by_rule.setdefault(other.rule, []).append(other.name)
+        for rule, names in by_rule.items():
+            yield from textwrap.wrap(f"not run: {', '.join(names)}: {rule}", WIDTH, subsequent_indent="  ")
 
     # -- for programs --------------------------------------------------------------------------------------------
     def to_json(self) -> dict[str, object]:
@@ -193,7 +206,10 @@ class ScheduleComparison:
             "best": None if self.best is None else self.label(self.best),
             "capacity_bytes": self.own.estimate.capacity_bytes,
             "schedules": [self._row_json(row) for row in self.rows],
-            "refused": [{"name": other.name, "rule": other.rule, "error": other.error.to_json()} for other in self.refused],
+            "refused": [
+                {"name": other.name, "rule": other.rule, "error": other.error.to_json()} for other in self.refused
+            ],
+            "warnings": list(self.warnings),
         }
 
     def _row_json(self, row: ComparedSchedule) -> dict[str, object]:
@@ -240,13 +256,14 @@ class ScheduleComparison:
             write_text(folder / "result.json", document),
             self.draw(folder / "schedules.png"),
             *(
-                write_text(folder / f"{Path(label).stem if row.job.training.schedule_file else label}.csv", table)
-                for row, label, table in ((row, self.label(row), self._table(row)) for row in self.rows)
+                write_text(folder / f"{self._file_name(row)}.csv", table_csv([(self.label(row), row.stages)]))
+                for row in self.rows
             ),
         ]
 
-    def _table(self, row: ComparedSchedule) -> str:
-        return table_csv([(self.label(row), row.stages)])
+    def _file_name(self, row: ComparedSchedule) -> str:
+        """``own-NAME`` for one from a file, whatever that is called."""
+        return f"own-{Path(row.name).stem}" if row.job.training.schedule_file is not None else self.label(row)
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
         """Draw all schedules below one another on one time axis, as a PNG.
@@ -256,11 +273,16 @@ class ScheduleComparison:
         """
         from semu.plots import ScheduleRow, draw_schedules
 
-        rows = [ScheduleRow(row.stages.evaluation(self._headline(row)), row.stages.arrays, _note(row)) for row in self.rows]
+        rows = [
+            ScheduleRow(row.stages.evaluation(self._headline(row)), row.stages.arrays, _note(row)) for row in self.rows
+        ]
         return write_file(
             Path(path),
             lambda file: draw_schedules(
-                file, rows, title=f"Pipeline schedules: {self.title}", subtitle="stages of the slowest replica; beside each: iteration time and highest memory of a rank"
+                file,
+                rows,
+                title=f"Pipeline schedules: {self.title}",
+                subtitle="slowest replica; beside each: iteration time, most memory of a rank (> x: a device has x)",
             ),
         )
 
@@ -271,5 +293,5 @@ class ScheduleComparison:
 
 def _note(row: ComparedSchedule) -> str:
     chunks = f"vpp {row.vpp}, " if row.vpp > 1 else ""
-    room = "" if row.estimate.fits else ": too much"
-    return f"{chunks}{format_time(row.estimate.iteration_time_s)}, {row.peak_bytes / GIB:.1f} GiB{room}"
+    room = "" if row.estimate.fits else f" > {row.estimate.capacity_bytes / GIB:.1f}"
+    return f"{chunks}{format_time(row.estimate.iteration_time_s)}, {row.peak_bytes / GIB:.4g} GiB{room}"

@@ -36,7 +36,7 @@ def _highest(run: PipelineRun, head: Headline, nodes: NDArray[np.int64]) -> NDAr
     doubtful = nodes[summits.high[head.slowest, nodes] > found[nodes]]
     pipeline.load(run.shape[head.slowest, np.unique(problem.microbatch[doubtful])].tolist())
     for node in doubtful.tolist():
-        found[node] = pipeline.exact_summit(head.slowest, node)
+        found[node] = pipeline.exact_summit(head.slowest, node, with_end=False)
     kept = np.array([memory.static.total + memory.workspace for memory in head.memories], dtype=np.int64)
     highest: NDArray[np.int64] = found[nodes] + kept[problem.node_rank[nodes]]
     return highest
