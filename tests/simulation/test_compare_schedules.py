@@ -170,20 +170,27 @@ def test_unknown_names_and_the_runs_own_errors_are_raised() -> None:
 # -- stage tables ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("job", [tiny_vlm(), tiny_vlm(recompute="full"), job_of(gpt(8), text_items(6), Parallel(pp=2))])
 def test_memory_of_stages_is_that_of_the_curve(job: TrainingJob) -> None:
-    """The highest point of the report's memory curve within each stage, and of all stages the rank's peak."""
+    """The highest point of the report's memory curve within each stage, and of all stages the rank's peak.
+
+    Where a stage ends as the next one allocates, the curve no longer shows what the first one had for no time at all.
+    """
     found = semu.compare_schedules(job, "all")
     assert len(found.rows) > 8
+    equal: list[bool] = []
     for row in found.rows:
         report = semu.simulate(row.job)
         table, ptr = row.stages, row.stages.schedule.columns.ptr
         for rank, curve in enumerate(item.memory for item in report.timeline.ranks):
             for at in range(ptr[rank], ptr[rank + 1]):
                 inside = curve.highest_within(table.start_s[at], table.end_s[at])
-                assert table.size_bytes[at] == inside, (row.name, rank, at, table.size_bytes[at] - inside)
+                at_end = curve.total[curve.times_s == table.end_s[at]].max(initial=0)
+                assert inside <= table.size_bytes[at] <= max(inside, at_end), (row.name, rank, at)
+                equal.append(table.size_bytes[at] == inside)
             highest = table.size_bytes[ptr[rank] : ptr[rank + 1]].max()
             assert highest <= report.peak_memory_bytes[rank]
             if report.num_distinct_replicas == 1:
                 assert highest == report.peak_memory_bytes[rank]
+    assert sum(equal) > 0.99 * len(equal)
 
 
 def test_a_stage_table_runs_again_as_a_file(tmp_path: Path) -> None:
