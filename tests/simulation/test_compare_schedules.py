@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,15 @@ from simulation.test_split_schedules import RULES, SECONDS, equal_stages
 import semu
 from semu.errors import ConfigError, ScheduleError
 from semu.job import TrainingJob
-from semu.parallel.config import Parallel
+from semu.parallel.config import Overlap, Parallel
 from semu.runfile import load_run
 from semu.schedule import ALL_SCHEDULES, is_executed, read_schedule
 from semu.schedule.placement import Placement
+from semu.schedule.stage_table import table_csv
 from semu.simulation.compare import DEFAULT
+from semu.simulation.comparison import ComparedSchedule
 
+PLACES = {item: item.value for item in (Placement.V_SHAPE, Placement.BIDIRECTIONAL)}
 EXECUTED = [name for name in ALL_SCHEDULES if is_executed(name)]
 
 
@@ -29,13 +33,14 @@ def tiny_vlm(**options: object) -> TrainingJob:
 # -- the same figures as one by one ------------------------------------------------------------------------------
 @pytest.mark.parametrize(("run", "changes"), [("lm-7b", ["training.global_batch=12"]), ("vlm-m", [])])
 def test_every_schedule_is_what_simulate_finds(run: str, changes: list[str]) -> None:
-    found = semu.compare_schedules(load_run(run, changes), "all")
+    job = load_run(run, changes)
+    found = semu.compare_schedules(job, "all")
     assert [row.name for row in found.rows] == ["1f1b", *(name for name in EXECUTED if name != "1f1b")]
     assert {other.name for other in found.refused} == set(ALL_SCHEDULES) - set(EXECUTED)
     for row in found.rows:
-        place = "v-shape" if ALL_SCHEDULES[row.name].placement is Placement.V_SHAPE else "circular"
-        own = [f"training.schedule={row.name}", f"parallel.vpp={row.vpp}", f"parallel.placement={place}"]
-        alone = semu.simulate(load_run(run, [*changes, *own]))
+        place = PLACES.get(ALL_SCHEDULES[row.name].placement, "circular")
+        parallel = replace(job.parallel, vpp=row.vpp, placement=place)
+        alone = semu.simulate(replace(job, parallel=parallel, training=replace(job.training, schedule=row.name)))
         assert row.estimate.iteration_time_s == alone.iteration_time_s, row.name
         assert row.estimate.makespan_s == alone.makespan_s
         assert row.estimate.bubble_ratio == alone.bubble_ratio
@@ -163,7 +168,7 @@ def test_unknown_names_and_the_runs_own_errors_are_raised() -> None:
     job = job_of(gpt(4), text_items(4), Parallel(pp=2))
     with pytest.raises(ConfigError, match="did you mean 'zb-v'"):
         semu.compare_schedules(job, ["zb-vv"])
-    with pytest.raises(ConfigError, match="parallel.placement"):
+    with pytest.raises(ConfigError, match=r"another placement"):
         semu.compare_schedules(job_of(gpt(8), text_items(4), Parallel(pp=2, vpp=2), schedule="zb-v"), "1f1b")
 
 
@@ -193,21 +198,45 @@ def test_memory_of_stages_is_that_of_the_curve(job: TrainingJob) -> None:
     assert sum(equal) > 0.99 * len(equal)
 
 
-def test_a_stage_table_runs_again_as_a_file(tmp_path: Path) -> None:
-    job = load_run("vlm-m")
+def from_file(job: TrainingJob, path: Path, row: ComparedSchedule) -> TrainingJob:
+    """A job with a stage table as its schedule, under the settings that go with it."""
+    settings = row.settings
+    vpp, place, overlaps = (settings[key] for key in ("parallel.vpp", "parallel.placement", "overlap.pipeline"))
+    return replace(
+        job,
+        parallel=replace(job.parallel, vpp=vpp, placement=place),
+        training=replace(
+            job.training, schedule_file=str(path), overlap=replace(job.training.overlap, pipeline=overlaps)
+        ),
+    )
+
+
+@pytest.mark.parametrize("job", [tiny_vlm(), job_of(gpt(8), text_items(6), Parallel(pp=3), overlap=Overlap())])
+def test_a_stage_table_runs_again_as_a_file(job: TrainingJob, tmp_path: Path) -> None:
     found = semu.compare_schedules(job, "all")
-    files = {path.name: path for path in found.save(tmp_path)}
-    assert set(files) == {"result.json", "schedules.png", *(f"{row.name}.csv" for row in found.rows)}
+    assert len(found.rows) > 8
     for row in found.rows:
-        path = files[f"{row.name}.csv"]
+        path = tmp_path / f"{row.name}.csv"
+        path.write_text(table_csv([(row.name, row.stages)]))
         assert read_schedule(path).orders == row.stages.schedule.orders
-        words = [f"{key}={str(value).lower()}" for key, value in row.settings.items()]
-        again = semu.evaluate(load_run("vlm-m", [f"training.schedule_file={path}", *words]))
+        again = semu.evaluate(from_file(job, path, row))
         assert again.iteration_time_s == row.estimate.iteration_time_s, row.name
         assert again.peak_memory_bytes == row.estimate.peak_memory_bytes
-    own = semu.compare_schedules(load_run("vlm-m", [f"training.schedule_file={files['gpipe.csv']}"]), ["gpipe"])
+
+
+def test_files_of_a_comparison(tmp_path: Path) -> None:
+    job = tiny_vlm()
+    found = semu.compare_schedules(job, ["gpipe", "zb-h1"])
+    files = {path.name: path for path in found.save(tmp_path)}
+    assert list(files) == ["result.json", "schedules.png", "1f1b.csv", "gpipe.csv", "zb-h1.csv"]
+    assert json.loads(files["result.json"].read_text()) == found.to_json()
+    assert files["schedules.png"].read_bytes().startswith(b"\x89PNG")
+    path = files["gpipe.csv"]
+    mine = replace(job, training=replace(job.training, schedule_file=str(path)))
+    own = semu.compare_schedules(mine, ["gpipe"])
     assert [row.name for row in own.rows] == ["gpipe.csv", "gpipe"]
-    assert {path.name for path in own.save(tmp_path / "own")} >= {"own-gpipe.csv", "gpipe.csv"}
+    written = own.save(tmp_path / "own")
+    assert [file.name for file in written] == ["result.json", "schedules.png", "own-gpipe.csv", "gpipe.csv"]
 
 
 def test_times_of_the_table_are_those_of_the_timeline() -> None:
