@@ -43,7 +43,7 @@ from semu.simulation.evaluate import (
 )
 from semu.simulation.gather import ParameterGather, parameter_gathers
 from semu.simulation.gradient_reductions import Reductions, plan_reductions
-from semu.simulation.headline import headline, iteration_time
+from semu.simulation.headline import Headline, headline, iteration_time
 from semu.simulation.items import check_items
 from semu.simulation.layout import Layout, build_layout
 from semu.simulation.modules import check_spread, spreads
@@ -264,7 +264,7 @@ class JobCheckpoint:
         Args:
             schedule: as ``schedule``.
         """
-        return self.staged(schedule)[0]
+        return self._headline(schedule)[1].estimate
 
     def staged(self, schedule: Schedule | str | None = None) -> tuple[Estimate, StageTable]:
         """The headline figures under a schedule, and when each stage of the slowest replica runs.
@@ -272,11 +272,14 @@ class JobCheckpoint:
         Args:
             schedule: as ``schedule``.
         """
+        run, head = self._headline(schedule)
+        return head.estimate, stage_table(run, head)
+
+    def _headline(self, schedule: Schedule | str | None) -> tuple[PipelineRun, Headline]:
         problem = self.problem(schedule)
         own = self.split(problem.merged)
         run, _, tails = own._run(problem)
-        head = headline(self.layout, self.evaluation, run, tails, self.gathers)
-        return head.estimate, stage_table(run, head)
+        return run, headline(self.layout, self.evaluation, run, tails, self.gathers)
 
     def report(
         self,
