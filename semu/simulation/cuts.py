@@ -34,7 +34,9 @@ def job_for(job: TrainingJob, name: str) -> TrainingJob:
     if not is_executed(name):
         raise not_executed(name, "schedule")
     pp, count, own = job.parallel.pp, job.num_microbatches, job.parallel.vpp
-    slots = [v for v in dict.fromkeys((own, *range(1, MOST_SLOTS + 1))) if _is_meant(family, pp, v)]
+    is_twice = family.placement is Placement.BIDIRECTIONAL  # two groups of layers per rank, one of each copy
+    wanted = (2,) if is_twice else dict.fromkeys((own, *range(1, MOST_SLOTS + 1)))
+    slots = [v for v in wanted if _is_meant(family, pp, v)]
     v = next((v for v in slots if family.misfit(pp, count, v) is None), None)
     if v is None:
         misfit = family.misfit(pp, count, slots[0])
@@ -43,7 +45,7 @@ def job_for(job: TrainingJob, name: str) -> TrainingJob:
     limit = job.training.activation_limit if name in AUTOMATIC else None
     return replace(
         job,
-        parallel=replace(job.parallel, vpp=v, placement=_placement(job, family, v)),
+        parallel=replace(job.parallel, vpp=1 if is_twice else v, placement=_placement(job, family, v)),
         training=replace(job.training, schedule=name, schedule_file=None, activation_limit=limit),
     )
 
@@ -58,5 +60,5 @@ def _placement(job: TrainingJob, family: ScheduleFamily, v: int) -> str:
     wanted = family.placement.value
     if wanted in PLACEMENTS and wanted != "circular":
         return wanted
-    keeps = family.adapt is not None and v == job.parallel.vpp
-    return job.parallel.placement if keeps else "circular"
+    keeps = family.adapt is not None and v == job.parallel.vpp and job.parallel.placement == "v-shape"
+    return "v-shape" if keeps else "circular"
