@@ -124,6 +124,7 @@ class Cut:
                 sources=tuple(tuple(dict.fromkeys(a for a in c.arrivals if a >= 0)) for c in self.chunks),
                 has_backward=tuple(c.backward is not None for c in self.chunks),
                 chunk_slot=tuple(c.chunk.slot for c in self.chunks),
+                chunk_module=tuple(c.module for c in self.chunks),
             ),
         )
         return shape
