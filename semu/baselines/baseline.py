@@ -89,16 +89,20 @@ NO_SCHEDULE: Mapping[str, Any] = {
 
 
 def differences(before: TrainingJob, after: TrainingJob) -> Iterator[tuple[str, object]]:
-    """(key of the run file, value) of the options that differ."""
+    """(key of the run file, value) of the options that differ; None: the key goes."""
     for table in ("parallel", "training"):
         old, new = getattr(before, table), getattr(after, table)
-        for item in fields(old):
-            value = getattr(new, item.name)
-            if value != getattr(old, item.name):
-                yield f"{table}.{item.name}", _plain(value)
+        named = [item.name for item in fields(old) if getattr(new, item.name) != getattr(old, item.name)]
+        for name in dict.fromkeys(name.replace("recompute_modules", "recompute") for name in named):
+            value = _plain(getattr(new, name))
+            if name == "recompute" and new.recompute_modules is not None:
+                value = list(new.recompute_modules)
+            yield f"{table}.{name}", value
 
 
 def _plain(value: object) -> object:
     if isinstance(value, PipelineLayout):
         return value.to_table()
+    if isinstance(value, Mapping):
+        return dict(value) or None
     return value.value if isinstance(value, Enum) else value
