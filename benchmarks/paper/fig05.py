@@ -188,15 +188,17 @@ def compared(name: str, mixed: Found, separated: Found, theirs: str, seeds: Sequ
 
 
 def measure(quick: bool) -> Iterator[Row]:
-    theirs, seeds = f"DIP measured: {DIP} %", SEEDS[:2] if quick else SEEDS
+    theirs, seeds, counts = f"DIP measured: {DIP} %", SEEDS, SEGMENTS
+    if quick:
+        seeds, counts = seeds[:2], counts[:3]
     for name, schedules in (("Megatron-LM's schedules", MEGATRON), ("list scheduler", LISTED), ("best schedule", ALL)):
         mixed = best_mixed(schedules, quick=quick)
         separated = best_of("vlm-7b", schedules, BALANCES, segments="separated")
         yield compared(f"separated over best mixed, {name}", mixed, separated, theirs, seeds)
     for name, schedules in (("Megatron-LM's schedules", MEGATRON), ("best schedule", ALL)):
-        mixed = best_of("vlm-7b", schedules, BALANCES, SEGMENTS)
-        separated = best_of("vlm-7b", schedules, BALANCES, SEGMENTS[1:], segments="separated")
-        yield compared(f"the same, up to {SEGMENTS[-1]} segments, {name}", mixed, separated, theirs, seeds)
+        mixed = best_of("vlm-7b", schedules, BALANCES, counts)
+        separated = best_of("vlm-7b", schedules, BALANCES, counts[1:], segments="separated")
+        yield compared(f"the same, up to {counts[-1]} segments, {name}", mixed, separated, theirs, seeds)
     by_parameters = BALANCES[:1]
     mixed = best_of("vlm-7b", MEGATRON, by_parameters)
     separated = best_of("vlm-7b", MEGATRON, by_parameters, segments="separated")

@@ -24,7 +24,8 @@ class LayerCosts:
     Attributes:
         module: int64[n], number of the modality module.
         latency_s: float64[2, n] [s], forward plus backward of a microbatch, kept or recomputed; means of the workload.
-        held_bytes: float64[2, n] [bytes], from forward to backward of a microbatch, kept or recomputed.
+        held_bytes: float64[2, n, num_replicas, num_microbatches] [bytes], from forward to backward of every microbatch,
+            kept or recomputed.
         state_bytes: float64[n] [bytes], weights, gradients and optimizer state of a rank.
     """
 
@@ -54,7 +55,7 @@ def layer_costs(job: TrainingJob, workload: AbstractBatch, num_microbatches: int
     parts = [layer_parts(module) for module in job.model.modules]
     module = np.repeat(np.arange(len(parts)), [len(own) for own in parts])
     latency = np.zeros((2, len(module)))
-    held = np.zeros((2, len(module)))
+    held = np.zeros((2, len(module), job.parallel.dp, num_microbatches))
     state = np.zeros(len(module))
     for again, mode in enumerate((Recompute.NONE, Recompute.FULL)):
         training = replace(
@@ -66,12 +67,13 @@ def layer_costs(job: TrainingJob, workload: AbstractBatch, num_microbatches: int
         prepared = prepare(replace(job, training=training, batch=workload))
         blocks = _blocks(prepared, len(parts))
         seconds, kept = _by_template(prepared)
+        index = prepared.evaluation.shapes.index
         number = 0
         for own, layers in zip(blocks, parts, strict=True):
             for part in layers:
                 inside = own[part.first : part.last]
                 latency[again, number] = sum(seconds[block.template] for block in inside)
-                held[again, number] = sum(kept[block.template] for block in inside)
+                held[again, number] = np.sum([kept[block.template] for block in inside], axis=0)[index]
                 if not again:
                     state[number] = sum(_state_bytes(prepared, block) for block in inside)
                 number += 1
@@ -96,22 +98,22 @@ def _blocks(prepared: JobCheckpoint, num_modules: int) -> list[list[Block]]:
     return blocks
 
 
-def _by_template(prepared: JobCheckpoint) -> tuple[list[float], list[float]]:
-    """Per template, forward plus backward [s], and what stays between them [bytes]; means over all microbatches."""
+def _by_template(prepared: JobCheckpoint) -> tuple[list[float], list[NDArray[np.float64]]]:
+    """Per template, forward plus backward, the mean over all microbatches [s], and what stays between them for every
+    distinct microbatch: float64[num_shapes] [bytes]."""
     layout, evaluation = prepared.layout, prepared.evaluation
     serial = not layout.job.overlaps_tensor_parallel
     seconds = template_latencies(layout.library, evaluation.shapes, evaluation.cost_model, serial=serial)
-    uses = np.bincount(evaluation.shapes.index.ravel(), minlength=evaluation.num_shapes) / evaluation.shapes.index.size
     streams = stream_names(layout.library)
-    kept = []
-    for number in range(len(layout.library.templates)):
+    kept = [np.zeros(evaluation.num_shapes) for _ in layout.library.templates]
+    for number in range(len(kept)):
         _, backward = build_stages(layout.library, [number], streams, serial=serial)
         if backward is None:
-            kept.append(0.0)
             continue
         arriving = np.isin(backward.storage, [s for s in backward.arriving_storage if s >= 0])
         rows = backward.size_row[backward.alive_before & ~arriving].tolist()
-        kept.append(float(evaluation.by_shape.sizes_of_rows(rows).sum(axis=0) @ uses) if rows else 0.0)
+        if rows:
+            kept[number] += evaluation.by_shape.sizes_of_rows(rows).sum(axis=0)
     return seconds, kept
 
 

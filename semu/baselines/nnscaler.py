@@ -27,26 +27,31 @@ from semu.units import format_bytes
 from semu.workload.batch import AbstractBatch
 
 MICROBATCHES = 64
-"""Of the representative workload, at least (as many as a pipeline of DIP §2.2 runs in an iteration)."""
-ROUNDS = 8
+"""Of the representative workload, at least, where there is one replica (as many as a pipeline of DIP §2.2 runs)."""
+ROUNDS = 16
 """Plans that are tried until one fits as simulated."""
 _SOURCE = "Lin et al., OSDI 2024; DIP §7.1 (nnScaler*)"
 
 
-def nnscaler(job: TrainingJob, workload: AbstractBatch | None = None) -> Baseline:
+def nnscaler(job: TrainingJob, workload: AbstractBatch | None = None, num_microbatches: int | None = None) -> Baseline:
     """nnScaler*: the static plan of a representative workload.
 
-    Where a plan that should fit does not as simulated on the workload, what it lacks on a rank is taken off that rank's
-    limit and the plan is made again.
+    Where a plan that should fit does not as simulated on the workload, what was not foreseen on a rank (workspaces,
+    gradients between operators) is taken off that rank's limit, and the plan is made again.
 
     Args:
         job: what to train; its parallel sizes stay, stages and recomputation are planned.
         workload: to plan on; None: the job's batch under another seed, or itself where it draws nothing.
+        num_microbatches: so many of them a replica; None: ``MICROBATCHES`` or the job's number if that is higher, the
+            job's number where it has several replicas or plans on its own batch.
     Raises:
         ConfigError: fewer layers than pipeline ranks.
     """
     drawn = workload if workload is not None else another_draw(job.batch)
-    count = job.num_microbatches if drawn is job.batch else max(job.num_microbatches, MICROBATCHES)
+    count = num_microbatches
+    if count is None:
+        is_own = drawn is job.batch or job.parallel.dp > 1
+        count = job.num_microbatches if is_own else max(job.num_microbatches, MICROBATCHES)
     pp = job.parallel.pp
     plain = replace(job, parallel=replace(job.parallel, **NO_LAYOUT, vpp=1), training=_training(job, Recompute.NONE))
     costs = layer_costs(plain, drawn, count)
@@ -66,19 +71,18 @@ def nnscaler(job: TrainingJob, workload: AbstractBatch | None = None) -> Baselin
         if plan is None:
             break
         made = _baseline(job, costs, plan)
-        size = (
-            count * job.parallel.dp * job.training.micro_batch if drawn is not job.batch else job.training.global_batch
-        )
+        size = count * job.parallel.dp * job.training.micro_batch
         trial = replace(made.job, batch=drawn, training=replace(made.job.training, global_batch=size))
-        excess = [peak - capacity for peak in prepare(trial).estimate().peak_memory_bytes]
-        if max(excess) <= 0:
+        peaks = prepare(trial).estimate().peak_memory_bytes
+        if max(peaks) <= capacity:
             return made
-        limits = [limit - max(0.0, more) for limit, more in zip(limits, excess, strict=True)]
+        unforeseen = [peak - need for peak, need in zip(peaks, plan.need_bytes, strict=True)]
+        limits = [min(limit, capacity - more) for limit, more in zip(limits, unforeseen, strict=True)]
     everything = replace(costs, latency_s=costs.latency_s[[1, 1]], held_bytes=costs.held_bytes[[1, 1]])
     plan = plan_stages(everything, in_flight, [np.inf] * pp)
     assert plan is not None
     plan = replace(plan, recomputed=tuple(frozenset(range(costs.num_modules)) for _ in range(pp)))
-    note = f"nnscaler: no plan fits in {format_bytes(int(capacity))}; this is the fastest with all layers recomputed"
+    note = f"nnscaler: found no plan that fits in {format_bytes(int(capacity))}; this one recomputes all layers"
     return _baseline(job, costs, plan, (note,))
 
 

@@ -20,19 +20,21 @@ class StagePlan:
         bounds: of the stages among all layers, one more than stages.
         recomputed: per stage, the modality modules whose layers it recomputes.
         slowest_s: forward plus backward of the slowest stage [s].
+        need_bytes: per stage, the memory that was counted [bytes].
     """
 
     bounds: tuple[int, ...]
     recomputed: tuple[frozenset[int], ...]
     slowest_s: float
+    need_bytes: tuple[float, ...]
 
 
 def plan_stages(costs: LayerCosts, in_flight: Sequence[int], limit_bytes: Sequence[float]) -> StagePlan | None:
     """The best static plan, exactly: no other cut and choice has a faster slowest stage; of those as fast, the one of
     least work, then the one whose first stages are shortest.
 
-    A stage holds the state of its layers, what its microbatches in flight leave, and while a recomputed layer runs
-    backward what that layer leaves.
+    A stage holds the state of its layers, what as many microbatches in a row as are in flight leave (those that leave
+    most), and while a recomputed layer runs backward what that layer leaves.
 
     Args:
         costs: of the layers. in_flight: microbatches that every stage holds at most.
@@ -40,7 +42,8 @@ def plan_stages(costs: LayerCosts, in_flight: Sequence[int], limit_bytes: Sequen
     Returns:
         The plan; None: there is none within the limits.
     """
-    cost = np.stack([_stage_costs(costs, *stage)[0] for stage in zip(in_flight, limit_bytes, strict=True)])
+    tables = [_stage_tables(costs, *stage) for stage in zip(in_flight, limit_bytes, strict=True)]
+    cost = np.stack([table.latency_s for table in tables])
     slowest = _least(cost, np.maximum)[0][-1]
     if not np.isfinite(slowest):
         return None
@@ -49,13 +52,10 @@ def plan_stages(costs: LayerCosts, in_flight: Sequence[int], limit_bytes: Sequen
     for begin in reversed(ends):
         bounds.append(int(begin[bounds[-1]]))
     bounds.reverse()
-    recomputed = [
-        _stage_costs(costs, *stage)[1][first][last]
-        for stage, (first, last) in zip(
-            zip(in_flight, limit_bytes, strict=True), itertools.pairwise(bounds), strict=True
-        )
-    ]
-    return StagePlan(tuple(bounds), tuple(recomputed), float(slowest))
+    stages = list(zip(tables, itertools.pairwise(bounds), strict=True))
+    recomputed = tuple(table.choices[int(table.choice[first, last])] for table, (first, last) in stages)
+    need = tuple(float(table.need_bytes[first, last]) for table, (first, last) in stages)
+    return StagePlan(tuple(bounds), recomputed, float(slowest), need)
 
 
 def _least(cost: NDArray[np.float64], join: np.ufunc) -> tuple[NDArray[np.float64], list[NDArray[np.int64]]]:
@@ -74,31 +74,58 @@ def _least(cost: NDArray[np.float64], join: np.ufunc) -> tuple[NDArray[np.float6
     return reached, begins
 
 
-def _stage_costs(
-    costs: LayerCosts, in_flight: int, limit_bytes: float
-) -> tuple[NDArray[np.float64], list[list[frozenset[int]]]]:
-    """Latency of a stage of any layers under its best choice that fits (infinite: none does), and the choice."""
+@dataclass(frozen=True)
+class _Tables:
+    """A stage of any layers first <= i < last at [first, last], under its best choice that fits.
+
+    Attributes:
+        latency_s, need_bytes: float64[n + 1, n + 1], infinite where nothing fits. choices: sets of recomputed modules.
+        choice: int64[n + 1, n + 1], which of them.
+    """
+
+    latency_s: NDArray[np.float64]
+    need_bytes: NDArray[np.float64]
+    choices: list[frozenset[int]]
+    choice: NDArray[np.int64]
+
+
+def _stage_tables(costs: LayerCosts, in_flight: int, limit_bytes: float) -> _Tables:
     n = costs.num_layers
     modules = range(costs.num_modules)
-    inside = np.array([costs.module == module for module in modules])
-    best = np.full((n + 1, n + 1), np.inf)
-    choice = [[frozenset[int]()] * (n + 1) for _ in range(n + 1)]
+    choices = [frozenset(again) for size in range(len(modules) + 1) for again in itertools.combinations(modules, size)]
+    best, least = np.full((2, n + 1, n + 1), np.inf)
+    choice = np.zeros((n + 1, n + 1), dtype=np.int64)
     state = _spans(costs.state_bytes)
-    for size in range(len(modules) + 1):
-        for again in itertools.combinations(modules, size):
-            is_again = np.isin(costs.module, again)
-            seconds = _spans(np.where(is_again, costs.latency_s[1], costs.latency_s[0]))
-            held = _spans(np.where(is_again, costs.held_bytes[1], costs.held_bytes[0]))
-            working = _largest(np.where(is_again, costs.held_bytes[0], 0.0))
-            absent = np.zeros((n + 1, n + 1), dtype=np.bool_)
-            for module in again:
-                absent |= _spans(inside[module].astype(np.float64)) <= 0
-            fits = state + in_flight * held + working <= limit_bytes
-            better = fits & ~absent & (seconds < best)
-            for first, last in np.argwhere(better).tolist():
-                choice[first][last] = frozenset(again)
-            best[better] = seconds[better]
-    return best, choice
+    held = _in_flight(costs, in_flight)
+    largest = costs.held_bytes[0].max(axis=(1, 2), initial=0.0)
+    for number, again in enumerate(choices):
+        is_again = np.isin(costs.module, list(again))
+        seconds = _spans(np.where(is_again, costs.latency_s[1], costs.latency_s[0]))
+        need = state + _largest(np.where(is_again, largest, 0.0))
+        need += np.max([_spans(own) for own in np.where(is_again, held[1], held[0])], axis=0)
+        is_there = np.ones((n + 1, n + 1), dtype=np.bool_)
+        for module in again:
+            is_there &= _spans((costs.module == module).astype(np.float64)) > 0
+        better = (need <= limit_bytes) & is_there & (seconds < best)
+        best[better], least[better], choice[better] = seconds[better], need[better], number
+    return _Tables(best, least, choices, choice)
+
+
+WINDOWS = 32
+"""Of each module, so many of the rows of microbatches in flight that leave most are looked at."""
+
+
+def _in_flight(costs: LayerCosts, count: int) -> NDArray[np.float64]:
+    """What so many microbatches in a row leave in every layer, for those rows that leave most in some module:
+    float64[2, num_rows, n] [bytes]."""
+    total = np.cumsum(np.pad(costs.held_bytes, ((0, 0), (0, 0), (0, 0), (1, 0))), axis=-1)
+    count = min(count, total.shape[-1] - 1)
+    rows = (total[..., count:] - total[..., : total.shape[-1] - count]).reshape(2, costs.num_layers, -1)
+    chosen: set[int] = set()
+    for module in range(costs.num_modules):
+        weight = rows[0, costs.module == module].sum(axis=0)
+        chosen.update(np.argsort(-weight, kind="stable")[:WINDOWS].tolist())
+    return rows[:, :, sorted(chosen)].transpose(0, 2, 1)
 
 
 def _spans(values: NDArray[np.float64]) -> NDArray[np.float64]:
