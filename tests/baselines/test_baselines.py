@@ -22,7 +22,6 @@ from semu.runfile import load_run
 from semu.schedule.optimus import encoder_chunks
 from semu.workload import vlm_batch
 
-
 NOT_SCHEDULED = ("t2v", "optimus")
 """Refused, see below."""
 
