@@ -13,7 +13,8 @@ from semu.engine.template import TemplateLibrary
 from semu.job import Fp8Weights, TrainingJob
 from semu.nn.model import ModalityModule
 from semu.parallel.mesh import Mesh
-from semu.parallel.pipeline import Chunk, deal_chunks, place_chunks
+from semu.parallel.pipeline import Chunk, deal_chunks
+from semu.parallel.segments import place_modules
 from semu.parallel.stage_layers import stage_boundaries
 from semu.schedule.schedule import PipelineShape
 from semu.simulation.exchanges import Costs, plan_exchanges
@@ -123,6 +124,7 @@ class Cut:
                 sources=tuple(tuple(dict.fromkeys(a for a in c.arrivals if a >= 0)) for c in self.chunks),
                 has_backward=tuple(c.backward is not None for c in self.chunks),
                 chunk_slot=tuple(c.chunk.slot for c in self.chunks),
+                chunk_module=tuple(c.module for c in self.chunks),
             ),
         )
         return shape
@@ -284,7 +286,11 @@ def build_layout(
             weights = [by_template[block.template] for block in flat]
         else:
             weights = [float(sum(p.parameter.numel for p in block.parameters)) for block in flat]
-        chunks = place_chunks(counts, weights, job.parallel.pp, job.parallel.vpp, job.parallel.placement)
+        parallel = job.parallel
+        names = [module.name for module in job.model.modules]
+        chunks = place_modules(
+            parallel.segments, names, counts, weights, parallel.pp, parallel.vpp, parallel.placement, parallel.shares
+        )
     compiled, is_lasting = traced.compiled, traced.is_lasting
     if job.training.recompute_layers is not None:
         units, chunks = recompute_units(job, blocks, chunks)
