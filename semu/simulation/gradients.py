@@ -52,11 +52,11 @@ class Writers:
     variants: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
 
     def last_stage(self, problem: PipelineProblem) -> int:
-        """The last stage of the chunk with these operators, which a whole backward has too: its node."""
+        """The last stage of the chunk with these operators, which a whole backward has too: its node; -1: none runs."""
         last: list[int] = problem.stage_nodes[self.chunk, self.code][-1:].tolist()
         if self.code != BACKWARD:
             last += problem.stage_nodes[self.chunk, BACKWARD][-1:].tolist()
-        return max(last)
+        return max(last, default=-1)
 
     def at(self, problem: PipelineProblem, node: int, kind: int) -> NDArray[np.int64]:
         """Their positions in a stage that has them. ``kind``: which of ``Layout.kinds`` it runs."""
@@ -86,7 +86,7 @@ class Trained:
     written: list[Writers]
 
     def last_stages(self, problem: PipelineProblem) -> NDArray[np.int64]:
-        """The last backward stage of everything in ``written``: int64[len(written)], nodes."""
+        """The last backward stage of everything in ``written``: int64[len(written)], nodes; -1: none runs."""
         return np.array([writers.last_stage(problem) for writers in self.written], dtype=np.int64)
 
     def completing(self, problem: PipelineProblem) -> list[Operators]:
@@ -122,6 +122,8 @@ def pipeline_gradients(layout: Layout, evaluation: Evaluation, run: PipelineRun)
     ready = np.zeros(len(trained.keys))
     if run.num_replicas > 1 or not known.is_few or any((0, node) in run.release for node in nodes.tolist()):
         for writers, node in zip(trained.written, nodes.tolist(), strict=True):
+            if node < 0:
+                continue
             stage = program_of(layout, int(run.kind[node]), int(problem.phase[node]))
             ends = latest_ends(evaluation, run, stage, node, writers.at(problem, node, int(run.kind[node])))
             np.maximum.at(ready, writers.places, ends)
@@ -132,6 +134,8 @@ def pipeline_gradients(layout: Layout, evaluation: Evaluation, run: PipelineRun)
             lambda: _completed(layout, evaluation, trained, run, nodes, shapes),
         )
         np.maximum.at(ready, places, run.start[0].take(begins) + ends)
+    for writers in [own for own, node in zip(trained.written, nodes.tolist(), strict=True) if node < 0]:
+        ready[writers.places] = np.array(run.rank_ends)[trained.rank[writers.places]]
     if len(trained.unreached):
         ready[trained.unreached] = np.array(run.rank_ends)[trained.rank[trained.unreached]]
     usual = known.found(("ready", problem), lambda: np.lexsort((ready, trained.rank)))
@@ -163,6 +167,8 @@ def _completed(
     """
     begins, ends, every = [np.zeros(0, dtype=np.int64)], [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
     for writers, node, shape in zip(trained.written, nodes.tolist(), shapes.tolist(), strict=True):
+        if node < 0:
+            continue
         begins.append(np.full(len(writers.places), node))
         stage = program_of(layout, int(run.kind[node]), int(run.problem.phase[node]))
         ends.append(evaluation.by_shape.ends(stage, shape)[writers.at(run.problem, node, int(run.kind[node]))])

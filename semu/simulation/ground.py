@@ -106,9 +106,10 @@ def _find_events(layout: Layout, run: PipelineRun, moments: NDArray[np.float64])
             owner.append(rank)
         for edge, is_received in _edges_at(run, rank):
             nodes = problem.num_stages + edge.transfers
-            moment.append(nodes if is_received else problem.num_nodes + nodes)
-            microbatch.append(edge.column)
-            owner.append(rank)
+            for _, mine in [(-1, slice(None))] if is_received else _by_variant(layout, run, edge):
+                moment.append(nodes[mine] if is_received else problem.num_nodes + nodes[mine])
+                microbatch.append(edge.column[mine])
+                owner.append(rank)
     none = np.zeros(0, dtype=np.int64)
     counts = [len(own) for own in moment]
     of_rank = np.repeat(np.array(owner, dtype=np.int64), counts)
@@ -131,8 +132,20 @@ def _find_sizes(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> NDA
             if is_received:
                 sizes.append(edge.size)
             else:
-                sizes.append(-_released(layout, evaluation, edge.source, edge.consumer, edge.phase))
+                kinds = [kind for kind, _ in _by_variant(layout, run, edge)]
+                sizes += [
+                    -_released(layout, evaluation, kind, edge.source, edge.consumer, edge.phase) for kind in kinds
+                ]
     return np.array(sizes, dtype=np.int64).reshape(len(sizes), evaluation.num_shapes)
+
+
+def _by_variant(layout: Layout, run: PipelineRun, edge: Edge) -> list[tuple[int, slice | NDArray[np.int64]]]:
+    """The variants of a chunk that send something, each with its transfers among those of the edge."""
+    if layout.planned is None:
+        return [(edge.source, slice(None))]
+    problem = run.problem
+    sender = run.kind[problem.pred[problem.pred_ptr[problem.num_stages + edge.transfers]]]
+    return [(kind, np.flatnonzero(sender == kind)) for kind in layout.planned.numbers[edge.source]]
 
 
 def _edges_at(run: PipelineRun, rank: int) -> Iterator[tuple[Edge, bool]]:
@@ -153,9 +166,15 @@ def _loaded_bytes(layout: Layout, evaluation: Evaluation, chunk: int) -> NDArray
     return loaded
 
 
-def _released(layout: Layout, evaluation: Evaluation, chunk: int, consumer: int, phase: Phase) -> NDArray[np.int64]:
-    """Bytes that go when a stage's results have been sent to a consumer and are not kept: int64[num_shapes]."""
-    stage, costs = program_of(layout, chunk, CODE_OF_PHASE[phase]), evaluation.chunks[chunk]
+def _released(
+    layout: Layout, evaluation: Evaluation, kind: int, chunk: int, consumer: int, phase: Phase
+) -> NDArray[np.int64]:
+    """Bytes that go when a stage's results have been sent to a consumer and are not kept: int64[num_shapes].
+
+    Args:
+        kind: which variant of the chunk.
+    """
+    stage, costs = program_of(layout, kind, CODE_OF_PHASE[phase]), evaluation.chunks[kind]
     if phase is Phase.FORWARD:
         return unkept_bytes(stage, costs.leaving, range(len(stage.leaving)))
     return unkept_bytes(stage, costs.gradient_leaving, leaving_positions(layout, chunk, consumer, phase))

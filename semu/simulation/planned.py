@@ -177,7 +177,7 @@ def plan_layout(layout: Layout, plan: StagePlan, cutting: SubMicrobatches | None
         own = [_join(layout, cutting, traced, joined, base, None, chunks)] if not variants[number] else []
         for words in variants[number]:
             own.append(_join(layout, cutting, traced, joined, base, words, chunks))
-        _check_alike(own)
+        _check_alike(layout, cutting, own)
         chunks.append(own[0])
         numbers.append([number, *range(len(layout.chunks) + len(more), len(layout.chunks) + len(more) + len(own) - 1)])
         more += own[1:]
@@ -301,18 +301,24 @@ def _join(
     return ChunkStages(chunk, base.module, blocks, forward, backward, base.arrivals)
 
 
-def _check_alike(variants: Sequence[ChunkStages]) -> None:
-    """Variants of a chunk keep their results alike, whatever runs behind them."""
+def _check_alike(layout: Layout, cutting: SubMicrobatches | None, variants: Sequence[ChunkStages]) -> None:
+    """Variants of a chunk train alike; and keep their results alike where a chunk of the same rank borrows them."""
     first = variants[0]
+    number, rank = first.chunk.index, first.chunk.rank
+    borrows = any(
+        number in chunk.arrivals
+        and chunk.chunk.rank == rank
+        and not (cutting is not None and cutting.is_seam(first.module, chunk.module))
+        for chunk in layout.chunks
+    )
     for other in variants[1:]:
-        if other.forward.leaving_kept != first.forward.leaving_kept or (other.backward is None) != (
-            first.backward is None
-        ):
+        is_kept_alike = other.forward.leaving_kept == first.forward.leaving_kept
+        if (other.backward is None) != (first.backward is None) or (borrows and not is_kept_alike):
             raise ConfigError(
-                "variants of a chunk of which some keep its result for their backward and others do not are not "
-                "modelled by this version",
-                where=f"plan.variants[{first.chunk.index}]",
-                expected="one strategy for the chunk's last layer",
+                "variants of a chunk of which some keep its result for their backward and others do not, where the "
+                "next module runs on the same rank, are not modelled by this version",
+                where=f"plan.variants[{number}]",
+                expected="one strategy for the chunk's last layers",
             )
 
 

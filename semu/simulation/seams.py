@@ -66,8 +66,9 @@ def _at(
         return
     is_same = chunks[giver].chunk.rank == chunks[taker].chunk.rank
     letter = Phase.FORWARD if phase == FORWARD else Phase.BACKWARD
-    left = _left(layout, evaluation, giver, taker, letter)
-    piece = left if is_same else edge_bytes(layout, evaluation, giver, taker, letter)
+    assert layout.planned is not None
+    variants = layout.planned.numbers[giver]
+    left = np.stack([_left(layout, evaluation, kind, giver, taker, letter) for kind in variants])
     whole = _taken(layout, evaluation, source, taker, letter)
     problem, shape = run.problem, run.problem.shape
     made, used = problem.stage_nodes[giver, phase], problem.stage_nodes[taker, phase]
@@ -81,21 +82,23 @@ def _at(
     columns = transfer_columns(layout, shape, ends)
     given = np.array([end[1] for end in ends], dtype=np.int64)
     taken = np.array([end[3] for end in ends], dtype=np.int64)
-    for nodes, owner, own, pieces, is_end in (
-        (made, given, -left, left, True),
-        (used, taken, whole, -piece, False),
-    ):
-        change = own[run.shape[:, run.column[nodes]]]
-        moved = pieces[run.shape[:, columns]]
-        np.add.at(change.T, owner, moved.T)
-        if change.any():
-            moment = run.end[:, nodes] if is_end else run.start[:, nodes]
-            yield int(chunks[giver if is_end else taker].chunk.rank), moment, change
+    variant = np.searchsorted(variants, run.kind[made])
+    pieces = left[variant[given], run.shape[:, columns]]
+    change = -left[variant, run.shape[:, run.column[made]]]
+    np.add.at(change.T, given, pieces.T)
+    if change.any():
+        yield int(chunks[giver].chunk.rank), run.end[:, made], change
+    if not is_same:
+        pieces = edge_bytes(layout, evaluation, giver, taker, letter)[run.shape[:, columns]]
+    change = whole[run.shape[:, run.column[used]]]
+    np.add.at(change.T, taken, -pieces.T)
+    if change.any():
+        yield int(chunks[taker].chunk.rank), run.start[:, used], change
 
 
-def _left(layout: Layout, evaluation: Evaluation, giver: int, taker: int, phase: Phase) -> I64:
-    """Bytes of a result that nobody keeps for a backward: int64[num_shapes]."""
-    chunk, costs = layout.chunks[giver], evaluation.chunks[giver]
+def _left(layout: Layout, evaluation: Evaluation, kind: int, giver: int, taker: int, phase: Phase) -> I64:
+    """Bytes of a result that nobody keeps for a backward: int64[num_shapes]. ``kind``: which variant of the giver."""
+    chunk, costs = layout.kinds[kind], evaluation.chunks[kind]
     if phase is Phase.FORWARD:
         return unkept_bytes(chunk.forward, costs.leaving, range(len(chunk.forward.leaving)))
     assert chunk.backward is not None

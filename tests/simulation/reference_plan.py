@@ -69,6 +69,11 @@ class Unrolled(CutModel):
             mine = [block for block in base if block.chunk == chunk]
             name = names[mine[0].module]
             numbered = [(i, part) for i in range(m) for part in range(self.counts[name][i])]
+            if not numbered:  # its parameters are there all the same
+                self.blocks += [
+                    replace(block, number=len(self.blocks) + k, chunk=-1, sources=[None] * len(block.sources))
+                    for k, block in enumerate(mine)
+                ]
             for through, (microbatch, part) in enumerate(numbered):
                 words = list(_chosen(plan, chunk, through))
                 for block in mine:
@@ -94,8 +99,14 @@ class Unrolled(CutModel):
             self._join(block)
 
     def _first_sources(
-        self, copy: Block, block: Block, base: list[Block], modules: object, last: dict[tuple[str, int, int], int],
-        microbatch: int, part: int,
+        self,
+        copy: Block,
+        block: Block,
+        base: list[Block],
+        modules: object,
+        last: dict[tuple[str, int, int], int],
+        microbatch: int,
+        part: int,
     ) -> list[tuple[int, int] | None]:
         names = [module.name for module in self.job.model.modules]
         here, found = names[block.module], list[tuple[int, int] | None]()
@@ -352,9 +363,7 @@ def expand_plan(job: TrainingJob, plan: StagePlan) -> Expansion:
     model = Unrolled(job, plan, own)
     number = {(chunk, through): here for here, (chunk, _, _, through) in enumerate(model.parts)}
     if plan.orders is not None:
-        orders = [
-            [(number[s.chunk, s.microbatch], s.phase.value, 0) for s in order] for order in plan.orders.orders
-        ]
+        orders = [[(number[s.chunk, s.microbatch], s.phase.value, 0) for s in order] for order in plan.orders.orders]
     else:
         plain = stage_orders(CutModel(job), m)
         orders = [
@@ -371,6 +380,8 @@ def expand_plan(job: TrainingJob, plan: StagePlan) -> Expansion:
     for r in range(dp):
         sizes = Sizes(model, by_replica[r], {name: counts[r] for name, counts in own.items()})
         replica = PlanWriter(model, r, sizes, orders).write()
+        if any("offload" in words for variants in plan.variants for words in variants):
+            replica.exposed_s = {}  # copies from the host are exposed too
         replica.parts = model.parts  # type: ignore[attr-defined]
         replicas.append(replica)
     return Expansion(model, replicas, static)
