@@ -48,9 +48,10 @@ from semu.simulation.headline import headline, iteration_time
 from semu.simulation.items import check_items
 from semu.simulation.layout import Layout, build_layout
 from semu.simulation.modules import check_spread, spreads
+from semu.simulation.pair_costs import PairCosts, pair_costs
 from semu.simulation.parts import check_split
 from semu.simulation.pipeline import PipelineRun, Replicas, consolidated_units, distinct_replicas, run_pipeline
-from semu.simulation.planned import plan_layout, planned_job, refuse_contention, refuse_split
+from semu.simulation.planned import chosen, plan_layout, planned_job, refuse_contention, refuse_split
 from semu.simulation.reduction import RankTail, rank_tails
 from semu.simulation.refusals import check_streams, refuse_unmodelled
 from semu.simulation.samples import check_samples, sample_iterations
@@ -130,6 +131,40 @@ class JobCheckpoint:
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name != "_others"}  # copies begin empty
+
+    def pair_costs(self, replica: int | None = None) -> PairCosts:
+        """What every stage pair costs under each variant of its chunk, before there is a schedule; see there."""
+        return pair_costs(self, replica)
+
+    def decided(self, plan: StagePlan) -> JobCheckpoint:
+        """The same job, prepared under a plan, with that plan's choice of variants and orders; quicker than anew.
+
+        Args:
+            plan: with the parts, chunks and variants that this was prepared for.
+        Raises:
+            ScheduleError: other parts, chunks or variants; a choice or orders that do not fit.
+        """
+        mine = self.layout.planned.plan if self.layout.planned is not None else StagePlan()
+        for name in ("parts", "layers", "variants"):
+            if getattr(plan, name) != getattr(mine, name):
+                raise ScheduleError(
+                    "a plan with other parts, chunks or variants", where=f"plan.{name}", expected=getattr(mine, name)
+                )
+        if self.layout.planned is None:
+            raise ScheduleError("not prepared under a plan", where="plan", expected="prepare(job, plan=...)")
+        job = planned_job(self.job, replace(plan, layers=None))
+        layout = replace(chosen(self.layout, plan), job=job)
+        if plan.orders is not None:
+            plan.orders.validate(self.units.shape)
+        nodes = consolidated_units(layout, self.evaluation, self.units, self.replicas, self.gathers)
+        return replace(self, layout=layout, nodes=nodes)
+
+    def described(self) -> dict[str, Any]:
+        """What a plan for this job is for, in plain numbers (``StagePlan.problem``)."""
+        job = self.job
+        count = job.num_microbatches * job.parallel.dp
+        items = job.batch.microbatches(count, job.training.micro_batch, job.training.seq_len)
+        return described(self.layout, items)
 
     @property
     def job(self) -> TrainingJob:

@@ -3,6 +3,7 @@ them every (sub-)microbatch runs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -373,3 +374,21 @@ def _symbols(layout: Layout, module: str) -> set[str]:
     dims = [dim for op in operators for dim in (op.flop, op.mem_bytes, op.net_bytes, *op.key)]
     dims += [library.sizes[row] for row in sizes]
     return {name for dim in dims for name in symbols_of(dim)}
+
+
+def described_plan(layout: Layout) -> dict[str, object]:
+    """A layout's plan for ``result.json``: sub-microbatches by module, and how often every variant runs."""
+    planned = layout.planned
+    assert planned is not None
+    found: dict[str, object] = {}
+    if planned.cutting is not None:
+        found["parts"] = {name: list(module.counts) for name, module in planned.cutting.modules.items()}
+    if any(planned.plan.variants):
+        found["variants"] = [
+            [
+                {"layers": dict(Counter(words)), "runs": int((choice == kind).sum())}
+                for words, kind in zip(variants, kinds, strict=False)
+            ]
+            for variants, kinds, choice in zip(planned.plan.variants, planned.numbers, planned.choice, strict=True)
+        ]
+    return found
