@@ -72,14 +72,16 @@ class Planned:
 
 
 def planned_job(job: TrainingJob, plan: StagePlan) -> TrainingJob:
-    """The job with the chunks, and in place of its schedule's name the orders, that a plan brings.
+    """The job with the chunks, and in place of its schedule's name the orders, that a plan brings; then sends overlap
+    unless the job says otherwise, as under every schedule from a file.
 
     Raises:
         ScheduleError: chunks that are not pp x K_i. ConfigError: what this version does not model under a plan.
     """
     _refuse(job, plan)
-    if plan.orders is not None and job.training.schedule_file is None:
-        job = replace(job, training=replace(job.training, schedule_file=plan.orders.name or "plan"))
+    if (plan.orders is not None or plan.layers is not None) and job.training.schedule_file is None:
+        name = plan.orders.name if plan.orders is not None else ""
+        job = replace(job, training=replace(job.training, schedule_file=name or "plan"))
     if plan.layers is None:
         return job
     pp = job.parallel.pp
