@@ -37,6 +37,15 @@ class StageCosts:
     net: NDArray[np.int64]
     peak_op: NDArray[np.int32]
 
+    def without(self, shape: int) -> StageCosts:
+        """The same, where a shape costs nothing."""
+        found = StageCosts(
+            self.latency.copy(), self.exposed.copy(), self.peak.copy(), self.net.copy(), self.peak_op.copy()
+        )
+        found.latency[shape], found.exposed[shape] = 0.0, 0.0
+        found.peak[shape], found.net[shape], found.peak_op[shape] = 0, 0, -1
+        return found
+
 
 @dataclass(frozen=True)
 class ExpandedStage:

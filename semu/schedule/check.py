@@ -114,7 +114,7 @@ def _range_of(shape: PipelineShape, stage: StageKey) -> str:
     if stage.phase not in PHASES:
         return "phase F, B, I or W"
     if 0 <= stage.chunk < shape.num_chunks:
-        most = shape.num_microbatches * shape.chunk_split[stage.chunk]
+        most = shape.first_part[stage.chunk][-1]
         if 0 <= stage.microbatch < most:
             flow = shape.chunk_flow[stage.chunk]
             return f"a microbatch that runs through copy {flow} of the model"

@@ -189,7 +189,7 @@ def lower(schedule: Schedule, shape: PipelineShape, *, overlapped_sends: bool) -
         schedule: validated. shape: what it orders.
         overlapped_sends: false: after a stage that sends, the rank's compute waits for its transfers.
     Raises:
-        ScheduleError: the shape has sub-microbatches or several copies of the model.
+        ScheduleError: the shape has the same sub-microbatches everywhere, or several copies of the model.
     """
     merged = merged_backwards(schedule)
     units_of(shape, merged)
@@ -256,6 +256,7 @@ def _transfers(stages: Sequence[StageKey], shape: PipelineShape) -> list[Transfe
         for source in sources:
             consumers[source].append(chunk)
     result = []
+    is_cut = bool(shape.chunk_counts)
     for stage in stages:
         here = shape.chunk_rank[stage.chunk]
         if stage.phase is Phase.FORWARD:
@@ -266,6 +267,8 @@ def _transfers(stages: Sequence[StageKey], shape: PipelineShape) -> list[Transfe
             targets = [source for source in shape.sources[stage.chunk] if shape.has_backward[source]]
         for chunk in targets:
             there = shape.chunk_rank[chunk]
-            if there != here:
-                result.append(Transfer(stage, here, there, StageKey(chunk, stage.phase, stage.microbatch)))
+            if there == here:
+                continue
+            parts = shape.shared(stage.chunk, stage.microbatch, chunk) if is_cut else (stage.microbatch,)
+            result += [Transfer(stage, here, there, StageKey(chunk, stage.phase, part)) for part in parts]
     return result

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import accumulate
 
 from semu.errors import ScheduleError
 from semu.graph.operator import Phase
@@ -53,6 +55,9 @@ class PipelineShape:
             they share a part of the microbatch.
         chunk_flow, microbatch_flow: per chunk and per microbatch, which copy of the model it is part of or runs
             through (bidirectional pipelines); by default there is one.
+        chunk_counts: per chunk, into how many sub-microbatches its module cuts each microbatch, 0: it has nothing to
+            do; by default ``chunk_split`` everywhere. Stages are numbered through. Where they are given, a stage needs
+            all of another module's stages of its microbatch, whichever share a part of it.
     """
 
     num_ranks: int
@@ -65,6 +70,7 @@ class PipelineShape:
     chunk_split: tuple[int, ...] = ()
     chunk_flow: tuple[int, ...] = ()
     microbatch_flow: tuple[int, ...] = ()
+    chunk_counts: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         for field, what, default, least in (
@@ -88,6 +94,27 @@ class PipelineShape:
                 where="microbatch_flow",
                 expected=f"{self.num_microbatches} numbers",
                 got=self.microbatch_flow,
+            )
+        if self.chunk_counts:
+            self._check_counts()
+
+    def _check_counts(self) -> None:
+        """Counts for every chunk and microbatch, alike within a module, and no other way to cut."""
+        expected = f"{len(self.chunk_rank)} x {self.num_microbatches} numbers >= 0, alike for all chunks of a module"
+        sizes = {len(counts) for counts in self.chunk_counts}
+        if len(self.chunk_counts) != len(self.chunk_rank) or sizes - {self.num_microbatches}:
+            raise ScheduleError("not a count for every chunk and microbatch", where="chunk_counts", expected=expected)
+        by_module: dict[str, tuple[int, ...]] = {}
+        for module, counts in zip(self.chunk_module, self.chunk_counts, strict=True):
+            if min(counts, default=0) < 0 or by_module.setdefault(module, counts) != counts:
+                raise ScheduleError(
+                    "not a number of sub-microbatches", where="chunk_counts", expected=expected, got=counts
+                )
+        if max(self.chunk_split, default=1) > 1 or any(self.chunk_flow + self.microbatch_flow):
+            raise ScheduleError(
+                "sub-microbatches by microbatch do not go with constant ones, nor with several copies of the model",
+                where="chunk_counts",
+                expected="neither chunk_split nor flows",
             )
 
     def __hash__(self) -> int:
@@ -127,7 +154,22 @@ class PipelineShape:
     @cached_property
     def is_plain(self) -> bool:
         """Whether every chunk runs every microbatch in one piece: what the simulation of a job executes."""
-        return all(split == 1 for split in self.chunk_split) and not any(self.chunk_flow + self.microbatch_flow)
+        is_whole = all(split == 1 for split in self.chunk_split) and not self.chunk_counts
+        return is_whole and not any(self.chunk_flow + self.microbatch_flow)
+
+    @cached_property
+    def counts(self) -> tuple[tuple[int, ...], ...]:
+        """Per chunk, its sub-microbatches of every microbatch."""
+        return self.chunk_counts or tuple((split,) * self.num_microbatches for split in self.chunk_split)
+
+    @cached_property
+    def first_part(self) -> tuple[tuple[int, ...], ...]:
+        """Per chunk, the number of its first stage of every microbatch, and behind them how many there are."""
+        return tuple((0, *accumulate(counts)) for counts in self.counts)
+
+    def microbatch_of(self, chunk: int, part: int) -> int:
+        """The microbatch of a chunk's stage ``part``."""
+        return bisect_right(self.first_part[chunk], part) - 1
 
     def chunks_of(self, rank: int, slot: int | None = None) -> list[int]:
         """Chunks held by a rank, in order of data flow; of one of its virtual stages, or of all."""
@@ -156,8 +198,8 @@ class PipelineShape:
         """Numbers of a chunk's stages for one microbatch, in order; none where it runs through another copy."""
         if self.chunk_flow[chunk] != self.microbatch_flow[microbatch]:
             return range(0)
-        split = self.chunk_split[chunk]
-        return range(microbatch * split, (microbatch + 1) * split)
+        first = self.first_part[chunk]
+        return range(first[microbatch], first[microbatch + 1])
 
     def forward(self, rank: int, microbatch: int, slot: int | None = None) -> list[StageKey]:
         """Forward stages of a rank (or of one of its virtual stages) for one microbatch, in order."""
@@ -203,7 +245,12 @@ class PipelineShape:
         ]
 
     def shared(self, chunk: int, part: int, other: int) -> range:
-        """Stages of another chunk that share a part of the microbatch with a chunk's stage ``part``."""
+        """Stages of another chunk that share a part of the microbatch with a chunk's stage ``part``; with
+        ``chunk_counts`` the same stage of its module, and all of another one's."""
+        if self.chunk_counts:
+            if self.chunk_module[chunk] == self.chunk_module[other]:
+                return range(part, part + 1)
+            return self.parts(other, self.microbatch_of(chunk, part))
         mine, theirs = self.chunk_split[chunk], self.chunk_split[other]
         if mine == theirs:
             return range(part, part + 1)

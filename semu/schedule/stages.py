@@ -47,11 +47,10 @@ class StageArrays:
     @classmethod
     def of(cls, shape: PipelineShape) -> StageArrays:
         """The stages of a pipeline."""
-        m = shape.num_microbatches
-        count = [split * m for split in shape.chunk_split]
+        count = [numbers[-1] for numbers in shape.first_part]
         first = np.cumsum([0, *count], dtype=np.int64)
         flow = np.array(shape.microbatch_flow, dtype=np.int64)
-        runs = [np.repeat(flow == of, k) for of, k in zip(shape.chunk_flow, shape.chunk_split, strict=True)]
+        runs = [np.repeat(flow == of, k) for of, k in zip(shape.chunk_flow, shape.counts, strict=True)]
         before, after = _edges(shape, first)
         order = np.lexsort((before, after))
         before, after = before[order], after[order]
@@ -91,13 +90,17 @@ class StageArrays:
     @cached_property
     def microbatch(self) -> I32:
         """int32[num_pairs], the microbatch that each pair is part of."""
-        found: I32 = (self.part // np.array(self.shape.chunk_split, dtype=np.int32)[self.chunk]).astype(np.int32)
-        return found
+        each = np.arange(self.shape.num_microbatches, dtype=np.int32)
+        none = np.zeros(0, dtype=np.int32)
+        return np.concatenate([none, *[np.repeat(each, counts) for counts in self.shape.counts]])
 
     @cached_property
     def sub_microbatch(self) -> I32:
         """int32[num_pairs], the number of each pair within its microbatch."""
-        found: I32 = (self.part % np.array(self.shape.chunk_split, dtype=np.int32)[self.chunk]).astype(np.int32)
+        first = [np.array(numbers[:-1], dtype=np.int32) for numbers in self.shape.first_part]
+        none = np.zeros(0, dtype=np.int32)
+        begun = np.concatenate([none, *[np.repeat(a, n) for a, n in zip(first, self.shape.counts, strict=True)]])
+        found: I32 = (self.part - begun).astype(np.int32)
         return found
 
     @cached_property
@@ -164,6 +167,11 @@ def _edges(shape: PipelineShape, first: I64) -> tuple[I64, I64]:
 
 def _shared(shape: PipelineShape, chunk: int, source: int) -> tuple[I64, I64]:
     """Numbers of two chunks' stages that share a part of a microbatch: int64[k] each."""
+    if shape.chunk_counts:
+        numbers = range(shape.first_part[chunk][-1])
+        found = [(part, there) for part in numbers for there in shape.shared(chunk, part, source)]
+        table = np.array(found, dtype=np.int64).reshape(-1, 2)
+        return table[:, 0], table[:, 1]
     mine, theirs, m = shape.chunk_split[chunk], shape.chunk_split[source], shape.num_microbatches
     if mine == theirs:
         same = np.arange(m * mine, dtype=np.int64)

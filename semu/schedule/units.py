@@ -42,6 +42,8 @@ class PipelineUnits:
         pair: int32[num_transfers], position in ``pairs``. pairs: directed pairs of ranks that exchange results.
         local: (before, after) of every dependency inside a rank, as stages.
         merged: whole backwards among split ones; None: all are whole.
+        part: int32[num_stages], numbers of stages where modules cut microbatches (``PipelineShape.chunk_counts``): then
+            everything here is of all microbatches together, and units are positions. None: it is of one microbatch.
     """
 
     shape: PipelineShape
@@ -54,6 +56,7 @@ class PipelineUnits:
     pairs: tuple[tuple[int, int], ...]
     local: tuple[tuple[int, int], ...]
     merged: Merged | None = None
+    part: I32 | None = None
 
     @classmethod
     def of(cls, shape: PipelineShape, merged: Merged | None = None) -> PipelineUnits:
@@ -64,6 +67,8 @@ class PipelineUnits:
         Raises:
             ScheduleError: modules that cut microbatches, or several copies of the model.
         """
+        if shape.chunk_counts:
+            return _numbered_through(shape, merged)
         if not shape.is_plain:
             raise ScheduleError(
                 "sub-microbatches and bidirectional pipelines are not executed yet",
@@ -106,11 +111,27 @@ class PipelineUnits:
     def codes(self) -> I32:
         """int32[num_microbatches, num_stages], what kind of stage each is: ``FORWARD`` to ``NOTHING``."""
         kinds = np.array([FORWARD, BACKWARD] if self.merged is None else [FORWARD, INPUT, WEIGHT], dtype=np.int32)
-        found = np.tile(kinds[self.phase], (self.shape.num_microbatches, 1))
+        found = np.tile(kinds[self.phase], (self.repeats, 1))
         for chunk, microbatch in self.merged or ():
             found[microbatch, self.position[chunk, 1]] = BACKWARD
             found[microbatch, self.position[chunk, 2]] = NOTHING
         return found
+
+    @property
+    def repeats(self) -> int:
+        """How often the stages and transfers here come: for every microbatch, or once where they are all."""
+        return self.shape.num_microbatches if self.part is None else 1
+
+    def part_of(self, unit: int) -> int:
+        """Number of a stage's unit among its chunk's: its microbatch, or sub-microbatch."""
+        return unit // self.size if self.part is None else int(self.part[unit])
+
+    @cached_property
+    def parts(self) -> I32:
+        """int32[repeats, num_stages], the same of all stages."""
+        if self.part is not None:
+            return self.part.reshape(1, -1)
+        return np.repeat(np.arange(self.repeats, dtype=np.int32)[:, None], self.num_stages, axis=1)
 
     @property
     def num_stages(self) -> int:
@@ -130,7 +151,7 @@ class PipelineUnits:
     @property
     def num_units(self) -> int:
         """Units of all microbatches."""
-        return self.size * self.shape.num_microbatches
+        return self.size * self.repeats
 
     @property
     def num_streams(self) -> int:
@@ -140,7 +161,7 @@ class PipelineUnits:
     @cached_property
     def stream(self) -> I32:
         """int32[num_units], the stream that each unit holds."""
-        return np.tile(np.concatenate((self.rank, self.shape.num_ranks + self.pair)), self.shape.num_microbatches)
+        return np.tile(np.concatenate((self.rank, self.shape.num_ranks + self.pair)), self.repeats)
 
     @cached_property
     def graphs(self) -> dict[object, Any]:
@@ -158,7 +179,7 @@ class PipelineUnits:
                 np.stack((transfers, self.consumer), axis=1),
             )
         )
-        shift = self.size * np.arange(self.shape.num_microbatches, dtype=np.int32)
+        shift = self.size * np.arange(self.repeats, dtype=np.int32)
         return (one[None, :, :] + shift[:, None, None]).reshape(-1, 2)
 
     @cached_property
@@ -169,7 +190,15 @@ class PipelineUnits:
 
     def unit(self, stage: StageKey) -> int:
         """Number of a stage's unit."""
+        if self.part is not None:
+            return self._numbered[stage.chunk, _PLACE[stage.phase], stage.microbatch]
         return stage.microbatch * self.size + self.position[stage.chunk, _PLACE[stage.phase]]
+
+    @cached_property
+    def _numbered(self) -> dict[tuple[int, int, int], int]:
+        """(chunk, phase, part) -> unit, where units are numbered through."""
+        columns = self.chunk.tolist(), self.phase.tolist(), self.parts[0].tolist()
+        return {stage: unit for unit, stage in enumerate(zip(*columns, strict=True))}
 
     def transfer(self, stage: StageKey, consumer: StageKey) -> int:
         """Number of the unit that carries a stage's result to a consumer."""
@@ -181,6 +210,8 @@ class PipelineUnits:
 
     def unit_position(self, stage: StageKey) -> int:
         """Position of a stage in its microbatch."""
+        if self.part is not None:
+            return self.unit(stage)
         return self.position[stage.chunk, _PLACE[stage.phase]]
 
     @cached_property
@@ -193,7 +224,7 @@ class PipelineUnits:
         microbatch, position = divmod(unit, self.size)
         if position < self.num_stages:
             letter = LETTERS[self.codes[microbatch, position]]
-            return f"{self.chunk[position]}{letter}{microbatch}"
+            return f"{self.chunk[position]}{letter}{self.part_of(unit)}"
         number = position - self.num_stages
         source = self.name(microbatch * self.size + int(self.producer[number]))
         return f"send {source} to rank {self.rank[self.consumer[number]]}"
@@ -212,6 +243,8 @@ class PipelineUnits:
                 expected="whole backwards" if self.merged is None else "split backwards",
                 got="whole backwards" if not schedule.splits_backward else "split backwards",
             )
+        if self.part is not None:
+            return [np.array([self.unit(stage) for stage in order], dtype=np.int32) for order in schedule.orders]
         size, position, forward = self.size, self.position, Phase.FORWARD
         if self.merged is None:
             return [
@@ -242,10 +275,10 @@ class PipelineUnits:
             place[order] = np.arange(len(order), dtype=np.int32)
             following[order[:-1]] = order[1:]
             pieces.append(np.stack((order[:-1], order[1:]), axis=1))
-        shift = self.size * np.arange(self.shape.num_microbatches, dtype=np.int32)[:, None]
+        shift = self.size * np.arange(self.repeats, dtype=np.int32)[:, None]
         source = (self.producer[None, :] + shift).ravel()
         transfer = (np.arange(self.num_stages, self.size, dtype=np.int32)[None, :] + shift).ravel()
-        pair = np.tile(self.pair, self.shape.num_microbatches)
+        pair = np.tile(self.pair, self.repeats)
         made = np.lexsort((transfer, place[source], pair))
         same = pair[made][1:] == pair[made][:-1]
         pieces.append(np.stack((transfer[made][:-1], transfer[made][1:]), axis=1)[same])
@@ -267,10 +300,10 @@ class PipelineUnits:
         Returns:
             int32[num_orders, num_units], stream after stream.
         """
-        shift = self.size * np.arange(self.shape.num_microbatches, dtype=np.int32)[:, None]
+        shift = self.size * np.arange(self.repeats, dtype=np.int32)[:, None]
         source = (self.producer[None, :] + shift).ravel()
         transfer = (np.arange(self.num_stages, self.size, dtype=np.int32)[None, :] + shift).ravel()
-        pair = np.tile(self.pair, self.shape.num_microbatches).astype(np.int64)
+        pair = np.tile(self.pair, self.repeats).astype(np.int64)
         place = np.zeros((len(stage_orders), self.num_units), dtype=np.int64)
         np.put_along_axis(place, stage_orders.astype(np.int64), np.arange(stage_orders.shape[1])[None, :], axis=1)
         made = np.argsort((pair * self.num_units + place[:, source]) * self.size + transfer % self.size, axis=1)
@@ -318,3 +351,54 @@ def _readers(shape: PipelineShape, stage: StageKey, *, splits: bool) -> list[Sta
         *(StageKey(source, stage.phase, 0) for source in shape.sources[stage.chunk] if shape.has_backward[source]),
         *own,
     ]
+
+
+def _numbered_through(shape: PipelineShape, merged: Merged | None) -> PipelineUnits:
+    """Units of a pipeline whose modules cut microbatches: stages chunk by chunk and part by part, then transfers, by
+    their producers."""
+    if merged is not None:
+        raise ScheduleError(
+            "split backwards of sub-microbatches are not executed by this version",
+            where="schedule",
+            expected="whole backwards",
+        )
+    stages = [
+        StageKey(chunk, phase, part)
+        for chunk in range(shape.num_chunks)
+        for part in range(shape.first_part[chunk][-1])
+        for phase in (Phase.FORWARD, Phase.BACKWARD)
+        if phase is Phase.FORWARD or shape.has_backward[chunk]
+    ]
+    number = {stage: unit for unit, stage in enumerate(stages)}
+    consumers: list[list[int]] = [[] for _ in range(shape.num_chunks)]
+    for chunk, sources in enumerate(shape.sources):
+        for source in sources:
+            consumers[source].append(chunk)
+    moved: list[tuple[int, int]] = []
+    local: list[tuple[int, int]] = []
+    for unit, stage in enumerate(stages):
+        if stage.phase is Phase.FORWARD:
+            others: Sequence[int] = consumers[stage.chunk]
+            if shape.has_backward[stage.chunk]:
+                local.append((unit, unit + 1))
+        else:
+            others = [source for source in shape.sources[stage.chunk] if shape.has_backward[source]]
+        for other in others:
+            ends = local if shape.chunk_rank[other] == shape.chunk_rank[stage.chunk] else moved
+            for part in shape.shared(stage.chunk, stage.microbatch, other):
+                ends.append((unit, number[StageKey(other, stage.phase, part)]))
+    rank = [shape.chunk_rank[stage.chunk] for stage in stages]
+    between = [(rank[a], rank[b]) for a, b in moved]
+    pairs = {end: place for place, end in enumerate(sorted(set(between)))}
+    return PipelineUnits(
+        shape=shape,
+        chunk=np.array([stage.chunk for stage in stages], dtype=np.int32),
+        phase=np.array([_PLACE[stage.phase] for stage in stages], dtype=np.int32),
+        rank=np.array(rank, dtype=np.int32),
+        producer=np.array([a for a, _ in moved], dtype=np.int32),
+        consumer=np.array([b for _, b in moved], dtype=np.int32),
+        pair=np.array([pairs[end] for end in between], dtype=np.int32),
+        pairs=tuple(pairs),
+        local=tuple(local),
+        part=np.array([stage.microbatch for stage in stages], dtype=np.int32),
+    )

@@ -26,6 +26,7 @@ from semu.engine.costs import LatencyRules
 from semu.engine.result_cache import ResultCache
 from semu.job import TrainingJob
 from semu.report import Report
+from semu.schedule.stage_plan import StagePlan
 from semu.simulation.job_checkpoint import JobCheckpoint, prepare
 
 __all__ = ["JobCheckpoint", "prepare", "simulate"]
@@ -40,6 +41,7 @@ def simulate(
     samples: int = 0,
     seed: int = 0,
     contention: bool = False,
+    plan: StagePlan | None = None,
 ) -> Report:
     """Predict one training iteration: time, memory of every rank, timeline.
 
@@ -53,12 +55,14 @@ def simulate(
         seed: of the draws.
         contention: transfers that use the same port of a GPU at the same time share it (max-min fair), and the report
             says what that cost; else each runs as if alone.
+        plan: sub-microbatches, chunks, variants of stages and the order of everything (``semu.schedule.stage_plan``);
+            None: what ``training.schedule_file`` holds, if that is a plan (``.json``), else the job's schedule.
     Returns:
         The report. A job that does not fit in memory is reported (``fits`` is False), not refused.
     Raises:
         ConfigError: sizes or options that do not fit together, or that this version does not model.
         ScheduleError: the schedule cannot order this pipeline.
     """
-    return prepare(job, latency_rules=latency_rules, progress=progress, cache=cache).report(
+    return prepare(job, latency_rules=latency_rules, progress=progress, cache=cache, plan=plan).report(
         progress=progress, samples=samples, seed=seed, contention=contention
     )

@@ -175,7 +175,10 @@ def _template_times(
     for number in range(len(evaluation.chunks)):
         for phase, _ in stages_of_chunk(layout, number, splits=problem.splits_backward):
             stage = costs_of(layout, evaluation, number, phase)
-            order = problem.microbatch[problem.stage_nodes[number, phase]]
+            nodes = problem.stage_nodes[layout.kinds[number].chunk.index, phase]
+            if layout.planned is not None:
+                nodes = nodes[run.kind[nodes] == number]
+            order = run.column[nodes]
             key = (id(stage), order.tobytes())
             if key not in known:
                 shapes = run.shape[:, order]
@@ -252,6 +255,8 @@ class Work:
 def count_work(layout: Layout, evaluation: Evaluation) -> Work:
     """Sum the operators' FLOP over all stages, microbatches, replicas, tensor- and context-parallel ranks."""
     symbols = with_rounded(evaluation.shapes.columns, layout.library.symbols, mean=True)  # all ranks, not the worst
+    if layout.planned is not None:
+        return _planned_work(layout, evaluation, symbols)
     uses = np.bincount(evaluation.shapes.index.ravel())
     one = tuple(column.tobytes() for column in symbols.values()) if len(uses) == 1 else None
     if one is not None:  # every microbatch is alike
@@ -262,6 +267,54 @@ def count_work(layout: Layout, evaluation: Evaluation) -> Work:
     else:
         hardware, model, full = _flop(layout, symbols, uses)
     return Work(float(model), float(hardware), float(full), _tokens(layout, evaluation, uses))
+
+
+def _planned_work(layout: Layout, evaluation: Evaluation, symbols: Mapping[str, NDArray[np.int64]]) -> Work:
+    """The same where a plan says what every (sub-)microbatch runs."""
+    library, planned = layout.library, layout.planned
+    assert planned is not None
+    index = evaluation.shapes.index
+    times = np.zeros((len(library.operators), evaluation.num_shapes), dtype=np.int64)
+    for chunk, kinds in enumerate(planned.choice):
+        part = np.arange(len(kinds))
+        shapes = index[:, layout.column_of(np.full(len(kinds), chunk), part)]
+        for kind in np.unique(kinds).tolist():
+            uses = np.bincount(shapes[:, kinds == kind].ravel(), minlength=evaluation.num_shapes)
+            stages = layout.kinds[kind]
+            for stage in (stages.forward, stages.backward):
+                if stage is not None:
+                    rows, calls = np.unique(stage.rows, return_counts=True)
+                    times[rows] += calls[:, None] * uses
+    if evaluation.shapes.idle >= 0:
+        times[:, evaluation.shapes.idle] = 0
+    own = layout.mesh.parallel.tp * layout.mesh.parallel.cp
+    hardware = model = full = 0
+    busy = np.flatnonzero(times.any(axis=1))
+    operators = [library.operators[row] for row in busy.tolist()]
+    work = _by_row([op.flop for op in operators], symbols, times[busy])
+    extra = _by_row([op.recomputed_flop for op in operators], symbols, times[busy])
+    causal = _by_row([op.causal_flop for op in operators], symbols, times[busy])
+    for operator, done, again, half in zip(operators, work, extra, causal, strict=True):
+        peers = own // operator.copies
+        hardware += peers * done
+        if operator.phase is not Phase.RECOMPUTE:
+            model += peers * (done - again)
+            full += peers * (done - again + half)
+    uses = np.bincount(index[:, : layout.job.num_microbatches].ravel(), minlength=evaluation.num_shapes)
+    return Work(float(model), float(hardware), float(full), _tokens(layout, evaluation, uses))
+
+
+def _by_row(dims: Sequence[Dim], symbols: Mapping[str, NDArray[np.int64]], times: NDArray[np.int64]) -> list[int]:
+    """``_totals`` where every size counts so often for each shape: int64[num_sizes, num_shapes]."""
+    table = DimTable.build(dims)
+    one = np.ones(times.shape[1], dtype=np.int64)
+    values = [np.prod([symbols[name] for name in monomial] or [one], axis=0) for monomial in table.monomials]
+    totals = [0] * len(dims)
+    for row, column in np.argwhere(table.coefficients).tolist():
+        totals[row] += int(table.coefficients[row, column]) * sum(
+            count * value for count, value in zip(times[row].tolist(), values[column].tolist(), strict=True) if count
+        )
+    return totals
 
 
 def _flop(layout: Layout, mean: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]) -> tuple[int, int, int]:

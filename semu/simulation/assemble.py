@@ -19,6 +19,7 @@ from semu.simulation.headline import headline
 from semu.simulation.host import host_memory, host_notes
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
+from semu.simulation.planned import described_plan
 from semu.simulation.rank_timeline import build_timeline
 from semu.simulation.reduction import RankTail
 from semu.simulation.replica import ReplicaCosts
@@ -208,6 +209,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
             "pipeline": job.overlaps_sends,
         },
         "batch": job.batch.describe(),
+        **({"plan": described_plan(layout)} if layout.planned is not None else {}),
     }
 
 

@@ -62,16 +62,26 @@ class StageInsides:
         self._programs: dict[int, tuple[int, StageProgram]] = {}
         self._filled = 0
 
+    def stage(self, unit: int) -> tuple[int, int]:
+        """Which of ``Layout.kinds`` a stage runs, and the column of its shapes."""
+        microbatch, position = divmod(unit, self.units.size)
+        if self.layout.planned is None:
+            return int(self.units.chunk[position]), microbatch
+        chunk = self.units.chunk[position : position + 1]
+        part = np.array([self.units.part_of(unit)])
+        return int(self.layout.kind_of(chunk, part)[0]), int(self.layout.column_of(chunk, part)[0])
+
     def of(self, unit: int) -> Inside:
         """The operators of a stage. ``unit``: its number."""
         microbatch, position = divmod(unit, self.units.size)
-        shapes = self.shape[:, microbatch]
+        kind, column = self.stage(unit)
+        shapes = self.shape[:, column]
         code = int(self.units.codes[microbatch, position])
-        key = position, shapes.tobytes(), code
+        key = kind, shapes.tobytes(), code
         if key not in self._known:
             if key[1] not in self._rows:
                 self._rows[key[1]] = self.evaluation.latencies_of(shapes)
-            program = program_of(self.layout, int(self.units.chunk[position]), code)
+            program = program_of(self.layout, kind, code)
             number, _ = self._programs.setdefault(id(program), (len(self._programs), program))
             latency = self._rows[key[1]][:, program.rows]
             start = natural_starts(program, latency)

@@ -6,19 +6,24 @@ from semu.engine.costs import LatencyRules
 from semu.engine.result_cache import ResultCache
 from semu.estimate import Estimate
 from semu.job import TrainingJob
+from semu.schedule.stage_plan import StagePlan
 from semu.simulation.job_checkpoint import prepare
 
 
 def evaluate(
-    job: TrainingJob, *, latency_rules: LatencyRules | None = None, cache: ResultCache | None = None
+    job: TrainingJob,
+    *,
+    latency_rules: LatencyRules | None = None,
+    cache: ResultCache | None = None,
+    plan: StagePlan | None = None,
 ) -> Estimate:
     """Predict the figures that a search compares: time, memory of every rank, use of the devices.
 
     It is ``simulate`` without tables and timeline, and finds the same numbers.
 
     Args:
-        job, latency_rules, cache: as ``simulate``.
+        job, latency_rules, cache, plan: as ``simulate``.
     Raises:
         ConfigError, ScheduleError: as ``simulate``.
     """
-    return prepare(job, latency_rules=latency_rules, cache=cache).estimate()
+    return prepare(job, latency_rules=latency_rules, cache=cache, plan=plan).estimate()

@@ -30,11 +30,21 @@ class BatchShapes:
 
     Attributes:
         columns: symbol -> int64[num_shapes].
-        index: int64[dp, num_microbatches], shape of every replica's microbatch.
+        index: int64[dp, num_microbatches], shape of every replica's microbatch; under a plan that cuts microbatches,
+            of every column of its table (``SubMicrobatches``).
+        idle: number of the shape in which there is nothing at all; -1: none counts as such.
     """
 
     columns: Mapping[str, NDArray[np.int64]]
     index: NDArray[np.int64]
+    idle: int = -1
+
+    @classmethod
+    def with_idle(cls, shapes: BatchShapes) -> BatchShapes:
+        """The same, where nothing runs on a shape without any symbol."""
+        table = np.stack([*shapes.columns.values()])
+        empty = np.flatnonzero((table == 0).all(axis=0))
+        return cls(shapes.columns, shapes.index, int(empty[0]) if len(empty) else -1)
 
 
 def distinct_shapes(
@@ -99,7 +109,8 @@ class Evaluation:
     """Everything about operators and stages that does not depend on the schedule.
 
     Attributes:
-        shapes: distinct shapes. by_shape: costs of single operators. chunks: costs per chunk.
+        shapes: distinct shapes. by_shape: costs of single operators. chunks: costs per chunk, then of their further
+            variants (``Layout.kinds``).
     """
 
     shapes: BatchShapes
@@ -179,9 +190,11 @@ def cost_model_of(library: TemplateLibrary, profile: DeviceProfile, rules: Laten
 
 
 def _evaluate(layout: Layout, shapes: BatchShapes, cost_model: CostModel, cache: ResultCache | None) -> Evaluation:
-    by_shape = ShapeCosts(cost_model, shapes.columns)
-    programs = [stage for chunk in layout.chunks for stage in (chunk.forward, chunk.backward) if stage is not None]
+    by_shape = ShapeCosts(cost_model, shapes.columns, shapes.idle)
+    programs = [stage for chunk in layout.kinds for stage in (chunk.forward, chunk.backward) if stage is not None]
     costs = dict(zip(map(id, programs), stage_costs(programs, by_shape, cache), strict=True))
+    if shapes.idle >= 0:
+        costs = {key: stage.without(shapes.idle) for key, stage in costs.items()}
     rows = sorted({row for program in programs for row in (*program.arriving, *program.leaving)})
     place = {row: number for number, row in enumerate(rows)}
     sizes = by_shape.sizes_of_rows(rows)
@@ -201,7 +214,7 @@ def _evaluate(layout: Layout, shapes: BatchShapes, cost_model: CostModel, cache:
                 leaving=carried(chunk.forward.leaving),
                 gradient_leaving=carried(chunk.backward.leaving if chunk.backward is not None else ()),
             )
-            for chunk in layout.chunks
+            for chunk in layout.kinds
         ),
     )
 

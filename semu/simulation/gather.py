@@ -96,7 +96,7 @@ def first_forward_bindings(
     gather_unit = units.num_units
     for rank, gather in sorted(gathers.items()):
         for unit in first[rank]:
-            waits = _needed(insides.layout, gather, int(units.chunk[unit % units.size]))
+            waits = _needed(insides, gather, unit)
             bound = np.flatnonzero(waits >= 0)
             bindings.append(Binding(unit, gather_unit + waits[bound], bound))
         gather_unit += len(gather.slices)
@@ -114,13 +114,12 @@ def parameter_waits(
     Args:
         insides, gathers, first: as ``first_forward_bindings``. start: float64[num_replicas, num_units] [s].
     """
-    units = insides.units
     found: dict[int, NDArray[np.float64]] = {}
     for rank, gather in gathers.items():
         ends = np.array([0.0, *(piece.end_s for piece in gather.slices)])
         for unit in first[rank]:
             inside = insides.of(unit)
-            ready = ends[1 + _needed(insides.layout, gather, int(units.chunk[unit % units.size]))]
+            ready = ends[1 + _needed(insides, gather, unit)]
             rows = np.zeros(int(inside.program.rows.max(initial=-1)) + 1)
             found[unit] = np.zeros(len(start))
             for replica, lasts in enumerate(inside.latency):
@@ -131,9 +130,9 @@ def parameter_waits(
     return found
 
 
-def _needed(layout: Layout, gather: ParameterGather, number: int) -> NDArray[np.int64]:
-    """The gather that each operator of a chunk's forward stage needs, -1: none: int64[num_ops]."""
-    chunk = layout.chunks[number]
+def _needed(insides: StageInsides, gather: ParameterGather, unit: int) -> NDArray[np.int64]:
+    """The gather that each operator of a chunk's forward stage needs, -1: none: int64[num_ops]. ``unit``: the stage."""
+    chunk = insides.layout.kinds[insides.stage(unit)[0]]
     ready = [gather.last.get((chunk.chunk.index, block), -1) for block in range(len(chunk.blocks))]
     needed = np.array(ready, dtype=np.int64)[chunk.forward.block]
     needed[chunk.forward.is_exchange] = -1

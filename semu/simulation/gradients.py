@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.stage import StageProgram
+from semu.errors import InternalError
 from semu.schedule.problem import PipelineProblem
 from semu.schedule.units import BACKWARD, INPUT, WEIGHT
 from semu.simulation.evaluate import Evaluation
-from semu.simulation.layout import Layout
+from semu.simulation.layout import ChunkStages, Layout
 from semu.simulation.parts import program_of, split_of
 from semu.simulation.pipeline import PipelineRun
+from semu.simulation.tracer import HeldParameter
 
 
 def last_nodes(run: PipelineRun, rank: int) -> tuple[int, ...]:
@@ -38,6 +41,7 @@ class Writers:
         chunk: its number. code: the kind of stage that they are in, see ``semu.schedule.units``.
         operators: int64[k], their positions in that stage. whole: int64[k], and in the whole backward.
         places: int64[k], the parameters whose gradients they complete.
+        variants: variant of the chunk (``Layout.kinds``) -> the same positions in its backward.
     """
 
     chunk: int
@@ -45,16 +49,19 @@ class Writers:
     operators: NDArray[np.int64]
     whole: NDArray[np.int64]
     places: NDArray[np.int64]
+    variants: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
 
     def last_stage(self, problem: PipelineProblem) -> int:
-        """The last stage of the chunk with these operators, which a whole backward has too: its node."""
+        """The last stage of the chunk with these operators, which a whole backward has too: its node; -1: none runs."""
         last: list[int] = problem.stage_nodes[self.chunk, self.code][-1:].tolist()
         if self.code != BACKWARD:
             last += problem.stage_nodes[self.chunk, BACKWARD][-1:].tolist()
-        return max(last)
+        return max(last, default=-1)
 
-    def at(self, problem: PipelineProblem, node: int) -> NDArray[np.int64]:
-        """Their positions in a stage that has them."""
+    def at(self, problem: PipelineProblem, node: int, kind: int) -> NDArray[np.int64]:
+        """Their positions in a stage that has them. ``kind``: which of ``Layout.kinds`` it runs."""
+        if kind in self.variants:
+            return self.variants[kind]
         return self.whole if problem.phase[node] == BACKWARD else self.operators
 
 
@@ -79,14 +86,16 @@ class Trained:
     written: list[Writers]
 
     def last_stages(self, problem: PipelineProblem) -> NDArray[np.int64]:
-        """The last backward stage of everything in ``written``: int64[len(written)], nodes."""
+        """The last backward stage of everything in ``written``: int64[len(written)], nodes; -1: none runs."""
         return np.array([writers.last_stage(problem) for writers in self.written], dtype=np.int64)
 
     def completing(self, problem: PipelineProblem) -> list[Operators]:
         """The operators that complete each gradient."""
         found: list[list[tuple[int, int]]] = [[] for _ in self.keys]
         for writers, node in zip(self.written, self.last_stages(problem).tolist(), strict=True):
-            for writer, place in zip(writers.at(problem, node).tolist(), writers.places.tolist(), strict=True):
+            for writer, place in zip(
+                writers.at(problem, node, writers.chunk).tolist(), writers.places.tolist(), strict=True
+            ):
                 found[place].append((node, writer))
         return [tuple(own) for own in found]
 
@@ -113,16 +122,20 @@ def pipeline_gradients(layout: Layout, evaluation: Evaluation, run: PipelineRun)
     ready = np.zeros(len(trained.keys))
     if run.num_replicas > 1 or not known.is_few or any((0, node) in run.release for node in nodes.tolist()):
         for writers, node in zip(trained.written, nodes.tolist(), strict=True):
-            stage = program_of(layout, writers.chunk, int(problem.phase[node]))
-            ends = latest_ends(evaluation, run, stage, node, writers.at(problem, node))
+            if node < 0:
+                continue
+            stage = program_of(layout, int(run.kind[node]), int(problem.phase[node]))
+            ends = latest_ends(evaluation, run, stage, node, writers.at(problem, node, int(run.kind[node])))
             np.maximum.at(ready, writers.places, ends)
     else:  # one replica, on whose stages nothing outside bears: the ends are remembered
-        shapes = run.shape[0][problem.microbatch[nodes]]
+        shapes = run.shape[0][run.column[nodes]]
         begins, ends, places = known.found(
             ("completed", problem, shapes.tobytes()),
-            lambda: _completed(layout, evaluation, trained, problem, nodes, shapes),
+            lambda: _completed(layout, evaluation, trained, run, nodes, shapes),
         )
         np.maximum.at(ready, places, run.start[0].take(begins) + ends)
+    for writers in [own for own, node in zip(trained.written, nodes.tolist(), strict=True) if node < 0]:
+        ready[writers.places] = np.array(run.rank_ends)[trained.rank[writers.places]]
     if len(trained.unreached):
         ready[trained.unreached] = np.array(run.rank_ends)[trained.rank[trained.unreached]]
     usual = known.found(("ready", problem), lambda: np.lexsort((ready, trained.rank)))
@@ -143,7 +156,7 @@ def _completed(
     layout: Layout,
     evaluation: Evaluation,
     trained: Trained,
-    problem: PipelineProblem,
+    run: PipelineRun,
     nodes: NDArray[np.int64],
     shapes: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
@@ -154,9 +167,11 @@ def _completed(
     """
     begins, ends, every = [np.zeros(0, dtype=np.int64)], [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
     for writers, node, shape in zip(trained.written, nodes.tolist(), shapes.tolist(), strict=True):
+        if node < 0:
+            continue
         begins.append(np.full(len(writers.places), node))
-        stage = program_of(layout, writers.chunk, int(problem.phase[node]))
-        ends.append(evaluation.by_shape.ends(stage, shape)[writers.at(problem, node)])
+        stage = program_of(layout, int(run.kind[node]), int(run.problem.phase[node]))
+        ends.append(evaluation.by_shape.ends(stage, shape)[writers.at(run.problem, node, int(run.kind[node]))])
         every.append(writers.places)
     return np.concatenate(begins), np.concatenate(ends), np.concatenate(every)
 
@@ -197,13 +212,7 @@ def _find_trained(layout: Layout) -> Trained:
         for chunk in reversed(layout.chunks_of(rank)):
             if chunk.backward is None:
                 continue
-            starts = block_starts(chunk.backward, len(chunk.blocks))
-            completed = [
-                (held, starts[number] + held.writer)
-                for number, block in enumerate(chunk.blocks)
-                for held in block.parameters
-                if held.parameter.requires_grad and held.writer >= 0
-            ]
+            completed = _completing(chunk)
             for held, _ in completed:
                 key = id(held.parameter)
                 if key not in place:
@@ -214,7 +223,9 @@ def _find_trained(layout: Layout) -> Trained:
                 elements[place[key]], slots[place[key]] = held.elements, chunk.chunk.slot
             writers = np.array([writer for _, writer in completed], dtype=np.int64)
             places = np.array([place[id(held.parameter)] for held, _ in completed], dtype=np.int64)
-            written.append(Writers(chunk.chunk.index, BACKWARD, writers, writers, places))
+            others = layout.planned.numbers[chunk.chunk.index][1:] if layout.planned is not None else ()
+            by_kind = {kind: _same_order(completed, _completing(layout.kinds[kind])) for kind in others}
+            written.append(Writers(chunk.chunk.index, BACKWARD, writers, writers, places, by_kind))
         for number, _, held in layout.held_by(rank):
             key = id(held.parameter)
             if held.parameter.requires_grad and key not in place:
@@ -226,6 +237,27 @@ def _find_trained(layout: Layout) -> Trained:
         ptr.append(len(keys))
     ranks = np.repeat(np.arange(layout.cut.num_ranks), np.diff(ptr))
     return Trained(keys, elements, slots, ptr, ranks, np.array(unreached, dtype=np.int64), written)
+
+
+def _completing(chunk: ChunkStages) -> list[tuple[HeldParameter, int]]:
+    """The parameters whose gradients a chunk's backward stage completes, and where in it."""
+    assert chunk.backward is not None
+    starts = block_starts(chunk.backward, len(chunk.blocks))
+    return [
+        (held, starts[number] + held.writer)
+        for number, block in enumerate(chunk.blocks)
+        for held in block.parameters
+        if held.parameter.requires_grad and held.writer >= 0
+    ]
+
+
+def _same_order(
+    known: Sequence[tuple[HeldParameter, int]], found: Sequence[tuple[HeldParameter, int]]
+) -> NDArray[np.int64]:
+    """Positions in a variant of a chunk, in the order in which the chunk's first variant names its parameters."""
+    if [id(held.parameter) for held, _ in known] != [id(held.parameter) for held, _ in found]:
+        raise InternalError("variants of a chunk complete other gradients", where=known[0][0].path)
+    return np.array([writer for _, writer in found], dtype=np.int64)
 
 
 _TOGETHER = 8
@@ -241,7 +273,7 @@ def latest_ends(
     cannot be later.
     """
     order = np.argsort(-run.end[:, node], kind="stable")
-    shapes = run.shape[:, run.problem.microbatch[node]]
+    shapes = run.shape[:, run.column[node]]
     latest = np.zeros(len(operators))
     for first in range(0, len(order), _TOGETHER):
         some = order[first : first + _TOGETHER]

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.stage import StageProgram
 from semu.graph.operator import Phase
 from semu.simulation.evaluate import Evaluation
+from semu.simulation.ground_events import GroundEvents, unkept_bytes
 from semu.simulation.layout import Layout
 from semu.simulation.parts import CODE_OF_PHASE, program_of
 from semu.simulation.pipeline import PipelineRun
+from semu.simulation.seams import seam_events
 from semu.simulation.transfers import Edge, leaving_positions
-
-
-@dataclass(frozen=True)
-class GroundEvents:
-    """Changes of a rank's memory outside stages: data that stages start from, receive buffers, sent tensors.
-
-    Attributes:
-        time: float64[num_replicas, num_events] [s], sorted within each replica; frees come first at equal times.
-        size: int64[num_replicas, num_events] [bytes].
-    """
-
-    time: NDArray[np.float64]
-    size: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -48,7 +36,9 @@ class PipelineGround:
         return GroundEvents(self.time[:, own], self.size[:, own])
 
     def joined(self, more: Sequence[GroundEvents | None]) -> PipelineGround:
-        """These and others; ``more``: of each rank, in any order."""
+        """These and others; ``more``: of each rank, in any order, or nothing at all."""
+        if not more:
+            return self
         from semu.engine.pipeline_kernels import sort_events
 
         counts = [0 if own is None else own.time.shape[1] for own in more]
@@ -81,7 +71,7 @@ def ground_events(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> P
     else:
         size = sizes[events.kind, run.shape[:, events.microbatch]]
     sort_events(events.ptr, time, size)
-    return PipelineGround(events.ptr, time, size)
+    return PipelineGround(events.ptr, time, size).joined(seam_events(layout, evaluation, run))
 
 
 @dataclass(frozen=True)
@@ -92,7 +82,8 @@ class _Events:
     Attributes:
         ptr: int64[num_ranks + 1], where each rank's events begin.
         moment: int64[num_events], node at whose start something changes, or, more by the number of nodes, at whose end.
-        kind, microbatch: int64[num_events]; events of one kind bring or take the same thing.
+        kind, microbatch: int64[num_events]; events of one kind bring or take the same thing, of a microbatch or of
+            another column of the table of shapes.
     """
 
     ptr: NDArray[np.int64]
@@ -111,13 +102,14 @@ def _find_events(layout: Layout, run: PipelineRun, moments: NDArray[np.float64])
         for chunk in layout.chunks_of(rank):
             nodes = problem.stage_nodes[chunk.chunk.index, 0]
             moment.append(nodes)
-            microbatch.append(problem.microbatch[nodes])
+            microbatch.append(run.column[nodes])
             owner.append(rank)
         for edge, is_received in _edges_at(run, rank):
             nodes = problem.num_stages + edge.transfers
-            moment.append(nodes if is_received else problem.num_nodes + nodes)
-            microbatch.append(edge.microbatch)
-            owner.append(rank)
+            for _, mine in [(-1, slice(None))] if is_received else _by_variant(layout, run, edge):
+                moment.append(nodes[mine] if is_received else problem.num_nodes + nodes[mine])
+                microbatch.append(edge.column[mine])
+                owner.append(rank)
     none = np.zeros(0, dtype=np.int64)
     counts = [len(own) for own in moment]
     of_rank = np.repeat(np.array(owner, dtype=np.int64), counts)
@@ -140,8 +132,20 @@ def _find_sizes(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> NDA
             if is_received:
                 sizes.append(edge.size)
             else:
-                sizes.append(-_released(layout, evaluation, edge.source, edge.consumer, edge.phase))
+                kinds = [kind for kind, _ in _by_variant(layout, run, edge)]
+                sizes += [
+                    -_released(layout, evaluation, kind, edge.source, edge.consumer, edge.phase) for kind in kinds
+                ]
     return np.array(sizes, dtype=np.int64).reshape(len(sizes), evaluation.num_shapes)
+
+
+def _by_variant(layout: Layout, run: PipelineRun, edge: Edge) -> list[tuple[int, slice | NDArray[np.int64]]]:
+    """The variants of a chunk that send something, each with its transfers among those of the edge."""
+    if layout.planned is None:
+        return [(edge.source, slice(None))]
+    problem = run.problem
+    sender = run.kind[problem.pred[problem.pred_ptr[problem.num_stages + edge.transfers]]]
+    return [(kind, np.flatnonzero(sender == kind)) for kind in layout.planned.numbers[edge.source]]
 
 
 def _edges_at(run: PipelineRun, rank: int) -> Iterator[tuple[Edge, bool]]:
@@ -162,16 +166,15 @@ def _loaded_bytes(layout: Layout, evaluation: Evaluation, chunk: int) -> NDArray
     return loaded
 
 
-def _released(layout: Layout, evaluation: Evaluation, chunk: int, consumer: int, phase: Phase) -> NDArray[np.int64]:
-    """Bytes that go when a stage's results have been sent to a consumer and are not kept: int64[num_shapes]."""
-    stage, costs = program_of(layout, chunk, CODE_OF_PHASE[phase]), evaluation.chunks[chunk]
+def _released(
+    layout: Layout, evaluation: Evaluation, kind: int, chunk: int, consumer: int, phase: Phase
+) -> NDArray[np.int64]:
+    """Bytes that go when a stage's results have been sent to a consumer and are not kept: int64[num_shapes].
+
+    Args:
+        kind: which variant of the chunk.
+    """
+    stage, costs = program_of(layout, kind, CODE_OF_PHASE[phase]), evaluation.chunks[kind]
     if phase is Phase.FORWARD:
-        return _unkept(stage, costs.leaving, range(len(stage.leaving)))
-    return _unkept(stage, costs.gradient_leaving, leaving_positions(layout, chunk, consumer, phase))
-
-
-def _unkept(stage: StageProgram, sizes: NDArray[np.int64], positions: Iterable[int]) -> NDArray[np.int64]:
-    """Bytes of the tensors at some positions that nobody keeps; a tensor that stands at two counts once."""
-    rows = {stage.leaving[k]: k for k in positions if stage.leaving[k] >= 0 and not stage.leaving_kept[k]}
-    total: NDArray[np.int64] = sizes[list(rows.values())].sum(axis=0)
-    return total
+        return unkept_bytes(stage, costs.leaving, range(len(stage.leaving)))
+    return unkept_bytes(stage, costs.gradient_leaving, leaving_positions(layout, chunk, consumer, phase))

@@ -54,7 +54,7 @@ def check_offload(job: TrainingJob) -> None:
 def host_memory(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> tuple[int, ...] | None:
     """Host memory of one GPU of every pipeline rank at its highest [bytes]; None where nothing is offloaded."""
     plan = layout.job.training.offload_plan
-    if not (plan.activations or plan.weights or plan.optimizer):
+    if not (plan.activations or plan.weights or plan.optimizer or OFFLOAD.name in layout.streams):
         return None
     problem = run.problem
     result = []
@@ -63,11 +63,12 @@ def host_memory(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> tup
         size = static.host + static.host_weights
         nodes = np.flatnonzero(problem.node_rank == rank)
         change = np.zeros((run.num_replicas, len(nodes)), dtype=np.int64)
-        for number in np.unique(problem.chunk[nodes]).tolist():
-            mine = np.flatnonzero(problem.chunk[nodes] == number)
+        kind = run.kind[nodes]
+        for number in np.unique(kind).tolist():
+            mine = np.flatnonzero(kind == number)
             sign = _SIGNS[problem.phase[nodes[mine]]]
             copied = _copied(layout, evaluation, number)
-            change[:, mine] = sign * copied[run.shape[:, problem.microbatch[nodes[mine]]]]
+            change[:, mine] = sign * copied[run.shape[:, run.column[nodes[mine]]]]
         result.append(size + int(np.cumsum(change, axis=1).max(initial=0)))
     return tuple(result)
 
@@ -90,9 +91,11 @@ def host_notes(layout: Layout, hosts: Sequence[int] | None) -> list[str]:
 
 def _copied(layout: Layout, evaluation: Evaluation, number: int) -> NDArray[np.int64]:
     """Bytes that a forward stage of a chunk copies out, for every shape: int64[num_shapes]."""
-    rows = layout.chunks[number].forward.rows
+    rows = layout.kinds[number].forward.rows
     copies = np.array(
         [layout.library.operators[row].stream.name == OFFLOAD.name for row in rows.tolist()], dtype=np.bool_
     )
     total: NDArray[np.int64] = evaluation.columns.net_bytes[rows[copies]].sum(axis=0)
+    if evaluation.shapes.idle >= 0:
+        total[evaluation.shapes.idle] = 0
     return total

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from semu.schedule import SCHEDULES
 from semu.schedule.files import read_schedule
 from semu.schedule.problem import PipelineProblem, lower
 from semu.schedule.schedule import PipelineShape, Schedule
+from semu.schedule.stage_plan import StagePlan, first_difference
 from semu.schedule.stage_table import StageTable
 from semu.schedule.units import Merged, PipelineUnits, units_of
 from semu.simulation.assemble import assemble_report
@@ -47,14 +49,18 @@ from semu.simulation.headline import Headline, headline, iteration_time
 from semu.simulation.items import check_items
 from semu.simulation.layout import Layout, build_layout
 from semu.simulation.modules import check_spread, spreads
+from semu.simulation.pair_costs import PairCosts, pair_costs
 from semu.simulation.parts import check_split
 from semu.simulation.pipeline import PipelineRun, Replicas, consolidated_units, distinct_replicas, run_pipeline
+from semu.simulation.planned import chosen, plan_layout, planned_job, refuse_contention, refuse_split
 from semu.simulation.reduction import RankTail, rank_tails
 from semu.simulation.refusals import check_streams, refuse_unmodelled
 from semu.simulation.samples import check_samples, sample_iterations
 from semu.simulation.schedules import named_schedule, splits_backward
 from semu.simulation.stage_times import stage_table
+from semu.simulation.sub_microbatches import cut_batch
 from semu.simulation.template_cache import Recent
+from semu.workload.batch import Microbatch
 from semu.workload.derived import with_derived
 
 SHARED_CACHE = ResultCache()
@@ -111,6 +117,7 @@ class JobCheckpoint:
         known: JobCheckpoint | None = self._others.get(merged)
         if known is None:
             if merged is not None:
+                refuse_split(self.layout)
                 check_split(self.layout)
             units = units_of(self.units.shape, merged)
             nodes = consolidated_units(self.layout, self.evaluation, units, self.replicas, self.gathers)
@@ -126,6 +133,40 @@ class JobCheckpoint:
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name != "_others"}  # copies begin empty
+
+    def pair_costs(self, replica: int | None = None) -> PairCosts:
+        """What every stage pair costs under each variant of its chunk, before there is a schedule; see there."""
+        return pair_costs(self, replica)
+
+    def decided(self, plan: StagePlan) -> JobCheckpoint:
+        """The same job, prepared under a plan, with that plan's choice of variants and orders; quicker than anew.
+
+        Args:
+            plan: with the parts, chunks and variants that this was prepared for.
+        Raises:
+            ScheduleError: other parts, chunks or variants; a choice or orders that do not fit.
+        """
+        mine = self.layout.planned.plan if self.layout.planned is not None else StagePlan()
+        for name in ("parts", "layers", "variants"):
+            if getattr(plan, name) != getattr(mine, name):
+                raise ScheduleError(
+                    "a plan with other parts, chunks or variants", where=f"plan.{name}", expected=getattr(mine, name)
+                )
+        if self.layout.planned is None:
+            raise ScheduleError("not prepared under a plan", where="plan", expected="prepare(job, plan=...)")
+        job = planned_job(self.job, replace(plan, layers=None))
+        layout = replace(chosen(self.layout, plan), job=job)
+        if plan.orders is not None:
+            plan.orders.validate(self.units.shape)
+        nodes = consolidated_units(layout, self.evaluation, self.units, self.replicas, self.gathers)
+        return replace(self, layout=layout, nodes=nodes)
+
+    def described(self) -> dict[str, Any]:
+        """What a plan for this job is for, in plain numbers (``StagePlan.problem``)."""
+        job = self.job
+        count = job.num_microbatches * job.parallel.dp
+        items = job.batch.microbatches(count, job.training.micro_batch, job.training.seq_len)
+        return described(self.layout, items)
 
     @property
     def job(self) -> TrainingJob:
@@ -159,6 +200,8 @@ class JobCheckpoint:
             schedule: as ``schedule``.
         """
         overlapped, chosen = self.job.overlaps_sends, schedule if schedule is not None else self._own_schedule
+        if self.layout.planned is not None:
+            return lower(self.schedule(chosen), self.units.shape, overlapped_sends=overlapped)
 
         def make() -> PipelineProblem:
             return lower(self.schedule(chosen), self.units.shape, overlapped_sends=overlapped)
@@ -174,8 +217,11 @@ class JobCheckpoint:
     @property
     def _own_schedule(self) -> Schedule | str:
         """The job's schedule: a name, or what its file holds."""
-        path = self.job.training.schedule_file
-        return self.job.training.schedule if path is None else read_schedule(path)
+        training, planned = self.job.training, self.layout.planned
+        if planned is not None and planned.plan.orders is not None:
+            return planned.plan.orders
+        path = training.schedule_file
+        return training.schedule if path is None or planned is not None else read_schedule(path)
 
     def edges_of(self, schedule: Schedule | str | None = None) -> NDArray[np.int32]:
         """A schedule as edges between units: int32[k, 2], (before, after).
@@ -298,6 +344,8 @@ class JobCheckpoint:
         """
         check_samples(samples, seed)
         check_contention(contention, samples, self.job)
+        if contention:
+            refuse_contention(self.layout)
         say = progress if progress is not None else _silent
         say("running the pipeline")
         problem = self.problem(schedule)
@@ -334,15 +382,20 @@ def prepare(
     latency_rules: LatencyRules | None = None,
     progress: Callable[[str], None] | None = None,
     cache: ResultCache | None = None,
+    plan: StagePlan | None = None,
 ) -> JobCheckpoint:
     """Everything about a job that does not depend on its schedule.
 
     Args: as ``simulate``.
     Raises:
+        ScheduleError: a plan for another problem.
         ConfigError: sizes or options that do not fit together, or that this version does not model.
     """
     say = progress if progress is not None else _silent
     results = cache if cache is not None else SHARED_CACHE
+    plan = plan if plan is not None else _plan_of_file(job)
+    if plan is not None:
+        job = planned_job(job, plan)
     refuse_unmodelled(job)
     parallel, training = job.parallel, job.training
     say("reading the batch")
@@ -357,10 +410,19 @@ def prepare(
     plain = shapes_with({})
     check_streams(job, plain)
     check_items(job, microbatches, plain)
+    cutting = cut_batch(job.model, plan, microbatches, parallel.dp) if plan is not None else None
 
     def shapes_of(library: TemplateLibrary) -> BatchShapes:
         windows, derived = windows_in(library.symbols), derived_in(library.symbols)
         return shapes_with(windows, derived) if windows or derived else plain
+
+    def all_shapes_of(library: TemplateLibrary) -> BatchShapes:
+        """With those of sub-microbatches."""
+        if cutting is None:
+            return shapes_of(library)
+        items = with_derived(cutting.microbatches, derived_in(library.symbols))
+        sizes = parallel.dp, parallel.token_divisor, parallel.sequence_parts
+        return BatchShapes.with_idle(distinct_shapes(items, *sizes, (), windows_in(library.symbols)))
 
     say("tracing the model")
     serial = not job.overlaps_tensor_parallel
@@ -375,22 +437,57 @@ def prepare(
         ),
         lambda streams: check_spread(job, streams, plain.columns),
     )
+    if plan is not None:
+        if plan.problem is not None:
+            first_difference(plan.problem, described(layout, microbatches))
+        layout = plan_layout(layout, plan, cutting)
     say("costing the stages")
     evaluation = evaluate(
         layout,
-        shapes_of(layout.library),
+        all_shapes_of(layout.library),
         cost_model_of(layout.library, job.profile, latency_rules),
         results,
         remember=cache is None,
     )
     merged: Merged | None = frozenset() if splits_backward(job) else None
     if merged is not None:
+        refuse_split(layout)
         check_split(layout)
-    units = units_of(layout.pipeline_shape(job.num_microbatches), merged)
+    shape = layout.pipeline_shape(job.num_microbatches)
+    if plan is not None and plan.orders is not None:
+        plan.orders.validate(shape)
+    units = units_of(shape, merged)
     gathers = parameter_gathers(layout, evaluation.cost_model)
     replicas = distinct_replicas(layout, evaluation, units.pairs)
     nodes = consolidated_units(layout, evaluation, units, replicas, gathers)
     return JobCheckpoint(layout, evaluation, units, replicas, nodes, gathers)
+
+
+def _plan_of_file(job: TrainingJob) -> StagePlan | None:
+    """What the job's schedule file holds, where it is a plan (``.json``)."""
+    path = job.training.schedule_file
+    return StagePlan.read(path) if path is not None and path.endswith(".json") else None
+
+
+def described(layout: Layout, microbatches: Sequence[Microbatch]) -> dict[str, Any]:
+    """What a plan is made for, in plain numbers (``StagePlan.problem``).
+
+    Args:
+        layout: of the job. microbatches: of all replicas.
+    """
+    job = layout.job
+    sizes = job.parallel
+    return {
+        "model": job.model.name,
+        "device": job.profile.name,
+        **{name: getattr(sizes, name) for name in ("pp", "dp", "tp", "cp")},
+        "microbatches": job.num_microbatches,
+        "chunks": [
+            {"rank": c.chunk.rank, "slot": c.chunk.slot, "module": c.module, "blocks": [c.chunk.first, c.chunk.last]}
+            for c in layout.chunks
+        ],
+        "batch": [{name: [len(own), int(own.sum())] for name, own in item.lengths.items()} for item in microbatches],
+    }
 
 
 def _silent(_: str) -> None:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from semu.engine.exchange import ExchangePlan
 from semu.engine.stage import StageProgram
 from semu.engine.template import TemplateLibrary
@@ -27,6 +30,8 @@ from semu.simulation.weights import parameters_on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from semu.simulation.planned import Planned
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,7 @@ class Layout:
         cut: its chunks.
         facts: what was found about the chunks in this place, whatever is in the batch; jobs with other batches share
             it.
+        planned: what a ``StagePlan`` decides; None: every microbatch is whole, every chunk runs as the job says.
     """
 
     job: TrainingJob
@@ -147,6 +153,26 @@ class Layout:
     streams: tuple[str, ...]
     cut: Cut
     facts: Recent[Any] = field(default_factory=lambda: Recent(256), compare=False)
+    planned: Planned | None = None
+
+    @property
+    def kinds(self) -> tuple[ChunkStages, ...]:
+        """What stages run: the chunks in order of data flow, then their further variants."""
+        return self.cut.chunks if self.planned is None else (*self.cut.chunks, *self.planned.more)
+
+    def kind_of(self, chunk: NDArray[np.integer], part: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Which of ``kinds`` stages run: int64[n]. ``chunk``, ``part``: int[n], as in ``StageKey``."""
+        return chunk.astype(np.int64) if self.planned is None else self.planned.kind_of(chunk, part)
+
+    def column_of(self, chunk: NDArray[np.integer], part: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Columns of the table of shapes that stages run with: int64[n]. Arguments as ``kind_of``."""
+        return part.astype(np.int64) if self.planned is None else self.planned.column_of(self, chunk, part)
+
+    def is_seam(self, source: int, target: int) -> bool:
+        """Whether microbatches are joined or cut between two chunks."""
+        if self.planned is None or self.planned.cutting is None:
+            return False
+        return self.planned.cutting.is_seam(self.chunks[source].module, self.chunks[target].module)
 
     @property
     def chunks(self) -> tuple[ChunkStages, ...]:
@@ -155,7 +181,8 @@ class Layout:
 
     def pipeline_shape(self, num_microbatches: int) -> PipelineShape:
         """What the schedule must order."""
-        return self.cut.pipeline_shape(num_microbatches)
+        shape = self.cut.pipeline_shape(num_microbatches)
+        return shape if self.planned is None else self.planned.pipeline_shape(self, shape)
 
     def chunks_of(self, rank: int) -> list[ChunkStages]:
         """Chunks of a pipeline rank in order of data flow."""

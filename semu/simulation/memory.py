@@ -14,7 +14,7 @@ from semu.hardware.kinds import OpKind
 from semu.job import Training
 from semu.parallel.data import MIN_BUCKET_ELEMENTS, StaticBytes, static_bytes
 from semu.simulation.evaluate import Evaluation
-from semu.simulation.ground import GroundEvents
+from semu.simulation.ground_events import GroundEvents
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.pipeline_memory import PipelineMemory, RankPeak
@@ -158,7 +158,7 @@ class RankMemory:
         outside = np.concatenate([changes.sum(axis=0) for changes in deltas])
         times.append(np.zeros(1))
         deltas.append(np.zeros((len(ROLES), 1), dtype=np.int64))
-        self.pipeline.load(run.shape[replica, np.unique(run.problem.microbatch[self.nodes])].tolist())
+        self.pipeline.load(run.shape[replica, np.unique(run.column[self.nodes])].tolist())
         for node in self.nodes:
             stage = self.expand(replica, int(node))
             times.append(run.start[replica, node] + stage.event_time)

@@ -28,8 +28,8 @@ CODE_OF_PHASE = {
 
 
 def program_of(layout: Layout, chunk: int, code: int) -> StageProgram:
-    """A stage of a chunk. ``code``: see ``semu.schedule.units``."""
-    stages = layout.chunks[chunk]
+    """A stage of a chunk, or of a variant of one (``Layout.kinds``). ``code``: see ``semu.schedule.units``."""
+    stages = layout.kinds[chunk]
     if code == FORWARD:
         return stages.forward
     if code == BACKWARD:
@@ -45,7 +45,7 @@ def program_of(layout: Layout, chunk: int, code: int) -> StageProgram:
 
 def stages_of_chunk(layout: Layout, chunk: int, *, splits: bool) -> list[tuple[int, StageProgram]]:
     """Every kind of stage of a chunk that may run under a schedule, with its code."""
-    stages = layout.chunks[chunk]
+    stages = layout.kinds[chunk]
     found = [(FORWARD, stages.forward)]
     if stages.backward is not None:
         codes = CODES[1:] if splits else (BACKWARD,)
@@ -54,7 +54,7 @@ def stages_of_chunk(layout: Layout, chunk: int, *, splits: bool) -> list[tuple[i
 
 
 def costs_of(layout: Layout, evaluation: Evaluation, chunk: int, code: int) -> StageCosts:
-    """What a stage of a chunk costs, for every shape."""
+    """What a stage of a chunk, or of a variant of one, costs, for every shape."""
     costs = evaluation.chunks[chunk]
     if code == FORWARD:
         return costs.forward

@@ -21,7 +21,7 @@ from semu.simulation.gather import ParameterGather, first_forward_bindings, para
 from semu.simulation.launch import launching_hosts
 from semu.simulation.layout import Layout
 from semu.simulation.parts import costs_of, program_of
-from semu.simulation.transfers import TransferBytes, edge_bytes, transfer_bytes
+from semu.simulation.transfers import TransferBytes, edge_bytes, transfer_bytes, transfer_columns
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Replicas:
     """The distinct data-parallel replicas of a job.
 
     Attributes:
-        shape: int64[num_replicas, num_microbatches], shape of each microbatch.
+        shape: int64[num_replicas, num_microbatches], shape of each microbatch; where a plan cuts microbatches, of each
+            column of its table (``SubMicrobatches``).
         count: int64[num_replicas], how many data-parallel replicas are equal to this one.
         first: int64[num_replicas], the first of them.
         of: int64[dp], which of them each data-parallel replica is.
@@ -73,6 +74,9 @@ class PipelineRun:
         launched: float64[num_replicas, num_stages] [s], what stages wait for launches beyond their parameters; None:
             launches are not modelled.
         inside: (replica, node) -> a touched stage, under contention only; such stages are not in ``release``.
+        kind: int64[num_stages], which of ``Layout.kinds`` each stage runs: its chunk, or a variant of it.
+        column: int64[num_stages], column of ``shape`` with which each stage runs: its microbatch, or that of its
+            sub-microbatch.
     """
 
     problem: PipelineProblem
@@ -87,6 +91,8 @@ class PipelineRun:
     release: Mapping[tuple[int, int], NDArray[np.float64]]
     launched: NDArray[np.float64] | None = None
     inside: Mapping[tuple[int, int], TouchedStage] = field(default_factory=dict)
+    kind: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    column: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def num_replicas(self) -> int:
@@ -102,7 +108,7 @@ class PipelineRun:
 
     def stage_shape(self, replica: int) -> NDArray[np.int64]:
         """Shape of every stage node: int64[num_stages]."""
-        shapes: NDArray[np.int64] = self.shape[replica][self.problem.microbatch]
+        shapes: NDArray[np.int64] = self.shape[replica][self.column]
         return shapes
 
     def waited(self, nodes: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -245,6 +251,9 @@ def _fill_latencies(
 ) -> None:
     """Latency of every stage and transfer of every replica: float64[num_replicas, num_units] [s], written."""
     shape = replicas.shape
+    if layout.planned is not None:
+        _fill_planned(layout, evaluation, units, replicas, latency)
+        return
     if latency.shape[0] == 1 and shape.shape[1] > 1 and (shape == shape[0, 0]).all() and not units.merged:
         links = replicas.links[0]
         of, one = evaluation.by_shape.found(
@@ -270,6 +279,48 @@ def _fill_latencies(
             by_shape = send_latency(evaluation, link, sizes)
             rows = np.array([replica for replica, other in enumerate(link_of) if other == link])
             latency[rows, units.num_stages + number :: units.size] = by_shape[shape[rows]]
+
+
+def _fill_planned(
+    layout: Layout,
+    evaluation: Evaluation,
+    units: PipelineUnits,
+    replicas: Replicas,
+    latency: NDArray[np.float64],
+) -> None:
+    """The same where a plan says what every stage runs."""
+    shape, n = replicas.shape, units.num_stages
+    unit = np.arange(units.repeats * units.size).reshape(units.repeats, units.size)
+    stages, part = unit[:, :n].ravel(), units.parts.ravel()
+    chunk, code = np.tile(units.chunk, units.repeats), units.codes.ravel()
+    kind, column = layout.kind_of(chunk, part), layout.column_of(chunk, part)
+    for number, its in np.unique(np.stack((kind, code)), axis=1).T.tolist():
+        mine = (kind == number) & (code == its)
+        latency[:, stages[mine]] = costs_of(layout, evaluation, number, its).latency[shape[:, column[mine]]]
+    producer, consumer = np.tile(units.producer, units.repeats), np.tile(units.consumer, units.repeats)
+    repeat = np.repeat(np.arange(units.repeats), units.num_transfers)
+    ends = [
+        tuple(row)
+        for row in np.stack(
+            (
+                units.chunk[producer],
+                units.parts[repeat, producer],
+                units.chunk[consumer],
+                units.parts[repeat, consumer],
+            ),
+            axis=1,
+        ).tolist()
+    ]
+    is_cut = layout.planned is not None and layout.planned.cutting is not None
+    moved = transfer_columns(layout, units.shape, ends) if is_cut else units.parts[repeat, producer]
+    pair, transfers = np.tile(units.pair, units.repeats), unit[:, n:].ravel()
+    edges = np.stack((units.chunk[producer], units.chunk[consumer], units.phase[producer]))
+    for source, target, way in np.unique(edges, axis=1).T.tolist():
+        sizes = edge_bytes(layout, evaluation, source, target, Phase.BACKWARD if way else Phase.FORWARD)
+        mine = np.flatnonzero((edges[0] == source) & (edges[1] == target) & (edges[2] == way))
+        for replica, links in enumerate(replicas.links):  # one pair of ranks between two chunks
+            by_shape = send_latency(evaluation, links[int(pair[mine[0]])], sizes)
+            latency[replica, transfers[mine]] = by_shape[shape[replica, moved[mine]]]
 
 
 def _one_microbatch(
@@ -333,6 +384,7 @@ def run_pipeline(
         added = _scheduled(problem, insides, gathers, nodes, overlapped=overlapped)
     times = everything.resume(added.edges, slots=added.slots, forced=added.order)
     unit = problem.unit_of_nodes
+    kind = layout.kind_of(problem.chunk, problem.microbatch)
     start, end = times.start.take(unit, axis=1), times.end.take(unit, axis=1)
     launched = None
     if launches:
@@ -351,8 +403,10 @@ def run_pipeline(
         start=start,
         end=end,
         sent=transfer_bytes(layout, evaluation, problem),
-        release=_releases(layout, units, times, unit, problem),
+        release=_releases(layout, times, unit, problem, kind),
         launched=launched,
+        kind=kind,
+        column=layout.column_of(problem.chunk, problem.microbatch),
     )
 
 
@@ -394,10 +448,10 @@ def _added(new: Edges, bindings: Sequence[Binding], insides: StageInsides, nodes
 
 def _releases(
     layout: Layout,
-    units: PipelineUnits,
     times: UnitTimes,
     unit: NDArray[np.int64],
     problem: PipelineProblem,
+    kind: NDArray[np.int64],
 ) -> dict[tuple[int, int], NDArray[np.float64]]:
     """(replica, node) -> earliest starts of the operators of a touched stage, relative to its beginning [s]."""
     result: dict[tuple[int, int], NDArray[np.float64]] = {}
@@ -406,7 +460,7 @@ def _releases(
     touched = times.touched[:, unit[: problem.num_stages]]
     for replica, node in np.argwhere(touched).tolist():
         mine = slice(times.slots.ptr[unit[node]], times.slots.ptr[unit[node] + 1])
-        program = program_of(layout, int(problem.chunk[node]), int(problem.phase[node]))
+        program = program_of(layout, int(kind[node]), int(problem.phase[node]))
         release = np.zeros(program.num_ops)
         late = times.release[replica, mine] - times.start[replica, unit[node]]
         release[times.slots.op[mine]] = np.maximum(late, 0.0)

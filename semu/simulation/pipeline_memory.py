@@ -94,12 +94,12 @@ class PipelineMemory:
     def program(self, node: int) -> StageProgram:
         """The stage program of a node."""
         problem = self.run.problem
-        return program_of(self.layout, int(problem.chunk[node]), int(problem.phase[node]))
+        return program_of(self.layout, int(self.run.kind[node]), int(problem.phase[node]))
 
     def expand(self, replica: int, node: int) -> ExpandedStage:
         """Operators and memory events of a stage, relative to its beginning; cached by all that it depends on."""
         problem = self.run.problem
-        shape = int(self.run.shape[replica, problem.microbatch[node]])
+        shape = int(self.run.shape[replica, self.run.column[node]])
         touched = self.run.inside.get((replica, node))
         if touched is not None:
             self.load([shape])
@@ -109,7 +109,7 @@ class PipelineMemory:
             return self.evaluation.by_shape.expanded(self.program(node), shape)
         self.load([shape])
         key = (
-            int(problem.chunk[node]),
+            int(self.run.kind[node]),
             int(problem.phase[node]),
             shape,
             release.tobytes() if release is not None else b"",
@@ -152,7 +152,7 @@ class PipelineMemory:
 
     def _look_ahead(self, stages: NDArray[np.int64]) -> None:
         """Look up the first of some stages (replica, node), and if it is new the others with it."""
-        shapes = self.run.shape[stages[:, 0], self.run.problem.microbatch[stages[:, 1]]].tolist()
+        shapes = self.run.shape[stages[:, 0], self.run.column[stages[:, 1]]].tolist()
         if shapes[0] not in self._rows:
             self.load(shapes)
 
@@ -170,7 +170,7 @@ class PipelineMemory:
             if not self.program(node).is_serial  # one after another: late or not, the same memory
         ]
         waiting += list(run.inside)
-        self.load(int(run.shape[replica, problem.microbatch[node]]) for replica, node in waiting)
+        self.load(int(run.shape[replica, run.column[node]]) for replica, node in waiting)
         for replica, node in waiting:
             level = np.cumsum(self.expand(replica, node).event_bytes.sum(axis=0))
             net[replica, node], peak[replica, node] = level[-1], max(int(level.max()), 0)
@@ -190,13 +190,13 @@ class PipelineMemory:
         problem, shape = self.run.problem, self.run.shape
         if problem.splits_backward:
             nets, peaks = self.evaluation.by_shape.found("split stage memory", self._parts_memory)
-            kind = len(CODES) * problem.chunk + problem.phase
+            kind = len(CODES) * self.run.kind + problem.phase
         else:
             nets, peaks = self.evaluation.by_shape.found("stage memory", self._kinds_memory)
-            kind = 2 * problem.chunk + problem.phase
+            kind = 2 * self.run.kind + problem.phase
         if nets.shape[1] == len(shape) == 1:
             return nets.take(kind, axis=0).reshape(1, -1), peaks.take(kind, axis=0).reshape(1, -1)
-        shapes = shape[:, problem.microbatch]
+        shapes = shape[:, self.run.column]
         return nets[kind, shapes], peaks[kind, shapes]
 
     def _kinds_memory(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from semu.engine.stage import ROLES
 from semu.engine.timeline import (
@@ -74,13 +75,13 @@ class _RankBuilder:
     def build(self, tail: RankTail, gather: ParameterGather | None) -> RankTimeline:
         run, problem, rank = self.run, self.run.problem, self.memory.rank
         nodes = self.nodes
-        columns = (problem.chunk[nodes], problem.phase[nodes], problem.microbatch[nodes])
+        columns = (problem.chunk[nodes], problem.phase[nodes], problem.microbatch[nodes], self._microbatches(nodes))
         spans = (run.start[self.replica, nodes], run.end[self.replica, nodes])
         stages = tuple(
             [
                 StageSlice(
                     rank=rank,
-                    label=f"{chunk}{_PHASES[phase].value}{microbatch}",
+                    label=f"{chunk}{_PHASES[phase].value}{part}",
                     module=self.layout.chunks[chunk].module,
                     chunk=chunk,
                     microbatch=microbatch,
@@ -88,7 +89,9 @@ class _RankBuilder:
                     start_s=start,
                     end_s=end,
                 )
-                for chunk, phase, microbatch, start, end in zip(*(c.tolist() for c in (*columns, *spans)), strict=True)
+                for chunk, phase, part, microbatch, start, end in zip(
+                    *(c.tolist() for c in (*columns, *spans)), strict=True
+                )
             ]
         )
         outer = [
@@ -109,6 +112,14 @@ class _RankBuilder:
             build_memory=self._curve,
         )
 
+    def _microbatches(self, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The microbatch of every stage: int64[n]."""
+        problem = self.run.problem
+        if not problem.shape.chunk_counts:
+            return problem.microbatch[nodes].astype(np.int64)
+        pairs = zip(problem.chunk[nodes].tolist(), problem.microbatch[nodes].tolist(), strict=True)
+        return np.array([problem.shape.microbatch_of(*pair) for pair in pairs], dtype=np.int64)
+
     def _sends(self) -> list[OuterSlice]:
         run, problem = self.run, self.run.problem
         ranks = problem.shape.chunk_rank
@@ -120,7 +131,7 @@ class _RankBuilder:
             provenance, port = self._link(self.memory.rank, target)
             nodes = problem.num_stages + edge.transfers
             spans = run.start[self.replica, nodes].tolist(), run.end[self.replica, nodes].tolist()
-            sizes = edge.size[run.shape[self.replica, edge.microbatch]].tolist()
+            sizes = edge.size[run.shape[self.replica, edge.column]].tolist()
             key, to = f"{edge.source}{edge.phase.value}", f"to rank {target}"
             for microbatch, start, end, size in zip(edge.microbatch.tolist(), *spans, sizes, strict=True):
                 if size:
@@ -136,7 +147,7 @@ class _RankBuilder:
         node = int(self.nodes[number])
         stage = self.memory.expand(self.replica, node)
         rows = self.memory.program(node).rows
-        columns, shape = self.costs.columns, self.costs.column[self.run.problem.microbatch[node]]
+        columns, shape = self.costs.columns, self.costs.column[self.run.column[node]]
         begin = self.run.start[self.replica, node]
         return StageOperators(
             table=self._table(node),
@@ -149,10 +160,10 @@ class _RankBuilder:
 
     def _table(self, node: int) -> OperatorTable:
         problem = self.run.problem
-        key = int(problem.chunk[node]) * len(_PHASES) + int(problem.phase[node])
+        key = int(self.run.kind[node]) * len(_PHASES) + int(problem.phase[node])
         if key not in self.tables:
             program = self.memory.program(node)
-            blocks = self.layout.chunks[problem.chunk[node]].blocks
+            blocks = self.layout.kinds[self.run.kind[node]].blocks
             library = self.layout.library
             operators = [library.operators[row] for row in program.rows]
             groups = [library.groups[row] for row in program.rows]

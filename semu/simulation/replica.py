@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.template import CostColumns
+from semu.schedule.units import FORWARD
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun
@@ -21,18 +22,48 @@ class ReplicaCosts:
     Attributes:
         layout, evaluation: the job. shapes: int64[num_own], its distinct shapes.
         column: int64[num_microbatches], position in ``shapes`` of each microbatch's shape.
+        times: int64[num_kinds, num_own], how often each of ``Layout.kinds`` runs each shape, under a plan; None: every
+            chunk runs every microbatch.
     """
 
     layout: Layout
     evaluation: Evaluation
     shapes: NDArray[np.int64]
     column: NDArray[np.int64]
+    times: NDArray[np.int64] | None = None
 
     @classmethod
     def of(cls, layout: Layout, evaluation: Evaluation, run: PipelineRun, replica: int) -> ReplicaCosts:
         """Of one distinct replica."""
         shapes, column = np.unique(run.shape[replica], return_inverse=True)
-        return cls(layout, evaluation, shapes, column)
+        if layout.planned is None:
+            return cls(layout, evaluation, shapes, column)
+        times = np.zeros((len(layout.kinds), len(shapes)), dtype=np.int64)
+        is_forward = run.problem.phase == FORWARD
+        np.add.at(times, (run.kind[is_forward], column[run.column[is_forward]]), 1)
+        if evaluation.shapes.idle >= 0:
+            times[:, shapes == evaluation.shapes.idle] = 0
+        return cls(layout, evaluation, shapes, column, times)
+
+    def uses_of(self, kind: int) -> NDArray[np.float64]:
+        """How often one of ``Layout.kinds`` runs each shape: float64[num_own]."""
+        return self.uses if self.times is None else self.times[kind].astype(np.float64)
+
+    def row_seconds(self, kind: int) -> NDArray[np.float64]:
+        """``seconds`` of the operators where one of ``Layout.kinds`` runs them once each time."""
+        if self.times is None:
+            return self.seconds
+        if kind not in self._seconds_of:
+            self._seconds_of[kind] = self.uses_of(kind) @ self._latencies
+        return self._seconds_of[kind]
+
+    @cached_property
+    def _latencies(self) -> NDArray[np.float64]:
+        return self.evaluation.latencies_of(self.shapes)
+
+    @cached_property
+    def _seconds_of(self) -> dict[int, NDArray[np.float64]]:
+        return {}
 
     @cached_property
     def uses(self) -> NDArray[np.float64]:

@@ -25,6 +25,7 @@ from semu.simulation.layout import ChunkStages, Layout
 from semu.simulation.memory import rank_static
 from semu.simulation.parts import CODE_OF_PHASE, program_of
 from semu.simulation.pipeline import PipelineRun
+from semu.simulation.planned_tape import PlannedTape
 from semu.simulation.transfers import leaving_positions
 from semu.simulation.unsharded import held_bytes
 
@@ -69,7 +70,11 @@ def reserved_memory(
 def rank_trace(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int, replica: int) -> AllocationTrace:
     """Everything that one rank of one replica allocates and frees: static memory, then one iteration."""
     static = static_requests(layout, rank)
-    tape = _held(layout, rank, _Tape(layout, evaluation, run, rank, replica).record())
+    if layout.planned is not None:
+        recorded = PlannedTape(layout, evaluation, run, rank, replica, _issued).record()
+    else:
+        recorded = _Tape(layout, evaluation, run, rank, replica).record()
+    tape = _held(layout, rank, recorded)
     first = len(static)
     slots = [np.arange(first, dtype=np.int64)] + [slot + first for slot, _ in tape]
     sizes = [np.array(static, dtype=np.int64)] + [size for _, size in tape]
@@ -148,6 +153,11 @@ def issue_order(program: StageProgram) -> _Issue:
     order = np.lexsort((within, turn))
     comes = np.arange(len(storage)) < int(come.sum())
     return _Issue(storage[order], comes[order])
+
+
+def _issued(program: StageProgram) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    issue = issue_order(program)
+    return issue.storage, issue.comes
 
 
 class _Tape:

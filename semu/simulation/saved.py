@@ -59,9 +59,10 @@ class SavedActivations:
         if not len(nodes):
             return 0
         change = np.zeros((self.run.num_replicas, len(nodes)), dtype=np.int64)
-        for number in np.unique(problem.chunk[nodes]).tolist():
-            mine = np.flatnonzero(problem.chunk[nodes] == number)
-            shapes = self.run.shape[:, problem.microbatch[nodes[mine]]]
+        kind = self.run.kind[nodes]
+        for number in np.unique(kind).tolist():
+            mine = np.flatnonzero(kind == number)
+            shapes = self.run.shape[:, self.run.column[nodes[mine]]]
             phases = problem.phase[nodes[mine]]
             if problem.splits_backward:
                 change[:, mine] = self._parts(number)[phases, shapes]
@@ -75,16 +76,16 @@ class SavedActivations:
         W keeps what it reads of the forward pass; the gradients that it reads too are not counted.
         """
         size = self._size(number)
-        if self.layout.chunks[number].backward is None:
+        if self.layout.kinds[number].backward is None:
             return np.stack([size, *[np.zeros_like(size)] * 4])
         weights = program_of(self.layout, number, WEIGHT)
-        late = saved_rows(self.layout.chunks[number], set(weights.storage.tolist()))
+        late = saved_rows(self.layout.kinds[number], set(weights.storage.tolist()))
         kept = self.evaluation.by_shape.sizes_of_rows(late).sum(axis=0)
         return np.stack([size, -size, kept - size, -kept, np.zeros_like(size)])
 
     def _size(self, number: int) -> NDArray[np.int64]:
-        """Bytes that one microbatch of each shape saves in a chunk: int64[num_shapes]."""
-        chunk = self.layout.chunks[number]
+        """Bytes that one microbatch of each shape saves in a chunk, or a variant: int64[num_shapes]."""
+        chunk = self.layout.kinds[number]
         key = id(chunk.backward)
         if key not in self._known:
             self._known[key] = self.evaluation.by_shape.sizes_of_rows(saved_rows(chunk)).sum(axis=0)

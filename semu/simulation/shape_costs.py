@@ -17,6 +17,7 @@ from semu.errors import InternalError
 
 _FEW, _MOST_FOUND = 4, 4096
 T = TypeVar("T")
+N = TypeVar("N", np.float64, np.int64)
 Columns = Mapping[str, NDArray[np.int64]]
 """Symbol -> int64[num_shapes]."""
 
@@ -27,13 +28,15 @@ class ShapeCosts:
 
     Attributes:
         model: how latencies come about. symbols: the shapes.
+        idle: number of the shape with which nothing runs and nothing is stored, -1: there is none.
     """
 
     model: CostModel
     symbols: Columns
+    idle: int = -1
 
-    def __getstate__(self) -> dict[str, object]:
-        return {"model": self.model, "symbols": self.symbols}  # what was remembered by identity stays behind
+    def __getstate__(self) -> dict[str, object]:  # what was remembered by identity stays behind
+        return {"model": self.model, "symbols": self.symbols, "idle": self.idle}
 
     @cached_property
     def columns(self) -> CostColumns:
@@ -43,12 +46,18 @@ class ShapeCosts:
     @cached_property
     def latency(self) -> NDArray[np.float64]:
         """float64[num_shapes, num_rows] [s]."""
-        return np.ascontiguousarray(self.model.latencies(self.columns).T)
+        return self._without_idle(np.ascontiguousarray(self.model.latencies(self.columns).T))
 
     @cached_property
     def size(self) -> NDArray[np.int64]:
         """int64[num_shapes, num_size_rows] [bytes]."""
-        return np.ascontiguousarray(self.columns.size_bytes.T)
+        return self._without_idle(np.ascontiguousarray(self.columns.size_bytes.T))
+
+    def _without_idle(self, table: NDArray[N], shapes: NDArray[np.int64] | None = None) -> NDArray[N]:
+        """A table with a row per shape, or per one of ``shapes``, with nothing in those that are idle."""
+        if self.idle >= 0:
+            table[self.idle if shapes is None else shapes == self.idle] = 0
+        return table
 
     def found(self, key: object, make: Callable[[], T]) -> T:
         """What else was found for these shapes and the chunks that are costed with them, by whatever tells it apart."""
@@ -110,7 +119,7 @@ class ShapeCosts:
         distinct, place = np.unique(shapes, return_inverse=True)
         none = np.zeros(0, dtype=np.int64)
         columns = self.model.library.evaluate(self._symbols_of(distinct), size_rows=none)
-        return np.ascontiguousarray(self.model.latencies(columns).T[place])
+        return self._without_idle(np.ascontiguousarray(self.model.latencies(columns).T[place]), shapes)
 
     def sizes_of(self, shapes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Storage sizes for some shapes.
@@ -125,7 +134,8 @@ class ShapeCosts:
             return chosen
         distinct, place = np.unique(shapes, return_inverse=True)
         every = np.arange(len(self.model.library.sizes))
-        return np.ascontiguousarray(self.model.library.evaluate_sizes(self._symbols_of(distinct), every).T[place])
+        found = np.ascontiguousarray(self.model.library.evaluate_sizes(self._symbols_of(distinct), every).T[place])
+        return self._without_idle(found, shapes)
 
     def _symbols_of(self, shapes: NDArray[np.int64]) -> Columns:
         return {name: column[shapes] for name, column in self.symbols.items()}
@@ -141,6 +151,8 @@ class ShapeCosts:
         wanted = np.array(rows, dtype=np.int64)
         result = np.zeros((len(rows), num_shapes(self.symbols)), dtype=np.int64)
         result[wanted >= 0] = self.model.library.evaluate_sizes(self.symbols, wanted[wanted >= 0])
+        if self.idle >= 0:
+            result[:, self.idle] = 0
         return result
 
 

@@ -30,12 +30,12 @@ def rank_row(
     stage, operator = "", ""
     if peak.node >= 0:
         stage = str(run.problem.stages[peak.node])
-        chunk, code = int(run.problem.chunk[peak.node]), int(run.problem.phase[peak.node])
+        chunk, code = int(run.kind[peak.node]), int(run.problem.phase[peak.node])
         part = costs_of(layout, memory.evaluation, chunk, code)
-        position = int(part.peak_op[run.shape[peak.replica, run.problem.microbatch[peak.node]]])
+        position = int(part.peak_op[run.shape[peak.replica, run.column[peak.node]]])
         program = memory.program(peak.node)
         if position >= 0:
-            block = layout.chunks[run.problem.chunk[peak.node]].blocks[program.block[position]]
+            block = layout.kinds[chunk].blocks[program.block[position]]
             operator = ".".join(p for p in (block.path, layout.library.operators[program.rows[position]].path) if p)
     return RankMemoryRow(
         rank=memory.rank,
@@ -60,25 +60,32 @@ def top_operators(
     calls: Counter[int] = Counter()
     where: dict[int, str] = {}
     known: dict[int, list[tuple[int, int, int]]] = {}
-    for chunk in layout.chunks:
+    total_of: dict[int, float] = {}
+    calls_of: Counter[int] = Counter()
+    for number, chunk in enumerate(layout.kinds):
         for stage in (chunk.forward, chunk.backward):
             if stage is not None:
                 if id(stage) not in known:
                     known[id(stage)] = _occurrences(stage)
                 for row, block, count in known[id(stage)]:
                     calls[row] += count
+                    if costs.times is not None:
+                        total_of[row] = total_of.get(row, 0.0) + count * float(costs.row_seconds(number)[row])
+                        calls_of[row] += count * int(costs.times[number].sum())
                     where.setdefault(row, chunk.blocks[block].path)
     time: dict[tuple[str, str, str], list[float]] = {}
     label: dict[tuple[str, str, str], int] = {}
     provenance: dict[str, float] = {}
     for row, count in calls.items():
         operator = library.operators[row]
-        total = float(costs.seconds[row]) * count
+        total, runs = float(costs.seconds[row]) * count, count * len(costs.column)
+        if costs.times is not None:
+            total, runs = total_of[row], calls_of[row]
         path = re.sub(r"\.\d+\b", "", ".".join(p for p in (where[row], operator.path) if p))
         key = (path, operator.kind.value, operator.phase.name.lower())
         entry = time.setdefault(key, [0.0, 0.0])
         entry[0] += total
-        entry[1] += count * len(costs.column)
+        entry[1] += runs
         label.setdefault(key, row)
         source = model.coefficients[row].provenance.value
         provenance[source] = provenance.get(source, 0.0) + total

@@ -149,6 +149,10 @@ class ModelTracer:
         self._paths: dict[object, tuple[str, ...]] = {}
         self.is_lasting = True
 
+    def share(self, other: ModelTracer) -> None:
+        """Number templates with another tracer's, in one list."""
+        self.blocks, self._template = other.blocks, other._template
+
     def _options_of(self, setting: ModuleSetting) -> tuple[TraceOptions, tuple[object, object]]:
         """Options of a module, and their keys."""
         if setting.mesh is self.mesh:

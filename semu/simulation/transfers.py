@@ -14,6 +14,7 @@ from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup, wire_factor
 from semu.schedule.problem import PipelineProblem
+from semu.schedule.shape import PipelineShape
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.layout import Layout
 
@@ -106,8 +107,10 @@ class Edge:
 
     Attributes:
         source, consumer: chunk that sends, chunk that receives. phase: of both stages.
-        transfers: int64[num_microbatches], numbers of the transfers. microbatch: int64[num_microbatches], whose.
+        transfers: int64[num_microbatches], numbers of the transfers. microbatch: int64[num_microbatches], whose: the
+            sender's (sub-)microbatch.
         size: int64[num_shapes] [bytes], what each transfer moves.
+        column: int64[num_microbatches], columns of the table of shapes of what they move.
     """
 
     source: int
@@ -116,6 +119,7 @@ class Edge:
     transfers: NDArray[np.int64]
     microbatch: NDArray[np.int64]
     size: NDArray[np.int64]
+    column: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -143,8 +147,42 @@ def transfer_bytes(layout: Layout, evaluation: Evaluation, problem: PipelineProb
 def _find_bytes(layout: Layout, evaluation: Evaluation, problem: PipelineProblem) -> TransferBytes:
     number, edge, microbatch = problem.transfer_edges
     members = [np.flatnonzero(edge == row) for row in number.values()]
+    column = microbatch
+    if layout.planned is not None and layout.planned.cutting is not None:
+        ends = [(t.stage.chunk, t.stage.microbatch, t.consumer.chunk, t.consumer.microbatch) for t in problem.transfers]
+        column = transfer_columns(layout, problem.shape, ends)
     edges = tuple(
-        Edge(*key, transfers, microbatch[transfers], edge_bytes(layout, evaluation, *key))
+        Edge(
+            *key,
+            transfers,
+            microbatch[transfers],
+            edge_bytes(layout, evaluation, *key),
+            column[transfers],
+        )
         for key, transfers in zip(number, members, strict=True)
     )
     return TransferBytes(edges, edge)
+
+
+def transfer_columns(
+    layout: Layout, shape: PipelineShape, ends: Sequence[tuple[int, int, int, int]]
+) -> NDArray[np.int64]:
+    """Columns of the table of shapes of what transfers move, under a plan that cuts microbatches: int64[n].
+
+    Args:
+        shape: of the pipeline. ends: chunk and part of the sender, chunk and part of the receiver.
+    """
+    planned = layout.planned
+    assert planned is not None and planned.cutting is not None
+    cutting, found = planned.cutting, []
+    for source, given, target, taken in ends:
+        if source > target:  # a gradient: the other way round
+            source, given, target, taken = target, taken, source, given
+        here, there = layout.chunks[source].module, layout.chunks[target].module
+        if here == there:
+            found.append(cutting.column(here, given))
+            continue
+        microbatch = shape.microbatch_of(source, given)
+        within = given - shape.first_part[source][microbatch], taken - shape.first_part[target][microbatch]
+        found.append(cutting.between(here, there, microbatch, *within))
+    return np.array(found, dtype=np.int64)

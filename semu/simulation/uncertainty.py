@@ -158,18 +158,20 @@ class _StageMixes:
 
     def of(self, chunk: int, phase: Phase) -> list[tuple[str, float, float]]:
         """Kinds with their shares of the stages' time, which add up to 1, and spreads."""
-        program = self._layout.chunks[chunk]
+        program = self._layout.chunks[chunk]  # of its variants, the first stands for all
         stage = self._evaluation.chunks[chunk]
         own, its = (program.forward, stage.forward) if phase is Phase.FORWARD else (program.backward, stage.backward)
         assert own is not None and its is not None
         known = self._known.get(id(own))
         if known is None:
-            known = self._known[id(own)] = self._mix(own, its)
+            known = self._known[id(own)] = self._mix(own, its, chunk)
         return known
 
-    def _mix(self, program: StageProgram, stage: StageCosts) -> list[tuple[str, float, float]]:
-        uses, shapes = self._costs.uses, self._costs.shapes
-        time = self._costs.seconds[program.rows]
+    def _mix(self, program: StageProgram, stage: StageCosts, chunk: int) -> list[tuple[str, float, float]]:
+        uses, shapes = self._costs.uses_of(chunk), self._costs.shapes
+        if not uses.any():
+            uses = self._costs.uses
+        time = self._costs.row_seconds(chunk)[program.rows]
         exposed: NDArray[np.float64] = uses @ stage.exposed[shapes]
         exposed[0] = float(uses @ stage.latency[shapes]) - exposed[1:].sum()
         total = np.bincount(program.stream, weights=time, minlength=len(exposed))

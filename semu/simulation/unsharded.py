@@ -19,7 +19,7 @@ from semu.hardware.kinds import OpKind
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
 from semu.simulation.gradients import block_starts
-from semu.simulation.ground import GroundEvents
+from semu.simulation.ground_events import GroundEvents
 from semu.simulation.held_units import HeldUnit, held_units, unit_name
 from semu.simulation.layout import Layout
 from semu.simulation.pipeline import PipelineRun

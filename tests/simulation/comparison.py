@@ -42,8 +42,13 @@ def assert_equal(report: Report, expected: Expansion) -> None:
 
 def assert_stages_equal(timeline: RankTimeline, replica: Replica, order: list[StageName]) -> None:
     """Order, times and operators of a rank's stages."""
-    seen = [(stage.chunk, stage.phase.value, stage.microbatch) for stage in timeline.stages]
-    assert seen == order
+    if not hasattr(replica, "parts"):
+        seen = [(stage.chunk, stage.phase.value, stage.microbatch) for stage in timeline.stages]
+        assert seen == order
+    else:  # under a plan
+        names = [(*replica.parts[chunk], phase) for chunk, phase, _ in order]
+        assert [stage.label for stage in timeline.stages] == [f"{c}{phase}{part}" for c, _, _, part, phase in names]
+        assert [stage.microbatch for stage in timeline.stages] == [microbatch for _, microbatch, *_ in names]
     for number, (stage, name) in enumerate(zip(timeline.stages, order, strict=True)):
         assert (stage.start_s, stage.end_s) == replica.span(name), name
         operators = timeline.expand(number)

@@ -129,14 +129,14 @@ def expand(
     for number in range(job.parallel.dp):
         mine = items[number :: job.parallel.dp]
         own = [symbols_of(item, job.parallel.tp, job.parallel.cp) | module_symbols(job, item) for item in mine]
-        replicas.append(_Writer(model, number, own, gather_ready or {}, orders).write())
+        replicas.append(Writer(model, number, own, gather_ready or {}, orders).write())
         symbols.append(own)
     expansion = Expansion(model, replicas, static)
     if holds_all(job):
         wholes = timed(expansion)
         for number, (replica, own) in enumerate(zip(replicas, symbols, strict=True)):
             replica.memory = memory_of(model, replica, own, spans(expansion, replica, wholes))
-            free = _Writer(model, number, own, {}).write()
+            free = Writer(model, number, own, {}).write()
             expansion.waited_s.append(
                 [sum(_length(replica, s) - _length(free, s) for s in order) for order in replica.orders]
             )
@@ -213,7 +213,7 @@ def overlaps_sends(job: TrainingJob) -> bool:
     return not usual if chosen is None else chosen
 
 
-class _Writer:
+class Writer:
     """Writes down one replica."""
 
     def __init__(
@@ -251,8 +251,7 @@ class _Writer:
                         before.append(send)
         self._take_longest_paths()
         replica = Replica(self.nodes, self.orders, self.operators, self.sent, [])
-        held = self.sharding.held(replica)
-        replica.memory = memory_of(self.model, replica, self.symbols, held)
+        replica.memory = self._memory_of(replica)
         if not self.gather_ready and not self.model.job.training.offload and not self.model.job.training.launch:
             several = bool(self.sharding.units) or self.model.job.parallel.cp > 1
             inside = "experts" if self.model.has_experts else "tp"
@@ -260,13 +259,20 @@ class _Writer:
             attribute(replica, "modules" if self.model.job.parallel.modules else inside)
         return replica
 
+    def _memory_of(self, replica: Replica) -> list[Curve]:
+        return memory_of(self.model, replica, self.symbols, self.sharding.held(replica))
+
+    def _symbols_of(self, chunk: int, microbatch: int) -> dict[str, int]:
+        """Sizes of a chunk's microbatch."""
+        return self.symbols[microbatch]
+
     def _rank(self, chunk: int) -> int:
         return self.model.chunk(chunk)[0].rank
 
     # -- stages ----------------------------------------------------------------------------------------------------
     def _stage(self, stage: StageName, before: list[Key]) -> None:
         chunk, phase, microbatch = stage
-        symbols, overlaps = self.symbols[microbatch], self.model.job.overlaps_tensor_parallel
+        symbols, overlaps = self._symbols_of(chunk, microbatch), self.model.job.overlaps_tensor_parallel
         self.nodes["begin", *stage] = Node(after=[*before, *self._waits_for(stage)])
         end = self.nodes["end", *stage] = Node(after=[("begin", *stage)])
         written: list[StageOperator] = []
@@ -340,7 +346,7 @@ class _Writer:
                 end.after.append(key)
                 last_on[place] = key
                 latest += [] if mine in HOST else [key]
-                flop, net = value(operator.flop, symbols), value(operator.net_bytes, symbols)
+                flop, net = (value(d, symbols) if symbols else 0 for d in (operator.flop, operator.net_bytes))
                 written.append(StageOperator(key, item, operator, flop, net))
             done += [entry.key for entry in written if entry.block is item and entry.operator.stream.name not in HOST][
                 -1:

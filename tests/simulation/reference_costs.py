@@ -95,6 +95,8 @@ def latency_of(
     operator: Operator, symbols: dict[str, int], profile: DeviceProfile, groups: dict[str, CommGroup]
 ) -> float:
     """Latency of one operator [s]; one with nothing to do takes no time."""
+    if not symbols:  # nothing at all
+        return 0.0
     flop, mem, net = (value(d, symbols) for d in (operator.flop, operator.mem_bytes, operator.net_bytes))
     if operator.kind.is_communication:
         group = groups.get(operator.stream.name)

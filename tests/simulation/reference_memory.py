@@ -121,11 +121,11 @@ def memory_of(
     model: CutModel, replica: Replica, symbols: list[dict[str, int]], held: list[tuple[float, float, int, int]]
 ) -> list[Curve]:
     """Dynamic memory of every rank; ``held``: further (from, to, bytes, rank)."""
-    lives = _Lives(model, replica, symbols, held)
+    lives = Lives(model, replica, symbols, held)
     return [lives.curve(rank) for rank in range(model.job.parallel.pp)]
 
 
-class _Lives:
+class Lives:
     """When every storage is used: (home, microbatch) -> intervals; it lives from the first start to the last end."""
 
     def __init__(
@@ -195,13 +195,16 @@ class _Lives:
         if (home, stage[2]) not in self.read:
             self._use(block, tensor, stage[2], self.replica.span(stage))
 
+    def _size(self, block: Block, storage: int, microbatch: int) -> int:
+        return value(block.trace.graph.storages[storage].size_bytes, self.symbols[microbatch])
+
     def curve(self, rank: int) -> Curve:
         """Sum of all lifetimes on a rank; at equal times frees come first, so only the sum counts."""
         change: dict[float, int] = {}
         for ((number, storage), microbatch), intervals in self.uses.items():
             block = self.model.blocks[number]
             if block.rank == rank:
-                size = value(block.trace.graph.storages[storage].size_bytes, self.symbols[microbatch])
+                size = self._size(block, storage, microbatch)
                 first, last = min(start for start, _ in intervals), max(end for _, end in intervals)
                 change[first] = change.get(first, 0) + size
                 change[last] = change.get(last, 0) - size

@@ -170,6 +170,9 @@ def trainable(expansion: Expansion, rank: int) -> list[Held]:
                     for entry in operators:
                         if entry.block is block and use.gradient in entry.operator.outputs:
                             item.ready_s = max(item.ready_s, replica.nodes[entry.key].end_s)
+    end = max(replica.span(stage)[1] for replica in expansion.replicas for stage in replica.orders[rank])
+    for item in found.values():  # what gets no gradient is reduced all the same
+        item.ready_s = item.ready_s or end
     return list(found.values())
 
 

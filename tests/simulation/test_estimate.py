@@ -27,7 +27,7 @@ from semu.nn.transformer import MLP
 from semu.parallel.modules import ModuleParallel
 from semu.simulation import evaluate as costing
 from semu.simulation import job_checkpoint, layout, template_cache
-from semu.simulation.ground import GroundEvents
+from semu.simulation.ground_events import GroundEvents
 from semu.simulation.memory import _precedence
 
 FIGURES = tuple(item.name for item in fields(Estimate) if item.name != "reserve")

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule.shapes import legal_schedules
 from simulation.jobs import gpt, job_of, overlap, text_items, vlm, vlm_items
-from simulation.reference import Replica, _Writer
+from simulation.reference import Replica, Writer
 from simulation.reference_costs import symbols_of
 from simulation.reference_model import CutModel
 
@@ -52,7 +52,7 @@ def written_out(job: TrainingJob, schedule: Schedule) -> list[Replica]:
     items = job.batch.microbatches(job.num_microbatches * dp, job.training.micro_batch, job.training.seq_len)
     replicas = []
     for number in range(dp):
-        writer = _Writer(model, number, [symbols_of(item, job.parallel.tp) for item in items[number::dp]], {})
+        writer = Writer(model, number, [symbols_of(item, job.parallel.tp) for item in items[number::dp]], {})
         writer.orders = [[(s.chunk, s.phase.value, s.microbatch) for s in order] for order in schedule.orders]
         replicas.append(writer.write())
     return replicas

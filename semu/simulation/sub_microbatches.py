@@ -1,0 +1,248 @@
+"""Microbatches cut by modality modules into sub-microbatches: what each stage runs, as columns of a table of shapes.
+
+Columns: the whole microbatches; then, module by module, the parts of those that cut; then, where one such module reads
+another, what every two of their parts share. A replica that does not need a part has nothing in its column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.errors import ScheduleError
+from semu.nn.model import Model
+from semu.nn.streams import changes_of
+from semu.schedule.stage_plan import StagePlan
+from semu.workload.batch import Microbatch
+
+
+@dataclass(frozen=True, eq=False)
+class CutModule:
+    """A module that cuts microbatches.
+
+    Attributes:
+        name: of the module. streams: those that are cut with its items.
+        own: int64[dp, num_microbatches], parts of every replica. counts: the most of any replica, per microbatch.
+        first: number of the first part of every microbatch, and behind them how many there are.
+        column: of its first part.
+    """
+
+    name: str
+    streams: frozenset[str]
+    own: NDArray[np.int64]
+    counts: tuple[int, ...]
+    first: tuple[int, ...]
+    column: int
+
+    def items(self, replica: int, microbatch: int, part: int, count: int) -> tuple[int, int]:
+        """Which of ``count`` items a part has: from, to."""
+        parts = int(self.own[replica, microbatch])
+        if part >= parts:
+            return 0, 0
+        return part * count // parts, (part + 1) * count // parts
+
+
+@dataclass(frozen=True, eq=False)
+class SubMicrobatches:
+    """What the stages of all modules run.
+
+    Attributes:
+        modules: those that cut microbatches, by name. num_microbatches: of a replica.
+        meetings: (module, module that reads it) -> first column of what their parts share.
+        table: per column, what it holds on every replica.
+    """
+
+    modules: Mapping[str, CutModule]
+    num_microbatches: int
+    meetings: Mapping[tuple[str, str], int]
+    table: tuple[tuple[Microbatch, ...], ...]
+
+    def counts(self, module: str) -> tuple[int, ...]:
+        """Parts of every microbatch in a module."""
+        return self.modules[module].counts if module in self.modules else (1,) * self.num_microbatches
+
+    @cached_property
+    def microbatches(self) -> list[Microbatch]:
+        """Column after column, replica after replica."""
+        return [item for column in self.table for item in column]
+
+    def column(self, module: str, part: int) -> int:
+        """Column of a module's part, numbered through."""
+        return part if module not in self.modules else self.modules[module].column + part
+
+    def between(self, source: str, target: str, microbatch: int, given: int, taken: int) -> int:
+        """Column of what a module's part gives to a part of another one that reads it; parts within the microbatch."""
+        giver, taker = self.modules.get(source), self.modules.get(target)
+        if giver is None and taker is None:
+            return microbatch
+        if taker is None:
+            assert giver is not None
+            return giver.column + giver.first[microbatch] + given
+        if giver is None:
+            return taker.column + taker.first[microbatch] + taken
+        before = sum(a * b for a, b in zip(giver.counts[:microbatch], taker.counts[:microbatch], strict=True))
+        return self.meetings[source, target] + before + given * taker.counts[microbatch] + taken
+
+    def is_seam(self, source: str, target: str) -> bool:
+        """Whether parts are joined, or cut, between two modules."""
+        return source != target and (source in self.modules or target in self.modules)
+
+
+def cut_batch(model: Model, plan: StagePlan, microbatches: Sequence[Microbatch], dp: int) -> SubMicrobatches | None:
+    """Cut a batch as a plan says; None: nothing is cut.
+
+    Args:
+        model: whose modules cut. microbatches: replica r runs r, r + dp, ...
+    Raises:
+        ScheduleError: counts for other modules, microbatches or items than there are.
+    """
+    m = len(microbatches) // dp
+    by_replica = [microbatches[replica::dp] for replica in range(dp)]
+    modules: dict[str, CutModule] = {}
+    column = m
+    names = [module.name for module in model.modules]
+    for name in plan.parts:
+        if name not in names:
+            raise ScheduleError(
+                "no such modality module", where=f"plan.parts.{name}", expected=", ".join(names), got=name
+            )
+    for module in model.modules:
+        if module.name not in plan.parts:
+            continue
+        where = f"plan.parts.{module.name}"
+        given = plan.parts[module.name]
+        if len(given) != m:
+            raise ScheduleError("not a count per microbatch", where=where, expected=f"{m} counts", got=len(given))
+        if not module.inputs:
+            raise ScheduleError(
+                f"{module.name} gets nothing from the data loader: there are no items to cut",
+                where=where,
+                expected="a module with data of its own",
+            )
+        stream = module.inputs[0].stream
+        have = np.array([[len(item.lengths[stream]) for item in own] for own in by_replica], dtype=np.int64)
+        own = _own_counts(given, have, where)
+        if (own.max(axis=0) == 1).all():
+            continue  # every microbatch whole
+        together = [key for key in microbatches[0].lengths if _goes_along(key, stream, microbatches)]
+        counts = tuple(own.max(axis=0).tolist())
+        first = (0, *accumulate(counts))
+        modules[module.name] = CutModule(module.name, frozenset(together), own, counts, first, column)
+        column += first[-1]
+    if not modules:
+        return None
+    meetings: dict[tuple[str, str], int] = {}
+    for module in model.modules:
+        for source in module.sources:
+            if source in modules and module.name in modules:
+                _check_meeting(modules[source], modules[module.name])
+                meetings[source, module.name] = column
+                column += sum(a * b for a, b in zip(modules[source].counts, modules[module.name].counts, strict=True))
+    table = list(zip(*by_replica, strict=True))
+    for cut in modules.values():
+        table += [
+            tuple(
+                _part(by_replica[r][i], cut.streams, cut.items(r, i, part, _items(by_replica[r][i], cut)))
+                for r in range(dp)
+            )
+            for i in range(m)
+            for part in range(cut.counts[i])
+        ]
+    for source, target in meetings:
+        table += _shared(modules[source], modules[target], by_replica)
+    return SubMicrobatches(modules, m, meetings, tuple(table))
+
+
+def check_symbols(cut: CutModule, symbols: Iterable[str]) -> None:
+    """Every size in a module that cuts microbatches must be of what it cuts.
+
+    Args:
+        symbols: names that the sizes of the module's stages use.
+    Raises:
+        ScheduleError: a stream with other items.
+    """
+    for symbol in sorted(symbols):
+        for stream in symbol.split("~")[0].split(".")[0].split("*"):
+            base = changes_of(stream)[0]
+            if base not in cut.streams:
+                raise ScheduleError(
+                    f"{cut.name} reads the stream {base!r} too, which has other items than it cuts",
+                    where=f"plan.parts.{cut.name}",
+                    expected="1 everywhere: the module runs microbatches whole",
+                    got=list(cut.counts),
+                    nearest=1,
+                )
+
+
+def _own_counts(given: Sequence[int | tuple[int, ...]], have: NDArray[np.int64], where: str) -> NDArray[np.int64]:
+    """Parts of every replica: int64[dp, num_microbatches]. ``have``: its items."""
+    own = np.zeros_like(have)
+    for number, count in enumerate(given):
+        items = have[:, number].tolist()
+        place = f"{where}[{number}]"
+        if isinstance(count, int):
+            most = max(items)
+            if count > most or (count == 0 and most):
+                expected = f"1 to {most}, the items of microbatch {number}" if most else "0: there are no items"
+                raise ScheduleError(
+                    "not so many items", where=place, expected=expected, got=count, nearest=min(max(count, 1), most)
+                )
+            own[:, number] = [min(count, item) for item in items]
+            continue
+        if len(count) != len(items):
+            raise ScheduleError("not a count per replica", where=place, expected=f"{len(items)} counts", got=count)
+        for replica, (parts, item) in enumerate(zip(count, items, strict=True)):
+            if parts > item or (parts == 0 and item):
+                expected = f"1 to {item}, its items" if item else "0: there are no items"
+                raise ScheduleError("not so many items", where=f"{place}[{replica}]", expected=expected, got=parts)
+        own[:, number] = count
+    return own
+
+
+def _goes_along(key: str, stream: str, microbatches: Sequence[Microbatch]) -> bool:
+    return all(len(item.lengths[key]) == len(item.lengths[stream]) for item in microbatches)
+
+
+def _check_meeting(giver: CutModule, taker: CutModule) -> None:
+    if giver.streams != taker.streams:
+        raise ScheduleError(
+            f"{taker.name} reads {giver.name}, and both are cut by items that do not correspond",
+            where=f"plan.parts.{taker.name}",
+            expected=f"1 everywhere for {giver.name} or {taker.name}",
+        )
+
+
+def _items(item: Microbatch, cut: CutModule) -> int:
+    return len(item.lengths[next(iter(cut.streams))])
+
+
+def _part(item: Microbatch, streams: frozenset[str], items: tuple[int, int]) -> Microbatch:
+    """Some items of a microbatch, and nothing else."""
+    first, last = items
+    lengths = {name: own[first:last] if name in streams else own[:0] for name, own in item.lengths.items()}
+    return Microbatch.from_arrays(lengths, 0)
+
+
+def _shared(
+    giver: CutModule, taker: CutModule, by_replica: Sequence[Sequence[Microbatch]]
+) -> list[tuple[Microbatch, ...]]:
+    """What every two parts of two modules share."""
+    found = []
+    for number, (given, taken) in enumerate(zip(giver.counts, taker.counts, strict=True)):
+        for a in range(given):
+            for b in range(taken):
+                column = []
+                for replica, own in enumerate(by_replica):
+                    item = own[number]
+                    count = _items(item, giver)
+                    begin, end = giver.items(replica, number, a, count)
+                    first, last = taker.items(replica, number, b, count)
+                    low, high = max(begin, first), min(end, last)
+                    column.append(_part(item, giver.streams, (low, high) if low < high else (0, 0)))
+                found.append(tuple(column))
+    return found
