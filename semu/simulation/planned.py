@@ -189,7 +189,7 @@ def plan_layout(layout: Layout, plan: StagePlan, cutting: SubMicrobatches | None
     result = Layout(job, layout.mesh, joined.library, joined.streams, cut, planned=planned)
     if cutting is not None:
         for module in cutting.modules.values():
-            check_symbols(module, _symbols(result, module.name))
+            check_symbols(module, symbols_of_module(result, module.name))
     return result
 
 
@@ -360,7 +360,7 @@ def _choice(
     return tuple(result)
 
 
-def _symbols(layout: Layout, module: str) -> set[str]:
+def symbols_of_module(layout: Layout, module: str) -> set[str]:
     """Symbols that the stages of a module's chunks depend on."""
     library = layout.library
     rows: set[int] = set()
