@@ -199,7 +199,10 @@ class JobCheckpoint:
         """
         overlapped, chosen = self.job.overlaps_sends, schedule if schedule is not None else self._own_schedule
         if self.layout.planned is not None:
-            return lower(self.schedule(chosen), self.units.shape, overlapped_sends=overlapped)
+            own = self.schedule(chosen)
+            if own.splits_backward:
+                refuse_split(self.layout)
+            return lower(own, self.units.shape, overlapped_sends=overlapped)
 
         def make() -> PipelineProblem:
             return lower(self.schedule(chosen), self.units.shape, overlapped_sends=overlapped)
