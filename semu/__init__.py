@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from semu.parallel.modules import ModuleParallel
     from semu.report import Report
     from semu.schedule.schedule import Schedule
+    from semu.schedule.stage_plan import StagePlan
     from semu.simulation import JobCheckpoint, prepare, simulate
     from semu.simulation.compare import compare_schedules
     from semu.simulation.estimate import evaluate
@@ -89,6 +90,7 @@ _HOMES = {
     "ShapeSweep": "semu.engine.shapes",
     "Simulation": "semu.engine.simulator",
     "Span": "semu.engine.span",
+    "StagePlan": "semu.schedule.stage_plan",
     "Training": "semu.job",
     "TrainingJob": "semu.job",
     "compare_schedules": "semu.simulation.compare",
@@ -140,6 +142,7 @@ __all__ = [
     "ShapeSweep",
     "Simulation",
     "Span",
+    "StagePlan",
     "Training",
     "TrainingJob",
     "__version__",

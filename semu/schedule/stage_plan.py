@@ -179,7 +179,7 @@ def first_difference(made_for: Mapping[str, Any], is_for: Mapping[str, Any], whe
             if isinstance(a, Mapping) and isinstance(b, Mapping):
                 first_difference(a, b, spot)
             elif a != b:
-                raise ScheduleError("a schedule for another problem", where=spot, expected=b, got=a)
+                raise ScheduleError("a schedule for another problem", where=spot, expected=str(b), got=str(a))
 
 
 def _parts(value: object, where: str) -> Parts:

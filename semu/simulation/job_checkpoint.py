@@ -150,7 +150,9 @@ class JobCheckpoint:
         for name in ("parts", "layers", "variants"):
             if getattr(plan, name) != getattr(mine, name):
                 raise ScheduleError(
-                    "a plan with other parts, chunks or variants", where=f"plan.{name}", expected=getattr(mine, name)
+                    "a plan with other parts, chunks or variants",
+                    where=f"plan.{name}",
+                    expected=f"as prepared: {getattr(mine, name)}",
                 )
         if self.layout.planned is None:
             raise ScheduleError("not prepared under a plan", where="plan", expected="prepare(job, plan=...)")
@@ -166,7 +168,7 @@ class JobCheckpoint:
         job = self.job
         count = job.num_microbatches * job.parallel.dp
         items = job.batch.microbatches(count, job.training.micro_batch, job.training.seq_len)
-        return described(self.layout, items)
+        return described(job, self.layout, items)
 
     @property
     def job(self) -> TrainingJob:
@@ -201,7 +203,10 @@ class JobCheckpoint:
         """
         overlapped, chosen = self.job.overlaps_sends, schedule if schedule is not None else self._own_schedule
         if self.layout.planned is not None:
-            return lower(self.schedule(chosen), self.units.shape, overlapped_sends=overlapped)
+            own = self.schedule(chosen)
+            if own.splits_backward:
+                refuse_split(self.layout)
+            return lower(own, self.units.shape, overlapped_sends=overlapped)
 
         def make() -> PipelineProblem:
             return lower(self.schedule(chosen), self.units.shape, overlapped_sends=overlapped)
@@ -395,6 +400,7 @@ def prepare(
     results = cache if cache is not None else SHARED_CACHE
     plan = plan if plan is not None else _plan_of_file(job)
     if plan is not None:
+        _check_problem(job, plan)
         job = planned_job(job, plan)
     refuse_unmodelled(job)
     parallel, training = job.parallel, job.training
@@ -439,7 +445,7 @@ def prepare(
     )
     if plan is not None:
         if plan.problem is not None:
-            first_difference(plan.problem, described(layout, microbatches))
+            first_difference(plan.problem, described(job, layout, microbatches))
         layout = plan_layout(layout, plan, cutting)
     say("costing the stages")
     evaluation = evaluate(
@@ -469,25 +475,35 @@ def _plan_of_file(job: TrainingJob) -> StagePlan | None:
     return StagePlan.read(path) if path is not None and path.endswith(".json") else None
 
 
-def described(layout: Layout, microbatches: Sequence[Microbatch]) -> dict[str, Any]:
+def described(job: TrainingJob, layout: Layout | None, microbatches: Sequence[Microbatch]) -> dict[str, Any]:
     """What a plan is made for, in plain numbers (``StagePlan.problem``).
 
     Args:
-        layout: of the job. microbatches: of all replicas.
+        job: as told. layout: of the job; None: without its chunks. microbatches: of all replicas.
     """
-    job = layout.job
-    sizes = job.parallel
-    return {
+    found: dict[str, Any] = {
         "model": job.model.name,
         "device": job.profile.name,
-        **{name: getattr(sizes, name) for name in ("pp", "dp", "tp", "cp")},
+        **{name: getattr(job.parallel, name) for name in ("pp", "dp", "tp", "cp")},
         "microbatches": job.num_microbatches,
-        "chunks": [
-            {"rank": c.chunk.rank, "slot": c.chunk.slot, "module": c.module, "blocks": [c.chunk.first, c.chunk.last]}
-            for c in layout.chunks
-        ],
         "batch": [{name: [len(own), int(own.sum())] for name, own in item.lengths.items()} for item in microbatches],
     }
+    if layout is not None:
+        found["chunks"] = [
+            {"rank": c.chunk.rank, "slot": c.chunk.slot, "module": c.module, "blocks": [c.chunk.first, c.chunk.last]}
+            for c in layout.chunks
+        ]
+    return found
+
+
+def _check_problem(job: TrainingJob, plan: StagePlan) -> None:
+    """Refuse a plan that was made for another job or batch."""
+    if plan.problem is None:
+        return
+    count = job.num_microbatches * job.parallel.dp
+    items = job.batch.microbatches(count, job.training.micro_batch, job.training.seq_len)
+    made_for = {key: value for key, value in plan.problem.items() if key != "chunks"}
+    first_difference(made_for, described(job, None, items))
 
 
 def _silent(_: str) -> None:

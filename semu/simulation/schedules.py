@@ -123,6 +123,14 @@ def named_schedule(
     family = ALL_SCHEDULES[name]
     if family.adapt is None:
         return family(units.shape)
+    if layout.planned is not None:
+        raise ConfigError(
+            "a schedule made for the job's own costs is not modelled under a plan by this version",
+            where="training.schedule",
+            expected=", ".join(SCHEDULES),
+            got=name,
+            nearest="1f1b",
+        )
     if family.splits_backward:
         check_split(layout)
     study = pipeline_study(layout, evaluation, units, replicas, splits=family.splits_backward)

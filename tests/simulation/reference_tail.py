@@ -68,7 +68,7 @@ def tail_of(expansion: Expansion) -> Tail:
     overlap, parallel = job.training.overlap, job.parallel
     held = [trainable(expansion, rank) for rank in range(parallel.pp)]
     ends = [
-        max(replica.span(stage)[1] for replica in expansion.replicas for stage in replica.orders[rank])
+        max((replica.span(stage)[1] for replica in expansion.replicas for stage in replica.orders[rank]), default=0.0)
         for rank in range(parallel.pp)
     ]
     tail = Tail([[] for _ in range(parallel.pp)])
@@ -170,7 +170,8 @@ def trainable(expansion: Expansion, rank: int) -> list[Held]:
                     for entry in operators:
                         if entry.block is block and use.gradient in entry.operator.outputs:
                             item.ready_s = max(item.ready_s, replica.nodes[entry.key].end_s)
-    end = max(replica.span(stage)[1] for replica in expansion.replicas for stage in replica.orders[rank])
+    ends = [replica.span(stage)[1] for replica in expansion.replicas for stage in replica.orders[rank]]
+    end = max(ends, default=0.0)
     for item in found.values():  # what gets no gradient is reduced all the same
         item.ready_s = item.ready_s or end
     return list(found.values())
