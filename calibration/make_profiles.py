@@ -96,6 +96,8 @@ def derive() -> None:
     for variant in ("", ".head_dim_192"):
         section = f"efficiency.attention_backward{variant}"
         carry("h200", section, "h100", section, cudnn)
+    fp8 = "efficiency.attention_forward.fp8"
+    carry("h200", fp8, "h100", fp8, "cuDNN 9.19 on H200, the same compute die")
     for device in ("h100", "h200", "b200"):
         forward = "efficiency.attention_forward"
         ratio = settled(device, f"{forward}.head_dim_64") / settled(device, forward)

@@ -169,7 +169,8 @@ def model_of(samples: Samples, known: Mapping[str, float], profile: str) -> Mode
 def is_beside_the_cache(samples: Samples, cache_bytes: float) -> bool:
     """Whether a source has rows enough whose bytes fit in the cache, and enough of twice the cache and more."""
     moved = samples.column("bytes")
-    return min((moved <= cache_bytes).sum(), (moved >= 2.0 * cache_bytes).sum()) >= _FEWEST_BESIDE
+    below, above = int((moved <= cache_bytes).sum()), int((moved >= 2.0 * cache_bytes).sum())
+    return min(below, above) >= _FEWEST_BESIDE
 
 
 def _only(free: tuple[Free, ...], *names: str) -> tuple[Free, ...]:
