@@ -61,7 +61,9 @@ def test_a_cache_is_a_sources_own() -> None:
     assert fit.values["cached"] == 1.0 and fit.values["mem"] == pytest.approx(0.6, rel=0.05)
     assert not set(CACHE) & set(fit.sites["good"])
     assert fit.sites["again"]["cached"] == pytest.approx(1.4, rel=0.1)
-    assert fit.sites["again"]["cache_bytes"] * fit.values["cache_bytes"] == pytest.approx(3.5e7, rel=0.2)  # drawn to 5e7
+    assert fit.sites["again"]["cache_bytes"] * fit.values["cache_bytes"] == pytest.approx(
+        3.5e7, rel=0.2
+    )  # drawn to 5e7
     again = samples.sources == "again"
     error = times(samples, fit.values, peaks, fit.sites) / samples.time_s - 1
     assert np.abs(error[again]).mean() < 0.03
