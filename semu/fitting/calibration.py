@@ -15,6 +15,7 @@ from semu.fitting.fit import FittedSection, fit_section, times
 from semu.fitting.forms import Peaks, peaks_of, predict
 from semu.fitting.models import FEWEST_ROWS, TIME, Model, fitted_rows, model_of
 from semu.fitting.readers import Measurements, SourceFile
+from semu.fitting.readers.rows import WINDOW
 from semu.fitting.samples import Family, Refusal, Samples, by_section, family_of
 from semu.fitting.score import Errors, bands, errors_of
 from semu.hardware.capabilities import DeviceProfile
@@ -24,7 +25,7 @@ FEWEST_HELD_OUT = 6
 """With fewer held-out rows a section's error is that over all its rows."""
 NO_BASE = frozenset(("vidur/rmsnorm",))
 """Sources that get factors but do not make the base: a kernel that moves more than it must, or is plainly slow
-(pitfall 5 of the microbenchmark data)."""
+(pitfall 5 of the microbenchmark data); likewise attention in a window."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def calibrate(
         samples, above = admit(samples, profile)
         refusals += above
         progress(section)
-        done = _section(samples, profile, found, lambda source: source not in NO_BASE and not _names(beside, source))
+        done = _section(samples, profile, found, lambda source: _makes_base(source, beside))
         if done is None:
             refusals.append(
                 Refusal(
@@ -142,6 +143,10 @@ def section_names(profile: DeviceProfile) -> list[str]:
     """The sections of coefficients that a profile has."""
     names = {key.rpartition(".")[0] for key, _ in profile.numbers() if key.startswith(("efficiency.", "link."))}
     return sorted(names)
+
+
+def _makes_base(source: str, beside: Sequence[str]) -> bool:
+    return source not in NO_BASE and not source.endswith(WINDOW) and not _names(beside, source)
 
 
 def _names(sources: Sequence[str], source: str) -> bool:

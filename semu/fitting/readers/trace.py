@@ -139,7 +139,7 @@ def _attention(position: int) -> Callable[[Dims, Sequence[str], Mapping[str, Any
         b, h, s_q, d = dims[0]
         h_kv, s_kv, d_v = dims[1][1], dims[1][2], dims[2][3]
         variant = "" if d == 128 else f".head_dim_{d}"
-        shape = (b, h, h_kv, s_q, s_kv, d, d_v, causal == "true", 0)
+        shape = (b, h, h_kv, s_q, s_kv, d, d_v, causal == "true", 0, 0)
         return f"efficiency.attention_forward{variant}", tuple(float(value) for value in shape)
 
     return read
