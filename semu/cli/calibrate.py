@@ -51,6 +51,7 @@ def calibrate_command(arguments: argparse.Namespace) -> int:
         if place is not None and not Path(place).absolute().parent.is_dir():
             raise ConfigError("no such folder", where=f"{flag} {place}", expected="a file in a folder that is there")
     profile, base = _device(arguments.device, arguments.output)
+    old = None if arguments.update is None else _profile_file(Path(arguments.update))
     told = Provenances(_command(arguments), date)
     with Progress() as progress:
         progress("reading the measurements")
@@ -63,15 +64,9 @@ def calibrate_command(arguments: argparse.Namespace) -> int:
             progress=lambda section: progress(f"fitting {section}"),
         )
     if arguments.output is not None:
-        name = Path(arguments.output).stem if profile.name != Path(base).stem else profile.name
-        say(f"wrote {write_text(arguments.output, profile_text(calibration, name, base, told))}")
-    if arguments.update is not None:
-        place = Path(arguments.update)
-        if not place.is_file():
-            raise ConfigError(
-                "no such profile file", where=f"--update {place}", expected="a profile TOML that is there"
-            )
-        say(f"wrote {write_text(place, update_profile(place.read_text(encoding='utf-8'), calibration, told))}")
+        say(f"wrote {write_text(arguments.output, profile_text(calibration, profile.name, base, told))}")
+    if old is not None:
+        say(f"wrote {write_text(arguments.update, update_profile(old, calibration, told))}")
     if arguments.picture is not None:
         from semu.fitting.pictures import save_pictures
 
@@ -118,6 +113,20 @@ def _device(text: str, output: str | None) -> tuple[DeviceProfile, str]:
         return profile, os.path.relpath(Path(text).absolute(), folder)
     name = profile_name(text)
     return load_profile(name), name
+
+
+def _profile_file(place: Path) -> str:
+    """The text of a profile that is to be updated.
+
+    Raises:
+        ConfigError: it is not there, or is no profile.
+    """
+    from semu.hardware.profile import load_profile
+
+    if not place.is_file():
+        raise ConfigError("no such profile file", where=f"--update {place}", expected="a profile TOML that is there")
+    load_profile(str(place.absolute()))
+    return place.read_text(encoding="utf-8")
 
 
 def _date(text: str | None) -> str:

@@ -12,7 +12,7 @@ from semu.errors import ConfigError
 from semu.fitting.coefficients import coefficients_of
 from semu.fitting.door import admit
 from semu.fitting.fit import FittedSection, fit_section, times
-from semu.fitting.forms import Peaks, peaks_of, predict
+from semu.fitting.forms import QUANTISE, Peaks, peaks_of, predict
 from semu.fitting.models import FEWEST_ROWS, TIME, Model, fitted_rows, model_of
 from semu.fitting.readers import Measurements, SourceFile
 from semu.fitting.samples import Family, Refusal, Samples, by_section, family_of
@@ -22,6 +22,8 @@ from semu.hardware.kinds import DType
 
 FEWEST_HELD_OUT = 6
 """With fewer held-out rows a section's error is that over all its rows."""
+CAST = "efficiency.cast.fp8_block"
+"""Fitted as a part of products that quantise their input."""
 NO_BASE = frozenset(("vidur/rmsnorm",))
 """Sources that get factors but do not make the base: a kernel that moves more than it must, or is plainly slow
 (pitfall 5 of the microbenchmark data)."""
@@ -35,7 +37,8 @@ class CalibratedSection:
         fit: the coefficients. samples: the rows, held-out ones included. predicted: float64[n] [s] with the sources'
             factors. base: without them. held_out, all_rows: errors; None: no rows.
         bands: (name, errors on held-out rows, errors on all rows) by size.
-        spread: mean error of the base on the rows that ``error`` is about, those of sources that make it alone.
+        spread: mean error of the base on rows of the sources that make it: held-out ones where they are enough.
+        num_spread: those rows; ``is_spread_held_out``: whether they were held out.
     """
 
     fit: FittedSection
@@ -46,6 +49,8 @@ class CalibratedSection:
     all_rows: Errors
     bands: tuple[tuple[str, Errors | None, Errors], ...]
     spread: float
+    num_spread: int
+    is_spread_held_out: bool
 
     @property
     def error(self) -> Errors:
@@ -130,10 +135,11 @@ def calibrate(
             expected=f"a kind with {FEWEST_ROWS} rows or more",
             got="; ".join(refusal.reason for refusal in refusals[-3:]),
         )
+    fitted = {section for section, done in found.items() if done.fit.fitted}
+    if any(QUANTISE in done.fit.fitted for done in found.values()):
+        fitted.add(CAST)
     kept = {
-        section: profile.provenance_of(section).value
-        for section in section_names(profile)
-        if section not in found or not found[section].fit.fitted
+        section: profile.provenance_of(section).value for section in section_names(profile) if section not in fitted
     }
     return Calibration(profile, dict(sorted(found.items())), tuple(refusals), measured.others, measured.files, kept)
 
@@ -193,7 +199,8 @@ def _section(
     base = times(samples, fit.values, peaks, None, extra)
     held = samples.held_out & ~trained
     counts = np.array([is_trusted(str(source)) for source in samples.sources], dtype=np.bool_)
-    judged = held & counts if held.sum() >= FEWEST_HELD_OUT and (held & counts).any() else counts
+    is_held_out = int((held & counts).sum()) >= FEWEST_HELD_OUT
+    judged = held & counts if is_held_out else counts
     judged = judged if judged.any() else np.ones(len(samples), dtype=np.bool_)
     return CalibratedSection(
         fit,
@@ -204,6 +211,8 @@ def _section(
         errors_of(samples.time_s, predicted, base),
         bands(samples, predicted, base, held),
         float(np.abs(base[judged] / samples.time_s[judged] - 1.0).mean()),
+        int(judged.sum()),
+        is_held_out,
     )
 
 

@@ -39,7 +39,9 @@ def admit(samples: Samples, profile: DeviceProfile, *, is_strict: bool = True) -
     if not is_above.any():
         return samples, []
     refusals = [
-        Refusal(samples.where[i], f"{rate[i] / unit[0]:.4g} {unit[1]}, above the peak of {peak[i] / unit[0]:.4g}")
+        Refusal(
+            samples.where[i], f"{rate[i] / unit[0]:.4g} {unit[1]}, above the peak of {peak[i] / unit[0]:.4g} {unit[1]}"
+        )
         for i in np.flatnonzero(is_above)
     ]
     beyond = rate > peak * (_SLACK if samples.family in (Family.PRODUCT, Family.ATTENTION) else _HELPED)

@@ -92,7 +92,10 @@ def calibration_json(calibration: Calibration) -> dict[str, object]:
         ],
         "left_out": [{"where": item.where, "reason": item.reason} for item in calibration.refusals],
         "other_devices": dict(calibration.others),
-        "files": [{"name": file.name, "sha256": file.sha256, "rows": file.rows} for file in calibration.files],
+        "files": [
+            {"name": file.name, "sha256": file.sha256, "rows": file.rows, "software": file.software}
+            for file in calibration.files
+        ],
         "kept": dict(calibration.kept),
     }
 
