@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.errors import ConfigError
+from semu.errors import ConfigError, unknown_name
 from semu.fitting.coefficients import coefficients_of
 from semu.fitting.door import admit
 from semu.fitting.fit import FittedSection, fit_section, times
@@ -93,7 +94,7 @@ def calibrate(
         beside: sources that get factors but do not make the base, likewise.
         progress: called with each section's name.
     Raises:
-        ConfigError: no row of the device, none that can be fitted; scipy is not installed.
+        ConfigError: no row of the device or of a source that is named, none that can be fitted; scipy is not installed.
     """
     if not measured.samples:
         others = ", ".join(f"{device} ({count})" for device, count in measured.others.items())
@@ -101,8 +102,13 @@ def calibrate(
             f"the files do not name the device {profile.name}" if others else "no measurements",
             where="--device",
             expected=f"rows of {profile.name}",
-            got=others or "no rows",
+            got=others or _left_out(measured.refusals) or "no rows",
         )
+    for source in (*without, *beside):
+        known = {name for sample in measured.samples for name in (sample.source, sample.source.split("/")[0])}
+        if source not in known:
+            flag = "--without" if source in without else "--beside"
+            raise unknown_name("source", source, known, where=flag)
     refusals = list(measured.refusals)
     chosen = []
     for sample in measured.samples:
@@ -133,7 +139,7 @@ def calibrate(
             "nothing can be fitted",
             where=", ".join(file.name for file in measured.files),
             expected=f"a kind with {FEWEST_ROWS} rows or more",
-            got="; ".join(refusal.reason for refusal in refusals[-3:]),
+            got=_left_out(refusals) or "no rows",
         )
     fitted = {section for section, done in found.items() if done.fit.fitted}
     if any(QUANTISE in done.fit.fitted for done in found.values()):
@@ -142,6 +148,12 @@ def calibrate(
         section: profile.provenance_of(section).value for section in section_names(profile) if section not in fitted
     }
     return Calibration(profile, dict(sorted(found.items())), tuple(refusals), measured.others, measured.files, kept)
+
+
+def _left_out(refusals: Sequence[Refusal]) -> str:
+    """The commonest reasons for which rows are left out."""
+    reasons = Counter(refusal.reason for refusal in refusals).most_common(3)
+    return "; ".join(f"{count} rows left out: {reason}" for reason, count in reasons)
 
 
 def section_names(profile: DeviceProfile) -> list[str]:

@@ -9,6 +9,10 @@ from semu.fitting.samples import MOST_NAMED, Refusal
 from semu.fitting.score import Errors, KindScore
 
 
+FAR_OFF = 0.3
+"""A mean error beyond which a report says that the form does not describe the rows."""
+
+
 def _row(cells: Sequence[str]) -> str:
     name, *numbers = cells
     return f"  {name:<46}" + "".join(f"{number:>10}" for number in numbers)
@@ -44,6 +48,9 @@ def report_text(calibration: Calibration) -> str:
         for source, factors in section.fit.sites.items():
             listed = ", ".join(f"{key} x {value:.3f}" for key, value in factors.items())
             lines.append(f"    {source} ({section.fit.num_rows[source]} rows): {listed}")
+    odd = [name for name, section in calibration.sections.items() if section.error.mape > FAR_OFF]
+    if odd:
+        lines += ["", f"far off, more than {FAR_OFF:.0%} on average (another device, unit or peak?): {', '.join(odd)}"]
     lines += ["", *refusal_lines(calibration.refusals)]
     if calibration.others:
         listed = ", ".join(f"{device} {count:,}" for device, count in calibration.others.items())
