@@ -29,6 +29,7 @@ KINDS: Mapping[str, str] = {
     "send_recv": "p2p",
 }
 _SHORTEST_US, _LONGEST_US = 1e-6, 1e15
+_LARGEST_BYTES = 1e15
 _HEADER = re.compile(r"#\s*nThread\s+\d+\s+nGpus\s+(\d+)")
 _TEST = re.compile(r"#\s*Collective test starting:\s*(\w+)")
 _NAMED = re.compile(r"#\s*(Collective test starting|nccl-tests version)")
@@ -99,12 +100,15 @@ def _read_output(
             continue
         where = f"{name}:{number + 1}"
         cells = row[6].split()
+        if len(cells) < 3:
+            refusals.append(Refusal(where, "cut off"))
+            continue
         wrong = cells[3] if len(cells) > 3 else "0"
         if wrong.isdigit() and int(wrong) > 0:
             refusals.append(Refusal(where, "its results are wrong, as nccl-tests says"))
             continue
         try:
-            rows.append((where, float(row[1]), float(cells[0]), float(cells[1]) if len(cells) > 1 else 0.0))
+            rows.append((where, float(row[1]), float(cells[0]), float(cells[1])))
         except ValueError as error:
             raise ConfigError(
                 "a row that cannot be read", where=where, expected="time [us], algbw, busbw [GB/s]", got=str(error)
@@ -124,6 +128,8 @@ def _read_json(text: str, name: str, profile: str, nodes: int) -> tuple[list[Sam
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"not JSON: {error.msg}", where=f"{name}:{error.lineno}", expected=EXPECTED) from error
+    except RecursionError as error:
+        raise ConfigError("JSON of too many levels", where=name, expected=EXPECTED) from error
     results = document.get("results")
     if not isinstance(results, list):
         raise ConfigError("no results", where=f"{name} results", expected=EXPECTED, got=", ".join(list(document)[:8]))
@@ -145,7 +151,7 @@ def _read_json(text: str, name: str, profile: str, nodes: int) -> tuple[list[Sam
             own = result.get("out_of_place") or result.get("out-of-place") or result
             rate = own.get("alg_bw", own.get("algbw", 0.0)) or 0.0
             rows.append((where, float(result["size"]), float(own["time"]), float(rate)))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise ConfigError(
                 "a result that cannot be read", where=where, expected="size, out_of_place.time [us]", got=repr(error)
             ) from error
@@ -182,6 +188,9 @@ def _samples(
     measured = [row for row in rows if row[1] > 0]
     if not measured:
         raise ConfigError("no rows of times", where=name, expected=EXPECTED, got=f"{len(rows)} rows of no bytes")
+    large = [(where, size) for where, size, _, _ in measured if size > _LARGEST_BYTES]
+    if large:
+        raise ConfigError("not a size", where=large[0][0], expected=f"up to {_LARGEST_BYTES:g} bytes", got=large[0][1])
     bad = [f"{where} ({time})" for where, _, time, _ in measured if not _SHORTEST_US <= time <= _LONGEST_US]
     if bad:
         raise ConfigError(

@@ -128,7 +128,7 @@ def _numbered(reader: csv.DictReader[str], name: str) -> Iterator[tuple[str, Row
         try:
             row = next(reader, None)
         except csv.Error as error:
-            where = f"{name}:{reader.line_num}"
+            where = f"{name}:{reader.line_num + 1}"
             raise ConfigError(f"not a row of a CSV table: {error}", where=where, expected=f"{count} cells") from error
         if row is None:
             return
