@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from semu.errors import ConfigError, unknown_name
 from semu.fitting.coefficients import coefficients_of
-from semu.fitting.door import admit
+from semu.fitting.door import admit, check_units
 from semu.fitting.fit import FittedSection, fit_section, times
 from semu.fitting.forms import QUANTISE, Peaks, peaks_of, predict
 from semu.fitting.models import FEWEST_ROWS, TIME, Model, fitted_rows, model_of
 from semu.fitting.readers import Measurements, SourceFile
+from semu.fitting.readers.rows import SEVERAL_KERNELS
 from semu.fitting.samples import Family, Refusal, Samples, by_section, family_of
 from semu.fitting.score import Errors, bands, errors_of
 from semu.hardware.capabilities import DeviceProfile
@@ -124,7 +125,7 @@ def calibrate(
         samples, above = admit(samples, profile)
         refusals += above
         progress(section)
-        done = _section(samples, profile, found, lambda source: source not in NO_BASE and not _names(beside, source))
+        done = _section(samples, profile, found, _trust(samples, beside))
         if done is None:
             refusals.append(
                 Refusal(
@@ -133,6 +134,7 @@ def calibrate(
                 )
             )
         else:
+            check_units(done.samples, done.base, profile)
             found[section] = done
     if not found:
         raise ConfigError(
@@ -160,6 +162,19 @@ def section_names(profile: DeviceProfile) -> list[str]:
     """The sections of coefficients that a profile has."""
     names = {key.rpartition(".")[0] for key, _ in profile.numbers() if key.startswith(("efficiency.", "link."))}
     return sorted(names)
+
+
+def _trust(samples: Samples, beside: Sequence[str]) -> Callable[[str], bool]:
+    """Which sources make the base: those of several kernels a call only where nobody measured a fused one."""
+    several = tuple(f"/{word}" for word in SEVERAL_KERNELS)
+    has_fused = any(not str(source).endswith(several) for source in samples.sources)
+
+    def is_trusted(source: str) -> bool:
+        if source in NO_BASE or _names(beside, source):
+            return False
+        return not (has_fused and source.endswith(several))
+
+    return is_trusted
 
 
 def _names(sources: Sequence[str], source: str) -> bool:

@@ -8,7 +8,6 @@ from semu.fitting.calibration import Calibration
 from semu.fitting.samples import MOST_NAMED, Refusal
 from semu.fitting.score import Errors, KindScore
 
-
 FAR_OFF = 0.3
 """A mean error beyond which a report says that the form does not describe the rows."""
 

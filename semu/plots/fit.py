@@ -97,10 +97,11 @@ def _residuals(axes: Axes, points: Sequence[FitPoints], colors: dict[str, str], 
     axes.fill_between(ends, -BAND, BAND, color=_BAND_COLOR, linewidth=0)
     for item in _ordered(points):
         error = np.clip(item.predicted_s / item.measured_s - 1.0, -_WORST, _WORST)
-        _dots(axes, item, colors, item.size, error)
+        _dots(axes, item, colors, item.size, error, clip=False)
     axes.axhline(0.0, color=INK, linewidth=1.0)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    _label(axes, size, "predicted / measured - 1")
+    beyond = sum(int((np.abs(item.predicted_s / item.measured_s - 1.0) > _WORST).sum()) for item in points)
+    _label(axes, size, "predicted / measured - 1" + (f"  ({beyond:,} beyond, drawn at the edge)" if beyond else ""))
 
 
 def _ordered(points: Sequence[FitPoints]) -> list[FitPoints]:
@@ -108,10 +109,19 @@ def _ordered(points: Sequence[FitPoints]) -> list[FitPoints]:
     return sorted(points, key=lambda item: item.is_held_out)
 
 
-def _dots(axes: Axes, item: FitPoints, colors: dict[str, str], x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
+def _dots(
+    axes: Axes,
+    item: FitPoints,
+    colors: dict[str, str],
+    x: NDArray[np.float64],
+    y: NDArray[np.float64],
+    *,
+    clip: bool = True,
+) -> None:
     color = colors[item.source] if item.is_held_out else mix(colors[item.source], 0.6)
     few = len(x) < 200
-    axes.plot(x, y, color=color, marker="o", markersize=5.0 if few else 2.2, markeredgewidth=0, linewidth=0)
+    size = 5.0 if few else 2.2
+    axes.plot(x, y, color=color, marker="o", markersize=size, markeredgewidth=0, linewidth=0, clip_on=clip)
 
 
 def _label(axes: Axes, x: str, y: str) -> None:

@@ -90,8 +90,8 @@ def test_json_with_other_values(tmp_path: Path, is_trace: bool, changes: list[tu
 def _places(document: object) -> list[Callable[[object], None]]:
     """A setter for every value in a document."""
     found: list[Callable[[object], None]] = []
-    items = document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
-    for key, value in items:
+    whole = document if isinstance(document, dict | list) else ()
+    for key, value in list(whole.items() if isinstance(whole, dict) else enumerate(whole)):
         found.append(lambda new, own=document, at=key: own.__setitem__(at, new))  # type: ignore[misc]
         found += _places(value)
     return found
@@ -128,7 +128,13 @@ def _is_named_or_harmless(path: str) -> None:
         ("nccl.txt", "#  Rank  0", "#  Rank  X", "x", ""),
         ("nccl.json", '"time": 30.0', '"time": 0.03', "mixed units", "nccl.json results[0]"),
         ("nccl.json", '"size": 1048576', f'"size": {10**400}', "cannot be read", "nccl.json results[0]"),
-        ("trace.json", '"dur": 310.0', '"dur": -310.0', "1 kernels whose times are not positive", "trace.json ts 2000.0"),
+        (
+            "trace.json",
+            '"dur": 310.0',
+            '"dur": -310.0',
+            "1 kernels whose times are not positive",
+            "trace.json ts 2000.0",
+        ),
         ("trace.json", '"dur": 310.0', '"dur": "310"', "not positive numbers", "trace.json ts 2000.0"),
     ],
 )

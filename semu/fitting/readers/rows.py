@@ -58,6 +58,8 @@ _COLLECTIVES = {
     "sendrecv": "p2p",
     "p2p": "p2p",
 }
+SEVERAL_KERNELS = ("eager", "foreach")
+"""Words of a note that say that a call is several kernels, where a fused one moves less: a source of its own."""
 _LARGEST = 1e15
 """Sizes beyond are no measurement: counts are exact in float64, and products of them finite."""
 _DRY_RUN = "dry run"
@@ -174,6 +176,9 @@ def memory(row: Row) -> Converted:
         source = f"{source}/triad"
     elif section in ("activation", "modulate") or (row.get("pass") or "fwd") not in ("fwd", "forward"):
         source = f"{source}/{op}" + ("" if (row.get("pass") or "fwd").startswith("f") else "/bwd")
+    several = next((word for word in SEVERAL_KERNELS if word in note.partition(" | ")[0].split()), None)
+    if several is not None:
+        source = f"{source}/{several}"
     return f"efficiency.{section}", (moved, width), source, moved
 
 

@@ -2,7 +2,8 @@
 
 A kernel belongs to the operator of its ``External id``; the operator's ``Input Dims`` and ``Input type`` are the shape.
 Products, fused attention forward and backward, norms, additions, activations and softmax are taken; what else runs is
-counted as left out, collectives too, whose kernels wait for the other ranks. Several kernels of one operator (a product split over k and its reduction) count together.
+counted as left out, collectives too, whose kernels wait for the other ranks. Several kernels of one operator (a product
+split over k and its reduction) count together.
 """
 
 from __future__ import annotations
