@@ -118,7 +118,7 @@ def _read_output(
 
 
 def _device(told: Iterable[str], profile: str) -> str:
-    """What the output calls its GPUs; the device asked for where it names none, or where the profile is a user's own."""
+    """What the output calls its GPUs; the device asked for where it names none, or the profile is a user's own."""
     named = [text for text in (item.strip() for item in told) if text]
     return named[0] if named and profile in KNOWN_DEVICES else profile
 

@@ -62,6 +62,7 @@ SEVERAL_KERNELS = ("eager", "foreach")
 """Words of a note that say that a call is several kernels, where a fused one moves less: a source of its own."""
 _LARGEST = 1e15
 """Sizes beyond are no measurement: counts are exact in float64, and products of them finite."""
+_SDPA = "torch sdpa "
 _DRY_RUN = "dry run"
 _HOT = "l2=hot"
 _UPPER_BOUND = "upper bound"
@@ -141,7 +142,10 @@ def attention(row: Row) -> Converted:
     if way not in ("fwd", "bwd", "fwd+bwd"):
         raise ValueError(f"pass = {way}")
     library = note.split("/")[0].split(" ")[0].lower()
-    if library in ("vllm", "trtllm", "sglang", "fa2", "fa3", "cudnn", "torch") and library != source:
+    if note.startswith(_SDPA):  # torch has several backends, which differ as libraries do
+        library = note.removeprefix(_SDPA).split(" ")[0]
+        source = f"{source}/{library}"
+    elif library in ("vllm", "trtllm", "sglang", "fa2", "fa3", "cudnn", "torch") and library != source:
         source = f"{source}/{library}"
     name = "attention_forward" if way == "fwd" else "attention_backward"
     variant = "" if d == 128 else f".head_dim_{d:.0f}"
