@@ -265,6 +265,17 @@ def test_provenance_of_each_section(tmp_path: Path, capsys: pytest.CaptureFixtur
     }
 
 
+def test_the_rule_of_the_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, "gemm.csv", gemm_text(sizes=(256, 1024, 4096)))
+    text = 'name = "h100"\nbase = "h100"\n\n[calibration]\nheld_out = "{}"\n'
+    same = write(tmp_path, "same.toml", text.format("crc32(shape) % 3 == 0"))
+    other = write(tmp_path, "other.toml", text.format("crc32(shape) % 5 == 0"))
+    assert run(capsys, "--score", file, "--profile", same, "--held-out")[0] == 0
+    assert run(capsys, "--score", file, "--profile", other)[0] == 0
+    code, out, _ = run(capsys, "--score", file, "--profile", other, "--held-out", "--json")
+    assert code == 2 and json.loads(out)["error"]["where"] == f"{other} calibration.held_out"
+
+
 def test_why_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = "H100-SXM,bf16,512,512,512,1,9,,,1,mine,layout=TN | dry run\n"
     code, out, _ = run(capsys, write(tmp_path, "gemm.csv", GEMM_HEADER + row), "--device", "h100", "--json")
