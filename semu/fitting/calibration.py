@@ -16,7 +16,7 @@ from semu.fitting.fit import FittedSection, fit_section, times
 from semu.fitting.forms import QUANTISE, Peaks, peaks_of, predict
 from semu.fitting.models import FEWEST_ROWS, TIME, Model, fitted_rows, model_of
 from semu.fitting.readers import Measurements, SourceFile
-from semu.fitting.readers.rows import SEVERAL_KERNELS
+from semu.fitting.readers.rows import SEVERAL_KERNELS, WINDOW
 from semu.fitting.samples import Family, Refusal, Samples, by_section, family_of
 from semu.fitting.score import Errors, bands, errors_of
 from semu.hardware.capabilities import DeviceProfile
@@ -28,7 +28,7 @@ CAST = "efficiency.cast.fp8_block"
 """Fitted as a part of products that quantise their input."""
 NO_BASE = frozenset(("vidur/rmsnorm",))
 """Sources that get factors but do not make the base: a kernel that moves more than it must, or is plainly slow
-(pitfall 5 of the microbenchmark data)."""
+(pitfall 5 of the microbenchmark data); likewise attention in a window."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _trust(samples: Samples, beside: Sequence[str]) -> Callable[[str], bool]:
     has_fused = any(not str(source).endswith(several) for source in samples.sources)
 
     def is_trusted(source: str) -> bool:
-        if source in NO_BASE or _names(beside, source):
+        if source in NO_BASE or source.endswith(WINDOW) or _names(beside, source):
             return False
         return not (has_fused and source.endswith(several))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from semu.fitting.calibration import Calibration
+from semu.fitting.models import FLOOR
 from semu.fitting.samples import MOST_NAMED, Refusal
 from semu.fitting.score import Errors, KindScore
 
@@ -45,7 +46,9 @@ def report_text(calibration: Calibration) -> str:
         own = ", ".join(f"{key} {section.fit.values[key]:.4g}" for key in section.fit.fitted)
         lines.append(f"  {name}: {own}")
         for source, factors in section.fit.sites.items():
-            listed = ", ".join(f"{key} x {value:.3f}" for key, value in factors.items())
+            listed = ", ".join(
+                f"{key} {value:.3g}" if key == FLOOR else f"{key} x {value:.3f}" for key, value in factors.items()
+            )
             lines.append(f"    {source} ({section.fit.num_rows[source]} rows): {listed}")
     odd = [name for name, section in calibration.sections.items() if section.error.mape > FAR_OFF]
     if odd:

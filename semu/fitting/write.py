@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from semu.fitting.calibration import CAST, CalibratedSection, Calibration
 from semu.fitting.forms import QUANTISE
-from semu.fitting.models import RATES, SMALL_BYTES, SMALL_PRODUCT, defaults_of
+from semu.fitting.models import CACHE, RATES, SMALL_BYTES, SMALL_PRODUCT, defaults_of
 from semu.fitting.samples import HELD_OUT_RULE, Family
 from semu.hardware.kinds import Provenance
 
@@ -28,9 +28,9 @@ _NAMES: Mapping[Family, tuple[str, ...]] = {
         "power",
         "weight_gradient",
     ),
-    Family.ATTENTION: ("flop", "mem", "t0_s", "p", "s0_tokens", "tiles_at_once", "tile_rest"),
-    Family.MEMORY: ("mem", "t0_s", "row0"),
-    Family.LINK: ("net", "t0_s", "hop_s", "c_s", "few_ranks", "switch"),
+    Family.ATTENTION: ("flop", "mem", "t0_s", "p", "s0_tokens", "tiles_at_once", "tile_rest", "power"),
+    Family.MEMORY: ("mem", "t0_s", "row0", "cached", "cache_bytes"),
+    Family.LINK: ("net", "t0_s", "hop_s", "c_s", "few_ranks", "switch", "short_net", "setup_s", "p"),
 }
 _ROW_WISE = ("efficiency.norm", "efficiency.softmax", "efficiency.cross_entropy")
 _STAND_IN = "/triad"
@@ -61,7 +61,7 @@ def profile_text(calibration: Calibration, name: str, base: str, told: Provenanc
     kept = ", ".join(f"{section} ({provenance})" for section, provenance in calibration.kept.items())
     lines = [
         f"# Made by {told.command}",
-        f"# Not measured here, as in the base, where fitted numbers count as transferred: {kept or 'nothing'}.",
+        f"# Not measured here, as in the base: {kept or 'nothing'}.",
         f"name = {quoted(name)}",
         f"base = {quoted(base)}",
         "",
@@ -163,6 +163,10 @@ def _concerns(key: str, section: str) -> bool:
     """Whether a coefficient is written even where it is neutral, so that a base cannot say otherwise."""
     if key == "row0":
         return section in _ROW_WISE
+    if key in CACHE:
+        return section == "efficiency.norm"
+    if key in ("short_net", "setup_s") or (key == "p" and section.startswith("link.")):
+        return section == "link.nvlink.all_to_all"
     is_collective = section.startswith("link.nvlink.") and not section.endswith(".p2p")
     if key == "few_ranks":
         return is_collective

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from semu.fitting.models import defaults_of
 from semu.fitting.write import replace_blocks
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.profile import PROFILE_DIR, load_profile
+from semu.hardware.software import Software
 
 KNOWN = {
     **defaults_of("efficiency.matmul"),
@@ -67,7 +69,9 @@ def test_from_files_to_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[s
     product = profile.efficiencies[OpKind.MATMUL]
     assert product.provenance is Provenance.FITTED
     assert product.flop * (1.2**-0.5) == pytest.approx(0.75 / 1.2, rel=0.02)  # the base lies between the sites
-    assert profile.efficiencies[OpKind.ROPE].provenance is Provenance.TRANSFERRED  # as in the base
+    assert profile.efficiencies[OpKind.ROPE].provenance is Provenance.FITTED  # as in the base: the same device
+    ours, theirs = (item.software[Software.MEGATRON].matmul for item in (profile, load_profile("h100")))
+    assert ours == replace(theirs, source=f"from h100: {theirs.source}")
     table = tomllib.loads(Path(output).read_text())
     assert table["calibration"]["held_out"] == "crc32(shape) % 3 == 0"
     assert table["calibration"]["date"] == "2026-01-02"

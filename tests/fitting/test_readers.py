@@ -200,7 +200,7 @@ def test_traces(tmp_path: Path) -> None:
     product = by_name["efficiency.matmul"]
     assert product.shape == (4096, 8192, 2048, 1, 2, 2, 0, 0)
     assert product.time_s == pytest.approx(240e-6)  # both of its kernels
-    assert by_name["efficiency.attention_forward"].shape == (2, 16, 4, 4096, 4096, 128, 128, 1, 0)
+    assert by_name["efficiency.attention_forward"].shape == (2, 16, 4, 4096, 4096, 128, 128, 1, 0, 0)
     assert by_name["efficiency.norm"].shape == (2 * 8192 * 4096 * 2, 4096)
     assert len(found.samples) == 3
     assert "1 kernels of aten::cumsum" in found.refusals[0].reason
@@ -339,7 +339,7 @@ def test_attention_in_a_trace_by_the_innermost_operator(tmp_path: Path) -> None:
         arguments = {"External id": identity}
         events.append({"ph": "X", "cat": "kernel", "name": kernel, "ts": 5, "dur": 300.0, "args": arguments})
     found = read_measurements([write(tmp_path, "t.json", json.dumps({"traceEvents": events}))], "h100")
-    shape = (2, 16, 4, 4096, 4096, 128, 128, 1, 0)
+    shape = (2, 16, 4, 4096, 4096, 128, 128, 1, 0, 0)
     assert [(item.section, item.shape) for item in found.samples] == [
         ("efficiency.attention_forward", shape),
         ("efficiency.attention_backward", shape),

@@ -65,9 +65,13 @@ _LARGEST = 1e15
 _SDPA = "torch sdpa "
 _DRY_RUN = "dry run"
 _HOT = "l2=hot"
+WINDOW = "/window"
+"""What a source's name ends with where attention sees a window: other tiles are at an edge than without one."""
+_ENGINES = ("vllm", "trtllm", "sglang")
+"""Inference engines: what they measure as attention writes the keys and values into a cache first."""
 _UPPER_BOUND = "upper bound"
 _SUSPECT = "SUSPECT"
-_SKEWED, _SKEWED_BYTES = "vidur", 1e6
+SKEWED, _SKEWED_BYTES = "vidur", 1e6
 """A source whose kernel times of all-reduces hold the wait for the last rank; pitfall 6 of the microbenchmark data."""
 _ONLY_REPORTED = re.compile(r"nccl-|coreweave|mlm-issue|nvb-issue|fa-issue1051")
 
@@ -126,10 +130,11 @@ def product(row: Row) -> Converted:
 def attention(row: Row) -> Converted:
     """A row of ``attention.csv``: one call, forward, backward or both."""
     note, source = _note(row), _source(row)
-    if row["dtype"] not in ("bf16", "fp16"):
+    if row["dtype"] not in ("bf16", "fp16", "fp8"):
         raise LeftOut(f"attention in {row['dtype']} has no section")
-    if float(row.get("window") or 0):
-        raise LeftOut("attention in a window")
+    is_fp8 = row["dtype"] == "fp8"
+    if is_fp8 and row["pass"] != "fwd":
+        raise LeftOut("attention's backward in fp8, of which the kernels known compute what a mask hides")
     if _ONLY_REPORTED.match(source):
         raise LeftOut("a user's report: an anchor only")
     b, h, h_kv, s_q, s_kv, d, d_v = _positive(
@@ -145,13 +150,20 @@ def attention(row: Row) -> Converted:
     if note.startswith(_SDPA):  # torch has several backends, which differ as libraries do
         library = note.removeprefix(_SDPA).split(" ")[0]
         source = f"{source}/{library}"
-    elif library in ("vllm", "trtllm", "sglang", "fa2", "fa3", "cudnn", "torch") and library != source:
+    elif library in (*_ENGINES, "fa2", "fa3", "cudnn", "torch") and library != source:
         source = f"{source}/{library}"
     name = "attention_forward" if way == "fwd" else "attention_backward"
-    variant = "" if d == 128 else f".head_dim_{d:.0f}"
+    variant = ".fp8" if is_fp8 else "" if d == 128 else f".head_dim_{d:.0f}"
+    window = float(row.get("window") or 0)
+    if 0 < window < s_kv:
+        if not (causal and s_q == s_kv):
+            raise LeftOut("attention in a window that is not causal")
+        source = f"{source}{WINDOW}"
+        s_kv = 2.0 * window - window * (window - 1.0) / s_q  # the keys of a causal call with as many visible pairs
     dims = {"fwd": d + d_v, "bwd": 3 * d + 2 * d_v, "fwd+bwd": 4 * d + 3 * d_v}[way]
     work = 2.0 * b * h * s_q * s_kv * dims / (1.0 + causal)
-    shape = (b, h, h_kv, s_q, s_kv, d, d_v, causal, float(way == "fwd+bwd"))
+    fills_cache = float(way == "fwd" and library in _ENGINES)
+    shape = (b, h, h_kv, s_q, s_kv, d, d_v, causal, float(way == "fwd+bwd"), fills_cache)
     return f"efficiency.{name}{variant}", shape, source, work
 
 
@@ -197,7 +209,7 @@ def collective(row: Row) -> Converted:
     ranks, moved = _positive(row, "ranks", "bytes")
     (per_node,) = _positive(row, "ranks_per_node") if row.get("ranks_per_node") else (ranks,)
     nodes = -(-ranks // per_node)
-    if source == _SKEWED and kind == "all_reduce" and moved < _SKEWED_BYTES:
+    if source == SKEWED and kind == "all_reduce" and moved < _SKEWED_BYTES:
         raise LeftOut("so small that the ranks' skew, which its time holds, rules it")
     port = "nic" if nodes > 1 else "pcie" if "PCIe" in f"{note} {row.get('topology') or ''}" else "nvlink"
     is_whole = kind == "all_reduce" and port == "nvlink" and ranks == 8

@@ -190,7 +190,7 @@ def _attention(
             return None
         heads, tokens = (2, 1) if tokens_first else (1, 2)
         b, d = q[0], q[3]
-        shape = (b, q[heads], k[heads], q[tokens], k[tokens], d, v[3], causal == "true", 0)
+        shape = (b, q[heads], k[heads], q[tokens], k[tokens], d, v[3], causal == "true", 0, 0)
         if min(*q, *k, *v) < 1:
             return None
         variant = "" if d == 128 else f".head_dim_{d}"
