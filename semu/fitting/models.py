@@ -122,7 +122,7 @@ def model_of(samples: Samples, known: Mapping[str, float], profile: str) -> Mode
         fixed["p"] = 3.0
         if device is not None:
             fixed["tiles_at_once"] = float(device.multiprocessors)
-        free = _PRODUCT if is_many and fixed["tiles_at_once"] else _only(_PRODUCT, "flop")
+        free = _PRODUCT if fixed["tiles_at_once"] else _only(_PRODUCT, "flop", "mem", "t0_s", "power")
         if not is_many:
             free = (Free("flop", min(0.9, known["flop"]), 0.1, 1.0),)
         if is_many and (samples.column("quantised") > 0).any():

@@ -9,6 +9,9 @@ from semu.fitting.models import FLOOR
 from semu.fitting.samples import MOST_NAMED, Refusal
 from semu.fitting.score import Errors, KindScore
 
+FAR_OFF = 0.3
+"""A mean error beyond which a report says that the form does not describe the rows."""
+
 
 def _row(cells: Sequence[str]) -> str:
     name, *numbers = cells
@@ -47,6 +50,9 @@ def report_text(calibration: Calibration) -> str:
                 f"{key} {value:.3g}" if key == FLOOR else f"{key} x {value:.3f}" for key, value in factors.items()
             )
             lines.append(f"    {source} ({section.fit.num_rows[source]} rows): {listed}")
+    odd = [name for name, section in calibration.sections.items() if section.error.mape > FAR_OFF]
+    if odd:
+        lines += ["", f"far off, more than {FAR_OFF:.0%} on average (another device, unit or peak?): {', '.join(odd)}"]
     lines += ["", *refusal_lines(calibration.refusals)]
     if calibration.others:
         listed = ", ".join(f"{device} {count:,}" for device, count in calibration.others.items())
@@ -95,7 +101,10 @@ def calibration_json(calibration: Calibration) -> dict[str, object]:
         ],
         "left_out": [{"where": item.where, "reason": item.reason} for item in calibration.refusals],
         "other_devices": dict(calibration.others),
-        "files": [{"name": file.name, "sha256": file.sha256, "rows": file.rows} for file in calibration.files],
+        "files": [
+            {"name": file.name, "sha256": file.sha256, "rows": file.rows, "software": file.software}
+            for file in calibration.files
+        ],
         "kept": dict(calibration.kept),
     }
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from semu.fitting.calibration import CalibratedSection, Calibration
+from semu.fitting.calibration import CAST, CalibratedSection, Calibration
 from semu.fitting.forms import QUANTISE
 from semu.fitting.models import CACHE, RATES, SMALL_BYTES, SMALL_PRODUCT, defaults_of
 from semu.fitting.samples import HELD_OUT_RULE, Family
@@ -33,7 +33,6 @@ _NAMES: Mapping[Family, tuple[str, ...]] = {
     Family.LINK: ("net", "t0_s", "hop_s", "c_s", "few_ranks", "switch", "short_net", "setup_s", "p"),
 }
 _ROW_WISE = ("efficiency.norm", "efficiency.softmax", "efficiency.cross_entropy")
-_CAST = "efficiency.cast.fp8_block"
 _STAND_IN = "/triad"
 
 
@@ -122,7 +121,7 @@ def _blocks(calibration: Calibration, told: Provenances) -> dict[str, str]:
             continue
         blocks[name] = _section_text(name, section)
         if QUANTISE in section.fit.fitted:
-            blocks[_CAST] = _cast_text(section)
+            blocks[CAST] = _cast_text(section)
     sites: dict[str, list[str]] = {}
     for name, section in calibration.sections.items():
         for source, factors in section.fit.sites.items():
@@ -134,7 +133,13 @@ def _blocks(calibration: Calibration, told: Provenances) -> dict[str, str]:
         blocks[header] = "\n".join([f"[{header}]", *sites[source]])
     blocks["calibration"] = _calibration_text(calibration, told)
     blocks["calibration.sections"] = "\n".join(
-        ["[calibration.sections]", *(_errors_text(name, section) for name, section in calibration.sections.items())]
+        [
+            "[calibration.sections]",
+            *(
+                _errors_text(name, section, files_of(section, calibration))
+                for name, section in calibration.sections.items()
+            ),
+        ]
     )
     return blocks
 
@@ -172,7 +177,7 @@ def _cast_text(section: CalibratedSection) -> str:
     rows = int((section.samples.column("quantised") > 0).sum())
     return "\n".join(
         [
-            f"[{_CAST}]",
+            f"[{CAST}]",
             f"mem = {number_text(section.fit.values[QUANTISE])}",
             "t0_s = 0",
             'provenance = "fitted"',
@@ -210,16 +215,22 @@ def _source(name: str, section: CalibratedSection) -> str:
         text = f"{text}; {' and '.join(free)} only, the curve's shape is not theirs"
     if _is_rate(name, section):
         return text
-    on = (
-        f"{errors.n:,} held-out rows"
-        if section.held_out is not None and errors is section.held_out
-        else f"{errors.n:,} rows"
-    )
-    with_factor = f" ({errors.mape:.1%} with the source's factors)" if section.fit.sites else ""
+    on = f"{section.num_spread:,} {'held-out rows' if section.is_spread_held_out else 'rows'}"
+    with_factor = ""
+    if section.fit.sites:
+        others = "" if errors.n == section.num_spread else f" on {errors.n:,}"
+        with_factor = f" ({errors.mape:.1%} with the source's factors{others})"
     return f"{text}; {section.spread:.1%} on {on}{with_factor}"
 
 
-def _errors_text(name: str, section: CalibratedSection) -> str:
+def files_of(section: CalibratedSection, calibration: Calibration) -> list[str]:
+    """Names of the files that a section's rows are from."""
+    where = section.samples.where
+    starts = {file.name: (f"{file.name}:", f"{file.name} ") for file in calibration.files}
+    return [name for name, start in starts.items() if any(place.startswith(start) for place in where)]
+
+
+def _errors_text(name: str, section: CalibratedSection, files: Sequence[str]) -> str:
     errors = section.error
     held = int(section.samples.held_out.sum()) if errors is section.held_out else 0
     counts = ", ".join(f"{source} {count}" for source, count in section.fit.num_rows.items())
@@ -231,6 +242,7 @@ def _errors_text(name: str, section: CalibratedSection) -> str:
         "time_weighted": number_text(errors.time_weighted),
         "mape_without_site_factor": number_text(errors.base_mape),
         "fitted_on": quoted(counts),
+        "files": f"[{', '.join(map(quoted, files))}]",
     }
     return f"{quoted(name)} = {{ {', '.join(f'{key} = {value}' for key, value in own.items())} }}"
 
@@ -242,11 +254,21 @@ def _calibration_text(calibration: Calibration, told: Provenances) -> str:
     lines.append(f"held_out = {quoted(HELD_OUT_RULE)}")
     lines.append("files = [")
     for file in calibration.files:
-        lines.append(f"    {{ name = {quoted(file.name)}, sha256 = {quoted(file.sha256)}, rows = {file.rows} }},")
+        software = "" if file.software is None else f", software = {quoted(file.software)}"
+        lines.append(
+            f"    {{ name = {quoted(file.name)}, sha256 = {quoted(file.sha256)}, rows = {file.rows}{software} }},"
+        )
     return "\n".join([*lines, "]"])
 
 
 def quoted(text: str) -> str:
     """A basic string of TOML."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+    return f'"{"".join(map(_escaped, text))}"'
+
+
+def _escaped(letter: str) -> str:
+    if letter in '"\\':
+        return f"\\{letter}"
+    if ord(letter) < 0x20 or ord(letter) == 0x7F:
+        return f"\\u{ord(letter):04x}"
+    return letter
