@@ -66,18 +66,27 @@ def draw_timeline(path: str | os.PathLike[str], timeline: IterationTimeline, *, 
     """
     num_ranks = len(timeline.ranks)
     height_in = float(np.clip(9.0 / num_ranks, 0.2, 0.8)) * num_ranks
-    sheet = make_sheet(height_in, title, _subtitle(timeline), _legend(timeline))
+    sheet = make_sheet(height_in, title, _subtitle(timeline), legend_of(timeline))
     axes = sheet.figure.add_axes(sheet.box)
     end_s = max(timeline.iteration_time_s, timeline.makespan_s)
     axes.set_xlim(0, end_s if end_s > 0 else 1)
-    axes.set_ylim(num_ranks, 0)
+    draw_ranks(axes, timeline, height_in)
+    sheet.save(path)
+
+
+def draw_ranks(axes: Axes, timeline: IterationTimeline, height_in: float) -> None:
+    """Draw the ranks of an iteration into axes whose time axis is set.
+
+    Args:
+        axes: where. timeline: what. height_in: of the axes [inch].
+    """
+    axes.set_ylim(len(timeline.ranks), 0)
     scale = _scale(timeline, height_in, axes.get_xlim()[1])
     _draw_idle(axes, timeline, scale)
     _draw_stages(axes, timeline, scale)
     _draw_outer(axes, timeline, scale)
     axes.axvline(timeline.makespan_s, color=INK, linewidth=1.1, linestyle=(0, (4, 3)))
     _draw_frame(axes, timeline, scale)
-    sheet.save(path)
 
 
 def _subtitle(timeline: IterationTimeline) -> str:
@@ -109,7 +118,7 @@ def _is_transfer(slice_: OuterSlice) -> bool:
     return slice_.kind is OpKind.P2P
 
 
-def _legend(timeline: IterationTimeline) -> dict[str, Artist]:
+def legend_of(timeline: IterationTimeline) -> dict[str, Artist]:
     """Label -> handle of what occurs in the timeline."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

@@ -27,6 +27,7 @@ class JobProblem:
     Attributes:
         problem: for the search. variant: int32[n, S], the variant of its chunk that every candidate is.
         checkpoint: the job, prepared under ``plan``. plan: chunks, parts and variants. costs: of its pairs.
+        target_bytes: int64[num_ranks], memory that a rank has; the problem's limits may be lower.
     """
 
     problem: SearchProblem
@@ -34,6 +35,7 @@ class JobProblem:
     checkpoint: JobCheckpoint
     plan: StagePlan
     costs: PairCosts
+    target_bytes: I64
 
     def plan_of(self, solution: Solution, name: str = "search") -> StagePlan:
         """A schedule as a plan that ``semu.simulate`` runs."""
@@ -56,6 +58,11 @@ class JobProblem:
         """The same with other limits. ``limit_bytes``: int64[num_ranks]."""
         return replace(self, problem=replace(self.problem, limit_bytes=limit_bytes))
 
+    def excess_of(self, solution: Solution) -> I64:
+        """By how much the full simulation of a schedule is above what every rank has: int64[num_ranks] [bytes]."""
+        found = self.checkpoint.decided(self.plan_of(solution)).estimate()
+        return np.array(found.peak_memory_bytes, dtype=np.int64) - self.target_bytes
+
 
 def build_problem(
     checkpoint: JobCheckpoint, *, memory_limit_bytes: int | None = None, replica: int | None = None
@@ -73,9 +80,13 @@ def build_problem(
     """
     costs = checkpoint.pair_costs(replica)
     limit = costs.capacity_bytes if memory_limit_bytes is None else memory_limit_bytes
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= costs.capacity_bytes:
         raise ConfigError(
-            "not a size", where="memory_limit_bytes", expected="bytes >= 1", got=limit, nearest=costs.capacity_bytes
+            "not a part of the device's memory",
+            where="memory_limit_bytes",
+            expected=f"1 to {costs.capacity_bytes} bytes",
+            got=limit,
+            nearest=costs.capacity_bytes,
         )
     columns, count = _columns(costs)
     rows = np.arange(len(costs.rank))[:, None]
@@ -105,7 +116,7 @@ def build_problem(
         module_names=costs.module_names,
     )
     plan = planned.plan if planned is not None else StagePlan()
-    return JobProblem(problem, columns, checkpoint, plan, costs)
+    return JobProblem(problem, columns, checkpoint, plan, costs, problem.limit_bytes)
 
 
 def _columns(costs: PairCosts) -> tuple[I32, NDArray[np.int16]]:

@@ -74,6 +74,35 @@ class Partition:
             layers={m.name: m.layers for m in self.modules},
         )
 
+    def to_json(self) -> dict[str, object]:
+        """By module."""
+        return {
+            m.name: {
+                "sub_batch": m.sub_batch,
+                "segments": m.segments,
+                "layers": list(m.layers),
+                "parts": [list(own) for own in m.parts],
+                "time_s": m.time_s,
+                "rates": list(m.rates),
+            }
+            for m in self.modules
+        }
+
+    def lines(self) -> list[str]:
+        """For people: a line per module."""
+        found = []
+        for m in self.modules:
+            counts = [max(own) for own in m.parts]
+            how = (
+                "whole microbatches"
+                if m.sub_batch is None
+                else f"sub-microbatches of at most {m.sub_batch}, {min(counts)} to {max(counts)} per microbatch"
+            )
+            sizes = f"{min(m.layers)}" if min(m.layers) == max(m.layers) else f"{min(m.layers)} to {max(m.layers)}"
+            chunks = f"{m.segments} segment{'s' if m.segments > 1 else ''} of chunks of {sizes} layers"
+            found.append(f"{m.name}: {chunks}, {how}")
+        return found
+
 
 def partition(
     job: TrainingJob, *, sub_batch: Mapping[str, int] | None = None, segments: Mapping[str, int] | None = None

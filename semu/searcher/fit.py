@@ -1,0 +1,56 @@
+"""``fitted``: candidates of a schedule chosen so that its full simulation fits in memory.
+
+The search counts what stages hold and need; the simulation also knows of buffers of transfers that wait. Where a rank
+is above its limit for them, its candidates are chosen anew under a limit lower by as much, in the same order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.errors import MemoryLimitError
+from semu.searcher.build import JobProblem
+from semu.searcher.interleave import evaluate, no_memory
+from semu.searcher.memory import choose_candidates
+from semu.searcher.problem import Solution
+
+ROUNDS = 12
+"""Times that the limits are lowered."""
+
+
+def fitted(built: JobProblem, solution: Solution) -> tuple[JobProblem, Solution]:
+    """A schedule that fits, in the order of one that may not, and the problem under the limits that made it so.
+
+    Args:
+        built: with the limits to keep in ``target_bytes``, and those to plan with in its problem.
+        solution: of its problem.
+    Raises:
+        MemoryLimitError: none was found: which rank, how much is missing.
+    """
+    for _ in range(ROUNDS):
+        excess = built.excess_of(solution)
+        if np.all(excess <= 0):
+            return built, solution
+        limits = built.problem.limit_bytes - np.maximum(excess, 0)
+        if np.any(limits < built.problem.static_bytes):
+            break
+        built = built.limited(limits)
+        chosen = choose_candidates(built.problem, solution.order).choice
+        found = evaluate(built.problem, solution.order, chosen)
+        solution = Solution(
+            found.ptr,
+            found.order,
+            found.choice,
+            found.start_s,
+            found.end_s,
+            found.makespan_s,
+            found.peak_bytes,
+            solution.lower_bound_s,
+        )
+    raise _missing(built, built.excess_of(solution))
+
+
+def _missing(built: JobProblem, excess: NDArray[np.int64]) -> MemoryLimitError:
+    rank = int(excess.argmax())
+    return no_memory(built.limited(built.target_bytes).problem, rank, int(max(excess[rank], 1)))

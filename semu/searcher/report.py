@@ -1,0 +1,178 @@
+"""``SearchReport``: what a search found for a job, beside Megatron-LM's schedule and the heuristic's; text and files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from semu.files import make_folder, write_file
+from semu.job import TrainingJob
+from semu.report import Report
+from semu.schedule.schedule import Schedule
+from semu.schedule.stage_plan import StagePlan
+from semu.searcher.build import JobProblem
+from semu.searcher.core import SearchResult
+from semu.searcher.loop import Incumbent
+from semu.searcher.partition import Partition
+from semu.searcher.problem import Solution
+from semu.units import GIB
+
+
+@dataclass(frozen=True, eq=False)
+class SearchReport:
+    """Result of ``semu.search``.
+
+    Attributes:
+        job: as given. partition: chunks and sub-microbatches.
+        plan: the schedule with all that it is a schedule of; ``semu.simulate(job, plan=...)`` gives ``report``.
+        report: full simulation of it. default: of the heuristic's schedule, before any search.
+        baseline: of Megatron-LM's; None: it cannot run the job.
+        limit_bytes: memory of every rank. problem: what was searched, under the limits of the schedule found.
+        solution: the schedule as the search sees it, with its lower bound. bound_name: which bound that is.
+        result: how the search went. prepare_s: time for Megatron-LM's schedule and the candidates [s].
+    """
+
+    job: TrainingJob
+    partition: Partition
+    plan: StagePlan
+    report: Report
+    default: Report
+    baseline: Report | None
+    limit_bytes: int
+    problem: JobProblem
+    solution: Solution
+    bound_name: str
+    result: SearchResult
+    prepare_s: float
+
+    @property
+    def schedule(self) -> Schedule:
+        """Orders of stages."""
+        assert self.plan.orders is not None
+        return self.plan.orders
+
+    @property
+    def curve(self) -> tuple[Incumbent, ...]:
+        """Best makespans over time."""
+        return self.result.curve
+
+    @property
+    def bound(self) -> float:
+        """No schedule of these chunks, parts and candidates ends before [s]."""
+        return self.solution.lower_bound_s
+
+    @property
+    def gap(self) -> float:
+        """Makespan over the lower bound, less one."""
+        return self.solution.gap
+
+    def to_json(self) -> dict[str, object]:
+        """Everything but timelines."""
+        found = self.result
+        return {
+            "iteration_time_s": self.report.iteration_time_s,
+            "makespan_s": self.solution.makespan_s,
+            "lower_bound_s": self.bound,
+            "bound": self.bound_name,
+            "gap": self.gap,
+            "baseline": None if self.baseline is None else _figures(self.baseline),
+            "heuristic": _figures(self.default),
+            "search": _figures(self.report),
+            "limit_bytes": self.limit_bytes,
+            "partition": self.partition.to_json(),
+            "strategy": found.strategy,
+            "objective": found.objective.value,
+            "seed": found.seed,
+            "workers": found.workers,
+            "rollouts": found.rollouts,
+            "moves": found.moves,
+            "ended_by": found.ended_by,
+            "is_reproducible": found.is_reproducible,
+            "prepare_s": self.prepare_s,
+            "search_s": found.time_s,
+            "curve": [
+                {"time_s": one.time_s, "rollouts": one.rollouts, "makespan_s": one.makespan_s}
+                for one in found.curve
+                if one.makespan_s < float("inf")
+            ],
+        }
+
+    def __repr__(self) -> str:
+        found = self.result
+        rows = [("schedule", "iteration", "bubble", "MFU", "peak memory", "on rank")]
+        reports = [("Megatron-LM", self.baseline), ("heuristic", self.default), ("search", self.report)]
+        for name, report in reports:
+            if report is None:
+                rows.append((name, "cannot run", "", "", "", ""))
+                continue
+            peaks = report.peak_memory_bytes
+            note = "" if max(peaks) <= self.limit_bytes else " (does not fit)"
+            rows.append(
+                (
+                    name,
+                    f"{report.iteration_time_s:.4f} s",
+                    f"{100 * report.bubble_ratio:.1f} %",
+                    f"{100 * report.mfu:.1f} %",
+                    f"{max(peaks) / GIB:.2f} GiB{note}",
+                    str(peaks.index(max(peaks))),
+                )
+            )
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        if self.baseline is not None and self.report.iteration_time_s > 0:
+            gain = self.baseline.iteration_time_s / self.report.iteration_time_s
+            lines.append(f"{gain:.3f} x Megatron-LM's speed")
+        again = "reproducible with this seed" if found.is_reproducible else "a time limit: not reproducible"
+        lines += [
+            f"pipeline {self.solution.makespan_s:.4f} s, at most {100 * self.gap:.2f} % above the best there is "
+            f"({self.bound_name} bound {self.bound:.4f} s)",
+            f"{found.rollouts} rollouts and {found.moves} moves in {found.time_s:.2f} s with {found.workers} "
+            f"worker{'s' if found.workers > 1 else ''}, ended by {found.ended_by}; {again}",
+            *self.partition.lines(),
+        ]
+        return "\n".join(lines)
+
+    def save(self, directory: str | os.PathLike[str]) -> list[Path]:
+        """Write ``schedule.json``, ``result.json``, ``timeline.png`` (before and after), ``memory.png`` (the fullest
+        rank before and after) and ``curve.png``.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+        """
+        folder = make_folder(Path(directory))
+        return [write_file(folder / name, write) for name, write in self._writers()]
+
+    def _writers(self) -> list[tuple[str, Callable[[Path], None]]]:
+        from semu.plots.search import draw_curve, draw_fullest, draw_timelines
+
+        before_name, before = ("Megatron-LM", self.baseline) if self.baseline else ("heuristic", self.default)
+        pair = ((before_name, before.timeline), ("search", self.report.timeline))
+        title = f"{self.job.model.name}: {before_name} and searched schedule"
+        document = {**self.to_json(), "report": self.report.to_json()}
+        points = [(one.time_s, one.makespan_s) for one in self.curve]
+        ends = (self.result.time_s, self.solution.makespan_s)
+        return [
+            ("schedule.json", lambda path: _write(path, self.plan.to_json())),
+            ("result.json", lambda path: _write(path, json.dumps(document, indent=2, allow_nan=False) + "\n")),
+            ("timeline.png", partial(draw_timelines, timelines=pair, title=title)),
+            ("memory.png", partial(draw_fullest, timelines=pair, limit_bytes=self.limit_bytes, title=title)),
+            ("curve.png", partial(draw_curve, points=points, end=ends, bound_s=self.bound, title=title)),
+        ]
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _figures(report: Report) -> dict[str, object]:
+    return {
+        "iteration_time_s": report.iteration_time_s,
+        "bubble_ratio": report.bubble_ratio,
+        "mfu": report.mfu,
+        "peak_memory_bytes": list(report.peak_memory_bytes),
+        "fits": report.fits,
+    }
