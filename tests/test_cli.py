@@ -416,7 +416,7 @@ def test_a_listed_model_tells_its_parameters(capsys: pytest.CaptureFixture[str])
     assert rows["vlm-m"]["parameters"] == sum(rows["vlm-m"]["modules"].values())
 
 
-@pytest.mark.parametrize("command", ["search", "grid", "what-if", "plan", "run"])
+@pytest.mark.parametrize("command", ["grid", "what-if", "plan", "run"])
 def test_commands_of_later_versions(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, error = error_of(capsys, command, "vlm-m")
     assert code == 2

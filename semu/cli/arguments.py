@@ -9,6 +9,9 @@ from enum import StrEnum
 from typing import NoReturn
 
 from semu.cli.schedules_arguments import DESCRIPTION, EPILOG, add_schedules
+from semu.cli.search_arguments import DESCRIPTION as SEARCH_DESCRIPTION
+from semu.cli.search_arguments import EPILOG as SEARCH_EPILOG
+from semu.cli.search_arguments import add_search
 from semu.errors import ConfigError, unknown_name
 
 
@@ -17,13 +20,14 @@ class Command(StrEnum):
 
     SIMULATE = "simulate"
     SCHEDULES = "schedules"
+    SEARCH = "search"
     VALIDATE = "validate"
     CALIBRATE = "calibrate"
     LIST = "list"
     IMPORT = "import"
 
 
-LATER = ("search", "grid", "what-if", "plan", "run")
+LATER = ("grid", "what-if", "plan", "run")
 """Commands of the full design that this version does not have."""
 
 LISTS: Mapping[str, str] = {
@@ -139,6 +143,16 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
         allow_abbrev=False,
     )
     add_schedules(schedules)
+    search = commands.add_parser(
+        Command.SEARCH,
+        parents=[common],
+        help="look for the schedule that is best for a run's batch",
+        description=SEARCH_DESCRIPTION,
+        epilog=SEARCH_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_search(search)
     validate = commands.add_parser(
         Command.VALIDATE,
         parents=[common],
@@ -177,6 +191,7 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
     return parser, {
         Command.SIMULATE: simulate,
         Command.SCHEDULES: schedules,
+        Command.SEARCH: search,
         Command.VALIDATE: validate,
         Command.CALIBRATE: calibrate,
         Command.LIST: listing,

@@ -82,6 +82,10 @@ def _run(words: list[str]) -> int:
             from semu.cli.schedules import schedules_command
 
             return schedules_command(arguments)
+    if arguments.command == Command.SEARCH:
+        from semu.cli.search import search_command
+
+        return search_command(arguments)
     if arguments.command == Command.VALIDATE:
         from semu.cli.validate import validate_command
 

@@ -152,6 +152,7 @@ class SearchReport:
         before_name, before = ("Megatron-LM", self.baseline) if self.baseline else ("heuristic", self.default)
         pair = ((before_name, before.timeline), ("search", self.report.timeline))
         title = f"{self.job.model.name}: {before_name} and searched schedule"
+        said = f"{self.job.model.name}: search by {self.result.strategy}, seed {self.result.seed}"
         document = {**self.to_json(), "report": self.report.to_json()}
         points = [(one.time_s, one.makespan_s) for one in self.curve]
         ends = (self.result.time_s, self.solution.makespan_s)
@@ -160,7 +161,7 @@ class SearchReport:
             ("result.json", lambda path: _write(path, json.dumps(document, indent=2, allow_nan=False) + "\n")),
             ("timeline.png", partial(draw_timelines, timelines=pair, title=title)),
             ("memory.png", partial(draw_fullest, timelines=pair, limit_bytes=self.limit_bytes, title=title)),
-            ("curve.png", partial(draw_curve, points=points, end=ends, bound_s=self.bound, title=title)),
+            ("curve.png", partial(draw_curve, points=points, end=ends, bound_s=self.bound, title=said)),
         ]
 
 

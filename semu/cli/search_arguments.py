@@ -1,0 +1,76 @@
+"""Options of ``semu search``."""
+
+from __future__ import annotations
+
+import argparse
+
+DESCRIPTION = "Look for the schedule that is best for a run's batch: chunks, sub-microbatches, order and memory."
+
+EPILOG = """\
+Every modality module gets chunks of its own and cuts its items into sub-microbatches; then the search tries orders of
+the stages, and a memory strategy for each layer of each of them, within the memory of every rank. The table shows the
+schedule found beside that of Megatron-LM (interleaved 1F1B where it can be, the run's recomputation) and beside the
+heuristic's, which the search begins with.
+
+examples:
+  semu search vlm-s --time 10 --out out
+  semu simulate vlm-s --set training.schedule_file=out/schedule.json
+  semu search vlm-m --rollouts 2000 --seed 1
+  semu search t2v-s --time 5 --memory-limit 40GiB --sub-batch dit=2 --segments dit=4
+
+--rollouts gives the same schedule again, byte for byte; --time does not. Ctrl-C ends the search: what was found so far
+is simulated and written.
+
+exit codes: 0 ok, 2 bad input, 3 no strategy fits in memory (the rank and what is missing are named), 4 sub-microbatches
+of a module that cannot be cut, 130 interrupted
+"""
+
+
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """Add them to a parser."""
+    parser.add_argument("run", metavar="RUN", help="a TOML file, a config.json, or a shipped setup")
+    budget = parser.add_argument_group("search")
+    budget.add_argument("--time", type=float, metavar="S", help="seconds for the search; 0: the heuristic's schedule")
+    budget.add_argument("--rollouts", type=int, metavar="N", help="sequences to try; without --time and this: 10 s")
+    budget.add_argument("--seed", type=int, metavar="N", help="seed of the batch and of the search (default 0)")
+    budget.add_argument(
+        "--strategy", default="mixed", metavar="NAME", help="mixed (default), mcts, local, dfs or random"
+    )
+    budget.add_argument("--workers", type=int, metavar="N", help="threads (default: half the cores)")
+    budget.add_argument("--objective", default="min", metavar="min|max", help="max looks for the longest schedule")
+    budget.add_argument(
+        "--exact", action="store_true", help="afterwards let OR-Tools' CP-SAT go on for as long (60 s with --rollouts)"
+    )
+    what = parser.add_argument_group("what may be decided")
+    what.add_argument(
+        "--sub-batch",
+        action="append",
+        default=[],
+        metavar="MODULE=N",
+        help="items of a sub-microbatch, 0: whole microbatches; may be repeated",
+    )
+    what.add_argument(
+        "--segments", action="append", default=[], metavar="MODULE=N", help="chunks per rank; may be repeated"
+    )
+    what.add_argument(
+        "--strategies",
+        metavar="NAMES",
+        help="memory strategies of layers, with commas between: none, selective, full, offload (default: all)",
+    )
+    what.add_argument("--candidates", type=int, default=10, metavar="N", help="ways to run a stage pair, at most")
+    what.add_argument("--memory-limit", metavar="SIZE", help="of every rank, e.g. 64GiB (default: the device's memory)")
+    change = parser.add_argument_group("changes to the run")
+    change.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="as for semu simulate")
+    change.add_argument("--parallel", metavar="SIZES", help="as for semu simulate")
+    change.add_argument("--profile", metavar="FILE|NAME", help="as for semu simulate")
+    change.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments", help="as for semu simulate"
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--out",
+        metavar="DIR",
+        help="write schedule.json, result.json, timeline.png (before and after), memory.png and curve.png",
+    )
+    output.add_argument("--strict", action="store_true", help="refuse coefficients that are mere defaults (exit 5)")
+    output.add_argument("--dump-config", action="store_true", help="print the resolved run as TOML and stop")
