@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
@@ -78,7 +78,7 @@ def search_command(arguments: argparse.Namespace) -> int:
             progress("drawing the schedule")
             for file in found.save(arguments.out):
                 say(f"wrote {file}")
-            say(f"it runs again with --set training.schedule_file={Path(arguments.out) / 'schedule.json'}")
+            say(f"it runs again with {_settings(found.changes, Path(arguments.out) / 'schedule.json')}")
     if arguments.json:
         emit_json({"run": arguments.run, "warnings": list(run.notes), **found.to_json()})
     else:
@@ -101,6 +101,16 @@ def _slower(progress: Progress) -> Callable[[str], None]:
             progress(line)
 
     return tell
+
+
+def _settings(changes: Mapping[str, object], path: Path) -> str:
+    """Options with which ``semu simulate`` runs a schedule."""
+    from semu.runfile.toml_text import format_value
+
+    words = [f"--set training.schedule_file={path}"]
+    words += [f"--set '{key}={format_value(value)}'" for key, value in changes.items() if value is not None]
+    words += [f"no {key}" for key, value in changes.items() if value is None]
+    return " ".join(words)
 
 
 def _counts(flag: str, words: Sequence[str]) -> dict[str, int]:

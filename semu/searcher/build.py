@@ -58,6 +58,13 @@ class JobProblem:
         """The same with other limits. ``limit_bytes``: int64[num_ranks]."""
         return replace(self, problem=replace(self.problem, limit_bytes=limit_bytes))
 
+    def simulated(self, plan: StagePlan) -> JobCheckpoint:
+        """The job under a plan of ``plan_of``, ready to be reported; as ``semu.simulate`` would prepare it."""
+        found = self.checkpoint.decided(plan)
+        assert plan.orders is not None
+        training = replace(found.job.training, schedule_file=plan.orders.name)
+        return replace(found, layout=replace(found.layout, job=replace(found.job, training=training)))
+
     def excess_of(self, solution: Solution) -> I64:
         """By how much the full simulation of a schedule is above what every rank has: int64[num_ranks] [bytes]."""
         found = self.checkpoint.decided(self.plan_of(solution)).estimate()

@@ -111,14 +111,16 @@ def _buckets(time: F64, held: F64, most: int) -> list[int]:
     last = len(held) - 1
     if last < most:
         return list(range(last + 1))
-    edges = np.linspace(held[0], held[last], max(most - 2, 1) + 1)[1:]
+    if most < 3:
+        return [0, last][:most]
+    edges = np.linspace(held[0], held[last], most - 1)[1:]
     inside = np.arange(1, last)
     found = [0]
     for low, high in zip([held[0], *edges[:-1]], edges, strict=True):
         own = inside[(held[inside] > low) & (held[inside] <= high)]
         if len(own):
             found.append(int(own[np.argmin(time[own])]))
-    return [*found, last][:most] if most > 1 else [0]
+    return [*found, last]
 
 
 def candidate_variants(

@@ -63,15 +63,20 @@ class ModulePartition:
 
 @dataclass(frozen=True)
 class Partition:
-    """A job's modules, in order of data flow."""
+    """A job's modules, in order of data flow.
+
+    Attributes:
+        modules: of them. num_ranks: of the pipeline.
+    """
 
     modules: tuple[ModulePartition, ...]
+    num_ranks: int
 
     def plan(self) -> StagePlan:
-        """Chunks and parts, nothing else."""
+        """Chunks and parts, nothing else; one rank has a chunk for every module without being told."""
         return StagePlan(
             parts={m.name: _plain(m.parts) for m in self.modules if m.sub_batch is not None},
-            layers={m.name: m.layers for m in self.modules},
+            layers={m.name: m.layers for m in self.modules} if self.num_ranks > 1 else None,
         )
 
     def to_json(self) -> dict[str, object]:
@@ -132,6 +137,8 @@ def partition(
             size, rates = _smallest(times)
             size = sub_batch.get(module.name, size)
             sample = items[size - 1 : size] if size <= len(items) else [_repeated(items[0], cut, size)]
+            if not any(len(item.lengths[min(cut)]) for item in batch):
+                sample = []
         each = _seconds(base, blocks[module.name], sample).mean(axis=1) if sample else np.zeros(0)
         rows.append((module, cut, size, rates, each))
     fastest = min((float(each.sum()) for *_, each in rows if each.sum() > 0), default=1.0)
@@ -139,8 +146,8 @@ def partition(
     for module, cut, size, rates, each in rows:
         numbered = layer_parts(module)
         layers, total = len(numbered), float(each.sum())
-        count = max(int(total / fastest + 1e-9), 1)
-        count = segments.get(module.name, min(count, max(layers // parallel.pp, 1)))
+        count = min(max(int(total / fastest + 1e-9), 1), max(layers // parallel.pp, 1)) if parallel.pp > 1 else 1
+        count = segments.get(module.name, count)
         parts = _parts(batch, cut, size, parallel.dp)
         runs = sum(max(own) for own in parts)
         before, behind = numbered[0].layer, numbered[-1].last - 1 - numbered[-1].layer
@@ -151,7 +158,7 @@ def partition(
         )
         found.append(ModulePartition(module.name, size, rates, total, count, (), parts))
     layouts = place_layers(placed, parallel.pp)
-    return Partition(tuple(replace(m, layers=own) for m, own in zip(found, layouts, strict=True)))
+    return Partition(tuple(replace(m, layers=own) for m, own in zip(found, layouts, strict=True)), parallel.pp)
 
 
 def _check_given(job: TrainingJob, sub_batch: Mapping[str, int], segments: Mapping[str, int]) -> None:
@@ -164,6 +171,15 @@ def _check_given(job: TrainingJob, sub_batch: Mapping[str, int], segments: Mappi
                 raise ConfigError(
                     "not a size", where=f"{table}.{name}", expected=f"an integer >= {least}", got=value, nearest=1
                 )
+    for name, value in segments.items():
+        if value > 1 and job.parallel.pp == 1:
+            raise ConfigError(
+                "one rank has nothing to take turns with",
+                where=f"segments.{name}",
+                expected="1 segment",
+                got=value,
+                nearest=1,
+            )
 
 
 def _blocks(base: JobCheckpoint) -> dict[str, list[Block]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,8 @@ class SearchReport:
     """Result of ``semu.search``.
 
     Attributes:
-        job: as given. partition: chunks and sub-microbatches.
+        job: without its layout and schedule. changes: what that changed, by key of the run file; None: the key goes.
+        partition: chunks and sub-microbatches.
         plan: the schedule with all that it is a schedule of; ``semu.simulate(job, plan=...)`` gives ``report``.
         report: full simulation of it. default: of the heuristic's schedule, before any search.
         baseline: of Megatron-LM's; None: it cannot run the job.
@@ -37,6 +38,7 @@ class SearchReport:
     """
 
     job: TrainingJob
+    changes: Mapping[str, object]
     partition: Partition
     plan: StagePlan
     report: Report
@@ -84,6 +86,7 @@ class SearchReport:
             "search": _figures(self.report),
             "limit_bytes": self.limit_bytes,
             "partition": self.partition.to_json(),
+            "changes": dict(self.changes),
             "strategy": found.strategy,
             "objective": found.objective.value,
             "seed": found.seed,

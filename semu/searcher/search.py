@@ -21,6 +21,7 @@ from semu.searcher.fit import fitted
 from semu.searcher.loop import Budget, Incumbent
 from semu.searcher.memory import check_limits
 from semu.searcher.partition import Partition, partition
+from semu.searcher.plain_job import plain_job
 from semu.searcher.problem import Solution
 from semu.searcher.report import SearchReport
 from semu.searcher.strategy import STRATEGIES, Objective
@@ -44,7 +45,7 @@ def job_problem(
 ) -> tuple[Partition, JobProblem]:
     """What a search would look at.
 
-    Args: as ``search``.
+    Args: as ``search``, but for ``job``: one without layout and schedule (``plain_job``).
     """
     for word in strategies:
         if word not in LAYER_STRATEGIES:
@@ -111,6 +112,7 @@ def search(
     began = time.perf_counter()
     say("simulating Megatron-LM's schedule")
     baseline = _baseline(job)
+    job, changes = plain_job(job)
     cut, built = job_problem(
         job,
         sub_batch=sub_batch,
@@ -141,10 +143,11 @@ def search(
     plan = built.plan_of(best, "search")
     return SearchReport(
         job=job,
+        changes=changes,
         partition=cut,
         plan=plan,
-        report=built.checkpoint.decided(plan).report(),
-        default=built.checkpoint.decided(built.plan_of(default, "heuristic")).report(),
+        report=built.simulated(plan).report(),
+        default=built.simulated(built.plan_of(default, "heuristic")).report(),
         baseline=baseline,
         limit_bytes=int(built.costs.capacity_bytes if memory_limit_bytes is None else memory_limit_bytes),
         problem=built,
@@ -226,7 +229,7 @@ def _exact(
         seed=seed,
         hint=(best.start_s, best.choice),
     )
-    slack = found.tick_s * built.problem.num_stages
+    slack = found.tick_s * (built.problem.num_stages + np.count_nonzero(built.problem.transfer_s))
     if np.isfinite(found.bound_s) and found.bound_s - slack > bound[0]:
         bound = float(found.bound_s - slack), "CP-SAT"
     if found.orders:
@@ -243,6 +246,6 @@ def _exact(
 
 def default_plan(job: TrainingJob) -> StagePlan:
     """The heuristic's schedule of a job, as ``search`` begins with it."""
-    _, built = job_problem(job)
+    _, built = job_problem(plain_job(job)[0])
     _, tight, solution = _settled(built, _heuristic)
     return tight.plan_of(solution, "heuristic")
