@@ -67,9 +67,7 @@ def best_counts(groups: Sequence[LayerGroup], most: int = MOST_CANDIDATES) -> li
         rows = np.concatenate((rows[kept // len(counts)], counts[kept % len(counts)]), axis=1)
     chosen = _buckets(time, held, most)
     width = len(groups[0].time_s)
-    return [
-        tuple(tuple(rows[at, width * g : width * (g + 1)].tolist()) for g in range(len(groups))) for at in chosen
-    ]
+    return [tuple(tuple(rows[at, width * g : width * (g + 1)].tolist()) for g in range(len(groups))) for at in chosen]
 
 
 def _spread(layers: int, strategies: int) -> I64:
@@ -152,7 +150,7 @@ def candidate_variants(
     if first is None:
         raise ConfigError("no memory strategy can run", where="strategies", expected=", ".join(STRATEGIES), got="none")
     costs = first.pair_costs()
-    variants = []
+    variants: list[tuple[Words, ...]] = []
     for number, chunk in enumerate(base.layout.chunks):
         count = costs.layers[number]
         mine = costs.chunk == number
@@ -197,7 +195,11 @@ def _free(groups: Sequence[Sequence[int]], is_fixed: bool) -> list[list[int]]:
 
 
 def _trials(
-    base: JobCheckpoint, layouts: Sequence[Sequence[Sequence[int]]], fixed: Sequence[bool], legal: Sequence[str], own: str
+    base: JobCheckpoint,
+    layouts: Sequence[Sequence[Sequence[int]]],
+    fixed: Sequence[bool],
+    legal: Sequence[str],
+    own: str,
 ) -> list[tuple[Words, ...]]:
     """Per chunk: all layers under the first strategy, then each group under each other one."""
     found = []
@@ -216,12 +218,15 @@ def _trials(
     return found
 
 
-def _runnable(job: TrainingJob, plan: StagePlan, base: JobCheckpoint, legal: list[str], error: ConfigError) -> list[str]:
+def _runnable(
+    job: TrainingJob, plan: StagePlan, base: JobCheckpoint, legal: list[str], error: ConfigError
+) -> list[str]:
     """The strategies that run by themselves; if all do, the error stands."""
     found = []
     for word in legal:
         words = tuple(
-            ((word,) * n,) if (n := sum(block.is_layer for block in chunk.blocks)) else () for chunk in base.layout.chunks
+            ((word,) * n,) if (n := sum(block.is_layer for block in chunk.blocks)) else ()
+            for chunk in base.layout.chunks
         )
         try:
             prepare(job, plan=replace(plan, variants=words))

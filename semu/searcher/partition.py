@@ -21,6 +21,7 @@ from semu.errors import ConfigError, ScheduleError, unknown_name
 from semu.graph.rounded import with_rounded
 from semu.job import TrainingJob
 from semu.nn.model import ModalityModule
+from semu.nn.streams import derived_in
 from semu.nn.window import windows_in
 from semu.parallel.stage_layers import layer_parts
 from semu.schedule.stage_plan import StagePlan
@@ -33,7 +34,6 @@ from semu.simulation.shape_costs import ShapeCosts
 from semu.simulation.sub_microbatches import check_symbols, cut_batch
 from semu.simulation.tracer import Block
 from semu.workload.batch import Microbatch
-from semu.nn.streams import derived_in
 from semu.workload.derived import with_derived
 
 F64 = NDArray[np.float64]
@@ -130,7 +130,9 @@ def partition(
     rows = []
     for module in job.model.modules:
         cut = _cuttable(base, module, batch, is_asked=bool(sub_batch.get(module.name)))
-        size, rates, sample = None, (), list(batch)
+        size: int | None = None
+        rates: tuple[float, ...] = ()
+        sample = list(batch)
         if cut is not None and sub_batch.get(module.name) != 0:
             items = _typical(batch, cut)
             times = _seconds(base, blocks[module.name], items).sum(axis=0)

@@ -1,4 +1,4 @@
-"""``place_layers``: how many layers of every modality module each of its chunks gets (DIP §4), remainders placed best."""
+"""``place_layers``: how many layers each chunk of every modality module gets (DIP §4), remainders placed best."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""``search``: a schedule made for a job's batch, from the partition to a full simulation of what was found (DIP §3.2)."""
+"""``search``: a schedule made for a job's batch, from partition to full simulation of what was found (DIP §3.2)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -128,9 +128,7 @@ def search(
     tell = _told(say, first.solution.lower_bound_s)
 
     def find(problem: JobProblem) -> SearchResult:
-        return search_problem(
-            problem.problem, budget, strategy=strategy, objective=goal, seed=seed, progress=tell
-        )
+        return search_problem(problem.problem, budget, strategy=strategy, objective=goal, seed=seed, progress=tell)
 
     result, built, best = _settled(built, find)
     if goal is Objective.MIN and default.makespan_s < best.makespan_s:

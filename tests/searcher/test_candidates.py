@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -65,15 +65,15 @@ def test_the_knapsack_against_every_way(own: list[LayerGroup], most: int) -> Non
     assert 1 <= len(costs) <= most
     near = 1e-9
     held, time = [c[0] for c in costs], [c[1] for c in costs]
-    assert all(a < b for a, b in zip(held, held[1:], strict=False))
-    assert all(a > b for a, b in zip(time, time[1:], strict=False))
+    assert all(a < b for a, b in pairwise(held))
+    assert all(a > b for a, b in pairwise(time))
     assert min(held) == pytest.approx(min(h for h, _ in every), abs=near)
     assert min(time) == pytest.approx(min(t for _, t in every), abs=near)
     for h, t in costs:  # none is beaten
         assert not any(a < h - near and b < t - near for a, b in every)
     if len(costs) == most > 3:  # the fastest of every bucket between
         edges = np.linspace(held[0], held[-1], most - 1)
-        for low, high in zip(edges[:-1], edges[1:], strict=True):
+        for low, high in pairwise(edges):
             inside = [t for h, t in every if low + near < h <= high - near]
             if inside:
                 assert min(t for h, t in costs if h <= high + near) <= min(inside) + near

@@ -99,7 +99,7 @@ def test_modules_one_after_another_lose_little(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_fewer_layers_than_chunks() -> None:
-    with pytest.raises(ConfigError, match="segments.m"):
+    with pytest.raises(ConfigError, match=r"segments\.m"):
         place_layers([ModuleLayers("m", 3, 1, 1.0)], 4)
 
 
@@ -165,7 +165,12 @@ def test_choices_of_ones_own() -> None:
     assert (vit.sub_batch, vit.segments, vit.layers) == (3, 2, (1, 1, 1, 1))
     assert llm.segments == 1
     assert partition(job, sub_batch={"vit": 0}).modules[0].sub_batch is None
-    for bad in ({"sub_batch": {"vti": 3}}, {"sub_batch": {"vit": -1}}, {"segments": {"vit": 0}}, {"segments": {"vit": 9}}):
+    for bad in (
+        {"sub_batch": {"vti": 3}},
+        {"sub_batch": {"vit": -1}},
+        {"segments": {"vit": 0}},
+        {"segments": {"vit": 9}},
+    ):
         with pytest.raises(ConfigError, match=next(iter(bad))):
             partition(job, **bad)  # type: ignore[arg-type]
     with pytest.raises(ScheduleError, match="llm"):
