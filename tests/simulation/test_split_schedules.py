@@ -253,7 +253,7 @@ V = Parallel(pp=2, vpp=2, placement="v-shape")
 @pytest.mark.parametrize(
     ("parallel", "options", "where", "nearest"),
     [
-        (Parallel(pp=2), {"schedule": "chimera"}, "training.schedule", "dualpipe-v"),
+        (Parallel(pp=2), {"schedule": "chimera"}, "parallel.placement", "bidirectional"),
         (Parallel(pp=2), {"schedule": "zb-v"}, "parallel.vpp", 2),
         (Parallel(pp=2, vpp=2), {"schedule": "zb-v"}, "parallel.placement", "v-shape"),
         (V, {"schedule": "1f1b"}, "parallel.placement", "circular"),
@@ -291,7 +291,7 @@ def test_what_weight_gradients_share_with_other_chunks_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "where"),
     [
-        ({"placement": "bidirectional"}, "parallel.placement"),
+        ({"placement": "bidirectional", "vpp": 2}, "parallel.vpp"),
         ({"placement": "diagonal"}, "parallel.placement"),
         ({"placement": "v-shape"}, "parallel.vpp"),
     ],
