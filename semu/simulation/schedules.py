@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.errors import ConfigError
+from semu.errors import ConfigError, MemoryLimitError
 from semu.graph.operator import Phase
 from semu.job import TrainingJob
 from semu.schedule import SCHEDULES, is_executed, not_executed
@@ -181,6 +181,7 @@ def _automatic(job: TrainingJob, family: ScheduleFamily, study: PipelineStudy) -
     family.check_shape(study.shape)
     usual = 2.0 if family.name == "zb-auto-2p" else 1.0
     times = job.training.activation_limit if job.training.activation_limit is not None else usual
+    _check_room(job, times, study.shape.num_ranks)
     limit = activation_limit(study, int(times * study.shape.num_ranks))
     found = [list_schedule(study, family.name, limit_bytes=limit, split=True, policy=policy) for policy in POLICIES]
     for name in ("zb-h1", "zb-h2"):
@@ -194,6 +195,18 @@ def _automatic(job: TrainingJob, family: ScheduleFamily, study: PipelineStudy) -
         return result.span_s if apart else result.makespan_s, int(result.peak_bytes.max(initial=0))
 
     return min(found, key=merit)
+
+
+def _check_room(job: TrainingJob, times: float, num_ranks: int) -> None:
+    """A limit below one microbatch leaves no room on any rank, the first named."""
+    if int(times * num_ranks) < 1:
+        raise MemoryLimitError(
+            "rank 0 has no room for a microbatch",
+            where="training.activation_limit",
+            expected=f"at least one microbatch, {1 / num_ranks:g}p of p = {num_ranks} ranks",
+            got=f"{times:g}p",
+            nearest=f"{1 / num_ranks:g}p",
+        )
 
 
 def pipeline_study(
