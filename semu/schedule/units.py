@@ -69,7 +69,7 @@ class PipelineUnits:
         Raises:
             ScheduleError: modules that cut microbatches, or copies of the model that differ.
         """
-        if any(split > 1 for split in shape.chunk_split):
+        if any(split > 1 for split in shape.chunk_split) or shape.part_counts:
             raise ScheduleError(
                 "sub-microbatches are not executed yet for a job, only studied on plain numbers",
                 where="schedule",
