@@ -154,7 +154,13 @@ def test_schedules_by_name(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "parallel"),
-    [("zb-h1", Parallel(pp=2, dp=2, tp=2)), ("zb-v", Parallel(pp=2, vpp=2, dp=2, tp=2, placement="v-shape"))],
+    [
+        ("zb-h1", Parallel(pp=2, dp=2, tp=2)),
+        ("zb-v", Parallel(pp=2, vpp=2, dp=2, tp=2, placement="v-shape")),
+        ("zb-h1", Parallel(pp=2, dp=2, zero=2)),
+        ("zb-h1", Parallel(pp=2, dp=2, zero=3)),
+        ("zb-v", Parallel(pp=2, vpp=2, dp=2, zero=3, placement="v-shape")),
+    ],
 )
 def test_contention(name: str, parallel: Parallel) -> None:
     job = job_of(gpt(4), text_items(8), parallel, overlap=ALL, schedule=name, override={"nvlink_bytes_per_s": 2e9})
