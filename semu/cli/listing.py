@@ -123,7 +123,7 @@ def _devices_text() -> str:
 
 # -- schedules -----------------------------------------------------------------------------------------------------
 def _schedule_rows() -> list[dict[str, str]]:
-    from semu.schedule import SCHEDULES, is_executed
+    from semu.schedule import SCHEDULES
     from semu.schedule.registry import ALL_SCHEDULES
 
     rows = [
@@ -133,7 +133,7 @@ def _schedule_rows() -> list[dict[str, str]]:
     for name, family in ALL_SCHEDULES.items():
         if name not in SCHEDULES:
             text = " ".join((sys.modules[family.orders.__module__].__doc__ or "").split("\n\n")[0].split())
-            rows.append({"name": name, "description": text if is_executed(name) else f"{text} Studied, not run."})
+            rows.append({"name": name, "description": text})
     return rows
 
 

@@ -41,9 +41,9 @@ class StagePlan:
             behind the other (as ``PipelineLayout.modules``); None: the job's layout.
         variants: per chunk its variants, each a strategy (``STRATEGIES``) for every layer of the chunk, in order; an
             empty list: one variant, the job's own. Empty: of no chunk.
-        choice: per chunk, the variant that each of its (sub-)microbatches runs; empty: the first everywhere.
-        orders: the order of stages on every rank, (sub-)microbatches of a chunk numbered through; None: the job's
-            schedule.
+        choice: per chunk, the variant that each of its (sub-)microbatches runs, in order; empty: the first everywhere.
+        orders: the order of stages on every rank; where a module cuts microbatches into k parts at most, those of
+            microbatch i are numbered from i x k. None: the job's schedule.
         problem: what the plan was made for, as ``JobCheckpoint.described`` says; it must be the job's. None: not said.
     Raises:
         ScheduleError: something that is no count, no strategy, no variant.
