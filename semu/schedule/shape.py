@@ -231,6 +231,8 @@ class PipelineShape:
 
     def shared(self, chunk: int, part: int, other: int) -> range:
         """Stages of another chunk that share a part of the microbatch with a chunk's stage ``part``."""
+        if not self.part_counts and self.chunk_split[chunk] == self.chunk_split[other]:
+            return range(part, part + 1)
         microbatch, within = divmod(part, self.chunk_split[chunk])
         mine, theirs = self.count(chunk, microbatch), self.count(other, microbatch)
         first = microbatch * self.chunk_split[other]
