@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from semu.schedule.schedule import Schedule
     from semu.schedule.stage_plan import StagePlan
     from semu.simulation import JobCheckpoint, prepare, simulate
+    from semu.simulation.compare import compare_schedules
     from semu.simulation.estimate import evaluate
 
 __version__ = "0.1.0"
@@ -92,6 +93,7 @@ _HOMES = {
     "StagePlan": "semu.schedule.stage_plan",
     "Training": "semu.job",
     "TrainingJob": "semu.job",
+    "compare_schedules": "semu.simulation.compare",
     "evaluate": "semu.simulation.estimate",
     "prepare": "semu.simulation",
     "run": "semu.engine.simulator",
@@ -144,6 +146,7 @@ __all__ = [
     "Training",
     "TrainingJob",
     "__version__",
+    "compare_schedules",
     "engine",
     "errors",
     "evaluate",

@@ -243,9 +243,11 @@ class PipelineShape:
     def shared(self, chunk: int, part: int, other: int) -> range:
         """Stages of another chunk that share a part of the microbatch with a chunk's stage ``part``; where a module
         joins the parts of another, all of that."""
-        microbatch, within = divmod(part, self.chunk_split[chunk])
         if self.joins and self.chunk_module[chunk] != self.chunk_module[other]:
-            return self.parts(other, microbatch)
+            return self.parts(other, part // self.chunk_split[chunk])
+        if not self.part_counts and self.chunk_split[chunk] == self.chunk_split[other]:
+            return range(part, part + 1)
+        microbatch, within = divmod(part, self.chunk_split[chunk])
         mine, theirs = self.count(chunk, microbatch), self.count(other, microbatch)
         first = microbatch * self.chunk_split[other]
         if within >= mine or not theirs:

@@ -73,7 +73,16 @@ JOBS: dict[str, Callable[[], TrainingJob]] = {
     "clipped": lambda: job_of(
         gpt(6), text_items(8), both(pp=4, dp=2, zero=0), schedule="chimera", gradient_clipping=True
     ),
-    "context parallel": lambda: job_of(gpt(), text_items(4), both(pp=2, cp=2), schedule="chimera"),
+    "context parallel": lambda: job_of(
+        gpt(),
+        text_items(8),
+        both(pp=2, cp=2, dp=2),
+        schedule="chimera",
+        overlap=overlap(gradients=True, parameters=True),
+    ),
+    "fp8": lambda: job_of(
+        gpt(), text_items(4), both(pp=2, tp=2), schedule="chimera", precision="fp8", fp8_weights="primary"
+    ),
     "recomputed": lambda: job_of(gpt(6), text_items(4), both(pp=2), schedule="chimera", recompute="full"),
     "recomputed layers": lambda: job_of(
         gpt(6), text_items(4), both(pp=2), schedule="chimera", recompute="full", recompute_layers=1

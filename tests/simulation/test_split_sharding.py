@@ -83,7 +83,12 @@ KINDS: dict[str, Callable[[], TrainingJob]] = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
+LONG = ("experts", "text-to-video", "vision-language, recomputed", "torch", "context")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in KINDS]
+)
 def test_kinds_of_jobs(name: str) -> None:
     check(KINDS[name]())
 
