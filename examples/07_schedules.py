@@ -1,8 +1,10 @@
-"""Pipeline schedules on plain numbers: made, checked, timed, drawn and compared; no model needed."""
+"""Pipeline schedules on plain numbers: made, checked, timed, drawn and compared; then the same for a real model."""
 
-from semu import ScheduleError
+from semu import ScheduleError, compare_schedules
+from semu.runfile import load_run
 from semu.schedule import ALL_SCHEDULES, FlowModule, PipelineShape, PipelineStudy, Schedule, draw_grid, stage_flow
-from semu.schedule.compare import compare_schedules, comparison_table
+from semu.schedule.compare import compare_schedules as compare_on_numbers
+from semu.schedule.compare import comparison_table
 from semu.schedule.files import to_csv
 
 MIB = 1 << 20
@@ -26,6 +28,9 @@ flow = stage_flow(4, 6, [*encoders, FlowModule("llm", (0, 1, 2, 3), ("vision", "
 made = ALL_SCHEDULES["greedy"].on(PipelineStudy.of(flow, forward_s=[2, 2, 3, 1, 1, 1, 1]))
 print(made.to_text())
 
-compared, refused = compare_schedules(4, 10, forward_s=0.020, input_s=0.022, weight_s=0.016, held_bytes=600 * MIB)
+compared, refused = compare_on_numbers(4, 10, forward_s=0.020, input_s=0.022, weight_s=0.016, held_bytes=600 * MIB)
 print(comparison_table(compared, 600 * MIB))
 print(refused)
+
+comparison = compare_schedules(load_run("vlm-m"), ["zb-h1", "zb-v", "interleaved", "hanayo"])
+print(comparison)  # comparison.draw("schedules.png") and comparison.save("out") put it on disk

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from semu.report import Report
     from semu.schedule.schedule import Schedule
     from semu.simulation import JobCheckpoint, prepare, simulate
+    from semu.simulation.compare import compare_schedules
     from semu.simulation.estimate import evaluate
 
 __version__ = "0.1.0"
@@ -90,6 +91,7 @@ _HOMES = {
     "Span": "semu.engine.span",
     "Training": "semu.job",
     "TrainingJob": "semu.job",
+    "compare_schedules": "semu.simulation.compare",
     "evaluate": "semu.simulation.estimate",
     "prepare": "semu.simulation",
     "run": "semu.engine.simulator",
@@ -142,6 +144,7 @@ __all__ = [
     "TrainingJob",
     "__version__",
     "baselines",
+    "compare_schedules",
     "engine",
     "errors",
     "evaluate",

@@ -1,4 +1,4 @@
-"""The command line: ``semu simulate RUN``, ``semu validate``, ``semu list WHAT``,
+"""The command line: ``semu simulate RUN``, ``semu schedules RUN``, ``semu validate``, ``semu list WHAT``,
 ``semu import FILE``.
 
 Files:
@@ -6,6 +6,7 @@ Files:
     arguments.py   options and help
     command.py     ``main``: runs a command, turns errors into messages and exit codes
     simulate.py    ``semu simulate``
+    schedules.py   ``semu schedules``, its options in ``schedules_arguments.py``
     validate.py    ``semu validate``
     listing.py     ``semu list``
     importing.py   ``semu import``

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NoReturn
 
+from semu.cli.schedules_arguments import DESCRIPTION, EPILOG, add_schedules
 from semu.errors import ConfigError, unknown_name
 
 
@@ -15,13 +16,14 @@ class Command(StrEnum):
     """Commands that this version has."""
 
     SIMULATE = "simulate"
+    SCHEDULES = "schedules"
     VALIDATE = "validate"
     CALIBRATE = "calibrate"
     LIST = "list"
     IMPORT = "import"
 
 
-LATER = ("schedules", "search", "grid", "what-if", "plan", "run")
+LATER = ("search", "grid", "what-if", "plan", "run")
 """Commands of the full design that this version does not have."""
 
 LISTS: Mapping[str, str] = {
@@ -127,6 +129,16 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
         allow_abbrev=False,
     )
     _add_simulate(simulate)
+    schedules = commands.add_parser(
+        Command.SCHEDULES,
+        parents=[common],
+        help="compare pipeline schedules on a run: time, bubble and memory",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_schedules(schedules)
     validate = commands.add_parser(
         Command.VALIDATE,
         parents=[common],
@@ -164,6 +176,7 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
     _add_import(importing)
     return parser, {
         Command.SIMULATE: simulate,
+        Command.SCHEDULES: schedules,
         Command.VALIDATE: validate,
         Command.CALIBRATE: calibrate,
         Command.LIST: listing,

@@ -77,6 +77,11 @@ def _run(words: list[str]) -> int:
             from semu.cli.simulate import simulate_command
 
             return simulate_command(arguments)
+    if arguments.command == Command.SCHEDULES:
+        with _without_collector():
+            from semu.cli.schedules import schedules_command
+
+            return schedules_command(arguments)
     if arguments.command == Command.VALIDATE:
         from semu.cli.validate import validate_command
 

@@ -122,23 +122,43 @@ def _devices_text() -> str:
 
 
 # -- schedules -----------------------------------------------------------------------------------------------------
-def _schedule_rows() -> list[dict[str, str]]:
+def _schedule_rows() -> list[dict[str, object]]:
     from semu.schedule import SCHEDULES, is_executed
     from semu.schedule.registry import ALL_SCHEDULES
 
-    rows = [
-        {"name": name, "description": (generator.__doc__ or "").strip().split("\n")[0]}
-        for name, generator in SCHEDULES.items()
-    ]
-    for name, family in ALL_SCHEDULES.items():
-        if name not in SCHEDULES:
+    rows: list[dict[str, object]] = []
+    for name in (*SCHEDULES, *(name for name in ALL_SCHEDULES if name not in SCHEDULES)):
+        family = ALL_SCHEDULES[name]
+        if name in SCHEDULES:
+            text = (SCHEDULES[name].__doc__ or "").strip().split("\n")[0]
+        else:
             text = " ".join((sys.modules[family.orders.__module__].__doc__ or "").split("\n\n")[0].split())
-            rows.append({"name": name, "description": text if is_executed(name) else f"{text} Studied, not run."})
+        rows.append(
+            {
+                "name": name,
+                "placement": family.placement.value,
+                "splits_backward": family.splits_backward,
+                "source": family.source,
+                "is_executed": is_executed(name),
+                "description": text if is_executed(name) else f"{text} Studied, not run.",
+            }
+        )
     return rows
 
 
 def _schedules_text() -> str:
-    return _table(("schedule", "description"), [[row["name"], row["description"]] for row in _schedule_rows()])
+    heads = ("schedule", "placement", "backward", "source", "description")
+    cells = [
+        [
+            str(row["name"]),
+            str(row["placement"]),
+            "split" if row["splits_backward"] else "whole",
+            str(row["source"]),
+            str(row["description"]),
+        ]
+        for row in _schedule_rows()
+    ]
+    return _table(heads, cells)
 
 
 def _table(heads: tuple[str, ...], rows: list[list[str]], right: tuple[int, ...] = ()) -> str:

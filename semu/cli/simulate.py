@@ -46,7 +46,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
             return 0
         from semu.simulation import simulate
 
-        cache = _result_cache(arguments.cache)
+        cache = result_cache(arguments.cache)
         if arguments.samples and not (job.training.jitter or job.training.straggler_share):
             say("--samples: training.jitter is 0 and there are no stragglers, so that all samples are alike")
         with run.places.located():
@@ -61,7 +61,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         if run.notes:  # files and --json must tell what stderr has told
             report = replace(report, warnings=(*report.warnings, *run.notes))
         if arguments.strict:
-            _refuse_defaults(report)
+            refuse_defaults(report)
         if not report.fits:
             from semu.simulation.nearest_fit import nearest_fit
 
@@ -100,7 +100,7 @@ def _as_baseline(run: RunConfig, name: str) -> tuple[RunConfig, TrainingJob]:
     return replace(made, notes=(*run.notes, said, *found.notes)), found.job
 
 
-def _result_cache(path: str | None) -> ResultCache | None:
+def result_cache(path: str | None) -> ResultCache | None:
     """The cache that ``--cache`` names, else the one of ``SEMU_CACHE``; None: no file."""
     from semu.engine.result_cache import ResultCache
 
@@ -108,7 +108,7 @@ def _result_cache(path: str | None) -> ResultCache | None:
     return ResultCache(place, warn=say) if place else None
 
 
-def _refuse_defaults(report: Report) -> None:
+def refuse_defaults(report: Report) -> None:
     """Refuse a report that rests on coefficients with provenance ``default``."""
     share = report.provenance.get("default")
     if share is None:

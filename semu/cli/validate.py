@@ -27,7 +27,7 @@ def validate_command(arguments: argparse.Namespace) -> int:
     """
     _check_tolerance(arguments.tolerance)
     for flag in ("csv", "picture"):
-        _check_place(f"--{flag}", getattr(arguments, flag))
+        check_place(f"--{flag}", getattr(arguments, flag))
     if is_own_run(arguments):
         return validate_run_command(arguments)
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
@@ -81,7 +81,7 @@ def validate_command(arguments: argparse.Namespace) -> int:
     return ValidationError.exit_code if beyond else 0
 
 
-def _check_place(flag: str, path: str | None) -> None:
+def check_place(flag: str, path: str | None) -> None:
     """A long run does not end with a file that cannot be written."""
     if path is not None and not Path(path).absolute().parent.is_dir():
         raise ConfigError(

@@ -1,7 +1,8 @@
 """Pipeline schedules as data: ``Schedule`` = order of stages per rank; one file per generator.
 
 ``ALL_SCHEDULES`` holds every generator (``registry``), ``SCHEDULES`` those of Megatron-LM, which need nothing else;
-``PipelineStudy`` evaluates any of them on plain numbers, ``draw_grid`` shows one to people, ``files`` reads and writes.
+``PipelineStudy`` evaluates any of them on plain numbers, ``draw_grid`` shows one to people, ``files`` reads and writes,
+``stage_table`` has a line per stage with times and memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""``compare_schedules``: every schedule on the same model, cut as each of them needs it."""
+"""``compare_schedules``: every schedule on plain numbers, each cut as it needs it; ``semu.compare_schedules`` does the
+same for a job, with its real stages."""
 
 from __future__ import annotations
 

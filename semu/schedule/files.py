@@ -2,7 +2,7 @@
 
 The CSV is what torch.distributed.pipelining writes: an empty cell is a step without a stage, ``(0F4;7B0)OVERLAP_F_B``
 two stages beside each other, here one after the other. Its communication and sharding steps follow from the order and
-are skipped.
+are skipped. A stage table (``stage_table``), a line per stage under heads, is read as well.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from semu.errors import ConfigError
 from semu.files import write_text
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import StageKey
+from semu.schedule.stage_table import is_table, read_table
 
 _PAIR = re.compile(r"\((.*)\)OVERLAP_F_B")
 _FOLLOWS = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)\d*")
@@ -30,11 +31,13 @@ def to_csv(schedule: Schedule) -> str:
 
 
 def from_csv(text: str, name: str = "csv") -> Schedule:
-    """Read the CSV form.
+    """Read the CSV form, or a stage table.
 
     Raises:
-        ScheduleError: a cell that is not a stage (rank and position are named).
+        ScheduleError: a cell that is not a stage (rank and position are named); as ``read_table``.
     """
+    if is_table(text):
+        return read_table(text, name)
     orders: list[list[StageKey]] = []
     for rank, row in enumerate(csv.reader(io.StringIO(text))):
         order: list[StageKey] = []

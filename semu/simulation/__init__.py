@@ -10,7 +10,8 @@ caching allocator), ``host`` and ``weights`` (offload), ``accounting``, ``conten
 ``job_units`` (transfers that share ports), ``parts`` (stages of backwards that a schedule splits) and ``schedules``
 (the schedule of a name, made for the job's own costs where it depends on them), ``rank_timeline`` and ``replica``,
 ``tables`` and ``assemble`` (the report; its first figures in ``headline``); ``samples`` (jitter); ``nearest_fit`` (what
-to change where a job does not fit). ``estimate`` is the door for a search that needs the first figures only.
+to change where a job does not fit), ``compare`` with ``cuts`` and ``comparison`` (a job under many schedules), and
+``stage_times`` (a line per stage). ``estimate`` is the door for a search that needs the first figures only.
 
 What is remembered between calls, and by what: a traced model as long as it stays as it is (``model_memo``), its cuts
 (``Cut.facts``), what a job makes of a cut whatever is in its batch (``Layout.facts``), costs by chunks, device and

@@ -28,6 +28,7 @@ from semu.schedule import SCHEDULES
 from semu.schedule.files import read_schedule
 from semu.schedule.problem import PipelineProblem, lower
 from semu.schedule.schedule import PipelineShape, Schedule
+from semu.schedule.stage_table import StageTable
 from semu.schedule.units import Merged, PipelineUnits, units_of
 from semu.simulation.assemble import assemble_report
 from semu.simulation.contention import check_contention, contend
@@ -42,7 +43,7 @@ from semu.simulation.evaluate import (
 )
 from semu.simulation.gather import ParameterGather, parameter_gathers
 from semu.simulation.gradient_reductions import Reductions, plan_reductions
-from semu.simulation.headline import headline, iteration_time
+from semu.simulation.headline import Headline, headline, iteration_time
 from semu.simulation.items import check_items
 from semu.simulation.layout import Layout, build_layout
 from semu.simulation.modules import check_spread, spreads
@@ -52,6 +53,7 @@ from semu.simulation.reduction import RankTail, rank_tails
 from semu.simulation.refusals import check_streams, refuse_unmodelled
 from semu.simulation.samples import check_samples, sample_iterations
 from semu.simulation.schedules import named_schedule, splits_backward
+from semu.simulation.stage_times import stage_table
 from semu.simulation.template_cache import Recent
 from semu.workload.derived import with_derived
 
@@ -262,10 +264,22 @@ class JobCheckpoint:
         Args:
             schedule: as ``schedule``.
         """
+        return self._headline(schedule)[1].estimate
+
+    def staged(self, schedule: Schedule | str | None = None) -> tuple[Estimate, StageTable]:
+        """The headline figures under a schedule, and when each stage of the slowest replica runs.
+
+        Args:
+            schedule: as ``schedule``.
+        """
+        run, head = self._headline(schedule)
+        return head.estimate, stage_table(run, head)
+
+    def _headline(self, schedule: Schedule | str | None) -> tuple[PipelineRun, Headline]:
         problem = self.problem(schedule)
         own = self.split(problem.merged)
         run, _, tails = own._run(problem)
-        return headline(self.layout, self.evaluation, run, tails, self.gathers).estimate
+        return run, headline(self.layout, self.evaluation, run, tails, self.gathers)
 
     def report(
         self,

@@ -221,18 +221,23 @@ class PipelineMemory:
             np.stack([nothing if stage is None else stage.peak for stage in stages]),
         )
 
-    def exact_summit(self, replica: int, node: int) -> int:
-        """Highest dynamic allocation of a rank during a stage, as ``RankMemory.curve`` has it [bytes]."""
+    def exact_summit(self, replica: int, node: int, *, with_end: bool = True) -> int:
+        """Highest dynamic allocation of a rank during a stage, as ``RankMemory.curve`` has it [bytes].
+
+        Args:
+            replica, node: the stage. with_end: what others allocate just as it ends counts too.
+        """
         from semu.engine.pipeline_kernels import exact_summit
 
         run, rank = self.run, int(self.run.problem.node_rank[node])
         first, stop = run.problem.stream_ptr[rank : rank + 2].tolist()
         a, b = self.around.ptr[rank : rank + 2].tolist()
         time, size = self.expand(replica, node).changes
+        stop_s = float(run.end[replica, node])
         return int(
             exact_summit(
                 float(run.start[replica, node]),
-                float(run.end[replica, node]),
+                stop_s if with_end else float(np.nextafter(stop_s, 0.0)),
                 node - first,
                 run.end[replica, first:stop],
                 self.summits.net[replica, first:stop],

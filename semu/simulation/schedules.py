@@ -26,7 +26,7 @@ from semu.simulation.parts import check_split, costs_of, split_of
 from semu.simulation.pipeline import Replicas, send_latency
 from semu.simulation.transfers import edge_bytes
 
-_AUTOMATIC = ("zb-auto", "zb-auto-2p")
+AUTOMATIC = ("zb-auto", "zb-auto-2p")
 """Schedules that take a limit of activations."""
 
 
@@ -42,11 +42,11 @@ def check_schedule_options(job: TrainingJob) -> None:
         return
     if not is_executed(name):
         raise not_executed(name, "training.schedule")
-    if limit is not None and (name not in _AUTOMATIC or job.training.schedule_file):
+    if limit is not None and (name not in AUTOMATIC or job.training.schedule_file):
         raise ConfigError(
             "a limit of activations is for an automatic schedule",
             where="training.activation_limit",
-            expected="no limit, or training.schedule = " + " or ".join(_AUTOMATIC),
+            expected="no limit, or training.schedule = " + " or ".join(AUTOMATIC),
             got=job.training.schedule_file or name,
             nearest="zb-auto",
         )
@@ -126,7 +126,7 @@ def named_schedule(
     if family.splits_backward:
         check_split(layout)
     study = pipeline_study(layout, evaluation, units, replicas, splits=family.splits_backward)
-    return _automatic(layout.job, family, study) if name in _AUTOMATIC else family.on(study)
+    return _automatic(layout.job, family, study) if name in AUTOMATIC else family.on(study)
 
 
 def _automatic(job: TrainingJob, family: ScheduleFamily, study: PipelineStudy) -> Schedule:

@@ -1,0 +1,54 @@
+"""Options of ``semu schedules``."""
+
+from __future__ import annotations
+
+import argparse
+
+DESCRIPTION = (
+    "Compare pipeline schedules on a run: time, bubble and memory of each; or, without a run, on plain numbers."
+)
+
+EPILOG = """\
+The run's own schedule comes first. Every other one runs on its own placement, with the run's vpp where it allows that,
+else with the fewest chunks that it needs; what cannot run is listed with the rule that it breaks.
+
+examples:
+  semu schedules vlm-l
+  semu schedules vlm-l --compare all --out out
+  semu schedules vlm-m --compare zb-v --csv zb-v.csv
+  semu schedules --ranks 4 --microbatches 8
+
+The CSV has a line per stage of the schedules that --compare names (of all, without it), for the slowest replica:
+schedule, rank, position (in the rank's order), chunk (of the model), phase (F, B, I input gradient, W weight gradient),
+microbatch, start_s, end_s, bytes (the most that the rank has allocated meanwhile). With one schedule it can be the
+training.schedule_file of another run.
+
+exit codes: 0 ok, 2 bad input, 3 the run's own schedule, or every one that --compare names, does not fit in memory, 4 an
+illegal schedule; the table is printed where some schedule runs
+"""
+
+
+def add_schedules(parser: argparse.ArgumentParser) -> None:
+    """Add them to a parser."""
+    parser.add_argument("run", metavar="RUN", nargs="?", help="a TOML file, a config.json, or a shipped setup")
+    parser.add_argument(
+        "--compare", metavar="NAMES", help="schedules, with commas between, or all (see semu list schedules)"
+    )
+    change = parser.add_argument_group("changes to the run")
+    change.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="as for semu simulate")
+    change.add_argument("--parallel", metavar="SIZES", help="as for semu simulate")
+    change.add_argument("--profile", metavar="FILE|NAME", help="as for semu simulate")
+    change.add_argument("--seed", type=int, metavar="N", help="seed of the batch")
+    change.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments", help="as for semu simulate"
+    )
+    plain = parser.add_argument_group("without a run: every stage takes a second for F, I and W each")
+    plain.add_argument("--ranks", type=int, metavar="P", help="pipeline ranks")
+    plain.add_argument("--microbatches", type=int, metavar="M", help="microbatches")
+    speed = parser.add_argument_group("speed")
+    speed.add_argument("--cache", metavar="DIR|FILE", help="as for semu simulate")
+    output = parser.add_argument_group("output")
+    output.add_argument("--csv", metavar="FILE", help="write a line per stage")
+    output.add_argument("--out", metavar="DIR", help="write result.json, schedules.png and NAME.csv of every schedule")
+    output.add_argument("--strict", action="store_true", help="refuse coefficients that are mere defaults (exit 5)")
+    output.add_argument("--dump-config", action="store_true", help="print the resolved run as TOML and stop")
