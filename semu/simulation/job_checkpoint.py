@@ -57,8 +57,8 @@ from semu.simulation.reduction import RankTail, rank_tails
 from semu.simulation.refusals import check_streams, refuse_unmodelled
 from semu.simulation.samples import check_samples, sample_iterations
 from semu.simulation.schedules import named_schedule, splits_backward
-from semu.simulation.sub_microbatches import cut_batch
 from semu.simulation.stage_times import stage_table
+from semu.simulation.sub_microbatches import cut_batch
 from semu.simulation.template_cache import Recent
 from semu.workload.batch import Microbatch
 from semu.workload.derived import with_derived

@@ -116,7 +116,7 @@ def planned_job(job: TrainingJob, plan: StagePlan) -> TrainingJob:
             )
     vpp = sum(map(len, plan.layers.values())) // pp
     layout = PipelineLayout(modules=dict(plan.layers))
-    return replace(job, parallel=replace(job.parallel, vpp=vpp, layout=layout))
+    return replace(job, parallel=replace(job.parallel, vpp=vpp, layout=layout, segments="mixed", shares={}))
 
 
 def _refuse(job: TrainingJob, plan: StagePlan) -> None:
