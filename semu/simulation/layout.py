@@ -171,7 +171,7 @@ class Layout:
     facts: Recent[Any] = field(default_factory=lambda: Recent(256), compare=False)
     planned: Planned | None = None
 
-    @property
+    @cached_property
     def kinds(self) -> tuple[ChunkStages, ...]:
         """What stages run: the chunks in order of data flow, then their further variants."""
         return self.cut.chunks if self.planned is None else (*self.cut.chunks, *self.planned.more)

@@ -375,6 +375,9 @@ def test_a_plan_that_does_not_fit_is_refused(change: dict[str, object], words: s
         ({"parts": {"vit": "three"}}, "plan.parts.vit"),
         ({"parts": {"vit": (-1,)}}, "plan.parts.vit"),
         ({"variants": ((("half",),),)}, "unknown memory strategy"),
+        ({"variants": (3,)}, "not a list of variants"),
+        ({"choice": (3,)}, r"plan.choice\[0\]"),
+        ({"layers": {"vit": 3}}, "plan.layers.vit"),
         ({"variants": ((("full",), ("full", "none")),)}, "different numbers of layers"),
         ({"variants": ((("full",),),), "choice": ()}, ""),
     ],
@@ -413,3 +416,42 @@ def test_jitter_draws_the_stages_of_parts_too() -> None:
     report = simulate(vision_job(jitter=0.1), plan=StagePlan(parts={"vit": (3, 2, 0, 3)}), samples=20)
     assert report.samples is not None
     assert report.samples.p50_s > 0
+
+
+@pytest.mark.parametrize("strategy", ["none", "full"])
+def test_parameters_gathered_before_the_first_forwards_hold_back_the_first_part(strategy: str) -> None:
+    items = vlm_items(8, seed=3)
+    chosen = overlap(pipeline=True, parameters=True, gradients=True)
+    job = job_of(vlm(), items, Parallel(dp=2, pp=2, zero=1), overlap=chosen)
+    sizes = [sum(block.is_layer for block in chunk.blocks) for chunk in prepare(job).layout.chunks]
+    variants = tuple(((strategy,) * size,) for size in sizes)
+    asked = simulate(job_of(vlm(), items, Parallel(dp=2, pp=2, zero=1), overlap=chosen, recompute=strategy))
+    assert simulate(job, plan=StagePlan(variants=variants)).to_json()["iteration_time_s"] == asked.iteration_time_s
+    report = simulate(job, plan=StagePlan(parts={"vit": (2, 2, 2, 2)}, variants=variants))
+    exposed = report.breakdown_s["exposed_communication"]["dp"]  # type: ignore[index]
+    assert exposed > 0
+    assert abs(report.breakdown_s["other"]) < 1e-12  # type: ignore[arg-type]
+    stages = {stage.label: stage for stage in report.timeline.ranks[0].stages}
+    slowest = prepare(job, plan=StagePlan(parts={"vit": (2, 2, 2, 2)}, variants=variants))
+    alone = slowest.pair_costs(report.slowest_replica).forward_s[:2, 0]
+    assert stages["0F0"].end_s - stages["0F0"].start_s > alone[0]
+    assert stages["0F1"].end_s - stages["0F1"].start_s == alone[1]
+
+
+def test_many_orders_of_parts_are_timed_in_one_call() -> None:
+    job, plan = separated()
+    checkpoint = prepare(job, plan=plan)
+    random = Random(5)
+    schedules = [any_order(checkpoint.pipeline_shape, random) for _ in range(20)]
+    orders = np.stack([np.concatenate(checkpoint.units.orders(schedule)) for schedule in schedules])
+    found = checkpoint.restore_orders(orders)
+    assert found.is_legal.all()
+    assert found.makespan_s.tolist() == [checkpoint.estimate(schedule).makespan_s for schedule in schedules]
+
+
+def test_megatrons_orders_take_all_parts_of_a_microbatch_together() -> None:
+    job = vision_job()
+    names = [str(stage) for stage in prepare(job, plan=StagePlan(parts={"vit": (3, 3, 0, 3)})).schedule().orders[0]]
+    assert names[:4] == ["0F0", "0F1", "0F2", "1F0"]
+    assert "0F6" not in names  # microbatch 2 has no images
+    assert names.index("0F9") > names.index("1F2")
