@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import accumulate
 
 from semu.errors import ScheduleError
 from semu.graph.operator import Phase
@@ -53,11 +51,13 @@ class PipelineShape:
         chunk_split: per chunk, into how many sub-microbatches its module cuts a microbatch; by default 1. Stages of
             microbatch i are numbered i x split to i x split + split - 1, and need those of other modules with which
             they share a part of the microbatch.
+        part_counts: per chunk, into how many of these each microbatch is cut, 0 where it has nothing for the module
+            (DIP §4: M_i = ceil(N_i / B_i) of the microbatch's N_i items); by default all. The stages of the others do
+            not exist.
+        joins: a stage needs all of another module's stages of its microbatch, whichever share a part of it, as the
+            simulation of a job executes them.
         chunk_flow, microbatch_flow: per chunk and per microbatch, which copy of the model it is part of or runs
             through (bidirectional pipelines); by default there is one.
-        chunk_counts: per chunk, into how many sub-microbatches its module cuts each microbatch, 0: it has nothing to
-            do; by default ``chunk_split`` everywhere. Stages are numbered through. Where they are given, a stage needs
-            all of another module's stages of its microbatch, whichever share a part of it.
     """
 
     num_ranks: int
@@ -70,7 +70,8 @@ class PipelineShape:
     chunk_split: tuple[int, ...] = ()
     chunk_flow: tuple[int, ...] = ()
     microbatch_flow: tuple[int, ...] = ()
-    chunk_counts: tuple[tuple[int, ...], ...] = ()
+    part_counts: tuple[tuple[int, ...], ...] = ()
+    joins: bool = False
 
     def __post_init__(self) -> None:
         for field, what, default, least in (
@@ -84,6 +85,7 @@ class PipelineShape:
             elif len(values) != len(self.chunk_rank) or min(values) < least:
                 expected = f"{len(self.chunk_rank)} numbers >= {least}"
                 raise ScheduleError(f"not a {what} for every chunk", where=field, expected=expected, got=values)
+        self._check_part_counts()
         if not self.chunk_module:
             object.__setattr__(self, "chunk_module", ("",) * len(self.chunk_rank))
         if not self.microbatch_flow:
@@ -95,26 +97,22 @@ class PipelineShape:
                 expected=f"{self.num_microbatches} numbers",
                 got=self.microbatch_flow,
             )
-        if self.chunk_counts:
-            self._check_counts()
 
-    def _check_counts(self) -> None:
-        """Counts for every chunk and microbatch, alike within a module, and no other way to cut."""
-        expected = f"{len(self.chunk_rank)} x {self.num_microbatches} numbers >= 0, alike for all chunks of a module"
-        sizes = {len(counts) for counts in self.chunk_counts}
-        if len(self.chunk_counts) != len(self.chunk_rank) or sizes - {self.num_microbatches}:
-            raise ScheduleError("not a count for every chunk and microbatch", where="chunk_counts", expected=expected)
-        by_module: dict[str, tuple[int, ...]] = {}
-        for module, counts in zip(self.chunk_module, self.chunk_counts, strict=True):
-            if min(counts, default=0) < 0 or by_module.setdefault(module, counts) != counts:
-                raise ScheduleError(
-                    "not a number of sub-microbatches", where="chunk_counts", expected=expected, got=counts
-                )
-        if max(self.chunk_split, default=1) > 1 or any(self.chunk_flow + self.microbatch_flow):
+    def _check_part_counts(self) -> None:
+        every = tuple((split,) * self.num_microbatches for split in self.chunk_split)
+        if not self.part_counts or self.part_counts == every:
+            object.__setattr__(self, "part_counts", ())
+            return
+        fits = len(self.part_counts) == len(every) and all(
+            len(own) == self.num_microbatches and all(0 <= n <= split for n in own)
+            for own, split in zip(self.part_counts, self.chunk_split, strict=True)
+        )
+        if not fits:
             raise ScheduleError(
-                "sub-microbatches by microbatch do not go with constant ones, nor with several copies of the model",
-                where="chunk_counts",
-                expected="neither chunk_split nor flows",
+                "not a number of sub-microbatches for every chunk and microbatch",
+                where="part_counts",
+                expected=f"{len(every)} x {self.num_microbatches} numbers, from 0 to the chunk's chunk_split",
+                got=self.part_counts,
             )
 
     def __hash__(self) -> int:
@@ -154,22 +152,16 @@ class PipelineShape:
     @cached_property
     def is_plain(self) -> bool:
         """Whether every chunk runs every microbatch in one piece: what the simulation of a job executes."""
-        is_whole = all(split == 1 for split in self.chunk_split) and not self.chunk_counts
-        return is_whole and not any(self.chunk_flow + self.microbatch_flow)
+        return not self.is_cut and not any(self.chunk_flow + self.microbatch_flow)
 
     @cached_property
-    def counts(self) -> tuple[tuple[int, ...], ...]:
-        """Per chunk, its sub-microbatches of every microbatch."""
-        return self.chunk_counts or tuple((split,) * self.num_microbatches for split in self.chunk_split)
+    def is_cut(self) -> bool:
+        """Whether any module cuts a microbatch, or has nothing to do for one."""
+        return any(split > 1 for split in self.chunk_split) or bool(self.part_counts)
 
-    @cached_property
-    def first_part(self) -> tuple[tuple[int, ...], ...]:
-        """Per chunk, the number of its first stage of every microbatch, and behind them how many there are."""
-        return tuple((0, *accumulate(counts)) for counts in self.counts)
-
-    def microbatch_of(self, chunk: int, part: int) -> int:
-        """The microbatch of a chunk's stage ``part``."""
-        return bisect_right(self.first_part[chunk], part) - 1
+    def every_part(self, chunk: int) -> list[int]:
+        """Numbers of all of a chunk's stages of one phase, in order."""
+        return [part for microbatch in range(self.num_microbatches) for part in self.parts(chunk, microbatch)]
 
     def chunks_of(self, rank: int, slot: int | None = None) -> list[int]:
         """Chunks held by a rank, in order of data flow; of one of its virtual stages, or of all."""
@@ -198,8 +190,12 @@ class PipelineShape:
         """Numbers of a chunk's stages for one microbatch, in order; none where it runs through another copy."""
         if self.chunk_flow[chunk] != self.microbatch_flow[microbatch]:
             return range(0)
-        first = self.first_part[chunk]
-        return range(first[microbatch], first[microbatch + 1])
+        first = microbatch * self.chunk_split[chunk]
+        return range(first, first + self.count(chunk, microbatch))
+
+    def count(self, chunk: int, microbatch: int) -> int:
+        """Into how many sub-microbatches a chunk's module cuts a microbatch."""
+        return self.part_counts[chunk][microbatch] if self.part_counts else self.chunk_split[chunk]
 
     def forward(self, rank: int, microbatch: int, slot: int | None = None) -> list[StageKey]:
         """Forward stages of a rank (or of one of its virtual stages) for one microbatch, in order."""
@@ -245,15 +241,15 @@ class PipelineShape:
         ]
 
     def shared(self, chunk: int, part: int, other: int) -> range:
-        """Stages of another chunk that share a part of the microbatch with a chunk's stage ``part``; with
-        ``chunk_counts`` the same stage of its module, and all of another one's."""
-        if self.chunk_counts:
-            if self.chunk_module[chunk] == self.chunk_module[other]:
-                return range(part, part + 1)
-            return self.parts(other, self.microbatch_of(chunk, part))
-        mine, theirs = self.chunk_split[chunk], self.chunk_split[other]
-        if mine == theirs:
+        """Stages of another chunk that share a part of the microbatch with a chunk's stage ``part``; where a module
+        joins the parts of another, all of that."""
+        if self.joins and self.chunk_module[chunk] != self.chunk_module[other]:
+            return self.parts(other, part // self.chunk_split[chunk])
+        if not self.part_counts and self.chunk_split[chunk] == self.chunk_split[other]:
             return range(part, part + 1)
-        microbatch, within = divmod(part, mine)
-        first = microbatch * theirs
+        microbatch, within = divmod(part, self.chunk_split[chunk])
+        mine, theirs = self.count(chunk, microbatch), self.count(other, microbatch)
+        first = microbatch * self.chunk_split[other]
+        if within >= mine or not theirs:
+            return range(first, first)
         return range(first + within * theirs // mine, first - (-(within + 1) * theirs // mine))

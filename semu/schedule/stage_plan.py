@@ -41,9 +41,9 @@ class StagePlan:
             behind the other (as ``PipelineLayout.modules``); None: the job's layout.
         variants: per chunk its variants, each a strategy (``STRATEGIES``) for every layer of the chunk, in order; an
             empty list: one variant, the job's own. Empty: of no chunk.
-        choice: per chunk, the variant that each of its (sub-)microbatches runs; empty: the first everywhere.
-        orders: the order of stages on every rank, (sub-)microbatches of a chunk numbered through; None: the job's
-            schedule.
+        choice: per chunk, the variant that each of its (sub-)microbatches runs, in order; empty: the first everywhere.
+        orders: the order of stages on every rank; where a module cuts microbatches into k parts at most, those of
+            microbatch i are numbered from i x k. None: the job's schedule.
         problem: what the plan was made for, as ``JobCheckpoint.described`` says; it must be the job's. None: not said.
     Raises:
         ScheduleError: something that is no count, no strategy, no variant.
@@ -65,6 +65,8 @@ class StagePlan:
         variants = []
         for chunk, own in enumerate(self.variants):
             where = f"plan.variants[{chunk}]"
+            if isinstance(own, str) or not isinstance(own, Sequence):
+                raise ScheduleError("not a list of variants", where=where, expected="lists of words", got=repr(own))
             lists = [_strategies(words, f"{where}[{number}]") for number, words in enumerate(own)]
             if len({len(words) for words in lists}) > 1:
                 raise ScheduleError("variants of different numbers of layers", where=where, got=list(map(len, lists)))
@@ -113,7 +115,7 @@ class StagePlan:
             ScheduleError: not a plan; a key or a word that is none.
         """
         try:
-            table = json.loads(text)
+            table: Any = json.loads(text)
         except json.JSONDecodeError as error:
             raise ScheduleError(f"not JSON: {error}", where=name, expected=f'{{"format": "{FORMAT}", ...}}') from error
         if not isinstance(table, dict) or table.get("format") != FORMAT:
@@ -128,7 +130,8 @@ class StagePlan:
             lines = table["orders"]
             if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
                 raise ScheduleError("not orders", where=f"{name}: orders", expected="a line of stages for every rank")
-            orders = Schedule.from_text("\n".join(line.strip() or "-" for line in lines), table.get("name", name))
+            text = "\n".join(line.strip() or "-" for line in lines)
+            orders = Schedule.from_text(text, str(table.get("name", name)))
         given = {key: table[key] for key in ("parts", "layers", "variants", "choice", "problem") if key in table}
         for key, kind in (("parts", dict), ("layers", dict), ("problem", dict), ("variants", list), ("choice", list)):
             if key in given and not isinstance(given[key], kind):
@@ -175,6 +178,8 @@ def first_difference(made_for: Mapping[str, Any], is_for: Mapping[str, Any], whe
             ]
         else:
             pairs = [(place, mine, its)]
+            if isinstance(mine, list) and isinstance(its, list):
+                pairs = [(f"the length of {place}", len(mine), len(its))]
         for spot, a, b in pairs:
             if isinstance(a, Mapping) and isinstance(b, Mapping):
                 first_difference(a, b, spot)

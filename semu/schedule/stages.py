@@ -32,7 +32,8 @@ class StageArrays:
         shape: ranks, chunks, microbatches.
         first: int64[num_chunks + 1], first pair of each chunk.
         chunk, part: int32[num_pairs], a pair's chunk and (sub-)microbatch number within it.
-        exists: bool[num_pairs], false where a microbatch runs through another copy of the model.
+        exists: bool[num_pairs], false where a microbatch runs through another copy of the model, or is cut into fewer
+            sub-microbatches than others.
         pred_ptr, pred: CSR predecessors of stages, int32.
     """
 
@@ -47,10 +48,17 @@ class StageArrays:
     @classmethod
     def of(cls, shape: PipelineShape) -> StageArrays:
         """The stages of a pipeline."""
-        count = [numbers[-1] for numbers in shape.first_part]
+        m = shape.num_microbatches
+        count = [split * m for split in shape.chunk_split]
         first = np.cumsum([0, *count], dtype=np.int64)
         flow = np.array(shape.microbatch_flow, dtype=np.int64)
-        runs = [np.repeat(flow == of, k) for of, k in zip(shape.chunk_flow, shape.counts, strict=True)]
+        runs = [np.repeat(flow == of, k) for of, k in zip(shape.chunk_flow, shape.chunk_split, strict=True)]
+        if shape.part_counts:
+            cut = [
+                np.arange(k) < np.array(own)[:, None]
+                for own, k in zip(shape.part_counts, shape.chunk_split, strict=True)
+            ]
+            runs = [own & some.ravel() for own, some in zip(runs, cut, strict=True)]
         before, after = _edges(shape, first)
         order = np.lexsort((before, after))
         before, after = before[order], after[order]
@@ -90,17 +98,13 @@ class StageArrays:
     @cached_property
     def microbatch(self) -> I32:
         """int32[num_pairs], the microbatch that each pair is part of."""
-        each = np.arange(self.shape.num_microbatches, dtype=np.int32)
-        none = np.zeros(0, dtype=np.int32)
-        return np.concatenate([none, *[np.repeat(each, counts) for counts in self.shape.counts]])
+        found: I32 = (self.part // np.array(self.shape.chunk_split, dtype=np.int32)[self.chunk]).astype(np.int32)
+        return found
 
     @cached_property
     def sub_microbatch(self) -> I32:
         """int32[num_pairs], the number of each pair within its microbatch."""
-        first = [np.array(numbers[:-1], dtype=np.int32) for numbers in self.shape.first_part]
-        none = np.zeros(0, dtype=np.int32)
-        begun = np.concatenate([none, *[np.repeat(a, n) for a, n in zip(first, self.shape.counts, strict=True)]])
-        found: I32 = (self.part - begun).astype(np.int32)
+        found: I32 = (self.part % np.array(self.shape.chunk_split, dtype=np.int32)[self.chunk]).astype(np.int32)
         return found
 
     @cached_property
@@ -167,12 +171,16 @@ def _edges(shape: PipelineShape, first: I64) -> tuple[I64, I64]:
 
 def _shared(shape: PipelineShape, chunk: int, source: int) -> tuple[I64, I64]:
     """Numbers of two chunks' stages that share a part of a microbatch: int64[k] each."""
-    if shape.chunk_counts:
-        numbers = range(shape.first_part[chunk][-1])
-        found = [(part, there) for part in numbers for there in shape.shared(chunk, part, source)]
-        table = np.array(found, dtype=np.int64).reshape(-1, 2)
-        return table[:, 0], table[:, 1]
     mine, theirs, m = shape.chunk_split[chunk], shape.chunk_split[source], shape.num_microbatches
+    if shape.part_counts or shape.joins:
+        found = [
+            (part, there)
+            for microbatch in range(m)
+            for part in range(microbatch * mine, microbatch * mine + shape.count(chunk, microbatch))
+            for there in shape.shared(chunk, part, source)
+        ]
+        both = np.array(found, dtype=np.int64).reshape(-1, 2)
+        return both[:, 0], both[:, 1]
     if mine == theirs:
         same = np.arange(m * mine, dtype=np.int64)
         return same, same

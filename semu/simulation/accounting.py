@@ -276,8 +276,7 @@ def _planned_work(layout: Layout, evaluation: Evaluation, symbols: Mapping[str, 
     index = evaluation.shapes.index
     times = np.zeros((len(library.operators), evaluation.num_shapes), dtype=np.int64)
     for chunk, kinds in enumerate(planned.choice):
-        part = np.arange(len(kinds))
-        shapes = index[:, layout.column_of(np.full(len(kinds), chunk), part)]
+        shapes = index[:, layout.column_of(np.full(len(kinds), chunk), planned.parts[chunk])]
         for kind in np.unique(kinds).tolist():
             uses = np.bincount(shapes[:, kinds == kind].ravel(), minlength=evaluation.num_shapes)
             stages = layout.kinds[kind]
@@ -349,7 +348,7 @@ def _flop(layout: Layout, mean: Mapping[str, NDArray[np.int64]], uses: NDArray[n
 def _stages_by_module(layout: Layout) -> dict[str, list[StageProgram]]:
     """The stages of every modality module that has a parallelism of its own, and of all others together."""
     result: dict[str, list[StageProgram]] = {}
-    for chunk in layout.chunks:
+    for chunk in layout.chunks[: layout.cut.num_stages]:  # a microbatch runs through one copy of the model
         is_own = layout.mesh_of(chunk.chunk.index) is not layout.mesh
         stages = result.setdefault(chunk.module if is_own else "", [])
         stages += [stage for stage in (chunk.forward, chunk.backward) if stage is not None]

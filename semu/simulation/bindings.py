@@ -64,10 +64,10 @@ class StageInsides:
 
     def stage(self, unit: int) -> tuple[int, int]:
         """Which of ``Layout.kinds`` a stage runs, and the column of its shapes."""
-        microbatch, position = divmod(unit, self.units.size)
+        microbatch = unit // self.units.size
         if self.layout.planned is None:
-            return int(self.units.chunk[position]), microbatch
-        chunk = self.units.chunk[position : position + 1]
+            return self.units.chunk_of(unit), microbatch
+        chunk = np.array([self.units.chunk_of(unit)])
         part = np.array([self.units.part_of(unit)])
         return int(self.layout.kind_of(chunk, part)[0]), int(self.layout.column_of(chunk, part)[0])
 
@@ -81,7 +81,7 @@ class StageInsides:
         if key not in self._known:
             if key[1] not in self._rows:
                 self._rows[key[1]] = self.evaluation.latencies_of(shapes)
-            program = program_of(self.layout, kind, code)
+            program = program_of(self.layout, kind, code)  # alike in all copies of the model
             number, _ = self._programs.setdefault(id(program), (len(self._programs), program))
             latency = self._rows[key[1]][:, program.rows]
             start = natural_starts(program, latency)

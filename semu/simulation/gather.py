@@ -141,9 +141,9 @@ def _needed(insides: StageInsides, gather: ParameterGather, unit: int) -> NDArra
 
 def first_forwards(units: PipelineUnits, order: NDArray[np.int32]) -> dict[int, int]:
     """Chunk -> unit of its first forward stage on this rank."""
-    position = order % units.size
+    phases = units.phase[order % units.size]
     first: dict[int, int] = {}
-    for unit, chunk, phase in zip(order.tolist(), units.chunk[position], units.phase[position], strict=True):
+    for unit, chunk, phase in zip(order.tolist(), units.chunks_of(order), phases, strict=True):
         if phase == 0:
             first.setdefault(int(chunk), unit)
     return first

@@ -33,7 +33,7 @@ class PairCosts:
     Attributes:
         shape: the pipeline. module_names: modality modules, by number. layers: per chunk, layers that variants name.
         rank, module, microbatch, part, slot, chunk: int32[n]; part within the microbatch.
-        number: int32[n], the part numbered through, as ``StageKey`` has it. has_backward: bool[n].
+        number: int32[n], the part as ``StageKey`` numbers it. has_backward: bool[n].
         num_variants: int32[n]; columns behind them repeat the last one.
         forward_s, backward_s: float64[n, V] [s], on the time grid; 0 without a backward.
         held_bytes: int64[n, V], from the end of the forward to the end of the backward.
@@ -85,13 +85,15 @@ def pair_costs(checkpoint: JobCheckpoint, replica: int | None = None) -> PairCos
         if isinstance(replica, bool) or not 0 <= replica < len(shapes):
             raise ConfigError("no such replica", where="replica", expected=f"0 to {len(shapes) - 1}", got=replica)
         shapes = shapes[replica : replica + 1]
-    column = layout.column_of(arrays.chunk, arrays.part)
+    pairs = np.flatnonzero(arrays.exists)
+    chunk_of, part_of = arrays.chunk[pairs], arrays.part[pairs]
+    column = layout.column_of(chunk_of, part_of)
     numbers = layout.planned.numbers if layout.planned is not None else tuple((c,) for c in range(shape.num_chunks))
-    most, n = max(map(len, numbers), default=1), arrays.num_pairs
+    most, n = max(map(len, numbers), default=1), len(pairs)
     seconds = np.zeros((2, n, most))
     held, peaks = np.zeros((n, most), dtype=np.int64), np.zeros((2, n, most), dtype=np.int64)
     for chunk, kinds in enumerate(numbers):
-        mine = slice(int(arrays.first[chunk]), int(arrays.first[chunk + 1]))
+        mine = chunk_of == chunk
         its = shapes[:, column[mine]]
         for variant in range(most):
             kind = kinds[min(variant, len(kinds) - 1)]
@@ -114,15 +116,15 @@ def pair_costs(checkpoint: JobCheckpoint, replica: int | None = None) -> PairCos
         shape=shape,
         module_names=tuple(modules),
         layers=tuple(sum(block.is_layer for block in chunk.blocks) for chunk in layout.chunks),
-        rank=arrays.rank,
-        module=np.array([modules.index(chunk.module) for chunk in layout.chunks], dtype=np.int32)[arrays.chunk],
-        microbatch=arrays.microbatch,
-        part=arrays.sub_microbatch,
-        slot=np.array(shape.chunk_slot, dtype=np.int32)[arrays.chunk],
-        chunk=arrays.chunk,
-        number=arrays.part,
-        has_backward=arrays.has_backward,
-        num_variants=np.array([len(own) for own in numbers], dtype=np.int32)[arrays.chunk],
+        rank=arrays.rank[pairs],
+        module=np.array([modules.index(chunk.module) for chunk in layout.chunks], dtype=np.int32)[chunk_of],
+        microbatch=arrays.microbatch[pairs],
+        part=arrays.sub_microbatch[pairs],
+        slot=np.array(shape.chunk_slot, dtype=np.int32)[chunk_of],
+        chunk=chunk_of,
+        number=part_of,
+        has_backward=arrays.has_backward[pairs],
+        num_variants=np.array([len(own) for own in numbers], dtype=np.int32)[chunk_of],
         forward_s=seconds[0],
         backward_s=seconds[1],
         held_bytes=held,
@@ -154,8 +156,8 @@ def _edges(checkpoint: JobCheckpoint, replica: int | None) -> tuple[I32, I32, F6
     longest = latency.max(axis=0)
     size, n = units.size, units.num_stages
     repeat = np.arange(units.repeats)[:, None] * size
-    chunk, phase, part = np.tile(units.chunk, (units.repeats, 1)), units.phase[None, :], units.parts
-    stage = 2 * (arrays.first[chunk] + part) + phase
+    place = np.cumsum(arrays.exists) - 1
+    stage = 2 * place[arrays.first[units.chunk[units.copy]] + units.parts] + units.phase[None, :]
     by_unit = np.full((units.repeats, size), -1, dtype=np.int64)
     by_unit[:, :n] = stage
     local = np.array(units.local, dtype=np.int64).reshape(-1, 2)
@@ -165,6 +167,6 @@ def _edges(checkpoint: JobCheckpoint, replica: int | None) -> tuple[I32, I32, F6
     lasts = np.concatenate((np.zeros(len(before[0])), moved))
     source, target = np.concatenate(before), np.concatenate(after)
     order = np.lexsort((source, target))
-    counts = np.bincount(target, minlength=2 * arrays.num_pairs)
+    counts = np.bincount(target, minlength=2 * int(arrays.exists.sum()))
     pointer = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     return pointer, source[order].astype(np.int32), lasts[order]

@@ -254,7 +254,8 @@ def _fill_latencies(
     if layout.planned is not None:
         _fill_planned(layout, evaluation, units, replicas, latency)
         return
-    if latency.shape[0] == 1 and shape.shape[1] > 1 and (shape == shape[0, 0]).all() and not units.merged:
+    is_alike = latency.shape[0] == 1 and shape.shape[1] > 1 and (shape == shape[0, 0]).all()
+    if is_alike and not units.merged and units.num_copies == 1:
         links = replicas.links[0]
         of, one = evaluation.by_shape.found(
             ("one microbatch", id(links), int(shape[0, 0]), units.merged),
@@ -264,7 +265,8 @@ def _fill_latencies(
             one = _one_microbatch(layout, evaluation, units, replicas)
         latency.reshape(-1, units.size)[:] = one
         return
-    for position, (chunk, code) in enumerate(zip(units.chunk.tolist(), units.codes[0].tolist(), strict=True)):
+    first = units.chunk[0].tolist()  # stages of other copies of the model cost the same
+    for position, (chunk, code) in enumerate(zip(first, units.codes[0].tolist(), strict=True)):
         own = units.codes[:, position]
         if not units.merged or (own == code).all():
             latency[:, position :: units.size] = costs_of(layout, evaluation, chunk, code).latency[shape]
@@ -274,11 +276,17 @@ def _fill_latencies(
             latency[:, position + microbatch * units.size] = stage.latency[shape[:, microbatch]]
     for number in range(units.num_transfers):
         sizes = evaluation.by_shape.found(("moved", number), lambda: _moved_bytes(layout, evaluation, units, number))  # noqa: B023
-        link_of = [links[units.pair[number]] for links in replicas.links]
-        for link in dict.fromkeys(link_of):
-            by_shape = send_latency(evaluation, link, sizes)
-            rows = np.array([replica for replica, other in enumerate(link_of) if other == link])
-            latency[rows, units.num_stages + number :: units.size] = by_shape[shape[rows]]
+        column = latency[:, units.num_stages + number :: units.size]
+        for copy, pair in enumerate(units.pair[:, number].tolist()):
+            link_of = [links[pair] for links in replicas.links]
+            mine = np.flatnonzero(units.copy[: shape.shape[1]] == copy)
+            for link in dict.fromkeys(link_of):
+                by_shape = send_latency(evaluation, link, sizes)
+                rows = np.array([replica for replica, other in enumerate(link_of) if other == link])
+                if units.num_copies == 1:
+                    column[rows] = by_shape[shape[rows]]
+                else:
+                    column[np.ix_(rows, mine)] = by_shape[shape[np.ix_(rows, mine)]]
 
 
 def _fill_planned(
@@ -292,29 +300,20 @@ def _fill_planned(
     shape, n = replicas.shape, units.num_stages
     unit = np.arange(units.repeats * units.size).reshape(units.repeats, units.size)
     stages, part = unit[:, :n].ravel(), units.parts.ravel()
-    chunk, code = np.tile(units.chunk, units.repeats), units.codes.ravel()
+    chunk, code = units.chunk[units.copy].ravel(), units.codes.ravel()
     kind, column = layout.kind_of(chunk, part), layout.column_of(chunk, part)
     for number, its in np.unique(np.stack((kind, code)), axis=1).T.tolist():
         mine = (kind == number) & (code == its)
         latency[:, stages[mine]] = costs_of(layout, evaluation, number, its).latency[shape[:, column[mine]]]
     producer, consumer = np.tile(units.producer, units.repeats), np.tile(units.consumer, units.repeats)
     repeat = np.repeat(np.arange(units.repeats), units.num_transfers)
-    ends = [
-        tuple(row)
-        for row in np.stack(
-            (
-                units.chunk[producer],
-                units.parts[repeat, producer],
-                units.chunk[consumer],
-                units.parts[repeat, consumer],
-            ),
-            axis=1,
-        ).tolist()
-    ]
+    given, taken = units.chunk[units.copy[repeat], producer], units.chunk[units.copy[repeat], consumer]
+    sent, kept = units.parts[repeat, producer], units.parts[repeat, consumer]
+    ends = list(zip(given.tolist(), sent.tolist(), taken.tolist(), kept.tolist(), strict=True))
     is_cut = layout.planned is not None and layout.planned.cutting is not None
-    moved = transfer_columns(layout, units.shape, ends) if is_cut else units.parts[repeat, producer]
-    pair, transfers = np.tile(units.pair, units.repeats), unit[:, n:].ravel()
-    edges = np.stack((units.chunk[producer], units.chunk[consumer], units.phase[producer]))
+    moved = transfer_columns(layout, units.shape, ends) if is_cut else sent
+    pair, transfers = units.pair_of.ravel(), unit[:, n:].ravel()
+    edges = np.stack((given, taken, units.phase[producer]))
     for source, target, way in np.unique(edges, axis=1).T.tolist():
         sizes = edge_bytes(layout, evaluation, source, target, Phase.BACKWARD if way else Phase.FORWARD)
         mine = np.flatnonzero((edges[0] == source) & (edges[1] == target) & (edges[2] == way))
@@ -336,7 +335,7 @@ def _moved_bytes(layout: Layout, evaluation: Evaluation, units: PipelineUnits, n
     """Bytes of a transfer for every shape: int64[num_shapes]."""
     producer, consumer = units.producer[number], units.consumer[number]
     phase = Phase.BACKWARD if units.phase[producer] else Phase.FORWARD
-    return edge_bytes(layout, evaluation, int(units.chunk[producer]), int(units.chunk[consumer]), phase)
+    return edge_bytes(layout, evaluation, int(units.chunk[0, producer]), int(units.chunk[0, consumer]), phase)
 
 
 def send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int64]) -> NDArray[np.float64]:

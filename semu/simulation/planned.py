@@ -32,6 +32,7 @@ class Planned:
     Attributes:
         plan: as told. cutting: how microbatches are cut; None: they are not.
         more: variants of chunks beside the first ones. numbers: per chunk, its variants' numbers in ``Layout.kinds``.
+        parts: per chunk, the numbers of its parts (``StageKey``), in order: int64[num_parts].
         choice: per chunk, the kind that each of its parts runs: int64[num_parts].
     """
 
@@ -39,15 +40,20 @@ class Planned:
     cutting: SubMicrobatches | None
     more: tuple[ChunkStages, ...]
     numbers: tuple[tuple[int, ...], ...]
+    parts: tuple[I64, ...]
     choice: tuple[I64, ...]
 
     @cached_property
     def _first(self) -> I64:
-        return np.cumsum([0, *map(len, self.choice)], dtype=np.int64)
+        """Where each chunk begins in a table of all chunks and numbers of parts."""
+        return np.cumsum([0, *(int(own.max(initial=-1)) + 1 for own in self.parts)], dtype=np.int64)
 
     @cached_property
     def _kinds(self) -> I64:
-        return np.concatenate([np.zeros(0, dtype=np.int64), *self.choice])
+        table = np.full(int(self._first[-1]), -1, dtype=np.int64)
+        for first, parts, kinds in zip(self._first.tolist(), self.parts, self.choice, strict=False):
+            table[first + parts] = kinds
+        return table
 
     def kind_of(self, chunk: NDArray[np.integer], part: NDArray[np.integer]) -> I64:
         """See ``Layout.kind_of``."""
@@ -58,9 +64,22 @@ class Planned:
         """See ``Layout.column_of``."""
         if self.cutting is None:
             return part.astype(np.int64)
-        first = np.array([self.cutting.column(c.module, 0) for c in layout.chunks], dtype=np.int64)
-        found: I64 = first[chunk] + part
+        found: I64 = self._columns(layout)[self._first[chunk] + part]
         return found
+
+    def _columns(self, layout: Layout) -> I64:
+        known = self._known.get("columns")
+        if known is None:
+            assert self.cutting is not None
+            known = np.full(int(self._first[-1]), -1, dtype=np.int64)
+            for first, parts, chunk in zip(self._first.tolist(), self.parts, layout.chunks, strict=False):
+                known[first + parts] = [self.cutting.column(chunk.module, part) for part in parts.tolist()]
+            self._known["columns"] = known
+        return known
+
+    @cached_property
+    def _known(self) -> dict[str, I64]:
+        return {}
 
     def pipeline_shape(self, layout: Layout, shape: PipelineShape) -> PipelineShape:
         """What a schedule must order; ``shape``: where no microbatch is cut."""
@@ -68,7 +87,8 @@ class Planned:
         if self.cutting is None:
             return replace(shape, chunk_module=modules)
         counts = tuple(self.cutting.counts(module) for module in modules)
-        return replace(shape, chunk_module=modules, chunk_counts=counts)
+        split = tuple(max(1, *own) for own in counts)
+        return replace(shape, chunk_module=modules, chunk_split=split, part_counts=counts, joins=True)
 
 
 def planned_job(job: TrainingJob, plan: StagePlan) -> TrainingJob:
@@ -96,12 +116,20 @@ def planned_job(job: TrainingJob, plan: StagePlan) -> TrainingJob:
             )
     vpp = sum(map(len, plan.layers.values())) // pp
     layout = PipelineLayout(modules=dict(plan.layers))
-    return replace(job, parallel=replace(job.parallel, vpp=vpp, layout=layout))
+    return replace(job, parallel=replace(job.parallel, vpp=vpp, layout=layout, segments="mixed", shares={}))
 
 
 def _refuse(job: TrainingJob, plan: StagePlan) -> None:
     """Say no to what this version would get wrong under a plan."""
     parallel, training = job.parallel, job.training
+    if parallel.copies > 1:
+        raise ConfigError(
+            "a plan for a bidirectional placement is not modelled by this version",
+            where="parallel.placement",
+            expected="circular, or a schedule file without sub-microbatches and variants (text or .csv)",
+            got=parallel.placement,
+            nearest="circular",
+        )
     is_cut, has_variants = bool(plan.parts), any(plan.variants)
     if not (is_cut or has_variants):
         return
@@ -185,7 +213,9 @@ def plan_layout(layout: Layout, plan: StagePlan, cutting: SubMicrobatches | None
         numbers.append([number, *range(len(layout.chunks) + len(more), len(layout.chunks) + len(more) + len(own) - 1)])
         more += own[1:]
     cut = Cut(tuple(chunks), layout.cut.num_ranks)
-    planned = Planned(plan, cutting, tuple(more), tuple(map(tuple, numbers)), _choice(layout, plan, cutting, numbers))
+    parts = tuple(_parts(layout, cutting, chunk.module) for chunk in layout.chunks)
+    choice = _choice(plan, parts, numbers)
+    planned = Planned(plan, cutting, tuple(more), tuple(map(tuple, numbers)), parts, choice)
     result = Layout(job, layout.mesh, joined.library, joined.streams, cut, planned=planned)
     if cutting is not None:
         for module in cutting.modules.values():
@@ -197,7 +227,7 @@ def chosen(layout: Layout, plan: StagePlan) -> Layout:
     """A planned layout with another choice of variants and other orders."""
     planned = layout.planned
     assert planned is not None
-    choice = _choice(layout, plan, planned.cutting, [list(own) for own in planned.numbers])
+    choice = _choice(plan, planned.parts, planned.numbers)
     return replace(layout, planned=replace(planned, plan=plan, choice=choice))
 
 
@@ -325,26 +355,36 @@ def _check_alike(layout: Layout, cutting: SubMicrobatches | None, variants: Sequ
             )
 
 
-def _choice(
-    layout: Layout, plan: StagePlan, cutting: SubMicrobatches | None, numbers: Sequence[Sequence[int]]
-) -> tuple[I64, ...]:
-    m = layout.job.num_microbatches
-    result = []
-    if plan.choice and len(plan.choice) != len(layout.chunks):
+def _parts(layout: Layout, cutting: SubMicrobatches | None, module: str) -> I64:
+    """Numbers of a module's parts, in order."""
+    if cutting is None or module not in cutting.modules:
+        return np.arange(layout.job.num_microbatches, dtype=np.int64)
+    cut = cutting.modules[module]
+    found = [cut.split * microbatch + part for microbatch, count in enumerate(cut.counts) for part in range(count)]
+    return np.array(found, dtype=np.int64)
+
+
+def _choice(plan: StagePlan, parts: Sequence[I64], numbers: Sequence[Sequence[int]]) -> tuple[I64, ...]:
+    """Per chunk, the kind that each of its parts runs.
+
+    Args:
+        parts: per chunk. numbers: per chunk, of its variants in ``Layout.kinds``.
+    """
+    if plan.choice and len(plan.choice) != len(parts):
         raise ScheduleError(
             "choices for another number of chunks",
             where="plan.choice",
-            expected=f"{len(layout.chunks)} lists",
+            expected=f"{len(parts)} lists",
             got=len(plan.choice),
         )
-    for number, base in enumerate(layout.chunks):
-        count = sum(cutting.counts(base.module)) if cutting is not None else m
-        own = plan.choice[number] if plan.choice else (0,) * count
-        if len(own) != count:
+    result = []
+    for number, mine in enumerate(parts):
+        own = plan.choice[number] if plan.choice else (0,) * len(mine)
+        if len(own) != len(mine):
             raise ScheduleError(
                 "not a choice for every sub-microbatch",
                 where=f"plan.choice[{number}]",
-                expected=f"{count} numbers",
+                expected=f"{len(mine)} numbers",
                 got=len(own),
             )
         if own and max(own) >= len(numbers[number]):
@@ -355,8 +395,7 @@ def _choice(
                 got=max(own),
                 nearest=len(numbers[number]) - 1,
             )
-        kinds = np.array(numbers[number], dtype=np.int64)
-        result.append(kinds[np.array(own, dtype=np.int64)])
+        result.append(np.array(numbers[number], dtype=np.int64)[np.array(own, dtype=np.int64)])
     return tuple(result)
 
 

@@ -115,10 +115,8 @@ class _RankBuilder:
     def _microbatches(self, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
         """The microbatch of every stage: int64[n]."""
         problem = self.run.problem
-        if not problem.shape.chunk_counts:
-            return problem.microbatch[nodes].astype(np.int64)
-        pairs = zip(problem.chunk[nodes].tolist(), problem.microbatch[nodes].tolist(), strict=True)
-        return np.array([problem.shape.microbatch_of(*pair) for pair in pairs], dtype=np.int64)
+        split = np.array(problem.shape.chunk_split, dtype=np.int64)[problem.chunk[nodes]]
+        return problem.microbatch[nodes] // split
 
     def _sends(self) -> list[OuterSlice]:
         run, problem = self.run, self.run.problem

@@ -75,13 +75,11 @@ def _at(
     made = made[np.argsort(problem.microbatch[made], kind="stable")]
     used = used[np.argsort(problem.microbatch[used], kind="stable")]
     ends = [
-        (giver, part, taker, other)
-        for part in range(shape.first_part[giver][-1])
-        for other in shape.shared(giver, part, taker)
+        (giver, part, taker, other) for part in shape.every_part(giver) for other in shape.shared(giver, part, taker)
     ]
     columns = transfer_columns(layout, shape, ends)
-    given = np.array([end[1] for end in ends], dtype=np.int64)
-    taken = np.array([end[3] for end in ends], dtype=np.int64)
+    given = np.searchsorted(problem.microbatch[made], [end[1] for end in ends])
+    taken = np.searchsorted(problem.microbatch[used], [end[3] for end in ends])
     variant = np.searchsorted(variants, run.kind[made])
     pieces = left[variant[given], run.shape[:, columns]]
     change = -left[variant, run.shape[:, run.column[made]]]

@@ -34,7 +34,7 @@ def _highest(run: PipelineRun, head: Headline, nodes: NDArray[np.int64]) -> NDAr
     summits = pipeline.summits
     found = summits.low[head.slowest].copy()
     doubtful = nodes[summits.high[head.slowest, nodes] > found[nodes]]
-    pipeline.load(run.shape[head.slowest, np.unique(problem.microbatch[doubtful])].tolist())
+    pipeline.load(run.shape[head.slowest, np.unique(run.column[doubtful])].tolist())
     for node in doubtful.tolist():
         found[node] = pipeline.exact_summit(head.slowest, node, with_end=False)
     kept = np.array([memory.static.total + memory.workspace for memory in head.memories], dtype=np.int64)

@@ -28,8 +28,7 @@ class CutModule:
     Attributes:
         name: of the module. streams: those that are cut with its items.
         own: int64[dp, num_microbatches], parts of every replica. counts: the most of any replica, per microbatch.
-        first: number of the first part of every microbatch, and behind them how many there are.
-        column: of its first part.
+        first: parts before those of every microbatch, and behind them how many there are. column: of the first part.
     """
 
     name: str
@@ -38,6 +37,11 @@ class CutModule:
     counts: tuple[int, ...]
     first: tuple[int, ...]
     column: int
+
+    @property
+    def split(self) -> int:
+        """Most parts of any microbatch: those of microbatch i are numbered from i times this."""
+        return max(1, *self.counts)
 
     def items(self, replica: int, microbatch: int, part: int, count: int) -> tuple[int, int]:
         """Which of ``count`` items a part has: from, to."""
@@ -72,8 +76,12 @@ class SubMicrobatches:
         return [item for column in self.table for item in column]
 
     def column(self, module: str, part: int) -> int:
-        """Column of a module's part, numbered through."""
-        return part if module not in self.modules else self.modules[module].column + part
+        """Column of a module's part, as ``StageKey`` numbers it."""
+        if module not in self.modules:
+            return part
+        cut = self.modules[module]
+        microbatch, within = divmod(part, cut.split)
+        return cut.column + cut.first[microbatch] + within
 
     def between(self, source: str, target: str, microbatch: int, given: int, taken: int) -> int:
         """Column of what a module's part gives to a part of another one that reads it; parts within the microbatch."""

@@ -62,7 +62,8 @@ def top_operators(
     known: dict[int, list[tuple[int, int, int]]] = {}
     total_of: dict[int, float] = {}
     calls_of: Counter[int] = Counter()
-    for number, chunk in enumerate(layout.kinds):
+    kinds = layout.kinds  # a microbatch runs through one copy of the model
+    for number, chunk in enumerate(kinds if layout.planned is not None else kinds[: layout.cut.num_stages]):
         for stage in (chunk.forward, chunk.backward):
             if stage is not None:
                 if id(stage) not in known:

@@ -182,7 +182,6 @@ def transfer_columns(
         if here == there:
             found.append(cutting.column(here, given))
             continue
-        microbatch = shape.microbatch_of(source, given)
-        within = given - shape.first_part[source][microbatch], taken - shape.first_part[target][microbatch]
-        found.append(cutting.between(here, there, microbatch, *within))
+        microbatch, given = divmod(given, shape.chunk_split[source])
+        found.append(cutting.between(here, there, microbatch, given, taken % shape.chunk_split[target]))
     return np.array(found, dtype=np.int64)

@@ -47,7 +47,7 @@ class Unrolled(CutModel):
     """A cut model, copied for every part.
 
     Attributes:
-        parts: per chunk here, (chunk of the job, microbatch, part within it, part numbered through).
+        parts: per chunk here, (chunk of the job, microbatch, part within it, its number in a schedule).
         pieces: of all seams. counts: parts of every microbatch of every module.
     """
 
@@ -91,7 +91,7 @@ class Unrolled(CutModel):
                     self.blocks.append(copy)
                     before[block.module, microbatch, part] = copy.number
                     last[name, microbatch, part] = copy.number
-                self.parts.append((chunk, microbatch, part, through))
+                self.parts.append((chunk, microbatch, part, microbatch * max(1, *self.counts[name]) + part))
         self._by_chunk: dict[int, list[Block]] = {}
         for block in self.blocks:
             self._by_chunk.setdefault(block.chunk, []).append(block)

@@ -229,7 +229,8 @@ def test_the_latest_end_of_each_operator(replicas: list[tuple[int, list[int]]], 
         start=start,
         end=ends[:, -1:],
         shape=np.arange(len(replicas))[:, None],
-        problem=SimpleNamespace(microbatch=np.zeros(1, dtype=np.int64)),
+        problem=SimpleNamespace(),
+        column=np.zeros(1, dtype=np.int64),
         release={},
     )
     found = latest_ends(
