@@ -35,41 +35,31 @@ def _trailing_zeros(typing_context: Any, word: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _may_run(
-    r: int,
-    stage: int,
-    turn: I32,
-    turns: I32,
+def _leaves_room(
+    mine: int,
+    lowest: int,
     entered: int,
-    microbatch: I32,
-    held: I64,
-    peak: I64,
-    room: I64,
-    level: I64,
+    more: int,
+    room: int,
+    turns: I32,
     allocated: I64,
     wanted: I64,
     num_left: I32,
-    most: I64,
-    lowest: I32,
 ) -> bool:
-    """Whether a stage fits now and leaves every earlier microbatch what it may still want; see ``interleave``."""
-    if level[r] + peak[stage] > room[r]:
-        return False
-    if stage & 1:
-        return True
-    added = held[stage >> 1]
-    if level[r] + added + most[r] <= room[r]:
-        return True
-    mine, later = turn[microbatch[stage >> 1]], np.int64(0)
-    while lowest[r] < entered and num_left[r, turns[lowest[r]]] == 0:
-        lowest[r] += 1
-    for at in range(entered - 1, lowest[r] - 1, -1):
+    """Whether a forward leaves every microbatch with an earlier turn what it may still want on one rank.
+
+    Args:
+        mine: turn of the forward's microbatch. lowest: no microbatch with a lower turn has anything left here.
+        entered: microbatches that have turns. more: what the forward leaves [bytes]. room: [bytes].
+        turns, allocated, wanted, num_left: as in ``interleave``, the last three of the rank.
+    """
+    later = np.int64(0)
+    for at in range(entered - 1, lowest - 1, -1):
         m = turns[at]
-        if num_left[r, m] == 0:
-            continue
-        if at < mine and later + wanted[r, m] + added > room[r]:
-            return False
-        later += allocated[r, m]
+        if num_left[m] > 0:
+            if at < mine and later + wanted[m] + more > room:
+                return False
+            later += allocated[m]
     return True
 
 
@@ -236,23 +226,15 @@ def interleave(
                 while True:
                     own = turn[microbatch[stage >> 1]]
                     if own < before:
-                        if _may_run(
-                            r,
-                            stage,
-                            turn,
-                            turns,
-                            entered,
-                            microbatch,
-                            held,
-                            peak,
-                            room,
-                            level,
-                            allocated,
-                            wanted,
-                            num_left,
-                            most,
-                            lowest,
-                        ):
+                        fits = level[r] + peak[stage] <= room[r]
+                        if fits and kind == 0 and level[r] + held[stage >> 1] + most[r] > room[r]:
+                            while lowest[r] < entered and num_left[r, turns[lowest[r]]] == 0:
+                                lowest[r] += 1
+                            more = held[stage >> 1]
+                            fits = _leaves_room(
+                                own, lowest[r], entered, more, room[r], turns, allocated[r], wanted[r], num_left[r]
+                            )
+                        if fits:
                             chosen = stage
                             break
                         if kind == 0:
