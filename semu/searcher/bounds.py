@@ -14,6 +14,7 @@ All use the least time of a stage over its candidates, save ``load`` and ``memor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,10 +96,11 @@ def lower_bounds(problem: SearchProblem, *, refutes: bool = True) -> LowerBounds
     return LowerBounds(found)
 
 
-def _refuted(graph: tuple[F64, ...], where: tuple[NDArray[np.generic], ...], least: float, most: float) -> float:
+def _refuted(graph: tuple[Any, ...], where: tuple[Any, ...], least: float, most: float) -> float:
     """The highest makespan that is refuted, to 2^-12 of it, by halving from what is known up."""
-    from semu.searcher.bound_kernels import refute
+    from semu.searcher import bound_kernels
 
+    refute: Any = bound_kernels.refute
     ptr = where[2]
     cost, trials = float((np.diff(ptr).astype(np.float64) ** 2).sum()) * 4.0, 0
     rounds = int(np.clip(_EFFORT / (16 * cost), 2, 50))

@@ -24,14 +24,17 @@ _FEW_PAIRS = 48
 """Pairs of a rank up to which a choice of candidates is improved one by one: that takes their number squared."""
 
 
-@intrinsic
-def _trailing_zeros(typing_context: Any, word: Any) -> Any:
-    """Number of zeros below the lowest one of a word that is not zero."""
+def _generate_trailing_zeros(typing_context: Any, word: Any) -> Any:
+    """Types and code of ``_trailing_zeros``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
 
     return types.uint64(types.uint64), generate
+
+
+_trailing_zeros: Any = intrinsic(_generate_trailing_zeros)
+"""Number of zeros below the lowest one of a word that is not zero."""
 
 
 @njit(cache=True, nogil=True)
@@ -633,6 +636,24 @@ def _repair(
 
 
 @njit(cache=True, nogil=True)
+def _sort_falling(score: F64, ranking: I64) -> None:
+    """Numbers of scores, the highest score first, equals in a fixed order (Shell's sort); written to ``ranking``."""
+    count, gap = len(score), 1
+    for k in range(count):
+        ranking[k] = k
+    while gap < count // 3:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for at in range(gap, count):
+            mine, spot = ranking[at], at
+            while spot >= gap and score[ranking[spot - gap]] < score[mine]:
+                ranking[spot] = ranking[spot - gap]
+                spot -= gap
+            ranking[spot] = mine
+        gap //= 3
+
+
+@njit(cache=True, nogil=True)
 def _fill(
     room: int,
     first: I64,
@@ -645,6 +666,7 @@ def _fill(
     chosen: I64,
     usage: I64,
     score: F64,
+    ranking: I64,
 ) -> None:
     """Upgrade where there is room: pairs by what they gain per byte and position, each to the fastest that fits."""
     num_pairs = len(first)
@@ -655,7 +677,9 @@ def _fill(
             if lat[k, j] < lat[k, c]:
                 bytes_more = max(hold[k, j] - hold[k, c], 1) * (final[k] - first[k] + 1)
                 score[k] = max(score[k], (lat[k, c] - lat[k, j]) / bytes_more)
-    for k in np.argsort(-score):
+    _sort_falling(score, ranking)
+    for at in range(num_pairs):
+        k = ranking[at]
         if score[k] <= 0.0:
             break
         a, z, c = first[k], final[k], chosen[k]
@@ -766,7 +790,11 @@ def choose_memory(
     if highest <= room:
         best = least
     part = 1.0 / max(room, 1)
-    hold_part, rise_part, fall_part = hold * part, rise * part, fall * part
+    hold_part, rise_part = np.zeros((num_pairs, width)), np.zeros((num_pairs, width))
+    fall_part = np.zeros((num_pairs, width))
+    for k in range(num_pairs):
+        for j in range(num[k]):
+            hold_part[k, j], rise_part[k, j], fall_part[k, j] = hold[k, j] * part, rise[k, j] * part, fall[k, j] * part
     taken, used = np.zeros(num_pairs, dtype=np.int64), np.zeros(length + 2)
     byte_sums, option = np.zeros(length + 1), np.zeros(num_pairs, dtype=np.int64)
     pace, stale = 1.0, 0
@@ -803,7 +831,7 @@ def choose_memory(
                 score,
                 option,
             ):
-                _fill(room, first, final, num, lat, hold, rise, fall, trial, trial_usage, score)
+                _fill(room, first, final, num, lat, hold, rise, fall, trial, trial_usage, score, active)
                 time = 0.0
                 for k in range(num_pairs):
                     time += lat[k, trial[k]]
@@ -851,7 +879,7 @@ def choose_memory(
                 if highest > room:
                     continue
                 kept, num[k] = num[k], 0
-                _fill(room, first, final, num, lat, hold, rise, fall, trial, trial_usage, score)
+                _fill(room, first, final, num, lat, hold, rise, fall, trial, trial_usage, score, active)
                 num[k] = kept
                 time = 0.0
                 for other in range(num_pairs):
