@@ -25,6 +25,7 @@ def instances(**more: object) -> st.SearchStrategy[SearchProblem]:
         language_slots=st.integers(1, 2),
         transfer_s=st.sampled_from([(0.0, 0.0), (0.01, 0.3), (0.0, 3.0)]),
         frozen=st.booleans(),
+        audio=st.booleans(),
         peaks=st.booleans(),
         **more,  # type: ignore[arg-type]
     )
