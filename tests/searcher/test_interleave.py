@@ -181,3 +181,25 @@ def test_many_sequences_in_one_call_are_those_one_by_one() -> None:
     for row, other, makespan, lean in zip(rows, rows[::-1], together.makespan_s, together.lean_s, strict=True):
         alone = worker.run(row, other)
         assert (alone.makespan_s[0], alone.lean_s[0]) == (makespan, lean)
+
+
+@pytest.mark.parametrize("seed", [289, 556])
+def test_a_forward_may_go_once_its_microbatch_has_a_turn(seed: int) -> None:
+    """On a rank it waits behind one of another microbatch that does not fit; then its microbatch begins elsewhere."""
+    rng = np.random.default_rng(seed)
+    problem = vlm(
+        int(rng.integers(2, 5)),
+        int(rng.integers(2, 5)),
+        seed=seed,
+        audio=True,
+        language_slots=int(rng.integers(1, 3)),
+        transfer_s=(0.0, 0.3) if rng.random() < 0.5 else (0.0, 0.0),
+        peaks=bool(rng.integers(2)),
+    )
+    need = Interleaver(problem)._limits[1].max(axis=1)
+    arrays = problem.__getstate__() | {"limit_bytes": (need * rng.uniform(1, 2)).astype(np.int64)}
+    problem = SearchProblem(**arrays)  # type: ignore[arg-type]
+    forward, backward = rng.permutation(problem.num_groups), rng.permutation(problem.num_groups)
+    _, start = slow_interleave(problem, forward, backward)
+    found = Interleaver(problem, choice=np.zeros(problem.num_pairs)).solution(forward, backward)
+    assert np.array_equal(found.start_s, start, equal_nan=True)
