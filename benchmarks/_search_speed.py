@@ -1,8 +1,8 @@
 """Rows of search.py about speed: interleaving, the choice of candidates, whole rollouts, bounds.
 
 One instance of 4096 stages: 8 ranks, 64 microbatches of two images each, a vision encoder of one chunk per rank (two
-sub-microbatches) and a language model of two chunks per rank, ten candidates per pair, sends that take time. Times are processor times of one
-thread, but for two threads against one.
+sub-microbatches) and a language model of two chunks per rank, ten candidates per pair, sends that take time. Times are
+processor times of one thread, but for two threads against one.
 """
 
 from __future__ import annotations

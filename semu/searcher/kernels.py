@@ -111,6 +111,8 @@ def interleave(
     must wait disables the rank's queue of forwards, save microbatches with an earlier turn. So no rank waits for ever
     where every microbatch alone fits with everything that it holds on a rank at once.
 
+    Times are the earliest ones that the orders found allow, as ``evaluate_orders`` gives them.
+
     Args:
         ptr: int64[P + 1], first stage of each rank in ``order``. rank: int32[2n]. num_pred: int32[2n].
         succ_ptr, succ, succ_s, succ_link: CSR of the edges by producer, sends in the order in which they leave; time
@@ -181,7 +183,7 @@ def interleave(
         ready[:] = 0.0
         waiting[:] = num_pred
         link_free[:] = 0.0
-        entered = 0
+        entered, is_late = 0, False
         if any_limit:
             allocated[:] = 0
             wanted[:] = need
@@ -278,8 +280,9 @@ def interleave(
                     turns[entered] = m
                     entered += 1
                     for other in range(num_ranks):  # a forward of m that was behind one that waits may go now
-                        if is_limited[other] and num_ready[other, 0] > 0:
-                            key[other] = min(key[other], max(now_of[other], now))
+                        if is_limited[other] and num_ready[other, 0] > 0 and max(now_of[other], now) < key[other]:
+                            key[other] = max(now_of[other], now)
+                            is_late |= now_of[other] < now
                 num_left[r, m] -= 1
                 if kind == 0:
                     level[r] += held[pair]
@@ -312,6 +315,9 @@ def interleave(
             else:
                 key[r] = np.inf
         count[b] = ran
+        if is_late and ran == total:
+            edges = (succ_ptr, succ, succ_s, succ_link)
+            longest = _time(run[row], rank, *edges, latency, ready, now_of, link_free, start[row], end[row])
         makespan[b] = longest if ran == total else np.inf
         missing[b, 0], missing[b, 1] = -1, 0
         if ran < total:

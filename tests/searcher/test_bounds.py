@@ -26,6 +26,7 @@ INSTANCES = st.builds(
     candidates=st.integers(1, 3),
     transfer_s=st.sampled_from([(0.0, 0.0), (0.1, 0.5)]),
     frozen=st.booleans(),
+    audio=st.booleans(),
     peaks=st.booleans(),
 )
 

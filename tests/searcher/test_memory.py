@@ -39,6 +39,7 @@ PROBLEMS = st.builds(
     candidates=st.integers(2, 5),
     peaks=st.booleans(),
     frozen=st.booleans(),
+    audio=st.booleans(),
     language_slots=st.integers(1, 2),
 )
 
