@@ -48,7 +48,7 @@ def test_no_bound_exceeds_the_optimum(problem: SearchProblem, size: float | None
         assert least <= makespan
     assert found.by_name["refuted"] == found.value_s
     assert found.by_name["one machine"] >= found.by_name["critical path"]
-    assert lower_bounds(problem, refutes=False).value_s <= found.value_s
+    assert lower_bounds(problem, effort=0.0).value_s <= found.value_s
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
@@ -90,7 +90,7 @@ def test_memory_by_hand() -> None:
 def test_parts_on_one_rank_come_one_after_another() -> None:
     """The language model's first forward waits for all images of its microbatch, which share the vision ranks."""
     problem = whole(vlm(2, 1, images=(3, 3), language_slots=1, seed=5), 8.0)
-    found = lower_bounds(problem, refutes=False)
+    found = lower_bounds(problem, effort=0.0)
     assert found.by_name["one machine"] > max(found.by_name["critical path"], found.by_name["load"])
     assert found.value_s <= optimum(problem)
 
