@@ -730,7 +730,8 @@ def choose_memory(
 
     A pair holds memory from the start of its forward to the end of its backward, and each of its two stages has a peak
     above that. All of this is by position in the rank's order, so it does not depend on times. Lower bound: the
-    Lagrangian over the positions, raised along its subgradients by Polyak's step; with prefix sums of the prices a
+    Lagrangian over the positions, raised along its subgradients by Polyak's step towards less than half of
+    the way to what was found; with prefix sums of the prices a
     pair's cheapest candidate takes a few operations. Schedules that fit: the Lagrangian's candidates, downgraded
     until they fit, then upgraded where there is room; of few pairs, exchanged one by one while the gap is too large.
 
@@ -813,7 +814,13 @@ def choose_memory(
             bound = max(bound, value)
         else:
             stale += 1
-        if turn % 4 == 2:
+        norm = 0.0
+        for t in range(length):
+            slope[t] = used[t] - 1.0 + 0.4 * slope[t]
+            if price[t] <= 0.0 and slope[t] < 0.0:
+                slope[t] = 0.0
+            norm += slope[t] * slope[t]
+        if turn % 6 == 2 or norm <= 0.0:
             trial[:] = taken
             trial_usage[:] = 0
             for k in range(num_pairs):
@@ -851,16 +858,10 @@ def choose_memory(
             pace, stale = pace * 0.6, 0
             if pace < 0.02:
                 break
-        norm = 0.0
-        for t in range(length):
-            slope[t] = used[t] - 1.0 + 0.4 * slope[t]
-            if price[t] <= 0.0 and slope[t] < 0.0:
-                slope[t] = 0.0
-            norm += slope[t] * slope[t]
         if norm <= 0.0:
             break
         target = best if best < np.inf else 1.05 * max(least, bound)
-        step = pace * max(target - value, 1e-6 * abs(target)) / norm
+        step = pace * max(bound + 0.4 * (target - bound) - value, 1e-6 * abs(target)) / norm
         for t in range(length):
             price[t] = max(0.0, price[t] + step * slope[t])
     if best < np.inf and best - bound > goal * best and num_pairs <= _FEW_PAIRS:
@@ -896,7 +897,7 @@ def choose_memory(
             k = (k + 1) % num_pairs
         for other in range(num_pairs):
             choice[pair[other]] = chosen[other]
-    return best, bound
+    return best, min(bound * (1.0 - 1e-12), best)  # prices are not on the grid of times
 
 
 @njit(cache=True, nogil=True)
