@@ -660,6 +660,42 @@ def _sort_falling(score: F64, ranking: I64) -> None:
 
 
 @njit(cache=True, nogil=True)
+def _upgrade(
+    k: int,
+    only: int,
+    room: int,
+    first: I64,
+    final: I64,
+    num: I64,
+    lat: F64,
+    hold: I64,
+    rise: I64,
+    fall: I64,
+    chosen: I64,
+    usage: I64,
+) -> None:
+    """Give a pair the fastest candidate that fits, or the one that is named if it fits and is faster."""
+    a, z, c = first[k], final[k], chosen[k]
+    inside = np.int64(0)
+    for t in range(a + 1, z):
+        inside = max(inside, usage[t])
+    best = c
+    for j in range(num[k]):
+        more, up, down = hold[k, j] - hold[k, c], rise[k, j] - rise[k, c], fall[k, j] - fall[k, c]
+        if (
+            (only < 0 or j == only)
+            and lat[k, j] < lat[k, best]
+            and inside + more <= room
+            and usage[a] + more + up + (down if a == z else 0) <= room
+            and usage[z] + more + down + (up if a == z else 0) <= room
+        ):
+            best = j
+    if best != c:
+        _shift(usage, a, z, hold[k, best] - hold[k, c], rise[k, best] - rise[k, c], fall[k, best] - fall[k, c])
+        chosen[k] = best
+
+
+@njit(cache=True, nogil=True)
 def _fill(
     room: int,
     first: I64,
@@ -685,29 +721,9 @@ def _fill(
                 score[k] = max(score[k], (lat[k, c] - lat[k, j]) / bytes_more)
     _sort_falling(score, ranking)
     for at in range(num_pairs):
-        k = ranking[at]
-        if score[k] <= 0.0:
+        if score[ranking[at]] <= 0.0:
             break
-        a, z, c = first[k], final[k], chosen[k]
-        highest = usage[a]
-        for t in range(a, z + 1):
-            highest = max(highest, usage[t])
-        inside = np.int64(0)
-        for t in range(a + 1, z):
-            inside = max(inside, usage[t])
-        best = c
-        for j in range(num[k]):
-            more = hold[k, j] - hold[k, c]
-            if (
-                lat[k, j] < lat[k, best]
-                and inside + more <= room
-                and usage[a] + more + rise[k, j] - rise[k, c] + (fall[k, j] - fall[k, c] if a == z else 0) <= room
-                and usage[z] + more + fall[k, j] - fall[k, c] + (rise[k, j] - rise[k, c] if a == z else 0) <= room
-            ):
-                best = j
-        if best != c:
-            _shift(usage, a, z, hold[k, best] - hold[k, c], rise[k, best] - rise[k, c], fall[k, best] - fall[k, c])
-            chosen[k] = best
+        _upgrade(ranking[at], -1, room, first, final, num, lat, hold, rise, fall, chosen, usage)
 
 
 @njit(cache=True, nogil=True)
@@ -827,7 +843,7 @@ def choose_memory(
                 _shift(trial_usage, first[k], final[k], hold[k, trial[k]], rise[k, trial[k]], fall[k, trial[k]])
             for t in range(length + 1):
                 byte_sums[t] = sums[t] * part
-            if _repair(
+            is_repaired = _repair(
                 room,
                 first,
                 final,
@@ -843,7 +859,17 @@ def choose_memory(
                 active,
                 score,
                 option,
-            ):
+            )
+            if not is_repaired and highest <= room:
+                # From the leanest up to what the Lagrangian wants, where that fits.
+                trial[:] = 0
+                trial_usage[:] = 0
+                for k in range(num_pairs):
+                    _shift(trial_usage, first[k], final[k], hold[k, 0], rise[k, 0], fall[k, 0])
+                for k in range(num_pairs):
+                    _upgrade(k, taken[k], room, first, final, num, lat, hold, rise, fall, trial, trial_usage)
+                is_repaired = True
+            if is_repaired:
                 _fill(room, first, final, num, lat, hold, rise, fall, trial, trial_usage, score, active)
                 time = 0.0
                 for k in range(num_pairs):
