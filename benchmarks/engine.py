@@ -9,13 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +21,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from _compiled import bind, compiled
 from _dynamic import Units, latencies, measure_orders
 from _pipeline import NUM_RANKS, Pipeline, make_pipeline, make_storages
 from _rows import Row, print_rows
@@ -34,30 +30,6 @@ from _timing import fastest
 from semu.engine import dispatch_kernels, kernels
 
 SECONDS_PER_ROW = 2.0
-
-
-@contextmanager
-def compiled_reference() -> Iterator[tuple[str, ctypes.CDLL] | None]:
-    """Name and library of reference.c, built in a temporary folder; None where there is no C compiler."""
-    compiler = next(filter(None, map(shutil.which, [os.environ.get("CC", "cc"), "gcc", "clang"])), None)
-    if compiler is None:
-        yield None
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "reference.so"
-        source = Path(__file__).with_name("reference.c")
-        flags = ["-O3", "-march=native", "-shared", "-fPIC"]
-        subprocess.run([compiler, *flags, str(source), "-o", str(library), "-lm"], check=True)
-        yield f"C, {Path(compiler).name} -O3 -march=native", ctypes.CDLL(str(library))
-
-
-def bind(function: Any, *arguments: int | NDArray[Any]) -> Callable[[], int]:
-    """A C function with its arguments: counts and pointers."""
-    function.restype = ctypes.c_int64
-    return partial(
-        function,
-        *(ctypes.c_int64(a) if isinstance(a, int) else ctypes.c_void_p(a.ctypes.data) for a in arguments),
-    )
 
 
 def simpy_ends(pipeline: Pipeline, latency: list[float]) -> list[float]:
@@ -244,7 +216,7 @@ def measure_columns(seconds: float) -> list[Row]:
 def measure(quick: bool) -> Iterator[Row]:
     """All rows."""
     seconds = 0.3 if quick else SECONDS_PER_ROW
-    with compiled_reference() as c:
+    with compiled("reference.c") as c:
         if c is None:
             name = "fixed order, peak memory and dynamic order against C"
             yield Row(name, None, "x the time", "no C compiler found", None, None)

@@ -146,6 +146,76 @@ def _edge_find(order: I64, release: F64, due: F64, time: F64, raised: F64, lates
 
 
 @njit(cache=True, nogil=True)
+def _contradicts(
+    topological: I32,
+    pred_ptr: I32,
+    pred: I32,
+    transfer: F64,
+    time: F64,
+    rank_ptr: I64,
+    stages: I64,
+    before: I64,
+    after: I64,
+    num_decided: int,
+    release: F64,
+    due: F64,
+    orders: I64,
+    work: F64,
+    max_rounds: int,
+) -> bool:
+    """Raise releases and lower due times by edge-finding on every rank and by precedences; whether they contradict.
+
+    Args:
+        before, after: int64, the first ``num_decided`` are further pairs of stages in order. release, due: float64[2n]
+            [s], written. orders: int64[2, num stages], ``stages`` twice, kept sorted. work: float64[4, 2n], scratch.
+        others: as ``refute``.
+    """
+    mirrored, mirror_due = work[0], work[1]
+    for _ in range(max_rounds):
+        moved = False
+        for stage in topological:
+            for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
+                release[stage] = max(release[stage], release[pred[e]] + time[pred[e]] + transfer[e])
+        for stage in topological[::-1]:
+            for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
+                due[pred[e]] = min(due[pred[e]], due[stage] - time[stage] - transfer[e])
+        for i in range(num_decided):
+            a, b = before[i], after[i]
+            if release[a] + time[a] > release[b]:
+                release[b] = release[a] + time[a]
+                moved = True
+            if due[b] - time[b] < due[a]:
+                due[a] = due[b] - time[b]
+                moved = True
+        for r in range(len(rank_ptr) - 1):
+            a, z = rank_ptr[r], rank_ptr[r + 1]
+            for stage in stages[a:z]:
+                if release[stage] + time[stage] > due[stage]:
+                    return True
+                mirrored[stage] = release[stage]
+            order = orders[0, a:z]
+            _sort(order, release)
+            if not _edge_find(order, release, due, time, work[2], work[3]):
+                return True
+            for stage in order:
+                moved |= release[stage] > mirrored[stage]
+            # The same backwards in time.
+            for stage in order:
+                mirrored[stage], mirror_due[stage] = -due[stage], -release[stage]
+            order = orders[1, a:z]
+            _sort(order, mirrored)
+            if not _edge_find(order, mirrored, mirror_due, time, work[2], work[3]):
+                return True
+            for stage in order:
+                if -mirrored[stage] < due[stage]:
+                    due[stage] = -mirrored[stage]
+                    moved = True
+        if not moved:
+            return False
+    return False
+
+
+@njit(cache=True, nogil=True)
 def refute(
     makespan: float,
     topological: I32,
@@ -158,50 +228,51 @@ def refute(
     rank_ptr: I64,
     stages: I64,
     max_rounds: int,
+    max_probes: int,
 ) -> bool:
-    """Whether no schedule ends by a makespan, as far as edge-finding on every rank and precedences can see.
+    """Whether no schedule ends by a makespan, as far as edge-finding, precedences and probing can see.
+
+    Probing: of two stages of a rank whose order is open, one order is tried; where it contradicts itself, the other
+    one is decided.
 
     Args:
         makespan: [s]. topological to tail: as ``heads_and_tails``; all on the time grid.
         rank_ptr, stages: CSR, int64, of the stages of each rank.
-        max_rounds: of going over all ranks.
+        max_rounds: of going over all ranks at once. max_probes: orders that are tried.
     """
-    count = len(topological)
+    size = len(head)
     release, due = head.copy(), makespan - tail
-    mirrored, mirror_due = np.zeros(len(head)), np.zeros(len(head))
-    by_release, by_due = stages.copy(), stages.copy()
-    raised, latest = np.zeros(count), np.zeros(count)
-    for _ in range(max_rounds):
-        moved = False
+    trial_release, trial_due, work = np.zeros(size), np.zeros(size), np.zeros((4, size))
+    orders = np.zeros((2, len(stages)), dtype=np.int64)
+    orders[0], orders[1] = stages, stages
+    capacity = 8 * size + 1
+    before, after, decided = np.zeros(capacity, dtype=np.int64), np.zeros(capacity, dtype=np.int64), 0
+    graph = (topological, pred_ptr, pred, transfer, time, rank_ptr, stages, before, after)
+    if _contradicts(*graph, decided, release, due, orders, work, max_rounds):
+        return True
+    probes, news = 0, True
+    while news:
+        news = False
         for r in range(len(rank_ptr) - 1):
-            a, z = rank_ptr[r], rank_ptr[r + 1]
-            for stage in stages[a:z]:
-                if release[stage] + time[stage] > due[stage]:
-                    return True
-                mirrored[stage] = release[stage]
-            order = by_release[a:z]
-            _sort(order, release)
-            if not _edge_find(order, release, due, time, raised, latest):
-                return True
-            for stage in order:
-                moved |= release[stage] > mirrored[stage]
-            # The same backwards in time.
-            for stage in order:
-                mirrored[stage], mirror_due[stage] = -due[stage], -release[stage]
-            order = by_due[a:z]
-            _sort(order, mirrored)
-            if not _edge_find(order, mirrored, mirror_due, time, raised, latest):
-                return True
-            for stage in order:
-                if -mirrored[stage] < due[stage]:
-                    due[stage] = -mirrored[stage]
-                    moved = True
-        if not moved:
-            return False
-        for stage in topological:
-            for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
-                release[stage] = max(release[stage], release[pred[e]] + time[pred[e]] + transfer[e])
-        for stage in topological[::-1]:
-            for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
-                due[pred[e]] = min(due[pred[e]], due[stage] - time[stage] - transfer[e])
+            for i in range(rank_ptr[r], rank_ptr[r + 1]):
+                for j in range(i + 1, rank_ptr[r + 1]):
+                    for turn in range(2):
+                        a, b = stages[i], stages[j]
+                        if turn == 1:
+                            a, b = b, a
+                        both = time[a] + time[b]
+                        if release[a] + both > due[b] or release[b] + both > due[a]:
+                            continue
+                        if probes >= max_probes or decided >= capacity - 1:
+                            return False
+                        probes += 1
+                        trial_release[:] = release
+                        trial_due[:] = due
+                        before[decided], after[decided] = a, b
+                        if _contradicts(*graph, decided + 1, trial_release, trial_due, orders, work, 3):
+                            before[decided], after[decided] = b, a
+                            decided += 1
+                            news = True
+                            if _contradicts(*graph, decided, release, due, orders, work, max_rounds):
+                                return True
     return False

@@ -6,7 +6,8 @@
   heads and tails that count stages of one microbatch on one rank one after another.
 - ``memory``: memory in use over time on a rank is at least what its pairs hold, each for at least as long as its way
   from forward to backward, and at most its room times the time that it has; a candidate saves one or the other.
-- ``refuted``: makespans that edge-finding on all ranks at once refutes (Klein and Scholl 1999, destructive bounds).
+- ``refuted``: makespans that edge-finding on all ranks at once refutes (Klein and Scholl 1999, destructive bounds);
+  where effort is left, also by trying both orders of two stages of a rank (Martin and Shmoys 1996, shaving).
 
 All use the least time of a stage over its candidates, save ``load`` and ``memory``, which use that of pairs.
 """
@@ -14,6 +15,7 @@ All use the least time of a stage over its candidates, save ``load`` and ``memor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +31,8 @@ _LARGE_COMPONENT = 1500
 """Stages beyond which sets are not gathered: the square of it is held at once."""
 _LARGE_RANK = 5000
 """Stages of a rank beyond which its subsets are not looked at: that takes the square of it."""
-_EFFORT = 4e8
-"""Steps that ``refuted`` may take; about as many nanoseconds."""
+EFFORT = 2e8
+"""Steps that ``refuted`` may take, about as many nanoseconds."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,11 @@ class LowerBounds:
         return self.by_name[self.name]
 
 
-def lower_bounds(problem: SearchProblem, *, refutes: bool = True) -> LowerBounds:
+def lower_bounds(problem: SearchProblem, *, effort: float = EFFORT) -> LowerBounds:
     """Bounds by name.
 
     Args:
-        problem: with or without memory limits. refutes: also by refutation, which takes longest.
+        problem: with or without memory limits. effort: steps for ``refuted``, about as many nanoseconds; 0: without.
     """
     from semu.searcher import bound_kernels as kernels
 
@@ -87,36 +89,42 @@ def lower_bounds(problem: SearchProblem, *, refutes: bool = True) -> LowerBounds
     found |= {"load": load, "one machine": max(machine, float((head + time + tail)[problem.exists].max()))}
     if memory > load:
         found["memory"] = memory
-    if refutes:
+    if effort > 0:
         best = max(found.values())
         ptr = np.concatenate(([0], np.cumsum([len(stages) for stages in by_rank]))).astype(np.int64)
         where = (head, tail, ptr, np.concatenate(by_rank))
-        found["refuted"] = float(max(best, _refuted(graph, where, best, float(time.sum() + problem.transfer_s.sum()))))
+        found["refuted"] = max(best, _refuted(graph, where, best, effort))
     return LowerBounds(found)
 
 
-def _refuted(graph: tuple[F64, ...], where: tuple[NDArray[np.generic], ...], least: float, most: float) -> float:
-    """The highest makespan that is refuted, to 2^-12 of it, by halving from what is known up."""
-    from semu.searcher.bound_kernels import refute
+def _refuted(graph: tuple[Any, ...], where: tuple[Any, ...], least: float, effort: float) -> float:
+    """The highest makespan that is refuted, to 2^-12 of it, by halving steps from what is known up; then the same with
+    probing."""
+    from semu.searcher import bound_kernels
 
-    ptr = where[2]
-    cost, trials = float((np.diff(ptr).astype(np.float64) ** 2).sum()) * 4.0, 0
-    rounds = int(np.clip(_EFFORT / (16 * cost), 2, 50))
-    low, step, high = least, least * 2.0**-5, most
+    refute: Any = bound_kernels.refute
+    cost = float((np.diff(where[2]).astype(np.float64) ** 2).sum()) * 4.0
+    rounds = int(np.clip(effort / (16 * cost), 2, 50))
 
-    def is_refuted(value: float) -> bool:
-        return bool(refute(value, *graph, *where, rounds))
-
-    if not is_refuted(low):
+    def highest(low: float, max_probes: int, trials: float) -> float:
+        step, top = least * 2.0**-5, np.inf
+        if trials < 1 or not refute(_on_grid(low), *graph, *where, rounds, max_probes):
+            return low
+        while trials > 0 and step > least * 2.0**-12:
+            trials -= 1
+            middle = _on_grid(low + step)
+            if middle < top and refute(middle, *graph, *where, rounds, max_probes):
+                low = middle
+            else:
+                top, step = min(top, middle), step / 2
         return low
-    while trials * cost * 3 < _EFFORT and step > least * 2.0**-12:
-        trials += 1
-        middle = np.rint((low + step) * TIME_GRID_PER_S) / TIME_GRID_PER_S
-        if middle < high and is_refuted(middle):
-            low = middle
-        else:
-            high, step = min(high, middle), step / 2
-    return low
+
+    found = highest(least, 0, effort / (3 * cost))
+    return highest(found, int(effort / (3 * cost * 12)), 12) if effort > 3 * cost * 12 * 50 else found
+
+
+def _on_grid(time_s: float) -> float:
+    return float(np.rint(time_s * TIME_GRID_PER_S) / TIME_GRID_PER_S)
 
 
 def _memory(problem: SearchProblem, rank: int, away: F64) -> float:

@@ -95,10 +95,12 @@ class Interleaver:
         if self.given is None:
             found = (self._order, self._choice, *times, lean, gap, count, missing)
             way = (forward, backward, self.goal, self.rounds)
-            kernels.rollouts(*given, *candidates(problem), problem.num_candidates, tables.room, *way, *found)
+            rollouts: Any = kernels.rollouts
+            rollouts(*given, *candidates(problem), problem.num_candidates, tables.room, *way, *found)
         else:
             places = (self._order, self._run, *times, count, missing)
-            kernels.interleave(*given, *self._costs, tables.room, forward, backward, *places)
+            interleave: Any = kernels.interleave
+            interleave(*given, *self._costs, tables.room, forward, backward, *places)
             lean = makespan
         return Rollouts(makespan, lean, gap, missing)
 
@@ -159,7 +161,8 @@ def evaluate(problem: SearchProblem, order: ArrayLike, choice: ArrayLike | None 
     start, end = np.full((1, problem.num_stages), np.nan), np.full((1, problem.num_stages), np.nan)
     makespan, top = np.zeros(1), np.zeros((1, problem.num_ranks), dtype=np.int64)
     orders = (stages[None], chosen[None], start, end, makespan, top)
-    kernels.evaluate_orders(*tables.flow, *candidates(problem), *orders)
+    evaluate_orders: Any = kernels.evaluate_orders
+    evaluate_orders(*tables.flow, *candidates(problem), *orders)
     if not np.isfinite(makespan[0]):
         raise ScheduleError("the order deadlocks", where="order", expected="stages after those that they need")
     peak = top[0] + problem.static_bytes

@@ -24,9 +24,8 @@ _FEW_PAIRS = 48
 """Pairs of a rank up to which a choice of candidates is improved one by one: that takes their number squared."""
 
 
-@intrinsic
-def _trailing_zeros(typing_context: Any, word: Any) -> Any:
-    """Number of zeros below the lowest one of a word that is not zero."""
+def _generate_trailing_zeros(typing_context: Any, word: Any) -> Any:
+    """Types and code of ``_trailing_zeros``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
@@ -34,42 +33,36 @@ def _trailing_zeros(typing_context: Any, word: Any) -> Any:
     return types.uint64(types.uint64), generate
 
 
+_trailing_zeros: Any = intrinsic(_generate_trailing_zeros)
+"""Number of zeros below the lowest one of a word that is not zero."""
+
+
 @njit(cache=True, nogil=True)
-def _may_run(
-    r: int,
-    stage: int,
-    turn: I32,
-    turns: I32,
+def _leaves_room(
+    mine: int,
+    lowest: int,
     entered: int,
-    microbatch: I32,
-    held: I64,
-    peak: I64,
-    room: I64,
-    level: I64,
+    more: int,
+    room: int,
+    turns: I32,
     allocated: I64,
     wanted: I64,
     num_left: I32,
-    most: I64,
-    lowest: I32,
 ) -> bool:
-    """Whether a stage fits now and leaves every earlier microbatch what it may still want; see ``interleave``."""
-    if level[r] + peak[stage] > room[r]:
-        return False
-    if stage & 1:
-        return True
-    added = held[stage >> 1]
-    if level[r] + added + most[r] <= room[r]:
-        return True
-    mine, later = turn[microbatch[stage >> 1]], np.int64(0)
-    while lowest[r] < entered and num_left[r, turns[lowest[r]]] == 0:
-        lowest[r] += 1
-    for at in range(entered - 1, lowest[r] - 1, -1):
+    """Whether a forward leaves every microbatch with an earlier turn what it may still want on one rank.
+
+    Args:
+        mine: turn of the forward's microbatch. lowest: no microbatch with a lower turn has anything left here.
+        entered: microbatches that have turns. more: what the forward leaves [bytes]. room: [bytes].
+        turns, allocated, wanted, num_left: as in ``interleave``, the last three of the rank.
+    """
+    later = np.int64(0)
+    for at in range(entered - 1, lowest - 1, -1):
         m = turns[at]
-        if num_left[r, m] == 0:
-            continue
-        if at < mine and later + wanted[r, m] + added > room[r]:
-            return False
-        later += allocated[r, m]
+        if num_left[m] > 0:
+            if at < mine and later + wanted[m] + more > room:
+                return False
+            later += allocated[m]
     return True
 
 
@@ -117,6 +110,8 @@ def interleave(
     hold there, its peaks included, beside what later ones hold: those may then end one after another. A forward that
     must wait disables the rank's queue of forwards, save microbatches with an earlier turn. So no rank waits for ever
     where every microbatch alone fits with everything that it holds on a rank at once.
+
+    Times are the earliest ones that the orders found allow, as ``evaluate_orders`` gives them.
 
     Args:
         ptr: int64[P + 1], first stage of each rank in ``order``. rank: int32[2n]. num_pred: int32[2n].
@@ -188,7 +183,7 @@ def interleave(
         ready[:] = 0.0
         waiting[:] = num_pred
         link_free[:] = 0.0
-        entered = 0
+        entered, is_late = 0, False
         if any_limit:
             allocated[:] = 0
             wanted[:] = need
@@ -236,23 +231,15 @@ def interleave(
                 while True:
                     own = turn[microbatch[stage >> 1]]
                     if own < before:
-                        if _may_run(
-                            r,
-                            stage,
-                            turn,
-                            turns,
-                            entered,
-                            microbatch,
-                            held,
-                            peak,
-                            room,
-                            level,
-                            allocated,
-                            wanted,
-                            num_left,
-                            most,
-                            lowest,
-                        ):
+                        fits = level[r] + peak[stage] <= room[r]
+                        if fits and kind == 0 and level[r] + held[stage >> 1] + most[r] > room[r]:
+                            while lowest[r] < entered and num_left[r, turns[lowest[r]]] == 0:
+                                lowest[r] += 1
+                            more = held[stage >> 1]
+                            fits = _leaves_room(
+                                own, lowest[r], entered, more, room[r], turns, allocated[r], wanted[r], num_left[r]
+                            )
+                        if fits:
                             chosen = stage
                             break
                         if kind == 0:
@@ -293,8 +280,9 @@ def interleave(
                     turns[entered] = m
                     entered += 1
                     for other in range(num_ranks):  # a forward of m that was behind one that waits may go now
-                        if is_limited[other] and num_ready[other, 0] > 0:
-                            key[other] = min(key[other], max(now_of[other], now))
+                        if is_limited[other] and num_ready[other, 0] > 0 and max(now_of[other], now) < key[other]:
+                            key[other] = max(now_of[other], now)
+                            is_late |= now_of[other] < now
                 num_left[r, m] -= 1
                 if kind == 0:
                     level[r] += held[pair]
@@ -327,6 +315,9 @@ def interleave(
             else:
                 key[r] = np.inf
         count[b] = ran
+        if is_late and ran == total:
+            edges = (succ_ptr, succ, succ_s, succ_link)
+            longest = _time(run[row], rank, *edges, latency, ready, now_of, link_free, start[row], end[row])
         makespan[b] = longest if ran == total else np.inf
         missing[b, 0], missing[b, 1] = -1, 0
         if ran < total:
@@ -651,6 +642,60 @@ def _repair(
 
 
 @njit(cache=True, nogil=True)
+def _sort_falling(score: F64, ranking: I64) -> None:
+    """Numbers of scores, the highest score first, equals in a fixed order (Shell's sort); written to ``ranking``."""
+    count, gap = len(score), 1
+    for k in range(count):
+        ranking[k] = k
+    while gap < count // 3:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for at in range(gap, count):
+            mine, spot = ranking[at], at
+            while spot >= gap and score[ranking[spot - gap]] < score[mine]:
+                ranking[spot] = ranking[spot - gap]
+                spot -= gap
+            ranking[spot] = mine
+        gap //= 3
+
+
+@njit(cache=True, nogil=True)
+def _upgrade(
+    k: int,
+    only: int,
+    room: int,
+    first: I64,
+    final: I64,
+    num: I64,
+    lat: F64,
+    hold: I64,
+    rise: I64,
+    fall: I64,
+    chosen: I64,
+    usage: I64,
+) -> None:
+    """Give a pair the fastest candidate that fits, or the one that is named if it fits and is faster."""
+    a, z, c = first[k], final[k], chosen[k]
+    inside = np.int64(0)
+    for t in range(a + 1, z):
+        inside = max(inside, usage[t])
+    best = c
+    for j in range(num[k]):
+        more, up, down = hold[k, j] - hold[k, c], rise[k, j] - rise[k, c], fall[k, j] - fall[k, c]
+        if (
+            (only < 0 or j == only)
+            and lat[k, j] < lat[k, best]
+            and inside + more <= room
+            and usage[a] + more + up + (down if a == z else 0) <= room
+            and usage[z] + more + down + (up if a == z else 0) <= room
+        ):
+            best = j
+    if best != c:
+        _shift(usage, a, z, hold[k, best] - hold[k, c], rise[k, best] - rise[k, c], fall[k, best] - fall[k, c])
+        chosen[k] = best
+
+
+@njit(cache=True, nogil=True)
 def _fill(
     room: int,
     first: I64,
@@ -663,6 +708,7 @@ def _fill(
     chosen: I64,
     usage: I64,
     score: F64,
+    ranking: I64,
 ) -> None:
     """Upgrade where there is room: pairs by what they gain per byte and position, each to the fastest that fits."""
     num_pairs = len(first)
@@ -673,29 +719,11 @@ def _fill(
             if lat[k, j] < lat[k, c]:
                 bytes_more = max(hold[k, j] - hold[k, c], 1) * (final[k] - first[k] + 1)
                 score[k] = max(score[k], (lat[k, c] - lat[k, j]) / bytes_more)
-    for k in np.argsort(-score):
-        if score[k] <= 0.0:
+    _sort_falling(score, ranking)
+    for at in range(num_pairs):
+        if score[ranking[at]] <= 0.0:
             break
-        a, z, c = first[k], final[k], chosen[k]
-        highest = usage[a]
-        for t in range(a, z + 1):
-            highest = max(highest, usage[t])
-        inside = np.int64(0)
-        for t in range(a + 1, z):
-            inside = max(inside, usage[t])
-        best = c
-        for j in range(num[k]):
-            more = hold[k, j] - hold[k, c]
-            if (
-                lat[k, j] < lat[k, best]
-                and inside + more <= room
-                and usage[a] + more + rise[k, j] - rise[k, c] + (fall[k, j] - fall[k, c] if a == z else 0) <= room
-                and usage[z] + more + fall[k, j] - fall[k, c] + (rise[k, j] - rise[k, c] if a == z else 0) <= room
-            ):
-                best = j
-        if best != c:
-            _shift(usage, a, z, hold[k, best] - hold[k, c], rise[k, best] - rise[k, c], fall[k, best] - fall[k, c])
-            chosen[k] = best
+        _upgrade(ranking[at], -1, room, first, final, num, lat, hold, rise, fall, chosen, usage)
 
 
 @njit(cache=True, nogil=True)
@@ -718,7 +746,8 @@ def choose_memory(
 
     A pair holds memory from the start of its forward to the end of its backward, and each of its two stages has a peak
     above that. All of this is by position in the rank's order, so it does not depend on times. Lower bound: the
-    Lagrangian over the positions, raised along its subgradients by Polyak's step; with prefix sums of the prices a
+    Lagrangian over the positions, raised along its subgradients by Polyak's step towards less than half of
+    the way to what was found; with prefix sums of the prices a
     pair's cheapest candidate takes a few operations. Schedules that fit: the Lagrangian's candidates, downgraded
     until they fit, then upgraded where there is room; of few pairs, exchanged one by one while the gap is too large.
 
@@ -784,7 +813,11 @@ def choose_memory(
     if highest <= room:
         best = least
     part = 1.0 / max(room, 1)
-    hold_part, rise_part, fall_part = hold * part, rise * part, fall * part
+    hold_part, rise_part = np.zeros((num_pairs, width)), np.zeros((num_pairs, width))
+    fall_part = np.zeros((num_pairs, width))
+    for k in range(num_pairs):
+        for j in range(num[k]):
+            hold_part[k, j], rise_part[k, j], fall_part[k, j] = hold[k, j] * part, rise[k, j] * part, fall[k, j] * part
     taken, used = np.zeros(num_pairs, dtype=np.int64), np.zeros(length + 2)
     byte_sums, option = np.zeros(length + 1), np.zeros(num_pairs, dtype=np.int64)
     pace, stale = 1.0, 0
@@ -797,14 +830,20 @@ def choose_memory(
             bound = max(bound, value)
         else:
             stale += 1
-        if turn % 4 == 2:
+        norm = 0.0
+        for t in range(length):
+            slope[t] = used[t] - 1.0 + 0.4 * slope[t]
+            if price[t] <= 0.0 and slope[t] < 0.0:
+                slope[t] = 0.0
+            norm += slope[t] * slope[t]
+        if turn % 6 == 2 or norm <= 0.0:
             trial[:] = taken
             trial_usage[:] = 0
             for k in range(num_pairs):
                 _shift(trial_usage, first[k], final[k], hold[k, trial[k]], rise[k, trial[k]], fall[k, trial[k]])
             for t in range(length + 1):
                 byte_sums[t] = sums[t] * part
-            if _repair(
+            is_repaired = _repair(
                 room,
                 first,
                 final,
@@ -820,8 +859,18 @@ def choose_memory(
                 active,
                 score,
                 option,
-            ):
-                _fill(room, first, final, num, lat, hold, rise, fall, trial, trial_usage, score)
+            )
+            if not is_repaired and highest <= room:
+                # From the leanest up to what the Lagrangian wants, where that fits.
+                trial[:] = 0
+                trial_usage[:] = 0
+                for k in range(num_pairs):
+                    _shift(trial_usage, first[k], final[k], hold[k, 0], rise[k, 0], fall[k, 0])
+                for k in range(num_pairs):
+                    _upgrade(k, taken[k], room, first, final, num, lat, hold, rise, fall, trial, trial_usage)
+                is_repaired = True
+            if is_repaired:
+                _fill(room, first, final, num, lat, hold, rise, fall, trial, trial_usage, score, active)
                 time = 0.0
                 for k in range(num_pairs):
                     time += lat[k, trial[k]]
@@ -835,16 +884,10 @@ def choose_memory(
             pace, stale = pace * 0.6, 0
             if pace < 0.02:
                 break
-        norm = 0.0
-        for t in range(length):
-            slope[t] = used[t] - 1.0 + 0.4 * slope[t]
-            if price[t] <= 0.0 and slope[t] < 0.0:
-                slope[t] = 0.0
-            norm += slope[t] * slope[t]
         if norm <= 0.0:
             break
         target = best if best < np.inf else 1.05 * max(least, bound)
-        step = pace * max(target - value, 1e-6 * abs(target)) / norm
+        step = pace * max(bound + 0.4 * (target - bound) - value, 1e-6 * abs(target)) / norm
         for t in range(length):
             price[t] = max(0.0, price[t] + step * slope[t])
     if best < np.inf and best - bound > goal * best and num_pairs <= _FEW_PAIRS:
@@ -869,7 +912,7 @@ def choose_memory(
                 if highest > room:
                     continue
                 kept, num[k] = num[k], 0
-                _fill(room, first, final, num, lat, hold, rise, fall, trial, trial_usage, score)
+                _fill(room, first, final, num, lat, hold, rise, fall, trial, trial_usage, score, active)
                 num[k] = kept
                 time = 0.0
                 for other in range(num_pairs):
@@ -880,7 +923,7 @@ def choose_memory(
             k = (k + 1) % num_pairs
         for other in range(num_pairs):
             choice[pair[other]] = chosen[other]
-    return best, bound
+    return best, min(bound * (1.0 - 1e-12), best)  # prices are not on the grid of times
 
 
 @njit(cache=True, nogil=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,7 +48,9 @@ def choose_candidates(
         ScheduleError: not an order of the problem, see ``evaluate``.
         MemoryLimitError: nothing was found that fits: which rank, how much the leanest candidates lack.
     """
-    from semu.searcher.kernels import choose_memory
+    from semu.searcher import kernels
+
+    choose_memory: Any = kernels.choose_memory
 
     leanest = evaluate(problem, order)
     choice, local = np.zeros(problem.num_pairs, dtype=np.int16), np.zeros(problem.num_pairs, dtype=np.int64)

@@ -7,8 +7,7 @@ trade time for memory (002 §5.3).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from semu.errors import ConfigError, ScheduleError
+from semu.errors import ConfigError
+from semu.searcher.checks import COSTS, TYPES, check_problem, typed_array
 from semu.units import TIME_GRID_PER_S
 
 if TYPE_CHECKING:
@@ -31,9 +31,6 @@ U8 = NDArray[np.bool_]
 
 NO_LIMIT = 1 << 60
 """Bytes that no rank reaches: a limit that never binds."""
-_LABELS = ("module", "microbatch", "part", "slot", "chunk", "group", "segment")
-_COSTS = ("forward_s", "backward_s", "held_bytes", "forward_peak_bytes", "backward_peak_bytes")
-_FORMAT = "semu search problem 1"
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +90,7 @@ class SearchProblem:
             ConfigError: an array that is missing, of another shape, or with impossible numbers (the first is named).
             ScheduleError: predecessors that no pipeline has, or that go in a circle.
         """
-        types = {item.name: _TYPES[item.name] for item in fields(cls) if item.name in _TYPES}
+        types = {item.name: TYPES[item.name] for item in fields(cls) if item.name in TYPES}
         for name in [*arrays, *types]:
             if name not in arrays or name not in types:
                 raise ConfigError(
@@ -101,14 +98,14 @@ class SearchProblem:
                     where=name,
                     expected=", ".join(types),
                 )
-        found: dict[str, Any] = {name: _array(name, arrays[name], kind) for name, kind in types.items()}
-        for name in _COSTS:
-            found[name] = found[name].reshape(len(found["rank"]), -1) if found[name].ndim < 2 else found[name]
+        found: dict[str, Any] = {name: typed_array(name, arrays[name], kind) for name, kind in types.items()}
+        for name in COSTS:
+            found[name] = found[name][:, None] if found[name].ndim == 1 else found[name]
         for name in ("forward_s", "backward_s", "transfer_s"):
             found[name] = np.rint(found[name] * TIME_GRID_PER_S) / TIME_GRID_PER_S
         names = tuple(module_names) or tuple(f"module {i}" for i in range(int(found["module"].max(initial=-1)) + 1))
         problem = cls(**found, module_names=names)
-        _check(problem)
+        check_problem(problem)
         return problem
 
     @classmethod
@@ -240,46 +237,20 @@ class SearchProblem:
 
     def to_json(self) -> str:
         """As text; pairs that cost the same share one entry of ``costs``."""
-        rows = np.concatenate(
-            [getattr(self, name).astype(object) for name in _COSTS] + [self.num_candidates[:, None].astype(object)], 1
-        )
-        table: dict[tuple[Any, ...], int] = {}
-        kinds = [table.setdefault(tuple(row), len(table)) for row in rows.tolist()]
-        width = self.forward_s.shape[1]
-        costs = []
-        for row in table:
-            columns = {name: list(row[i * width : i * width + row[-1]]) for i, name in enumerate(_COSTS)}
-            costs.append(columns)
-        plain = ("rank", *_LABELS, "pred_ptr", "pred", "transfer_s", "static_bytes", "limit_bytes")
-        body: dict[str, Any] = {"format": _FORMAT, "module_names": list(self.module_names)}
-        body |= {name: getattr(self, name).tolist() for name in plain}
-        body |= {"has_backward": self.has_backward.astype(int).tolist(), "costs_of": kinds, "costs": costs}
-        return json.dumps(body, separators=(",", ":"))
+        from semu.searcher.text import to_json
+
+        return to_json(self)
 
     @classmethod
     def from_json(cls, text: str, where: str = "search problem") -> SearchProblem:
         """Read what ``to_json`` wrote.
 
         Raises:
-            ConfigError: something else.
+            ConfigError: something else; ``where`` names the file.
         """
-        try:
-            body = json.loads(text)
-            if not isinstance(body, Mapping) or body.get("format") != _FORMAT:
-                raise ValueError("another format")
-            width = max((len(row["held_bytes"]) for row in body["costs"]), default=1)
-            kinds = np.array(body["costs_of"], dtype=np.int64)
-            arrays: dict[str, Any] = {name: body[name] for name in ("rank", "has_backward", *_LABELS)}
-            arrays |= {name: body[name] for name in ("pred_ptr", "pred", "transfer_s", "static_bytes", "limit_bytes")}
-            for name in _COSTS:
-                rows = [row[name] + row[name][-1:] * (width - len(row[name])) for row in body["costs"]]
-                arrays[name] = np.array(rows).reshape(len(rows), width)[kinds]
-            counts = np.array([len(row["held_bytes"]) for row in body["costs"]], dtype=np.int16)
-            arrays["num_candidates"] = counts[kinds]
-            names = [str(name) for name in body["module_names"]]
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise ConfigError(f"not a search problem: {error}", where=where, expected=_FORMAT) from error
-        return cls.of(module_names=names, **arrays)
+        from semu.searcher.text import from_json
+
+        return from_json(text, where)
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,105 +283,3 @@ class Solution:
     def orders(self) -> list[I32]:
         """Per rank, its stages in order."""
         return [self.order[a:b] for a, b in pairwise(self.ptr.tolist())]
-
-
-_TYPES: dict[str, Any] = {
-    "rank": np.int16,
-    "has_backward": np.bool_,
-    **dict.fromkeys(_LABELS, np.int32),
-    "num_candidates": np.int16,
-    "forward_s": np.float64,
-    "backward_s": np.float64,
-    "held_bytes": np.int64,
-    "forward_peak_bytes": np.int64,
-    "backward_peak_bytes": np.int64,
-    "pred_ptr": np.int32,
-    "pred": np.int32,
-    "transfer_s": np.float64,
-    "static_bytes": np.int64,
-    "limit_bytes": np.int64,
-}
-
-
-def _array(name: str, values: ArrayLike, kind: Any) -> Any:
-    try:
-        given = np.asarray(values)
-        found = np.array(given, dtype=kind)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ConfigError("not numbers", where=name, expected=f"an array of {np.dtype(kind)}", got=values) from error
-    wanted = np.array(given, dtype=np.float64) if given.size else found
-    if not np.all(np.isfinite(wanted)) or np.any(wanted < 0) or not np.array_equal(found, wanted):
-        raise ConfigError("an impossible number", where=name, expected=f"{np.dtype(kind)} >= 0")
-    return np.ascontiguousarray(found)
-
-
-def _check(problem: SearchProblem) -> None:
-    """Refuse what no pipeline has; see ``SearchProblem.of``."""
-    n, ranks = problem.num_pairs, problem.num_ranks
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("rank", "has_backward", *_LABELS, "num_candidates"), (n,))
-    shapes |= dict.fromkeys(_COSTS, (n, max(1, problem.forward_s.shape[-1])))
-    shapes |= {"static_bytes": (ranks,), "limit_bytes": (ranks,), "pred_ptr": (2 * n + 1,)}
-    shapes |= {"transfer_s": problem.pred.shape}
-    for name, shape in shapes.items():
-        if getattr(problem, name).shape != shape:
-            raise ConfigError("another shape", where=name, expected=str(shape), got=getattr(problem, name).shape)
-
-    def refuse(bad: U8, message: str, where: str, expected: str) -> None:
-        if np.any(bad):
-            at = np.unravel_index(int(np.argmax(bad)), bad.shape)
-            got = getattr(problem, where)[at]
-            raise ConfigError(message, where=f"{where}[{', '.join(map(str, at))}]", expected=expected, got=got)
-
-    width = problem.forward_s.shape[1]
-    refuse(problem.rank >= ranks, "no such rank", "rank", f"below {ranks}")
-    refuse(problem.module >= len(problem.module_names), "no such module", "module", str(problem.module_names))
-    refuse(
-        (problem.num_candidates < 1) | (problem.num_candidates > width), "not a count", "num_candidates", f"1..{width}"
-    )
-    last = (np.arange(n), problem.num_candidates - 1)
-    for name in _COSTS:
-        values = getattr(problem, name)
-        unused = np.arange(width) >= problem.num_candidates[:, None]
-        refuse(unused & (values != values[last][:, None]), "an unused column", name, "the last candidate's number")
-    back = problem.has_backward[:, None]
-    for name in ("backward_s", "held_bytes", "backward_peak_bytes"):
-        refuse(~back & (getattr(problem, name) > 0), "a cost of a backward that does not exist", name, "0")
-    refuse(problem.forward_peak_bytes < problem.held_bytes, "less than is held", "forward_peak_bytes", "held_bytes")
-    falls = np.diff(problem.held_bytes, axis=1, prepend=0) < 0
-    refuse(falls, "candidates in another order", "held_bytes", "rising from the leanest on")
-    rises = np.diff(problem.forward_s + problem.backward_s, axis=1, prepend=np.inf) > 0
-    refuse(rises, "a candidate with more memory and more time", "forward_s", "times that fall as memory rises")
-    first = np.full(problem.num_groups, -1, dtype=np.int64)
-    first[problem.group[::-1]] = np.arange(n)[::-1]
-    of = first[problem.group]
-    refuse(
-        (problem.module != problem.module[of]) | (problem.microbatch != problem.microbatch[of]),
-        "a group of several modules or microbatches",
-        "group",
-        "one module in one microbatch",
-    )
-    _check_edges(problem)
-
-
-def _check_edges(problem: SearchProblem) -> None:
-    """Refuse predecessors that no pipeline has."""
-    n, ptr = problem.num_pairs, problem.pred_ptr
-    if ptr[0] != 0 or np.any(np.diff(ptr) < 0) or ptr[-1] != len(problem.pred):
-        raise ScheduleError("not a CSR", where="pred_ptr", expected=f"rising from 0 to {len(problem.pred)}")
-    if np.any(problem.pred >= 2 * n):
-        raise ScheduleError("no such stage", where="pred", expected=f"below {2 * n}", got=int(problem.pred.max()))
-    before, after = problem.edges
-    own = before == after - 1
-    wrong = ~problem.exists[before] | ~problem.exists[after] | ((before % 2 != after % 2) & ~(own & (after % 2 == 1)))
-    if np.any(wrong):
-        e = int(np.argmax(wrong))
-        expected = "F before F, B before B, F before its own B, all of which exist"
-        raise ScheduleError("an impossible edge", where=f"pred[{e}]", expected=expected, got=f"{before[e]} {after[e]}")
-    if np.count_nonzero(own & (after % 2 == 1)) != np.count_nonzero(problem.has_backward):
-        raise ScheduleError("a backward without its own forward", where="pred", expected="one such edge per backward")
-    within = problem.stage_rank[before] == problem.stage_rank[after]
-    if np.any(within & (problem.transfer_s > 0)):
-        e = int(np.argmax(within & (problem.transfer_s > 0)))
-        raise ScheduleError("a send within a rank", where=f"transfer_s[{e}]", expected="0", got=problem.transfer_s[e])
-    if len(problem.topological) != np.count_nonzero(problem.exists):
-        raise ScheduleError("stages wait for one another in a circle", where="pred", expected="no circle")

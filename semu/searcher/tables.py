@@ -57,7 +57,6 @@ class SearchTables:
         forward = _by_group(problem, np.arange(problem.num_pairs), problem.slot)
         backward = _by_group(problem, np.flatnonzero(problem.has_backward), -problem.slot)
         _, microbatch = np.unique(problem.microbatch, return_inverse=True)
-        microbatch = microbatch.reshape(-1).astype(np.int32)
         return cls(
             problem=problem,
             links=tuple(pairs),
@@ -71,7 +70,7 @@ class SearchTables:
             forward_pairs=forward[1],
             backward_ptr=backward[0],
             backward_pairs=backward[1],
-            microbatch=microbatch,
+            microbatch=microbatch.reshape(-1).astype(np.int32),
             room=problem.limit_bytes - problem.static_bytes,
         )
 

@@ -72,7 +72,9 @@ def optimum(problem: SearchProblem, seconds: float = 20.0) -> float | None:
     return solver.objective_value if status == cp_model.OPTIMAL else None
 
 
-def best_choice(problem: SearchProblem, order: list[int], room: int, seconds: float = 20.0) -> float | None:
+def best_choice(
+    problem: SearchProblem, order: list[int], room: int, seconds: float = 20.0, gap: float = 0.0
+) -> float | None:
     """The least time in sum of one rank's pairs in an order under its room; None where nothing fits."""
     model = cp_model.CpModel()
     position = {stage: t for t, stage in enumerate(order)}
@@ -100,6 +102,7 @@ def best_choice(problem: SearchProblem, order: list[int], room: int, seconds: fl
     model.minimize(sum(cost))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
+    solver.parameters.relative_gap_limit = gap
     solver.parameters.max_time_in_seconds = seconds
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:

@@ -20,6 +20,7 @@ def vlm(
     candidates: int = 1,
     transfer_s: tuple[float, float] = (0.0, 0.0),
     frozen: bool = False,
+    audio: bool = False,
     limit_bytes: Any = NO_LIMIT,
     static_bytes: Any = 0,
     peaks: bool = False,
@@ -29,6 +30,7 @@ def vlm(
     Args:
         images: least and most per microbatch. vision_slots, language_slots: chunks per rank of each module.
         candidates: per pair with a backward. transfer_s: least and most. frozen: the encoder has no backward.
+        audio: a second encoder, that goes over the ranks the other way.
         peaks: transient memory of stages.
     """
     rng = np.random.default_rng(seed)
@@ -38,7 +40,8 @@ def vlm(
     segments: dict[tuple[int, int, int, int], int] = {}
     costs: list[tuple[Any, ...]] = []
     counts = [int(rng.integers(images[0], images[1] + 1)) for _ in range(microbatches)]
-    modules = ((vision_slots, not frozen, 0), (language_slots, True, 1))
+    modules = [(vision_slots, not frozen, 0), *([(1, True, 2)] if audio else []), (language_slots, True, 1)]
+    first_chunk = (0, vision_slots * ranks, (vision_slots + language_slots) * ranks)
     kinds: dict[Any, Any] = {}
     for microbatch in range(microbatches):
         for slots, backward, module in modules:
@@ -47,16 +50,18 @@ def vlm(
                 size = float(rng.uniform(0.5, 1.5))
                 for chunk in range(slots * ranks):
                     slot, rank = divmod(chunk, ranks)
+                    rank = ranks - 1 - rank if module == 2 else rank
                     i = len(sources)
                     number[module, microbatch, part, chunk] = i
                     before = [number[module, microbatch, part, chunk - 1]] if chunk else []
                     if module == 1 and chunk == 0:
                         last = vision_slots * ranks - 1
-                        before = [number[0, microbatch, p, last] for p in range(counts[microbatch])]
+                        before = [number[0, microbatch, p, last] for p in range(counts[microbatch] * (last >= 0))]
+                        before += [number[2, microbatch, 0, ranks - 1]] if audio else []
                     sources.append(before)
                     key = (module, microbatch, part, slot)
-                    values = (rank, backward, module, microbatch, part, slot, chunk + module * vision_slots * ranks)
-                    group = microbatch * 2 + module
+                    values = (rank, backward, module, microbatch, part, slot, chunk + first_chunk[module])
+                    group = microbatch * 3 + module
                     segment = segments.setdefault(key, len(segments))
                     for name, value in zip(LABELS, (*values, group, segment), strict=True):
                         column[name].append(value)
@@ -84,7 +89,7 @@ def vlm(
         transfer_s=sent,
         static_bytes=np.broadcast_to(np.asarray(static_bytes), ranks),
         limit_bytes=np.broadcast_to(np.asarray(limit_bytes), ranks),
-        module_names=("vision", "language"),
+        module_names=("vision", "language", "audio"),
     )
 
 

@@ -39,6 +39,7 @@ PROBLEMS = st.builds(
     candidates=st.integers(2, 5),
     peaks=st.booleans(),
     frozen=st.booleans(),
+    audio=st.booleans(),
     language_slots=st.integers(1, 2),
 )
 
@@ -67,10 +68,13 @@ def test_what_is_chosen_fits_and_its_bound_is_below_the_optimum(problem: SearchP
         assert found.time_s[rank] >= least - 1e-4
 
 
-@pytest.mark.parametrize("part", [0.2, 0.5, 0.8])
-def test_many_pairs_are_within_one_percent(part: float) -> None:
-    problem = vlm(4, 32, candidates=10, images=(1, 2))
-    order = Interleaver(problem).solution(np.arange(problem.num_groups)).order
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize("peaks", [False, True])
+def test_many_pairs_are_within_one_percent(part: float, peaks: bool) -> None:
+    """In a random sequence, so that lifetimes are long and cross; peaks make repairs fail, which is made up for."""
+    problem = vlm(4, 32, candidates=10, images=(1, 2), peaks=peaks)
+    sequence = np.random.default_rng(0).permutation(problem.num_groups)
+    order = Interleaver(problem, choice=np.zeros(problem.num_pairs)).solution(sequence).order
     problem = between(problem, order, part)
     found = choose_candidates(problem, order)
     assert np.all(found.gap <= 0.01)

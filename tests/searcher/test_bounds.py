@@ -1,0 +1,101 @@
+"""Lower bounds are below every optimum, and the better ones do not fall short of the simple ones."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from searcher.exact import optimum, whole
+from searcher.instances import vlm
+
+from semu.schedule import SCHEDULES, PipelineShape, PipelineStudy
+from semu.searcher import SearchProblem
+from semu.searcher.bounds import lower_bounds
+from semu.searcher.interleave import Interleaver
+
+INSTANCES = st.builds(
+    vlm,
+    ranks=st.integers(1, 3),
+    microbatches=st.integers(1, 2),
+    seed=st.integers(0, 10**6),
+    images=st.just((0, 2)),
+    language_slots=st.integers(1, 2),
+    candidates=st.integers(1, 3),
+    transfer_s=st.sampled_from([(0.0, 0.0), (0.1, 0.5)]),
+    frozen=st.booleans(),
+    audio=st.booleans(),
+    peaks=st.booleans(),
+)
+
+
+@given(INSTANCES, st.one_of(st.none(), st.floats(1.0, 2.0)))
+@settings(max_examples=20, deadline=None)
+def test_no_bound_exceeds_the_optimum(problem: SearchProblem, size: float | None) -> None:
+    problem = whole(problem)
+    if size is not None:
+        limit = (size * Interleaver(problem)._limits[1].max(axis=1)).astype(np.int64)
+        problem = dataclasses.replace(problem, limit_bytes=limit)
+    found = lower_bounds(problem)
+    makespan = Interleaver(problem).run(np.arange(problem.num_groups)).makespan_s[0]
+    assert found.value_s <= makespan
+    least = optimum(problem, seconds=1.0)
+    if least is not None:
+        for name, value in found.by_name.items():
+            assert value <= least + 1e-9, name
+        assert least <= makespan
+    assert found.by_name["refuted"] == found.value_s
+    assert found.by_name["one machine"] >= found.by_name["critical path"]
+    assert lower_bounds(problem, effort=0.0).value_s <= found.value_s
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+@given(st.integers(0, 10**6))
+@settings(max_examples=15, deadline=None)
+def test_no_bound_exceeds_a_known_schedule(name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ranks, slots = int(rng.integers(1, 5)), 2 if name == "interleaved" else 1
+    shape = PipelineShape.chain(ranks, 2 * ranks, slots)
+    if name == "interleaved" and ranks == 1:
+        return
+    size = shape.num_chunks * shape.num_microbatches
+    times = {what: rng.uniform(0.1, 2, size) for what in ("forward_s", "input_s", "weight_s")}
+    study = PipelineStudy.of(shape, transfer_s=0.05, **times)
+    found = lower_bounds(SearchProblem.from_study(study), effort=1e7)
+    assert found.value_s <= study.evaluate(SCHEDULES[name](shape)).makespan_s
+    assert found.value_s >= study.lower_bound_s(split=False) * (1 - 1e-12)
+
+
+def test_equal_stages_by_hand() -> None:
+    """Two ranks, F 1 s, B 2 s, two microbatches, no sends: the last rank works 6 s after 1 s, and 2 s come after it."""
+    problem = SearchProblem.from_study(PipelineStudy.of(PipelineShape.chain(2, 2)))
+    found = lower_bounds(problem)
+    assert found.by_name == {"critical path": 6.0, "load": 9.0, "one machine": 9.0, "refuted": 9.0}
+    assert found.name == "load"
+    assert found.value_s == Interleaver(problem).solution([0, 1]).makespan_s == 9.0
+
+
+def test_memory_by_hand() -> None:
+    """Two ranks, F 1 s, B 2 s, four microbatches, room for one on rank 0: each is there for 6 s."""
+    study = PipelineStudy.of(PipelineShape.chain(2, 4))
+    free = lower_bounds(SearchProblem.from_study(study))
+    tight = SearchProblem.from_study(study, limit_bytes=1)
+    assert "memory" not in free.by_name
+    assert lower_bounds(tight).by_name["memory"] == pytest.approx(24.0)
+    assert Interleaver(tight).solution(range(4)).makespan_s == 24.0
+
+
+def test_parts_on_one_rank_come_one_after_another() -> None:
+    """The language model's first forward waits for all images of its microbatch, which share the vision ranks."""
+    problem = whole(vlm(2, 1, images=(3, 3), language_slots=1, seed=5), 8.0)
+    found = lower_bounds(problem, effort=0.0)
+    assert found.by_name["one machine"] > max(found.by_name["critical path"], found.by_name["load"])
+    assert found.value_s <= optimum(problem)
+
+
+def test_nothing_takes_no_time() -> None:
+    problem = vlm(2, 2, images=(0, 0), language_slots=0)
+    assert problem.num_pairs == 0
+    assert lower_bounds(problem).value_s == 0.0
