@@ -119,6 +119,7 @@ class CutModel:
             cp_kind=job.parallel.context_kind,
             replica_group=self.groups["replicas"] if _reads_replicas(job) else CommGroup("replicas", 1, 1),
             keep_products=job.training.recompute_policy is not None,
+            stop_early=job.stops_recomputation_early,
             cross_entropy=job.training.cross_entropy.value,
             fused_accumulation=job.training.gradient_accumulation_fusion,
             fp8_recipe=job.training.fp8_recipe,
