@@ -133,7 +133,6 @@ def trace_block(
         trace.graph.mark_output(tensor.node)
     if options.stop_early and trace.second_runs.spans and not run_lengths:
         lengths = needed_lengths(trace.graph, trace.second_runs.spans)
-        told = {"root": root, "full_recompute": full_recompute, "gradients": gradients}
         return trace_block(
             module,
             inputs,
