@@ -58,6 +58,7 @@ class TraceOptions:
         keep_products: blocks that are recomputed keep some outputs, see ``semu.nn.keep``.
         stop_early: what is recomputed runs up to the last kernel that a backward kernel needs, see
             ``semu.nn.early_stop``.
+        eager_modules: norms, gated activations and rotations run operator by operator, see ``semu.nn.eager``.
     """
 
     plan: ShardingPlan = field(default_factory=ShardingPlan)
@@ -75,6 +76,7 @@ class TraceOptions:
     replica_group: CommGroup = field(default_factory=lambda: CommGroup("replicas", 1, 1))
     keep_products: bool = False
     stop_early: bool = False
+    eager_modules: bool = False
     cross_entropy: str = "in_place"
     fused_accumulation: bool = True
     fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE

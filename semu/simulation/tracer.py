@@ -141,6 +141,7 @@ class ModelTracer:
             stop_early=job.stops_recomputation_early,
             cross_entropy=training.cross_entropy.value,
             fused_accumulation=training.gradient_accumulation_fusion,
+            eager_modules=training.eager_modules,
             fp8_recipe=training.fp8_recipe,
         )
         self._options_key = _both_keys(self.options)

@@ -19,6 +19,7 @@ refuses them by name. What a row leaves open follows rules that hold for every r
   ``accumulate-allreduce-grads-in-fp32`` for bf16 only); a closed form counts 18 bytes per parameter.
 * library workspaces: where the row tells the attention kernel, which only Megatron-LM's rows do, or Megatron-LM's
   allocated bytes, Transformer Engine's and PyTorch's, PyTorch's alone with ``local`` layers; else none.
+* norms, gated activations and rotary embeddings are fused unless the row says ``torch_compile: false``.
 * overlap: what the row does not tell is semu's default; sharded parameters that are fetched ahead are
   ``param_gather``.
 * FSDP under a pipeline keeps parameters gathered from the first forward on and reduces once (torchtitan): the traffic
@@ -135,6 +136,8 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
     grouped = (row.shape.moe or {}).get("grouped_gemm")
     if isinstance(grouped, bool):
         tables["training"]["moe_grouped_gemm"] = grouped
+    if row.compiled is False:
+        tables["training"]["eager_modules"] = True
     if row.precision == "fp8" and row.sharding == "zero1":
         tables["training"]["fp8_weights"] = "primary"
     return tables

@@ -122,6 +122,7 @@ class CutModel:
             stop_early=job.stops_recomputation_early,
             cross_entropy=job.training.cross_entropy.value,
             fused_accumulation=job.training.gradient_accumulation_fusion,
+            eager_modules=job.training.eager_modules,
             fp8_recipe=job.training.fp8_recipe,
         )
         self.sizes = [sizes_of(job, module.name) for module in job.model.modules]
