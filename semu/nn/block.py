@@ -132,18 +132,20 @@ def trace_block(
     for tensor in outputs:
         trace.graph.mark_output(tensor.node)
     if options.stop_early and trace.second_runs.spans and not run_lengths:
-        lengths = needed_lengths(trace.graph, trace.second_runs.spans)
-        return trace_block(
-            module,
-            inputs,
-            options,
-            root=root,
-            full_recompute=full_recompute,
-            gradients=gradients,
-            optimizer=optimizer,
-            offload=offload,
-            run_lengths=lengths,
-        )
+        spans = trace.second_runs.spans
+        lengths = needed_lengths(trace.graph, spans)
+        if any(length < last - first for length, (first, last) in zip(lengths, spans, strict=True)):
+            return trace_block(
+                module,
+                inputs,
+                options,
+                root=root,
+                full_recompute=full_recompute,
+                gradients=gradients,
+                optimizer=optimizer,
+                offload=offload,
+                run_lengths=lengths,
+            )
     return TracedBlock(
         graph=trace.graph,
         num_forward=num_forward,
