@@ -42,7 +42,7 @@ any run), and how many of all runs are strange."""
 F64 = NDArray[np.float64]
 
 _A = np.linspace(-1.0, 1.0, 401)[:, None]
-_D = np.linspace(-0.6, 0.6, 61)[None, :]
+_D = np.linspace(-0.6, 0.6, 31)[None, :]
 
 
 @dataclass(frozen=True, slots=True)

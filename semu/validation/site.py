@@ -17,7 +17,7 @@ from itertools import combinations
 from statistics import fmean
 
 from semu.errors import ConfigError
-from semu.fitting.site_runs import EXPERT_ROW_SPREAD, ROW_SPREAD, RunTimes, SiteFactors, evidence, factors_of
+from semu.fitting.site_runs import EXPERT_ROW_SPREAD, F64, ROW_SPREAD, RunTimes, SiteFactors, evidence, factors_of
 from semu.report_text import align_columns
 from semu.validation.result import Quantity, RowResult
 
@@ -180,12 +180,13 @@ def calibrate_sites(rows: Sequence[RowResult], count: int) -> SiteCalibration:
     for name, own in members.items():
         if len(own) <= count:
             continue
-        factors = factors_of([evidence(item.run) for item in own[:count]])
+        told = [evidence(item.run) for item in own]
+        factors = factors_of(told[:count])
         others = own[count:]
         errors = [_error(item.run, item.run.predicted_s) for item in others]
         scaled = [_error(item.run, factors.time_s(item.run)) for item in others]
         calibrated = tuple(item.id for item in own[:count])
-        choices = _over_choices(own, count)
+        choices = _over_choices(own, told, count)
         groups.append(SiteScore(name, factors, calibrated, len(others), fmean(errors), fmean(scaled), choices))
         before += errors
         after += scaled
@@ -196,8 +197,7 @@ def _error(run: RunTimes, predicted_s: float) -> float:
     return 100 * abs(predicted_s / run.measured_s - 1)
 
 
-def _over_choices(own: Sequence[_Known], count: int) -> ChoiceScore:
-    told = [evidence(item.run) for item in own]
+def _over_choices(own: Sequence[_Known], told: Sequence[F64], count: int) -> ChoiceScore:
     sums: dict[str, list[float]] = {"before": [], "after": [], "null": []}
     choices = _choices(len(own), count)
     for known in choices:
