@@ -21,8 +21,8 @@ from semu.searcher.tables import tables_of
 
 WARMTH = (0.01, 0.003, 0.02, 0.006)
 """Initial temperatures of the chains in turn, as parts of the makespan."""
-_STAGE_MOVES = 1_500_000
-"""A chain times about so many stages: some 50 ms."""
+_STAGE_MOVES = 300_000
+"""A chain times about so many stages: some 10 ms."""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class LocalStrategy:
     local search: Lourenço, Martin and Stützle, 2003).
     """
 
-    def __init__(self, space: OrderSpace, *, patience: int = 60, kick: int = 6) -> None:
+    def __init__(self, space: OrderSpace, *, patience: int = 20, kick: int = 3) -> None:
         self._space = space
         self._patience, self._kick = patience, kick
         self._best = self._here = space.default
