@@ -11,7 +11,6 @@ from semu.errors import ConfigError
 from semu.graph.operator import Phase
 from semu.schedule.schedule import Schedule, StageKey
 from semu.schedule.stage_plan import StagePlan
-from semu.schedule.stages import stages_of
 from semu.searcher.problem import SearchProblem, Solution
 from semu.simulation import JobCheckpoint
 from semu.simulation.pair_costs import PairCosts
@@ -98,6 +97,7 @@ def build_problem(
     columns, count = _columns(costs)
     rows = np.arange(len(costs.rank))[:, None]
     planned = checkpoint.layout.planned
+    passes = np.stack((costs.module, costs.slot, costs.number), 1)
     group = np.unique(np.stack((costs.microbatch, costs.module), 1), axis=0, return_inverse=True)[1].reshape(-1)
     problem = SearchProblem.of(
         rank=costs.rank,
@@ -108,7 +108,7 @@ def build_problem(
         slot=costs.slot,
         chunk=costs.chunk,
         group=group,
-        segment=np.unique(stages_of(costs.shape).segment, return_inverse=True)[1],
+        segment=np.unique(passes, axis=0, return_inverse=True)[1].reshape(-1),
         num_candidates=count,
         forward_s=costs.forward_s[rows, columns],
         backward_s=costs.backward_s[rows, columns],

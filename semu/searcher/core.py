@@ -80,7 +80,7 @@ def search_problem(
     began = time.perf_counter()
     space, workers = OrderSpace.of(problem), budget.num_workers()
     default = _solution(problem, space, space.default)
-    bound = lower_bounds(problem, effort=0)
+    bound = lower_bounds(problem, effort=0.0)
     refine = refine and objective is Objective.MIN
     owned = [Interleaver(problem) for _ in range(workers)]
     free = list(owned)

@@ -14,6 +14,7 @@ from semu.job import TrainingJob
 from semu.report import Report
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
 from semu.schedule.stage_plan import StagePlan
+from semu.searcher.bounds import lower_bounds
 from semu.searcher.build import JobProblem, build_problem
 from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
 from semu.searcher.core import SearchResult, search_problem
@@ -124,6 +125,7 @@ def search(
     )
     prepared_s = time.perf_counter() - began
     say("searching")
+    target = built.problem
     first, built, default = _settled(built, _heuristic)
     tell = _told(say, first.solution.lower_bound_s)
 
@@ -133,7 +135,8 @@ def search(
     result, built, best = _settled(built, find)
     if goal is Objective.MIN and default.makespan_s < best.makespan_s:
         best = default
-    bound_s, bound_name = first.solution.lower_bound_s, first.bound_name
+    bound = lower_bounds(target)
+    bound_s, bound_name = bound.value_s, bound.name
     if exact and result.ended_by != "interrupt":
         say("solving with CP-SAT")
         best, bound_s, bound_name = _exact(built, best, budget, seed, (bound_s, bound_name), goal)
