@@ -22,7 +22,7 @@ from semu.searcher.refine import refine_rounds
 from semu.searcher.space import OrderSpace
 from semu.searcher.strategy import Objective
 
-ORDER_SHARE = 0.6
+ORDER_SHARE = 0.5
 """Part of the time for sequences; the rest is for moves of stages."""
 MOVES_PER_ROLLOUT = 16
 """Moves that a rollout of a budget stands for, in the second half."""
@@ -111,7 +111,8 @@ def search_problem(
     moves, ended_by = 0, found.ended_by
     if refine and ended_by not in ("bound", "interrupt") and budget.rollouts != 0 and budget.time_s != 0:
         ends = (budget, began, bound.value_s)
-        best, moves, ended_by = _refined(problem, best, ends, found.rollouts, seed, curve, progress)
+        islands = [best, *(_solution(problem, space, own) for own in found.others), default]
+        best, moves, ended_by = _refined(problem, islands, ends, found.rollouts, seed, curve, progress)
     return SearchResult(
         solution=replace(best, lower_bound_s=bound.value_s),
         default=replace(default, lower_bound_s=bound.value_s),
@@ -143,7 +144,7 @@ def _later(progress: Callable[[Incumbent], None] | None, by_s: float) -> Callabl
 
 def _refined(
     problem: SearchProblem,
-    best: Solution,
+    islands: list[Solution],
     ends: tuple[Budget, float, float],
     rollouts: int,
     seed: int,
@@ -153,9 +154,10 @@ def _refined(
     """The second half: a better schedule if there is one, moves tried, and why it ended; incumbents join ``curve``.
 
     Args:
+        islands: schedules to begin with, the best first.
         ends: budget, when the search began, lower bound [s]. others: as ``search_problem``.
     """
-    budget, began, bound_s = ends
+    (budget, began, bound_s), best = ends, islands[0]
     most = (1 << 60) if budget.rollouts is None else MOVES_PER_ROLLOUT * budget.rollouts
     tried, ended_by = 0, ""
 
@@ -167,7 +169,7 @@ def _refined(
 
     workers = budget.num_workers()
     with ThreadPoolExecutor(workers) as pool:
-        rounds = refine_rounds(problem, best, workers=workers, seed=seed, pool=pool, moves_left=moves_left)
+        rounds = refine_rounds(problem, islands, workers=workers, seed=seed, pool=pool, moves_left=moves_left)
         try:
             for one in rounds:
                 tried = one.moves

@@ -27,6 +27,10 @@ Evaluate = Callable[[I32, I32], F64]
 """Groups by falling priority, of forwards and of backwards, int32[k, num_groups] each -> makespans float64[k] [s]."""
 
 
+ELITE = 6
+"""Sequences that a search over sequences hands on."""
+
+
 @dataclass(frozen=True)
 class Budget:
     """What a search may spend.
@@ -84,12 +88,14 @@ class OrderResult:
     """What a search over sequences found.
 
     Attributes:
-        sequence: the best one. makespan_s: of it [s]. default_s: of the default sequence [s].
+        sequence: the best one. others: the next best ones, of different makespans. makespan_s: of the best [s].
+        default_s: of the default sequence [s].
         curve: incumbents, the default sequence's first. rollouts: evaluated. time_s: spent [s].
         ended_by: ``bound``, ``rollouts``, ``time``, ``exhausted`` or ``interrupt``.
     """
 
     sequence: I32
+    others: tuple[I32, ...]
     makespan_s: float
     default_s: float
     curve: tuple[Incumbent, ...]
@@ -131,6 +137,7 @@ def search_orders(
         best = -np.inf
     longest = best if np.isfinite(best) else 0.0
     curve = [Incumbent(time.perf_counter() - began, 0, best)]
+    elite = {best: best_sequence}
     if progress is not None:
         progress(curve[0])
     done, turn, ended_by = 0, 0, ""
@@ -160,6 +167,7 @@ def search_orders(
                     done += len(found)
                     merit = np.where(np.isfinite(found), found, -np.inf) if is_max else -found
                     at = int(merit.argmax())
+                    _remember(elite, float(found[at]), proposal.sequences[at], is_max=is_max)
                     if merit[at] > (best if is_max else -best):
                         best, best_sequence = float(found[at]), proposal.sequences[at].copy()
                         curve.append(Incumbent(time.perf_counter() - began, done, best))
@@ -168,7 +176,18 @@ def search_orders(
                 turn += 1
         except KeyboardInterrupt:
             ended_by = "interrupt"
-    return OrderResult(best_sequence, best, default_s, tuple(curve), done, time.perf_counter() - began, ended_by)
+    others = tuple(own for value, own in sorted(elite.items(), reverse=is_max) if value != best)
+    spent = time.perf_counter() - began
+    return OrderResult(best_sequence, others, best, default_s, tuple(curve), done, spent, ended_by)
+
+
+def _remember(elite: dict[float, I32], makespan_s: float, sequence: I32, *, is_max: bool) -> None:
+    """Keep a sequence if it is among the best few of different makespans."""
+    if not np.isfinite(makespan_s) or makespan_s in elite:
+        return
+    elite[makespan_s] = sequence.copy()
+    if len(elite) > ELITE:
+        del elite[min(elite) if is_max else max(elite)]
 
 
 def _end(budget: Budget, done: int, spent_s: float, best_s: float, bound_s: float) -> str:

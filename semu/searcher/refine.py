@@ -1,13 +1,13 @@
 """``refine_rounds``: moves of single stages on the critical path of a schedule, after the search over segment groups.
 
 The dual queue never leaves a rank idle that has a stage to run, and it keeps the segments of a group together; the best
-schedule may do neither. Chains of simulated annealing start from the best schedule known, one per worker, in
-bulk-synchronous rounds as in ``loop``. Candidates of stage pairs stay as they are.
+schedule may do neither. Chains of tabu search, and every fourth of simulated annealing, start from the best schedule
+known, one per worker, in bulk-synchronous rounds as in ``loop``. Candidates of stage pairs stay as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +20,13 @@ from semu.searcher.problem import SearchProblem, Solution
 from semu.searcher.tables import tables_of
 
 WARMTH = (0.01, 0.003, 0.02, 0.006)
-"""Initial temperatures of the chains in turn, as parts of the makespan."""
-_STAGE_MOVES = 300_000
-"""A chain times about so many stages: some 10 ms."""
+"""Initial temperatures of annealing chains in turn, as parts of the makespan."""
+PATIENCE = ((100, 4), (400, 8), (50, 3))
+"""Steps of tabu chains without a better schedule before so many random swaps of the best one, in turn."""
+_STAGE_MOVES = 600_000
+"""A chain times about so many stages: some 20 ms."""
+_TABU_MOVES = 4
+"""Moves that a step of tabu search counts for: it times all stages forwards and backwards, and looks at many swaps."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ def moves_of(problem: SearchProblem) -> int:
 
 def refine_rounds(
     problem: SearchProblem,
-    solution: Solution,
+    solutions: Sequence[Solution],
     *,
     workers: int,
     seed: int,
@@ -49,31 +53,46 @@ def refine_rounds(
 ) -> Iterator[RefineRound]:
     """Refine a schedule round by round; the caller stops when it likes.
 
+    Every other chain goes on from the best schedule, the others in turn from the rest, which improve by themselves.
+
     Args:
-        problem, solution: what to begin with. workers: chains side by side. seed: of all random numbers.
+        problem: what is scheduled. solutions: what to begin with, the best one first.
+        workers: chains side by side. seed: of all random numbers.
         moves_left: told before every round: moves that may still be tried.
     """
-    from semu.searcher.refine_kernels import refine
+    from semu.searcher.refine_kernels import refine, tabu
 
-    tables, best, turn, moves = tables_of(problem), solution, 0, 0
+    tables, islands, turn, moves = tables_of(problem), list(solutions), 0, 0
     ptr, flow = tables.flow[0], tables.flow[1:]
-    costs = problem.costs_of(solution.choice)
+    costs = [problem.costs_of(one.choice) for one in islands]
     usual = moves_of(problem)
 
-    def chain(worker: int, steps: int) -> tuple[float, NDArray[np.int32]]:
-        rng = np.random.default_rng((seed, 1, turn, worker))
-        order = best.order.copy()
-        warmth = WARMTH[(turn * workers + worker) % len(WARMTH)]
-        seeded = int(rng.integers(1, 1 << 62))
-        given: tuple[Any, ...] = (ptr, order, *flow, *costs, tables.room, steps, warmth, seeded)
-        return refine(*given), order
+    def chain(number: int, steps: int, island: int) -> tuple[float, NDArray[np.int32]]:
+        rng = np.random.default_rng((seed, 1, number))
+        order, seeded = islands[island].order.copy(), int(rng.integers(1, 1 << 62))
+        given = (*costs[island], tables.room)
+        if number % 4 == 3:
+            warm: tuple[Any, ...] = (*flow, *given, steps, WARMTH[number // 4 % len(WARMTH)], seeded)
+            return refine(ptr, order, *warm), order
+        before = (problem.pred_ptr, problem.pred, problem.transfer_s)
+        rest: tuple[Any, ...] = (*flow, *before, *given, -(-steps // _TABU_MOVES), *PATIENCE[number % 3], seeded)
+        return tabu(ptr, order, *rest), order
 
     while (left := moves_left()) > 0:
-        steps = [min(usual, left - worker * usual) for worker in range(workers)]
-        jobs = [pool.submit(chain, worker, own) for worker, own in enumerate(steps) if own > 0]
-        for found_s, order in [job.result() for job in jobs]:
-            if found_s < best.makespan_s:
-                best = evaluate(problem, order, best.choice)
-        moves += sum(own for own in steps if own > 0)
+        jobs = []
+        for worker in range(workers):
+            steps, number = min(usual, left - worker * usual), turn * workers + worker
+            if steps > 0:
+                island = 1 + number // 2 % (len(islands) - 1) if number % 2 and len(islands) > 1 else 0
+                jobs.append((island, pool.submit(chain, number, steps, island)))
+                moves += steps
+        for island, job in jobs:
+            found_s, order = job.result()
+            if found_s < islands[island].makespan_s:
+                islands[island] = evaluate(problem, order, islands[island].choice)
+        least = min(range(len(islands)), key=lambda i: islands[i].makespan_s)
+        if islands[least].makespan_s < islands[0].makespan_s:
+            islands[0], islands[least] = islands[least], islands[0]
+            costs[0], costs[least] = costs[least], costs[0]
         turn += 1
-        yield RefineRound(best, moves)
+        yield RefineRound(islands[0], moves)

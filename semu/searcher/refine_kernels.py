@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -101,7 +103,7 @@ def _fits(ptr: I64, order: I32, r: int, held: I64, peak: I64, room: I64) -> bool
 
 
 @njit(nogil=True, inline="always")
-def _shift(order: I32, position: I64, source: int, target: int) -> None:
+def _shift(order: I32, position: I64, source: Any, target: Any) -> None:
     """Take the stage at one place of its rank to another, the others closing up."""
     stage = order[source]
     step = 1 if target > source else -1
@@ -251,5 +253,181 @@ def refine(
                 best_order[:] = order
         else:
             _shift(order, position, target, source)
+    order[:] = best_order
+    return best
+
+
+@njit(nogil=True, inline="always")
+def _arrival(stage: int, pred_ptr: I32, pred: I32, pred_s: F64, end: F64) -> float:
+    """When all that a stage needs has come, were links free."""
+    latest = 0.0
+    for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
+        latest = max(latest, end[pred[e]] + pred_s[e])
+    return latest
+
+
+@njit(nogil=True, inline="always")
+def _leaving(stage: int, succ_ptr: I32, succ: I32, succ_s: F64, tail: F64) -> float:
+    """The longest way from a stage's end to the end of all, not over its own rank."""
+    longest = 0.0
+    for e in range(succ_ptr[stage], succ_ptr[stage + 1]):
+        longest = max(longest, succ_s[e] + tail[succ[e]])
+    return longest
+
+
+@njit(nogil=True, inline="always")
+def _slot(first: Any, second: Any, size: int) -> Any:
+    """Where the table of forbidden swaps remembers that one stage shall not come before another."""
+    mixed = np.uint64(first) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(second) * np.uint64(0xC2B2AE3D27D4EB4F)
+    return np.int64((mixed >> np.uint64(20)) & np.uint64(size - 1))
+
+
+@njit(cache=True, nogil=True)
+def tabu(
+    ptr: I64,
+    order: I32,
+    rank: I32,
+    succ_ptr: I32,
+    succ: I32,
+    succ_s: F64,
+    succ_link: I32,
+    num_links: int,
+    num_pred: I32,
+    pred_ptr: I32,
+    pred: I32,
+    pred_s: F64,
+    latency: F64,
+    held: I64,
+    peak: I64,
+    room: I64,
+    steps: int,
+    patience: int,
+    kick: int,
+    seed: int,
+) -> float:
+    """Tabu search over the orders of all ranks (Nowicki and Smutnicki 1996, with Taillard's estimates).
+
+    A step looks at all pairs of stages that follow one another on a critical path, estimates what swapping each would
+    give from the longest ways before and behind, and swaps the best one that was not swapped lately, even where the
+    schedule gets longer. After ``patience`` steps without a better schedule it goes back to the best one and swaps
+    ``kick`` pairs at random.
+
+    Args:
+        pred_ptr, pred, pred_s: CSR of the edges by consumer, and the time of the send [s]. others: as ``refine``.
+        steps: to take.
+    Returns:
+        the best makespan [s]; ``order`` is its order.
+    """
+    num_ranks, num_stages = len(ptr) - 1, len(rank)
+    total = ptr[num_ranks]
+    cursor, stack = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_stages + num_ranks, dtype=np.int64)
+    waiting, link_free = np.zeros(num_stages, dtype=np.int32), np.zeros(num_links)
+    start, end, tail = np.zeros(num_stages), np.zeros(num_stages), np.zeros(num_stages)
+    by, position = np.zeros(num_stages, dtype=np.int32), np.zeros(num_stages, dtype=np.int64)
+    by_start = np.zeros(total, dtype=np.int64)
+    chain, merit = np.zeros(num_stages, dtype=np.int64), np.zeros(num_stages)
+    size = 1 << 16
+    free_at = np.zeros(size, dtype=np.int64)
+    for at in range(total):
+        position[order[at]] = at
+    state = np.array([np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)])
+    best_order = order.copy()
+    best, stale, kicks = np.inf, 0, 0
+    undo_at = np.int64(-1)
+    for step in range(steps):
+        here = _times(
+            ptr,
+            order,
+            rank,
+            succ_ptr,
+            succ,
+            succ_s,
+            succ_link,
+            num_pred,
+            latency,
+            np.inf,
+            cursor,
+            waiting,
+            stack,
+            link_free,
+            start,
+            end,
+            by,
+        )
+        if here == np.inf:  # the last swap closed a circle over a link: take it back
+            _shift(order, position, undo_at, undo_at - 1)
+            continue
+        if here < best:
+            best, stale = here, 0
+            best_order[:] = order
+        else:
+            stale += 1
+            if stale > patience:
+                stale, kicks = 0, kick
+                order[:] = best_order
+                for at in range(total):
+                    position[order[at]] = at
+                continue
+        by_start[:] = np.argsort(end[order])  # ends rise along every edge and every rank
+        for i in range(total - 1, -1, -1):
+            stage = order[by_start[i]]
+            at = position[stage]
+            behind = tail[order[at + 1]] if at + 1 < ptr[rank[stage] + 1] else 0.0
+            tail[stage] = latency[stage] + max(behind, _leaving(stage, succ_ptr, succ, succ_s, tail))
+        pairs, stage = 0, -1
+        for at in range(total):
+            if end[order[at]] == here and (stage < 0 or _next(state) < 0.5):
+                stage = order[at]
+        while stage >= 0:
+            at, own = position[stage], by[stage]
+            before = order[at - 1] if at > ptr[rank[stage]] else -1
+            if before >= 0 and end[before] == start[stage]:
+                chain[pairs] = at
+                pairs += 1
+                if own == -1 or _next(state) < 0.5:
+                    stage = before
+                    continue
+            stage = own if own >= 0 else (before if own == -1 else -1)
+        if pairs == 0:
+            break
+        for i in range(pairs):
+            at = chain[i]
+            u, v = order[at - 1], order[at]
+            r = rank[u]
+            needs = False
+            for e in range(pred_ptr[v], pred_ptr[v + 1]):
+                needs |= pred[e] == u
+            merit[i] = np.inf
+            if needs:
+                continue
+            earlier = end[order[at - 2]] if at - 1 > ptr[r] else 0.0
+            later = tail[order[at + 1]] if at + 1 < ptr[r + 1] else 0.0
+            head_v = max(earlier, _arrival(v, pred_ptr, pred, pred_s, end))
+            head_u = max(head_v + latency[v], _arrival(u, pred_ptr, pred, pred_s, end))
+            tail_u = latency[u] + max(later, _leaving(u, succ_ptr, succ, succ_s, tail))
+            tail_v = latency[v] + max(tail_u, _leaving(v, succ_ptr, succ, succ_s, tail))
+            merit[i] = max(head_v + tail_v, head_u + tail_u)
+            if free_at[_slot(v, u, size)] > step and merit[i] >= best:
+                merit[i] += here
+            if kicks > 0:
+                merit[i] = _next(state)
+        kicks = max(kicks - 1, 0)
+        done = False
+        for _attempt in range(pairs):
+            pick = np.argmin(merit[:pairs])
+            if merit[pick] == np.inf:
+                break
+            at = chain[pick]
+            u, v, r = order[at - 1], order[at], rank[order[at]]
+            _shift(order, position, at, at - 1)
+            if _fits(ptr, order, r, held, peak, room):
+                free_at[_slot(u, v, size)] = step + 8 + np.int64(_next(state) * 12)
+                undo_at = at
+                done = True
+                break
+            _shift(order, position, at, at - 1)
+            merit[pick] = np.inf
+        if not done:
+            stale = patience + 1
     order[:] = best_order
     return best
