@@ -158,8 +158,8 @@ def search_orders(
                     ended_by = "exhausted"
                     break
                 results = list(pool.map(lambda p: evaluate(*space.orders(p.sequences)), proposals))
-                for found in results:
-                    longest = max(longest, float(found[np.isfinite(found)].max(initial=0.0)))
+                if longest == 0.0:
+                    longest = max(float(found[np.isfinite(found)].max(initial=0.0)) for found in results)
                 for proposal, found in zip(proposals, results, strict=True):
                     if not len(found):
                         continue
@@ -202,7 +202,8 @@ def _end(budget: Budget, done: int, spent_s: float, best_s: float, bound_s: floa
 
 
 def _scores(makespan_s: F64, bound_s: float, longest_s: float, *, is_max: bool) -> F64:
-    """In [0, 1], the higher the better: lower bound over makespan, or makespan over the longest one seen."""
+    """The higher the better, on a scale that stays: lower bound over makespan, in [0, 1], or makespan over the default
+    sequence's."""
     if is_max:
         return np.where(np.isfinite(makespan_s), makespan_s, 0.0) / max(longest_s, 1e-300)
     least = bound_s if bound_s > 0 else float(makespan_s.min(initial=np.inf))

@@ -109,10 +109,15 @@ class TreeStrategy:
                 node.children.append(child)
                 prefix.append(child.item)
                 return self._only_way(child, prefix)
-            log = math.log(max(node.visits, 1))
+            log, top = math.log(max(node.visits, 1)), max(self._root.best, 1.0)
             alive = [child for child in node.children if not child.is_done]
-            node = max(alive, key=lambda v: v.best**self._power + self._exploration * math.sqrt(log / max(v.visits, 1)))
+            merits = [self._merit(child, log, top) for child in alive]
+            node = alive[merits.index(max(merits))]
             prefix.append(node.item)
+
+    def _merit(self, child: _Node, log: float, top: float) -> float:
+        """The UCB score of a child. ``log``: of its parent's visits. ``top``: the highest score there is."""
+        return (child.best / top) ** self._power + self._exploration * math.sqrt(log / max(child.visits, 1))
 
     def _only_way(self, node: _Node, prefix: list[int]) -> tuple[_Node, list[int]]:
         """Down to where there is a choice, or to the end."""
