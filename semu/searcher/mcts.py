@@ -117,7 +117,8 @@ class TreeStrategy:
 
     def _merit(self, child: _Node, log: float, top: float) -> float:
         """The UCB score of a child. ``log``: of its parent's visits. ``top``: the highest score there is."""
-        return (child.best / top) ** self._power + self._exploration * math.sqrt(log / max(child.visits, 1))
+        merit: float = (child.best / top) ** self._power
+        return merit + self._exploration * math.sqrt(log / max(child.visits, 1))
 
     def _only_way(self, node: _Node, prefix: list[int]) -> tuple[_Node, list[int]]:
         """Down to where there is a choice, or to the end."""
