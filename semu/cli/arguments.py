@@ -324,8 +324,8 @@ def _add_calibrate(parser: argparse.ArgumentParser) -> None:
         "files",
         metavar="FILES",
         nargs="+",
-        help="CSV tables of microbenchmarks, outputs of nccl-tests, traces of torch.profiler (formats: "
-        "semu/fitting/README.md)",
+        help="CSV tables of microbenchmarks, outputs of nccl-tests, traces of torch.profiler, or one JSON file of "
+        "training runs (formats: semu/fitting/README.md)",
     )
     parser.add_argument(
         "--nodes", type=int, default=1, metavar="N", help="nodes of nccl-tests' outputs that name no hosts (default 1)"

@@ -1,4 +1,4 @@
-"""``semu calibrate``: a profile from measurements; with ``--score`` measurements against a profile."""
+"""``semu calibrate``: a profile from measurements or from training runs; with ``--score`` measurements against one."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ def calibrate_command(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{flag} without --score", where=flag, expected="--score FILES --profile PROFILE.toml")
     if arguments.device is None:
         raise ConfigError("no device", where="--device", expected="a profile's name, another name of it, or a profile")
+    from semu.validation.own_site import is_runs_file
+
+    if any(is_runs_file(file) for file in arguments.files):
+        return _runs(arguments)
     from semu.files import write_text
     from semu.fitting.calibration import calibrate
     from semu.fitting.readers import read_measurements
@@ -77,6 +81,47 @@ def calibrate_command(arguments: argparse.Namespace) -> int:
         emit_json(calibration_json(calibration))
     else:
         emit(report_text(calibration))
+    return 0
+
+
+_KERNELS_ONLY = {"update": "--update", "picture": "--picture", "without": "--without", "beside": "--beside"}
+
+
+def _runs(arguments: argparse.Namespace) -> int:
+    """Factors of a site from its own training runs."""
+    for name, flag in _KERNELS_ONLY.items():
+        if getattr(arguments, name) not in (None, []):
+            raise ConfigError(f"training runs and {flag} together", where=flag, expected="RUNS.json --device NAME")
+    if len(arguments.files) > 1:
+        raise ConfigError(
+            "training runs and other files together", where="FILES", expected="one runs file", got=len(arguments.files)
+        )
+    from semu.cli.validate import devices_of
+    from semu.files import write_text
+    from semu.runfile import make_job
+    from semu.validation import Row, read_rows, validate
+    from semu.validation.own_site import calibrate_runs, site_profile_text
+
+    date = _date(arguments.date)
+    if arguments.output is not None and not Path(arguments.output).absolute().parent.is_dir():
+        raise ConfigError("no such folder", where=f"-o {arguments.output}", expected="a file in a folder that is there")
+    profile, base = _device(arguments.device, arguments.output)
+    device = arguments.device if Path(arguments.device).suffix == ".toml" else base
+    rows = read_rows(arguments.files[0])
+    is_named = any(isinstance(row, Row) and row.profile == profile.name for row in rows)
+    own = [row for row in rows if not isinstance(row, Row) or not is_named or row.profile == profile.name]
+    with Progress() as progress:
+        progress(f"simulating {len(own)} runs")
+        result = validate(own, make_job, devices=devices_of(own, device, "--device"))
+    site = calibrate_runs(result.rows, profile.name)
+    if arguments.output is not None:
+        told = f"{_command(arguments)}, {date}"
+        text = site_profile_text(site, profile, Path(arguments.output).stem, base, told)
+        say(f"wrote {write_text(arguments.output, text)}")
+    if arguments.json:
+        emit_json(site.to_json())
+    else:
+        emit(repr(site))
     return 0
 
 

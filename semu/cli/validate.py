@@ -164,7 +164,7 @@ class _Profile:
         """The profile of an option; None: every row's own.
 
         Raises:
-            ConfigError: as ``_devices``.
+            ConfigError: as ``devices_of``.
         """
         from semu.hardware.data_sheet import SPEC
         from semu.runfile import make_job
@@ -173,7 +173,7 @@ class _Profile:
             from semu.validation.profiles import on_data_sheet
 
             return cls(None, on_data_sheet(make_job))
-        return cls(None if name is None else _devices(rows, name, flag), make_job)
+        return cls(None if name is None else devices_of(rows, name, flag), make_job)
 
     def validate(self, rows: Sequence[Row | BadRow], *, pass_times: bool = False) -> ValidationResult:
         """All rows under it."""
@@ -182,7 +182,7 @@ class _Profile:
         return validate(rows, self.make_job, devices=self.devices, progress=_RowCounter(), pass_times=pass_times)
 
 
-def _devices(rows: Sequence[Row | BadRow], profile: str, flag: str) -> Callable[[Row], str]:
+def devices_of(rows: Sequence[Row | BadRow], profile: str, flag: str) -> Callable[[Row], str]:
     """Which device each row runs on: rows of the device that the profile is named after on it, the others on their own;
     where no row names it, all on it.
 

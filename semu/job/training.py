@@ -234,6 +234,8 @@ class Training:
             ``selective_ac_option = "op"``; None: its input alone.
         recompute_every: of every so many layers the last is recomputed (torchtitan's ``selective_ac_option = "2"``).
         cross_entropy: UNFUSED, IN_PLACE or FUSED; an enum member or its value.
+        eager_modules: RMS norms, gated activations and rotary embeddings run operator by operator, as in PyTorch
+            without ``torch.compile`` and without fused kernels of their own (``semu.nn.eager``).
         gradient_accumulation_fusion: products for weight gradients add into the gradient buffers themselves, as in
             Megatron-LM; false: they write a tensor of the parameters' type, which is added.
         offload: what lives on the host, words of ``semu.job.offload.OFFLOADS``; None: nothing.
@@ -285,6 +287,7 @@ class Training:
     recompute_every: int | None
     cross_entropy: CrossEntropy
     gradient_accumulation_fusion: bool
+    eager_modules: bool
     launch: bool
     fp8_recipe: Fp8Recipe
     schedule_file: str | None
@@ -328,6 +331,7 @@ class Training:
         recompute_every: int | None = None,
         cross_entropy: CrossEntropy | str = CrossEntropy.IN_PLACE,
         gradient_accumulation_fusion: bool = True,
+        eager_modules: bool = False,
         launch: bool = False,
         fp8_recipe: Fp8Recipe | str = Fp8Recipe.TENSORWISE,
         schedule_file: str | None = None,
@@ -388,6 +392,7 @@ class Training:
             "recompute_policy": _of_full(mode, recompute_policy, recompute_layers, "recompute_policy"),
             "recompute_every": _of_full(mode, recompute_every, recompute_layers, "recompute_every"),
             "cross_entropy": _enum(CrossEntropy, cross_entropy, "training.cross_entropy"),
+            "eager_modules": _switch(eager_modules, "training.eager_modules"),
             "gradient_accumulation_fusion": _switch(
                 gradient_accumulation_fusion, "training.gradient_accumulation_fusion"
             ),

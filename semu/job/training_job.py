@@ -204,6 +204,14 @@ class TrainingJob:
         return is_mixed and self.parallel.zero >= 3 and training.software is Software.TORCH
 
     @property
+    def stops_recomputation_early(self) -> bool:
+        """Whether a second forward pass ends with the last kernel that is needed (``semu.nn.early_stop``).
+
+        PyTorch's checkpoint does, Megatron-LM's does not.
+        """
+        return self.training.software is Software.TORCH
+
+    @property
     def overlaps_tensor_parallel(self) -> bool:
         """Whether tensor-parallel collectives run beside kernels that do not need them.
 

@@ -96,7 +96,8 @@ def recompute(
     Returns:
         What the function returns.
     Source:
-        Chen et al., 1604.06174 §4; the second forward runs to its end, as Megatron-LM's CheckpointFunction does.
+        Chen et al., 1604.06174 §4; the second forward runs to its end, as Megatron-LM's CheckpointFunction does,
+        unless the trace stops it early (``semu.nn.early_stop``).
     """
     ledger = Ledger() if keeps else None
     with trace.no_grad(), trace.watch_trainable() as trainable:
@@ -111,7 +112,8 @@ def recompute(
         leaves = [replace(tensor) for tensor in inputs]
         outer, trace.tape = trace.tape, []
         trace.phase = Phase.RECOMPUTE
-        again = _run(trace, function, leaves, ledger.again() if ledger is not None else None)
+        with trace.second_runs.one(trace.graph):
+            again = _run(trace, function, leaves, ledger.again() if ledger is not None else None)
         trace.phase = Phase.INPUT_GRADIENT
         outputs_again = again if isinstance(again, tuple) else (again,)
         arrived = [(t, g) for t, g in zip(outputs_again, gradients, strict=True) if g is not None or t.ndim == 0]

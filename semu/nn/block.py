@@ -16,6 +16,7 @@ from semu.hardware.device import Stream
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.nn.autograd import backward, recompute
+from semu.nn.early_stop import needed_lengths
 from semu.nn.module import Module
 from semu.nn.offload import copy_in, copy_out, saved_storages
 from semu.nn.rules.optimizer import adam_step
@@ -75,6 +76,7 @@ def trace_block(
     gradients: Sequence[bool] | None = None,
     optimizer: bool = False,
     offload: bool = False,
+    run_lengths: Sequence[int] = (),
 ) -> TracedBlock:
     """Trace a block and differentiate it.
 
@@ -88,6 +90,7 @@ def trace_block(
         gradients: per output, whether a gradient arrives for it; None: for every output that can have one.
         offload: what the forward pass saves lives on the host in between.
         optimizer: end with an Adam step (a job's optimizer runs once an iteration, so it asks for none here).
+        run_lengths: operators of each recomputation; empty: as the options say.
     Raises:
         GraphError: the block returns something that is not a tensor, or an operator cannot exist.
     """
@@ -95,7 +98,7 @@ def trace_block(
     if offload:
         plain = trace_block(module, inputs, options, root=root, full_recompute=full_recompute, gradients=gradients)
         saved = saved_storages(plain.graph, plain.num_forward)
-    trace = Trace(options, module, root)
+    trace = Trace(options, module, root, run_lengths)
     arrived = [
         trace.input(
             spec.shape,
@@ -128,6 +131,21 @@ def trace_block(
         adam_step(trace, list(trace.parameters.values()))
     for tensor in outputs:
         trace.graph.mark_output(tensor.node)
+    if options.stop_early and trace.second_runs.spans and not run_lengths:
+        spans = trace.second_runs.spans
+        lengths = needed_lengths(trace.graph, spans)
+        if any(length < last - first for length, (first, last) in zip(lengths, spans, strict=True)):
+            return trace_block(
+                module,
+                inputs,
+                options,
+                root=root,
+                full_recompute=full_recompute,
+                gradients=gradients,
+                optimizer=optimizer,
+                offload=offload,
+                run_lengths=lengths,
+            )
     return TracedBlock(
         graph=trace.graph,
         num_forward=num_forward,

@@ -20,6 +20,7 @@ from semu.hardware.device import HOST_COPIES, Device, DeviceKind, Direction, Str
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
+from semu.nn.early_stop import SecondRuns
 from semu.nn.keep import Ledger
 from semu.nn.module import Module, Parameter
 from semu.nn.recompute_plan import OUTPUT_KINDS, RecomputePlan
@@ -55,6 +56,9 @@ class TraceOptions:
         fp8_recipe: how fp8 tensors are scaled.
         replica_group: the data-parallel replicas, where a module reads them (``Module.reads_replicas``).
         keep_products: blocks that are recomputed keep some outputs, see ``semu.nn.keep``.
+        stop_early: what is recomputed runs up to the last kernel that a backward kernel needs, see
+            ``semu.nn.early_stop``.
+        eager_modules: norms, gated activations and rotations run operator by operator, see ``semu.nn.eager``.
     """
 
     plan: ShardingPlan = field(default_factory=ShardingPlan)
@@ -71,6 +75,8 @@ class TraceOptions:
     cp_kind: ContextKind = ContextKind.RING
     replica_group: CommGroup = field(default_factory=lambda: CommGroup("replicas", 1, 1))
     keep_products: bool = False
+    stop_early: bool = False
+    eager_modules: bool = False
     cross_entropy: str = "in_place"
     fused_accumulation: bool = True
     fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE
@@ -121,9 +127,12 @@ class Trace:
         options: sharding, precision, overlap.
         module: the module that will be traced; gives the paths of the modules below it.
         root: where that module stands in the model; sharding plans are asked for ``root.path``.
+        run_lengths: operators of each recomputation, see ``semu.nn.early_stop``; empty: all.
     """
 
-    def __init__(self, options: TraceOptions, module: Module | None = None, root: str = "") -> None:
+    def __init__(
+        self, options: TraceOptions, module: Module | None = None, root: str = "", run_lengths: Sequence[int] = ()
+    ) -> None:
         self.options = options
         self.root = root
         self.graph = Graph()
@@ -144,6 +153,8 @@ class Trace:
         self.reloaded: dict[int, int] = {}
         self.ledger: Ledger | None = None
         self.companions: dict[int, int] = {}
+        self.second_runs = SecondRuns(run_lengths)
+        self._sides: list[int] = []
 
     # -- where we are --------------------------------------------------------------------------------------------
     @property
@@ -372,6 +383,9 @@ class Trace:
             result = Tensor(self, node, tuple(shape), cut, element, needs, sequences)
             writes.append(node)
         sides = [self.graph.add_tensor(s, d, role, name=f"{path}.side") for s, d in extra_outputs]
+        self._sides = sides
+        if self.second_runs.is_over(self.graph):
+            return self._emitted(result, inputs, path)
         after = [operator for operator in beside or () if operator >= 0]
         last = self._last_in_turn
         if beside is None and stream.name not in HOST_COPIES:
@@ -397,6 +411,10 @@ class Trace:
             after=after,
             copies=self._copies(inputs, result) * self._context_copies(flop),
         )
+        return self._emitted(result, inputs, path)
+
+    @staticmethod
+    def _emitted(result: Tensor | None, inputs: Sequence[Tensor | ParameterUse], path: str) -> Tensor:
         if result is not None:
             return result
         first = inputs[0]
@@ -406,8 +424,7 @@ class Trace:
 
     def side_outputs(self, count: int) -> list[Tensor]:
         """The last operator's ``extra_outputs`` as tensors, for the rule's backward to read."""
-        nodes = self.graph.operators[-1].outputs[-count:]
-        return [self._wrap(node) for node in nodes]
+        return [self._wrap(node) for node in self._sides[-count:]]
 
     def _wrap(self, node: int) -> Tensor:
         tensor = self.graph.tensors[node]

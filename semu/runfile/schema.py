@@ -126,6 +126,7 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "recompute_every": ValueKind.INTEGER,
             "cross_entropy": ValueKind.STRING,
             "gradient_accumulation_fusion": ValueKind.SWITCH,
+            "eager_modules": ValueKind.SWITCH,
             "offload": ValueKind.WORDS,
             "offload_layers": ValueKind.STRINGS,
             "offload_fraction": ValueKind.NUMBER,

@@ -195,6 +195,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
             **({"recompute_every": training.recompute_every} if training.recompute_every else {}),
             "cross_entropy": training.cross_entropy.value,
             "gradient_accumulation_fusion": training.gradient_accumulation_fusion,
+            **({"eager_modules": True} if training.eager_modules else {}),
             **({"offload": list(training.offload)} if training.offload else {}),
             **({"offload_layers": list(training.offload_layers)} if training.offload_layers is not None else {}),
             **({"offload_fraction": training.offload_fraction} if training.offload_fraction is not None else {}),

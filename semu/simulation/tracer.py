@@ -138,8 +138,10 @@ class ModelTracer:
             cp_kind=job.parallel.context_kind,
             **({"replica_group": self.mesh.worst_replica_group} if job.model.reads_replicas else {}),
             keep_products=training.recompute_policy is not None,
+            stop_early=job.stops_recomputation_early,
             cross_entropy=training.cross_entropy.value,
             fused_accumulation=training.gradient_accumulation_fusion,
+            eager_modules=training.eager_modules,
             fp8_recipe=training.fp8_recipe,
         )
         self._options_key = _both_keys(self.options)

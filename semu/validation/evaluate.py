@@ -92,6 +92,7 @@ def _run(row: Row, make_job: JobMaker, device: str, *, pass_times: bool) -> RowR
         is_scored=row.trust.is_scored,
         interval_s=None if uncertainty is None else uncertainty.interval_s(),
         communication_s=None if uncertainty is None else uncertainty.communication_s,
+        has_experts=row.shape.moe is not None,
         status=Status.OK,
         fits=report.fits,
         device=choice.run.checkpoint.job.cluster.profile.name,

@@ -4,8 +4,9 @@ Settings that this version of semu cannot be told keep their names here, and who
 refuses them by name. What a row leaves open follows rules that hold for every row:
 
 * attention: a closed form of 2205.05198 keeps the s x s matrices, so does a kernel that the row calls ``unfused`` or
-  ``local``, and one that the row does not tell where Megatron-LM trains a model with learned positions in fp16, as it
-  did before FlashAttention (not with context parallelism); anything else is semu's default, a fused kernel.
+  ``local``, and one that the row does not tell where Megatron-LM trains a model with learned positions in fp16, or in
+  bf16 on a device without fp8, as it did before Transformer Engine and FlashAttention (NeMo 23.08 still has
+  ``use_flash_attention: False``; not with context parallelism); anything else is semu's default, a fused kernel.
 * selective recomputation: Megatron-LM's (the attention core); with FSDP, torchtitan's policy of every second product.
 * token loss: with FSDP and a whole vocabulary PyTorch's own, unfused; else Megatron-LM's, in place.
 * dropout, where it is not told: 0.1 with unfused attention (Megatron-LM's default of that time, and what 34 s b h and
@@ -19,6 +20,7 @@ refuses them by name. What a row leaves open follows rules that hold for every r
   ``accumulate-allreduce-grads-in-fp32`` for bf16 only); a closed form counts 18 bytes per parameter.
 * library workspaces: where the row tells the attention kernel, which only Megatron-LM's rows do, or Megatron-LM's
   allocated bytes, Transformer Engine's and PyTorch's, PyTorch's alone with ``local`` layers; else none.
+* norms, gated activations and rotary embeddings are fused unless the row says ``torch_compile: false``.
 * overlap: what the row does not tell is semu's default; sharded parameters that are fetched ahead are
   ``param_gather``.
 * FSDP under a pipeline keeps parameters gathered from the first forward on and reduces once (torchtitan): the traffic
@@ -45,6 +47,8 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from semu.errors import ConfigError, unknown_name
+from semu.hardware.kinds import DType
+from semu.hardware.profile import load_profile
 from semu.validation.row import Measure, Row, Shape
 
 Tables: TypeAlias = dict[str, dict[str, Any]]
@@ -135,6 +139,8 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
     grouped = (row.shape.moe or {}).get("grouped_gemm")
     if isinstance(grouped, bool):
         tables["training"]["moe_grouped_gemm"] = grouped
+    if row.compiled is False:
+        tables["training"]["eager_modules"] = True
     if row.precision == "fp8" and row.sharding == "zero1":
         tables["training"]["fp8_weights"] = "primary"
     return tables
@@ -148,8 +154,16 @@ def _is_unfused(row: Row) -> bool:
     """Whether attention keeps the s x s matrices."""
     if row.measure is Measure.ANALYTIC or row.attention:
         return row.measure is Measure.ANALYTIC or row.attention in UNFUSED
-    is_early = row.precision == "fp16" and row.shape.position in _LEARNED
-    return is_early and row.cp == 1 and _software(row) == "megatron"
+    is_early = row.precision == "fp16" or (row.precision == "bf16" and not _has_fp8(row.profile))
+    return is_early and row.shape.position in _LEARNED and row.cp == 1 and _software(row) == "megatron"
+
+
+def _has_fp8(device: str) -> bool:
+    """Whether a device has fp8 products, for which Megatron-LM takes Transformer Engine and its attention."""
+    try:
+        return DType.FP8 in load_profile(device).flop_per_s
+    except ConfigError:
+        return True
 
 
 def _software(row: Row) -> str:

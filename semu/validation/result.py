@@ -63,6 +63,7 @@ class RowResult:
         compared: the numbers. measured_mfu: the MFU at which the measured time would follow.
         interval_s: where the time lies with 90 % probability, as far as coefficients go [s]; None: not predicted.
         communication_s: by how much the predicted time grows when all communication takes twice its time [s].
+        has_experts: whether the model has routed experts.
     """
 
     id: str
@@ -82,6 +83,7 @@ class RowResult:
     measured_mfu: float | None = None
     interval_s: tuple[float, float] | None = None
     communication_s: float | None = None
+    has_experts: bool = False
 
     @property
     def is_inside(self) -> bool | None:

@@ -97,6 +97,7 @@ class Row:
         sequence_parallel: as in ``[parallel]``. overlap: switches by the file's names, None or absent: not told.
         attention: first word of the file's remark on the attention kernel, lower case; empty: none.
         grad_dtype: first word of the file's remark on the gradients' type; empty: none.
+        compiled: whether ``torch.compile`` made the kernels; None: not told.
         layout: keys of ``[parallel.layout]``, where a file has them; None: none.
         scope, measure: whose memory, and of which kind.
         iteration_time_s, peak_mem_bytes, activation_bytes, static_bytes: what came out.
@@ -129,6 +130,7 @@ class Row:
     overlap: Mapping[str, object] | None = None
     attention: str = ""
     grad_dtype: str = ""
+    compiled: bool | None = None
     layout: Mapping[str, object] | None = None
     scope: Scope | None = None
     measure: Measure | None = None

@@ -212,6 +212,7 @@ def _row(fields: _Fields) -> Row:
         overlap={name: overlap.switch_or_none(name) for name in _OVERLAPS},
         attention=_first_word(fields.word_or_none("attention", is_optional=True)),
         grad_dtype=_first_word(fields.word_or_none("grad_dtype", is_optional=True)),
+        compiled=fields.switch_or_none("torch_compile"),
         layout=fields.child("layout", is_optional=True),
         scope=fields.member("peak_mem_scope", Scope),
         measure=fields.member("peak_mem_measure", Measure),

@@ -120,8 +120,10 @@ class CutModel:
             cp_kind=job.parallel.context_kind,
             replica_group=self.groups["replicas"] if _reads_replicas(job) else CommGroup("replicas", 1, 1),
             keep_products=job.training.recompute_policy is not None,
+            stop_early=job.stops_recomputation_early,
             cross_entropy=job.training.cross_entropy.value,
             fused_accumulation=job.training.gradient_accumulation_fusion,
+            eager_modules=job.training.eager_modules,
             fp8_recipe=job.training.fp8_recipe,
         )
         self.sizes = [sizes_of(job, module.name) for module in job.model.modules]

@@ -46,7 +46,7 @@ RUN: dict[str, Any] = {
         "tied_embeddings": True,
         "norm": "layernorm",
         "bias_linear": True,
-        "position": "learned",
+        "position": "rope",
     },
 }
 """The fields that a row must have."""

@@ -124,6 +124,7 @@ def closed_form(changes: dict[str, Any]) -> Row:
             "sharding_kind": "none",
             "measured_values.activation_bytes": 1e9,
             "measured_values.params_grads_optimizer_bytes": 1e9,
+            "model.position": "learned",
             "model.layers": 8,
             "model.hidden": 1024,
             "model.ffn_hidden": 4096,

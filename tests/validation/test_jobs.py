@@ -31,7 +31,7 @@ tied_embeddings = true
 positions = 512
 
 [cluster]
-device = "a100-80g"
+device = "h100"
 nodes = 1
 gpus_per_node = 2
 
@@ -116,6 +116,9 @@ LLAMA_ROW: dict[str, Any] = {
 }
 
 
+GPT_ROW: dict[str, Any] = {"model.position": "learned", "profile": "h100"}
+
+
 def job_of_row(changes: dict[str, Any]) -> TrainingJob:
     read = row(changes)
     assert read.micro_batch is not None
@@ -123,7 +126,7 @@ def job_of_row(changes: dict[str, Any]) -> TrainingJob:
     return make_job(run_tables(read, Settings(read.micro_batch, read.vp, read.recompute), read.profile))
 
 
-@pytest.mark.parametrize(("text", "changes"), [(GPT_RUN, {}), (LLAMA_RUN, LLAMA_ROW)])
+@pytest.mark.parametrize(("text", "changes"), [(GPT_RUN, GPT_ROW), (LLAMA_RUN, LLAMA_ROW)])
 def test_a_row_is_the_job_of_its_run_file(text: str, changes: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(text)
@@ -137,11 +140,13 @@ def test_a_row_is_the_job_made_by_hand() -> None:
     model: Model = decoder_model("by hand", GPT(GPTConfig(layers=4, hidden=256, heads=4, vocab=1024, positions=512)))
     job = TrainingJob(
         model,
-        Cluster("a100-80g", nodes=1, gpus_per_node=2),
+        Cluster("h100", nodes=1, gpus_per_node=2),
         Parallel(dp=2, sequence_parallel=False, zero=1),
         Training(micro_batch=2, global_batch=8, seq_len=512, overlap=Overlap(grad_reduce=False)),
     )
-    mine, reference = (semu.simulate(other) for other in (job_of_row({"overlap": {"dp_grad_reduce": False}}), job))
+    mine, reference = (
+        semu.simulate(other) for other in (job_of_row({**GPT_ROW, "overlap": {"dp_grad_reduce": False}}), job)
+    )
     assert mine.iteration_time_s == reference.iteration_time_s
     assert mine.peak_memory_bytes == reference.peak_memory_bytes
     assert (mine.parameters, mine.model_flop) == (reference.parameters, reference.model_flop)
@@ -151,6 +156,7 @@ def tables(changes: dict[str, Any], vp: int = 1, recompute: str = "none") -> dic
     return run_tables(row(changes), Settings(2, vp, recompute), "h100")
 
 
+LEARNED = {"model.position": "learned"}
 FORMULA = {"trust": "formula", "peak_mem_scope": "first_stage", "peak_mem_measure": "analytic"}
 MOE = {"num_experts": 8, "topk": 2, "moe_ffn_hidden": 768, "shared_expert_ffn": None}
 
@@ -184,11 +190,16 @@ MOE = {"num_experts": 8, "topk": 2, "moe_ffn_hidden": 768, "shared_expert_ffn": 
         ({"attention": "unfused"}, "training.attention", "unfused"),
         ({"attention": "local"}, "training.attention", "unfused"),
         (FORMULA, "training.attention", "unfused"),
-        ({"precision_kind": "fp16"}, "training.attention", "unfused"),
-        ({"precision_kind": "fp16", "attention": "flash"}, "training.attention", None),
-        ({"precision_kind": "fp16", "sharding_kind": "fsdp"}, "training.attention", None),
+        ({"precision_kind": "fp16", **LEARNED}, "training.attention", "unfused"),
+        ({**LEARNED}, "training.attention", "unfused"),  # bf16 on an A100
+        ({**LEARNED}, "model.transformer.dropout", 0.1),
+        ({**LEARNED, "profile": "h100"}, "training.attention", None),
+        ({**LEARNED, "profile": "no device"}, "training.attention", None),
+        ({**LEARNED, "attention": "flash"}, "training.attention", None),
+        ({"precision_kind": "fp16", "attention": "flash", **LEARNED}, "training.attention", None),
+        ({"precision_kind": "fp16", "sharding_kind": "fsdp", **LEARNED}, "training.attention", None),
         ({"precision_kind": "fp16", "model.position": "rope"}, "training.attention", None),
-        ({"precision_kind": "fp16", "cp": 2, "gpus": 4}, "training.attention", None),
+        ({"precision_kind": "fp16", "cp": 2, "gpus": 4, **LEARNED}, "training.attention", None),
         ({}, "training.workspaces", None),
         ({"peak_mem_measure": "allocated"}, "training.workspaces", "transformer_engine"),
         ({"peak_mem_measure": "printed_gb"}, "training.workspaces", "transformer_engine"),
@@ -209,8 +220,8 @@ MOE = {"num_experts": 8, "topk": 2, "moe_ffn_hidden": 768, "shared_expert_ffn": 
         ({"model.vocab_padded": 1280}, "model.transformer.vocab", 1280),
         (FORMULA, "model.transformer.vocab", 1),
         (FORMULA, "model.transformer.positions", None),
-        ({}, "model.transformer.positions", 512),
-        ({"model.max_position_embeddings": 2048}, "model.transformer.positions", 2048),
+        (LEARNED, "model.transformer.positions", 512),
+        ({**LEARNED, "model.max_position_embeddings": 2048}, "model.transformer.positions", 2048),
         ({"model.position": "rope"}, "model.transformer.positions", None),
         ({"model.position": "rope"}, "model.transformer.rotary", True),
         ({"model.moe": MOE}, "model.transformer.experts", 8),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from semu.cli import main
 from semu.errors import ConfigError
+from semu.fitting.site_runs import site_factors
 from semu.runfile import make_job
 from semu.validation import Comparison, Quantity, RowResult, Status, parse_rows, validate
 from semu.validation.site import calibrate_sites, run_times
@@ -28,15 +30,41 @@ def result(group: str, predicted: float, measured: float | None, *, communicatio
 
 
 def test_a_slow_site_is_found_from_two_rows() -> None:
-    rows = [result("slow", time, 1.1 * time, communication=0.1 * time) for time in (1.0, 2.0, 3.0, 4.0)]
+    rows = [result("slow", time, 1.25 * time, communication=0.1 * time) for time in (1.0, 2.0, 3.0, 4.0)]
     found = calibrate_sites(rows, 2)
     (group,) = found.groups
     assert (group.n, group.calibrated) == (2, ("slow 1.0", "slow 2.0"))
-    assert group.before == pytest.approx(100 * (1 - 1 / 1.1))
-    assert group.factors.compute == group.factors.communication
-    assert 1.08 < group.factors.compute < 1.1  # drawn towards 1
-    assert group.after == pytest.approx(100 * (1 - group.factors.compute / 1.1))
+    assert group.before == pytest.approx(100 * (1 - 1 / 1.25))
+    made = 0.9 * group.factors.compute + 0.1 * group.factors.communication
+    assert 1.2 < made < 1.25  # drawn towards 1
+    assert group.after == pytest.approx(100 * (1 - made / 1.25))
     assert found.after == group.after
+    assert group.over_choices.choices == 6
+    assert group.over_choices.before == pytest.approx(group.before)
+    assert group.over_choices.after == pytest.approx(group.after)  # the rows are all alike
+
+
+def test_every_choice_of_rows_counts() -> None:
+    """Three rows, one known: the means over the three choices, by hand; the null model has the known row's MFU."""
+    rows = [
+        replace(result("g", 1.0, measured), id=str(n), measured_mfu=mfu)
+        for n, (measured, mfu) in enumerate([(1.0, 0.4), (1.1, 0.5), (1.2, 0.4)])
+    ]
+    (group,) = calibrate_sites(rows, 1).groups
+    errors = [0.0, 100 * (1 - 1 / 1.1), 100 * (1 - 1 / 1.2)]
+    assert group.over_choices.before == pytest.approx(sum(errors) / 3)
+    assert group.over_choices.null == pytest.approx((25 + 0 + 20 + 20 + 0 + 25) / 6)
+    factors = [site_factors([run]) for row in rows if (run := run_times(row)) is not None]
+    after = [
+        100 * abs(factors[known].compute / measured - 1)
+        for known in range(3)
+        for other, measured in enumerate((1.0, 1.1, 1.2))
+        if other != known
+    ]
+    assert group.over_choices.after == pytest.approx(sum(after) / 6)
+    many = [replace(result("g", 1.0, 1.0), id=str(n)) for n in range(40)]
+    (group,) = calibrate_sites(many, 2).groups
+    assert (group.over_choices.choices, group.over_choices.null) == (500, None)
 
 
 def test_groups_without_other_rows_are_left_out() -> None:
@@ -47,7 +75,7 @@ def test_groups_without_other_rows_are_left_out() -> None:
     assert (found.before, found.after) == (0.0, pytest.approx(0.0, abs=1e-9))
     empty = calibrate_sites(rows[:2], 2)
     assert (empty.groups, empty.before, empty.after) == ((), None, None)
-    assert "site calibration on the first 2 rows" in repr(empty)
+    assert "site calibration on 2 rows" in repr(empty)
 
 
 @pytest.mark.parametrize("count", [0, -1, True])

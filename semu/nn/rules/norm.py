@@ -8,6 +8,7 @@ from semu.errors import GraphError
 from semu.graph.dim import product
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
+from semu.nn.eager import RMS_NORM, RMS_NORM_BACKWARD, eager_passes
 from semu.nn.module import Parameter
 from semu.nn.tensor import Tensor
 
@@ -26,6 +27,7 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
         raise GraphError("a norm needs whole rows", where=trace.where, expected="an unsplit last axis", got=x.shards)
     uses = [trace.parameter(parameter) for parameter in (weight, bias) if parameter is not None]
     rows = product(x.local_shape[:-1])
+    is_rms = num_statistics == 1
     statistics = rows * num_statistics * DType.FP32.size_bytes
 
     def normalise() -> Tensor:
@@ -44,6 +46,8 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
 
     y = normalise()
     (saved,) = trace.side_outputs(1)
+    if is_rms:
+        eager_passes(y, RMS_NORM, name)
     trace.drop_output("layernorm", y, normalise)
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -65,6 +69,8 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
             phase=Phase.INPUT_GRADIENT if x.requires_grad else Phase.WEIGHT_GRADIENT,
             name=f"{name}_bw",
         )
+        if is_rms and x.requires_grad:
+            eager_passes(grad_x, RMS_NORM_BACKWARD, f"{name}_bw", Phase.INPUT_GRADIENT)
         return [grad_x if x.requires_grad else None]
 
     trace.record([x], [y], backward)

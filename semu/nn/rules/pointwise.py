@@ -11,6 +11,7 @@ from semu.errors import GraphError
 from semu.graph.dim import Dim, divide
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
+from semu.nn.eager import GATE, GATE_BACKWARD, ROTARY, ROTARY_BACKWARD, eager_passes
 from semu.nn.module import Parameter
 from semu.nn.tensor import Tensor, laid_out_like
 
@@ -162,11 +163,13 @@ def gated_activation(x: Tensor, name: str) -> Tensor:
         return _like(x, OpKind.ACTIVATION, [x], out_bytes + _half(out_bytes), name, shape=half)
 
     y = apply()
+    eager_passes(y, GATE, name)
     x.trace.drop_output("act", y, apply)
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients
         assert grad is not None
+        eager_passes(grad, GATE_BACKWARD, f"{name}_bw")
         return [_like(x, OpKind.ACTIVATION, [x, grad], 2 * out_bytes + _half(out_bytes), f"{name}_bw")]
 
     x.trace.record([x], [y], backward)
@@ -200,11 +203,13 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 def rope(x: Tensor) -> Tensor:
     """Rotary position embedding of [tokens, heads, dim] (2104.09864). Saves nothing; backward rotates back."""
+    eager_passes(x, ROTARY, "rope")
     y = _like(x, OpKind.ROPE, [x], 2 * x.size_bytes, "rope")
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         (grad,) = gradients
         assert grad is not None
+        eager_passes(grad, ROTARY_BACKWARD, "rope_bw")
         return [_like(grad, OpKind.ROPE, [grad], 2 * grad.size_bytes, "rope_bw")]
 
     x.trace.record([x], [y], backward)

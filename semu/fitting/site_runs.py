@@ -1,0 +1,133 @@
+"""``site_factors``: what a site's own runs say of it, as one or two factors on top of a profile.
+
+With C and N the parts of a simulated iteration that computation and communication make, and R the rest,
+
+    log measured = log(C exp(a) + N exp(a + d) + R) + noise:
+
+``a`` is how slow the site is altogether, ``d`` how much slower its links are than that. Both are wanted from two runs
+or three, so what sites and runs are like has to be known beforehand. Of the published groups of at least four runs,
+whose profiles' software factors come from all of them together, the mean error is within 0.05 and its deviation 0.015
+more than chance makes; where a group's factors come from the other groups alone, means are up to 0.12 off, and without
+any factors up to 0.42. Hence a mixture: most sites are as the profile, some are not; and most runs are as their site,
+some are strange (a setting that was not told, a first release). Two runs that agree can thus move everything, one that
+is strange moves little, and where nothing is wrong next to nothing changes. The factors are posterior means of ``a``
+and ``d``, by quadrature over a grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.errors import ConfigError
+
+LIKE_PROFILE = 0.015
+"""Standard deviation of ``a`` where the profile knows the site's hardware and software."""
+UNLIKE_PROFILE, UNLIKE_SHARE = 0.15, 0.15
+"""The same where it does not, and how often that is so."""
+LINK_SPREAD = 0.2
+"""Standard deviation of ``d``: rigs differ in their networks most."""
+ROW_SPREAD = 0.05
+"""How far single runs are from their site's factors, as a standard deviation of log times."""
+EXPERT_ROW_SPREAD = 0.5
+"""The same for models with experts: published runs of equal settings differ by up to a factor of two."""
+STRANGE, STRANGE_SHARE = 3.0, 0.15
+"""How many times further strange runs are off (half width at half height of a Cauchy distribution, whose tails forgive
+any run), and how many of all runs are strange."""
+
+F64 = NDArray[np.float64]
+
+_A = np.linspace(-1.0, 1.0, 401)[:, None]
+_D = np.linspace(-0.6, 0.6, 31)[None, :]
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """A run of one's own beside its simulation.
+
+    Attributes:
+        measured_s: iteration time [s]. compute_s, communication_s: of the simulated iteration, its time in which
+            kernels compute and its exposed communication [s]. other_s: the rest, which no factor changes.
+        spread: standard deviation of the logarithm of such runs' times, ``ROW_SPREAD`` or ``EXPERT_ROW_SPREAD``.
+    """
+
+    measured_s: float
+    compute_s: float
+    communication_s: float
+    other_s: float = 0.0
+    spread: float = ROW_SPREAD
+
+    @property
+    def predicted_s(self) -> float:
+        """The simulated iteration time [s]."""
+        return self.compute_s + self.communication_s + self.other_s
+
+
+@dataclass(frozen=True, slots=True)
+class SiteFactors:
+    """Factors on simulated times: of computation, and of communication; ``rows`` they come from."""
+
+    compute: float
+    communication: float
+    rows: int
+
+    def time_s(self, run: RunTimes) -> float:
+        """The run's predicted iteration time with the factors [s]."""
+        return self.compute * run.compute_s + self.communication * run.communication_s + run.other_s
+
+
+def site_factors(runs: Sequence[RunTimes]) -> SiteFactors:
+    """Factors from runs at a site (formula and beliefs: top of this file).
+
+    Args:
+        runs: at least one.
+    Raises:
+        ConfigError: no runs; a time that is not positive.
+    """
+    if not runs:
+        raise ConfigError("no runs", where="site calibration", expected="one run at least", got=0)
+    for number, run in enumerate(runs):
+        for value in (run.measured_s, run.predicted_s):
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError("not a time", where=f"run {number}", expected="seconds > 0", got=value)
+    return factors_of([evidence(run) for run in runs])
+
+
+def evidence(run: RunTimes) -> F64:
+    """Logarithm of a run's likelihood, but for a constant, on the grid of ``a`` and ``d``."""
+    scale = np.exp(_A)
+    predicted = run.compute_s * scale + run.communication_s * (scale * np.exp(_D)) + run.other_s
+    error = np.log(run.measured_s / predicted)
+    strange = STRANGE * run.spread
+    tails = math.sqrt(2 / math.pi) / (strange * (1 + (error / strange) ** 2))
+    result: F64 = np.log((1 - STRANGE_SHARE) * _bell(error, run.spread) + STRANGE_SHARE * tails)
+    return result
+
+
+def factors_of(evidences: Sequence[F64]) -> SiteFactors:
+    """Posterior means, as factors.
+
+    Args:
+        evidences: ``evidence`` of each run.
+    """
+    log_density = _PRIOR + sum(evidences)
+    density = np.exp(log_density - log_density.max())
+    density /= density.sum()
+    a, d = float((density * _A).sum()), float((density * _D).sum())
+    return SiteFactors(math.exp(a), math.exp(a + d), len(evidences))
+
+
+def _bell(x: F64, spread: float) -> F64:
+    """A normal density, but for the factor that all have in common."""
+    result: F64 = np.exp(-0.5 * (x / spread) ** 2) / spread
+    return result
+
+
+_PRIOR: F64 = (
+    np.log((1 - UNLIKE_SHARE) * _bell(_A, LIKE_PROFILE) + UNLIKE_SHARE * _bell(_A, UNLIKE_PROFILE))
+    - 0.5 * (_D / LINK_SPREAD) ** 2
+)

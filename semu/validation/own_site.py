@@ -1,0 +1,172 @@
+"""A site's own runs -> factors on top of a profile, and a profile that has them in it: ``calibrate_runs``.
+
+The rows of a runs file (the schema of ``semu validate --runs``) are simulated on the device; their times and the
+simulated ones give the factors (``semu.fitting.site_runs``). In the new profile a factor on computation divides the
+rates of all compute kinds and multiplies their fixed times, one on communication does so with links; rates stay below
+the peak. What the factors are worth for further runs is told by leaving each run out in turn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from semu.errors import ConfigError
+from semu.fitting.site_runs import RunTimes, SiteFactors, evidence, factors_of, site_factors
+from semu.fitting.write import number_text, quoted
+from semu.hardware.capabilities import DeviceProfile, variant_name
+from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, coefficient_names
+from semu.hardware.kinds import Provenance
+from semu.report_text import align_columns
+from semu.validation.result import RowResult, Status
+from semu.validation.site import run_times
+
+
+def is_runs_file(path: str) -> bool:
+    """Whether a file is a list of training runs: JSON objects with ``iteration_time_s`` and ``model``."""
+    try:
+        data = json.loads(Path(path).read_bytes()) if Path(path).suffix == ".json" else None
+    except (OSError, ValueError):
+        return False
+    return isinstance(data, list) and any(
+        isinstance(item, Mapping) and {"iteration_time_s", "model"} <= set(item) for item in data
+    )
+
+
+@dataclass(frozen=True)
+class OwnSite:
+    """What a site's runs say.
+
+    Attributes:
+        device: the profile's name. factors: of all runs together.
+        runs: id -> its times. refused: id -> why it could not be used.
+        left_out: id -> error in percent by the factors of the other runs, empty with a single run.
+    """
+
+    device: str
+    factors: SiteFactors
+    runs: Mapping[str, RunTimes]
+    refused: Mapping[str, str]
+    left_out: Mapping[str, float]
+
+    @property
+    def before(self) -> float:
+        """Mean absolute error without factors, percent."""
+        return fmean(abs(_error(run, run.predicted_s)) for run in self.runs.values())
+
+    @property
+    def after(self) -> float:
+        """The same with the factors, on the runs that they come from."""
+        return fmean(abs(_error(run, self.factors.time_s(run))) for run in self.runs.values())
+
+    def to_json(self) -> dict[str, object]:
+        """As ``calibrate --json`` of a runs file; percent."""
+        return {
+            "device": self.device,
+            "compute": self.factors.compute,
+            "communication": self.factors.communication,
+            "runs": list(self.runs),
+            "refused": dict(self.refused),
+            "mape_before": self.before,
+            "mape_after": self.after,
+            "mape_left_out": fmean(map(abs, self.left_out.values())) if self.left_out else None,
+        }
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"site factors on top of {self.device}, from {len(self.runs)} runs; error in %"
+        yield f"computation x {self.factors.compute:.3f}, communication x {self.factors.communication:.3f}"
+        rows = [
+            (
+                name,
+                f"{_error(run, run.predicted_s):+.2f}",
+                f"{_error(run, self.factors.time_s(run)):+.2f}",
+                f"{self.left_out[name]:+.2f}" if name in self.left_out else "",
+            )
+            for name, run in self.runs.items()
+        ]
+        left_out = f"{fmean(map(abs, self.left_out.values())):.2f}" if self.left_out else ""
+        rows.append(("mean of absolute errors", f"{self.before:.2f}", f"{self.after:.2f}", left_out))
+        heads = ("run", "profile", "with factors", "by the other runs' factors")
+        yield from align_columns([heads, *rows], (False, True, True, True))
+        for name, reason in self.refused.items():
+            yield f"left out: {name}: {reason}"
+
+
+def calibrate_runs(rows: Sequence[RowResult], device: str) -> OwnSite:
+    """Factors from rows that ran on a device.
+
+    Args:
+        rows: results of ``validate``. device: name of the profile.
+    Raises:
+        ConfigError: no row has a measured and a simulated time.
+    """
+    runs: dict[str, RunTimes] = {}
+    refused: dict[str, str] = {}
+    for row in rows:
+        run = run_times(row)
+        if run is not None:
+            runs[row.id] = run
+        else:
+            refused[row.id] = "no iteration time" if row.status is Status.OK else row.reason or row.status.value
+    if not runs:
+        raise ConfigError(
+            "no run with a measured and a simulated time",
+            where="site calibration",
+            expected="one at least",
+            got="; ".join(f"{name}: {reason}" for name, reason in refused.items()) or "no rows",
+        )
+    factors = site_factors(list(runs.values()))
+    told = {name: evidence(run) for name, run in runs.items()}
+    left_out = {
+        name: _error(run, factors_of([other for key, other in told.items() if key != name]).time_s(run))
+        for name, run in runs.items()
+        if len(runs) > 1
+    }
+    return OwnSite(device, factors, runs, refused, left_out)
+
+
+def _error(run: RunTimes, predicted_s: float) -> float:
+    return 100 * (predicted_s / run.measured_s - 1)
+
+
+def site_profile_text(site: OwnSite, profile: DeviceProfile, name: str, base: str, told: str) -> str:
+    """A profile on top of ``base`` with the factors in its coefficients.
+
+    Args:
+        site: the factors. profile: what ``base`` names. name: of the new profile. told: command and date.
+    """
+    lines = [f"# {told}", f"name = {quoted(name)}", f"base = {quoted(base)}", ""]
+    sections = {f"efficiency.{kind.value}": own for kind, own in profile.efficiencies.items()}
+    sections |= {f"efficiency.{kind.value}.{variant_name(key)}": own for (kind, key), own in profile.variants.items()}
+    for header, own in sections.items():
+        lines += _section(header, own, site.factors.compute, ("flop", "mem"), ("t0_s",))
+    for port, link in profile.links.items():
+        for kind, collective in link.kinds.items():
+            header = f"link.{port.value}.{kind.value}"
+            lines += _section(header, collective, site.factors.communication, ("net",), ("t0_s", "hop_s", "c_s"))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _section(
+    header: str, own: Efficiency | CollectiveEfficiency, factor: float, rates: Sequence[str], times: Sequence[str]
+) -> Iterator[str]:
+    yield f"[{header}]"
+    for name in coefficient_names(type(own)):
+        value = getattr(own, name)
+        if name in rates:
+            value = min(1.0, value / factor)
+        elif name in times:
+            value *= factor
+        yield f"{name} = {number_text(value)}"
+    provenance = own.provenance if own.provenance is Provenance.DEFAULT else Provenance.FITTED
+    yield f"provenance = {quoted(provenance.value)}"
+    yield f"source = {quoted(f'{factor:.4g} x the time of: {own.source}')}"
+    if own.relative_error is not None:
+        yield f"relative_error = {number_text(own.relative_error)}"
+    yield ""

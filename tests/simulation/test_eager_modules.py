@@ -1,0 +1,81 @@
+"""Modules without fused kernels: the bytes that they add by hand, and the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from simulation.comparison import assert_tails_equal
+from simulation.jobs import gpt, job_of, text_items, vlm, vlm_items
+
+import semu
+from semu.errors import ConfigError
+from semu.hardware.cluster import Cluster
+from semu.hardware.kinds import OpKind
+from semu.job import Training, TrainingJob
+from semu.nn import Model
+from semu.parallel.config import Parallel
+from semu.runfile import make_job
+from semu.validation import Row, parse_rows
+from semu.validation.jobs import Settings, run_tables
+from semu_models.gpt import GPT, GPTConfig
+from semu_models.llama import Llama, LlamaConfig
+from tests.validation.rows_kit import run as runs_row
+
+SEQ, HIDDEN, HEADS, FFN, LAYERS, MICROBATCHES = 1024, 512, 8, 1408, 3, 2
+
+
+def llama() -> Model:
+    config = LlamaConfig(LAYERS, HIDDEN, FFN, heads=HEADS, kv_heads=HEADS, vocab=512)
+    return Model.from_module(Llama(config), name="llm")
+
+
+def run(model: Model, **options: Any) -> semu.Report:
+    training = Training(1, MICROBATCHES, SEQ, software="kernels", **options)
+    return semu.simulate(TrainingJob(model, Cluster("h100", 1, 1), Parallel(), training))
+
+
+def test_the_time_that_passes_over_memory_take() -> None:
+    """Serial kernels: two norms a layer and one at the end, a gate, queries and keys rotated together or apart."""
+    fused, eager = run(llama()), run(llama(), eager_modules=True)
+    kind = Cluster("h100", 1, 1).profile.efficiencies[OpKind.ADD]
+    rate = kind.mem * Cluster("h100", 1, 1).profile.mem_bytes_per_s.value
+    wide = SEQ * HIDDEN
+    passes = (2 * LAYERS + 1) * wide * (32 + 86) + LAYERS * (SEQ * FFN * (4 + 8) + 2 * wide * (16 + 16))
+    took = eager.iteration_time_s - fused.iteration_time_s
+    kernels = round((took - MICROBATCHES * passes / rate) / (MICROBATCHES * kind.t0_s))
+    assert kernels in (2 * (4 * LAYERS + 1), 2 * (5 * LAYERS + 1))
+    assert took == pytest.approx(MICROBATCHES * (passes / rate + kernels * kind.t0_s), rel=1e-6)
+    assert eager.hardware_flop == fused.hardware_flop
+    assert eager.peak_memory_bytes == fused.peak_memory_bytes
+
+
+def test_fused_kernels_of_eager_mode_are_left_alone() -> None:
+    """A layer norm and GELU are one kernel each in PyTorch."""
+    model = Model.from_module(GPT(GPTConfig(LAYERS, HIDDEN, heads=HEADS, vocab=512, positions=SEQ)), name="llm")
+    assert run(model, eager_modules=True).iteration_time_s == run(model).iteration_time_s
+
+
+@pytest.mark.parametrize("options", [{}, {"recompute": "full", "software": "torch"}, {"precision": "fp8"}], ids=str)
+@pytest.mark.parametrize("pp", [1, 2])
+def test_as_the_reference(options: dict[str, Any], pp: int) -> None:
+    assert_tails_equal(job_of(gpt(), text_items(3), Parallel(pp=pp, tp=2), eager_modules=True, **options))
+    assert_tails_equal(job_of(vlm(), vlm_items(3), Parallel(pp=pp), eager_modules=True, **options))
+    job = job_of(gpt(), text_items(3), Parallel(pp=pp), eager_modules=True, **options)
+    assert_tails_equal(replace(job, model=llama()))
+
+
+@pytest.mark.parametrize(("told", "expected"), [(False, True), (True, None), (None, None)])
+def test_a_row_that_was_not_compiled(told: bool | None, expected: bool | None) -> None:
+    (row,) = parse_rows([{**runs_row(), "torch_compile": told}])
+    assert isinstance(row, Row)
+    tables = run_tables(row, Settings(row.micro_batch or 1, 1, "none"), row.profile)
+    assert tables["training"].get("eager_modules") is expected
+    assert make_job(tables).training.eager_modules is bool(expected)
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Training(1, 1, SEQ, eager_modules="yes")  # type: ignore[arg-type]
+    assert caught.value.where == "training.eager_modules"
