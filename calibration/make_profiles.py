@@ -37,7 +37,7 @@ DEVICES = {
 }
 """Device -> options: FlashAttention-2 is not what runs on Hopper, so its figure only gets a factor there; DeepSeek's
 rows on the H800 are best cases, or of a run beside communication on some of the multiprocessors."""
-CURVE = ("mem", "t0_s", "p", "s0_tokens", "tiles_at_once", "tile_rest")
+CURVE = ("mem", "t0_s", "p", "s0_tokens", "tiles_at_once", "tile_rest", "power")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -96,9 +96,11 @@ def derive() -> None:
     for variant in ("", ".head_dim_192"):
         section = f"efficiency.attention_backward{variant}"
         carry("h200", section, "h100", section, cudnn)
+    fp8 = "efficiency.attention_forward.fp8"
+    carry("h200", fp8, "h100", fp8, "cuDNN 9.19 on H200, the same compute die")
     for device in ("h100", "h200", "b200"):
         forward = "efficiency.attention_forward"
-        ratio = value(device, f"{forward}.head_dim_64", "flop") / value(device, forward, "flop")
+        ratio = settled(device, f"{forward}.head_dim_64") / settled(device, forward)
         main_section = "efficiency.attention_backward"
         text = "head_dim 128 times the forward's ratio of head_dim 64 to 128"
         scaled(device, main_section, f"{main_section}.head_dim_64", ratio, text)
@@ -158,6 +160,7 @@ def h800() -> None:
         numbers = coefficients_of(load_profile("h100"), section)
         numbers["net"] = min(1.0, asymptote * (1.0 + numbers["few_ranks"] / 7.0))
         numbers["switch"] = 1.0
+        numbers["short_net"] *= 450e9 / 200e9  # short messages do not feel the missing links
         own = text
         if kind == "all_reduce":
             numbers["switch"] = reduced / numbers["net"]
@@ -167,6 +170,11 @@ def h800() -> None:
 
 def value(device: str, section: str, name: str) -> float:
     return coefficients_of(load_profile(device), section)[name]
+
+
+def settled(device: str, section: str) -> float:
+    """Reached fraction of the peak under sustained load."""
+    return value(device, section, "flop") / (1.0 + value(device, section, "power"))
 
 
 def carry(source: str, section: str, device: str, target: str, text: str) -> None:

@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from semu import engine, errors, graph, hardware, nn, parallel, schedule, workload
+    from semu import baselines, engine, errors, graph, hardware, nn, parallel, schedule, workload
     from semu.engine.checkpoint import Checkpoint
     from semu.engine.result_cache import ResultCache
     from semu.engine.shapes import ShapeSweep, sweep
@@ -100,7 +100,7 @@ _HOMES = {
     "sweep": "semu.engine.shapes",
     "trace": "semu.nn.block",
 }
-_MODULES = ("engine", "errors", "graph", "hardware", "nn", "parallel", "schedule", "workload")
+_MODULES = ("baselines", "engine", "errors", "graph", "hardware", "nn", "parallel", "schedule", "workload")
 
 __all__ = [
     "Checkpoint",
@@ -143,6 +143,7 @@ __all__ = [
     "Training",
     "TrainingJob",
     "__version__",
+    "baselines",
     "compare_schedules",
     "engine",
     "errors",

@@ -219,9 +219,18 @@ def _operator_cells(row: TopOperator, source: int) -> tuple[str, ...]:
     )
 
 
+def _tenths(shares: Mapping[str, float]) -> dict[str, int]:
+    """Shares in tenths of a percent that add up to what they add up to unrounded: largest remainders go up."""
+    whole = {name: int(1000 * share) for name, share in shares.items()}
+    short = round(1000 * sum(shares.values())) - sum(whole.values())
+    for name in sorted(shares, key=lambda name: whole[name] - 1000 * shares[name])[: max(0, short)]:
+        whole[name] += 1
+    return whole
+
+
 def _notes(report: Report) -> Iterator[str]:
     shares = report.coverage if report.provenance else {}
-    text = ", ".join(f"{name} {_percent(share)}" for name, share in shares.items()) or "none used"
+    text = ", ".join(f"{name} {tenths / 10:.1f}%" for name, tenths in _tenths(shares).items()) or "none used"
     yield from _wrap(f"coverage: compute and communication time by coefficients: {text}")
     yield from _wrap(f"MFU and HFU: {CONVENTION}")
     if report.contention is not None:

@@ -201,3 +201,18 @@ def test_an_empty_job_does_not_divide_by_zero() -> None:
 
 def test_columns_are_aligned() -> None:
     assert align_columns([("a", "bb", "c"), ("aaa", "b", "")], (False, True, False)) == ["a    bb  c", "aaa   b"]
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        {"fitted": 1 / 3, "transferred": 1 / 3, "spec": 1 / 3},
+        {"measured": 0.0004, "fitted": 0.99915, "default": 0.00045},
+    ],
+)
+def test_the_coverage_line_adds_up(shares: dict[str, float]) -> None:
+    """Tenths of a percent that are rounded each by itself make 99.9 or 100.1 %."""
+    text = render(replace(make_report(), provenance=shares))
+    words = text[text.index("coverage:") : text.index("MFU and HFU")].split()
+    tenths = [round(10 * float(word.rstrip(",%"))) for word in words if word.rstrip(",").endswith("%")]
+    assert sum(tenths) == 1000 and len(tenths) >= 4

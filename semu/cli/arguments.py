@@ -231,6 +231,12 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
         help="set any key of the run file, e.g. training.micro_batch=2; may be repeated, wins over the others",
     )
     change.add_argument(
+        "--baseline",
+        metavar="NAME",
+        help="what another system makes of the run: megatron, megatron-1f1b, nnscaler, optimus, fsdp or greedy; with "
+        "--dump-config as a run file",
+    )
+    change.add_argument(
         "--contention",
         action="store_true",
         help="transfers that use the same port of a GPU at the same time share it; without it each runs as if alone",

@@ -7,6 +7,7 @@ import datetime
 import os
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ def calibrate_command(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: options that do not go together, an unknown device, files that cannot be read or fitted.
     """
+    if arguments.nodes < 1:
+        raise ConfigError("out of range", where="--nodes", expected="1 or more", got=arguments.nodes, nearest=1)
     if arguments.score:
         return _score(arguments)
     if arguments.profile is not None or arguments.held_out:
@@ -47,10 +50,9 @@ def calibrate_command(arguments: argparse.Namespace) -> int:
     from semu.fitting.write import Provenances, profile_text, update_profile
 
     date = _date(arguments.date)
-    for flag, place in (("-o", arguments.output), ("--update", arguments.update)):
-        if place is not None and not Path(place).absolute().parent.is_dir():
-            raise ConfigError("no such folder", where=f"{flag} {place}", expected="a file in a folder that is there")
+    _check_places(arguments)
     profile, base = _device(arguments.device, arguments.output)
+    old = None if arguments.update is None else _profile_file(Path(arguments.update))
     told = Provenances(_command(arguments), date)
     with Progress() as progress:
         progress("reading the measurements")
@@ -63,15 +65,9 @@ def calibrate_command(arguments: argparse.Namespace) -> int:
             progress=lambda section: progress(f"fitting {section}"),
         )
     if arguments.output is not None:
-        name = Path(arguments.output).stem if profile.name != Path(base).stem else profile.name
-        say(f"wrote {write_text(arguments.output, profile_text(calibration, name, base, told))}")
-    if arguments.update is not None:
-        place = Path(arguments.update)
-        if not place.is_file():
-            raise ConfigError(
-                "no such profile file", where=f"--update {place}", expected="a profile TOML that is there"
-            )
-        say(f"wrote {write_text(place, update_profile(place.read_text(encoding='utf-8'), calibration, told))}")
+        say(f"wrote {write_text(arguments.output, profile_text(calibration, profile.name, base, told))}")
+    if old is not None:
+        say(f"wrote {write_text(arguments.update, update_profile(old, calibration, told))}")
     if arguments.picture is not None:
         from semu.fitting.pictures import save_pictures
 
@@ -118,6 +114,76 @@ def _device(text: str, output: str | None) -> tuple[DeviceProfile, str]:
         return profile, os.path.relpath(Path(text).absolute(), folder)
     name = profile_name(text)
     return load_profile(name), name
+
+
+def _check_places(arguments: argparse.Namespace) -> None:
+    """Say that results cannot be written before the work, not after it.
+
+    Raises:
+        ConfigError: a folder that is not there, a folder in place of a file or the reverse, a profile that would be
+            its own base, or could not be found again.
+    """
+    for flag, place in (("-o", arguments.output), ("--update", arguments.update)):
+        if place is None:
+            continue
+        path = Path(place)
+        if not path.absolute().parent.is_dir():
+            raise ConfigError("no such folder", where=f"{flag} {place}", expected="a file in a folder that is there")
+        if path.is_dir():
+            raise ConfigError("a folder, not a file", where=f"{flag} {place}", expected="PROFILE.toml", got="a folder")
+    if arguments.picture is not None and Path(arguments.picture).exists() and not Path(arguments.picture).is_dir():
+        where = f"--picture {arguments.picture}"
+        raise ConfigError("a file, not a folder", where=where, expected="a folder, made where it is not there")
+    if arguments.output is None:
+        return
+    output = Path(arguments.output)
+    if output.suffix != ".toml" and (output.is_file() or not output.exists()):
+        raise ConfigError(
+            "not a profile's name",
+            where=f"-o {output}",
+            expected="a name that ends in .toml",
+            nearest=f"{output}.toml",
+        )
+    if output.is_file() and output.resolve() in _bases(arguments.device):
+        raise ConfigError(
+            "the profile would be its own base",
+            where=f"-o {output}",
+            expected=f"another file, or --update {output} to put the fit into this one",
+        )
+
+
+def _bases(device: str) -> list[Path]:
+    """The profile file of a device and those below it."""
+    from semu.fitting.devices import profile_names
+    from semu.hardware.profile import PROFILE_DIR
+
+    names = profile_names(device) if Path(device).suffix != ".toml" else ()
+    path = PROFILE_DIR / f"{names[-1] if device not in names else device}.toml" if names else Path(device)
+    found: list[Path] = []
+    while path.is_file() and path.resolve() not in found:
+        found.append(path.resolve())
+        try:
+            base = tomllib.loads(path.read_text(encoding="utf-8")).get("base")
+        except (OSError, ValueError):
+            break
+        if not isinstance(base, str):
+            break
+        path = path.parent / base if base.endswith(".toml") else PROFILE_DIR / f"{base}.toml"
+    return found
+
+
+def _profile_file(place: Path) -> str:
+    """The text of a profile that is to be updated.
+
+    Raises:
+        ConfigError: it is not there, or is no profile.
+    """
+    from semu.hardware.profile import load_profile
+
+    if not place.is_file():
+        raise ConfigError("no such profile file", where=f"--update {place}", expected="a profile TOML that is there")
+    load_profile(str(place.absolute()))
+    return place.read_text(encoding="utf-8")
 
 
 def _date(text: str | None) -> str:

@@ -12,7 +12,9 @@ from semu.errors import MemoryLimitError, MissingCoefficientError
 
 if TYPE_CHECKING:
     from semu.engine.result_cache import ResultCache
+    from semu.job import TrainingJob
     from semu.report import Report
+    from semu.runfile.resolve import RunConfig
 
 
 def simulate_command(arguments: argparse.Namespace) -> int:
@@ -31,6 +33,9 @@ def simulate_command(arguments: argparse.Namespace) -> int:
             Overrides(arguments.assignments, arguments.cluster, arguments.parallel, arguments.profile, arguments.seed),
         )
         job = run.job()
+        if arguments.baseline is not None:
+            progress(f"planning as {arguments.baseline}")
+            run, job = _as_baseline(run, arguments.baseline)
         for note in run.notes:
             say(note)
         if arguments.dump_config:
@@ -78,6 +83,21 @@ def simulate_command(arguments: argparse.Namespace) -> int:
 
     say(fit_sentence(report))
     return MemoryLimitError.exit_code
+
+
+def _as_baseline(run: RunConfig, name: str) -> tuple[RunConfig, TrainingJob]:
+    """The run and the job that a baseline makes of a run; its notes say what is changed."""
+    from semu.baselines import find_baseline
+    from semu.runfile.toml_text import format_value
+
+    with run.places.located():
+        found = find_baseline(name, where="--baseline")(run.job())
+    flag = f"--baseline {name}"
+    changes = [f"{key} = {format_value(value)}" for key, value in found.changes.items() if value is not None]
+    changes += [f"no {key}" for key, value in found.changes.items() if value is None]
+    said = f"{flag}: " + ("; ".join(changes) or "the run is as this baseline would have it")
+    made = run.changed(found.changes, flag)
+    return replace(made, notes=(*run.notes, said, *found.notes)), found.job
 
 
 def result_cache(path: str | None) -> ResultCache | None:

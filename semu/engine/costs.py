@@ -91,6 +91,7 @@ class CostModel:
         self._flop_rate, self._mem_rate = np.ones(n), np.ones(n)
         self._fixed, self._p = np.zeros(n), np.full(n, np.inf)
         self._net_rate, self._corner = np.ones(n), np.zeros(n)
+        self._protocols: dict[int, CollectiveCost] = {}
         self._has_flop = np.array([operator.flop != 0 for operator in library.operators], dtype=np.bool_)
         self.efficiencies: list[Efficiency | None] = []
         self._outer_costs: dict[tuple[OpKind, CommGroup], CollectiveCost] = {}
@@ -107,6 +108,8 @@ class CostModel:
             group = _group_of_key(operator)
         cost = collective_cost(self.profile, operator.kind, group)
         self._net_rate[row], self._fixed[row], self._corner[row] = cost.bytes_per_s, cost.latency_s, cost.c_s
+        if cost.has_protocols:
+            self._protocols[row] = cost
         efficiency = self.profile.links[group.port].of(operator.kind)
         self.efficiencies.append(None)
         self.coefficients.append(Coefficients(efficiency.provenance, efficiency.source, efficiency.relative_error))
@@ -142,12 +145,16 @@ class CostModel:
 
     @cached_property
     def numbers(self) -> NDArray[np.float64]:
-        """Every coefficient that operators' latencies are computed with: float64[num_ops, 12]."""
+        """Every coefficient that operators' latencies are computed with: float64[num_ops, 17]."""
         rates = (self._flop_rate, self._mem_rate, self._net_rate)
+        protocols = np.zeros((3, len(self._fixed)))
+        for row, cost in self._protocols.items():
+            protocols[:, row] = cost.short_bytes_per_s, cost.setup_s, cost.p
         shapes = [
             [0.0 if item is None else getattr(item, name) for item in self.efficiencies] for name in SHAPE_COEFFICIENTS
         ]
-        return np.stack((*rates, self._fixed, self._p, self._corner, *np.array(shapes, dtype=np.float64)), axis=1)
+        shape_numbers = np.array(shapes, dtype=np.float64)
+        return np.stack((*rates, self._fixed, self._p, self._corner, *shape_numbers, *protocols), axis=1)
 
     def latencies(self, columns: CostColumns, rows: NDArray[np.integer] | None = None) -> NDArray[np.float64]:
         """Latency of every operator for every shape.
@@ -177,6 +184,11 @@ class CostModel:
             self._corner[wanted],
             result,
         )
+        if self._protocols:
+            for place, row in enumerate(wanted.tolist()):
+                if row in self._protocols:
+                    seconds = self._protocols[row].times_s(columns.net_bytes[place])
+                    result[place] = np.rint(seconds * TIME_GRID_PER_S) / TIME_GRID_PER_S
         if self.rules:
             self._apply_rules(columns, wanted, result)
         result[self._is_idle(columns, wanted)] = 0.0
@@ -204,8 +216,7 @@ class CostModel:
             cost = self._outer_costs.get((kind, group))
             if cost is None:
                 cost = self._outer_costs[kind, group] = collective_cost(self.profile, kind, group)
-            transfer = network / cost.bytes_per_s
-            seconds = cost.latency_s + transfer + np.sqrt(cost.c_s * transfer)
+            seconds = cost.times_s(network)
         else:
             efficiency = self.profile.efficiency(kind)
             seconds = efficiency.t0_s + memory / (efficiency.mem * self.profile.mem_bytes_per_s.value)

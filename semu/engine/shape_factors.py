@@ -15,7 +15,7 @@ from semu.graph.dim import DimTable
 from semu.graph.operator import Operator
 from semu.hardware.efficiency import Efficiency
 from semu.hardware.kinds import OpKind
-from semu.hardware.shape_terms import attention_factor, row_bytes_factor, tiled_flop
+from semu.hardware.shape_terms import attention_factor, cache_factor, row_bytes_factor, tiled_flop
 
 ATTENTION_KEY = ("tokens", "key_tokens", "pairs", "heads", "kv_heads", "d", "d_v", "share")
 """Meaning of an attention operator's shape key; share is 2 where causal halves the pairs, else 1."""
@@ -33,7 +33,16 @@ _ROW_WISE = (OpKind.NORM, OpKind.SOFTMAX, OpKind.CROSS_ENTROPY)
 Values = NDArray[np.float64]
 _Formula = Callable[[Values, Mapping[str, Values]], Values]
 """Key [key_width, n, num_shapes] and coefficients [n, 1] by name -> factor [n, num_shapes]."""
-SHAPE_COEFFICIENTS = ("s0_tokens", "tiles_at_once", "tile_k0", "tile_rest", "tile_128", "row0")
+SHAPE_COEFFICIENTS = (
+    "s0_tokens",
+    "tiles_at_once",
+    "tile_k0",
+    "tile_rest",
+    "tile_128",
+    "row0",
+    "cached",
+    "cache_bytes",
+)
 """Coefficients of ``Efficiency`` that the factors depend on."""
 
 
@@ -62,6 +71,13 @@ class ShapeFactors:
 
     def __init__(self, operators: Sequence[Operator], efficiencies: Sequence[Efficiency | None]) -> None:
         self._groups: list[_Group] = []
+        in_cache = [
+            (row, item.cache_bytes, item.cached)
+            for row, (operator, item) in enumerate(zip(operators, efficiencies, strict=True))
+            if item is not None and operator.kind in _ROW_WISE and item.cached > 1.0 and item.cache_bytes > 0
+        ]
+        self._in_cache = np.array([row for row, _, _ in in_cache], dtype=np.int64)
+        self._cache = np.array([numbers for _, *numbers in in_cache], dtype=np.float64).reshape(-1, 2)
         rows: dict[tuple[_Formula, tuple[int, ...]], list[int]] = {}
         for row, (operator, efficiency) in enumerate(zip(operators, efficiencies, strict=True)):
             positions = () if efficiency is None else used_positions(operator, efficiency)
@@ -80,6 +96,11 @@ class ShapeFactors:
             flop, mem_bytes: float64[num_wanted, num_shapes]. symbols: values of every symbol.
             wanted: int[num_wanted], rows of the library, ascending.
         """
+        if len(self._in_cache):
+            _, place, number = np.intersect1d(wanted, self._in_cache, assume_unique=True, return_indices=True)
+            size, rate = self._cache[number].T[:, :, None]
+            mem_bytes = mem_bytes.copy()
+            mem_bytes[place] *= cache_factor(mem_bytes[place], cache_bytes=size, cached=rate)
         for group in self._groups:
             _, place, number = np.intersect1d(wanted, group.rows, assume_unique=True, return_indices=True)
             if not len(place):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.errors import ConfigError
+from semu.errors import ConfigError, unknown_name
 from semu.fitting.coefficients import coefficients_of
-from semu.fitting.door import admit
+from semu.fitting.door import admit, check_units
 from semu.fitting.fit import FittedSection, fit_section, times
-from semu.fitting.forms import Peaks, peaks_of, predict
+from semu.fitting.forms import QUANTISE, Peaks, peaks_of, predict
 from semu.fitting.models import FEWEST_ROWS, TIME, Model, fitted_rows, model_of
 from semu.fitting.readers import Measurements, SourceFile
+from semu.fitting.readers.rows import SEVERAL_KERNELS, WINDOW
 from semu.fitting.samples import Family, Refusal, Samples, by_section, family_of
 from semu.fitting.score import Errors, bands, errors_of
 from semu.hardware.capabilities import DeviceProfile
@@ -22,9 +24,11 @@ from semu.hardware.kinds import DType
 
 FEWEST_HELD_OUT = 6
 """With fewer held-out rows a section's error is that over all its rows."""
+CAST = "efficiency.cast.fp8_block"
+"""Fitted as a part of products that quantise their input."""
 NO_BASE = frozenset(("vidur/rmsnorm",))
 """Sources that get factors but do not make the base: a kernel that moves more than it must, or is plainly slow
-(pitfall 5 of the microbenchmark data)."""
+(pitfall 5 of the microbenchmark data); likewise attention in a window."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,8 @@ class CalibratedSection:
         fit: the coefficients. samples: the rows, held-out ones included. predicted: float64[n] [s] with the sources'
             factors. base: without them. held_out, all_rows: errors; None: no rows.
         bands: (name, errors on held-out rows, errors on all rows) by size.
-        spread: mean error of the base on the rows that ``error`` is about, those of sources that make it alone.
+        spread: mean error of the base on rows of the sources that make it: held-out ones where they are enough.
+        num_spread: those rows; ``is_spread_held_out``: whether they were held out.
     """
 
     fit: FittedSection
@@ -46,6 +51,8 @@ class CalibratedSection:
     all_rows: Errors
     bands: tuple[tuple[str, Errors | None, Errors], ...]
     spread: float
+    num_spread: int
+    is_spread_held_out: bool
 
     @property
     def error(self) -> Errors:
@@ -88,7 +95,7 @@ def calibrate(
         beside: sources that get factors but do not make the base, likewise.
         progress: called with each section's name.
     Raises:
-        ConfigError: no row of the device, none that can be fitted; scipy is not installed.
+        ConfigError: no row of the device or of a source that is named, none that can be fitted; scipy is not installed.
     """
     if not measured.samples:
         others = ", ".join(f"{device} ({count})" for device, count in measured.others.items())
@@ -96,8 +103,13 @@ def calibrate(
             f"the files do not name the device {profile.name}" if others else "no measurements",
             where="--device",
             expected=f"rows of {profile.name}",
-            got=others or "no rows",
+            got=others or _left_out(measured.refusals) or "no rows",
         )
+    for source in (*without, *beside):
+        known = {name for sample in measured.samples for name in (sample.source, sample.source.split("/")[0])}
+        if source not in known:
+            flag = "--without" if source in without else "--beside"
+            raise unknown_name("source", source, known, where=flag)
     refusals = list(measured.refusals)
     chosen = []
     for sample in measured.samples:
@@ -113,7 +125,7 @@ def calibrate(
         samples, above = admit(samples, profile)
         refusals += above
         progress(section)
-        done = _section(samples, profile, found, lambda source: source not in NO_BASE and not _names(beside, source))
+        done = _section(samples, profile, found, _trust(samples, beside))
         if done is None:
             refusals.append(
                 Refusal(
@@ -122,26 +134,47 @@ def calibrate(
                 )
             )
         else:
+            check_units(done.samples, done.base, profile)
             found[section] = done
     if not found:
         raise ConfigError(
             "nothing can be fitted",
             where=", ".join(file.name for file in measured.files),
             expected=f"a kind with {FEWEST_ROWS} rows or more",
-            got="; ".join(refusal.reason for refusal in refusals[-3:]),
+            got=_left_out(refusals) or "no rows",
         )
+    fitted = {section for section, done in found.items() if done.fit.fitted}
+    if any(QUANTISE in done.fit.fitted for done in found.values()):
+        fitted.add(CAST)
     kept = {
-        section: profile.provenance_of(section).value
-        for section in section_names(profile)
-        if section not in found or not found[section].fit.fitted
+        section: profile.provenance_of(section).value for section in section_names(profile) if section not in fitted
     }
     return Calibration(profile, dict(sorted(found.items())), tuple(refusals), measured.others, measured.files, kept)
+
+
+def _left_out(refusals: Sequence[Refusal]) -> str:
+    """The commonest reasons for which rows are left out."""
+    reasons = Counter(refusal.reason for refusal in refusals).most_common(3)
+    return "; ".join(f"{count} rows left out: {reason}" for reason, count in reasons)
 
 
 def section_names(profile: DeviceProfile) -> list[str]:
     """The sections of coefficients that a profile has."""
     names = {key.rpartition(".")[0] for key, _ in profile.numbers() if key.startswith(("efficiency.", "link."))}
     return sorted(names)
+
+
+def _trust(samples: Samples, beside: Sequence[str]) -> Callable[[str], bool]:
+    """Which sources make the base: those of several kernels a call only where nobody measured a fused one."""
+    several = tuple(f"/{word}" for word in SEVERAL_KERNELS)
+    has_fused = any(not str(source).endswith(several) for source in samples.sources)
+
+    def is_trusted(source: str) -> bool:
+        if source in NO_BASE or source.endswith(WINDOW) or _names(beside, source):
+            return False
+        return not (has_fused and source.endswith(several))
+
+    return is_trusted
 
 
 def _names(sources: Sequence[str], source: str) -> bool:
@@ -193,7 +226,8 @@ def _section(
     base = times(samples, fit.values, peaks, None, extra)
     held = samples.held_out & ~trained
     counts = np.array([is_trusted(str(source)) for source in samples.sources], dtype=np.bool_)
-    judged = held & counts if held.sum() >= FEWEST_HELD_OUT and (held & counts).any() else counts
+    is_held_out = int((held & counts).sum()) >= FEWEST_HELD_OUT
+    judged = held & counts if is_held_out else counts
     judged = judged if judged.any() else np.ones(len(samples), dtype=np.bool_)
     return CalibratedSection(
         fit,
@@ -204,6 +238,8 @@ def _section(
         errors_of(samples.time_s, predicted, base),
         bands(samples, predicted, base, held),
         float(np.abs(base[judged] / samples.time_s[judged] - 1.0).mean()),
+        int(judged.sum()),
+        is_held_out,
     )
 
 

@@ -20,11 +20,13 @@ class KnownDevice:
     Attributes:
         aliases: names of it in files, upper and lower case alike; the first one is what semu writes.
         multiprocessors: of one GPU; data sheets.
+        cache_bytes: its level 2 cache [bytes]; data sheets.
         has_switch_reduction: whether NVSwitch adds up an all-reduce of all its GPUs (NVLink SHARP, since H100).
     """
 
     aliases: tuple[str, ...]
     multiprocessors: int
+    cache_bytes: float
     has_switch_reduction: bool = False
 
 
@@ -33,17 +35,17 @@ _H800 = ("H800-SXM", "H800", "NVIDIA H800")
 
 KNOWN_DEVICES: Mapping[str, KnownDevice] = MappingProxyType(
     {
-        "a100-80g": KnownDevice(("A100-SXM", "A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"), 108),
-        "a100-40g": KnownDevice(("A100-SXM-40GB", "NVIDIA A100-SXM4-40GB"), 108),
-        "a100-pcie": KnownDevice(("A100-PCIe", "A100-PCIe-80GB", "NVIDIA A100 80GB PCIe"), 108),
-        "a40": KnownDevice(("A40", "NVIDIA A40"), 84),
-        "b200": KnownDevice(("B200-SXM", "B200", "NVIDIA B200"), 148, True),
-        "h100": KnownDevice(_H100, 132, True),
-        "h100-96g": KnownDevice(("H100-96GB", "NVIDIA H100"), 132, True),
-        "h20": KnownDevice(("H20", "NVIDIA H20"), 78, True),
-        "h200": KnownDevice(("H200-SXM", "H200", "NVIDIA H200"), 132, True),
-        "h800": KnownDevice(_H800, 132, True),
-        "h800-400g": KnownDevice(_H800, 132, True),
+        "a100-80g": KnownDevice(("A100-SXM", "A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"), 108, 40e6),
+        "a100-40g": KnownDevice(("A100-SXM-40GB", "NVIDIA A100-SXM4-40GB"), 108, 40e6),
+        "a100-pcie": KnownDevice(("A100-PCIe", "A100-PCIe-80GB", "NVIDIA A100 80GB PCIe"), 108, 40e6),
+        "a40": KnownDevice(("A40", "NVIDIA A40"), 84, 6e6),
+        "b200": KnownDevice(("B200-SXM", "B200", "NVIDIA B200"), 148, 126e6, True),
+        "h100": KnownDevice(_H100, 132, 50e6, True),
+        "h100-96g": KnownDevice(("H100-96GB", "NVIDIA H100"), 132, 50e6, True),
+        "h20": KnownDevice(("H20", "NVIDIA H20"), 78, 60e6, True),
+        "h200": KnownDevice(("H200-SXM", "H200", "NVIDIA H200"), 132, 50e6, True),
+        "h800": KnownDevice(_H800, 132, 50e6, True),
+        "h800-400g": KnownDevice(_H800, 132, 50e6, True),
     }
 )
 """Profile name -> device. Two profiles may share a device that differs in its network cards alone."""

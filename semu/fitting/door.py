@@ -1,4 +1,4 @@
-"""``admit``: rows that a device cannot have measured are left out and named."""
+"""``admit``: rows that a device cannot have measured are left out and named; ``check_units``: those in other units."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from semu.hardware.capabilities import DeviceProfile
 _SLACK = 1.01
 """Peaks are rounded."""
 _HELPED = 1.5
+_SLOW, _SLOW_S = 30.0, 1e-3
+"""A row is in another unit where it takes so many times what the fit says, and longer than any latency [s]; in the
+public tables no row is off by more than 3.2."""
 _SWITCH = 2.0
 """An all-reduce in the switch sends half of what a ring does."""
 
@@ -39,7 +42,9 @@ def admit(samples: Samples, profile: DeviceProfile, *, is_strict: bool = True) -
     if not is_above.any():
         return samples, []
     refusals = [
-        Refusal(samples.where[i], f"{rate[i] / unit[0]:.4g} {unit[1]}, above the peak of {peak[i] / unit[0]:.4g}")
+        Refusal(
+            samples.where[i], f"{rate[i] / unit[0]:.4g} {unit[1]}, above the peak of {peak[i] / unit[0]:.4g} {unit[1]}"
+        )
         for i in np.flatnonzero(is_above)
     ]
     beyond = rate > peak * (_SLACK if samples.family in (Family.PRODUCT, Family.ATTENTION) else _HELPED)
@@ -81,3 +86,27 @@ def _rates(
     if samples.family is Family.ATTENTION and (samples.column("with_forward") > 0).any():
         flop = flop + np.where(samples.column("with_forward") > 0, flop_of(samples.family, samples.shape), 0.0)
     return flop / samples.time_s, full * peaks.flop_per_s, (1e12, "TFLOP/s")
+
+
+def check_units(samples: Samples, base: NDArray[np.float64], profile: DeviceProfile) -> None:
+    """Refuse rows that no kernel of the device takes: fits are bounded, so that a time in another unit stands out.
+
+    Args:
+        samples: of one section. base: their times by the fit, without factors of sources: float64[n] [s].
+        profile: the device.
+    Raises:
+        ConfigError: rows far slower than the fit.
+    """
+    is_slow = (samples.time_s > _SLOW * base) & (samples.time_s > _SLOW_S)
+    if not is_slow.any():
+        return
+    rows = np.flatnonzero(is_slow)
+    named = ", ".join(samples.where[i] for i in rows[:MOST_NAMED])
+    first = rows[0]
+    raise ConfigError(
+        f"{len(rows)} of {len(samples)} rows of {samples.section} are far slower than "
+        + ("the others: mixed units?" if 2 * len(rows) <= len(samples) else f"{profile.name}: another unit or device?"),
+        where=samples.where[first],
+        expected=f"about {1e6 * base[first]:.4g} us",
+        got=f"{1e6 * samples.time_s[first]:.4g} us ({named}{' ...' if len(rows) > MOST_NAMED else ''})",
+    )

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from semu.errors import ConfigError
 from semu.fitting.forms import Peaks, predict
-from semu.fitting.models import TIME, Model
+from semu.fitting.models import CACHE, FLOOR, TIME, Model, is_beside_the_cache
+from semu.fitting.readers.rows import SKEWED
 from semu.fitting.samples import Samples
 
 Values = NDArray[np.float64]
@@ -30,7 +31,8 @@ _WIDEST = 1.0
 """Bound on the logarithm of a source's factor."""
 
 Factors = Mapping[str, float]
-"""``time`` or a coefficient's name -> factor on it."""
+"""``time`` or a coefficient's name -> factor on it; ``floor_s`` -> the source's least time [s]."""
+_FLOOR_START_S = 3e-5
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def times(
         chosen = samples.sources == source
         factors = sites.get(str(source), {})
         own = predict(samples.section, with_factors(values, factors), samples.shape[:, chosen], peaks)
-        result[chosen] = factors.get(TIME, 1.0) * own
+        result[chosen] = np.maximum(factors.get(TIME, 1.0) * own, factors.get(FLOOR, 0.0))
     return result + extra
 
 
@@ -106,9 +108,14 @@ def fit_section(
     for source in sources:
         own = samples.sources == source
         if len(sources) > 1 or not trusted:
-            sites[source] = _fit_factors(samples.take(own), values, model.final, peaks, _some(extra, own))
-    names = tuple(free.name for free in model.free) if trusted else ()
-    return FittedSection(samples.section, values, names, dict(sorted(sites.items())), counts)
+            mine, names = samples.take(own), model.final
+            if CACHE[0] in names and not is_beside_the_cache(mine, values["cache_bytes"]):
+                names = tuple(name for name in names if name not in CACHE)
+            if source != SKEWED:
+                names = tuple(name for name in names if name != FLOOR)
+            sites[source] = _fit_factors(mine, values, names, peaks, _some(extra, own))
+    fitted = tuple(free.name for free in model.free) if trusted else ()
+    return FittedSection(samples.section, values, fitted, dict(sorted(sites.items())), counts)
 
 
 def _some(extra: Values | float, chosen: NDArray[np.bool_]) -> Values | float:
@@ -173,18 +180,20 @@ def _fit_factors(
 ) -> Factors:
     """Factors of one source on given coefficients."""
     log_time = np.log(samples.time_s)
+    unit = np.array([_FLOOR_START_S if name == FLOOR else 1.0 for name in names])
 
     def residuals(x: Values) -> Values:
-        factors = dict(zip(names, np.exp(x), strict=True))
+        factors = dict(zip(names, unit * np.exp(x), strict=True))
         own = predict(samples.section, with_factors(values, factors), samples.shape, peaks)
-        errors = np.log(own * factors.get(TIME, 1.0) + extra) - log_time
-        return np.concatenate((errors, np.sqrt(SHRINKAGE) * x))
+        own = np.maximum(own * factors.get(TIME, 1.0), factors.get(FLOOR, 0.0))
+        errors = np.log(own + extra) - log_time
+        return np.concatenate((errors, np.sqrt(SHRINKAGE) * np.where(unit == 1.0, x, 0.0)))
 
     start = np.zeros(len(names))
     best = _least_squares()(
         residuals, start, bounds=(start - 2 * _WIDEST, start + 2 * _WIDEST), loss="soft_l1", f_scale=_SOFT
     )
-    return {name: float(factor) for name, factor in zip(names, np.exp(best.x), strict=True)}
+    return {name: float(factor) for name, factor in zip(names, unit * np.exp(best.x), strict=True)}
 
 
 def _least_squares() -> Callable[..., Any]:

@@ -1,8 +1,9 @@
 """``predict``: times of many shapes by a profile's formulas, as columns; ``Peaks``: what the formulas are relative to.
 
 The shape terms are those of ``semu.hardware.shape_terms`` and the collectives those of ``semu.hardware.network``, so
-that a fit sees what a simulation computes. One thing differs: a kernel that is measured by itself does not yet feel
-all of the sustained load, t = t1 (1 + power t1 / (t1 + 2 ms)), where a run pays rate / (1 + power).
+that a fit sees what a simulation computes. Two things differ: a kernel that is measured by itself does not yet feel
+all of the sustained load, t = t1 (1 + power t1 / (t1 + t')), where a run pays rate / (1 + power); and attention as
+inference engines measure it writes keys and values into a cache.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from numpy.typing import NDArray
 from semu.fitting.samples import Family, family_of
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import DType, OpKind, Port
-from semu.hardware.network import CommGroup, latency_steps, wire_factor
-from semu.hardware.shape_terms import attention_factor, row_bytes_factor, tiled_flop
+from semu.hardware.network import CommGroup, latency_steps, long_times, wire_factor
+from semu.hardware.shape_terms import attention_factor, cache_factor, row_bytes_factor, tiled_flop
 
 Values = NDArray[np.float64]
 THROTTLE_S = 2e-3
 """Time in which the clock falls under load [s]; pitfall "power" of the microbenchmark data."""
+ATTENTION_THROTTLE_S = 1e-2
+"""The same of fused attention, which draws less power: its rates fall from 5 ms on (aic, H200)."""
 QUANTISE = "quantise_mem"
 """Coefficient of the product's formula alone: reached memory bandwidth of the kernel that quantises its input."""
 
@@ -72,7 +75,9 @@ def predict(section: str, coefficients: Mapping[str, float], shape: Values, peak
         return _collective(section, coefficients, shape, peaks)
     if family is Family.MEMORY:
         moved, width = shape
-        moved = moved * row_bytes_factor(np.maximum(width, 1.0), coefficients["row0"])
+        size, rate = coefficients["cache_bytes"], max(coefficients["cached"], 1.0)
+        missed = cache_factor(moved, cache_bytes=size, cached=rate) if size > 0 and rate > 1.0 else 1.0
+        moved = moved * missed * row_bytes_factor(np.maximum(width, 1.0), coefficients["row0"])
         result: Values = coefficients["t0_s"] + moved / (coefficients["mem"] * peaks.mem_bytes_per_s)
         return result
     if family is Family.PRODUCT:
@@ -104,8 +109,8 @@ def _softened(compute: Values, memory: Values, p: float) -> Values:
     return result
 
 
-def _isolated(t1: Values, power: float) -> Values:
-    return t1 * (1.0 + power * t1 / (t1 + THROTTLE_S))
+def _isolated(t1: Values, power: float, throttle_s: float = THROTTLE_S) -> Values:
+    return t1 * (1.0 + power * t1 / (t1 + throttle_s))
 
 
 def _product(numbers: Mapping[str, float], shape: Values, peaks: Peaks) -> Values:
@@ -133,7 +138,7 @@ def _product(numbers: Mapping[str, float], shape: Values, peaks: Peaks) -> Value
 
 
 def _attention(numbers: Mapping[str, float], shape: Values, peaks: Peaks, *, is_forward: bool) -> Values:
-    batch, heads, kv_heads, s_q, s_kv, d, d_v, causal, _ = shape
+    batch, heads, kv_heads, s_q, s_kv, d, d_v, causal, _, fills_cache = shape
     share = 1.0 + causal
     factor = attention_factor(
         batch * s_q,
@@ -145,10 +150,13 @@ def _attention(numbers: Mapping[str, float], shape: Values, peaks: Peaks, *, is_
         rest=numbers["tile_rest"],
     )
     flop = factor * flop_of(Family.ATTENTION, shape, is_forward=is_forward)
-    moved = (2.0 if is_forward else 4.0) * batch * (heads * s_q + kv_heads * s_kv) * (d + d_v)
+    moved = (
+        (2.0 if is_forward else 4.0) * batch * (heads * s_q + (1.0 + 2.0 * fills_cache) * kv_heads * s_kv) * (d + d_v)
+    )
     compute = flop / (numbers["flop"] * peaks.flop_per_s)
     memory = moved / (numbers["mem"] * peaks.mem_bytes_per_s)
-    return _isolated(numbers["t0_s"] + _softened(compute, memory, numbers["p"]), numbers["power"])
+    t1 = numbers["t0_s"] + _softened(compute, memory, numbers["p"])
+    return _isolated(t1, numbers["power"], ATTENTION_THROTTLE_S)
 
 
 def _collective(section: str, numbers: Mapping[str, float], shape: Values, peaks: Peaks) -> Values:
@@ -165,5 +173,10 @@ def _collective(section: str, numbers: Mapping[str, float], shape: Values, peaks
     if ".nic." not in section and kind is not OpKind.P2P:
         in_switch = (whole > 0) & (numbers["switch"] > 1.0)
         transfer = transfer * np.where(in_switch, 1.0 / numbers["switch"], 1.0 + numbers["few_ranks"] / (ranks - 1.0))
-    result: Values = numbers["t0_s"] + numbers["hop_s"] * steps + transfer + np.sqrt(numbers["c_s"] * transfer)
+    latency, moving = numbers["t0_s"] + numbers["hop_s"] * steps, transfer + np.sqrt(numbers["c_s"] * transfer)
+    result: Values = long_times(latency + numbers["setup_s"], moving, numbers["p"])
+    if numbers["short_net"] > 0:
+        peers = ranks - 1.0 if kind is OpKind.ALL_TO_ALL else 1.0
+        short = factor * buffer / (peers * numbers["short_net"] * peaks.port_bytes_per_s)
+        result = np.minimum(latency + short, result)
     return result

@@ -23,6 +23,8 @@ SMALL_BYTES = 20e6
 """Memory-bound calls of fewer bytes run partly from the cache: not fitted [bytes]."""
 TIME = "time"
 """A source's factor on the whole time; its other factors are on coefficients."""
+FLOOR = "floor_s"
+"""A source's least time [s], no factor: what it measures holds the wait for the last rank, of about one length."""
 FEWEST_ROWS = 2
 PACKETS = 0.9
 """Most of NVLink that collectives can reach: a packet carries up to 16 flits of data in 17 or 18."""
@@ -74,6 +76,7 @@ _ATTENTION = (
     Free("s0_tokens", 400.0, 0.0, 4000.0),
     Free("tile_rest", 0.5, 0.0, 1.5),
     Free("p", 1.5, 1.0, 12.0),
+    Free("power", 0.1, 0.0, 0.6),
 )
 _LINK = (
     Free("net", 0.75, 0.05, 1.0),
@@ -82,7 +85,16 @@ _LINK = (
     Free("c_s", 1e-5, 0.0, 9.9e-5),
     Free("few_ranks", 0.1, 0.0, 1.0),
 )
+_PROTOCOLS = (
+    Free("short_net", 0.013, 1e-3, 0.5),
+    Free("setup_s", 6e-6, 0.0, 5e-5),
+    Free("p", 2.0, 1.0, 6.0),
+)
+"""Of all-to-alls, whose sends choose a protocol by the bytes per peer; the rings' sizes do not show any."""
 _ROW_WISE = ("norm", "softmax", "cross_entropy")
+CACHE = ("cached", "cache_bytes")
+"""Factors of a source whose norms read their input again, where its sizes lie on both sides of the cache's."""
+_FEWEST_BESIDE = 6
 
 
 def fitted_rows(samples: Samples) -> NDArray[np.bool_]:
@@ -110,7 +122,7 @@ def model_of(samples: Samples, known: Mapping[str, float], profile: str) -> Mode
         fixed["p"] = 3.0
         if device is not None:
             fixed["tiles_at_once"] = float(device.multiprocessors)
-        free = _PRODUCT if is_many and fixed["tiles_at_once"] else _only(_PRODUCT, "flop")
+        free = _PRODUCT if fixed["tiles_at_once"] else _only(_PRODUCT, "flop", "mem", "t0_s", "power")
         if not is_many:
             free = (Free("flop", min(0.9, known["flop"]), 0.1, 1.0),)
         if is_many and (samples.column("quantised") > 0).any():
@@ -125,6 +137,7 @@ def model_of(samples: Samples, known: Mapping[str, float], profile: str) -> Mode
         if is_many and "forward" in samples.section:
             own = ("flop", "mem", "t0_s", "s0_tokens", "tile_rest")
             return Model(_ATTENTION, fixed, own, own)
+        fixed["power"] = 0.0
         free = (Free("flop", 0.5, 0.05, 1.0),)
         lengths = np.unique(samples.column("seq_q"))
         if len(samples) >= 6 and len(lengths) >= 3:
@@ -139,12 +152,25 @@ def model_of(samples: Samples, known: Mapping[str, float], profile: str) -> Mode
             fixed["t0_s"] = min(known["t0_s"], 1.5e-6)
         widths = np.unique(samples.column("width"))
         name = samples.section.split(".")[1]
+        cache: tuple[str, ...] = ()
+        if name == "norm":
+            fixed["cached"] = 1.0
+            fixed["cache_bytes"] = 0.0 if device is None else device.cache_bytes
+            cache = CACHE if fixed["cache_bytes"] else ()
         if name in _ROW_WISE and len(samples) >= _MANY and len(widths) >= 4:
-            return Model((*free, Free("row0", 200.0, 0.0, 8000.0)), fixed, ("mem", "row0"), ("mem", "row0"))
+            row_wise = Free("row0", 200.0, 0.0, 8000.0)
+            return Model((*free, row_wise), fixed, ("mem", "row0"), ("mem", "row0", *cache))
         if name in _ROW_WISE:
             fixed["row0"] = 0.0
-        return Model(free, fixed)
+        return Model(free, fixed, final=(TIME, *cache))
     return _link_model(samples, fixed, device is not None and device.has_switch_reduction)
+
+
+def is_beside_the_cache(samples: Samples, cache_bytes: float) -> bool:
+    """Whether a source has rows enough whose bytes fit in the cache, and enough of twice the cache and more."""
+    moved = samples.column("bytes")
+    below, above = int((moved <= cache_bytes).sum()), int((moved >= 2.0 * cache_bytes).sum())
+    return min(below, above) >= _FEWEST_BESIDE
 
 
 def _only(free: tuple[Free, ...], *names: str) -> tuple[Free, ...]:
@@ -171,8 +197,11 @@ def _link_model(samples: Samples, fixed: dict[str, float], has_switch_reduction:
     is_whole = samples.column("whole") > 0
     if has_switch_reduction and is_whole.any() and not is_whole.all():
         free = (*free, Free("switch", 1.2, 1.0, 2.5))
+    if samples.section == "link.nvlink.all_to_all" and len(samples) >= _MANY and len(sizes) >= 8:
+        free = (*free, *_PROTOCOLS)
     site = tuple(name for name in ("net", "t0_s", "hop_s") if name in names) if len(sizes) >= 8 else (TIME,)
-    return Model(free, fixed, site, site)
+    final = (*site, FLOOR) if samples.section.endswith("all_reduce") else site
+    return Model(free, fixed, site, final)
 
 
 def defaults_of(section: str) -> dict[str, float]:

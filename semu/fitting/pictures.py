@@ -47,6 +47,10 @@ def _save(path: Path, name: str, section: CalibratedSection, device: str) -> Pat
     return write_file(
         path,
         lambda file: draw_fit(
-            file, points, title=f"{device}: {name}", subtitle=subtitle, size="FLOP" if is_flop else "bytes"
+            file,
+            points,
+            title=f"{device}: {name}",
+            subtitle=subtitle,
+            size="work of a call [FLOP]" if is_flop else "size of a call [bytes]",
         ),
     )

@@ -27,7 +27,7 @@ class Family(Enum):
     """
 
     PRODUCT = "m n k groups; in_bytes out_bytes quantised weight_gradient"
-    ATTENTION = "batch heads kv_heads seq_q seq_kv head_dim head_dim_v; causal with_forward"
+    ATTENTION = "batch heads kv_heads seq_q seq_kv head_dim head_dim_v; causal with_forward fills_cache"
     MEMORY = "bytes width;"
     LINK = "ranks nodes bytes; whole"
 

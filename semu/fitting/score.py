@@ -84,7 +84,7 @@ def kinds_of(samples: Samples) -> NDArray[np.str_]:
     elif samples.family is Family.MEMORY:
         base, is_small = name, samples.column("bytes") < SMALL_BYTES
     else:
-        return np.full(len(samples), name)
+        return np.full(len(samples), f"{name}_fp8" if rest == ["fp8"] else name)
     return np.where(is_small, f"{base}_small", base)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 
 from semu.errors import ConfigError
@@ -11,9 +12,9 @@ from semu.fitting.door import admit
 from semu.fitting.fit import times
 from semu.fitting.forms import peaks_of
 from semu.fitting.readers import Measurements
-from semu.fitting.samples import Family, Refusal, by_section, family_of
+from semu.fitting.samples import HELD_OUT_RULE, Family, Refusal, by_section, family_of
 from semu.fitting.score import KindScore, score
-from semu.fitting.site import load_sites
+from semu.fitting.site import load_sites, profile_path
 from semu.hardware.kinds import DType
 from semu.hardware.profile import load_profile
 
@@ -30,9 +31,11 @@ def score_profile(
         measured: rows of the profile's device. name_or_path: of the profile; its ``[site]`` tables are the factors.
         held_out_only: only rows whose shape the rule holds out of fits.
     Raises:
-        ConfigError: no row of the device.
+        ConfigError: no row of the device; a profile that was fitted under another rule.
     """
     profile, sites = load_profile(name_or_path), load_sites(name_or_path)
+    if held_out_only:
+        _check_rule(name_or_path)
     rows, refusals = [], list(measured.refusals)
     for section, samples in by_section(item for item in measured.samples if item.source not in UNSCORED).items():
         if ".fp8" in section and DType.FP8 not in profile.flop_per_s:
@@ -57,6 +60,15 @@ def score_profile(
             got=others or "none",
         )
     return score(rows), tuple(refusals)
+
+
+def _check_rule(name_or_path: str) -> None:
+    """What a profile's fit has not seen is told by its own rule."""
+    table = tomllib.loads(profile_path(name_or_path).read_text(encoding="utf-8")).get("calibration")
+    rule = table.get("held_out") if isinstance(table, dict) else None
+    if rule not in (None, HELD_OUT_RULE):
+        where = f"{name_or_path} calibration.held_out"
+        raise ConfigError("another rule for held-out shapes", where=where, expected=HELD_OUT_RULE, got=rule)
 
 
 def others_lines(others: dict[str, int]) -> Sequence[str]:

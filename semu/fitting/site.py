@@ -15,7 +15,7 @@ from pathlib import Path
 
 from semu.errors import ConfigError, unknown_name
 from semu.fitting.devices import KNOWN_DEVICES, profile_names
-from semu.fitting.models import TIME, defaults_of
+from semu.fitting.models import FLOOR, TIME, defaults_of
 from semu.hardware.number import check_positive
 from semu.hardware.profile import PROFILE_DIR, list_profiles
 
@@ -36,7 +36,7 @@ def _same_device(profile: str) -> tuple[str, ...]:
 
 
 def load_sites(name_or_path: str) -> dict[str, dict[str, dict[str, float]]]:
-    """A profile's factors: section -> source -> ``time`` or coefficient -> factor.
+    """A profile's factors: section -> source -> ``time`` or coefficient -> factor, ``floor_s`` -> least time [s].
 
     A profile without any takes those of its base, where that is the same device with other network cards.
 
@@ -59,7 +59,7 @@ def load_sites(name_or_path: str) -> dict[str, dict[str, dict[str, float]]]:
                 raise ConfigError("not a table of factors", where=f"{where}.{section}", expected="{ time = 1.02 }")
             own: dict[str, float] = {}
             for name, value in factors.items():
-                legal = [TIME, "rows", *defaults_of(section)]
+                legal = [TIME, FLOOR, "rows", *defaults_of(section)]
                 if name not in legal:
                     raise unknown_name("factor", name, legal, where=f"{where}.{section}")
                 if name != "rows":

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from semu.fitting.calibration import Calibration
+from semu.fitting.models import FLOOR
 from semu.fitting.samples import MOST_NAMED, Refusal
 from semu.fitting.score import Errors, KindScore
+
+FAR_OFF = 0.3
+"""A mean error beyond which a report says that the form does not describe the rows."""
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -42,8 +46,13 @@ def report_text(calibration: Calibration) -> str:
         own = ", ".join(f"{key} {section.fit.values[key]:.4g}" for key in section.fit.fitted)
         lines.append(f"  {name}: {own}")
         for source, factors in section.fit.sites.items():
-            listed = ", ".join(f"{key} x {value:.3f}" for key, value in factors.items())
+            listed = ", ".join(
+                f"{key} {value:.3g}" if key == FLOOR else f"{key} x {value:.3f}" for key, value in factors.items()
+            )
             lines.append(f"    {source} ({section.fit.num_rows[source]} rows): {listed}")
+    odd = [name for name, section in calibration.sections.items() if section.error.mape > FAR_OFF]
+    if odd:
+        lines += ["", f"far off, more than {FAR_OFF:.0%} on average (another device, unit or peak?): {', '.join(odd)}"]
     lines += ["", *refusal_lines(calibration.refusals)]
     if calibration.others:
         listed = ", ".join(f"{device} {count:,}" for device, count in calibration.others.items())
@@ -92,7 +101,10 @@ def calibration_json(calibration: Calibration) -> dict[str, object]:
         ],
         "left_out": [{"where": item.where, "reason": item.reason} for item in calibration.refusals],
         "other_devices": dict(calibration.others),
-        "files": [{"name": file.name, "sha256": file.sha256, "rows": file.rows} for file in calibration.files],
+        "files": [
+            {"name": file.name, "sha256": file.sha256, "rows": file.rows, "software": file.software}
+            for file in calibration.files
+        ],
         "kept": dict(calibration.kept),
     }
 

@@ -31,6 +31,8 @@ def read_events(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], Map
         at_end = error.pos >= len(error.doc.rstrip())
         hint = "the file ends inside the document: is it truncated?" if at_end else error.msg
         raise ConfigError(f"not JSON: {hint}", where=f"{place}:{error.lineno}", expected=EXPECTED) from error
+    except RecursionError as error:
+        raise ConfigError("JSON of too many levels", where=place, expected=EXPECTED) from error
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         got = f"keys {', '.join(list(document)[:5])}" if isinstance(document, dict) else type(document).__name__

@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from semu.fitting.calibration import CalibratedSection, Calibration
+from semu.fitting.calibration import CAST, CalibratedSection, Calibration
 from semu.fitting.forms import QUANTISE
-from semu.fitting.models import RATES, SMALL_BYTES, SMALL_PRODUCT, defaults_of
+from semu.fitting.models import CACHE, RATES, SMALL_BYTES, SMALL_PRODUCT, defaults_of
 from semu.fitting.samples import HELD_OUT_RULE, Family
 from semu.hardware.kinds import Provenance
 
@@ -28,12 +28,11 @@ _NAMES: Mapping[Family, tuple[str, ...]] = {
         "power",
         "weight_gradient",
     ),
-    Family.ATTENTION: ("flop", "mem", "t0_s", "p", "s0_tokens", "tiles_at_once", "tile_rest"),
-    Family.MEMORY: ("mem", "t0_s", "row0"),
-    Family.LINK: ("net", "t0_s", "hop_s", "c_s", "few_ranks", "switch"),
+    Family.ATTENTION: ("flop", "mem", "t0_s", "p", "s0_tokens", "tiles_at_once", "tile_rest", "power"),
+    Family.MEMORY: ("mem", "t0_s", "row0", "cached", "cache_bytes"),
+    Family.LINK: ("net", "t0_s", "hop_s", "c_s", "few_ranks", "switch", "short_net", "setup_s", "p"),
 }
 _ROW_WISE = ("efficiency.norm", "efficiency.softmax", "efficiency.cross_entropy")
-_CAST = "efficiency.cast.fp8_block"
 _STAND_IN = "/triad"
 
 
@@ -62,7 +61,7 @@ def profile_text(calibration: Calibration, name: str, base: str, told: Provenanc
     kept = ", ".join(f"{section} ({provenance})" for section, provenance in calibration.kept.items())
     lines = [
         f"# Made by {told.command}",
-        f"# Not measured here, as in the base, where fitted numbers count as transferred: {kept or 'nothing'}.",
+        f"# Not measured here, as in the base: {kept or 'nothing'}.",
         f"name = {quoted(name)}",
         f"base = {quoted(base)}",
         "",
@@ -122,7 +121,7 @@ def _blocks(calibration: Calibration, told: Provenances) -> dict[str, str]:
             continue
         blocks[name] = _section_text(name, section)
         if QUANTISE in section.fit.fitted:
-            blocks[_CAST] = _cast_text(section)
+            blocks[CAST] = _cast_text(section)
     sites: dict[str, list[str]] = {}
     for name, section in calibration.sections.items():
         for source, factors in section.fit.sites.items():
@@ -134,7 +133,13 @@ def _blocks(calibration: Calibration, told: Provenances) -> dict[str, str]:
         blocks[header] = "\n".join([f"[{header}]", *sites[source]])
     blocks["calibration"] = _calibration_text(calibration, told)
     blocks["calibration.sections"] = "\n".join(
-        ["[calibration.sections]", *(_errors_text(name, section) for name, section in calibration.sections.items())]
+        [
+            "[calibration.sections]",
+            *(
+                _errors_text(name, section, files_of(section, calibration))
+                for name, section in calibration.sections.items()
+            ),
+        ]
     )
     return blocks
 
@@ -158,6 +163,10 @@ def _concerns(key: str, section: str) -> bool:
     """Whether a coefficient is written even where it is neutral, so that a base cannot say otherwise."""
     if key == "row0":
         return section in _ROW_WISE
+    if key in CACHE:
+        return section == "efficiency.norm"
+    if key in ("short_net", "setup_s") or (key == "p" and section.startswith("link.")):
+        return section == "link.nvlink.all_to_all"
     is_collective = section.startswith("link.nvlink.") and not section.endswith(".p2p")
     if key == "few_ranks":
         return is_collective
@@ -168,7 +177,7 @@ def _cast_text(section: CalibratedSection) -> str:
     rows = int((section.samples.column("quantised") > 0).sum())
     return "\n".join(
         [
-            f"[{_CAST}]",
+            f"[{CAST}]",
             f"mem = {number_text(section.fit.values[QUANTISE])}",
             "t0_s = 0",
             'provenance = "fitted"',
@@ -206,16 +215,22 @@ def _source(name: str, section: CalibratedSection) -> str:
         text = f"{text}; {' and '.join(free)} only, the curve's shape is not theirs"
     if _is_rate(name, section):
         return text
-    on = (
-        f"{errors.n:,} held-out rows"
-        if section.held_out is not None and errors is section.held_out
-        else f"{errors.n:,} rows"
-    )
-    with_factor = f" ({errors.mape:.1%} with the source's factors)" if section.fit.sites else ""
+    on = f"{section.num_spread:,} {'held-out rows' if section.is_spread_held_out else 'rows'}"
+    with_factor = ""
+    if section.fit.sites:
+        others = "" if errors.n == section.num_spread else f" on {errors.n:,}"
+        with_factor = f" ({errors.mape:.1%} with the source's factors{others})"
     return f"{text}; {section.spread:.1%} on {on}{with_factor}"
 
 
-def _errors_text(name: str, section: CalibratedSection) -> str:
+def files_of(section: CalibratedSection, calibration: Calibration) -> list[str]:
+    """Names of the files that a section's rows are from."""
+    where = section.samples.where
+    starts = {file.name: (f"{file.name}:", f"{file.name} ") for file in calibration.files}
+    return [name for name, start in starts.items() if any(place.startswith(start) for place in where)]
+
+
+def _errors_text(name: str, section: CalibratedSection, files: Sequence[str]) -> str:
     errors = section.error
     held = int(section.samples.held_out.sum()) if errors is section.held_out else 0
     counts = ", ".join(f"{source} {count}" for source, count in section.fit.num_rows.items())
@@ -227,6 +242,7 @@ def _errors_text(name: str, section: CalibratedSection) -> str:
         "time_weighted": number_text(errors.time_weighted),
         "mape_without_site_factor": number_text(errors.base_mape),
         "fitted_on": quoted(counts),
+        "files": f"[{', '.join(map(quoted, files))}]",
     }
     return f"{quoted(name)} = {{ {', '.join(f'{key} = {value}' for key, value in own.items())} }}"
 
@@ -238,11 +254,21 @@ def _calibration_text(calibration: Calibration, told: Provenances) -> str:
     lines.append(f"held_out = {quoted(HELD_OUT_RULE)}")
     lines.append("files = [")
     for file in calibration.files:
-        lines.append(f"    {{ name = {quoted(file.name)}, sha256 = {quoted(file.sha256)}, rows = {file.rows} }},")
+        software = "" if file.software is None else f", software = {quoted(file.software)}"
+        lines.append(
+            f"    {{ name = {quoted(file.name)}, sha256 = {quoted(file.sha256)}, rows = {file.rows}{software} }},"
+        )
     return "\n".join([*lines, "]"])
 
 
 def quoted(text: str) -> str:
     """A basic string of TOML."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+    return f'"{"".join(map(_escaped, text))}"'
+
+
+def _escaped(letter: str) -> str:
+    if letter in '"\\':
+        return f"\\{letter}"
+    if ord(letter) < 0x20 or ord(letter) == 0x7F:
+        return f"\\u{ord(letter):04x}"
+    return letter

@@ -27,9 +27,9 @@ class Efficiency:
     t = t0 + ((W' / (flop F))^p + (Q' / (mem B))^p)^(1/p), with W' [FLOP], Q' [bytes], peaks F and B; p = infinity is
     the paper's maximum. W' and Q' are an operator's FLOP and bytes, or more where its shape is unfavourable: products
     cost ``tiled_flop``, fused attention its FLOP times ``attention_factor``, row-wise kernels their bytes times
-    ``row_bytes_factor`` (``semu.hardware.shape_terms``). Under the sustained load of a training run the compute rate
-    is flop F / (1 + power); a kernel measured by itself, of t1, takes t1 (1 + power t1 / (t1 + 2 ms)), as the clock
-    falls in about that time.
+    ``row_bytes_factor`` and ``cache_factor`` (``semu.hardware.shape_terms``). Under the sustained load of a training
+    run the compute rate is flop F / (1 + power); a kernel measured by itself, of t1, takes
+    t1 (1 + power t1 / (t1 + t')), as the clock falls in about t' (2 ms of products, 10 ms of attention).
 
     Attributes:
         flop: reached fraction of the peak FLOP/s, in (0, 1].
@@ -40,6 +40,8 @@ class Efficiency:
         tiles_at_once: tiles of products and of attention that run at once, the number of multiprocessors; 0: no tiles.
         tile_k0, tile_rest, tile_128: of the tiles, see ``tiled_flop`` and ``attention_factor``.
         row0: width of a row at which a row-wise kernel's rate is half of ``mem`` [elements]; 0: none.
+        cached: rate of a row-wise kernel whose bytes lie in the cache over ``mem``, >= 1; 1: no difference.
+        cache_bytes: bytes up to which they do; beyond twice as many none is left; 0: no cache.
         power: share of time that sustained load adds, >= 0.
         weight_gradient: rate of the product for a weight gradient over that of other products, in (0, 1].
         provenance, source: of all the numbers above together.
@@ -65,11 +67,14 @@ class Efficiency:
     row0: float = 0.0
     power: float = 0.0
     weight_gradient: float = 1.0
+    cached: float = 1.0
+    cache_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flop", check_efficiency(self.flop, "flop"))
-        for name in ("tiles_at_once", "tile_k0", "tile_rest", "row0", "power"):
+        for name in ("tiles_at_once", "tile_k0", "tile_rest", "row0", "power", "cache_bytes"):
             object.__setattr__(self, name, check_number(getattr(self, name), name))
+        object.__setattr__(self, "cached", check_number(self.cached, "cached", minimum=1.0))
         object.__setattr__(self, "tile_128", check_positive(self.tile_128, "tile_128"))
         object.__setattr__(self, "weight_gradient", check_efficiency(self.weight_gradient, "weight_gradient"))
         object.__setattr__(self, "mem", check_efficiency(self.mem, "mem"))
@@ -131,7 +136,12 @@ class CollectiveEfficiency:
     """Cost coefficients of one communication kind on one port.
 
     t = t0 + hop x steps + T + sqrt(c T), T = net_bytes / bandwidth; steps are n - 1 for a ring of n ranks, see
-    ``semu.hardware.network.latency_steps``.
+    ``semu.hardware.network.latency_steps``. Where a library sends short messages by another protocol (``short_net``),
+    with latency l = t0 + hop x steps, the faster of both counts,
+
+        t = min(l + net_bytes / (peers short_net B), ((l + setup)^p + (T + sqrt(c T))^p)^(1/p)),
+
+    B the port's bandwidth, peers n - 1 of an all-to-all, which sends to all others at once, else 1.
 
     Attributes:
         net: reached fraction of the port's one-direction bandwidth for long messages, in (0, 1].
@@ -142,9 +152,13 @@ class CollectiveEfficiency:
             adds up (NVLink SHARP).
         few_ranks: what a ring of two takes longer per byte than one of very many, as a share; n ranks in a node take
             1 + few_ranks / (n - 1).
+        short_net: fraction of the port's bandwidth that short messages reach, per peer, in [0, 1]; 0: one protocol.
+        setup_s: fixed latency of the protocol for long messages on top of that for short ones [s].
+        p: how latency and transfer of long messages add up, >= 1: 1 one after the other, more where they overlap.
         provenance, source, relative_error: as in ``Efficiency``.
     Source:
-        The form of the microbenchmark data; it generalises alpha-beta (Hockney 1994) by the corner c.
+        The form of the microbenchmark data; it generalises alpha-beta (Hockney 1994) by the corner c. Two protocols:
+        NCCL's LL and Simple, between which its sends choose by the bytes per peer.
     """
 
     net: float = 1.0
@@ -156,11 +170,17 @@ class CollectiveEfficiency:
     relative_error: float | None = None
     switch: float = 1.0
     few_ranks: float = 0.0
+    short_net: float = 0.0
+    setup_s: float = 0.0
+    p: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "switch", check_number(self.switch, "switch", minimum=1.0))
+        object.__setattr__(self, "p", check_number(self.p, "p", minimum=1.0))
+        if self.short_net != 0.0:
+            object.__setattr__(self, "short_net", check_efficiency(self.short_net, "short_net"))
         object.__setattr__(self, "net", check_efficiency(self.net, "net"))
-        for name in ("t0_s", "hop_s", "c_s", "few_ranks"):
+        for name in ("t0_s", "hop_s", "c_s", "few_ranks", "short_net", "setup_s"):
             object.__setattr__(self, name, check_number(getattr(self, name), name))
         if self.relative_error is not None:
             object.__setattr__(self, "relative_error", check_number(self.relative_error, "relative_error"))

@@ -1,7 +1,7 @@
 """Communicators and the time of collectives on links.
 
 Objects: ``CommGroup``, ``CollectiveCost``; functions ``wire_factor``, ``effective_bandwidth``, ``latency_steps``,
-``port_shares``, ``port_capacity``, ``collective_cost``, ``collective_latency``.
+``port_shares``, ``port_capacity``, ``collective_cost``, ``collective_latency``, ``long_times``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from semu.errors import ConfigError
 from semu.hardware.capabilities import DeviceProfile
@@ -73,24 +77,59 @@ class CommGroup:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCost:
-    """The closed form of one kind on one communicator: t = latency + T + sqrt(c T), T = net_bytes / bandwidth.
+    """The closed form of one kind on one communicator: t = latency + T + sqrt(c T), T = net_bytes / bandwidth, or with
+    a protocol for short messages what ``CollectiveEfficiency`` says.
 
     Attributes:
         latency_s: fixed and per-hop latency [s].
         bytes_per_s: bandwidth that a rank's wire bytes see; infinity for a group of one rank.
         c_s: corner between latency and bandwidth [s].
+        short_bytes_per_s: bandwidth of the protocol for short messages; 0: one protocol for all.
+        setup_s, p: of the protocol for long messages.
     """
 
     latency_s: float
     bytes_per_s: float
     c_s: float
+    short_bytes_per_s: float = 0.0
+    setup_s: float = 0.0
+    p: float = 1.0
+
+    @property
+    def has_protocols(self) -> bool:
+        """Whether the form is more than latency + T + sqrt(c T)."""
+        return self.short_bytes_per_s > 0 or self.setup_s > 0 or self.p > 1.0
 
     def time_s(self, net_bytes: float) -> float:
         """Latency [s] of ``net_bytes`` wire bytes per rank; 0 for no bytes, not rounded."""
         if net_bytes == 0:
             return 0.0
         transfer_s = net_bytes / self.bytes_per_s
-        return self.latency_s + transfer_s + math.sqrt(self.c_s * transfer_s)
+        if not self.has_protocols:
+            return self.latency_s + transfer_s + math.sqrt(self.c_s * transfer_s)
+        start, moving = self.latency_s + self.setup_s, transfer_s + math.sqrt(self.c_s * transfer_s)
+        longer, shorter = max(start, moving), min(start, moving)  # transfer_s > 0, as net_bytes > 0
+        long_s: float = longer * (1.0 + (shorter / longer) ** self.p) ** (1.0 / self.p)
+        if self.short_bytes_per_s == 0:
+            return long_s
+        return min(self.latency_s + net_bytes / self.short_bytes_per_s, long_s)
+
+    def times_s(self, net_bytes: NDArray[np.integer] | NDArray[np.float64]) -> NDArray[np.float64]:
+        """``time_s`` of many sizes at once; the latency where there are no bytes."""
+        transfer = net_bytes / self.bytes_per_s
+        if not self.has_protocols:
+            result: NDArray[np.float64] = self.latency_s + transfer + np.sqrt(self.c_s * transfer)
+            return result
+        result = long_times(self.latency_s + self.setup_s, transfer + np.sqrt(self.c_s * transfer), self.p)
+        if self.short_bytes_per_s > 0:
+            result = np.minimum(self.latency_s + net_bytes / self.short_bytes_per_s, result)
+        return result
+
+
+def long_times(start: Any, moving: Any, p: Any) -> Any:
+    """(start^p + moving^p)^(1/p) of times >= 0, numbers or arrays that broadcast."""
+    longer, shorter = np.maximum(start, moving), np.minimum(start, moving)
+    return longer * (1.0 + (shorter / np.where(longer > 0.0, longer, 1.0)) ** p) ** (1.0 / p)
 
 
 def wire_factor(kind: OpKind, num_ranks: int) -> Fraction:
@@ -231,7 +270,9 @@ def collective_cost(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> C
     latency_s = efficiency.t0_s + efficiency.hop_s * latency_steps(kind, group)
     if kind is OpKind.P2P and group.name == PIPELINE:
         latency_s += profile.transfer_s
-    return CollectiveCost(latency_s, bandwidth, efficiency.c_s)
+    peers = group.num_ranks - 1 if kind is OpKind.ALL_TO_ALL else 1
+    short = peers * efficiency.short_net * _port_peak(profile, group.port)
+    return CollectiveCost(latency_s, bandwidth, efficiency.c_s, short, efficiency.setup_s, efficiency.p)
 
 
 def collective_latency(profile: DeviceProfile, kind: OpKind, group: CommGroup, net_bytes: float) -> float:

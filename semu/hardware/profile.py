@@ -5,9 +5,10 @@ A profile file holds peaks, ``[flop_per_s]``, ``[host]``, ``[efficiency.KIND]``,
 plain number is ``{ value = ..., provenance = "spec", source = "..." }`` or, short, a bare number (provenance spec,
 source "user"); an efficiency table has bare numbers and one ``provenance`` and ``source``. With ``base = "h100"`` what
 the file does not say comes from there: spec and default keep their provenance, measured and fitted become
-``transferred``. Without a base it comes from ``profiles/_default.toml``, provenance ``default``, except that an
-efficiency table that is given defaults to the paper's form: alpha = 1, no fixed time. A user's device needs five
-numbers::
+``transferred``, unless it is the same device: the file leaves all its peaks as they are, those of memory size and of
+the network card apart; where the card is another, what was fitted on it is transferred. Without a base it comes from
+``profiles/_default.toml``, provenance ``default``, except that an efficiency table that is given defaults to the
+paper's form: alpha = 1, no fixed time. A user's device needs five numbers::
 
     name = "mine"
     memory_bytes = 84e9
@@ -25,6 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from semu.errors import ConfigError, nearest_name, unknown_name
 from semu.hardware.capabilities import PEAKS, DeviceProfile, Host, VariantKey, parse_variant
@@ -141,26 +143,52 @@ def _base_parts(path: Path, table: dict[str, object], chain: tuple[Path, ...]) -
     else:
         raise unknown_name("device", base, list_profiles(), where=f"{path.name} base")
     base_path = _existing(base_path)
-    return _transfer(_resolve(base_path, _read(base_path), chain), base_path.stem)
+    parts = _resolve(base_path, _read(base_path), chain)
+    with located(path.name, " "):
+        return _transfer(parts, base_path.stem, _other_peaks(table, parts))
 
 
-def _transfer(parts: _Parts, base: str) -> _Parts:
-    """What another device's numbers are worth on this one."""
+_SITE_PEAKS = ("memory_bytes", "nic_bytes_per_s")
+"""Peaks in which two profiles of one device may differ."""
+
+
+def _other_peaks(table: Mapping[str, object], base: _Parts) -> set[str]:
+    """The peaks for which a file says something else than its base."""
+    flop_per_s = _table(table, "flop_per_s", "flop_per_s")
+    given = {key: table[key] for key in PEAKS if key in table}
+    given |= {f"flop_per_s.{name}": value for name, value in flop_per_s.items()}
+    return {
+        key
+        for key, value in given.items()
+        if key not in base.numbers or _number(value, key).value != base.numbers[key].value
+    }
+
+
+def _transfer(parts: _Parts, base: str, others: set[str]) -> _Parts:
+    """What a base's numbers are worth on a device whose peaks ``others`` differ."""
+    is_same = others <= set(_SITE_PEAKS)
+    has_card = "nic_bytes_per_s" not in others
 
     def source(text: str) -> str:
         return text if text.startswith("from ") else f"from {base}: {text}"
 
-    def provenance(old: Provenance) -> Provenance:
-        return Provenance.TRANSFERRED if old in (Provenance.MEASURED, Provenance.FITTED) else old
+    def label(old: Number | Section, keeps: bool) -> dict[str, Any]:
+        if keeps:
+            return {"provenance": old.provenance, "source": source(old.source), "relative_error": old.relative_error}
+        is_fitted = old.provenance in (Provenance.MEASURED, Provenance.FITTED)
+        return {
+            "provenance": Provenance.TRANSFERRED if is_fitted else old.provenance,
+            "source": source(old.source),
+        }
 
-    def section(old: Section) -> Section:
+    def section(old: Section, keeps: bool) -> Section:
         values = {name: getattr(old, name) for name in coefficient_names(type(old))}
-        return type(old)(**values, provenance=provenance(old.provenance), source=source(old.source))
+        return type(old)(**values, **label(old, keeps))
 
     return _Parts(
-        {key: Number(old.value, provenance(old.provenance), source(old.source)) for key, old in parts.numbers.items()},
-        {key: section(efficiency) for key, efficiency in parts.efficiencies.items()},
-        {key: section(link) for key, link in parts.links.items()},
+        {key: Number(old.value, **label(old, is_same)) for key, old in parts.numbers.items()},
+        {key: section(efficiency, is_same) for key, efficiency in parts.efficiencies.items()},
+        {key: section(link, is_same and (has_card or key[0] is not Port.NIC)) for key, link in parts.links.items()},
     )
 
 

@@ -18,6 +18,7 @@ from semu.nn.module import Module
 from semu.nn.recompute_plan import KIND_ALIASES, RECOMPUTE_KINDS, RULE_KINDS, RecomputePlan, is_pattern
 from semu.parallel.config import Parallel
 from semu.parallel.pipeline import nearest_multiple
+from semu.parallel.segments import check_places
 from semu.parallel.stage_layers import stage_boundaries
 from semu.workload.batch import AbstractBatch, text_batch
 
@@ -120,10 +121,15 @@ class TrainingJob:
                 raise unknown_name("module kind", name, legal, where="training.recompute")
 
     def _check_layout(self) -> None:
-        """The layers of a layout are those of the model."""
+        """The layers of a layout are those of the model, and modules that lie apart have room."""
         layout = self.parallel.stage_layout
         if layout is not None:
             stage_boundaries(self.model, layout, self.parallel.pp, self.parallel.vpp)
+        parallel = self.parallel
+        if parallel.segments != "mixed":
+            names = [module.name for module in self.model.modules]
+            counts = [len(module.blocks()) for module in self.model.modules]
+            check_places(parallel.segments, names, counts, parallel.pp, parallel.vpp, parallel.shares)
 
     def _check_fp8_weights(self) -> None:
         chosen = self.training.fp8_weights

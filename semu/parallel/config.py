@@ -11,6 +11,7 @@ from semu.errors import ConfigError, unknown_name
 from semu.nn.sharding import ContextKind, ShardingStyle
 from semu.parallel.layout import PipelineLayout
 from semu.parallel.modules import ModuleParallel
+from semu.parallel.segments import check_segments
 
 PLACEMENTS = ("circular", "v-shape", "bidirectional")
 """How groups of layers are dealt to pipeline ranks."""
@@ -77,6 +78,11 @@ class Parallel:
             ``"v-shape"``: rank r has groups r and 2 pp - 1 - r (2405.15362 §3), the first both ends of the
             model, and so on back and forth (a wave); or ``"bidirectional"``: the model twice, rank r has group r of one
             copy and group pp - 1 - r of the other, each with half the microbatches (Chimera, 2107.06925 §3.1).
+        segments: how modality modules lie over the pipeline ranks (DIP §3.1): ``"mixed"``, all their layers in one row,
+            cut where ``partition`` balances; ``"separated"``, each fills vpp segments of pp stages of its own, so
+            that every rank holds chunks of every module; ``"apart"``, each on pipeline ranks of its own.
+        shares: modality module -> how many of the vpp segments (separated) or pp ranks (apart) it has; empty: as
+            ``partition`` balances best.
     """
 
     dp: int = 1
@@ -96,6 +102,8 @@ class Parallel:
     cp_kind: ContextKind | str = ContextKind.RING
     modules: Mapping[str, ModuleParallel] = field(default_factory=dict)
     placement: str = "circular"
+    segments: str = "mixed"
+    shares: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in (*_SIZES, *(("etp",) if self.etp is not None else ())):
@@ -122,6 +130,14 @@ class Parallel:
         self._check_placement()
         if self.layout is not None:
             self._set_layout(PipelineLayout.of(self.layout))
+        shares = check_segments(
+            self.segments,
+            self.shares,
+            vpp=self.vpp,
+            has_layout=self.layout is not None,
+            partition_by=self.partition,
+        )
+        object.__setattr__(self, "shares", shares)
 
         object.__setattr__(self, "cp_kind", _context_kind(self.cp_kind))
         self._set_modules()
@@ -152,6 +168,7 @@ class Parallel:
             ("zero_group", "no sharding groups", self.zero_group is None, None),
             ("ep", "1", self.ep == 1, 1),
             ("etp", f"tp = {self.tp}", self.expert_tensor_ranks == self.tp, self.tp),
+            ("segments", "mixed", self.segments == "mixed", "mixed"),
             ("modules", "one parallelism for all modules", not self.modules, None),
         ):
             if not fits:

@@ -276,6 +276,28 @@ def _chain(module: ModalityModule) -> _Chain:
     return _Chain(module.name, (0, *layers[1:]), layers[0], layers[-1] + 1, len(names))
 
 
+@dataclass(frozen=True)
+class LayerPart:
+    """A layer of a modality module with what goes with it.
+
+    Attributes:
+        first, last: its blocks are first <= i < last; with the first layer goes what stands before it, with the last
+            one what stands behind it. layer: which of these blocks is the layer.
+    """
+
+    first: int
+    last: int
+    layer: int
+
+
+def layer_parts(module: ModalityModule) -> list[LayerPart]:
+    """A module's blocks, layer by layer: what ``PipelineLayout`` counts."""
+    chain = _chain(module)
+    layers = (chain.first, *chain.starts[1:])
+    ends = (*chain.starts[1:], chain.size)
+    return [LayerPart(*part) for part in zip(chain.starts, ends, layers, strict=True)]
+
+
 def _joined(name: str, chains: Sequence[_Chain]) -> _Chain:
     """All modules in a row; a module's first layer begins with what stands before it."""
     if len(chains) == 1:

@@ -65,6 +65,21 @@ class RunConfig:
         with self.places.located():
             return build_job(self.config, self.model, self.batch)
 
+    def changed(self, changes: Mapping[str, object], flag: str) -> RunConfig:
+        """The same run with other values.
+
+        Args:
+            changes: dotted key of ``[parallel]`` or ``[training]`` -> value, None: without it. flag: what changed them.
+        """
+        config: dict[str, dict[str, Any]] = {name: dict(table) for name, table in self.config.items()}
+        for key, value in changes.items():
+            table, _, name = key.partition(".")
+            config[table].pop(name, None)
+            if value is not None:
+                config[table] = _ordered({**config[table], name: value}, table)
+        flags = self.places.flags | dict.fromkeys(changes, flag)
+        return replace(self, config=config, places=replace(self.places, flags=flags))
+
     def to_toml(self) -> str:
         """A run file that loads back to the same job from any folder."""
         config: dict[str, Any] = deepcopy({name: dict(table) for name, table in self.config.items()})

@@ -100,6 +100,8 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "etp": ValueKind.INTEGER,
             "cp_kind": ValueKind.STRING,
             "placement": ValueKind.STRING,
+            "segments": ValueKind.STRING,
+            "shares": ValueKind.TABLE,
         },
         "training": {
             "micro_batch": ValueKind.INTEGER,
@@ -145,7 +147,7 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
 )
 """Table -> key -> type. Tables that are not listed, and ``batch``, are checked by what reads them."""
 
-_OPEN = ("batch", "cluster.override", "parallel.modules", "parallel.layout.modules")
+_OPEN = ("batch", "cluster.override", "parallel.modules", "parallel.layout.modules", "parallel.shares")
 TABLES = tuple(name for name in SCHEMA if "." not in name)
 """Top-level tables in the order in which they are written."""
 

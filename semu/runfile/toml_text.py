@@ -19,6 +19,16 @@ def format_toml(table: Mapping[str, object]) -> str:
     return "\n".join(_lines(table, ())).lstrip("\n") + "\n"
 
 
+def format_value(value: object, longest: int = 72) -> str:
+    """A value as TOML for one line of a message, tables inline; a long list is cut short."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(key)} = {format_value(item, longest)}" for key, item in value.items()) + "}"
+    text = _value(value)
+    if len(text) > longest and isinstance(value, list | tuple):
+        return f"[{_value(value[0])}, ... {_value(value[-1])}], {len(value)} of them"
+    return text
+
+
 def _lines(table: Mapping[str, object], path: tuple[str, ...]) -> Iterator[str]:
     plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
     if path and (plain or not table):

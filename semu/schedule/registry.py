@@ -14,6 +14,7 @@ from semu.schedule.family import ScheduleFamily
 from semu.schedule.greedy import greedy
 from semu.schedule.hanayo import hanayo
 from semu.schedule.interleaved_zb import interleaved_zb
+from semu.schedule.optimus import optimus
 from semu.schedule.v_half import v_half
 from semu.schedule.v_min import v_min
 from semu.schedule.zb_auto import zb_auto, zb_auto_2p
@@ -39,6 +40,7 @@ ALL_SCHEDULES: Mapping[str, ScheduleFamily] = MappingProxyType(
             chimera,
             hanayo,
             greedy,
+            optimus,
         )
     }
 )

@@ -13,7 +13,8 @@ from semu.engine.template import TemplateLibrary
 from semu.job import Fp8Weights, TrainingJob
 from semu.nn.model import ModalityModule
 from semu.parallel.mesh import Mesh
-from semu.parallel.pipeline import Chunk, deal_chunks, place_chunks, second_copy
+from semu.parallel.pipeline import Chunk, deal_chunks, second_copy
+from semu.parallel.segments import place_modules
 from semu.parallel.stage_layers import stage_boundaries
 from semu.schedule.placement import both_ends
 from semu.schedule.schedule import PipelineShape
@@ -139,6 +140,7 @@ class Cut:
                 chunk_slot=tuple(c.chunk.slot for c in self.chunks),
                 chunk_flow=tuple(c.chunk.flow for c in self.chunks),
                 microbatch_flow=both_ends(self.num_ranks, num_microbatches) if self.copies > 1 else (),
+                chunk_module=tuple(c.module for c in self.chunks),
             ),
         )
         return shape
@@ -300,7 +302,11 @@ def build_layout(
             weights = [by_template[block.template] for block in flat]
         else:
             weights = [float(sum(p.parameter.numel for p in block.parameters)) for block in flat]
-        chunks = place_chunks(counts, weights, job.parallel.pp, job.parallel.vpp, job.parallel.placement)
+        parallel = job.parallel
+        names = [module.name for module in job.model.modules]
+        chunks = place_modules(
+            parallel.segments, names, counts, weights, parallel.pp, parallel.vpp, parallel.placement, parallel.shares
+        )
     compiled, is_lasting = traced.compiled, traced.is_lasting
     if job.training.recompute_layers is not None:
         units, chunks = recompute_units(job, blocks, chunks)

@@ -27,7 +27,19 @@ from semu.simulation.template_cache import Recent
 T = TypeVar("T")
 
 PLACEMENT = frozenset(
-    {"dp", "pp", "vpp", "zero", "zero_group", "reshard_after_forward", "partition", "layout", "placement"}
+    {
+        "dp",
+        "pp",
+        "vpp",
+        "zero",
+        "zero_group",
+        "reshard_after_forward",
+        "partition",
+        "layout",
+        "placement",
+        "segments",
+        "shares",
+    }
 )
 """Settings of ``Parallel`` that decide where blocks and optimizer states lie, and nothing inside a block."""
 ZERO = frozenset({"dp", "zero", "zero_group", "reshard_after_forward"})

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from semu.errors import ConfigError, MemoryLimitError
 from semu.graph.operator import Phase
 from semu.job import TrainingJob
+from semu.nn.model import ModalityRole
 from semu.schedule import SCHEDULES, is_executed, not_executed
 from semu.schedule.family import ScheduleFamily
 from semu.schedule.list_scheduler import POLICIES, activation_limit, list_schedule
@@ -56,6 +57,14 @@ def check_schedule_options(job: TrainingJob) -> None:
     _check_flows(job)
     if job.training.schedule_file or name not in ALL_SCHEDULES:
         return
+    if name == "optimus" and not any(module.role is ModalityRole.ENCODER for module in job.model.modules):
+        raise ConfigError(
+            "the schedule 'optimus' moves encoders out of the way of what reads them, and the model has none",
+            where="training.schedule",
+            expected="another schedule, or a model with encoders",
+            got=name,
+            nearest="1f1b",
+        )
     _check_copies(name, job.parallel.copies, "parallel.placement")
     if job.parallel.copies > 1:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ from semu.fitting.forms import peaks_of, predict
 from semu.fitting.models import defaults_of
 from semu.fitting.write import replace_blocks
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
-from semu.hardware.profile import load_profile
+from semu.hardware.profile import PROFILE_DIR, load_profile
+from semu.hardware.software import Software
 
 KNOWN = {
     **defaults_of("efficiency.matmul"),
@@ -67,7 +69,9 @@ def test_from_files_to_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[s
     product = profile.efficiencies[OpKind.MATMUL]
     assert product.provenance is Provenance.FITTED
     assert product.flop * (1.2**-0.5) == pytest.approx(0.75 / 1.2, rel=0.02)  # the base lies between the sites
-    assert profile.efficiencies[OpKind.ROPE].provenance is Provenance.TRANSFERRED  # as in the base
+    assert profile.efficiencies[OpKind.ROPE].provenance is Provenance.FITTED  # as in the base: the same device
+    ours, theirs = (item.software[Software.MEGATRON].matmul for item in (profile, load_profile("h100")))
+    assert ours == replace(theirs, source=f"from h100: {theirs.source}")
     table = tomllib.loads(Path(output).read_text())
     assert table["calibration"]["held_out"] == "crc32(shape) % 3 == 0"
     assert table["calibration"]["date"] == "2026-01-02"
@@ -134,12 +138,153 @@ def test_json_and_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     ],
 )
 def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
-    if "no such profile file" in message:
-        pytest.importorskip("scipy")
     file = write(tmp_path, "gemm.csv", gemm_text(sizes=(256, 1024, 4096)))
     code, out, _ = run(capsys, *(file if word == "FILE" else word for word in words), "--json")
     assert code == 2
     assert message in json.loads(out)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "message"),
+    [
+        (["FILE", "--device", "h100", "-o", "FOLDER"], "-o FOLDER", "a folder, not a file"),
+        (["FILE", "--device", "h100", "-o", "FOLDER/mine"], "-o FOLDER/mine", "not a profile's name"),
+        (["FILE", "--device", "h100", "--picture", "FILE"], "--picture FILE", "a file, not a folder"),
+        (["FILE", "--device", "OWN", "-o", "OWN"], "-o OWN", "the profile would be its own base"),
+        (["FILE", "--device", "h100", "-o", "SHIPPED"], "-o SHIPPED", "the profile would be its own base"),
+        (["FILE", "--device", "H100-SXM", "-o", "SHIPPED"], "-o SHIPPED", "the profile would be its own base"),
+        (["FILE", "--device", "ABOVE", "-o", "OWN"], "-o OWN", "the profile would be its own base"),
+        (["FILE", "--device", "h100", "--update", "FILE"], "", ""),
+        (["FILE", "--device", "h100", "--nodes", "0"], "--nodes", "out of range"),
+        (["FILE", "--device", "h100", "--without", "her"], "--without", "did you mean 'here'"),
+        (["FILE", "--device", "h100", "--beside", "her"], "--beside", "did you mean 'here'"),
+        (["FILE", "FILE", "--device", "h100"], "gemm.csv", "the same measurements twice"),
+    ],
+)
+def test_places_and_names_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], where: str, message: str
+) -> None:
+    places = {
+        "FOLDER": str(tmp_path),
+        "FILE": write(tmp_path, "gemm.csv", gemm_text(sizes=(256, 1024, 4096))),
+        "OWN": write(tmp_path, "own.toml", 'name = "h100"\nbase = "h100"\n'),
+        "ABOVE": write(tmp_path, "above.toml", 'name = "h100"\nbase = "own.toml"\n'),
+        "SHIPPED": str(PROFILE_DIR / "h100.toml"),
+    }
+    before = {path: Path(path).read_bytes() for path in places.values() if Path(path).is_file()}
+
+    def real(text: str) -> str:
+        for name, place in places.items():
+            text = text.replace(name, place)
+        return text
+
+    code, out, _ = run(capsys, *map(real, words), "--json")
+    assert code == 2
+    error = json.loads(out)["error"]
+    assert message in error["message"]
+    if where:
+        assert error["where"] == real(where)
+    assert {path: Path(path).read_bytes() for path in before} == before
+
+
+def test_times_in_two_units(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("scipy")
+    lines = gemm_text().splitlines(keepends=True)
+    for number in (30, 60, 61):  # nanoseconds; the header is line 0
+        cells = lines[number].split(",")
+        cells[6] = f"{1e3 * float(cells[6]):.6g}"
+        lines[number] = ",".join(cells)
+    code, out, _ = run(capsys, write(tmp_path, "gemm.csv", "".join(lines)), "--device", "h100", "--json")
+    error = json.loads(out)["error"]
+    assert code == 2 and "3 of 250 rows of efficiency.matmul are far slower than the others" in error["message"]
+    assert error["where"] == "gemm.csv:31" and "gemm.csv:31, gemm.csv:61, gemm.csv:62" in error["got"]
+    code, out, _ = run(capsys, write(tmp_path, "ns.csv", gemm_text(factor=1e3)), "--device", "h100", "--json")
+    assert code == 2 and "another unit or device" in json.loads(out)["error"]["message"]
+
+
+OWN = """name = "mine"
+memory_bytes = 84e9
+mem_bytes_per_s = 3.35e12
+nvlink_bytes_per_s = 450e9
+nic_bytes_per_s = 50e9
+[flop_per_s]
+bf16 = 989.4e12
+"""
+
+
+def test_a_device_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Five numbers and measurements make a profile, which keeps its name and can be scored and fitted again."""
+    pytest.importorskip("scipy")
+    own, gemm = write(tmp_path, "own.toml", OWN), write(tmp_path, "gemm.csv", gemm_text(device="mine"))
+    output = str(tmp_path / "fitted.toml")
+    code, out, _ = run(capsys, gemm, "--device", own, "-o", output)
+    assert code == 0 and "not measured, stays default" in out
+    profile = load_profile(output)
+    assert profile.name == "mine" and profile.efficiencies[OpKind.MATMUL].provenance is Provenance.FITTED
+    code, out, _ = run(capsys, "--score", gemm, "--profile", output, "--json")
+    score = {item["kind"]: item for item in json.loads(out)["kinds"]}["gemm"]
+    assert code == 0 and score["mape"] < 6.0
+    again = str(tmp_path / "again.toml")
+    assert run(capsys, gemm, "--device", output, "-o", again)[0] == 0
+    assert load_profile(again).name == "mine"
+
+
+def test_optimizer_and_cross_entropy_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A fused Adam makes the base at 2.5 of 3.35 TB/s, a foreach one gets a factor; the logits reach 2 TB/s."""
+    pytest.importorskip("scipy")
+    text = "device,op,pass,dtype,shape,bytes,time_us,gbps,source,note\n"
+    for count in (1 << 24, 1 << 26, 1 << 28):
+        for note, rate in (("torch fused", 2.5e12), ("torch foreach", 1.25e12)):
+            text += f"H100-SXM,adam,,fp32,64x{count // 64},{28 * count},{28e6 * count / rate:.6g},,mine,{note}\n"
+    for rows in (2048, 4096, 8192):
+        for way in ("fwd", "bwd"):
+            moved = 8 * rows * 32000
+            text += f"H100-SXM,cross_entropy,{way},fp32,{rows}x32000,{moved},{1e6 * moved / 2e12:.6g},,mine,torch\n"
+    output = str(tmp_path / "mine.toml")
+    code, out, _ = run(capsys, write(tmp_path, "memory_ops.csv", text), "--device", "h100", "-o", output, "--json")
+    assert code == 0
+    sections = {item["section"]: item for item in json.loads(out)["sections"]}
+    assert sorted(sections) == ["efficiency.cross_entropy", "efficiency.optimizer"]
+    profile = load_profile(output)
+    optimizer, loss = profile.efficiencies[OpKind.OPTIMIZER], profile.efficiencies[OpKind.CROSS_ENTROPY]
+    assert optimizer.mem == pytest.approx(2.5 / 3.35, rel=0.01)
+    assert loss.mem == pytest.approx(2 / 3.35, rel=0.02)
+    assert optimizer.provenance in (Provenance.FITTED, Provenance.MEASURED)
+    assert 1.4 < sections["efficiency.optimizer"]["sites"]["mine/foreach"]["time"] < 2.0
+
+
+def test_provenance_of_each_section(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files with hashes and software, and which of them each section is from."""
+    pytest.importorskip("scipy")
+    write(tmp_path, "machine.json", '{"torch": "2.13.0", "runs": [{"date": "2026-01-02T00:00:00"}]}')
+    gemm = write(tmp_path, "gemm.csv", gemm_text(sizes=(256, 1024, 4096)))
+    nccl = write(tmp_path, "log.txt", NCCL_TEXT.format(test="all_gather", host="node-1", time="20.97"))
+    output = tmp_path / "mine.toml"
+    assert run(capsys, gemm, nccl, "--device", "h100", "-o", str(output), "--date", "2026-01-03")[0] == 0
+    table = tomllib.loads(output.read_text())["calibration"]
+    assert [file.get("software") for file in table["files"]] == ["torch 2.13.0, 2026-01-02", None]
+    assert {name: item["files"] for name, item in table["sections"].items()} == {
+        "efficiency.matmul": ["gemm.csv"],
+        "link.nvlink.all_gather": ["log.txt"],
+    }
+
+
+def test_the_rule_of_the_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, "gemm.csv", gemm_text(sizes=(256, 1024, 4096)))
+    text = 'name = "h100"\nbase = "h100"\n\n[calibration]\nheld_out = "{}"\n'
+    same = write(tmp_path, "same.toml", text.format("crc32(shape) % 3 == 0"))
+    other = write(tmp_path, "other.toml", text.format("crc32(shape) % 5 == 0"))
+    assert run(capsys, "--score", file, "--profile", same, "--held-out")[0] == 0
+    assert run(capsys, "--score", file, "--profile", other)[0] == 0
+    code, out, _ = run(capsys, "--score", file, "--profile", other, "--held-out", "--json")
+    assert code == 2 and json.loads(out)["error"]["where"] == f"{other} calibration.held_out"
+
+
+def test_why_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = "H100-SXM,bf16,512,512,512,1,9,,,1,mine,layout=TN | dry run\n"
+    code, out, _ = run(capsys, write(tmp_path, "gemm.csv", GEMM_HEADER + row), "--device", "h100", "--json")
+    error = json.loads(out)["error"]
+    assert code == 2 and error["got"] == "1 rows left out: a dry run, whose figures mean nothing"
 
 
 def test_a_kind_of_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -200,7 +200,7 @@ def test_traces(tmp_path: Path) -> None:
     product = by_name["efficiency.matmul"]
     assert product.shape == (4096, 8192, 2048, 1, 2, 2, 0, 0)
     assert product.time_s == pytest.approx(240e-6)  # both of its kernels
-    assert by_name["efficiency.attention_forward"].shape == (2, 16, 4, 4096, 4096, 128, 128, 1, 0)
+    assert by_name["efficiency.attention_forward"].shape == (2, 16, 4, 4096, 4096, 128, 128, 1, 0, 0)
     assert by_name["efficiency.norm"].shape == (2 * 8192 * 4096 * 2, 4096)
     assert len(found.samples) == 3
     assert "1 kernels of aten::cumsum" in found.refusals[0].reason
@@ -230,3 +230,118 @@ def test_rates_above_the_peak(tmp_path: Path) -> None:
     assert error.value.where == "h.csv:2"
     kept, refusals = admit(samples["efficiency.matmul"], load_profile("h100"), is_strict=False)
     assert (len(kept), len(refusals)) == (1, 3)
+
+
+def test_rows_that_say_they_are_not_to_be_fitted(tmp_path: Path) -> None:
+    gemm = GEMM_HEADER + "H100-SXM,bf16,512,512,512,1,9,,,1,mine,layout=TN | dry run\n"
+    memory = "device,op,pass,dtype,shape,bytes,time_us,gbps,source,note\n"
+    memory += "H100-SXM,add,fwd,bf16,8192x4096,134217728,100,,mine,torch | load=sustained;l2=hot\n"
+    memory += "H100-SXM,add,fwd,bf16,8192x4096,134217728,100,,mine,torch | load=sustained\n"
+    found = read_measurements([write(tmp_path, "g.csv", gemm), write(tmp_path, "m.csv", memory)], "h100")
+    assert [(item.where, item.section) for item in found.samples] == [("m.csv:3", "efficiency.add")]
+    assert [(item.where, item.reason.split(",")[0].split(":")[0]) for item in found.refusals] == [
+        ("g.csv:2", "a dry run"),
+        ("m.csv:2", "from a hot cache"),
+    ]
+    steps = "device,scope,dtype,layers,optimizer,forward_us,optimizer_us,step_us\nH100-SXM,layer,bf16,1,fused,1,1,3\n"
+    found = read_measurements([write(tmp_path, "model_steps.csv", steps)], "h100")
+    assert found.samples == () and "whole steps" in found.refusals[0].reason
+
+
+def test_files_of_one_name_and_files_given_twice(tmp_path: Path) -> None:
+    paths = []
+    for folder, time in (("one", 9), ("two", 8)):
+        (tmp_path / folder).mkdir()
+        row = f"H100-SXM,bf16,512,512,512,1,{time},,,1,mine,\n"
+        paths.append(write(tmp_path / folder, "gemm.csv", GEMM_HEADER + row))
+    paths.append(write(tmp_path, "more.csv", GEMM_HEADER + "H100-SXM,bf16,512,512,512,1,7,,,1,mine,\n"))
+    found = read_measurements(paths, "h100")
+    assert [file.name for file in found.files] == ["one/gemm.csv", "two/gemm.csv", "more.csv"]
+    assert [item.where for item in found.samples] == ["one/gemm.csv:2", "two/gemm.csv:2", "more.csv:2"]
+    with pytest.raises(ConfigError, match="twice"):
+        read_measurements([paths[0], paths[0]], "h100")
+
+
+def test_the_software_that_a_file_or_its_neighbour_names(tmp_path: Path) -> None:
+    record = {"torch": "2.13.0", "cuda": "13.0", "driver": "580.82", "nccl": None}
+    record["runs"] = [{"date": "2026-01-03T10:00:00+00:00"}, {"date": "2026-01-02T10:00:00+00:00"}]  # type: ignore[assignment]
+    write(tmp_path, "machine.json", json.dumps(record))
+    gemm = write(tmp_path, "gemm.csv", GEMM_HEADER + "H100-SXM,bf16,512,512,512,1,9,,,1,mine,\n")
+    log = NCCL_TEXT.format(test="all_reduce", host="node-1", time="20.97")
+    nccl = write(tmp_path, "a.txt", "# nccl-tests version 2.17.6 nccl-headers=22807 nccl-library=22807\n" + log)
+    listed = write(tmp_path, "b.json", json.dumps({"nccl_version": 22807, **json.loads(nccl_json())}))
+    traced = {**trace(), "cuda_runtime_version": 13000, "deviceProperties": [{"name": "NVIDIA H100 80GB HBM3"}]}
+    found = read_measurements([gemm, nccl, listed, write(tmp_path, "t.json", json.dumps(traced))], "h100")
+    assert [file.software for file in found.files] == [
+        "torch 2.13.0, CUDA 13.0, driver 580.82, 2026-01-02 to 2026-01-03",
+        "nccl-tests version 2.17.6 nccl-headers=22807 nccl-library=22807",
+        "NCCL 22807",
+        "CUDA runtime 13000",
+    ]
+    for text in ("[1]", "not JSON", "{}"):
+        write(tmp_path, "machine.json", text)
+        assert read_measurements([gemm], "h100").files[0].software is None
+
+
+def test_devices_that_nccl_tests_and_traces_name(tmp_path: Path) -> None:
+    log = NCCL_TEXT.format(test="all_reduce", host="node-1", time="20.97")
+    text = write(tmp_path, "log.txt", log)
+    traced = {**trace(), "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
+    path = write(tmp_path, "t.json", json.dumps(traced))
+    assert len(read_measurements([text, path], "h100").samples) == 6
+    other = read_measurements([text, path], "a100-80g")
+    assert other.samples == () and other.others == {"NVIDIA H100 80GB HBM3": 6}
+    assert len(read_measurements([text, path], "a-profile-of-ones-own").samples) == 6
+    unnamed = write(tmp_path, "u.txt", log.replace("NVIDIA H100 80GB HBM3", ""))
+    assert len(read_measurements([unnamed], "a100-80g").samples) == 3
+
+
+def test_nccl_text_of_several_outputs(tmp_path: Path) -> None:
+    first, second, third = (
+        NCCL_TEXT.format(test=test, host="node-1", time="20.97") for test in ("all_gather", "reduce_scatter", "gather")
+    )
+    found = read_measurements([write(tmp_path, "all.log", f"mpirun ...\n{first}{third}{second}")], "h100")
+    assert [item.section for item in found.samples] == ["link.nvlink.all_gather"] * 3 + [
+        "link.nvlink.reduce_scatter"
+    ] * 3
+    assert found.samples[3].where == f"all.log:{1 + 2 * len(first.splitlines()) + 14}"
+    assert [item.reason for item in found.refusals] == ["no section describes gather_perf"]
+    unnamed = second.replace("# Collective test starting: reduce_scatter_perf\n", "")
+    with pytest.raises(ConfigError, match="which collective") as error:  # the file's name is the first one's at most
+        read_measurements([write(tmp_path, "all_gather.log", first + unnamed)], "h100")
+    assert error.value.where == f"all_gather.log:{len(first.splitlines()) + 1}"
+
+
+def test_nccl_text_that_is_cut_off_tagged_or_wrong(tmp_path: Path) -> None:
+    text = NCCL_TEXT.format(test="all_reduce", host="node-1", time="20.97")
+    tagged = "".join(f"[1,0]<stdout>: {line}\n" for line in text.splitlines())
+    assert len(read_measurements([write(tmp_path, "a.txt", tagged)], "h100").samples) == 3
+    cut = read_measurements([write(tmp_path, "b.txt", text[: text.index("20.97") + 2])], "h100")
+    assert len(cut.samples) == 2 and [item.reason for item in cut.refusals] == ["cut off"]
+    wrong = text.replace("7.33      0", "7.33     12")
+    found = read_measurements([write(tmp_path, "c.txt", wrong)], "h100")
+    assert len(found.samples) == 2 and found.refusals[0].where == "c.txt:15"
+
+
+def test_attention_in_a_trace_by_the_innermost_operator(tmp_path: Path) -> None:
+    """torch records the kernels under the operator that launches them, whose tensors have tokens before heads."""
+    q, k = [2, 4096, 16, 128], [2, 4096, 4, 128]
+    concrete = [""] * 8 + ["True", "False", "", "", ""]
+    forward = ("aten::_flash_attention_forward", [q, k, k, *[[]] * 10], concrete)
+    backward = ("aten::_flash_attention_backward", [q, q, k, k, q, *[[]] * 12], [*[""] * 11, "True", *[""] * 5])
+    window = ("aten::_flash_attention_forward", [q, k, k, *[[]] * 10], [*concrete[:11], "128", "0"])
+    events = []
+    for identity, (name, dims, values) in enumerate((forward, backward, window), 1):
+        types = ["c10::BFloat16"] * len(dims)
+        arguments = {"External id": identity, "Input Dims": dims, "Input type": types, "Concrete Inputs": values}
+        events.append({"ph": "X", "cat": "cpu_op", "name": name, "ts": 1, "dur": 2, "args": arguments})
+        kernel = "flash_fwd_kernel" if "forward" in name else "flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel"
+        arguments = {"External id": identity}
+        events.append({"ph": "X", "cat": "kernel", "name": kernel, "ts": 5, "dur": 300.0, "args": arguments})
+    found = read_measurements([write(tmp_path, "t.json", json.dumps({"traceEvents": events}))], "h100")
+    shape = (2, 16, 4, 4096, 4096, 128, 128, 1, 0, 0)
+    assert [(item.section, item.shape) for item in found.samples] == [
+        ("efficiency.attention_forward", shape),
+        ("efficiency.attention_backward", shape),
+    ]
+    assert len(found.refusals) == 1

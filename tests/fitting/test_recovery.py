@@ -13,7 +13,7 @@ from semu.fitting.fit import fit_section, times
 from semu.fitting.forms import Peaks, peaks_of, predict
 from semu.fitting.models import TIME, Free, Model, defaults_of, model_of
 from semu.fitting.samples import Family, Sample, Samples, by_section, family_of, is_held_out
-from semu.hardware.efficiency import Efficiency
+from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, coefficient_names
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup, collective_latency, wire_factor
 from semu.hardware.profile import load_profile
@@ -72,15 +72,15 @@ def test_form_of_products_is_that_of_a_simulation() -> None:
 )
 def test_form_of_collectives_is_that_of_a_simulation(kind: str, ranks: int, nodes: int) -> None:
     section = f"link.{'nic' if nodes > 1 else 'nvlink'}.{kind}"
-    values = {
-        name: H100.number(f"{section}.{name}").value for name in ("net", "t0_s", "hop_s", "c_s", "few_ranks", "switch")
-    }
-    buffer, whole = 3e7, float(ranks == 8 and kind == "all_reduce")
-    got = predict(section, values, np.array([[ranks, nodes, buffer, whole]]).T, peaks_of(H100, section))[0]
+    names = coefficient_names(CollectiveEfficiency)
+    values = {name: H100.number(f"{section}.{name}").value for name in names}
+    whole = float(ranks == 8 and kind == "all_reduce")
     fast = H100.override({"nvlink_bytes_per_s": 450e9 if nodes == 1 else 1e13})  # so that the cards bind
     group = CommGroup("g", ranks, nodes)
-    expected = collective_latency(fast, OpKind(kind), group, float(wire_factor(OpKind(kind), ranks)) * buffer)
-    assert got == pytest.approx(expected, rel=1e-12)
+    for buffer in (3e7, 3e4):
+        got = predict(section, values, np.array([[ranks, nodes, buffer, whole]]).T, peaks_of(H100, section))[0]
+        expected = collective_latency(fast, OpKind(kind), group, float(wire_factor(OpKind(kind), ranks)) * buffer)
+        assert got == pytest.approx(expected, rel=1e-12)
 
 
 def test_row_wise_kernels() -> None:
@@ -140,7 +140,7 @@ def test_a_few_strange_rows_hardly_move_the_base(factor: float, rows: int) -> No
 def test_collectives_are_recovered(net: float, t0: float, hop: float, few: float) -> None:
     pytest.importorskip("scipy")
     section, peaks = "link.nvlink.all_gather", Peaks(1e15, 1e12, 4e11)
-    known = {"net": net, "t0_s": t0, "hop_s": hop, "c_s": 1e-5, "few_ranks": few, "switch": 1.0}
+    known = {**defaults_of(section), "net": net, "t0_s": t0, "hop_s": hop, "c_s": 1e-5, "few_ranks": few}
     shapes = np.array([(n, 1.0, 2.0**i, 0.0) for n in (2.0, 4.0, 8.0) for i in range(10, 31)]).T
     made = predict(section, known, shapes, peaks)
     samples = by_section(
@@ -155,7 +155,14 @@ def test_collectives_are_recovered(net: float, t0: float, hop: float, few: float
 
 
 @pytest.mark.parametrize(
-    "section", ["efficiency.matmul", "efficiency.attention_forward", "efficiency.norm", "link.nvlink.all_reduce"]
+    "section",
+    [
+        "efficiency.matmul",
+        "efficiency.attention_forward",
+        "efficiency.norm",
+        "link.nvlink.all_reduce",
+        "link.nvlink.all_to_all",
+    ],
 )
 def test_bounds_keep_times_finite_and_growing(section: str) -> None:
     """At both ends of every coefficient's range a larger shape takes no less time."""
@@ -163,7 +170,7 @@ def test_bounds_keep_times_finite_and_growing(section: str) -> None:
     keys = family.num_key_columns
     ones = {
         Family.PRODUCT: [300, 300, 300, 1, 2, 2, 0, 0],
-        Family.ATTENTION: [1, 8, 8, 512, 512, 128, 128, 1, 0],
+        Family.ATTENTION: [1, 8, 8, 512, 512, 128, 128, 1, 0, 1],
         Family.MEMORY: [1e7, 1024],
         Family.LINK: [4, 1, 1e6, 0],
     }[family]

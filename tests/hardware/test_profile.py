@@ -53,10 +53,10 @@ def test_no_fp8_where_none_is_given(tmp_path: Path) -> None:
 
 
 def test_base_transfers(tmp_path: Path) -> None:
-    profile = load(tmp_path, 'base = "h100"\nmemory_bytes = 100e9\n')
+    profile = load(tmp_path, 'base = "h100"\nmem_bytes_per_s = 4e12\nmemory_bytes = 100e9\n')
     h100 = load_profile("h100")
     assert profile.name == "device"
-    changed = {"memory_bytes"}
+    changed = {"memory_bytes", "mem_bytes_per_s"}
     moved = {Provenance.FITTED: Provenance.TRANSFERRED, Provenance.MEASURED: Provenance.TRANSFERRED}
     theirs = dict(profile.numbers())
     assert theirs.keys() == dict(h100.numbers()).keys()
@@ -66,6 +66,27 @@ def test_base_transfers(tmp_path: Path) -> None:
             assert theirs[key].provenance is moved.get(number.provenance, number.provenance)
             assert theirs[key].source == f"from h100: {number.source}"
     assert theirs["memory_bytes"].value == 100e9
+
+
+@pytest.mark.parametrize(
+    "peaks", ["", "memory_bytes = 79e9\n", "mem_bytes_per_s = 3.35e12\n[flop_per_s]\nbf16 = 9.894e14\n"]
+)
+def test_a_base_of_the_same_device_keeps_what_its_numbers_are_worth(tmp_path: Path, peaks: str) -> None:
+    profile, h100 = load(tmp_path, 'base = "h100"\n' + peaks), load_profile("h100")
+    theirs = dict(profile.numbers())
+    for key, number in h100.numbers():
+        if f"{key.split('.')[-1]} = " not in peaks:
+            assert theirs[key].provenance is number.provenance, key
+            assert theirs[key].source == f"from h100: {number.source}"
+            assert theirs[key].relative_error == number.relative_error
+    assert profile.efficiencies[OpKind.MATMUL].relative_error == h100.efficiencies[OpKind.MATMUL].relative_error
+
+
+def test_another_card_transfers_what_was_fitted_on_the_card(tmp_path: Path) -> None:
+    profile = load(tmp_path, 'base = "h100"\nnic_bytes_per_s = 25e9\n')
+    assert profile.links[Port.NIC].of(OpKind.P2P).provenance is Provenance.TRANSFERRED
+    assert profile.links[Port.NVLINK].of(OpKind.P2P).provenance is Provenance.FITTED
+    assert profile.efficiencies[OpKind.MATMUL].provenance is Provenance.FITTED
 
 
 def test_base_may_be_a_file_beside(tmp_path: Path) -> None:
@@ -88,7 +109,9 @@ def test_partial_section_inherits_from_a_base_only(tmp_path: Path) -> None:
 
 
 def test_a_measured_value_over_a_transferred_rest_is_transferred(tmp_path: Path) -> None:
-    text = 'base = "h100"\n[link.nic.p2p]\nnet = 0.5\nprovenance = "measured"\nsource = "my own"\n'
+    text = (
+        'base = "h100"\nnic_bytes_per_s = 25e9\n[link.nic.p2p]\nnet = 0.5\nprovenance = "measured"\nsource = "my own"\n'
+    )
     link = load(tmp_path, text).links[Port.NIC].of(OpKind.P2P)
     assert link.net == 0.5
     assert link.provenance is Provenance.TRANSFERRED

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semu.hardware.shape_terms import attention_factor, row_bytes_factor, tiled_flop
+from semu.hardware.shape_terms import attention_factor, cache_factor, row_bytes_factor, tiled_flop
 
 SIZES = st.integers(1, 3000)
 TERMS = {"tiles_at_once": 132.0, "k0": 90.0, "rest": 0.25, "tile_128": 0.9}
@@ -55,6 +55,17 @@ def test_attention_by_hand(tokens: int, length: int, heads: int, share: int) -> 
     flop, tile = 2 * pairs * heads * d / share, 2 * 128 * length * d
     expected = flop * (1 + 400 * share / 2 / length) + 0.5 * 100 * tile
     assert factor * flop == pytest.approx(expected, rel=1e-9)
+
+
+@given(
+    moved=st.integers(1, 10**9), more=st.integers(1, 10**8), size=st.integers(10**6, 10**8), rate=st.floats(1.0, 3.0)
+)
+def test_what_lies_in_the_cache_by_hand(moved: int, more: int, size: int, rate: float) -> None:
+    factor = cache_factor(moved, cache_bytes=size, cached=rate)
+    missed = 0.0 if moved <= size else 1.0 if moved >= 2 * size else (moved - size) / size
+    assert factor == pytest.approx(1 / rate + (1 - 1 / rate) * missed, rel=1e-12)
+    assert 1 / rate - 1e-12 <= factor <= 1 + 1e-12
+    assert (moved + more) * cache_factor(moved + more, cache_bytes=size, cached=rate) > moved * factor
 
 
 def test_rows() -> None:

@@ -25,6 +25,7 @@ FIGURES: dict[str, tuple[str, int, int, float]] = {
     "chimera": ("chimera", 8, 2, 0.5),
     "hanayo": ("hanayo", 4, 2, 0.5),
     "greedy": ("greedy", 6, 1, 1.0),
+    "optimus": ("optimus", 4, 2, 0.5),
 }
 """Every stage takes a second forward, and so long for each gradient; p = 4."""
 

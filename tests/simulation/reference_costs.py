@@ -115,8 +115,18 @@ def latency_of(
         flop *= stretch + efficiency.tile_rest * 128 * efficiency.tiles_at_once * share / (tokens * heads)
     elif operator.kind in PRODUCTS and efficiency.tiles_at_once:
         flop *= product_stretch(key, efficiency)
-    elif operator.kind in ROW_WISE and len(key) == 2:
-        mem *= 1 + efficiency.row0 / key[1]
+    elif operator.kind in ROW_WISE:
+        cached, size, moved = efficiency.cached, efficiency.cache_bytes, mem
+        if cached > 1 and size > 0:
+            mem *= (
+                1 / cached
+                if moved <= size
+                else 1
+                if moved >= 2 * size
+                else (1 + (cached - 1) * (moved / size - 1)) / cached
+            )
+        if len(key) == 2:
+            mem *= 1 + efficiency.row0 / key[1]
     return on_grid(
         efficiency.latency_s(
             flop,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations, pairwise, product
 
 from semu.job import TrainingJob
 
@@ -94,3 +95,37 @@ def _even(job: TrainingJob, total: int) -> list[int]:
         if sum(stages) == total:
             return stages
     raise AssertionError("no even cut")
+
+
+def module_groups(job: TrainingJob, module: list[int], weights: list[int]) -> list[int]:
+    """The stage of every block where modules have segments or ranks of their own, by trying all shares and all cuts.
+
+    Args:
+        job: its segments are not mixed. module, weights: of every block, in order.
+    """
+    parallel, count = job.parallel, len(job.model.modules)
+    total, each = (parallel.vpp, parallel.pp) if parallel.segments == "separated" else (parallel.pp, 1)
+    own = [[w for w, m in zip(weights, module, strict=True) if m == number] for number in range(count)]
+
+    def best(number: int, share: int) -> tuple[int, int, tuple[int, ...]]:
+        def score(cuts: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+            parts = [sum(own[number][a:b]) for a, b in pairwise((0, *cuts, len(own[number])))]
+            return max(parts), sum(part**2 for part in parts), cuts
+
+        return min(map(score, combinations(range(1, len(own[number])), share * each - 1)))
+
+    told = parallel.shares
+    shares = [
+        item
+        for item in product(range(1, total + 1), repeat=count)
+        if sum(item) == total
+        and all(n * each <= len(blocks) for n, blocks in zip(item, own, strict=True))
+        and (not told or list(item) == [told[m.name] for m in job.model.modules])
+    ]
+    chosen = min(shares, key=lambda item: (max(best(i, n)[0] for i, n in enumerate(item)), [-n for n in item]))
+    result: list[int] = []
+    for number, share in enumerate(chosen):
+        cuts = best(number, share)[2]
+        start = sum(chosen[:number]) * each
+        result += [start + sum(place >= cut for cut in cuts) for place in range(len(own[number]))]
+    return result

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 from simulation.reference_experts import ExpertRanks
-from simulation.reference_layout import stage_of_blocks
+from simulation.reference_layout import module_groups, stage_of_blocks
 from simulation.reference_modules import group_of, sizes_of, spread_anew
 from simulation.reference_split import part
 
@@ -336,6 +336,8 @@ class CutModel:
             places = [(slot, pp - 1 - rank if slot % 2 else rank) for slot, rank in places]
         if self.job.parallel.layout is not None or self.job.parallel.partition == "layers":
             groups = stage_of_blocks(self.job, [(block.module, block.path) for block in self.blocks])
+        elif self.job.parallel.segments != "mixed":
+            groups = module_groups(self.job, [block.module for block in self.blocks], weights)
         else:
             cuts = min(combinations(range(1, len(weights)), len(places) - 1), key=score)
             groups = [sum(block.number >= cut for cut in cuts) for block in self.blocks]

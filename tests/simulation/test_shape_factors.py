@@ -22,7 +22,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
     "moe": (moe, text_items),
 }
 TILES = {"tiles_at_once": 12.0, "tile_k0": 90.0, "tile_rest": 0.3, "tile_128": 0.9, "power": 0.15}
-NEUTRAL = {"tile_128": 1.0, "weight_gradient": 1.0}
+NEUTRAL = {"tile_128": 1.0, "weight_gradient": 1.0, "cached": 1.0}
 """Values of terms that cost nothing; of all others it is zero."""
 SMALL_HEADS = {"attention_forward": "head_dim_64", "attention_backward": "head_dim_64"}
 """The test models have small heads, whose coefficients are a variant's."""
@@ -31,7 +31,7 @@ TERMS: dict[str, dict[str, float]] = {
     "grouped_matmul": TILES,
     "attention_forward": {"tiles_at_once": 12.0, "tile_rest": 0.4, "s0_tokens": 300.0},
     "attention_backward": {"tiles_at_once": 12.0, "tile_rest": 0.7, "power": 0.1},
-    "norm": {"row0": 200.0},
+    "norm": {"row0": 200.0, "cached": 1.5, "cache_bytes": 3e5},
     "softmax": {"row0": 70.0},
     "cross_entropy": {"row0": 500.0},
 }

@@ -21,11 +21,17 @@ _TWO_PORTS = "an all-to-all over nodes uses two ports at once: not fitted"
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file that was read: its name without folders, the SHA-256 of its bytes, its rows."""
+    """A file that was read.
+
+    Attributes:
+        name: without folders, but for those that tell files of one name apart. sha256: of its bytes. rows: of the
+            device. software: under which it was measured, and when, where known.
+    """
 
     name: str
     sha256: str
     rows: int
+    software: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,9 +58,10 @@ def read_measurements(paths: Sequence[str | os.PathLike[str]], profile: str, *, 
         nodes: of the ranks in nccl-tests' output, which names only the ranks.
     Raises:
         ConfigError: a file that cannot be read or is of no known format, times that are not positive, units that do
-            not agree, a trace without shapes.
+            not agree, a trace without shapes, a file given twice.
     """
     from semu.fitting.readers.nccl import is_nccl, read_nccl
+    from semu.fitting.readers.software import folder_software, nccl_software, trace_software
     from semu.fitting.readers.tables import read_table
     from semu.fitting.readers.trace import is_trace, read_trace
     from semu.fitting.source_text import read_source
@@ -62,12 +69,17 @@ def read_measurements(paths: Sequence[str | os.PathLike[str]], profile: str, *, 
     samples: list[Sample] = []
     refusals: list[Refusal] = []
     others: dict[str, int] = {}
-    files = []
-    for path in paths:
-        name = Path(path).name
+    files: list[SourceFile] = []
+    for path, name in zip(paths, _names(paths), strict=True):
         content = read_source(path, EXPECTED)
+        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        for file in files:
+            if file.sha256 == digest:
+                raise ConfigError("the same measurements twice", where=name, expected="each once", got=file.name)
+        software = None
         if is_trace(content):
-            found, refused = read_trace(path, profile)
+            found, refused = read_trace(path, profile, name=name)
+            software = trace_software(content)
         else:
             try:
                 text = content.decode("utf-8-sig")
@@ -77,8 +89,10 @@ def read_measurements(paths: Sequence[str | os.PathLike[str]], profile: str, *, 
                 ) from error
             if is_nccl(text):
                 found, refused = read_nccl(text, name, profile, nodes=nodes)
+                software = nccl_software(text)
             else:
                 found, refused = read_table(text, name)
+                software = folder_software(Path(path))
         own = [sample for sample in found if is_device(sample.device, profile)]
         refused += [Refusal(item.where, _TWO_PORTS, profile) for item in own if item.section == _OVER_NODES]
         own = [item for item in own if item.section != _OVER_NODES]
@@ -87,5 +101,17 @@ def read_measurements(paths: Sequence[str | os.PathLike[str]], profile: str, *, 
                 others[sample.device] = others.get(sample.device, 0) + 1
         samples += own
         refusals += [item for item in refused if item.device is None or is_device(item.device, profile)]
-        files.append(SourceFile(name, hashlib.sha256(Path(path).read_bytes()).hexdigest(), len(own)))
+        files.append(SourceFile(name, digest, len(own), software))
     return Measurements(tuple(samples), tuple(refusals), dict(sorted(others.items())), tuple(files))
+
+
+def _names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """A short name for each file: without folders where that tells them apart, else with as many as it takes."""
+    parts = [Path(path).absolute().parts for path in paths]
+    result = []
+    for own in parts:
+        count = 1
+        while count < len(own) and sum(other[-count:] == own[-count:] for other in set(parts)) > 1:
+            count += 1
+        result.append("/".join(own[-count:]))
+    return result

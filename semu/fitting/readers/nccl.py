@@ -7,12 +7,12 @@ starting: all_reduce_perf``, since 2.14), else by the file's name (``all_reduce_
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from semu.errors import ConfigError
+from semu.fitting.devices import KNOWN_DEVICES
 from semu.fitting.samples import MOST_NAMED, Refusal, Sample
 
 EXPECTED = "the output of nccl-tests, e.g. all_reduce_perf -b 8 -e 8G -f 2 -g 8"
@@ -28,8 +28,14 @@ KINDS: Mapping[str, str] = {
     "sendrecv": "p2p",
     "send_recv": "p2p",
 }
+_SHORTEST_US, _LONGEST_US = 1e-6, 1e15
+_LARGEST_BYTES = 1e15
 _HEADER = re.compile(r"#\s*nThread\s+\d+\s+nGpus\s+(\d+)")
-_RANK = re.compile(r"#\s*Rank\s+(\d+)\s.*\bon\s+(\S+)")
+_TEST = re.compile(r"#\s*Collective test starting:\s*(\w+)")
+_NAMED = re.compile(r"#\s*(Collective test starting|nccl-tests version)")
+_RANK = re.compile(r"#\s*Rank\s+(\d+)\s.*\bon\s+(\S+)\s+device\s+\d+\s*(?:\[[^]]*\])?(.*)")
+_LAUNCHER = re.compile(r"^\[\d+,\d+\](<\w+>)?:?\s?")
+"""What mpirun --tag-output puts before each line."""
 _ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\w+)\s+(\S+)\s+(-?\d+)\s+(.*)$")
 
 
@@ -42,29 +48,79 @@ def is_nccl(text: str) -> bool:
 
 
 def read_nccl(text: str, name: str, profile: str, *, nodes: int = 1) -> tuple[list[Sample], list[Refusal]]:
-    """Read one output.
+    """Read one file: an output, or several texts one behind the other.
 
     Args:
-        text: the file. name: of the file. profile: name of the device that ran it.
+        text: the file. name: of the file. profile: name of the device that is asked for; the output names its own.
         nodes: of the ranks, where the output does not name the hosts of its ranks.
     Raises:
-        ConfigError: no collective can be told, no ranks, no rows, a time that is not positive.
+        ConfigError: no collective can be told, no ranks, no rows, a time that is not positive, a rate that does not
+            agree with its time.
     """
     if text.lstrip().startswith("{"):
         return _read_json(text, name, profile, nodes)
-    kind = _kind(text[:2000], name)
-    hosts = {int(found[1]): found[2] for found in _RANK.finditer(text)}
+    lines = [_LAUNCHER.sub("", line) for line in text.splitlines()]
+    starts = [number for number, line in enumerate(lines) if _HEADER.search(line)] or [0]
+    for which, begin in enumerate(starts):  # the collective's line comes right before the header
+        while begin > 0 and _NAMED.search(lines[begin - 1]):
+            begin -= 1
+        starts[which] = begin
+    starts[0] = 0
+    samples: list[Sample] = []
+    refusals: list[Refusal] = []
+    for begin, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        found, left = _read_output(lines, begin, end, name if len(starts) == 1 else "", profile, nodes, name)
+        samples += found
+        refusals += left
+    return samples, refusals
+
+
+def _read_output(
+    lines: list[str], begin: int, end: int, told: str, profile: str, nodes: int, name: str
+) -> tuple[list[Sample], list[Refusal]]:
+    """The output in some lines of a file; ``told`` is the file's name where it may tell the collective."""
+    text = "\n".join(lines[begin:end])
+    test = _TEST.search(text)
+    if test is not None and not any(word in test[1].lower() for word in KINDS):
+        return [], [Refusal(f"{name}:{begin + 1}", f"no section describes {test[1]}")]
+    head = text[:2000].partition("Using devices")[0]
+    kind = _kind(head, told, f"{name}:{begin + 1}" if begin else name)
+    found = list(_RANK.finditer(text))
+    hosts = {int(rank[1]): rank[2] for rank in found}
     header = _HEADER.search(text)
     ranks = len(hosts) or (int(header[1]) if header else 0)
     if ranks < 2:
         raise ConfigError("no ranks", where=name, expected="lines '# Rank 0 ... on HOST', two at least", got=ranks)
     count = max(len(set(hosts.values())), nodes)
     rows = []
-    for number, line in enumerate(text.splitlines(), 1):
-        found = None if line.lstrip().startswith("#") else _ROW.match(line)
-        if found is not None:
-            rows.append((f"{name}:{number}", float(found[1]), float(found[6].split()[0])))
-    return list(_samples(rows, kind, ranks, count, name, profile)), []
+    refusals = []
+    for number in range(begin, end):
+        row = None if lines[number].lstrip().startswith("#") else _ROW.match(lines[number])
+        if row is None:
+            continue
+        where = f"{name}:{number + 1}"
+        cells = row[6].split()
+        if len(cells) < 3:
+            refusals.append(Refusal(where, "cut off"))
+            continue
+        wrong = cells[3] if len(cells) > 3 else "0"
+        if wrong.isdigit() and int(wrong) > 0:
+            refusals.append(Refusal(where, "its results are wrong, as nccl-tests says"))
+            continue
+        try:
+            rows.append((where, float(row[1]), float(cells[0]), float(cells[1])))
+        except ValueError as error:
+            raise ConfigError(
+                "a row that cannot be read", where=where, expected="time [us], algbw, busbw [GB/s]", got=str(error)
+            ) from error
+    device = _device((rank[3] for rank in found), profile)
+    return list(_samples(rows, kind, ranks, count, name, device)), refusals
+
+
+def _device(told: Iterable[str], profile: str) -> str:
+    """What the output calls its GPUs; the device asked for where it names none, or the profile is a user's own."""
+    named = [text for text in (item.strip() for item in told) if text]
+    return named[0] if named and profile in KNOWN_DEVICES else profile
 
 
 def _read_json(text: str, name: str, profile: str, nodes: int) -> tuple[list[Sample], list[Refusal]]:
@@ -72,14 +128,19 @@ def _read_json(text: str, name: str, profile: str, nodes: int) -> tuple[list[Sam
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"not JSON: {error.msg}", where=f"{name}:{error.lineno}", expected=EXPECTED) from error
+    except RecursionError as error:
+        raise ConfigError("JSON of too many levels", where=name, expected=EXPECTED) from error
     results = document.get("results")
     if not isinstance(results, list):
         raise ConfigError("no results", where=f"{name} results", expected=EXPECTED, got=", ".join(list(document)[:8]))
     told = str(document.get("collective") or document.get("args") or document.get("test") or "")
-    kind = _kind(told, name)
+    kind = _kind(told, name, name)
     devices = document.get("devices")
     devices = devices if isinstance(devices, list) else document.get("ranks")
-    hosts = [str(item.get("host") or item.get("hostname")) for item in devices] if isinstance(devices, list) else []
+    items = devices if isinstance(devices, list) else []
+    if not all(isinstance(item, dict) for item in items):
+        raise ConfigError("not a list of devices", where=f"{name} devices", expected="tables with a hostname each")
+    hosts = [str(item.get("host") or item.get("hostname")) for item in items]
     ranks = len(hosts) or _count(document)
     if ranks < 2:
         raise ConfigError("no ranks", where=name, expected="devices, a list of two at least, or nranks", got=ranks)
@@ -88,12 +149,14 @@ def _read_json(text: str, name: str, profile: str, nodes: int) -> tuple[list[Sam
         where = f"{name} results[{number}]"
         try:
             own = result.get("out_of_place") or result.get("out-of-place") or result
-            rows.append((where, float(result["size"]), float(own["time"])))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            rate = own.get("alg_bw", own.get("algbw", 0.0)) or 0.0
+            rows.append((where, float(result["size"]), float(own["time"]), float(rate)))
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise ConfigError(
                 "a result that cannot be read", where=where, expected="size, out_of_place.time [us]", got=repr(error)
             ) from error
-    return list(_samples(rows, kind, ranks, max(len(set(hosts)), nodes), name, profile)), []
+    named = [str(item.get("device_name") or "") for item in items]
+    return list(_samples(rows, kind, ranks, max(len(set(hosts)), nodes), name, _device(named, profile))), []
 
 
 def _count(document: Mapping[str, Any]) -> int:
@@ -105,7 +168,7 @@ def _count(document: Mapping[str, Any]) -> int:
     return 0
 
 
-def _kind(told: str, name: str) -> str:
+def _kind(told: str, name: str, where: str) -> str:
     """The collective, from the output's words or the file's name."""
     for words in (told.lower(), name.lower()):
         found = [kind for word, kind in KINDS.items() if word in words]
@@ -113,18 +176,22 @@ def _kind(told: str, name: str) -> str:
             return found[0]
     raise ConfigError(
         "nothing tells which collective this is",
-        where=name,
+        where=where,
         expected="a file named after the test, e.g. all_reduce_perf.txt; one of " + ", ".join(sorted(KINDS)),
     )
 
 
 def _samples(
-    rows: list[tuple[str, float, float]], kind: str, ranks: int, nodes: int, name: str, profile: str
+    rows: list[tuple[str, float, float, float]], kind: str, ranks: int, nodes: int, name: str, device: str
 ) -> Iterator[Sample]:
+    """Rows of place, size [bytes], time [us] and size over time [GB/s], 0 where it is not known."""
     measured = [row for row in rows if row[1] > 0]
     if not measured:
         raise ConfigError("no rows of times", where=name, expected=EXPECTED, got=f"{len(rows)} rows of no bytes")
-    bad = [f"{where} ({time})" for where, _, time in measured if not (math.isfinite(time) and time > 0)]
+    large = [(where, size) for where, size, _, _ in measured if size > _LARGEST_BYTES]
+    if large:
+        raise ConfigError("not a size", where=large[0][0], expected=f"up to {_LARGEST_BYTES:g} bytes", got=large[0][1])
+    bad = [f"{where} ({time})" for where, _, time, _ in measured if not _SHORTEST_US <= time <= _LONGEST_US]
     if bad:
         raise ConfigError(
             f"{len(bad)} times that are not positive numbers",
@@ -132,10 +199,19 @@ def _samples(
             expected="times > 0 [us]",
             got=", ".join(bad[:MOST_NAMED]),
         )
+    for where, moved, time, rate in measured:
+        expected = moved / time * 1e-3
+        if rate > 0 and abs(expected - rate) > 0.1 * expected + 0.01:
+            raise ConfigError(
+                "time and rate do not agree: mixed units?",
+                where=where,
+                expected=f"algbw about {expected:.4g} GB/s for this time [us]",
+                got=rate,
+            )
     if kind == "p2p":
         ranks, nodes = 2, 2 if nodes > 1 else 1
     port = "nic" if nodes > 1 else "nvlink"
     whole = float(kind == "all_reduce" and port == "nvlink" and ranks == 8)
-    for where, moved, time in measured:
+    for where, moved, time, _ in measured:
         shape = (float(ranks), float(nodes), moved, whole)
-        yield Sample(f"link.{port}.{kind}", shape, time * 1e-6, "nccl-tests", profile, where)
+        yield Sample(f"link.{port}.{kind}", shape, time * 1e-6, "nccl-tests", device, where)

@@ -58,19 +58,38 @@ _COLLECTIVES = {
     "sendrecv": "p2p",
     "p2p": "p2p",
 }
+SEVERAL_KERNELS = ("eager", "foreach")
+"""Words of a note that say that a call is several kernels, where a fused one moves less: a source of its own."""
+_LARGEST = 1e15
+"""Sizes beyond are no measurement: counts are exact in float64, and products of them finite."""
+_SDPA = "torch sdpa "
+_DRY_RUN = "dry run"
+_HOT = "l2=hot"
+WINDOW = "/window"
+"""What a source's name ends with where attention sees a window: other tiles are at an edge than without one."""
+_ENGINES = ("vllm", "trtllm", "sglang")
+"""Inference engines: what they measure as attention writes the keys and values into a cache first."""
 _UPPER_BOUND = "upper bound"
 _SUSPECT = "SUSPECT"
-_SKEWED, _SKEWED_BYTES = "vidur", 1e6
+SKEWED, _SKEWED_BYTES = "vidur", 1e6
 """A source whose kernel times of all-reduces hold the wait for the last rank; pitfall 6 of the microbenchmark data."""
 _ONLY_REPORTED = re.compile(r"nccl-|coreweave|mlm-issue|nvb-issue|fa-issue1051")
 
 
 def _positive(row: Row, *names: str) -> tuple[float, ...]:
-    values = tuple(float(row[name]) for name in names)
+    """Sizes: whole numbers of 1 and more."""
+    values = tuple(_number(row, name) for name in names)
     for name, value in zip(names, values, strict=True):
-        if not (value > 0 and value == int(value)):
+        if value != int(value):
             raise ValueError(f"{name} = {row[name]}")
     return values
+
+
+def _number(row: Row, name: str) -> float:
+    value = float(row[name])
+    if not 0 < value <= _LARGEST:  # nor NaN
+        raise ValueError(f"{name} = {row[name]}")
+    return value
 
 
 def _note(row: Row) -> str:
@@ -79,6 +98,8 @@ def _note(row: Row) -> str:
         raise LeftOut(f"its note: {note}")
     if _UPPER_BOUND in note:
         raise LeftOut("an upper bound, the best shape of a search")
+    if _DRY_RUN in note:
+        raise LeftOut("a dry run, whose figures mean nothing")
     return note
 
 
@@ -99,7 +120,7 @@ def product(row: Row) -> Converted:
     in_bytes = 1.0 if dtype.startswith("fp8") else 2.0
     out_bytes = 4.0 if "out=fp32" in note else 2.0
     weight_gradient = float("layout=NT" in note or "bwd_grad_w" in note or "wgrad" in note)
-    quantised = float("quant kernel" in note)
+    quantised = float(dtype == "fp8_block" and "quant kernel" in note)
     if dtype == "fp8_block" and not quantised:
         source = f"{source}/kernel"
     shape = (m, n, k, groups, in_bytes, out_bytes, quantised, weight_gradient)
@@ -109,10 +130,11 @@ def product(row: Row) -> Converted:
 def attention(row: Row) -> Converted:
     """A row of ``attention.csv``: one call, forward, backward or both."""
     note, source = _note(row), _source(row)
-    if row["dtype"] not in ("bf16", "fp16"):
+    if row["dtype"] not in ("bf16", "fp16", "fp8"):
         raise LeftOut(f"attention in {row['dtype']} has no section")
-    if float(row.get("window") or 0):
-        raise LeftOut("attention in a window")
+    is_fp8 = row["dtype"] == "fp8"
+    if is_fp8 and row["pass"] != "fwd":
+        raise LeftOut("attention's backward in fp8, of which the kernels known compute what a mask hides")
     if _ONLY_REPORTED.match(source):
         raise LeftOut("a user's report: an anchor only")
     b, h, h_kv, s_q, s_kv, d, d_v = _positive(
@@ -125,13 +147,23 @@ def attention(row: Row) -> Converted:
     if way not in ("fwd", "bwd", "fwd+bwd"):
         raise ValueError(f"pass = {way}")
     library = note.split("/")[0].split(" ")[0].lower()
-    if library in ("vllm", "trtllm", "sglang", "fa2", "fa3", "cudnn", "torch") and library != source:
+    if note.startswith(_SDPA):  # torch has several backends, which differ as libraries do
+        library = note.removeprefix(_SDPA).split(" ")[0]
+        source = f"{source}/{library}"
+    elif library in (*_ENGINES, "fa2", "fa3", "cudnn", "torch") and library != source:
         source = f"{source}/{library}"
     name = "attention_forward" if way == "fwd" else "attention_backward"
-    variant = "" if d == 128 else f".head_dim_{d:.0f}"
+    variant = ".fp8" if is_fp8 else "" if d == 128 else f".head_dim_{d:.0f}"
+    window = float(row.get("window") or 0)
+    if 0 < window < s_kv:
+        if not (causal and s_q == s_kv):
+            raise LeftOut("attention in a window that is not causal")
+        source = f"{source}{WINDOW}"
+        s_kv = 2.0 * window - window * (window - 1.0) / s_q  # the keys of a causal call with as many visible pairs
     dims = {"fwd": d + d_v, "bwd": 3 * d + 2 * d_v, "fwd+bwd": 4 * d + 3 * d_v}[way]
     work = 2.0 * b * h * s_q * s_kv * dims / (1.0 + causal)
-    shape = (b, h, h_kv, s_q, s_kv, d, d_v, causal, float(way == "fwd+bwd"))
+    fills_cache = float(way == "fwd" and library in _ENGINES)
+    shape = (b, h, h_kv, s_q, s_kv, d, d_v, causal, float(way == "fwd+bwd"), fills_cache)
     return f"efficiency.{name}{variant}", shape, source, work
 
 
@@ -140,9 +172,9 @@ def memory(row: Row) -> Converted:
     note, source, op = _note(row), _source(row), row["op"]
     if not (row["bytes"] or "").strip():
         raise LeftOut("its bytes are not known")
-    moved = float(row["bytes"])
-    if not moved > 0:
-        raise ValueError(f"bytes = {row['bytes']}")
+    moved = _number(row, "bytes")
+    if _HOT in note:
+        raise LeftOut("from a hot cache: says nothing about memory")
     if _ONLY_REPORTED.match(source):
         raise LeftOut("a user's report: an anchor only")
     if op in ("memcpy_h2d", "memcpy_d2h"):
@@ -160,6 +192,9 @@ def memory(row: Row) -> Converted:
         source = f"{source}/triad"
     elif section in ("activation", "modulate") or (row.get("pass") or "fwd") not in ("fwd", "forward"):
         source = f"{source}/{op}" + ("" if (row.get("pass") or "fwd").startswith("f") else "/bwd")
+    several = next((word for word in SEVERAL_KERNELS if word in note.partition(" | ")[0].split()), None)
+    if several is not None:
+        source = f"{source}/{several}"
     return f"efficiency.{section}", (moved, width), source, moved
 
 
@@ -174,7 +209,7 @@ def collective(row: Row) -> Converted:
     ranks, moved = _positive(row, "ranks", "bytes")
     (per_node,) = _positive(row, "ranks_per_node") if row.get("ranks_per_node") else (ranks,)
     nodes = -(-ranks // per_node)
-    if source == _SKEWED and kind == "all_reduce" and moved < _SKEWED_BYTES:
+    if source == SKEWED and kind == "all_reduce" and moved < _SKEWED_BYTES:
         raise LeftOut("so small that the ranks' skew, which its time holds, rules it")
     port = "nic" if nodes > 1 else "pcie" if "PCIe" in f"{note} {row.get('topology') or ''}" else "nvlink"
     is_whole = kind == "all_reduce" and port == "nvlink" and ranks == 8
@@ -184,6 +219,8 @@ def collective(row: Row) -> Converted:
 FRACTION_BYTES_PER_S = 8 * 48.5e9
 """What fractions in ``collective_efficiency_multinode.csv`` are of: eight 400 Gbit/s cards at 48.5 GB/s [byte/s]."""
 FRACTION_DEVICE = "H100-SXM"
+_MOST_OF_PEAK = 2.0
+"""A fraction beyond is no fraction; in the switch a collective may exceed the wire's peak."""
 _RING = re.compile(r"(\d+)Node-(\d+)GPU\(NIC ?\)")
 
 
@@ -197,8 +234,11 @@ def fractions(rows: Iterable[tuple[str, Row]]) -> Iterator[Sample]:
         found = _RING.fullmatch(row["column"].strip())
         if row["table"] != "nic" or found is None:
             continue
-        nodes, ranks, moved = float(found[1]), float(found[2]), float(row["bytes"])
-        time_s = moved * (ranks - 1) / ranks / (float(row["fraction_of_peak_busbw"]) * FRACTION_BYTES_PER_S)
+        nodes, ranks, moved = float(found[1]), float(found[2]), _number(row, "bytes")
+        fraction = float(row["fraction_of_peak_busbw"])
+        if not (0 < fraction <= _MOST_OF_PEAK and 2 <= ranks <= _LARGEST and 2 <= nodes <= ranks):
+            raise ValueError(f"{row['column']}: {row['fraction_of_peak_busbw']}")
+        time_s = moved * (ranks - 1) / ranks / (fraction * FRACTION_BYTES_PER_S)
         for kind in ("all_gather", "reduce_scatter"):
             shape = (ranks, nodes, moved, 0.0)
             yield Sample(f"link.nic.{kind}", shape, time_s, row.get("source") or "simai", FRACTION_DEVICE, where)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -22,6 +21,8 @@ UNITS = {"time_us": 1e-6, "time_ms": 1e-3, "time_s": 1.0}
 _RATES = {"tflops": 1e12, "gbps": 1e9, "algbw_gbps": 1e9}
 _TOLERANCE = 0.1
 """How far a rate may be from work / time: rounding of short times."""
+SHORTEST_S, LONGEST_S = 1e-12, 1e9
+"""Times beyond are no measurements of a kernel [s]."""
 
 Row = Mapping[str, str]
 
@@ -43,6 +44,7 @@ SCHEMAS = (
 )
 """The first one whose columns are all there is the table's."""
 UNUSED = (
+    (frozenset(("device", "scope", "step_us", "optimizer_us")), "whole steps: calibration/compare.py compares them"),
     (frozenset(("device", "mode", "ep", "topk")), "dispatch and combine of experts: no section describes them"),
     (frozenset(("phase", "kernel", "dur_us")), "kernels of a whole run, not by themselves"),
     (frozenset(("device", "bf16_dense_tflops", "hbm_gbps")), "peaks, not measurements"),
@@ -58,12 +60,12 @@ def read_table(text: str, name: str) -> tuple[list[Sample], list[Refusal]]:
         text: the file. name: of the file, for places.
     Raises:
         ConfigError: no known header, an unknown unit or several, a time or size that is no positive number, rates that
-            do not agree with the times.
+            do not agree with the times, a row with too few cells or too many.
     """
-    reader = csv.DictReader(io.StringIO(text))
-    header = set(reader.fieldnames or ())
+    reader = csv.DictReader(io.StringIO(text, newline=None))  # any line ends
+    header = _header(reader, name)
     if header >= TABLE_OF_FRACTIONS:
-        return list(kinds.fractions(_numbered(reader, name))), []
+        return list(_fractions(reader, name)), []
     schema = next((schema for schema in SCHEMAS if header >= schema.required), None)
     unused = next((reason for required, reason in UNUSED if header >= required), None)
     if schema is None and unused is not None:
@@ -80,10 +82,8 @@ def read_table(text: str, name: str) -> tuple[list[Sample], list[Refusal]]:
     refusals: list[Refusal] = []
     bad: list[str] = []
     for where, row in _numbered(reader, name):
-        if None in row.values():
-            raise ConfigError("a row that cannot be read", where=where, expected=f"{len(header)} cells", got="fewer")
         try:
-            time_s = _time(row[unit]) * UNITS[unit]
+            time_s = _time(row[unit], UNITS[unit])
         except ValueError:
             if not row[unit].strip():
                 refusals.append(Refusal(where, "no time", row["device"]))
@@ -96,9 +96,7 @@ def read_table(text: str, name: str) -> tuple[list[Sample], list[Refusal]]:
             refusals.append(Refusal(where, str(reason), row["device"]))
             continue
         except (KeyError, ValueError, TypeError) as error:
-            raise ConfigError(
-                "a row that cannot be read", where=where, expected=f"a row of the {schema.name} table", got=str(error)
-            ) from error
+            raise _unreadable(where, schema.name, error) from error
         _check_rate(row, work, time_s, where)
         samples.append(Sample(section, shape, time_s, source, row["device"], where))
     if bad:
@@ -111,9 +109,47 @@ def read_table(text: str, name: str) -> tuple[list[Sample], list[Refusal]]:
     return samples, refusals
 
 
+def _header(reader: csv.DictReader[str], name: str) -> set[str]:
+    try:
+        names = [column.strip() for column in reader.fieldnames or ()]
+    except csv.Error as error:
+        raise ConfigError(f"not a CSV table: {error}", where=f"{name}:1", expected="a header line") from error
+    twice = sorted({column for column in names if column and names.count(column) > 1})
+    if twice:
+        raise ConfigError("two columns of one name", where=f"{name}:1", expected="each name once", got=", ".join(twice))
+    reader.fieldnames = names
+    return set(names)
+
+
 def _numbered(reader: csv.DictReader[str], name: str) -> Iterator[tuple[str, Row]]:
-    for row in reader:
-        yield f"{name}:{reader.line_num}", row
+    """Rows with their places; each has as many cells as the header."""
+    count = len(reader.fieldnames or ())
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            where = f"{name}:{reader.line_num + 1}"
+            raise ConfigError(f"not a row of a CSV table: {error}", where=where, expected=f"{count} cells") from error
+        if row is None:
+            return
+        where = f"{name}:{reader.line_num}"
+        if None in row or None in row.values():
+            got = "more" if None in row else "fewer"
+            raise ConfigError("a row that cannot be read", where=where, expected=f"{count} cells", got=got)
+        yield where, row
+
+
+def _fractions(reader: csv.DictReader[str], name: str) -> Iterator[Sample]:
+    for where, row in _numbered(reader, name):
+        try:
+            yield from kinds.fractions([(where, row)])
+        except ValueError as error:
+            raise _unreadable(where, "fractions", error) from error
+
+
+def _unreadable(where: str, table: str, error: Exception) -> ConfigError:
+    got = f"no column {error}" if isinstance(error, KeyError) else str(error)
+    return ConfigError("a row that cannot be read", where=where, expected=f"a row of the {table} table", got=got)
 
 
 def _unit(header: set[str], name: str) -> str:
@@ -128,9 +164,10 @@ def _unit(header: set[str], name: str) -> str:
     return units[0]
 
 
-def _time(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and value > 0):
+def _time(text: str, unit_s: float) -> float:
+    """The time of a cell [s]."""
+    value = float(text) * unit_s
+    if not SHORTEST_S <= value <= LONGEST_S:  # nor NaN
         raise ValueError(text)
     return value
 
@@ -141,7 +178,10 @@ def _check_rate(row: Row, work: float, time_s: float, where: str) -> None:
         text = (row.get(column) or "").strip()
         if not text or work <= 0:
             continue
-        ratio = float(text) * unit * time_s / work
+        try:
+            ratio = float(text) * unit * time_s / work
+        except ValueError as error:
+            raise ConfigError("not a rate", where=where, expected=f"{column}, or an empty cell", got=text) from error
         if not (1 - _TOLERANCE) < ratio < (1 + _TOLERANCE) and not _is_rounding(float(text), ratio):
             raise ConfigError(
                 "time and rate do not agree: mixed units?",

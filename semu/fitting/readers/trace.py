@@ -1,8 +1,9 @@
 """``read_trace``: kernels of a trace of torch.profiler with ``record_shapes=True`` -> samples.
 
 A kernel belongs to the operator of its ``External id``; the operator's ``Input Dims`` and ``Input type`` are the shape.
-Products, fused attention, norms, additions, activations, softmax and collectives with their sizes are taken; what else
-runs is counted as left out. Several kernels of one operator (a product split over k and its reduction) count together.
+Products, fused attention forward and backward, norms, additions, activations and softmax are taken; what else runs is
+counted as left out, collectives too, whose kernels wait for the other ranks. Several kernels of one operator (a product
+split over k and its reduction) count together.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from semu.errors import ConfigError
+from semu.fitting.devices import KNOWN_DEVICES
 from semu.fitting.kernel_names import Family as KernelFamily
 from semu.fitting.kernel_names import family_of
-from semu.fitting.samples import Refusal, Sample
+from semu.fitting.samples import MOST_NAMED, Refusal, Sample
 from semu.fitting.trace_events import read_events
 
 _BYTES = {
@@ -26,6 +28,9 @@ _BYTES = {
     "c10::float8_e4m3fn": 1,
     "c10::float8_e5m2": 1,
 }
+_LONGEST_US = 1e15
+_LARGEST = 1e15
+"""Sizes beyond are no shapes."""
 _HALVES = ("c10::bfloat16", "c10::half")
 Dims = Sequence[Sequence[int]]
 
@@ -36,18 +41,23 @@ def is_trace(content: bytes) -> bool:
     return head.lstrip()[:1] in (b"{", b"[") and (b'"traceEvents"' in content or b'"ph"' in head)
 
 
-def read_trace(path: str | os.PathLike[str], profile: str) -> tuple[list[Sample], list[Refusal]]:
+def read_trace(
+    path: str | os.PathLike[str], profile: str, *, name: str | None = None
+) -> tuple[list[Sample], list[Refusal]]:
     """Read one trace.
 
     Args:
-        path: the file. profile: name of the device that it is taken to be of.
+        path: the file. profile: name of the device that it is taken to be of, where it names none.
+        name: of the file in places; None: its own without folders.
     Raises:
-        ConfigError: no trace; no kernel; no operator with shapes.
+        ConfigError: no trace; no kernel; no operator with shapes; a kernel's time that is no number or negative.
     """
-    name = Path(path).name
-    events, _, _ = read_events(path)
-    operators: dict[object, dict[str, Any]] = {}
-    kernels: dict[object, list[tuple[str, float]]] = {}
+    name = Path(path).name if name is None else name
+    events, document, _ = read_events(path)
+    device = _device(document, profile)
+    operators: dict[str, dict[str, Any]] = {}
+    kernels: dict[str, list[tuple[str, float]]] = {}
+    bad: list[str] = []
     for event in events:
         arguments = event.get("args")
         if not isinstance(arguments, dict):
@@ -55,9 +65,20 @@ def read_trace(path: str | os.PathLike[str], profile: str) -> tuple[list[Sample]
         identity = arguments.get("External id", arguments.get("External Id"))
         category = str(event.get("cat", "")).lower()
         if category == "cpu_op" and identity is not None and arguments.get("Input Dims"):
-            operators[identity] = event
+            operators[str(identity)] = event
         elif category == "kernel":
-            kernels.setdefault(identity, []).append((str(event.get("name")), float(event.get("dur", 0.0))))
+            duration = _duration(event.get("dur"))
+            if duration is None:
+                bad.append(f"ts {event.get('ts')} ({event.get('dur')})")
+            else:
+                kernels.setdefault(str(identity), []).append((str(event.get("name")), duration))
+    if bad:
+        raise ConfigError(
+            f"{len(bad)} kernels whose times are not positive numbers",
+            where=f"{name} {bad[0].partition(' (')[0]}",
+            expected="dur >= 0 [us] of every kernel",
+            got=", ".join(bad[:MOST_NAMED]) + (" ..." if len(bad) > MOST_NAMED else ""),
+        )
     if not kernels:
         raise ConfigError("no GPU kernels in the trace", where=name, expected="events of category kernel", got="none")
     if not operators:
@@ -71,7 +92,7 @@ def read_trace(path: str | os.PathLike[str], profile: str) -> tuple[list[Sample]
     left: dict[str, int] = {}
     for identity, own in kernels.items():
         operator = operators.get(identity)
-        sample = None if operator is None else _sample(operator, own, name, profile)
+        sample = None if operator is None else _sample(operator, own, name, device)
         if sample is not None:
             samples.append(sample)
         else:
@@ -84,10 +105,23 @@ def read_trace(path: str | os.PathLike[str], profile: str) -> tuple[list[Sample]
     return samples, refusals
 
 
-def _sample(event: Mapping[str, Any], kernels: Sequence[tuple[str, float]], name: str, profile: str) -> Sample | None:
+def _device(document: Mapping[str, Any], profile: str) -> str:
+    """The GPU that the trace names; the device that is asked for where it names none, or a profile is a user's own."""
+    listed = document.get("deviceProperties")
+    devices = listed if isinstance(listed, list) else []
+    named = [str(item["name"]) for item in devices if isinstance(item, dict) and item.get("name")]
+    return named[0] if named and profile in KNOWN_DEVICES else profile
+
+
+def _duration(value: object) -> float | None:
+    """A kernel's time [us]; None: it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value <= _LONGEST_US else None
+
+
+def _sample(event: Mapping[str, Any], kernels: Sequence[tuple[str, float]], name: str, device: str) -> Sample | None:
     arguments = event["args"]
-    dims = [list(dim) if isinstance(dim, list) else [] for dim in arguments["Input Dims"]]
-    types = [str(item).lower() for item in arguments.get("Input type", arguments.get("Input Types", []))]
     time_us = sum(duration for _, duration in kernels)
     reader = _READERS.get(str(event.get("name")))
     if reader is None or time_us <= 0:
@@ -96,13 +130,17 @@ def _sample(event: Mapping[str, Any], kernels: Sequence[tuple[str, float]], name
     if not any(family_of(kernel) in families for kernel, _ in kernels):
         return None
     try:
+        dims = [list(dim) if isinstance(dim, list) else [] for dim in arguments["Input Dims"]]
+        types = [str(item).lower() for item in arguments.get("Input type", arguments.get("Input Types", []))]
         found = function(dims, types, arguments)
-    except (KeyError, IndexError, ValueError, TypeError):
+    except (KeyError, IndexError, ValueError, TypeError, OverflowError):
         return None
     if found is None:
         return None
     section, shape = found
-    return Sample(section, shape, time_us * 1e-6, f"trace/{name}", profile, f"{name} ts {event.get('ts')}")
+    if any(not 0 <= value <= _LARGEST for value in shape):
+        return None
+    return Sample(section, shape, time_us * 1e-6, f"trace/{name}", device, f"{name} ts {event.get('ts')}")
 
 
 Found = tuple[str, tuple[float, ...]] | None
@@ -127,20 +165,37 @@ def _addmm(dims: Dims, types: Sequence[str], _: Mapping[str, Any]) -> Found:
     return _product(dims[1], dims[2], types[1])
 
 
-def _attention(position: int) -> Callable[[Dims, Sequence[str], Mapping[str, Any]], Found]:
-    """Fused attention on q, k, v of [batch, heads, tokens, head_dim]; ``position`` of is_causal among the inputs."""
+_NO_WINDOW = ("", "None", "-1")
+
+
+def _attention(
+    position: int, *, first: int = 0, is_forward: bool = True, tokens_first: bool = False, window: int | None = None
+) -> Callable[[Dims, Sequence[str], Mapping[str, Any]], Found]:
+    """Fused attention on q, k, v of [batch, heads, tokens, head_dim].
+
+    Args:
+        position: of is_causal among the inputs. first: that of q, before k and v.
+        tokens_first: they are [batch, tokens, heads, head_dim]. window: position of its left size, before the right.
+    Source:
+        aten/src/ATen/native/native_functions.yaml of PyTorch has the operators' inputs in order.
+    """
 
     def read(dims: Dims, types: Sequence[str], arguments: Mapping[str, Any]) -> Found:
-        if types[0] not in _HALVES or any(len(dim) != 4 for dim in dims[:3]):
+        q, k, v = dims[first : first + 3]
+        if types[first] not in _HALVES or any(len(dim) != 4 for dim in (q, k, v)):
             return None
         causal = str(arguments["Concrete Inputs"][position]).lower()
-        if causal not in ("true", "false"):
+        sizes = [] if window is None else arguments["Concrete Inputs"][window : window + 2]
+        if causal not in ("true", "false") or any(str(size) not in _NO_WINDOW for size in sizes):
             return None
-        b, h, s_q, d = dims[0]
-        h_kv, s_kv, d_v = dims[1][1], dims[1][2], dims[2][3]
+        heads, tokens = (2, 1) if tokens_first else (1, 2)
+        b, d = q[0], q[3]
+        shape = (b, q[heads], k[heads], q[tokens], k[tokens], d, v[3], causal == "true", 0, 0)
+        if min(*q, *k, *v) < 1:
+            return None
         variant = "" if d == 128 else f".head_dim_{d}"
-        shape = (b, h, h_kv, s_q, s_kv, d, d_v, causal == "true", 0)
-        return f"efficiency.attention_forward{variant}", tuple(float(value) for value in shape)
+        section = "attention_forward" if is_forward else "attention_backward"
+        return f"efficiency.{section}{variant}", tuple(float(value) for value in shape)
 
     return read
 
@@ -153,6 +208,8 @@ def _moved(section: str, tensors: Sequence[int]) -> Callable[[Dims, Sequence[str
         if not size or not dims[0]:
             return None
         total = sum(prod(dims[i]) * _BYTES.get(types[i], 0) for i in tensors) + prod(dims[0]) * size
+        if total < 1:
+            return None
         return f"efficiency.{section}", (float(total), float(dims[0][-1]))
 
     return read
@@ -164,6 +221,27 @@ _READERS: Mapping[str, tuple[Callable[[Dims, Sequence[str], Mapping[str, Any]], 
     "aten::addmm": (_addmm, (KernelFamily.MATMUL,)),
     "aten::_scaled_dot_product_flash_attention": (_attention(4), (KernelFamily.ATTENTION_FORWARD,)),
     "aten::_scaled_dot_product_cudnn_attention": (_attention(6), (KernelFamily.ATTENTION_FORWARD,)),
+    "aten::_flash_attention_forward": (
+        _attention(8, tokens_first=True, window=11),
+        (KernelFamily.ATTENTION_FORWARD,),
+    ),
+    "aten::_cudnn_attention_forward": (_attention(10), (KernelFamily.ATTENTION_FORWARD,)),
+    "aten::_flash_attention_backward": (
+        _attention(11, first=1, is_forward=False, tokens_first=True, window=15),
+        (KernelFamily.ATTENTION_BACKWARD,),
+    ),
+    "aten::_cudnn_attention_backward": (
+        _attention(14, first=1, is_forward=False),
+        (KernelFamily.ATTENTION_BACKWARD,),
+    ),
+    "aten::_scaled_dot_product_flash_attention_backward": (
+        _attention(11, first=1, is_forward=False),
+        (KernelFamily.ATTENTION_BACKWARD,),
+    ),
+    "aten::_scaled_dot_product_cudnn_attention_backward": (
+        _attention(14, first=1, is_forward=False),
+        (KernelFamily.ATTENTION_BACKWARD,),
+    ),
     "aten::native_layer_norm": (_moved("norm", (0,)), (KernelFamily.NORM,)),
     "aten::_fused_rms_norm": (_moved("norm", (0,)), (KernelFamily.NORM,)),
     "aten::_softmax": (_moved("softmax", (0,)), (KernelFamily.NORM,)),

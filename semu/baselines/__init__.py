@@ -1,0 +1,58 @@
+"""What others would run: each baseline is a function from a job to the job that it makes of it, with its schedule.
+
+    found = semu.baselines.megatron(job)
+    print(found.simulate())         # or semu.simulate(found.job); on the command line: --baseline megatron
+
+``BASELINES`` holds them by name. Definitions, and what the papers leave open: ``semu/baselines/README.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from semu.baselines.baseline import Baseline
+from semu.baselines.fsdp import fsdp
+from semu.baselines.greedy import greedy
+from semu.baselines.megatron import megatron, megatron_1f1b
+from semu.baselines.nnscaler import nnscaler
+from semu.baselines.optimus import optimus
+from semu.errors import unknown_name
+from semu.job import TrainingJob
+
+BASELINES: Mapping[str, Callable[[TrainingJob], Baseline]] = MappingProxyType(
+    {
+        "megatron": megatron,
+        "megatron-1f1b": megatron_1f1b,
+        "nnscaler": nnscaler,
+        "optimus": optimus,
+        "fsdp": fsdp,
+        "greedy": greedy,
+    }
+)
+"""Every baseline by the name that ``--baseline`` uses."""
+
+__all__ = [
+    "BASELINES",
+    "Baseline",
+    "find_baseline",
+    "fsdp",
+    "greedy",
+    "megatron",
+    "megatron_1f1b",
+    "nnscaler",
+    "optimus",
+]
+
+
+def find_baseline(name: str, *, where: str = "baseline") -> Callable[[TrainingJob], Baseline]:
+    """The baseline of a name.
+
+    Args:
+        name: one of ``BASELINES``. where: place of the name, for the error.
+    Raises:
+        ConfigError: an unknown name, with a 'did you mean'.
+    """
+    if name not in BASELINES:
+        raise unknown_name("baseline", name, list(BASELINES), where=where)
+    return BASELINES[name]

@@ -1,0 +1,15 @@
+"""Greedy: the job as it is cut, under the list scheduler that knows no pattern (``semu.schedule.greedy``)."""
+
+from __future__ import annotations
+
+from semu.baselines.baseline import NO_SCHEDULE, Baseline
+from semu.job import TrainingJob
+
+
+def greedy(job: TrainingJob) -> Baseline:
+    """List scheduling by the job's own stage times, within the memory of 1F1B (interleaved: twice that).
+
+    Args:
+        job: what to train; nothing but its schedule changes.
+    """
+    return Baseline.of("greedy", "list scheduling", job, parallel={}, training={**NO_SCHEDULE, "schedule": "greedy"})
