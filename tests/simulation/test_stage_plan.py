@@ -490,7 +490,11 @@ def test_many_orders_of_parts_are_timed_in_one_call() -> None:
     orders = np.stack([np.concatenate(checkpoint.units.orders(schedule)) for schedule in schedules])
     found = checkpoint.restore_orders(orders)
     assert found.is_legal.all()
-    assert found.makespan_s.tolist() == [checkpoint.estimate(schedule).makespan_s for schedule in schedules]
+    makespans = [checkpoint.estimate(schedule).makespan_s for schedule in schedules]
+    assert found.makespan_s.tolist() == makespans
+    for schedule, makespan in zip(schedules[:3], makespans, strict=False):
+        times = checkpoint.restore(checkpoint.edges_of(schedule))
+        assert times.end[0].max() == makespan
 
 
 def test_megatrons_orders_take_all_parts_of_a_microbatch_together() -> None:
