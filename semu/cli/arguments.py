@@ -277,6 +277,12 @@ def _add_validate(parser: argparse.ArgumentParser) -> None:
         help="site calibration: fit a factor or two to the first N rows of each group, and score the others",
     )
     parser.add_argument(
+        "--pass-times",
+        action="store_true",
+        help="only rows that say what a forward, an input gradient and a weight gradient took, with these times on "
+        "every rank: what is left is the schedule",
+    )
+    parser.add_argument(
         "--tolerance",
         type=float,
         metavar="PERCENT",

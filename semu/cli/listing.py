@@ -140,7 +140,7 @@ def _schedule_rows() -> list[dict[str, object]]:
                 "splits_backward": family.splits_backward,
                 "source": family.source,
                 "is_executed": is_executed(name),
-                "description": text if is_executed(name) else f"{text} Studied, not run.",
+                "description": text,
             }
         )
     return rows

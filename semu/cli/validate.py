@@ -36,6 +36,8 @@ def validate_command(arguments: argparse.Namespace) -> int:
 
         rows = published_rows() if arguments.runs is None else read_rows(arguments.runs)
         rows = _of_groups(rows, arguments.group)
+        if arguments.pass_times:
+            rows = _with_pass_times(rows, arguments)
         given = (("--profile", arguments.profile), ("--compare", arguments.compare))
         profiles = [_Profile.of(rows, name, flag) for flag, name in given]
         if arguments.site is not None:
@@ -43,7 +45,7 @@ def validate_command(arguments: argparse.Namespace) -> int:
 
             check_count(arguments.site)
         progress(f"simulating {len(rows)} rows")
-        result = profiles[0].validate(rows)
+        result = profiles[0].validate(rows, pass_times=arguments.pass_times)
         comparison = site = None
         if arguments.compare is not None:
             from semu.validation.profiles import ProfileComparison
@@ -123,6 +125,29 @@ def _of_groups(rows: Sequence[Row | BadRow], groups: Sequence[str]) -> tuple[Row
     return tuple(row for row in rows if not groups or row.group in groups)
 
 
+def _with_pass_times(rows: Sequence[Row | BadRow], arguments: argparse.Namespace) -> tuple[Row | BadRow, ...]:
+    """The rows that say what their passes take.
+
+    Raises:
+        ConfigError: none does, or options that compare times which are then given.
+    """
+    from semu.validation import Row
+
+    for flag in ("compare", "site"):
+        if getattr(arguments, flag) is not None:
+            expected = "--pass-times without it: no profile decides times that the rows give"
+            raise ConfigError(f"--pass-times and --{flag} together", where=f"--{flag}", expected=expected)
+    found = tuple(row for row in rows if isinstance(row, Row) and row.pass_times is not None)
+    if not found:
+        raise ConfigError(
+            "no row says what its passes take",
+            where="--pass-times",
+            expected="a row with measured_values.profiled_ms_per_microbatch (T_F, T_B, T_W)",
+            got=f"{len(rows)} rows",
+        )
+    return found
+
+
 @dataclass(frozen=True)
 class _Profile:
     """Under which profile rows are run.
@@ -150,11 +175,11 @@ class _Profile:
             return cls(None, on_data_sheet(make_job))
         return cls(None if name is None else devices_of(rows, name, flag), make_job)
 
-    def validate(self, rows: Sequence[Row | BadRow]) -> ValidationResult:
+    def validate(self, rows: Sequence[Row | BadRow], *, pass_times: bool = False) -> ValidationResult:
         """All rows under it."""
         from semu.validation import validate
 
-        return validate(rows, self.make_job, devices=self.devices, progress=_RowCounter())
+        return validate(rows, self.make_job, devices=self.devices, progress=_RowCounter(), pass_times=pass_times)
 
 
 def devices_of(rows: Sequence[Row | BadRow], profile: str, flag: str) -> Callable[[Row], str]:

@@ -44,8 +44,9 @@ def is_own_run(arguments: argparse.Namespace) -> bool:
                 f"{given[0]} without a run", where=given[0], expected="--run RUN beside it: a TOML file or a setup"
             )
         return False
-    for name, flag in (("runs", "--runs"), ("group", "--group"), ("compare", "--compare"), ("site", "--site")):
-        if getattr(arguments, name) not in (None, []):
+    published = ("runs", "--runs"), ("group", "--group"), ("compare", "--compare"), ("site", "--site")
+    for name, flag in (*published, ("pass_times", "--pass-times")):
+        if getattr(arguments, name) not in (None, [], False):
             raise ConfigError(
                 f"--run and {flag} together",
                 where=flag,

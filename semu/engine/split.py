@@ -4,6 +4,7 @@ To W belong the operators whose phase is weight gradient (products with a fused 
 embeddings, accumulation kernels), and collectives that fetch what only those read (sequence parallelism's second gather
 of a linear's input, as the implementation of 2401.10241 does). Everything else is I: recomputation, and kernels that
 make an input gradient and a parameter gradient at once (norms). What W reads stays allocated from I to W.
+Transfers of parameters and gradients: ``split_exchanges``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.join import pointer
+from semu.engine.split_exchanges import exchanged_storages, place_exchanges
 from semu.engine.stage import StageProgram
 from semu.graph.operator import Operator, Phase
 from semu.hardware.kinds import OpKind
@@ -47,8 +49,11 @@ def split_stage_program(program: StageProgram, operators: Sequence[Operator], *,
     """
     own = [operators[row] for row in program.rows.tolist()]
     is_weight = _weight_operators(program, own)
+    touches = place_exchanges(program, own, is_weight)
     aside = np.array([op.kind is OpKind.P2P for op in own], dtype=np.bool_)
-    touched = _touched(program, ~is_weight), _touched(program, is_weight)
+    if len(program.is_exchange):
+        aside |= program.is_exchange
+    touched = _touched(program, touches, ~is_weight), _touched(program, touches, is_weight)
     known = program.alive_before | touched[0]
     left = np.zeros(len(program.storage), dtype=np.bool_)
     left[np.isin(program.storage, [s for s in program.leaving_storage if s >= 0])] = True
@@ -58,6 +63,7 @@ def split_stage_program(program: StageProgram, operators: Sequence[Operator], *,
         program,
         _predecessors(program, ~is_weight, aside, serial=serial),
         ~is_weight,
+        touches,
         used=touched[0] | unread,
         before=program.alive_before,
         after=known & (program.alive_after | touched[1]),
@@ -68,6 +74,7 @@ def split_stage_program(program: StageProgram, operators: Sequence[Operator], *,
         program,
         _predecessors(program, is_weight, aside, serial=serial),
         is_weight,
+        touches,
         used=touched[1],
         before=known,
         after=program.alive_after & ~left,
@@ -78,10 +85,10 @@ def split_stage_program(program: StageProgram, operators: Sequence[Operator], *,
     return SplitStage(inputs, weights, is_weight, place.astype(np.int64))
 
 
-def _touched(program: StageProgram, chosen: Bools) -> Bools:
+def _touched(program: StageProgram, touches: Sequence[Sequence[int]], chosen: Bools) -> Bools:
     """Storages that any of the chosen operators touches."""
     result = np.zeros(len(program.storage), dtype=np.bool_)
-    result[program.touch[np.repeat(chosen, np.diff(program.touch_ptr))]] = True
+    result[[storage for op in np.flatnonzero(chosen).tolist() for storage in touches[op]]] = True
     return result
 
 
@@ -94,6 +101,8 @@ def _weight_operators(program: StageProgram, operators: Sequence[Operator]) -> B
     first = np.full(len(program.storage), program.num_ops)
     np.minimum.at(first, program.touch, of_touch)
     made = ~program.alive_before & (first < program.num_ops)
+    for moved in exchanged_storages(program, operators) if len(program.is_exchange) else ():
+        made &= ~moved
     for number in range(program.num_ops - 1, -1, -1):  # who made what a kernel of I reads is of I
         mine = made & (first == number)
         if not mine.any():
@@ -111,8 +120,8 @@ def _weight_operators(program: StageProgram, operators: Sequence[Operator]) -> B
 def _predecessors(program: StageProgram, chosen: Bools, aside: Bools, *, serial: bool) -> list[list[int]]:
     """Of each chosen operator, the chosen ones that it waits for beside the one before it on its stream.
 
-    An operator beside the others (a ring's transfer) that waited for a kernel of the other part waits for the kernel
-    before that.
+    An operator beside the others (a transfer of a ring, of parameters or gradients) that waited for a kernel of the
+    other part waits for the kernel before that.
     """
     result: list[list[int]] = []
     latest = -1
@@ -138,6 +147,7 @@ def _part(
     program: StageProgram,
     preds: Sequence[Sequence[int]],
     chosen: Bools,
+    touches: Sequence[Sequence[int]],
     *,
     used: Bools,
     before: Bools,
@@ -148,16 +158,15 @@ def _part(
     """Some operators of a stage as a stage.
 
     Args:
-        preds: of each chosen operator, in the numbers of the whole stage. used: storages of the part.
+        preds: of each chosen operator, in the numbers of the whole stage. touches: of every operator.
+        used: storages of the part.
         before, after: storages that exist before it, and survive it. kept: leaving storages that survive sending.
         carries: gradients arrive and leave.
     """
     number = np.cumsum(chosen) - 1
     local = np.cumsum(used) - 1
-    pieces = [
-        program.touch[program.touch_ptr[op] : program.touch_ptr[op + 1]] for op in np.flatnonzero(chosen).tolist()
-    ]
-    touch = local[np.concatenate([np.zeros(0, dtype=np.int64), *pieces]).astype(np.int64)].astype(np.int32)
+    pieces = [touches[op] for op in np.flatnonzero(chosen).tolist()]
+    touch = local[np.array([storage for piece in pieces for storage in piece], dtype=np.int64)].astype(np.int32)
     stream = program.stream[chosen]
     return StageProgram(
         rows=program.rows[chosen],

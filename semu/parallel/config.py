@@ -13,7 +13,7 @@ from semu.parallel.layout import PipelineLayout
 from semu.parallel.modules import ModuleParallel
 from semu.parallel.segments import check_segments
 
-PLACEMENTS = ("circular", "v-shape")
+PLACEMENTS = ("circular", "v-shape", "bidirectional")
 """How groups of layers are dealt to pipeline ranks."""
 _SIZES = ("dp", "tp", "pp", "vpp", "cp", "ep")
 
@@ -76,7 +76,8 @@ class Parallel:
             ``{"vit": ModuleParallel(tp=1)}``.
         placement: where the groups of layers lie: ``"circular"``, group g on rank g mod pp, or with vpp >= 2 in a V,
             ``"v-shape"``: rank r has groups r and 2 pp - 1 - r (2405.15362 §3), the first both ends of the
-            model, and so on back and forth (a wave).
+            model, and so on back and forth (a wave); or ``"bidirectional"``: the model twice, rank r has group r of one
+            copy and group pp - 1 - r of the other, each with half the microbatches (Chimera, 2107.06925 §3.1).
         segments: how modality modules lie over the pipeline ranks (DIP §3.1): ``"mixed"``, all their layers in one row,
             cut where ``partition`` balances; ``"separated"``, each fills vpp segments of pp stages of its own, so
             that every rank holds chunks of every module; ``"apart"``, each on pipeline ranks of its own.
@@ -144,15 +145,11 @@ class Parallel:
 
     def _check_placement(self) -> None:
         if self.placement not in PLACEMENTS:
-            raise ConfigError(
-                "a bidirectional placement, with the model there twice, is not modelled by this version"
-                if self.placement == "bidirectional"
-                else "unknown placement of the groups of layers",
-                where="parallel.placement",
-                expected=" or ".join(f"{name!r}" for name in PLACEMENTS),
-                got=self.placement,
-                nearest="v-shape" if self.placement == "bidirectional" else None,
+            raise unknown_name(
+                "placement of the groups of layers", str(self.placement), PLACEMENTS, where="parallel.placement"
             )
+        if self.placement == "bidirectional":
+            self._check_copies()
         if self.placement == "v-shape" and self.vpp < 2:
             raise ConfigError(
                 "a V-shaped placement has several groups of layers on each rank",
@@ -161,6 +158,27 @@ class Parallel:
                 got=self.vpp,
                 nearest=2,
             )
+
+    def _check_copies(self) -> None:
+        """Two copies of the model in opposite directions: one group of layers of each on every rank."""
+        for name, expected, fits, nearest in (
+            ("pp", "an even number of ranks, on which the two copies interlock", self.pp % 2 == 0, self.pp + 1),
+            ("vpp", "1: every rank holds one group of layers of each copy", self.vpp == 1, 1),
+            ("zero", "0 or 1", self.zero <= 1, 1),
+            ("zero_group", "no sharding groups", self.zero_group is None, None),
+            ("ep", "1", self.ep == 1, 1),
+            ("etp", f"tp = {self.tp}", self.expert_tensor_ranks == self.tp, self.tp),
+            ("segments", "mixed", self.segments == "mixed", "mixed"),
+            ("modules", "one parallelism for all modules", not self.modules, None),
+        ):
+            if not fits:
+                raise ConfigError(
+                    f"{name} does not go with a bidirectional placement, the model twice in opposite directions",
+                    where=f"parallel.{name}",
+                    expected=expected,
+                    got=getattr(self, name) if name != "modules" else ", ".join(self.modules),
+                    nearest=nearest,
+                )
 
     def _set_layout(self, layout: PipelineLayout) -> None:
         """An empty layout is none."""
@@ -233,17 +251,23 @@ class Parallel:
     @property
     def shard_ranks(self) -> int:
         """Ranks over which ZeRO shards."""
-        return (self.zero_group if self.zero_group is not None else self.dp) * self.cp
+        return (self.zero_group if self.zero_group is not None else self.dp) * self.cp * self.copies
+
+    @property
+    def copies(self) -> int:
+        """Copies of the model in a pipeline: 2 under a bidirectional placement, else 1."""
+        return 2 if self.placement == "bidirectional" else 1
 
     @property
     def gradient_ranks(self) -> int:
-        """Ranks over which gradients are reduced: data x context (every context rank sees part of each sequence)."""
-        return self.dp * self.cp
+        """Ranks over which gradients are reduced: data x context (every context rank sees part of each sequence), twice
+        as many where the model is there twice (2107.06925 §3.1)."""
+        return self.dp * self.cp * self.copies
 
     @property
     def is_sharded_in_groups(self) -> bool:
         """Whether there are several sharding groups."""
-        return self.shard_ranks < self.dp * self.cp
+        return self.shard_ranks < self.gradient_ranks
 
     @property
     def expert_tensor_ranks(self) -> int:

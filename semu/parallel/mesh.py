@@ -36,12 +36,24 @@ class Mesh:
         """The group over which a pipeline rank's gradients are reduced (data x context); of the tensor-parallel peers'
         groups the one on the most nodes, because the slowest peer decides."""
         p = self.parallel
+        if p.copies > 1:
+            return self._copies_group(min(pp, p.pp - 1 - pp))
         first = self.gpu(pp=pp)
         place = first % self.cluster.gpus_per_node  # pipeline ranks whole nodes apart have equal groups
         if place not in self._dp_groups:
             peers = self._different(first, 1, p.tp)
             self._dp_groups[place] = max((self._place("dp", peer, p.tp, p.dp * p.cp) for peer in peers), key=_spread)
         return self._dp_groups[place]
+
+    def _copies_group(self, pp: int) -> CommGroup:
+        """The same where the model is there twice: ranks pp and p - 1 - pp hold the same two groups of layers."""
+        p = self.parallel
+        if pp not in self._pair_groups:
+            ends = (pp, p.pp - 1 - pp)
+            places = [(rank, dp, cp) for rank in ends for dp in range(p.dp) for cp in range(p.cp)]
+            lists = [[self.gpu(pp=rank, dp=dp, cp=cp, tp=tp) for rank, dp, cp in places] for tp in range(p.tp)]
+            self._pair_groups[pp] = max((self.cluster.place_group("dp", gpus) for gpus in lists), key=_spread)
+        return self._pair_groups[pp]
 
     def shard_group(self, pp: int) -> CommGroup:
         """The group over which ZeRO-3 shards a pipeline rank's parameters: ``dp_group``, or its worst sharding group of
@@ -186,6 +198,10 @@ class Mesh:
 
     @cached_property
     def _modules(self) -> dict[str, Mesh]:
+        return {}
+
+    @cached_property
+    def _pair_groups(self) -> dict[int, CommGroup]:
         return {}
 
     @cached_property

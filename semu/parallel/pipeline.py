@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -20,7 +20,7 @@ class Chunk:
     Attributes:
         index: global number, module by module. rank: pipeline rank. module: number of the modality module.
         first, last: its blocks are ``first <= i < last`` of the module's blocks.
-        slot: which of its rank's virtual stages it belongs to.
+        slot: which of its rank's virtual stages it belongs to. flow: of which copy of the model it is.
     """
 
     index: int
@@ -29,6 +29,7 @@ class Chunk:
     first: int
     last: int
     slot: int = 0
+    flow: int = 0
 
 
 def partition(weights: Sequence[float], num_parts: int) -> list[int]:
@@ -151,6 +152,15 @@ def deal_chunks(
                 chunks.append(Chunk(len(chunks), rank, module, first - offset, last - offset, slot))
         offset += count
     return chunks
+
+
+def second_copy(chunk: Chunk, num_chunks: int, num_ranks: int) -> Chunk:
+    """The chunk of the copy that runs from the last rank to the first (Chimera, 2107.06925 §3.1).
+
+    Args:
+        chunk: of the copy that runs from the first rank to the last. num_chunks: of that. num_ranks: pipeline ranks.
+    """
+    return replace(chunk, index=num_chunks + chunk.index, rank=num_ranks - 1 - chunk.rank, slot=1, flow=1)
 
 
 def nearest_multiple(count: int, size: int) -> int:

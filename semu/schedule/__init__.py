@@ -78,26 +78,16 @@ def __getattr__(name: str) -> object:
 
 
 def is_executed(name: str) -> bool:
-    """Whether a job can run the schedule of a name; all but those of bidirectional pipelines."""
+    """Whether a job can run the schedule of a name, in the placement that it needs."""
     if name in SCHEDULES:
         return True
-    from semu.schedule.placement import Placement
     from semu.schedule.registry import ALL_SCHEDULES
 
-    return name in ALL_SCHEDULES and ALL_SCHEDULES[name].placement is not Placement.BIDIRECTIONAL
+    return name in ALL_SCHEDULES
 
 
 def not_executed(name: str, where: str) -> ConfigError:
-    """The error for a schedule that a job cannot run: an unknown name, or one that is only studied on plain numbers."""
+    """The error for a schedule that a job cannot run: an unknown name."""
     from semu.schedule.registry import ALL_SCHEDULES
 
-    executed = sorted(known for known in {*SCHEDULES, *ALL_SCHEDULES} if is_executed(known))
-    if name not in ALL_SCHEDULES:
-        return unknown_name("schedule", name, executed, where=where)
-    return ConfigError(
-        f"the schedule {name!r} is not executed yet for a job, only studied on plain numbers",
-        where=where,
-        expected="one of " + ", ".join(executed),
-        got=name,
-        nearest="dualpipe-v",
-    )
+    return unknown_name("schedule", name, {*SCHEDULES, *ALL_SCHEDULES}, where=where)

@@ -117,6 +117,10 @@ def _range_of(shape: PipelineShape, stage: StageKey) -> str:
         most = shape.num_microbatches * shape.chunk_split[stage.chunk]
         if 0 <= stage.microbatch < most:
             flow = shape.chunk_flow[stage.chunk]
+            microbatch, part = divmod(stage.microbatch, shape.chunk_split[stage.chunk])
+            if flow == shape.microbatch_flow[microbatch]:
+                count = shape.count(stage.chunk, microbatch)
+                return f"of microbatch {microbatch}, which its module cuts into {count}, no part {part}"
             return f"a microbatch that runs through copy {flow} of the model"
     else:
         most = shape.num_microbatches

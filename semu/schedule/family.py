@@ -118,6 +118,14 @@ class ScheduleFamily:
             self._check_chunks(shape, self.placement.shape(p, m, v))
 
     def _check_chunks(self, shape: PipelineShape, wanted: PipelineShape) -> None:
+        frozen = [chunk for chunk, back in enumerate(shape.has_backward) if not back]
+        if frozen:
+            raise ScheduleError(
+                f"{self.name} needs a backward of every chunk",
+                where=self.name,
+                expected="no frozen beginning, or a schedule that runs frozen chunks forward only, like zb-h1",
+                got=f"chunk {frozen[0]} without backward",
+            )
         places = (shape.chunk_rank, shape.chunk_slot, shape.sources, shape.chunk_flow, shape.microbatch_flow)
         if places != (wanted.chunk_rank, wanted.chunk_slot, wanted.sources, wanted.chunk_flow, wanted.microbatch_flow):
             raise ScheduleError(
@@ -125,14 +133,6 @@ class ScheduleFamily:
                 where=self.name,
                 expected=f"chunks on ranks {list(wanted.chunk_rank)}",
                 got=list(shape.chunk_rank),
-            )
-        frozen = [chunk for chunk, back in enumerate(shape.has_backward) if not back]
-        if frozen:
-            raise ScheduleError(
-                f"{self.name} needs a backward of every chunk",
-                where=self.name,
-                expected="no frozen beginning",
-                got=f"chunk {frozen[0]} without backward",
             )
 
 

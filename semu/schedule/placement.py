@@ -69,14 +69,16 @@ class FlowModule:
 
     Attributes:
         name: of the module. ranks: the rank of each of its chunks, in order. reads: modules whose results it needs.
-        trains: whether it has backwards. sub_microbatches: into how many it cuts a microbatch.
+        trains: whether it has backwards.
+        sub_microbatches: into how many it cuts a microbatch: one number, or one for each, 0 where a microbatch has
+            nothing for it.
     """
 
     name: str
     ranks: tuple[int, ...]
     reads: tuple[str, ...] = ()
     trains: bool = True
-    sub_microbatches: int = 1
+    sub_microbatches: int | tuple[int, ...] = 1
 
 
 def stage_flow(num_ranks: int, num_microbatches: int, modules: Sequence[FlowModule]) -> PipelineShape:
@@ -122,5 +124,21 @@ def stage_flow(num_ranks: int, num_microbatches: int, modules: Sequence[FlowModu
         tuple(back[module.name] for module in modules for _ in module.ranks),
         tuple(slots),
         tuple(module.name for module in modules for _ in module.ranks),
-        tuple(module.sub_microbatches for module in modules for _ in module.ranks),
+        tuple(_most(module) for module in modules for _ in module.ranks),
+        part_counts=_part_counts(num_microbatches, modules),
     )
+
+
+def _most(module: FlowModule) -> int:
+    cut = module.sub_microbatches
+    return cut if isinstance(cut, int) else max(1, *cut, 0)
+
+
+def _part_counts(num_microbatches: int, modules: Sequence[FlowModule]) -> tuple[tuple[int, ...], ...]:
+    """Of every chunk, where some module cuts microbatches unequally."""
+    if all(isinstance(module.sub_microbatches, int) for module in modules):
+        return ()
+    cuts = [
+        m.sub_microbatches if isinstance(m.sub_microbatches, tuple) else (_most(m),) * num_microbatches for m in modules
+    ]
+    return tuple(cut for cut, module in zip(cuts, modules, strict=True) for _ in module.ranks)

@@ -141,7 +141,7 @@ class PipelineProblem:
         for order in self.unit_orders:
             position = order % units.size
             is_forward = units.phase[position] == 0
-            _, first = np.unique(units.chunk[position[is_forward]], return_index=True)
+            _, first = np.unique(units.chunks_of(order[is_forward]), return_index=True)
             result.append(sorted(order[is_forward][first].tolist()))
         return tuple(result)
 
@@ -189,7 +189,7 @@ def lower(schedule: Schedule, shape: PipelineShape, *, overlapped_sends: bool) -
         schedule: validated. shape: what it orders.
         overlapped_sends: false: after a stage that sends, the rank's compute waits for its transfers.
     Raises:
-        ScheduleError: the shape has sub-microbatches or several copies of the model.
+        ScheduleError: the shape has sub-microbatches, or copies of the model that differ.
     """
     merged = merged_backwards(schedule)
     units_of(shape, merged)

@@ -51,6 +51,9 @@ class PipelineShape:
         chunk_split: per chunk, into how many sub-microbatches its module cuts a microbatch; by default 1. Stages of
             microbatch i are numbered i x split to i x split + split - 1, and need those of other modules with which
             they share a part of the microbatch.
+        part_counts: per chunk, into how many of these each microbatch is cut, 0 where it has nothing for the module
+            (DIP §4: M_i = ceil(N_i / B_i) of the microbatch's N_i items); by default all. The stages of the others do
+            not exist.
         chunk_flow, microbatch_flow: per chunk and per microbatch, which copy of the model it is part of or runs
             through (bidirectional pipelines); by default there is one.
     """
@@ -65,6 +68,7 @@ class PipelineShape:
     chunk_split: tuple[int, ...] = ()
     chunk_flow: tuple[int, ...] = ()
     microbatch_flow: tuple[int, ...] = ()
+    part_counts: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         for field, what, default, least in (
@@ -78,6 +82,7 @@ class PipelineShape:
             elif len(values) != len(self.chunk_rank) or min(values) < least:
                 expected = f"{len(self.chunk_rank)} numbers >= {least}"
                 raise ScheduleError(f"not a {what} for every chunk", where=field, expected=expected, got=values)
+        self._check_part_counts()
         if not self.chunk_module:
             object.__setattr__(self, "chunk_module", ("",) * len(self.chunk_rank))
         if not self.microbatch_flow:
@@ -88,6 +93,25 @@ class PipelineShape:
                 where="microbatch_flow",
                 expected=f"{self.num_microbatches} numbers",
                 got=self.microbatch_flow,
+            )
+
+    def _check_part_counts(self) -> None:
+        if not self.part_counts:
+            return
+        every = tuple((split,) * self.num_microbatches for split in self.chunk_split)
+        if self.part_counts == every:
+            object.__setattr__(self, "part_counts", ())
+            return
+        fits = len(self.part_counts) == len(every) and all(
+            len(own) == self.num_microbatches and all(0 <= n <= split for n in own)
+            for own, split in zip(self.part_counts, self.chunk_split, strict=True)
+        )
+        if not fits:
+            raise ScheduleError(
+                "not a number of sub-microbatches for every chunk and microbatch",
+                where="part_counts",
+                expected=f"{len(every)} x {self.num_microbatches} numbers, from 0 to the chunk's chunk_split",
+                got=self.part_counts,
             )
 
     def __hash__(self) -> int:
@@ -127,7 +151,8 @@ class PipelineShape:
     @cached_property
     def is_plain(self) -> bool:
         """Whether every chunk runs every microbatch in one piece: what the simulation of a job executes."""
-        return all(split == 1 for split in self.chunk_split) and not any(self.chunk_flow + self.microbatch_flow)
+        is_cut = any(split > 1 for split in self.chunk_split) or bool(self.part_counts)
+        return not is_cut and not any(self.chunk_flow + self.microbatch_flow)
 
     def chunks_of(self, rank: int, slot: int | None = None) -> list[int]:
         """Chunks held by a rank, in order of data flow; of one of its virtual stages, or of all."""
@@ -156,8 +181,12 @@ class PipelineShape:
         """Numbers of a chunk's stages for one microbatch, in order; none where it runs through another copy."""
         if self.chunk_flow[chunk] != self.microbatch_flow[microbatch]:
             return range(0)
-        split = self.chunk_split[chunk]
-        return range(microbatch * split, (microbatch + 1) * split)
+        first = microbatch * self.chunk_split[chunk]
+        return range(first, first + self.count(chunk, microbatch))
+
+    def count(self, chunk: int, microbatch: int) -> int:
+        """Into how many sub-microbatches a chunk's module cuts a microbatch."""
+        return self.part_counts[chunk][microbatch] if self.part_counts else self.chunk_split[chunk]
 
     def forward(self, rank: int, microbatch: int, slot: int | None = None) -> list[StageKey]:
         """Forward stages of a rank (or of one of its virtual stages) for one microbatch, in order."""
@@ -204,9 +233,11 @@ class PipelineShape:
 
     def shared(self, chunk: int, part: int, other: int) -> range:
         """Stages of another chunk that share a part of the microbatch with a chunk's stage ``part``."""
-        mine, theirs = self.chunk_split[chunk], self.chunk_split[other]
-        if mine == theirs:
+        if not self.part_counts and self.chunk_split[chunk] == self.chunk_split[other]:
             return range(part, part + 1)
-        microbatch, within = divmod(part, mine)
-        first = microbatch * theirs
+        microbatch, within = divmod(part, self.chunk_split[chunk])
+        mine, theirs = self.count(chunk, microbatch), self.count(other, microbatch)
+        first = microbatch * self.chunk_split[other]
+        if within >= mine or not theirs:
+            return range(first, first)
         return range(first + within * theirs // mine, first - (-(within + 1) * theirs // mine))

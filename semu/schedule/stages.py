@@ -32,7 +32,8 @@ class StageArrays:
         shape: ranks, chunks, microbatches.
         first: int64[num_chunks + 1], first pair of each chunk.
         chunk, part: int32[num_pairs], a pair's chunk and (sub-)microbatch number within it.
-        exists: bool[num_pairs], false where a microbatch runs through another copy of the model.
+        exists: bool[num_pairs], false where a microbatch runs through another copy of the model, or is cut into fewer
+            sub-microbatches than others.
         pred_ptr, pred: CSR predecessors of stages, int32.
     """
 
@@ -52,6 +53,12 @@ class StageArrays:
         first = np.cumsum([0, *count], dtype=np.int64)
         flow = np.array(shape.microbatch_flow, dtype=np.int64)
         runs = [np.repeat(flow == of, k) for of, k in zip(shape.chunk_flow, shape.chunk_split, strict=True)]
+        if shape.part_counts:
+            cut = [
+                np.arange(k) < np.array(own)[:, None]
+                for own, k in zip(shape.part_counts, shape.chunk_split, strict=True)
+            ]
+            runs = [own & some.ravel() for own, some in zip(runs, cut, strict=True)]
         before, after = _edges(shape, first)
         order = np.lexsort((before, after))
         before, after = before[order], after[order]
@@ -165,6 +172,15 @@ def _edges(shape: PipelineShape, first: I64) -> tuple[I64, I64]:
 def _shared(shape: PipelineShape, chunk: int, source: int) -> tuple[I64, I64]:
     """Numbers of two chunks' stages that share a part of a microbatch: int64[k] each."""
     mine, theirs, m = shape.chunk_split[chunk], shape.chunk_split[source], shape.num_microbatches
+    if shape.part_counts:
+        found = [
+            (part, there)
+            for microbatch in range(m)
+            for part in range(microbatch * mine, microbatch * mine + shape.count(chunk, microbatch))
+            for there in shape.shared(chunk, part, source)
+        ]
+        both = np.array(found, dtype=np.int64).reshape(-1, 2)
+        return both[:, 0], both[:, 1]
     if mine == theirs:
         same = np.arange(m * mine, dtype=np.int64)
         return same, same

@@ -5,6 +5,9 @@ its stages (by chunk, forward before backward), then its transfers. A schedule i
 
 Under a schedule that splits backwards a chunk has three stages: forward, I, W. Where such a schedule runs a backward
 whole, B stands where I would, and behind it, where W would, a stage in which nothing happens.
+
+Where there are several copies of the model, a microbatch's positions are those of the copy that it runs through; the
+copies are alike but for their ranks.
 """
 
 from __future__ import annotations
@@ -37,9 +40,11 @@ class PipelineUnits:
 
     Attributes:
         shape: ranks, chunks, microbatches.
-        chunk, phase, rank: int32[num_stages], of a microbatch's stages; phase 0 forward, 1 backward or I, 2 W.
+        chunk, rank: int32[num_copies, num_stages], of a microbatch's stages in each copy of the model.
+        phase: int32[num_stages], 0 forward, 1 backward or I, 2 W.
         producer, consumer: int32[num_transfers], stages between which a transfer moves a result.
-        pair: int32[num_transfers], position in ``pairs``. pairs: directed pairs of ranks that exchange results.
+        pair: int32[num_copies, num_transfers], position in ``pairs``. pairs: directed pairs of ranks that exchange
+            results.
         local: (before, after) of every dependency inside a rank, as stages.
         merged: whole backwards among split ones; None: all are whole.
     """
@@ -62,40 +67,36 @@ class PipelineUnits:
         Args:
             shape: ranks, chunks, microbatches. merged: as the attribute.
         Raises:
-            ScheduleError: modules that cut microbatches, or several copies of the model.
+            ScheduleError: modules that cut microbatches, or copies of the model that differ.
         """
-        if not shape.is_plain:
+        if any(split > 1 for split in shape.chunk_split) or shape.part_counts:
             raise ScheduleError(
-                "sub-microbatches and bidirectional pipelines are not executed yet",
+                "sub-microbatches are not executed yet for a job, only studied on plain numbers",
                 where="schedule",
                 expected="every chunk runs every microbatch in one piece",
             )
-        stages = [
-            StageKey(chunk, phase, 0)
-            for chunk in range(shape.num_chunks)
-            for phase in (Phase.FORWARD, Phase.BACKWARD, *((Phase.WEIGHT_GRADIENT,) if merged is not None else ()))
-            if phase is Phase.FORWARD or shape.has_backward[chunk]
-        ]
-        number = {stage: position for position, stage in enumerate(stages)}
-        moved: list[tuple[int, int]] = []
-        local: list[tuple[int, int]] = []
-        for stage in stages:
-            for after in _readers(shape, stage, splits=merged is not None):
-                crosses = shape.chunk_rank[after.chunk] != shape.chunk_rank[stage.chunk]
-                (moved if crosses else local).append((number[stage], number[after]))
-        rank = [shape.chunk_rank[stage.chunk] for stage in stages]
-        ends = [(rank[a], rank[b]) for a, b in moved]
-        pairs = tuple(sorted(set(ends)))
+        copies = [_copy(shape, flow, splits=merged is not None) for flow in sorted(set(shape.chunk_flow)) or [0]]
+        first, flows = copies[0], range(len(copies))
+        known = {*shape.chunk_flow, *shape.microbatch_flow} <= {*flows}
+        alike = (first.phase, first.moved, first.local)
+        if not known or any((other.phase, other.moved, other.local) != alike for other in copies):
+            raise ScheduleError(
+                "copies of the model that are not cut alike, or a microbatch that runs through none of them",
+                where="schedule",
+                expected="the same chunks in every copy, between the same ranks or their mirror images",
+            )
+        ends = [[(own.rank[a], own.rank[b]) for a, b in own.moved] for own in copies]
+        pairs = tuple(sorted({end for own in ends for end in own}))
         return cls(
             shape=shape,
-            chunk=np.array([stage.chunk for stage in stages], dtype=np.int32),
-            phase=np.array([_PLACE[stage.phase] for stage in stages], dtype=np.int32),
-            rank=np.array(rank, dtype=np.int32),
-            producer=np.array([a for a, _ in moved], dtype=np.int32),
-            consumer=np.array([b for _, b in moved], dtype=np.int32),
-            pair=np.array([pairs.index(end) for end in ends], dtype=np.int32),
+            chunk=np.array([own.chunk for own in copies], dtype=np.int32),
+            phase=np.array(first.phase, dtype=np.int32),
+            rank=np.array([own.rank for own in copies], dtype=np.int32),
+            producer=np.array([a for a, _ in first.moved], dtype=np.int32),
+            consumer=np.array([b for _, b in first.moved], dtype=np.int32),
+            pair=np.array([[pairs.index(end) for end in own] for own in ends], dtype=np.int32),
             pairs=pairs,
-            local=tuple(local),
+            local=tuple(first.local),
             merged=merged,
         )
 
@@ -107,7 +108,7 @@ class PipelineUnits:
         """int32[num_microbatches, num_stages], what kind of stage each is: ``FORWARD`` to ``NOTHING``."""
         kinds = np.array([FORWARD, BACKWARD] if self.merged is None else [FORWARD, INPUT, WEIGHT], dtype=np.int32)
         found = np.tile(kinds[self.phase], (self.shape.num_microbatches, 1))
-        for chunk, microbatch in self.merged or ():
+        for chunk, microbatch in self.merged or ():  # numbered alike in all copies
             found[microbatch, self.position[chunk, 1]] = BACKWARD
             found[microbatch, self.position[chunk, 2]] = NOTHING
         return found
@@ -115,7 +116,33 @@ class PipelineUnits:
     @property
     def num_stages(self) -> int:
         """Stages of one microbatch."""
+        return len(self.phase)
+
+    @property
+    def num_copies(self) -> int:
+        """Copies of the model."""
         return len(self.chunk)
+
+    @cached_property
+    def copy(self) -> NDArray[np.int64]:
+        """int64[num_microbatches], the copy of the model that each microbatch runs through."""
+        return np.array(self.shape.microbatch_flow, dtype=np.int64)
+
+    def chunk_of(self, unit: int) -> int:
+        """Chunk of a stage's unit."""
+        microbatch, position = divmod(unit, self.size)
+        return int(self.chunk[self.copy[microbatch], position])
+
+    def chunks_of(self, units: NDArray[np.integer]) -> I32:
+        """Chunks of stages' units: int32, of the same shape."""
+        found: I32 = self.chunk[self.copy[units // self.size], units % self.size]
+        return found
+
+    @cached_property
+    def pair_of(self) -> I32:
+        """int32[num_microbatches, num_transfers], position in ``pairs`` of every transfer."""
+        found: I32 = self.pair[self.copy]
+        return found
 
     @property
     def num_transfers(self) -> int:
@@ -140,7 +167,8 @@ class PipelineUnits:
     @cached_property
     def stream(self) -> I32:
         """int32[num_units], the stream that each unit holds."""
-        return np.tile(np.concatenate((self.rank, self.shape.num_ranks + self.pair)), self.shape.num_microbatches)
+        held = np.concatenate((self.rank, self.shape.num_ranks + self.pair), axis=1)
+        return held[self.copy].ravel().astype(np.int32)
 
     @cached_property
     def graphs(self) -> dict[object, Any]:
@@ -164,8 +192,11 @@ class PipelineUnits:
     @cached_property
     def position(self) -> dict[tuple[int, int], int]:
         """(chunk, phase 0, 1 or 2) -> position of that stage in a microbatch."""
-        pairs = zip(self.chunk.tolist(), self.phase.tolist(), strict=True)
-        return {pair: position for position, pair in enumerate(pairs)}
+        return {
+            pair: position
+            for chunk in self.chunk.tolist()
+            for position, pair in enumerate(zip(chunk, self.phase.tolist(), strict=True))
+        }
 
     def unit(self, stage: StageKey) -> int:
         """Number of a stage's unit."""
@@ -193,10 +224,10 @@ class PipelineUnits:
         microbatch, position = divmod(unit, self.size)
         if position < self.num_stages:
             letter = LETTERS[self.codes[microbatch, position]]
-            return f"{self.chunk[position]}{letter}{microbatch}"
+            return f"{self.chunk_of(unit)}{letter}{microbatch}"
         number = position - self.num_stages
         source = self.name(microbatch * self.size + int(self.producer[number]))
-        return f"send {source} to rank {self.rank[self.consumer[number]]}"
+        return f"send {source} to rank {self.rank[self.copy[microbatch], self.consumer[number]]}"
 
     def orders(self, schedule: Schedule) -> list[I32]:
         """Units of the stages of each rank, in the schedule's order; behind a whole backward among split ones, the
@@ -245,7 +276,7 @@ class PipelineUnits:
         shift = self.size * np.arange(self.shape.num_microbatches, dtype=np.int32)[:, None]
         source = (self.producer[None, :] + shift).ravel()
         transfer = (np.arange(self.num_stages, self.size, dtype=np.int32)[None, :] + shift).ravel()
-        pair = np.tile(self.pair, self.shape.num_microbatches)
+        pair = self.pair_of.ravel()
         made = np.lexsort((transfer, place[source], pair))
         same = pair[made][1:] == pair[made][:-1]
         pieces.append(np.stack((transfer[made][:-1], transfer[made][1:]), axis=1)[same])
@@ -270,7 +301,7 @@ class PipelineUnits:
         shift = self.size * np.arange(self.shape.num_microbatches, dtype=np.int32)[:, None]
         source = (self.producer[None, :] + shift).ravel()
         transfer = (np.arange(self.num_stages, self.size, dtype=np.int32)[None, :] + shift).ravel()
-        pair = np.tile(self.pair, self.shape.num_microbatches).astype(np.int64)
+        pair = self.pair_of.ravel().astype(np.int64)
         place = np.zeros((len(stage_orders), self.num_units), dtype=np.int64)
         np.put_along_axis(place, stage_orders.astype(np.int64), np.arange(stage_orders.shape[1])[None, :], axis=1)
         made = np.argsort((pair * self.num_units + place[:, source]) * self.size + transfer % self.size, axis=1)
@@ -304,6 +335,44 @@ def completed(order: Iterable[StageKey]) -> Iterator[StageKey]:
         yield stage
         if stage.phase is Phase.BACKWARD:
             yield StageKey(stage.chunk, Phase.WEIGHT_GRADIENT, stage.microbatch)
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """The units of a microbatch in one copy of the model.
+
+    Attributes:
+        chunk, phase, rank: of its stages. moved, local: dependencies across ranks, and inside one, as positions.
+    """
+
+    chunk: list[int]
+    phase: list[int]
+    rank: list[int]
+    moved: list[tuple[int, int]]
+    local: list[tuple[int, int]]
+
+
+def _copy(shape: PipelineShape, flow: int, *, splits: bool) -> _Copy:
+    stages = [
+        StageKey(chunk, phase, 0)
+        for chunk in range(shape.num_chunks)
+        for phase in (Phase.FORWARD, Phase.BACKWARD, *((Phase.WEIGHT_GRADIENT,) if splits else ()))
+        if shape.chunk_flow[chunk] == flow and (phase is Phase.FORWARD or shape.has_backward[chunk])
+    ]
+    number = {stage: position for position, stage in enumerate(stages)}
+    moved: list[tuple[int, int]] = []
+    local: list[tuple[int, int]] = []
+    for stage in stages:
+        for after in _readers(shape, stage, splits=splits):
+            crosses = shape.chunk_rank[after.chunk] != shape.chunk_rank[stage.chunk]
+            (moved if crosses else local).append((number[stage], number[after]))
+    return _Copy(
+        [stage.chunk for stage in stages],
+        [_PLACE[stage.phase] for stage in stages],
+        [shape.chunk_rank[stage.chunk] for stage in stages],
+        moved,
+        local,
+    )
 
 
 def _readers(shape: PipelineShape, stage: StageKey, *, splits: bool) -> list[StageKey]:

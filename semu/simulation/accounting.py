@@ -296,7 +296,7 @@ def _flop(layout: Layout, mean: Mapping[str, NDArray[np.int64]], uses: NDArray[n
 def _stages_by_module(layout: Layout) -> dict[str, list[StageProgram]]:
     """The stages of every modality module that has a parallelism of its own, and of all others together."""
     result: dict[str, list[StageProgram]] = {}
-    for chunk in layout.chunks:
+    for chunk in layout.chunks[: layout.cut.num_stages]:  # a microbatch runs through one copy of the model
         is_own = layout.mesh_of(chunk.chunk.index) is not layout.mesh
         stages = result.setdefault(chunk.module if is_own else "", [])
         stages += [stage for stage in (chunk.forward, chunk.backward) if stage is not None]

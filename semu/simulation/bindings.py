@@ -71,7 +71,7 @@ class StageInsides:
         if key not in self._known:
             if key[1] not in self._rows:
                 self._rows[key[1]] = self.evaluation.latencies_of(shapes)
-            program = program_of(self.layout, int(self.units.chunk[position]), code)
+            program = program_of(self.layout, self.units.chunk_of(unit), code)  # alike in all copies of the model
             number, _ = self._programs.setdefault(id(program), (len(self._programs), program))
             latency = self._rows[key[1]][:, program.rows]
             start = natural_starts(program, latency)

@@ -93,11 +93,13 @@ def norm_group(layout: Layout) -> CommGroup:
     span = 1
     if any(layout.experts_by(rank) for rank in range(parallel.pp)):
         span = -(-parallel.ep * parallel.expert_tensor_ranks // parallel.tp)
-    replicas = range(parallel.shard_ranks // parallel.cp if parallel.zero >= 1 else -(-span // parallel.cp))
+    sharing = parallel.shard_ranks // (parallel.cp * parallel.copies)
+    replicas = range(sharing if parallel.zero >= 1 else -(-span // parallel.cp))
+    halves = parallel.copies if parallel.zero == 0 else 1  # of two copies of the model, half of the ranks hold one
     contexts = range(parallel.cp if parallel.zero >= 1 else min(span, parallel.cp))
     gpus = [
         mesh.gpu(pp=pp, dp=dp, cp=cp, tp=tp)
-        for pp in range(parallel.pp)
+        for pp in range(parallel.pp // halves)
         for dp in replicas
         for cp in contexts
         for tp in range(parallel.tp)

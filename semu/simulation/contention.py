@@ -49,8 +49,17 @@ def check_contention(contention: bool, samples: int, job: TrainingJob) -> None:
     """Samples repeat stages and transfers at their usual lengths; launches are not written out under contention.
 
     Raises:
-        ConfigError: samples or launches under contention.
+        ConfigError: samples or launches under contention, or a bidirectional placement.
     """
+    if contention and job.parallel.copies > 1:
+        raise ConfigError(
+            "contention in a bidirectional pipeline, whose collectives wait for two ranks, is not modelled by this "
+            "version",
+            where="parallel.placement",
+            expected="circular or v-shape, or no contention",
+            got=job.parallel.placement,
+            nearest="no contention",
+        )
     if contention and job.training.launch:
         raise ConfigError(
             "training.launch with contention is not modelled by this version",

@@ -96,7 +96,7 @@ def first_forward_bindings(
     gather_unit = units.num_units
     for rank, gather in sorted(gathers.items()):
         for unit in first[rank]:
-            waits = _needed(insides.layout, gather, int(units.chunk[unit % units.size]))
+            waits = _needed(insides.layout, gather, units.chunk_of(unit))
             bound = np.flatnonzero(waits >= 0)
             bindings.append(Binding(unit, gather_unit + waits[bound], bound))
         gather_unit += len(gather.slices)
@@ -120,7 +120,7 @@ def parameter_waits(
         ends = np.array([0.0, *(piece.end_s for piece in gather.slices)])
         for unit in first[rank]:
             inside = insides.of(unit)
-            ready = ends[1 + _needed(insides.layout, gather, int(units.chunk[unit % units.size]))]
+            ready = ends[1 + _needed(insides.layout, gather, units.chunk_of(unit))]
             rows = np.zeros(int(inside.program.rows.max(initial=-1)) + 1)
             found[unit] = np.zeros(len(start))
             for replica, lasts in enumerate(inside.latency):
@@ -142,9 +142,9 @@ def _needed(layout: Layout, gather: ParameterGather, number: int) -> NDArray[np.
 
 def first_forwards(units: PipelineUnits, order: NDArray[np.int32]) -> dict[int, int]:
     """Chunk -> unit of its first forward stage on this rank."""
-    position = order % units.size
+    phases = units.phase[order % units.size]
     first: dict[int, int] = {}
-    for unit, chunk, phase in zip(order.tolist(), units.chunk[position], units.phase[position], strict=True):
+    for unit, chunk, phase in zip(order.tolist(), units.chunks_of(order), phases, strict=True):
         if phase == 0:
             first.setdefault(int(chunk), unit)
     return first

@@ -93,7 +93,10 @@ def plan_reductions(layout: Layout, evaluation: Evaluation, run: PipelineRun) ->
     trained, order = (gradients.trained, gradients.order) if gradients is not None else (None, None)
     plan = reduction_plan(layout, evaluation.cost_model, trained, order)
     ready = gradients.ready_s if gradients is not None else np.zeros(0)
-    gates = np.concatenate((ready, run.rank_ends, (0.0,)))[plan.gate].tolist()
+    ends = np.array(run.rank_ends)
+    if layout.cut.copies > 1:  # ranks r and p - 1 - r reduce together
+        ends = np.maximum(ends, ends[::-1])
+    gates = np.concatenate((ready, ends, (0.0,)))[plan.gate].tolist()
     start_s: list[float] = []
     end_s: list[float] = []
     for _, first, stop, _ in plan.by_rank:
@@ -116,7 +119,8 @@ def by_rank(layout: Layout, found: Reductions | Sequence[Reduction]) -> list[Sli
 def _tied(
     layout: Layout, model: CostModel, run: PipelineRun, plan: ReductionPlan, end_s: list[float]
 ) -> tuple[Reduction, ...]:
-    """Parameters held by several pipeline ranks (tied embeddings): their gradients are summed over those ranks."""
+    """Parameters held by several pipeline ranks (tied embeddings): their gradients are summed over those ranks. Where
+    the model is there twice, rank p - 1 - r is none other than r."""
     job = layout.job
     shared: list[tuple[int, list[int]]] = layout.cut.facts.get("tied", lambda: _shared(layout))
     if not shared:
@@ -142,11 +146,15 @@ def _tied(
 
 def _shared(layout: Layout) -> list[tuple[int, list[int]]]:
     """Elements of every trained parameter that several pipeline ranks hold, and these ranks."""
+    num_ranks = layout.job.parallel.pp // layout.cut.copies
     holders: dict[int, list[int]] = {}
     elements: dict[int, int] = {}
-    for rank in range(layout.job.parallel.pp):
+    for rank in range(num_ranks):
         for _, _, held in layout.held_by(rank):
             if held.parameter.requires_grad:
                 holders.setdefault(id(held.parameter), []).append(rank)
                 elements[id(held.parameter)] = held.elements
-    return [(elements[key], ranks) for key, ranks in holders.items() if len(ranks) > 1]
+    found = [(elements[key], ranks) for key, ranks in holders.items() if len(ranks) > 1]
+    if layout.cut.copies > 1:
+        found += [(count, [layout.job.parallel.pp - 1 - rank for rank in ranks]) for count, ranks in found]
+    return found

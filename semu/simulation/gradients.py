@@ -125,9 +125,21 @@ def pipeline_gradients(layout: Layout, evaluation: Evaluation, run: PipelineRun)
         np.maximum.at(ready, places, run.start[0].take(begins) + ends)
     if len(trained.unreached):
         ready[trained.unreached] = np.array(run.rank_ends)[trained.rank[trained.unreached]]
+    if layout.cut.copies > 1:
+        _wait_for_copies(trained.ptr, ready)
     usual = known.found(("ready", problem), lambda: np.lexsort((ready, trained.rank)))
     order = usual if _is_in_order(usual, ready, trained.rank) else np.lexsort((ready, trained.rank))
     return Gradients(trained, order, ready[order])
+
+
+def _wait_for_copies(ptr: list[int], ready: NDArray[np.float64]) -> None:
+    """Ranks r and p - 1 - r hold the same parameters, in the same order, and reduce them together: a gradient is ready
+    when it is on both. ``ready``: float64[num_parameters] [s], written."""
+    num_ranks = len(ptr) - 1
+    for rank in range(num_ranks // 2):
+        other = num_ranks - 1 - rank
+        here, there = ready[ptr[rank] : ptr[rank + 1]], ready[ptr[other] : ptr[other + 1]]
+        here[:] = there[:] = np.maximum(here, there)
 
 
 def _is_in_order(order: NDArray[np.int64], ready: NDArray[np.float64], rank: NDArray[np.int64]) -> bool:

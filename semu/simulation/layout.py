@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,10 @@ from semu.engine.template import TemplateLibrary
 from semu.job import Fp8Weights, TrainingJob
 from semu.nn.model import ModalityModule
 from semu.parallel.mesh import Mesh
-from semu.parallel.pipeline import Chunk, deal_chunks
+from semu.parallel.pipeline import Chunk, deal_chunks, second_copy
 from semu.parallel.segments import place_modules
 from semu.parallel.stage_layers import stage_boundaries
+from semu.schedule.placement import both_ends
 from semu.schedule.schedule import PipelineShape
 from semu.simulation.exchanges import Costs, plan_exchanges
 from semu.simulation.model_memo import ModelMemo, ModelMemos, cut_key, placement_key, trace_key
@@ -67,16 +68,17 @@ class Cut:
     def held(self) -> tuple[tuple[tuple[int, int, HeldParameter], ...], ...]:
         """Per rank, (chunk, block, parameter) for every parameter that it stores, each once, in forward order."""
         by_rank: list[dict[int, tuple[int, int, HeldParameter]]] = [{} for _ in range(self.num_ranks)]
-        for chunk in self.chunks:
-            for number, block in enumerate(chunk.blocks):
-                for held in block.parameters:
-                    by_rank[chunk.chunk.rank].setdefault(id(held.parameter), (chunk.chunk.index, number, held))
+        for chunks in self.by_rank:
+            for chunk in chunks:
+                for number, block in enumerate(chunk.blocks):
+                    for held in block.parameters:
+                        by_rank[chunk.chunk.rank].setdefault(id(held.parameter), (chunk.chunk.index, number, held))
         return tuple(tuple(found.values()) for found in by_rank)
 
     @cached_property
     def on_host(self) -> frozenset[int]:
         """Identities of the parameters that live on the host."""
-        return parameters_on_host(block for chunk in self.chunks for block in chunk.blocks)
+        return parameters_on_host(block for chunk in self.chunks[: self.num_stages] for block in chunk.blocks)
 
     @cached_property
     def trainable(self) -> tuple[int, ...]:
@@ -110,8 +112,20 @@ class Cut:
 
     @cached_property
     def by_rank(self) -> tuple[list[ChunkStages], ...]:
-        """Per rank, its chunks in order of data flow."""
-        return tuple([c for c in self.chunks if c.chunk.rank == rank] for rank in range(self.num_ranks))
+        """Per rank, its chunks in order of data flow; of several copies of the model, by their places in it, so that
+        ranks which hold the same have it in the same order."""
+        ordered = sorted(self.chunks, key=lambda c: c.chunk.index % self.num_stages) if self.copies > 1 else self.chunks
+        return tuple([c for c in ordered if c.chunk.rank == rank] for rank in range(self.num_ranks))
+
+    @cached_property
+    def copies(self) -> int:
+        """How often the model is there."""
+        return max(chunk.chunk.flow for chunk in self.chunks) + 1
+
+    @property
+    def num_stages(self) -> int:
+        """Chunks of one copy of the model."""
+        return len(self.chunks) // self.copies
 
     def pipeline_shape(self, num_microbatches: int) -> PipelineShape:
         """What the schedule must order."""
@@ -124,6 +138,8 @@ class Cut:
                 sources=tuple(tuple(dict.fromkeys(a for a in c.arrivals if a >= 0)) for c in self.chunks),
                 has_backward=tuple(c.backward is not None for c in self.chunks),
                 chunk_slot=tuple(c.chunk.slot for c in self.chunks),
+                chunk_flow=tuple(c.chunk.flow for c in self.chunks),
+                microbatch_flow=both_ends(self.num_ranks, num_microbatches) if self.copies > 1 else (),
                 chunk_module=tuple(c.module for c in self.chunks),
             ),
         )
@@ -301,7 +317,10 @@ def build_layout(
     exchanges, plans = plan_exchanges(job, mesh, blocks, chunks, len(compiled))
     if exchanges:
         joined = _library(compiled, exchanges, is_lasting=is_lasting)
-    cut = Cut(tuple(_join(job, joined, blocks, chunks, plans)), job.parallel.pp, is_shared=part is not None)
+    stages = _join(job, joined, blocks, chunks, plans)
+    if job.parallel.copies > 1:
+        stages += _second_copies(stages, job.parallel.pp)
+    cut = Cut(tuple(stages), job.parallel.pp, is_shared=part is not None)
     if part is not None:
         cut = traced.cuts.get(part, lambda: cut)
     return Layout(job, mesh, joined.library, joined.streams, cut, _facts(job, cut))
@@ -385,6 +404,19 @@ def _join(
         )
         result.append(ChunkStages(chunk, module.name, own, forward, backward, arrivals))
     return result
+
+
+def _second_copies(stages: Sequence[ChunkStages], num_ranks: int) -> list[ChunkStages]:
+    """The chunks of the other copy of the model: the same stages, on mirrored ranks."""
+    n = len(stages)
+    return [
+        replace(
+            own,
+            chunk=second_copy(own.chunk, n, num_ranks),
+            arrivals=tuple(source + n if source >= 0 else source for source in own.arrivals),
+        )
+        for own in stages
+    ]
 
 
 def _borrowed(arrivals: Sequence[int], chunk: Chunk, earlier: Sequence[ChunkStages]) -> tuple[bool, ...]:

@@ -110,11 +110,11 @@ class UnitWriter:
         fixed = self.nodes.latency[:, : self.n].copy()
         work = np.zeros_like(fixed)
         shift = units.size * np.arange(units.shape.num_microbatches)
-        for number in range(units.num_transfers):
-            source, target = units.pairs[units.pair[number]]
-            mine = units.num_stages + number + shift
+        for number, copy in np.ndindex(units.num_transfers, units.num_copies):
+            source, target = units.pairs[units.pair[copy, number]]
+            mine = units.num_stages + number + shift[units.copy == copy]
             for replica in range(self.num_replicas):
-                link = self.replicas.links[replica][units.pair[number]]
+                link = self.replicas.links[replica][units.pair[copy, number]]
                 fixed[replica, mine], work[replica, mine] = self._split(fixed[replica, mine], OpKind.P2P, link)
                 for port, share in port_shares(self.evaluation.cost_model.profile, OpKind.P2P, link).items():
                     for rank, way in ((source, Direction.OUT), (target, Direction.IN)):

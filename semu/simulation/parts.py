@@ -121,25 +121,6 @@ def check_split(layout: Layout) -> None:
     Raises:
         ConfigError: the key that stands in the way.
     """
-    job = layout.job
-    if job.parallel.zero >= 2:
-        raise ConfigError(
-            f"a schedule that splits backwards is not modelled with ZeRO-{job.parallel.zero}, which reduces gradients "
-            "inside backward stages",
-            where="parallel.zero",
-            expected="0 or 1",
-            got=job.parallel.zero,
-            nearest=1,
-        )
-    plan = job.training.offload_plan
-    if plan.activations or plan.weights:
-        raise ConfigError(
-            "a schedule that splits backwards is not modelled with offload inside stages",
-            where="training.offload",
-            expected='"optimizer", or a schedule with whole backwards',
-            got="activations" if plan.activations else "weights",
-            nearest="optimizer",
-        )
     for chunk, split in zip(layout.chunks, split_of(layout), strict=True):
         if split is not None:
             _check_shared(layout, chunk, split)

@@ -245,7 +245,8 @@ def _fill_latencies(
 ) -> None:
     """Latency of every stage and transfer of every replica: float64[num_replicas, num_units] [s], written."""
     shape = replicas.shape
-    if latency.shape[0] == 1 and shape.shape[1] > 1 and (shape == shape[0, 0]).all() and not units.merged:
+    is_alike = latency.shape[0] == 1 and shape.shape[1] > 1 and (shape == shape[0, 0]).all()
+    if is_alike and not units.merged and units.num_copies == 1:
         links = replicas.links[0]
         of, one = evaluation.by_shape.found(
             ("one microbatch", id(links), int(shape[0, 0]), units.merged),
@@ -255,7 +256,8 @@ def _fill_latencies(
             one = _one_microbatch(layout, evaluation, units, replicas)
         latency.reshape(-1, units.size)[:] = one
         return
-    for position, (chunk, code) in enumerate(zip(units.chunk.tolist(), units.codes[0].tolist(), strict=True)):
+    first = units.chunk[0].tolist()  # stages of other copies of the model cost the same
+    for position, (chunk, code) in enumerate(zip(first, units.codes[0].tolist(), strict=True)):
         own = units.codes[:, position]
         if not units.merged or (own == code).all():
             latency[:, position :: units.size] = costs_of(layout, evaluation, chunk, code).latency[shape]
@@ -265,11 +267,17 @@ def _fill_latencies(
             latency[:, position + microbatch * units.size] = stage.latency[shape[:, microbatch]]
     for number in range(units.num_transfers):
         sizes = evaluation.by_shape.found(("moved", number), lambda: _moved_bytes(layout, evaluation, units, number))  # noqa: B023
-        link_of = [links[units.pair[number]] for links in replicas.links]
-        for link in dict.fromkeys(link_of):
-            by_shape = send_latency(evaluation, link, sizes)
-            rows = np.array([replica for replica, other in enumerate(link_of) if other == link])
-            latency[rows, units.num_stages + number :: units.size] = by_shape[shape[rows]]
+        column = latency[:, units.num_stages + number :: units.size]
+        for copy, pair in enumerate(units.pair[:, number].tolist()):
+            link_of = [links[pair] for links in replicas.links]
+            mine = np.flatnonzero(units.copy[: shape.shape[1]] == copy)
+            for link in dict.fromkeys(link_of):
+                by_shape = send_latency(evaluation, link, sizes)
+                rows = np.array([replica for replica, other in enumerate(link_of) if other == link])
+                if units.num_copies == 1:
+                    column[rows] = by_shape[shape[rows]]
+                else:
+                    column[np.ix_(rows, mine)] = by_shape[shape[np.ix_(rows, mine)]]
 
 
 def _one_microbatch(
@@ -285,7 +293,7 @@ def _moved_bytes(layout: Layout, evaluation: Evaluation, units: PipelineUnits, n
     """Bytes of a transfer for every shape: int64[num_shapes]."""
     producer, consumer = units.producer[number], units.consumer[number]
     phase = Phase.BACKWARD if units.phase[producer] else Phase.FORWARD
-    return edge_bytes(layout, evaluation, int(units.chunk[producer]), int(units.chunk[consumer]), phase)
+    return edge_bytes(layout, evaluation, int(units.chunk[0, producer]), int(units.chunk[0, consumer]), phase)
 
 
 def send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -89,7 +89,7 @@ def sample_iterations(
     order = run.problem.unit_edges(overlapped_sends=job.overlaps_sends)
     rng, slow = np.random.default_rng(seed), np.random.default_rng((seed, 1))
     training, gpus = job.training, job.parallel.tp * job.parallel.cp
-    stage_rank = np.tile(units.rank, job.num_microbatches)
+    stage_rank = units.stream[is_stage]
     result = np.empty(samples)
     step = max(1, _TOGETHER // plain.size)
     for first in range(0, samples, step):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.errors import ConfigError
+from semu.errors import ConfigError, MemoryLimitError
 from semu.graph.operator import Phase
 from semu.job import TrainingJob
 from semu.nn.model import ModalityRole
@@ -18,6 +18,7 @@ from semu.schedule.list_scheduler import POLICIES, activation_limit, list_schedu
 from semu.schedule.placement import Placement
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.schedule.schedule import Schedule
+from semu.schedule.shape import PipelineShape
 from semu.schedule.study import PipelineStudy
 from semu.schedule.units import BACKWARD, FORWARD, INPUT, WEIGHT, PipelineUnits
 from semu.simulation.evaluate import Evaluation
@@ -28,13 +29,15 @@ from semu.simulation.transfers import edge_bytes
 
 AUTOMATIC = ("zb-auto", "zb-auto-2p")
 """Schedules that take a limit of activations."""
+_OF_TWO_COPIES = ("chimera", "greedy", "looped-bfs")
+"""Schedules of bidirectional pipelines."""
 
 
 def check_schedule_options(job: TrainingJob) -> None:
     """Say no to a schedule that cannot run this job, as far as its name tells.
 
     Raises:
-        ConfigError: an unknown name, one that is only studied, a placement or a limit that does not go with it.
+        ConfigError: an unknown name, a placement, a limit or a number of microbatches that does not go with it.
     """
     name, limit = job.training.schedule, job.training.activation_limit
     is_usual = name in SCHEDULES and limit is None and job.parallel.placement == "circular"
@@ -51,6 +54,7 @@ def check_schedule_options(job: TrainingJob) -> None:
             nearest="zb-auto",
         )
     _check_post_validation(job)
+    _check_flows(job)
     if job.training.schedule_file or name not in ALL_SCHEDULES:
         return
     if name == "optimus" and not any(module.role is ModalityRole.ENCODER for module in job.model.modules):
@@ -61,6 +65,9 @@ def check_schedule_options(job: TrainingJob) -> None:
             got=name,
             nearest="1f1b",
         )
+    _check_copies(name, job.parallel.copies, "parallel.placement")
+    if job.parallel.copies > 1:
+        return
     family, placement = ALL_SCHEDULES[name], job.parallel.placement
     wants = family.placement.value if family.placement is Placement.V_SHAPE else "circular"
     if placement != wants and job.parallel.vpp > 1 and not (family.adapt is not None and wants == "circular"):
@@ -80,6 +87,49 @@ def check_schedule_options(job: TrainingJob) -> None:
             expected=misfit.expected,
             got=misfit.got,
             nearest=misfit.nearest,
+        )
+
+
+def _check_copies(name: str, copies: int, where: str) -> None:
+    """Chimera needs two copies of the model, and few others can run them."""
+    if copies > 1 and name not in _OF_TWO_COPIES:
+        raise ConfigError(
+            f"the schedule {name!r} does not run a pipeline in both directions",
+            where=where,
+            expected="circular or v-shape, or the schedule " + " or ".join(_OF_TWO_COPIES),
+            got="bidirectional",
+            nearest="chimera",
+        )
+    if copies == 1 and ALL_SCHEDULES[name].placement is Placement.BIDIRECTIONAL:
+        raise ConfigError(
+            f"the schedule {name!r} needs the model twice, in opposite directions",
+            where=where,
+            expected="bidirectional",
+            got="one copy",
+            nearest="bidirectional",
+        )
+
+
+def _check_flows(job: TrainingJob) -> None:
+    """Either copy of the model gets half the microbatches; both end an iteration with the same weights."""
+    if job.parallel.copies == 1:
+        return
+    if job.num_microbatches % 2:
+        per_step = job.parallel.dp * job.training.micro_batch
+        raise ConfigError(
+            f"{job.num_microbatches} microbatches do not divide between the two directions of the pipeline",
+            where="training.global_batch",
+            expected=f"a multiple of (dp x micro_batch) x 2 = {per_step} x 2",
+            got=job.training.global_batch,
+            nearest=(job.num_microbatches + 1) * per_step,
+        )
+    if job.training.optimizer_post_validation:
+        raise ConfigError(
+            "ranks of a bidirectional pipeline reduce their gradients in pairs and do not step apart",
+            where="training.optimizer_post_validation",
+            expected="false, or another placement",
+            got="true",
+            nearest="false",
         )
 
 
@@ -113,11 +163,12 @@ def named_schedule(
     Args:
         layout, evaluation, replicas: the job. units: its stages.
     Raises:
-        ConfigError: an unknown name, or one that is only studied. ScheduleError: it does not fit the pipeline.
+        ConfigError: an unknown name, or another placement. ScheduleError: it does not fit the pipeline.
         MemoryLimitError: a rank has no room for a microbatch within its limit.
     """
     if not is_executed(name):
         raise not_executed(name, "schedule")
+    _check_copies(name, _copies(units.shape), "schedule")
     if name in SCHEDULES:
         return SCHEDULES[name](units.shape)
     family = ALL_SCHEDULES[name]
@@ -129,12 +180,17 @@ def named_schedule(
     return _automatic(layout.job, family, study) if name in AUTOMATIC else family.on(study)
 
 
+def _copies(shape: PipelineShape) -> int:
+    return max(shape.chunk_flow, default=0) + 1
+
+
 def _automatic(job: TrainingJob, family: ScheduleFamily, study: PipelineStudy) -> Schedule:
     """The automatic zero-bubble schedule within a limit, shortest where ranks need not wait for one another at the end
     of an iteration, or else where they do."""
     family.check_shape(study.shape)
     usual = 2.0 if family.name == "zb-auto-2p" else 1.0
     times = job.training.activation_limit if job.training.activation_limit is not None else usual
+    _check_room(job, times, study.shape.num_ranks)
     limit = activation_limit(study, int(times * study.shape.num_ranks))
     found = [list_schedule(study, family.name, limit_bytes=limit, split=True, policy=policy) for policy in POLICIES]
     for name in ("zb-h1", "zb-h2"):
@@ -148,6 +204,18 @@ def _automatic(job: TrainingJob, family: ScheduleFamily, study: PipelineStudy) -
         return result.span_s if apart else result.makespan_s, int(result.peak_bytes.max(initial=0))
 
     return min(found, key=merit)
+
+
+def _check_room(job: TrainingJob, times: float, num_ranks: int) -> None:
+    """A limit below one microbatch leaves no room on any rank, the first named."""
+    if int(times * num_ranks) < 1:
+        raise MemoryLimitError(
+            "rank 0 has no room for a microbatch",
+            where="training.activation_limit",
+            expected=f"at least one microbatch, {1 / num_ranks:g}p of p = {num_ranks} ranks",
+            got=f"{times:g}p",
+            nearest=f"{1 / num_ranks:g}p",
+        )
 
 
 def pipeline_study(
@@ -206,13 +274,12 @@ def _transfers(
     shape = units.shape
     found = np.zeros((2, shape.num_chunks, shape.num_microbatches))
     links, shapes = replicas.links[0], replicas.shape[0]
-    for producer, consumer, pair in zip(
-        units.producer.tolist(), units.consumer.tolist(), units.pair.tolist(), strict=True
-    ):
-        source, target = int(units.chunk[producer]), int(units.chunk[consumer])
-        way = int(units.phase[producer] > 0)
-        phase = Phase.BACKWARD if way else Phase.FORWARD
-        sizes = edge_bytes(layout, evaluation, source, target, phase)
-        lasts = send_latency(evaluation, links[pair], sizes)[shapes]
-        np.maximum(found[way, source], lasts, out=found[way, source])
+    for chunk, pairs in zip(units.chunk.tolist(), units.pair.tolist(), strict=True):
+        for producer, consumer, pair in zip(units.producer.tolist(), units.consumer.tolist(), pairs, strict=True):
+            source, target = chunk[producer], chunk[consumer]
+            way = int(units.phase[producer] > 0)
+            phase = Phase.BACKWARD if way else Phase.FORWARD
+            sizes = edge_bytes(layout, evaluation, source, target, phase)
+            lasts = send_latency(evaluation, links[pair], sizes)[shapes]
+            np.maximum(found[way, source], lasts, out=found[way, source])
     return found[0], found[1]

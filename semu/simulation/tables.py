@@ -60,7 +60,7 @@ def top_operators(
     calls: Counter[int] = Counter()
     where: dict[int, str] = {}
     known: dict[int, list[tuple[int, int, int]]] = {}
-    for chunk in layout.chunks:
+    for chunk in layout.chunks[: layout.cut.num_stages]:  # a microbatch runs through one copy of the model
         for stage in (chunk.forward, chunk.backward):
             if stage is not None:
                 if id(stage) not in known:

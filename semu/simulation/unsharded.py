@@ -1,7 +1,7 @@
 """Memory of what ZeRO-3 holds unsharded for most of an iteration (``held_units``): parameters and gradients.
 
-Parameters live from the start of their gather to the end of the last stage that uses them; gradients from the start of
-their first writer, in the chunk's first backward, to the end of their reduce-scatter.
+Parameters live from the start of their gather to the end of the last stage that uses them, which no weight gradient (W)
+does; gradients from the start of their first writer, in the chunk's first backward, to the end of their reduce-scatter.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from semu.engine.stage import ROLES
 from semu.engine.timeline import OuterSlice
 from semu.graph.tensor import Role
 from semu.hardware.kinds import OpKind
+from semu.schedule.units import BACKWARD, FORWARD, INPUT, WEIGHT
 from semu.simulation.evaluate import Evaluation
 from semu.simulation.gather import ParameterGather
 from semu.simulation.gradients import block_starts
 from semu.simulation.ground import GroundEvents
 from semu.simulation.held_units import HeldUnit, held_units, unit_name
 from semu.simulation.layout import Layout
+from semu.simulation.parts import program_of, split_of
 from semu.simulation.pipeline import PipelineRun
 
 
@@ -122,7 +124,8 @@ def _users(layout: Layout, rank: int, unit: HeldUnit) -> dict[int, list[int]]:
 
 def _last_use(run: PipelineRun, users: Mapping[int, Sequence[int]]) -> NDArray[np.float64]:
     """End of the last stage of any of the chunks: float64[num_replicas] [s]."""
-    nodes = [run.problem.stage_nodes[chunk, phase] for chunk in users for phase in (0, 1)]
+    codes = (FORWARD, BACKWARD, INPUT) if run.problem.splits_backward else (FORWARD, BACKWARD)
+    nodes = [run.problem.stage_nodes[chunk, code] for chunk in users for code in codes]
     end: NDArray[np.float64] = run.end[:, np.concatenate(nodes)].max(axis=1)
     return end
 
@@ -132,7 +135,7 @@ class _FirstWriters:
 
     def __init__(self, layout: Layout, evaluation: Evaluation, run: PipelineRun) -> None:
         self.layout, self.evaluation, self.run = layout, evaluation, run
-        self._starts: dict[int, NDArray[np.float64]] = {}
+        self._starts: dict[tuple[int, int], NDArray[np.float64]] = {}
 
     def start(self, unit: HeldUnit, users: Mapping[int, Sequence[int]]) -> NDArray[np.float64]:
         """float64[num_replicas] [s]."""
@@ -150,16 +153,26 @@ class _FirstWriters:
                 if id(held.parameter) in own
                 for writer in held.writers
             ]
-            if operators:
-                begin = np.minimum(begin, self._operators(number)[:, operators].min(axis=1))
+            for code, some in self._by_stage(number, operators):
+                begin = np.minimum(begin, self._operators(number, code)[:, some].min(axis=1))
         return begin
 
-    def _operators(self, number: int) -> NDArray[np.float64]:
-        """Starts of the operators of a chunk's first backward stage: float64[num_replicas, num_ops] [s]."""
-        if number not in self._starts:
-            run, program = self.run, self.layout.chunks[number].backward
-            assert program is not None
-            node = int(run.problem.stage_nodes[number, 1][0])
+    def _by_stage(self, number: int, operators: list[int]) -> list[tuple[int, list[int]]]:
+        """Operators of a chunk's backward in the kinds of stages in which the schedule runs them."""
+        found = [(BACKWARD, operators)]
+        if self.run.problem.splits_backward:
+            split = split_of(self.layout)[number]
+            assert split is not None
+            for code, is_weight in ((INPUT, False), (WEIGHT, True)):
+                mine = [int(split.place[op]) for op in operators if split.is_weight[op] == is_weight]
+                found.append((code, mine))
+        return [(code, own) for code, own in found if own and len(self.run.problem.stage_nodes[number, code])]
+
+    def _operators(self, number: int, code: int) -> NDArray[np.float64]:
+        """Starts of the operators of a chunk's first backward stage of a kind: float64[num_replicas, num_ops] [s]."""
+        if (number, code) not in self._starts:
+            run, program = self.run, program_of(self.layout, number, code)
+            node = int(run.problem.stage_nodes[number, code][0])
             shapes = run.shape[:, run.problem.microbatch[node]]
             rows = []
             for replica, latency in enumerate(self.evaluation.latencies_of(shapes)):
@@ -169,5 +182,5 @@ class _FirstWriters:
                 else:
                     inner = program.times(latency, run.release.get((replica, node)))[0]
                 rows.append(run.start[replica, node] + inner)
-            self._starts[number] = np.array(rows)
-        return self._starts[number]
+            self._starts[number, code] = np.array(rows)
+        return self._starts[number, code]

@@ -64,6 +64,7 @@ def validate(
     *,
     devices: Callable[[Row], str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    pass_times: bool = False,
 ) -> ValidationResult:
     """Run every row and score the predictions.
 
@@ -71,13 +72,14 @@ def validate(
         rows: as ``read_rows`` gives them. make_job: makes a job of a run file's tables: ``semu.runfile.make_job``.
         devices: row -> profile name or file; None: the row's own.
         progress: called after each row with the rows done and all rows.
+        pass_times: passes take what rows say, where they do.
     Returns:
         The result. A row that cannot be run is listed with the reason; it never stops the others.
     """
     results = []
     for number, row in enumerate(rows, start=1):
         device = None if devices is None or isinstance(row, BadRow) else devices(row)
-        results.append(evaluate_row(row, make_job, device))
+        results.append(evaluate_row(row, make_job, device, pass_times=pass_times))
         if progress is not None:
             progress(number, len(rows))
     return score(results)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from semu.errors import ConfigError, ScheduleError, SemuError
 from semu.job import TrainingJob
 from semu.simulation import prepare
+from semu.simulation.pass_times import with_pass_times
 from semu.validation.activations import activation_bytes
 from semu.validation.jobs import Settings, Tables, run_tables
 from semu.validation.memory import measured_bytes, peak_bytes, ranks_of, static_bytes
@@ -18,11 +19,14 @@ JobMaker = Callable[[Tables], TrainingJob]
 """Makes the job of a run file's tables, e.g. ``semu.runfile.make_job``; refuses by ConfigError what semu lacks."""
 
 
-def evaluate_row(row: Row | BadRow, make_job: JobMaker, device: str | None = None) -> RowResult:
+def evaluate_row(
+    row: Row | BadRow, make_job: JobMaker, device: str | None = None, *, pass_times: bool = False
+) -> RowResult:
     """Run a row and compare.
 
     Args:
         row: the run. make_job: see ``JobMaker``. device: profile name or file, None: the row's own.
+        pass_times: passes take what the row says, where it does (``semu.simulation.pass_times``).
     Returns:
         The result: ``refused`` where semu says that it does not model the row, ``error`` where the row is bad or
         something unexpected happened; neither is raised.
@@ -30,7 +34,7 @@ def evaluate_row(row: Row | BadRow, make_job: JobMaker, device: str | None = Non
     if isinstance(row, BadRow):
         return RowResult(row.id, row.group, row.trust, is_scored=False, status=Status.ERROR, reason=row.reason)
     try:
-        return _run(row, make_job, row.profile if device is None else device)
+        return _run(row, make_job, row.profile if device is None else device, pass_times=pass_times)
     except (ConfigError, ScheduleError) as error:
         return _stopped(row, Status.REFUSED, reason_of(error))
     except Exception as error:
@@ -61,9 +65,13 @@ def _measured(row: Row) -> dict[Quantity, float | None]:
     }
 
 
-def _run(row: Row, make_job: JobMaker, device: str) -> RowResult:
+def _run(row: Row, make_job: JobMaker, device: str, *, pass_times: bool) -> RowResult:
+    given = row.pass_times if pass_times else None
+
     def simulate(settings: Settings) -> Run:
         checkpoint = prepare(make_job(run_tables(row, settings, device)))
+        if given is not None:
+            checkpoint = with_pass_times(checkpoint, given)
         return Run(checkpoint, checkpoint.estimate())
 
     choice = choose(row, simulate)
@@ -76,7 +84,7 @@ def _run(row: Row, make_job: JobMaker, device: str) -> RowResult:
     if row.iteration_time_s is not None:
         measured_mfu = report.mfu * report.iteration_time_s / row.iteration_time_s
     has_time = compared[Quantity.TIME].error is not None
-    uncertainty = choice.run.whole.uncertainty if has_time else None
+    uncertainty = choice.run.whole.uncertainty if has_time and given is None else None
     return RowResult(
         id=row.id,
         group=row.group,
@@ -92,7 +100,7 @@ def _run(row: Row, make_job: JobMaker, device: str) -> RowResult:
         scope=None if row.scope is None else row.scope.value,
         measure=None if row.measure is None else row.measure.value,
         resolved=choice.resolved,
-        notes=tuple(_notes(row, choice, predicted)),
+        notes=(*_notes(row, choice, predicted), *(["passes take what the row says"] if given is not None else [])),
         compared=compared,
         measured_mfu=measured_mfu,
     )

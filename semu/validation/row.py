@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from semu.simulation.pass_times import PassTimes
+
 
 class Trust(Enum):
     """How far a row can be believed; the value is the file's word."""
@@ -99,6 +101,7 @@ class Row:
         layout: keys of ``[parallel.layout]``, where a file has them; None: none.
         scope, measure: whose memory, and of which kind.
         iteration_time_s, peak_mem_bytes, activation_bytes, static_bytes: what came out.
+        pass_times: of a microbatch on a pipeline rank, mean over the ranks, where the source profiled them.
     """
 
     id: str
@@ -135,6 +138,7 @@ class Row:
     peak_mem_bytes: float | None = None
     activation_bytes: float | None = None
     static_bytes: float | None = None
+    pass_times: PassTimes | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from semu.errors import ConfigError, unknown_name
+from semu.simulation.pass_times import PassTimes
 from semu.validation.row import BadRow, Measure, Row, Scope, Shape, Trust
 
 PUBLISHED = Path(__file__).with_name("published.json")
@@ -219,9 +220,20 @@ def _row(fields: _Fields) -> Row:
         peak_mem_bytes=fields.amount_or_none("peak_mem_bytes"),
         activation_bytes=measured.amount_or_none("activation_bytes", is_optional=True),
         static_bytes=measured.amount_or_none("params_grads_optimizer_bytes", is_optional=True),
+        pass_times=_pass_times(measured.child("profiled_ms_per_microbatch", is_optional=True)),
     )
     _check(row)
     return row
+
+
+def _pass_times(table: Mapping[str, object] | None) -> PassTimes | None:
+    """``T_F``, ``T_B`` and ``T_W`` in ms; None: not told."""
+    told = _Fields(table or {}, "measured_values.profiled_ms_per_microbatch.")
+    found = [told.amount_or_none(name, is_optional=True) for name in ("T_F", "T_B", "T_W")]
+    forward, inputs, weights = (None if ms is None else ms / 1e3 for ms in found)
+    if forward is None or inputs is None or weights is None:
+        return None
+    return PassTimes(forward, inputs, weights)
 
 
 def _shape(fields: _Fields) -> Shape:

@@ -45,16 +45,26 @@ def flows(draw: st.DrawFn) -> PipelineShape:
         tuple(draw(st.integers(0, p - 1)) for _ in range(count)),
         tuple(sources),
         tuple(back),
-        chunk_split=tuple(draw(st.sampled_from((1, 1, 2, 3))) for _ in range(count)),
+        chunk_split=(splits := tuple(draw(st.sampled_from((1, 1, 2, 3))) for _ in range(count))),
+        part_counts=tuple(tuple(draw(st.integers(0, split)) for _ in range(m)) for split in splits)
+        if draw(st.booleans())
+        else (),
     )
+
+
+def number_of_parts(shape: PipelineShape, chunk: int, microbatch: int) -> int:
+    """Into how many sub-microbatches a chunk's module cuts a microbatch."""
+    return (shape.part_counts or [(split,) * shape.num_microbatches for split in shape.chunk_split])[chunk][microbatch]
 
 
 def shares(shape: PipelineShape, one: StageKey, other: StageKey) -> bool:
     """Whether two stages work on an overlapping part of the same microbatch."""
-    a, b = shape.chunk_split[one.chunk], shape.chunk_split[other.chunk]
-    first = (Fraction(one.microbatch, a), Fraction(one.microbatch + 1, a))
-    second = (Fraction(other.microbatch, b), Fraction(other.microbatch + 1, b))
-    return max(first[0], second[0]) < min(first[1], second[1])
+    whole, mine = divmod(one.microbatch, shape.chunk_split[one.chunk])
+    same, theirs = divmod(other.microbatch, shape.chunk_split[other.chunk])
+    if whole != same:
+        return False
+    a, b = number_of_parts(shape, one.chunk, whole), number_of_parts(shape, other.chunk, whole)
+    return max(Fraction(mine, a), Fraction(theirs, b)) < min(Fraction(mine + 1, a), Fraction(theirs + 1, b))
 
 
 def stages_to_run(shape: PipelineShape, is_split: Mapping[tuple[int, int], bool]) -> list[StageKey]:
@@ -62,6 +72,8 @@ def stages_to_run(shape: PipelineShape, is_split: Mapping[tuple[int, int], bool]
     for chunk in range(shape.num_chunks):
         for part in range(shape.num_microbatches * shape.chunk_split[chunk]):
             if shape.chunk_flow[chunk] != shape.microbatch_flow[part // shape.chunk_split[chunk]]:
+                continue
+            if part % shape.chunk_split[chunk] >= number_of_parts(shape, chunk, part // shape.chunk_split[chunk]):
                 continue
             phases = [F]
             if shape.has_backward[chunk]:

@@ -4,6 +4,7 @@ bound, never faster with more microbatches, and its closed forms to the bit; han
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -201,3 +202,40 @@ def test_chimera_of_four_ranks_as_the_paper_draws_it() -> None:
         "5F2 2F0 5F3 2F1 2B0 5B2 2B1 5B3",
         "4F2 4F3 3F0 3B0 3F1 3B1 4B2 4B3",
     ]
+
+
+@pytest.mark.paper
+def test_zb_h2_has_the_bubble_of_the_paper() -> None:
+    """2401.10241 Table 1: (p - 1)(T_F + T_B - 2 T_W) between a rank's first stage and its last, 2 p - 1 microbatches'
+    activations; 1F1B's is (p - 1)(T_F + T_B + T_W), ZB-H1's (p - 1)(T_F + T_B - T_W)."""
+    for p in range(1, 9):
+        for m in (2 * p - 1, 2 * p, 2 * p + 5):
+            for f, i, w in ((1, 1, 1), (2, 2, 1), (3, 2, 1), (1, 0.5, 0.5), (4, 3, 2)):
+                spans = {}
+                for name in ("1f1b", "zb-h1", "zb-h2"):
+                    shape = ALL_SCHEDULES[name].shape(p, m)
+                    study = PipelineStudy.of(shape, forward_s=f, input_s=i, weight_s=w)
+                    spans[name] = study.evaluate(ALL_SCHEDULES[name](shape)).span_s - m * (f + i + w)
+                wanted = {"1f1b": f + i + w, "zb-h1": f + i - w, "zb-h2": f + i - 2 * w}
+                assert spans == {name: (p - 1) * bubble for name, bubble in wanted.items()}, (p, m, f, i, w)
+
+
+@pytest.mark.paper
+def test_chimera_holds_the_activations_of_the_paper() -> None:
+    """2107.06925 Table 2: from D / 2 + 1 at the ends to D in the middle, of D microbatches or more."""
+    family = ALL_SCHEDULES["chimera"]
+    for p in (2, 4, 6, 8):
+        for m in (p, 2 * p, 3 * p):
+            shape = family.shape(p, m, 2)
+            held = PipelineStudy.of(shape, input_s=0.5, weight_s=0.5).evaluate(family(shape)).peak_bytes.tolist()
+            assert (held[0], min(held), max(held), held[p // 2]) == (p // 2 + 1, p // 2 + 1, p, p), (p, m)
+
+
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
+def test_every_schedule_says_where_it_is_from(name: str) -> None:
+    """In its family, and in words in its file."""
+    source = ALL_SCHEDULES[name].source
+    papers = re.findall(r"\d{4}\.\d{5}|DIP §7.1", source)
+    assert papers or name == "greedy"
+    module = __import__(f"semu.schedule.{FIGURES[name.removesuffix('-2p')][0]}", fromlist=["__doc__"])
+    assert papers[0] in module.__doc__ if papers else module.__doc__

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from semu.errors import ScheduleError
@@ -11,6 +13,7 @@ from semu.schedule.problem import lower
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey
+from semu.schedule.study import PipelineStudy
 from semu.schedule.units import units_of
 
 PAIR = PipelineShape.chain(2, 1)
@@ -86,12 +89,43 @@ def test_sub_microbatches_are_numbered_within_their_module() -> None:
     assert caught.value.expected == "0 <= chunk < 2, 0 <= microbatch < 6"
 
 
+def test_microbatches_with_more_items_are_cut_into_more() -> None:
+    """DIP §4: M_i = ceil(N_i / B_i) sub-microbatches of a microbatch with N_i images; text alone has none."""
+    modules = [FlowModule("vit", (0, 1), sub_microbatches=(3, 0, 1)), FlowModule("llm", (0, 1), ("vit",))]
+    shape = stage_flow(2, 3, modules)
+    assert (shape.chunk_split, shape.part_counts) == ((3, 3, 1, 1), ((3, 0, 1), (3, 0, 1), (1, 1, 1), (1, 1, 1)))
+    assert [[str(s) for s in shape.forward(0, i)] for i in range(3)] == [
+        ["0F0", "0F1", "0F2", "2F0"],
+        ["2F1"],
+        ["0F6", "2F2"],
+    ]
+    needs = [[str(s) for s in shape.predecessors(StageKey(2, Phase.FORWARD, i))] for i in range(3)]
+    assert needs == [["1F0", "1F1", "1F2"], [], ["1F6"]]
+    study = PipelineStudy.of(shape)
+    for name in ("greedy", "looped-bfs"):
+        schedule = ALL_SCHEDULES[name](shape)
+        schedule.validate(shape)
+        found = study.evaluate(schedule)
+        assert found.busy_s.tolist() == [3 * (4 + 3)] * 2  # 4 stages of the vit and 3 of the llm on every rank
+        assert study.lower_bound_s() <= found.makespan_s
+    with pytest.raises(ScheduleError, match="no such stage") as caught:
+        Schedule.from_text("0F3\n-").validate(shape)
+    assert caught.value.expected == "of microbatch 1, which its module cuts into 0, no part 0"
+    with pytest.raises(ScheduleError, match="missing"):
+        Schedule.from_text("0F0 0F1 0B0 0B1").validate(stage_flow(1, 1, [FlowModule("a", (0,), sub_microbatches=(3,))]))
+    with pytest.raises(ScheduleError, match="not executed yet"):
+        units_of(stage_flow(1, 2, [FlowModule("a", (0,), sub_microbatches=(1, 0))]))
+
+
 @pytest.mark.parametrize(
     ("changes", "where"),
     [
         ({"chunk_split": (1, 0)}, "chunk_split"),
         ({"chunk_split": (1,)}, "chunk_split"),
         ({"chunk_flow": (0, -1)}, "chunk_flow"),
+        ({"part_counts": ((1, 2), (1, 1))}, "part_counts"),
+        ({"part_counts": ((1, 1),)}, "part_counts"),
+        ({"part_counts": ((1,), (1,))}, "part_counts"),
         ({"microbatch_flow": (0, 0, 0)}, "microbatch_flow"),
     ],
 )
@@ -112,9 +146,17 @@ def test_units_are_of_whole_or_of_split_backwards_and_shapes_are_plain() -> None
     with pytest.raises(ScheduleError, match="splits backwards that these units have whole") as caught:
         units_of(PAIR).orders(schedule)
     assert (caught.value.where, caught.value.expected) == ("mine", "whole backwards")
-    for shape in (
-        Placement.BIDIRECTIONAL.shape(2, 2, 2),
-        stage_flow(1, 1, [FlowModule("a", (0,), sub_microbatches=2)]),
-    ):
-        with pytest.raises(ScheduleError, match="not executed yet"):
-            units_of(shape)
+    with pytest.raises(ScheduleError, match="not executed yet"):
+        units_of(stage_flow(1, 1, [FlowModule("a", (0,), sub_microbatches=2)]))
+
+
+def test_units_of_two_copies_of_the_model() -> None:
+    shape = Placement.BIDIRECTIONAL.shape(2, 2, 2)
+    units = units_of(shape)
+    assert (units.num_copies, units.num_stages, units.num_transfers) == (2, 4, 2)
+    assert units.chunk.tolist() == [[0, 0, 1, 1], [2, 2, 3, 3]]
+    assert units.stream.tolist() == [0, 0, 1, 1, 2, 3, 1, 1, 0, 0, 3, 2]  # pairs 0 -> 1 and 1 -> 0 are streams 2 and 3
+    assert [units.name(unit) for unit in (0, 4, 6, 10)] == ["0F0", "send 0F0 to rank 1", "2F1", "send 2F1 to rank 0"]
+    for other in (replace(shape, microbatch_flow=(0, 2)), replace(shape, chunk_rank=(0, 1, 0, 0))):
+        with pytest.raises(ScheduleError, match="copies of the model that are not cut alike"):
+            units_of(other)

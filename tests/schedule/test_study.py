@@ -39,12 +39,12 @@ def test_times_bubbles_and_memory_are_those_of_the_slow_evaluation(
     assert found.start_s.tolist() == [slow.spans[stage][0] for stage in stages]
     assert found.end_s.tolist() == [slow.spans[stage][1] for stage in stages]
     assert found.peak_bytes.tolist() == slow.peaks
-    makespan = max(end for _, end in slow.spans.values())
+    makespan = max((end for _, end in slow.spans.values()), default=0.0)
     work = sum(end - start for start, end in slow.spans.values())
     assert found.makespan_s == makespan
     assert found.bubble_ratio == pytest.approx(1 - work / (shape.num_ranks * makespan) if makespan else 0.0, abs=1e-12)
     spans = [[slow.spans[stage] for stage in order] for order in schedule.orders if order]
-    assert found.span_s == max(rank[-1][1] - rank[0][0] for rank in spans)
+    assert found.span_s == max((rank[-1][1] - rank[0][0] for rank in spans), default=0.0)
 
 
 @settings(max_examples=200, deadline=None)

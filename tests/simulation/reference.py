@@ -136,7 +136,7 @@ def expand(
         wholes = timed(expansion)
         for number, (replica, own) in enumerate(zip(replicas, symbols, strict=True)):
             replica.memory = memory_of(model, replica, own, spans(expansion, replica, wholes))
-            free = _Writer(model, number, own, {}).write()
+            free = _Writer(model, number, own, {}, orders).write()
             expansion.waited_s.append(
                 [sum(_length(replica, s) - _length(free, s) for s in order) for order in replica.orders]
             )

@@ -146,7 +146,7 @@ def spans(expansion: Expansion, replica: Replica, by_rank: list[list[Whole]]) ->
             if whole.gather is None:
                 continue
             used = {b.chunk for b in expansion.model.blocks if b.rank == rank and whole.keys & _keys(b)}
-            last = max(replica.span(stage)[1] for stage in replica.operators if stage[0] in used)
+            last = max(replica.span(stage)[1] for stage in replica.operators if stage[0] in used and stage[1] != "W")
             size = sum(use.numel for use in whole.uses)
             found.append((whole.gather.start_s, last, size * training.precision.tensor_dtype.size_bytes, rank))
             written: dict[int, int] = {}

@@ -20,7 +20,7 @@ def lost_s(expansion: Expansion, rank: int, spans: list[tuple[float, float]], ga
     share = expansion.model.job.profile.interference
     job, model = expansion.model.job, expansion.model
     widest = max(job.parallel.tp // model.sizes[block.module].tp for block in model.blocks if block.rank == rank)
-    if share == 0 or job.parallel.dp * job.parallel.cp * widest == 1:
+    if share == 0 or job.parallel.dp * job.parallel.cp * widest * (1 + model.blocks[-1].flow) == 1:
         return 0.0
     found = []
     for number, replica in enumerate(expansion.replicas):

@@ -64,6 +64,7 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
     tensor_bytes = job.training.precision.tensor_dtype.size_bytes
     training = job.training
     zero, shards = job.parallel.zero, (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp
+    shards *= 2 if job.parallel.placement == "bidirectional" else 1
     by_tp: dict[int, dict[int, int]] = {}
     for block in model.blocks:
         for use in block.trace.parameters if block.rank == rank else ():

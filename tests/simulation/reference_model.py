@@ -31,7 +31,7 @@ class Block:
         specs: what arrives. sources: who makes it, as (block, output); None: the data loader.
         trace: its operators. again: its inputs are kept and the rest is recomputed.
         out: what it saves is copied to the host and back. comes: its weights are copied from the host.
-        rank, slot, chunk: where it runs.
+        rank, slot, chunk: where it runs. flow: of which copy of the model it is.
     """
 
     number: int
@@ -47,6 +47,7 @@ class Block:
     rank: int = -1
     slot: int = -1
     chunk: int = -1
+    flow: int = 0
 
     @property
     def is_layer(self) -> bool:
@@ -145,6 +146,8 @@ class CutModel:
         self._cut()
         if job.training.recompute_layers is not None:
             self._trace_by_layers(job.training.recompute_layers)
+        if job.parallel.placement == "bidirectional":
+            self._double()
         self._same: dict[tuple[int, int], tuple[int, int]] = {}
         for block in self.blocks:
             self._join(block)
@@ -206,7 +209,7 @@ class CutModel:
     def streamed(self) -> dict[int, int]:
         """Parameters that live on the host, by identity: local elements; none that several blocks use."""
         users: dict[int, list[tuple[Block, int]]] = {}
-        for block in self.blocks:
+        for block in self.blocks if not self.blocks[-1].flow else self.blocks[: len(self.blocks) // 2]:
             for use in block.trace.parameters:
                 users.setdefault(id(use.parameter), []).append((block, use.numel))
         return {key: own[0][1] for key, own in users.items() if len(own) == 1 and own[0][0].comes}
@@ -347,6 +350,27 @@ class CutModel:
             if (group, block.module) != previous:
                 chunk, previous = chunk + 1, (group, block.module)
             block.chunk = chunk
+
+    def _double(self) -> None:
+        """The whole model once more, from the last rank to the first."""
+        n, chunks, last = len(self.blocks), self.blocks[-1].chunk + 1, self.job.parallel.pp - 1
+        self.blocks += [
+            replace(
+                block,
+                number=block.number + n,
+                sources=[None if s is None else (s[0] + n, s[1]) for s in block.sources],
+                rank=last - block.rank,
+                slot=1,
+                chunk=block.chunk + chunks,
+                flow=1,
+            )
+            for block in self.blocks
+        ]
+
+    def held_on(self, rank: int) -> list[Block]:
+        """Blocks of a rank by their places in the model, whichever copy they are of."""
+        places = len(self.blocks) // (self.blocks[-1].flow + 1)
+        return sorted((b for b in self.blocks if b.rank == rank), key=lambda block: block.number % places)
 
     def _join(self, block: Block) -> None:
         """What the block gets from, and its gradients give to, a block of the same rank is the same storage there."""

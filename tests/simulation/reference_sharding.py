@@ -59,6 +59,10 @@ def holds_all(job: TrainingJob) -> bool:
     return several and job.parallel.zero == 3 and not job.parallel.reshard_after_forward
 
 
+def _kernels(block: Block, phase: str) -> list[object]:
+    return [o for o in block.operators(phase) if o.stream.name not in ("offload", "reload")]
+
+
 def _spread(group: CommGroup) -> tuple[int, bool, int]:
     return group.num_nodes, group.local_port.value == "pcie", -group.ranks_per_node
 
@@ -170,7 +174,21 @@ class Sharding:
         return unit
 
     def turns(self, chunk: int, phase: str) -> list[tuple[str, object]]:
-        """Blocks and collectives of a stage as the host issues them."""
+        """Blocks and collectives of a stage as the host issues them; of a part of a backward, what is left of it."""
+        if phase not in "IW":
+            return self._turns(chunk, phase)
+        whole = self._turns(chunk, "B")
+        return [(what, item) for what, item in whole if isinstance(item, Block) or self.part(what, item) == phase]
+
+    def part(self, what: str, unit: object) -> str:
+        """The part of a backward in which a unit is gathered or copied (no product of W reads a parameter), or reduced
+        (behind its last writer)."""
+        assert isinstance(unit, Unit)
+        if what in (REDUCE, REPLICATE):
+            return "W" if any(unit.writes(b, o) for b in unit.blocks for o in b.operators("W")) else "I"
+        return "I" if any(_kernels(b, "I") for b in unit.blocks) else "W"
+
+    def _turns(self, chunk: int, phase: str) -> list[tuple[str, object]]:
         blocks = self.model.chunk(chunk)
         turns: list[tuple[str, object]] = [("block", b) for b in (blocks if phase == "F" else blocks[::-1])]
         units = [unit for unit in self.units if unit.chunk == chunk]
@@ -280,7 +298,7 @@ class Sharding:
             rank, index = unit.blocks[0].rank, self.units.index(unit)
             for number in microbatches:
                 spans: dict[str, tuple[float, float]] = {}
-                for phase in "FB":
+                for phase in "FBIW":
                     entries = replica.operators.get((unit.chunk, phase, number), [])
                     kernels = [e for e in entries if e.block in unit.blocks]
                     kernels = [e for e in kernels if e.operator.stream.name not in ("offload", "reload")]
@@ -289,13 +307,14 @@ class Sharding:
                     shards = [replica.nodes[e.key] for e in entries if e.key[-2:] == (SHARD, index)]
                     if shards:
                         result.append((shards[0].start_s, gathers[0].end_s, unit.shard_bytes, rank))
-                    if inside and (unit.gathers or unit.copied):
+                    here = phase in "FB" or phase == self.part(GATHER, unit)
+                    if inside and here and (unit.gathers or unit.copied):
                         start = min((node.start_s for node in gathers), default=0.0)
                         spans[phase] = start, max(node.end_s for node in inside)
                     writers = [
                         replica.nodes[e.key]
                         for e in entries
-                        if phase == "B"
+                        if (phase == "B" or phase == self.part(REDUCE, unit))
                         and not unit.copied
                         and e.block in unit.blocks
                         and unit.writes(e.block, e.operator)
@@ -304,7 +323,8 @@ class Sharding:
                         done = next(e for e in entries if e.key[-2:] == (REDUCE, self.units.index(unit)))
                         size = unit.reduced * self.job.training.grad_dtype.size_bytes
                         result.append((min(n.start_s for n in writers), replica.nodes[done.key].end_s, size, rank))
-                if unit.keeps and "B" in spans:
-                    spans = {"FB": (spans["F"][0], spans["B"][1])}
+                back = [spans[phase] for phase in "BIW" if phase in spans]
+                if unit.keeps and back:
+                    spans = {"FB": (spans["F"][0], back[0][1])}
                 result += [(*span, unit.elements * tensor, rank) for span in spans.values()]
         return result

@@ -15,6 +15,7 @@ from simulation.reference_sharding import holds_all
 
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup, collective_latency, wire_factor
+from semu.job import TrainingJob
 from semu.nn import Parameter
 
 
@@ -71,12 +72,15 @@ def tail_of(expansion: Expansion) -> Tail:
         max(replica.span(stage)[1] for replica in expansion.replicas for stage in replica.orders[rank])
         for rank in range(parallel.pp)
     ]
+    if parallel.placement == "bidirectional":
+        ends = [max(pair) for pair in zip(ends, reversed(ends), strict=True)]
+        _pair(held)
     tail = Tail([[] for _ in range(parallel.pp)])
     grad_bytes = job.training.grad_dtype.size_bytes
     gathered: dict[int, list[Slice]] = {}
     for rank, slices in enumerate(tail.slices):
         done = ends[rank]
-        width = (parallel.zero_group or parallel.dp) * parallel.cp
+        width = (parallel.zero_group or parallel.dp) * parallel.cp * copies(job)
         if holds_all(job):
             from simulation.reference_held import gather, reduce
 
@@ -91,7 +95,8 @@ def tail_of(expansion: Expansion) -> Tail:
                 ready = max(item.ready_s for item in bucket) if overlap.grad_reduce else ends[rank]
                 size = sum(item.elements for item in bucket) * grad_bytes
                 tp = bucket[0].tp
-                peers, own = parallel.dp * parallel.cp * (parallel.tp // tp), width * (parallel.tp // tp)
+                peers = parallel.dp * parallel.cp * copies(job) * (parallel.tp // tp)
+                own = width * (parallel.tp // tp)
                 if bucket[0].is_routed:
                     kind = OpKind.REDUCE_SCATTER if parallel.zero else OpKind.ALL_REDUCE
                     slices.append(collective(expansion, kind, routed_group, size, max(now, ready)))
@@ -141,8 +146,13 @@ def tail_of(expansion: Expansion) -> Tail:
 
 def worst_group(model: CutModel, rank: int, step: int, size: int, tp: int = 0) -> CommGroup:
     """Of the groups of ``size`` ranks that reduce together (context ranks of all replicas) at distance ``step``, on
-    every tensor-parallel peer, the most spread one; ``tp``: of a module with other groups than the job's."""
+    every tensor-parallel peer, the most spread one; ``tp``: of a module with other groups than the job's. Where the
+    model is there twice, both ranks that hold the same stages."""
     job = model.job
+    if copies(job) > 1:
+        both = [(r, d) for r in (rank, job.parallel.pp - 1 - rank) for d in range(size // 2)]
+        lists = [[model.peer(r, d, t) for r, d in both] for t in range(job.parallel.tp)]
+        return most_spread(job.cluster.place_group("dp", own) for own in lists)
     if tp not in (0, job.parallel.tp):
         everyone = job.parallel.dp * job.parallel.cp * job.parallel.tp
         assert size * tp == everyone
@@ -158,8 +168,8 @@ def worst_group(model: CutModel, rank: int, step: int, size: int, tp: int = 0) -
 def trainable(expansion: Expansion, rank: int) -> list[Held]:
     """Trainable parameters of a rank in the order of data flow, each once."""
     found: dict[int, Held] = {}
-    for block in expansion.model.blocks:
-        for use in block.trace.parameters if block.rank == rank else ():
+    for block in expansion.model.held_on(rank):
+        for use in block.trace.parameters:
             if not use.parameter.requires_grad:
                 continue
             routed, sizes = expansion.model.experts.holds(use), expansion.model.sizes[block.module]
@@ -171,6 +181,19 @@ def trainable(expansion: Expansion, rank: int) -> list[Held]:
                         if entry.block is block and use.gradient in entry.operator.outputs:
                             item.ready_s = max(item.ready_s, replica.nodes[entry.key].end_s)
     return list(found.values())
+
+
+def copies(job: TrainingJob) -> int:
+    """How often the model is there."""
+    return 2 if job.parallel.placement == "bidirectional" else 1
+
+
+def _pair(held: list[list[Held]]) -> None:
+    """A gradient is complete when it is on both ranks that hold the parameter."""
+    for rank, mine in enumerate(held):
+        other = {id(item.parameter): item for item in held[len(held) - 1 - rank]}
+        for item in mine:
+            item.ready_s = max(item.ready_s, other[id(item.parameter)].ready_s)
 
 
 def buckets(held: list[Held], dp: int, several: bool) -> list[list[Held]]:
@@ -191,7 +214,7 @@ def shared_buckets(model: CutModel, held: list[Held], several: bool) -> list[lis
     order = sorted(held, key=lambda item: item.ready_s)
     found: list[list[Held]] = []
     for tp, items in parts_of(held):
-        dp = parallel.dp * parallel.cp * (parallel.tp // tp)
+        dp = parallel.dp * parallel.cp * copies(model.job) * (parallel.tp // tp)
         dense = [item for item in items if not item.is_routed] if dp > 1 else []
         routed = [item for item in items if item.is_routed] if edp > 1 else []
         found += buckets(dense, dp, several) + buckets(routed, dp, several)
@@ -206,7 +229,7 @@ def stepped(model: CutModel, held: list[Held]) -> int:
     for tp, items in parts_of(held):
         routed = sum(item.elements for item in items if item.is_routed)
         dense = sum(item.elements for item in items) - routed
-        shards = (model.job.parallel.zero_group or model.job.parallel.dp) * model.job.parallel.cp
+        shards = (model.job.parallel.zero_group or model.job.parallel.dp) * model.job.parallel.cp * copies(model.job)
         total += -(-dense // (shards * (model.job.parallel.tp // tp)))
         edp = model.experts.edp
         if model.job.parallel.zero_group:
@@ -225,8 +248,14 @@ def collective(expansion: Expansion, kind: OpKind, group: CommGroup, size: int, 
 def _tie(expansion: Expansion, held: list[list[Held]], ends: list[float], tail: Tail) -> None:
     """Gradients of a parameter that several ranks hold are summed over those ranks."""
     model = expansion.model
-    for item in {id(item.parameter): item for items in held for item in items}.values():
-        ranks = [r for r, items in enumerate(held) if any(other.parameter is item.parameter for other in items)]
+    half = held[: len(held) // copies(model.job)]
+    found = []
+    for item in {id(item.parameter): item for items in half for item in items}.values():
+        ranks = [r for r, items in enumerate(half) if any(other.parameter is item.parameter for other in items)]
+        found.append((item, ranks))
+    if len(half) < len(held):
+        found += [(item, [len(held) - 1 - rank for rank in ranks]) for item, ranks in found]
+    for item, ranks in found:
         if len(ranks) > 1:
             start = max(max([ends[rank], *(piece.end_s for piece in tail.slices[rank])]) for rank in ranks)
             group = model.job.cluster.place_group("pp", [model.gpu(rank, 0) for rank in ranks])
@@ -249,9 +278,10 @@ def _check(expansion: Expansion, held: list[list[Held]], begin_s: float, tail: T
         passes += [1, None, 2]
     now = begin_s
     width = (parallel.zero_group or parallel.dp) * parallel.cp if parallel.zero else 1
+    stages = parallel.pp // (1 if parallel.zero else copies(job))
     if not parallel.zero and any(item.is_routed for items in held for item in items):
         width = -(-model.experts.ep * model.experts.etp // parallel.tp)
-    together = parallel.pp * parallel.tp * width
+    together = stages * parallel.tp * width
     for times in passes:
         ends = [now]
         for rank, slices in enumerate(tail.slices):
@@ -261,7 +291,7 @@ def _check(expansion: Expansion, held: list[list[Held]], begin_s: float, tail: T
                 slices.append(_kernel(expansion, OpKind.OPTIMIZER, size, now))
                 ends.append(slices[-1].end_s)
             elif times is None and together > 1:
-                places = itertools.product(range(parallel.pp), range(width), range(parallel.tp))
+                places = itertools.product(range(stages), range(width), range(parallel.tp))
                 gpus = [model.peer(p, d, t) for p, d, t in places]
                 group = job.cluster.place_group("world", gpus)
                 slices.append(collective(expansion, OpKind.ALL_REDUCE, group, 4, now))
@@ -282,7 +312,7 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
     model = expansion.model
     job = model.job
     tensor_bytes, grad_bytes = job.training.precision.tensor_dtype.size_bytes, job.training.grad_dtype.size_bytes
-    shards = (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp
+    shards = (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp * copies(job)
     master, state = job.training.master_dtype.size_bytes, job.training.optimizer_state_dtype.size_bytes
     # gradient read, two moments and the master read and written, parameter written (or, without master, both)
     weight = (
@@ -304,7 +334,7 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
         narrow = sum(u.numel - scales(job, u.numel) for u in mine)
         several = job.parallel.tp // tp
         group = worst_group(model, rank, 1, shards * several, tp)
-        ranks = job.parallel.dp * job.parallel.cp * several
+        ranks = job.parallel.dp * job.parallel.cp * several * copies(job)
         if is_routed:
             group, ranks = model.experts.groups("edp", 0, rank), model.experts.edp
         if elements:
@@ -363,7 +393,7 @@ def gather_times(expansion: Expansion) -> dict[int, float]:
     job = expansion.model.job
     ready: dict[int, float] = {}
     for rank in range(job.parallel.pp):
-        width = (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp
+        width = (job.parallel.zero_group or job.parallel.dp) * job.parallel.cp * copies(job)
         held = [i for i in trainable(expansion, rank) if id(i.parameter) not in expansion.model.streamed()]
         for item in held:
             item.ready_s = 0.0

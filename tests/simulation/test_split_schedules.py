@@ -253,16 +253,19 @@ V = Parallel(pp=2, vpp=2, placement="v-shape")
 @pytest.mark.parametrize(
     ("parallel", "options", "where", "nearest"),
     [
-        (Parallel(pp=2), {"schedule": "chimera"}, "training.schedule", "dualpipe-v"),
+        (Parallel(pp=2), {"schedule": "chimera"}, "parallel.placement", "bidirectional"),
         (Parallel(pp=2), {"schedule": "zb-v"}, "parallel.vpp", 2),
         (Parallel(pp=2, vpp=2), {"schedule": "zb-v"}, "parallel.placement", "v-shape"),
         (V, {"schedule": "1f1b"}, "parallel.placement", "circular"),
         (V, {"schedule": "zb-h1"}, "parallel.placement", "circular"),
         (Parallel(pp=2, vpp=2), {"schedule": "zb-h1"}, "parallel.vpp", 1),
         (Parallel(pp=2), {"schedule": "1f1b", "activation_limit": "2p"}, "training.activation_limit", "zb-auto"),
-        (Parallel(pp=2, dp=2, zero=2), {"schedule": "zb-h1"}, "parallel.zero", 1),
-        (Parallel(pp=2, dp=2, zero=3), {"schedule": "zb-h1"}, "parallel.zero", 1),
-        (Parallel(pp=2), {"schedule": "zb-h1", "offload": "activations"}, "training.offload", "optimizer"),
+        (
+            Parallel(pp=2, dp=2, zero=3),
+            {"schedule": "zb-h1", "offload": "activations"},
+            "training.offload",
+            "optimizer",
+        ),
         (
             Parallel(pp=2, dp=2),
             {"schedule": "zb-h1", "optimizer_post_validation": True, "overlap": overlap(parameters=True)},
@@ -291,7 +294,7 @@ def test_what_weight_gradients_share_with_other_chunks_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "where"),
     [
-        ({"placement": "bidirectional"}, "parallel.placement"),
+        ({"placement": "bidirectional", "vpp": 2}, "parallel.vpp"),
         ({"placement": "diagonal"}, "parallel.placement"),
         ({"placement": "v-shape"}, "parallel.vpp"),
     ],
