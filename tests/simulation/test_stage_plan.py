@@ -25,7 +25,7 @@ from semu.schedule.shape import PipelineShape, StageKey
 from semu.schedule.stage_plan import STRATEGIES, StagePlan
 from semu.simulation import prepare, simulate
 from semu.simulation.estimate import evaluate
-from semu.simulation.planned import planned_job
+from semu.simulation.planned_job import planned_job
 from semu.simulation.reserved import rank_trace
 from semu.workload import Microbatch
 
