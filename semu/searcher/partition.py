@@ -28,7 +28,7 @@ from semu.schedule.stage_plan import StagePlan
 from semu.searcher.placement import ModuleLayers, place_layers
 from semu.simulation import JobCheckpoint, prepare
 from semu.simulation.evaluate import distinct_shapes
-from semu.simulation.planned import symbols_of_module
+from semu.simulation.variants import symbols_of_module
 from semu.simulation.segment_costs import stage_costs
 from semu.simulation.shape_costs import ShapeCosts
 from semu.simulation.sub_microbatches import check_symbols, cut_batch
