@@ -13,7 +13,6 @@ from semu.errors import ConfigError, MemoryLimitError, unknown_name
 from semu.job import TrainingJob
 from semu.report import Report
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
-from semu.schedule.stage_plan import StagePlan
 from semu.searcher.bounds import lower_bounds
 from semu.searcher.build import JobProblem, build_problem
 from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
@@ -244,10 +243,3 @@ def _exact(
             if other.makespan_s < best.makespan_s:
                 return other, *bound
     return best, *bound
-
-
-def default_plan(job: TrainingJob) -> StagePlan:
-    """The heuristic's schedule of a job, as ``search`` begins with it."""
-    _, built = job_problem(plain_job(job)[0])
-    _, tight, solution = _settled(built, _heuristic)
-    return tight.plan_of(solution, "heuristic")
