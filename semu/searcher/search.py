@@ -18,6 +18,7 @@ from semu.searcher.build import JobProblem, build_problem
 from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
 from semu.searcher.core import SearchResult, search_problem
 from semu.searcher.fit import fitted, lowered
+from semu.searcher.levels import search_levels
 from semu.searcher.loop import Budget, Incumbent
 from semu.searcher.memory import check_limits
 from semu.searcher.partition import Partition, partition
@@ -133,7 +134,7 @@ def search(
     tell = _told(say, first.solution.lower_bound_s)
 
     def find(problem: JobProblem) -> SearchResult:
-        return search_problem(problem.problem, budget, strategy=strategy, objective=goal, seed=seed, progress=tell)
+        return search_levels(problem.problem, budget, strategy=strategy, objective=goal, seed=seed, progress=tell)
 
     result, built, best = _settled(begun, find)
     if goal is Objective.MIN and default.makespan_s < best.makespan_s:
@@ -202,7 +203,7 @@ def _settled(
 
 
 def _heuristic(built: JobProblem) -> SearchResult:
-    return search_problem(built.problem, Budget(rollouts=0), refine=False)
+    return search_levels(built.problem, Budget(rollouts=0))
 
 
 def _told(say: Callable[[str], None], bound: float) -> Callable[[Incumbent], None]:
