@@ -96,18 +96,17 @@ def measure_interleaving(seconds: float) -> Iterator[Row]:
     each = fastest_cpu({"semu": partial(worker.run, rows)}, seconds)["semu"] / BATCH
     yield Row("interleaving, memory binds", 1 / each, "schedules/s", f"{SIZE}, nine microbatches fit on a rank")
 
+    workers = [Interleaver(problem, choice=problem.slot * 0) for _ in range(2)]
+    many = sequences(problem, 10 * BATCH)
+
     def both() -> None:
-        threads = [
-            threading.Thread(target=Interleaver(problem, choice=problem.slot * 0).run, args=(many,)) for _ in "ab"
-        ]
+        threads = [threading.Thread(target=worker.run, args=(many,)) for worker in workers]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    many = sequences(problem, 10 * BATCH)
-    alone = Interleaver(problem, choice=problem.slot * 0)
-    times_s = fastest({"one": partial(alone.run, many), "two": both}, seconds)
+    times_s = fastest({"one": partial(workers[0].run, many), "two": both}, seconds)
     value = 2 * times_s["one"] / times_s["two"]
     yield Row("interleaving, two threads", value, "x one", "one thread", None, None)
 

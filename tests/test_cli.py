@@ -421,7 +421,7 @@ def test_commands_of_later_versions(command: str, capsys: pytest.CaptureFixture[
     code, error = error_of(capsys, command, "vlm-m")
     assert code == 2
     assert error["message"] == f"this version does not have the command {command!r}"
-    assert error["expected"] == "one of simulate, schedules, validate, calibrate, list, import"
+    assert error["expected"] == "one of simulate, schedules, search, validate, calibrate, list, import"
     assert f" {command} " not in run(capsys, "--help")[1]
 
 

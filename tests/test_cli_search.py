@@ -124,27 +124,31 @@ def test_a_resolved_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="no signals")
 def test_an_interrupt_writes_the_best_so_far(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "semu", "search", *SMALL, "--time", "200", "--out", str(tmp_path / "out")]
+    words = ["search", *SMALL, "--time", "200", "--out", str(tmp_path / "out")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     code = (
         "import sys, semu.searcher.search as s\n"
         "from semu.cli import main\n"
-        "inner = s.search_problem\n"
+        "inner = s.search_levels\n"
         "def told(*a, **k):\n"
         "    print('searching now', flush=True)\n"
         "    return inner(*a, **k)\n"
-        "s.search_problem = told\n"
-        f"sys.exit(main({words[3:]!r}))\n"
+        "s.search_levels = told\n"
+        f"sys.exit(main({words!r}))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    for _ in range(2):  # the heuristic's, then the search
-        assert process.stdout.readline().strip() == "searching now"
-    time.sleep(1.0)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    try:
+        for _ in range(2):  # the heuristic's, then the search
+            assert process.stdout.readline().strip() == "searching now"
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
     assert process.returncode == 130, err
     assert "ended by interrupt" in out
     assert (tmp_path / "out" / "schedule.json").exists()

@@ -109,8 +109,8 @@ def _settings(changes: Mapping[str, object], path: Path) -> str:
 
     words = [f"--set training.schedule_file={path}"]
     words += [f"--set '{key}={format_value(value)}'" for key, value in changes.items() if value is not None]
-    words += [f"no {key}" for key, value in changes.items() if value is None]
-    return " ".join(words)
+    without = [key for key, value in changes.items() if value is None]
+    return " ".join(words) + (f", without {', '.join(without)}" if without else "")
 
 
 def _counts(flag: str, words: Sequence[str]) -> dict[str, int]:

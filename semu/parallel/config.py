@@ -168,6 +168,7 @@ class Parallel:
             ("zero_group", "no sharding groups", self.zero_group is None, None),
             ("ep", "1", self.ep == 1, 1),
             ("etp", f"tp = {self.tp}", self.expert_tensor_ranks == self.tp, self.tp),
+            ("segments", "mixed", self.segments == "mixed", "mixed"),
             ("modules", "one parallelism for all modules", not self.modules, None),
         ):
             if not fits:

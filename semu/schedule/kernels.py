@@ -110,6 +110,7 @@ def list_schedule(
     group: int,
     is_greedy: bool,
     slack: float,
+    in_turn: bool,
     order: I32,
 ) -> int:
     """Put stages in order by earliest start: of all stages that could run next, the one that could start first.
@@ -130,6 +131,7 @@ def list_schedule(
             its way. group: microbatches that go through a chunk before they go through the next one.
         is_greedy: weight gradients fill every gap.
         slack: how much of its time a weight gradient may delay what comes next, in parts of its time.
+        in_turn: a microbatch that enters leaves room for all earlier ones: some begin at other chunks than others.
         order: int32[num_stages], written: stage numbers in the order in which they were chosen.
     Returns:
         how many stages are in ``order``.
@@ -182,7 +184,11 @@ def list_schedule(
                         full = level[r] + delta[stage] > limit[r]
                         if uses_need and not inside[microbatch[pair]]:
                             for other in range(num_ranks):
-                                if reserved[other] + need[microbatch[pair], other] > limit[other]:
+                                wanted = need[microbatch[pair], other]
+                                for early in range(microbatch[pair] if in_turn else 0):
+                                    if not inside[early]:
+                                        wanted += need[early, other]
+                                if reserved[other] + wanted > limit[other]:
                                     full = True
                         if full:
                             blocked = True
@@ -225,9 +231,11 @@ def list_schedule(
         r = rank[best_pair]
         i = microbatch[best_pair]
         if best_kind == 0 and not inside[i]:
-            inside[i] = True
-            for other in range(num_ranks):
-                reserved[other] += need[i, other]
+            for early in range(0 if in_turn else i, i + 1):
+                if not inside[early]:
+                    inside[early] = True
+                    for other in range(num_ranks):
+                        reserved[other] += need[early, other]
         clock = best
         now[r] = best + latency[stage]
         done[stage] = now[r]

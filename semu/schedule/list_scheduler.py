@@ -132,7 +132,8 @@ def _ordered(study: PipelineStudy, limit: I64, split: bool, policy: Policy, name
     arrays, shape, costs = study.arrays, study.shape, study.costs
     held = [shape.chunks_of(rank) for rank in range(shape.num_ranks)]
     need = held_bytes(study)
-    if all(len(chunks) <= 1 for chunks in held) or np.all(limit >= _MOST):
+    drains = all(len(chunks) <= 1 for chunks in held) and not shape.part_counts
+    if drains or np.all(limit >= _MOST):
         need = np.zeros_like(need)  # a chain of single chunks always drains
     order = np.zeros(arrays.num_stages, dtype=np.int32)
     count = kernels.list_schedule(
@@ -155,6 +156,7 @@ def _ordered(study: PipelineStudy, limit: I64, split: bool, policy: Policy, name
         policy.group,
         policy.eager_weights,
         policy.slack,
+        bool(shape.part_counts),
         order,
     )
     chosen = order[:count]

@@ -99,8 +99,10 @@ class PipelineShape:
             )
 
     def _check_part_counts(self) -> None:
+        if not self.part_counts:
+            return
         every = tuple((split,) * self.num_microbatches for split in self.chunk_split)
-        if not self.part_counts or self.part_counts == every:
+        if self.part_counts == every:
             object.__setattr__(self, "part_counts", ())
             return
         fits = len(self.part_counts) == len(every) and all(

@@ -28,11 +28,11 @@ def fitted(built: JobProblem, solution: Solution) -> tuple[JobProblem, Solution]
     Raises:
         MemoryLimitError: none was found: which rank, how much is missing.
     """
-    for _ in range(ROUNDS):
+    for turn in range(ROUNDS):
         excess = built.excess_of(solution)
         if np.all(excess <= 0):
             return built, solution
-        limits = built.problem.limit_bytes - np.maximum(excess, 0)
+        limits = lowered(built, solution, excess * (1 + turn // 3))
         if np.any(limits < built.problem.static_bytes):
             break
         built = built.limited(limits)
@@ -49,6 +49,16 @@ def fitted(built: JobProblem, solution: Solution) -> tuple[JobProblem, Solution]
             solution.lower_bound_s,
         )
     raise _missing(built, built.excess_of(solution))
+
+
+def lowered(built: JobProblem, solution: Solution, excess: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Limits that a schedule above the memory of some ranks does not keep: int64[num_ranks] [bytes].
+
+    Args:
+        excess: int64[num_ranks], how much less those ranks should hold [bytes]; others: <= 0.
+    """
+    limits = built.problem.limit_bytes
+    return np.where(excess > 0, np.minimum(limits, solution.peak_bytes) - excess, limits)
 
 
 def _missing(built: JobProblem, excess: NDArray[np.int64]) -> MemoryLimitError:

@@ -28,11 +28,11 @@ from semu.schedule.stage_plan import StagePlan
 from semu.searcher.placement import ModuleLayers, place_layers
 from semu.simulation import JobCheckpoint, prepare
 from semu.simulation.evaluate import distinct_shapes
-from semu.simulation.planned import symbols_of_module
 from semu.simulation.segment_costs import stage_costs
 from semu.simulation.shape_costs import ShapeCosts
 from semu.simulation.sub_microbatches import check_symbols, cut_batch
 from semu.simulation.tracer import Block
+from semu.simulation.variants import symbols_of_module
 from semu.workload.batch import Microbatch
 from semu.workload.derived import with_derived
 

@@ -78,12 +78,22 @@ def _caps(module: ModuleLayers, num_chunks: int) -> list[int]:
     """Most layers of every chunk with which the slowest chunk is as fast as can be."""
     least = [module.least(chunk, num_chunks) for chunk in range(num_chunks)]
     if sum(least) > module.layers:
+        num_ranks = num_chunks // module.segments
+        most = module.layers // num_ranks
+        if most < 1:
+            raise ConfigError(
+                f"{module.name} has fewer layers than there are pipeline ranks, and gets chunks of its own on all",
+                where="parallel.pp",
+                expected=f"at most {module.layers} ranks",
+                got=num_ranks,
+                nearest=module.layers,
+            )
         raise ConfigError(
-            f"{module.name} has {module.layers} layers, fewer than chunks",
+            f"{module.name} has fewer layers than chunks",
             where=f"segments.{module.name}",
-            expected=f"at least {sum(least)} layers for {num_chunks} chunks",
+            expected=f"at most {most} chunks on every rank for {module.layers} layers",
             got=module.segments,
-            nearest=max(module.layers // max(num_chunks // module.segments, 1), 1),
+            nearest=most,
         )
 
     def cap(limit: float) -> list[int] | None:

@@ -13,12 +13,12 @@ from semu.errors import ConfigError, MemoryLimitError, unknown_name
 from semu.job import TrainingJob
 from semu.report import Report
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
-from semu.schedule.stage_plan import StagePlan
 from semu.searcher.bounds import lower_bounds
 from semu.searcher.build import JobProblem, build_problem
 from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
 from semu.searcher.core import SearchResult, search_problem
-from semu.searcher.fit import fitted
+from semu.searcher.fit import fitted, lowered
+from semu.searcher.levels import search_levels
 from semu.searcher.loop import Budget, Incumbent
 from semu.searcher.memory import check_limits
 from semu.searcher.partition import Partition, partition
@@ -108,6 +108,8 @@ def search(
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError("not a seed", where="seed", expected="an integer >= 0", got=seed, nearest=0)
     goal = Objective(objective)
+    if exact and goal is Objective.MAX:
+        raise ConfigError("the exact solver looks for the shortest schedule", where="exact", expected="objective min")
     budget = Budget(rollouts, DEFAULT_TIME_S if rollouts is None and time_s is None else time_s, workers)
     say = progress if progress is not None else _silent
     began = time.perf_counter()
@@ -126,20 +128,22 @@ def search(
     prepared_s = time.perf_counter() - began
     say("searching")
     target = built.problem
-    first, built, default = _settled(built, _heuristic)
+    first, begun, default = _settled(built, _heuristic)
+    if budget.time_s:  # kernels are compiled, or read, before the clock starts
+        search_problem(begun.problem, Budget(rollouts=1, workers=1), seed=seed)
     tell = _told(say, first.solution.lower_bound_s)
 
     def find(problem: JobProblem) -> SearchResult:
-        return search_problem(problem.problem, budget, strategy=strategy, objective=goal, seed=seed, progress=tell)
+        return search_levels(problem.problem, budget, strategy=strategy, objective=goal, seed=seed, progress=tell)
 
-    result, built, best = _settled(built, find)
+    result, built, best = _settled(begun, find)
     if goal is Objective.MIN and default.makespan_s < best.makespan_s:
-        best = default
+        built, best = begun, default
     bound = lower_bounds(target)
     bound_s, bound_name = bound.value_s, bound.name
     if exact and result.ended_by != "interrupt":
         say("solving with CP-SAT")
-        best, bound_s, bound_name = _exact(built, best, budget, seed, (bound_s, bound_name), goal)
+        best, bound_s, bound_name = _exact(built, best, budget, seed, (bound_s, bound_name))
     say("simulating the best schedule")
     plan = built.plan_of(best, "search")
     return SearchReport(
@@ -183,7 +187,6 @@ def _settled(
     Raises:
         MemoryLimitError: none was found.
     """
-    target = built
     for attempt in range(ATTEMPTS):
         result = find(built)
         try:
@@ -191,8 +194,8 @@ def _settled(
         except MemoryLimitError:
             if attempt == ATTEMPTS - 1:
                 raise
-            excess = np.maximum(built.excess_of(result.solution), 0)
-            built = target.limited(built.problem.limit_bytes - excess)
+            excess = built.excess_of(result.solution) * (1 << attempt)
+            built = built.limited(np.maximum(lowered(built, result.solution, excess), 0))
             check_limits(built.problem)
             continue
         return result, tight, best
@@ -200,7 +203,7 @@ def _settled(
 
 
 def _heuristic(built: JobProblem) -> SearchResult:
-    return search_problem(built.problem, Budget(rollouts=0), refine=False)
+    return search_levels(built.problem, Budget(rollouts=0))
 
 
 def _told(say: Callable[[str], None], bound: float) -> Callable[[Incumbent], None]:
@@ -215,14 +218,12 @@ def _told(say: Callable[[str], None], bound: float) -> Callable[[Incumbent], Non
 
 
 def _exact(
-    built: JobProblem, best: Solution, budget: Budget, seed: int, bound: tuple[float, str], goal: Objective
+    built: JobProblem, best: Solution, budget: Budget, seed: int, bound: tuple[float, str]
 ) -> tuple[Solution, float, str]:
     """What CP-SAT makes of the best schedule, and the better bound."""
     from semu.searcher.exact import solve_exact
     from semu.searcher.interleave import evaluate
 
-    if goal is Objective.MAX:
-        raise ConfigError("the exact solver looks for the shortest schedule", where="exact", expected="objective min")
     found = solve_exact(
         built.problem,
         time_s=budget.time_s or 60.0,
@@ -243,10 +244,3 @@ def _exact(
             if other.makespan_s < best.makespan_s:
                 return other, *bound
     return best, *bound
-
-
-def default_plan(job: TrainingJob) -> StagePlan:
-    """The heuristic's schedule of a job, as ``search`` begins with it."""
-    _, built = job_problem(plain_job(job)[0])
-    _, tight, solution = _settled(built, _heuristic)
-    return tight.plan_of(solution, "heuristic")

@@ -13,6 +13,11 @@ caching allocator), ``host`` and ``weights`` (offload), ``accounting``, ``conten
 to change where a job does not fit), ``compare`` with ``cuts`` and ``comparison`` (a job under many schedules), and
 ``stage_times`` (a line per stage). ``estimate`` is the door for a search that needs the first figures only.
 
+Under a ``StagePlan`` (``semu.schedule.stage_plan``): ``plan_problem`` (what it was made for), ``sub_microbatches`` (how
+a batch is cut), ``variants`` (of chunks), ``planned`` with ``planned_job`` (which of them runs), ``seams`` (memory
+where parts are joined), ``planned_tape`` (its allocations), and ``pair_costs`` (what every stage pair costs, before
+there is a schedule).
+
 What is remembered between calls, and by what: a traced model as long as it stays as it is (``model_memo``), its cuts
 (``Cut.facts``), what a job makes of a cut whatever is in its batch (``Layout.facts``), costs by chunks, device and
 shapes (``evaluate``), schedules by the shape of the pipeline (``PipelineProblem.known``, ``PipelineUnits.graphs``).

@@ -52,7 +52,9 @@ from semu.simulation.modules import check_spread, spreads
 from semu.simulation.pair_costs import PairCosts, pair_costs
 from semu.simulation.parts import check_split
 from semu.simulation.pipeline import PipelineRun, Replicas, consolidated_units, distinct_replicas, run_pipeline
-from semu.simulation.planned import chosen, plan_layout, planned_job, refuse_contention, refuse_split
+from semu.simulation.plan_problem import check_problem, described, plan_of_file
+from semu.simulation.planned import chosen, plan_layout
+from semu.simulation.planned_job import planned_job, refuse_contention, refuse_split
 from semu.simulation.reduction import RankTail, rank_tails
 from semu.simulation.refusals import check_streams, refuse_unmodelled
 from semu.simulation.samples import check_samples, sample_iterations
@@ -60,7 +62,6 @@ from semu.simulation.schedules import named_schedule, splits_backward
 from semu.simulation.stage_times import stage_table
 from semu.simulation.sub_microbatches import cut_batch
 from semu.simulation.template_cache import Recent
-from semu.workload.batch import Microbatch
 from semu.workload.derived import with_derived
 
 SHARED_CACHE = ResultCache()
@@ -398,9 +399,9 @@ def prepare(
     """
     say = progress if progress is not None else _silent
     results = cache if cache is not None else SHARED_CACHE
-    plan = plan if plan is not None else _plan_of_file(job)
+    plan = plan if plan is not None else plan_of_file(job)
     if plan is not None:
-        _check_problem(job, plan)
+        check_problem(job, plan)
         job = planned_job(job, plan)
     refuse_unmodelled(job)
     parallel, training = job.parallel, job.training
@@ -467,43 +468,6 @@ def prepare(
     replicas = distinct_replicas(layout, evaluation, units.pairs)
     nodes = consolidated_units(layout, evaluation, units, replicas, gathers)
     return JobCheckpoint(layout, evaluation, units, replicas, nodes, gathers)
-
-
-def _plan_of_file(job: TrainingJob) -> StagePlan | None:
-    """What the job's schedule file holds, where it is a plan (``.json``)."""
-    path = job.training.schedule_file
-    return StagePlan.read(path) if path is not None and path.endswith(".json") else None
-
-
-def described(job: TrainingJob, layout: Layout | None, microbatches: Sequence[Microbatch]) -> dict[str, Any]:
-    """What a plan is made for, in plain numbers (``StagePlan.problem``).
-
-    Args:
-        job: as told. layout: of the job; None: without its chunks. microbatches: of all replicas.
-    """
-    found: dict[str, Any] = {
-        "model": job.model.name,
-        "device": job.profile.name,
-        **{name: getattr(job.parallel, name) for name in ("pp", "dp", "tp", "cp")},
-        "microbatches": job.num_microbatches,
-        "batch": [{name: [len(own), int(own.sum())] for name, own in item.lengths.items()} for item in microbatches],
-    }
-    if layout is not None:
-        found["chunks"] = [
-            {"rank": c.chunk.rank, "slot": c.chunk.slot, "module": c.module, "blocks": [c.chunk.first, c.chunk.last]}
-            for c in layout.chunks
-        ]
-    return found
-
-
-def _check_problem(job: TrainingJob, plan: StagePlan) -> None:
-    """Refuse a plan that was made for another job or batch."""
-    if plan.problem is None:
-        return
-    count = job.num_microbatches * job.parallel.dp
-    items = job.batch.microbatches(count, job.training.micro_batch, job.training.seq_len)
-    made_for = {key: value for key, value in plan.problem.items() if key != "chunks"}
-    first_difference(made_for, described(job, None, items))
 
 
 def _silent(_: str) -> None:

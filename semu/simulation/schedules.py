@@ -57,9 +57,6 @@ def check_schedule_options(job: TrainingJob) -> None:
     _check_flows(job)
     if job.training.schedule_file or name not in ALL_SCHEDULES:
         return
-    _check_copies(name, job.parallel.copies, "parallel.placement")
-    if job.parallel.copies > 1:
-        return
     if name == "optimus" and not any(module.role is ModalityRole.ENCODER for module in job.model.modules):
         raise ConfigError(
             "the schedule 'optimus' moves encoders out of the way of what reads them, and the model has none",
@@ -68,6 +65,9 @@ def check_schedule_options(job: TrainingJob) -> None:
             got=name,
             nearest="1f1b",
         )
+    _check_copies(name, job.parallel.copies, "parallel.placement")
+    if job.parallel.copies > 1:
+        return
     family, placement = ALL_SCHEDULES[name], job.parallel.placement
     wants = family.placement.value if family.placement is Placement.V_SHAPE else "circular"
     if placement != wants and job.parallel.vpp > 1 and not (family.adapt is not None and wants == "circular"):

@@ -235,7 +235,7 @@ def test_chimera_holds_the_activations_of_the_paper() -> None:
 def test_every_schedule_says_where_it_is_from(name: str) -> None:
     """In its family, and in words in its file."""
     source = ALL_SCHEDULES[name].source
-    papers = re.findall(r"\d{4}\.\d{5}", source)
+    papers = re.findall(r"\d{4}\.\d{5}|DIP §7.1", source)
     assert papers or name == "greedy"
     module = __import__(f"semu.schedule.{FIGURES[name.removesuffix('-2p')][0]}", fromlist=["__doc__"])
     assert papers[0] in module.__doc__ if papers else module.__doc__

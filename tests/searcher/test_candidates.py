@@ -47,7 +47,7 @@ def every_way(own: list[LayerGroup]) -> list[tuple[float, float]]:
     return found
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(groups(), st.integers(2, 10))
 def test_the_knapsack_against_every_way(own: list[LayerGroup], most: int) -> None:
     chosen = best_counts(own, most)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.jobs import gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items
+from simulation.multimodal_jobs import items_of, model_of
 
 import semu
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
@@ -59,7 +60,9 @@ def check(found: SearchReport, dp: int) -> None:
     report = simulate(found.job, plan=found.plan)
     assert report.to_json() == found.report.to_json()
     makespan = report.timeline.makespan_s
-    if dp == 1:
+    if not found.job.training.overlap.pipeline:  # stages wait for their sends
+        assert makespan >= found.solution.makespan_s or dp > 1
+    elif dp == 1:
         assert makespan == found.solution.makespan_s
         assert times_of(report) == searched_times(found.problem, found.solution)
     else:
@@ -71,7 +74,7 @@ def check(found: SearchReport, dp: int) -> None:
 
 
 def random_job(random: Random) -> TrainingJob:
-    kind = random.choice(["vlm", "t2v", "gpt"])
+    kind = random.choice(["vlm", "t2v", "gpt", "omni"])
     dp, tp, pp = random.choice([(1, 1, 1), (1, 1, 2), (1, 2, 2), (2, 1, 2), (1, 1, 3)])
     m, layers = random.randint(1, 4), random.randint(3, 5)
     count, seed = m * dp, random.randint(0, 999)
@@ -82,18 +85,21 @@ def random_job(random: Random) -> TrainingJob:
             model = model.freeze(["vit"])
     elif kind == "t2v":
         items, model = t2v_items(count, seed=seed), t2v(layers=layers)
+    elif kind == "omni":
+        pp = min(pp, 2)  # of two layers
+        items, model = items_of("omni", count, seed=seed), model_of("omni")
     else:
         items, model = text_items(count, seed=seed), gpt(layers=layers)
     return job_of(
         model,
         items,
         Parallel(dp=dp, tp=tp, pp=pp, zero=random.randint(0, 1)),
-        overlap=overlap(tensor=random.random() < 0.5, pipeline=True, gradients=random.random() < 0.5),
+        overlap=overlap(tensor=random.random() < 0.5, pipeline=random.random() < 0.9, gradients=random.random() < 0.5),
         recompute=random.choice(["none", "full", "selective"]),
     )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_what_is_searched_is_what_is_simulated(random: Random) -> None:
     job = random_job(random)
@@ -208,6 +214,7 @@ def test_options_of_the_job_that_go() -> None:
         {"strategies": ()},
         {"candidates": 0},
         {"memory_limit_bytes": 0},
+        {"exact": True, "objective": "max"},
     ],
 )
 def test_bad_options_are_named(bad: dict[str, object]) -> None:

@@ -99,8 +99,10 @@ def test_modules_one_after_another_lose_little(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_fewer_layers_than_chunks() -> None:
-    with pytest.raises(ConfigError, match=r"segments\.m"):
+    with pytest.raises(ConfigError, match=r"parallel\.pp"):
         place_layers([ModuleLayers("m", 3, 1, 1.0)], 4)
+    with pytest.raises(ConfigError, match=r"segments\.m"):
+        place_layers([ModuleLayers("m", 7, 2, 1.0)], 4)
 
 
 def vision_job(pp: int = 2, dp: int = 1, empty: tuple[int, ...] = ()) -> TrainingJob:

@@ -222,6 +222,7 @@ def test_an_order_of_ones_own(tmp_path: Path) -> None:
         ({"pp": 2, "dp": 4, "zero_group": 2, "zero": 1}, {}, "parallel.zero_group", None),
         ({"pp": 2, "dp": 2, "ep": 2}, {}, "parallel.ep", 1),
         ({"pp": 2, "tp": 2, "etp": 1}, {}, "parallel.etp", 2),
+        ({"pp": 2, "segments": "apart"}, {}, "parallel.segments", "mixed"),
         ({"pp": 2, "tp": 2, "modules": {"llm": {"tp": 1}}}, {}, "parallel.modules", None),
         ({"pp": 2}, {"schedule": "1f1b"}, "parallel.placement", "chimera"),
         ({"pp": 2}, {"schedule": "zb-auto"}, "parallel.placement", "chimera"),

@@ -25,7 +25,7 @@ from semu.schedule.shape import PipelineShape, StageKey
 from semu.schedule.stage_plan import STRATEGIES, StagePlan
 from semu.simulation import prepare, simulate
 from semu.simulation.estimate import evaluate
-from semu.simulation.planned import planned_job
+from semu.simulation.planned_job import planned_job
 from semu.simulation.reserved import rank_trace
 from semu.workload import Microbatch
 
@@ -490,7 +490,11 @@ def test_many_orders_of_parts_are_timed_in_one_call() -> None:
     orders = np.stack([np.concatenate(checkpoint.units.orders(schedule)) for schedule in schedules])
     found = checkpoint.restore_orders(orders)
     assert found.is_legal.all()
-    assert found.makespan_s.tolist() == [checkpoint.estimate(schedule).makespan_s for schedule in schedules]
+    makespans = [checkpoint.estimate(schedule).makespan_s for schedule in schedules]
+    assert found.makespan_s.tolist() == makespans
+    for schedule, makespan in zip(schedules[:3], makespans, strict=False):
+        times = checkpoint.restore(checkpoint.edges_of(schedule))
+        assert times.end[0].max() == makespan
 
 
 def test_megatrons_orders_take_all_parts_of_a_microbatch_together() -> None:
