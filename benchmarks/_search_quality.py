@@ -17,9 +17,10 @@ from _search_instances import load
 
 from semu.searcher import SearchProblem
 from semu.searcher.bounds import lower_bounds
-from semu.searcher.core import SearchResult, search_problem
+from semu.searcher.core import SearchResult
 from semu.searcher.exact import ExactResult, solve_exact
 from semu.searcher.interleave import evaluate
+from semu.searcher.levels import search_levels
 from semu.searcher.loop import Budget
 
 WORKERS = 2
@@ -35,7 +36,7 @@ QUALITY = 0.01
 
 def searched(problem: SearchProblem, seconds: float, seed: int = 0) -> SearchResult:
     """A search for a wall time."""
-    return search_problem(problem, Budget(time_s=seconds, workers=WORKERS), seed=seed)
+    return search_levels(problem, Budget(time_s=seconds, workers=WORKERS), seed=seed)
 
 
 def exact_makespan(problem: SearchProblem, found: ExactResult) -> float:
