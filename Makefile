@@ -5,6 +5,8 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+# Two processes, of which one that is done takes work from the other.
+PARALLEL ?= -n 2 --dist worksteal
 VENV := .venv
 EXTRAS := .venv-extras
 BIN := $(VENV)/bin
@@ -13,6 +15,7 @@ SUPPORTED := import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3,
 	"semu needs Python 3.11 to 3.13, this is %d.%d; choose another with: make PYTHON=python3.12 ..." % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
+
 .PHONY: help demo test test-extras lint format types contracts bench-quick clean
 
 help:
@@ -51,10 +54,10 @@ demo: $(VENV)/.installed
 	@find out -type f -newer $(VENV)/.demo-start | sort | sed 's/^/  /'
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 test-extras: $(EXTRAS)/.installed
-	$(EXTRAS)/bin/python -m pytest -m "not gpu" $(PYTEST_ARGS)
+	$(EXTRAS)/bin/python -m pytest -m "not gpu" $(PARALLEL) $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
