@@ -248,12 +248,21 @@ def test_plain_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["name"] for row in found["refused"]] == ["dualpipe-v"]
 
 
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_plain_numbers_that_no_schedule_takes(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "--ranks", "3", "--microbatches", "7", "--compare", "chimera", *more)
+    assert code == 4
+    assert "both directions interlock on an even number of ranks" in out
+    assert "none of the schedules asked for can run: chimera" in err
+
+
 @pytest.mark.parametrize(
     ("words", "where"),
     [
         ([], "semu schedules"),
         (["--ranks", "4"], "semu schedules"),
         (["--ranks", "0", "--microbatches", "4"], "--ranks"),
+        (["--ranks", "9" * 20, "--microbatches", "1"], "--ranks, --microbatches"),
         (["--ranks", "4", "--microbatches", "4", "--out", "x"], "--out"),
         (["--ranks", "4", "--microbatches", "4", "--set", "a=1"], "--set"),
     ],
