@@ -31,7 +31,7 @@ DEFAULT = (
     "optimus",
     "greedy",
 )
-"""What is compared where nobody says: one of each idea, so that every shipped setup sees what is best for it or within a
+"""What is compared where nobody says: one of each idea; every shipped setup sees what is best for it or within a
 hundredth of that."""
 EVERY = "all"
 """Stands for all schedules."""

@@ -106,7 +106,7 @@ def test_chunks_that_read_later_ones_are_left_alone() -> None:
 
 
 def test_optimus_counts_the_virtual_stages_that_hold_some_of_the_backbone() -> None:
-    """Five microbatches on two ranks: a backbone of two virtual stages cannot; of one, whatever the encoder has, can."""
+    """Five microbatches on two ranks: a backbone of two virtual stages cannot; of one it can."""
     optimus = ALL_SCHEDULES["optimus"]
     for begins, ends, fits in ((1, 1, True), (2, 1, True), (1, 2, False), (0, 2, False)):
         modules = [FlowModule("vit", (0, 1) * begins)] if begins else []

@@ -4,7 +4,6 @@ modules, replicas; random jobs against the slow reference, bit for bit."""
 from __future__ import annotations
 
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
