@@ -282,3 +282,4 @@ def test_listed_schedules(capsys: pytest.CaptureFixture[str]) -> None:
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["schedules"]}
     assert {name for name, row in rows.items() if row["is_executed"]} == {n for n in ALL_SCHEDULES if is_executed(n)}
     assert (rows["zb-v"]["placement"], rows["zb-v"]["splits_backward"]) == ("v-shape", True)
+    assert len({row["description"] for row in rows.values()}) == len(rows)
