@@ -248,12 +248,21 @@ def test_plain_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["name"] for row in found["refused"]] == ["dualpipe-v"]
 
 
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_plain_numbers_that_no_schedule_takes(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "--ranks", "3", "--microbatches", "7", "--compare", "chimera", *more)
+    assert code == 4
+    assert "both directions interlock on an even number of ranks" in out
+    assert "none of the schedules asked for can run: chimera" in err
+
+
 @pytest.mark.parametrize(
     ("words", "where"),
     [
         ([], "semu schedules"),
         (["--ranks", "4"], "semu schedules"),
         (["--ranks", "0", "--microbatches", "4"], "--ranks"),
+        (["--ranks", "9" * 20, "--microbatches", "1"], "--ranks, --microbatches"),
         (["--ranks", "4", "--microbatches", "4", "--out", "x"], "--out"),
         (["--ranks", "4", "--microbatches", "4", "--set", "a=1"], "--set"),
     ],
@@ -273,3 +282,4 @@ def test_listed_schedules(capsys: pytest.CaptureFixture[str]) -> None:
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["schedules"]}
     assert {name for name, row in rows.items() if row["is_executed"]} == {n for n in ALL_SCHEDULES if is_executed(n)}
     assert (rows["zb-v"]["placement"], rows["zb-v"]["splits_backward"]) == ("v-shape", True)
+    assert len({row["description"] for row in rows.values()}) == len(rows)

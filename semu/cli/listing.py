@@ -133,6 +133,7 @@ def _schedule_rows() -> list[dict[str, object]]:
             text = (SCHEDULES[name].__doc__ or "").strip().split("\n")[0]
         else:
             text = " ".join((sys.modules[family.orders.__module__].__doc__ or "").split("\n\n")[0].split())
+            text += {"zb-auto": " Within p microbatches.", "zb-auto-2p": " Within 2 p microbatches."}.get(name, "")
         rows.append(
             {
                 "name": name,

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
 from semu.cli.simulate import refuse_defaults, result_cache
 from semu.cli.validate import check_place
-from semu.errors import ConfigError, MemoryLimitError, unknown_name
+from semu.errors import ConfigError, MemoryLimitError, ScheduleError, unknown_name
 
 if TYPE_CHECKING:
     from semu.simulation.comparison import ComparedSchedule, ScheduleComparison
 
 _OF_RUNS = ("cluster", "parallel", "profile", "seed", "assignments", "cache", "csv", "out", "strict", "dump_config")
+
+MOST_PLAIN = 1_000_000
+"""Ranks times microbatches that are studied without a run."""
 
 
 def schedules_command(arguments: argparse.Namespace) -> int:
@@ -139,6 +143,13 @@ def _plain_numbers(arguments: argparse.Namespace, names: list[str] | None) -> in
             )
         if value < 1:
             raise ConfigError("not a size", where=flag, expected="an integer >= 1", got=value, nearest=1)
+    if arguments.ranks * arguments.microbatches > MOST_PLAIN:
+        raise ConfigError(
+            f"more than {MOST_PLAIN} stages of a microbatch on a rank",
+            where="--ranks, --microbatches",
+            expected=f"ranks x microbatches <= {MOST_PLAIN}",
+            got=f"{arguments.ranks} x {arguments.microbatches}",
+        )
     given = next((name for name in _OF_RUNS if getattr(arguments, name)), None)
     if given is not None:
         flag = "--set" if given == "assignments" else "--" + given.replace("_", "-")
@@ -153,7 +164,7 @@ def _plain_numbers(arguments: argparse.Namespace, names: list[str] | None) -> in
         sizes_text = f"{arguments.ranks} ranks, {arguments.microbatches} microbatches"
         head = f"{sizes_text}; F, I and W of a p-th of the model take 1 s each"
         emit("\n".join([head, "", comparison_table(found, held), *(f"not run: {k}: {v}" for k, v in refused.items())]))
-        return 0
+        return _plain_exit_code(found, refused)
     rows = [
         {
             "name": row.family.name,
@@ -167,4 +178,13 @@ def _plain_numbers(arguments: argparse.Namespace, names: list[str] | None) -> in
         for row in found
     ]
     emit_json({"schedules": rows, "refused": [{"name": name, "rule": rule} for name, rule in refused.items()]})
-    return 0
+    return _plain_exit_code(found, refused)
+
+
+def _plain_exit_code(found: Sequence[object], refused: Mapping[str, str]) -> int:
+    """0, or 4 where nothing of what was asked for can run, which is said."""
+    if found:
+        return 0
+    name, rule = next(iter(refused.items()))
+    say(f"error: none of the schedules asked for can run: {name}: {rule}")
+    return ScheduleError.exit_code

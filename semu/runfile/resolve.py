@@ -195,6 +195,8 @@ def _ordered(table: dict[str, Any], name: str) -> dict[str, Any]:
 def _set_global_batch(config: dict[str, dict[str, Any]], places: Places, setup: Setup | None) -> str | None:
     """Decide the global batch where it is not given; returns what to tell the user."""
     training, parallel = config["training"], config["parallel"]
+    if training["micro_batch"] < 1:
+        return None  # refused with the other sizes
     before = training.get("global_batch")
     if before is not None and (setup is None or "training.global_batch" in places.flags):
         return None

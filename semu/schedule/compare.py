@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from semu.errors import ConfigError
 from semu.schedule.family import ScheduleFamily
 from semu.schedule.registry import ALL_SCHEDULES, schedule_family
 from semu.schedule.schedule import Schedule
@@ -53,8 +54,15 @@ def compare_schedules(
     Returns:
         the schedules in the order of their names, and the rule that the others break, by name.
     Raises:
-        ConfigError: an unknown name, or a cost that is none.
+        ConfigError: an unknown name, a size or a cost that is none.
     """
+    for where, size in (
+        ("num_ranks", num_ranks),
+        ("num_microbatches", num_microbatches),
+        ("num_slots", num_slots),
+    ):
+        if not isinstance(size, int) or size < 1:
+            raise ConfigError("not a size", where=where, expected="an integer >= 1", got=size, nearest=1)
     found: list[Compared] = []
     refused: dict[str, str] = {}
     for name in ALL_SCHEDULES if names is None else names:

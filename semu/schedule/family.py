@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from semu.errors import ScheduleError
+from semu.schedule.contracted import Contracted
 from semu.schedule.placement import Placement
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey
@@ -49,7 +50,8 @@ class ScheduleFamily:
         splits_backward: whether it has input and weight gradients of their own.
         rules: what it asks of p, m and v.
         makespan, activations: closed forms at equal stages without transfer time.
-        is_fixed: it needs one chunk per rank and slot, in its placement, all with a backward.
+        is_fixed: it is drawn for one chunk per rank and slot, in its placement, all with a backward; where a slot holds
+            the end of one module and the beginning of the next, they run in a row.
         adapt: a pipeline with its costs -> the schedule made for these; None: costs do not matter to the order.
     """
 
@@ -97,7 +99,10 @@ class ScheduleFamily:
             ScheduleError: its size, the placement of its chunks, or a chunk without backward does not fit.
         """
         self.check_shape(shape)
-        return Schedule.build(self.name, self.orders(shape))
+        contracted = Contracted.of(shape) if self.is_fixed and self.adapt is None else None
+        if contracted is None or contracted.is_whole:
+            return Schedule.build(self.name, self.orders(shape))
+        return Schedule.build(self.name, contracted.write_out(self.orders(contracted.shape)))
 
     def on(self, study: PipelineStudy) -> Schedule:
         """The schedule of a pipeline, made for its costs where the family can.
@@ -115,9 +120,9 @@ class ScheduleFamily:
         p, m, v = shape.num_ranks, shape.num_microbatches, shape.num_slots
         self.check(p, m, v)
         if self.is_fixed:
-            self._check_chunks(shape, self.placement.shape(p, m, v))
+            self._check_chunks(shape, Contracted.of(shape).shape, self.placement.shape(p, m, v))
 
-    def _check_chunks(self, shape: PipelineShape, wanted: PipelineShape) -> None:
+    def _check_chunks(self, shape: PipelineShape, chain: PipelineShape, wanted: PipelineShape) -> None:
         frozen = [chunk for chunk, back in enumerate(shape.has_backward) if not back]
         if frozen:
             raise ScheduleError(
@@ -126,7 +131,7 @@ class ScheduleFamily:
                 expected="no frozen beginning, or a schedule that runs frozen chunks forward only, like zb-h1",
                 got=f"chunk {frozen[0]} without backward",
             )
-        places = (shape.chunk_rank, shape.chunk_slot, shape.sources, shape.chunk_flow, shape.microbatch_flow)
+        places = (chain.chunk_rank, chain.chunk_slot, chain.sources, chain.chunk_flow, chain.microbatch_flow)
         if places != (wanted.chunk_rank, wanted.chunk_slot, wanted.sources, wanted.chunk_flow, wanted.microbatch_flow):
             raise ScheduleError(
                 f"{self.name} needs a chain of chunks, one per rank and slot, in the placement {self.placement.value}",

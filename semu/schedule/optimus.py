@@ -18,7 +18,7 @@ Equal stages, v >= 2 virtual stages of which the first is the encoder's (capital
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from semu.parallel.pipeline import nearest_multiple
@@ -49,8 +49,7 @@ def coarse_orders(shape: PipelineShape) -> Iterator[list[StageKey]]:
     """
     first = encoder_chunks(shape)
     before = sorted({shape.chunk_slot[chunk] for chunk in first})
-    rest = [chunk for chunk in range(shape.num_chunks) if chunk not in first]
-    slots = sorted({shape.chunk_slot[chunk] for chunk in rest})
+    slots = _backbone_slots(shape, first)
     for rank in range(shape.num_ranks):
         order = [
             stage
@@ -66,6 +65,10 @@ def coarse_orders(shape: PipelineShape) -> Iterator[list[StageKey]]:
             if stage.chunk in first
         )
         yield order
+
+
+def _backbone_slots(shape: PipelineShape, encoders: Collection[int]) -> list[int]:
+    return sorted({shape.chunk_slot[chunk] for chunk in range(shape.num_chunks) if chunk not in encoders})
 
 
 def _in_groups(shape: PipelineShape, slots: list[int]) -> Iterator[tuple[int, int]]:
@@ -106,6 +109,11 @@ class _WithEncoder(ScheduleFamily):
         if num_slots == 1:
             return plain
         return replace(plain, chunk_module=tuple("backbone" if slot else "encoder" for slot in plain.chunk_slot))
+
+    def check_shape(self, shape: PipelineShape) -> None:
+        """Of a pipeline's virtual stages those count that hold some of the backbone; see ``__call__``."""
+        slots = _backbone_slots(shape, encoder_chunks(shape))
+        self.check(shape.num_ranks, shape.num_microbatches, len(slots) + 1)
 
 
 def _groups_of_p(p: int, m: int, v: int) -> Misfit | None:

@@ -10,7 +10,7 @@ from functools import cached_property
 from semu.errors import ScheduleError
 from semu.graph.operator import Phase
 
-_STAGE = re.compile(r"(\d+)([FBIW])(\d+)")
+_STAGE = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True)

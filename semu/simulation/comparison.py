@@ -191,6 +191,10 @@ class ScheduleComparison:
             )
             yield f"best: {self.best.name}, the fastest that fits in {have}; {against}"
         yield "rank: the one that needs most memory; vs own: change of the iteration time"
+        tried = {*(row.name for row in self.rows), *(other.name for other in self.refused)}
+        left = [name for name in ALL_SCHEDULES if name not in tried]
+        if left and self.asked is None:
+            yield from textwrap.wrap(f"not compared: {', '.join(left)} (--compare all)", WIDTH, subsequent_indent="  ")
         by_rule: dict[str, list[str]] = {}
         for other in self.refused:
             by_rule.setdefault(other.rule, []).append(other.name)

@@ -54,7 +54,6 @@ V = ("training.schedule=zb-v", "parallel.placement=v-shape", "parallel.vpp=2", "
     [
         (("model.frozen=['vit']", SPLIT, *BOTH), 4, "chimera", "chimera needs a backward of every chunk"),
         (("model.frozen=['vit']", *V), 4, "zb-v", "zb-v needs a backward of every chunk"),
-        (BOTH, 4, "chimera", "chimera needs a chain of chunks, one per rank and slot"),
         (V[:2], 2, "parallel.vpp", "a V-shaped placement has several groups of layers on each rank"),
         (("training.schedule=zb-v", "parallel.vpp=2"), 2, "parallel.placement", "another placement"),
         (

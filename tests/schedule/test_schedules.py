@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule.shapes import Times, all_stages, sends, shapes, simulate
 
+from semu.errors import ConfigError, ScheduleError
 from semu.graph.operator import Phase
 from semu.schedule import SCHEDULES
+from semu.schedule.compare import compare_schedules
 from semu.schedule.schedule import PipelineShape, Schedule
 
 F, B = Phase.FORWARD, Phase.BACKWARD
@@ -126,3 +128,16 @@ def test_every_stage_is_on_its_rank_once_whatever_the_shape(name: str, shape: Pi
     for rank, order in enumerate(SCHEDULES[name](shape).orders):
         mine = [stage for stage in all_stages(shape) if shape.chunk_rank[stage.chunk] == rank]
         assert sorted(map(str, order)) == sorted(map(str, mine))
+
+
+@pytest.mark.parametrize("sizes", [(0, 4, 2), (4, -1, 2), (4, 4, 0), (2.5, 4, 2)])
+def test_comparisons_without_a_size_are_refused(sizes: tuple[int, int, int]) -> None:
+    with pytest.raises(ConfigError, match="not a size") as caught:
+        compare_schedules(sizes[0], sizes[1], num_slots=sizes[2])
+    assert (caught.value.expected, caught.value.nearest) == ("an integer >= 1", 1)
+
+
+@pytest.mark.parametrize("text", ["99999999999999999999F0", "0F99999999999999999999", "\u0663F0", "0F\u00b2"])
+def test_numbers_that_no_stage_has(text: str) -> None:
+    with pytest.raises(ScheduleError, match="not a stage"):
+        Schedule.from_text(text)

@@ -281,7 +281,7 @@ class Writer:
         ready: dict[int, Key] = {}
         barrier: list[Key] = []
         latest: list[Key] = []
-        done: list[Key] = []
+        done: list[list[Key]] = []
         fronts: dict[int, list[Key]] = {}
         copied: list[Block] = []
         shard: list[Key] = []
@@ -294,7 +294,6 @@ class Writer:
                 node = Node(latency, [("begin", *stage), *([links[name]] if name in links else [])])
                 if what == COPY:  # as soon as the block of the copy before begins
                     node.after += fronts[copied[-1].number] if copied else []
-                    copied += item.blocks
                 elif what == GATHER and shard:
                     node.after += [shard.pop()]
                 else:
@@ -314,6 +313,7 @@ class Writer:
                 written.append(StageOperator(key, None, operator, 0, operator.net_bytes))  # type: ignore[arg-type]
                 continue
             assert isinstance(item, Block)
+            copied += [item] if self.sharding.begins_copied(item, phase) else []
             waits = [ready[n] for n in ready if item in self.sharding.units[n].blocks] + barrier
             kernels: list[tuple[OpKind, Key]] = []
             fronts[item.number] = latest
@@ -329,7 +329,7 @@ class Writer:
                 in_ring = operator.kind is OpKind.P2P and mine not in HOST
                 if mine in HOST:
                     node.after += [last_on[mine]] if mine in last_on else []
-                    node.after += done[-2:-1] if phase == "B" else []  # one block ahead of its readers
+                    node.after += done[-2] if phase != "F" and len(done) > 1 else []  # one block ahead of its readers
                 elif in_ring:
                     node.after += [last_on["ring"]] if "ring" in last_on else []
                     node.after += _before_last_attention(kernels)
@@ -348,9 +348,9 @@ class Writer:
                 latest += [] if mine in HOST else [key]
                 flop, net = (value(d, symbols) if symbols else 0 for d in (operator.flop, operator.net_bytes))
                 written.append(StageOperator(key, item, operator, flop, net))
-            done += [entry.key for entry in written if entry.block is item and entry.operator.stream.name not in HOST][
-                -1:
-            ]
+            if any(o.stream.name not in HOST for o in item.operators("F" if phase == "F" else "B")):
+                own = [e.key for e in written if e.block is not None and e.operator.stream.name not in HOST]
+                done.append(own[-1:])  # of a part of a backward, what it has until here
         self.operators[stage] = written
         if self.model.job.training.launch:
             self._launch(stage, written)

@@ -225,6 +225,11 @@ class Sharding:
             turns.insert(place(unit.blocks[0]), (COPY, unit))
         return turns
 
+    def begins_copied(self, block: Block, phase: str) -> bool:
+        """Whether a unit is copied from the host before a block of this pass, in either part of it."""
+        whole = "F" if phase == "F" else "B"
+        return bool(block.operators(whole)) and any(u.copied and u.blocks[0] is block for u in self.units)
+
     def _is_beside(self, unit: Unit, before: list[Unit]) -> bool:
         """Whether it is of the experts of a block whose other parameters are gathered just before."""
         is_single = bool(before) and len(unit.blocks) == len(before[-1].blocks) == 1

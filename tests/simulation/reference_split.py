@@ -15,7 +15,7 @@ def orders_of(schedule: Schedule) -> list[list[tuple[int, str, int]]]:
 def part(trace: TracedBlock, letter: str) -> list[Operator]:
     """Operators of the input gradients ("I") or the weight gradients ("W") of a block.
 
-    W are those of that phase, and collectives whose results only they read.
+    W are those of that phase, and transfers whose results only they read, or such transfers.
     """
     graph, backward = trace.graph, trace.graph.operators[trace.num_forward :]
 
@@ -25,7 +25,7 @@ def part(trace: TracedBlock, letter: str) -> list[Operator]:
 
     weights = {operator.index for operator in backward if operator.phase is Phase.WEIGHT_GRADIENT}
     leaving = places(tuple(tensor for tensor in trace.input_gradients if tensor is not None))
-    for operator in backward:
+    for operator in reversed(backward):  # readers before what they read
         if not operator.kind.is_communication or operator.phase is not Phase.INPUT_GRADIENT:
             continue
         made = places(operator.outputs)

@@ -132,6 +132,17 @@ def test_separated_modules_run_schedules_that_want_one_chunk_per_rank_and_slot(
 
 
 @pytest.mark.parametrize("kind", ["vlm", "t2v"])
+@pytest.mark.parametrize("schedule", ["zb-v", "v-half", "v-min", "dualpipe-v", "hanayo"])
+def test_mixed_modules_run_them_too(kind: str, schedule: str) -> None:
+    """A rank's group of layers may hold the end of one module and the beginning of the next."""
+    model, items = (vlm(layers=5), vlm_items(4, empty=[1])) if kind == "vlm" else (t2v(), t2v_items(4))
+    made = job_of(model, items, Parallel(pp=2, vpp=2, placement="v-shape"), schedule=schedule)
+    order = prepare(made).schedule()
+    assert prepare(made).pipeline_shape.num_chunks == 5
+    assert_equal(simulate(made), expand(made, orders=orders_of(order)))
+
+
+@pytest.mark.parametrize("kind", ["vlm", "t2v"])
 def test_separated_is_what_a_layout_of_the_same_layers_is(kind: str) -> None:
     """Every module's layers as ``segments`` cuts them, said outright."""
     made = job(kind, "separated", pp=2, vpp=2)
