@@ -166,6 +166,7 @@ def test_restoring_units_only_gives_the_same_units(data: st.DataObject) -> None:
     assert times.end[0].tolist() == seconds(expected.unit_end)
 
 
+@pytest.mark.slow
 @FEW
 @given(st.data())
 def test_peers_written_out_change_nothing(data: st.DataObject) -> None:

@@ -246,6 +246,8 @@ OTHER_OPTIONS: dict[str, object] = {
     "fused_accumulation": False,
     "fp8_recipe": Fp8Recipe.BLOCKWISE,
     "replica_group": CommGroup("replicas", 4, 2),
+    "stop_early": True,
+    "eager_modules": True,
 }
 OTHER_PLAN: dict[str, object] = {"tp": 2, "sequence_parallel": True}
 
