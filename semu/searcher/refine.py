@@ -42,6 +42,19 @@ def moves_of(problem: SearchProblem) -> int:
     return int(np.clip(_STAGE_MOVES // max(problem.num_stages, 1), 200, 20_000))
 
 
+def compile_chains(problem: SearchProblem, solution: Solution) -> None:
+    """Compile both kinds of chains, or read them from the kernel cache, by a step of each."""
+    from semu.searcher.refine_kernels import refine, tabu
+
+    tables = tables_of(problem)
+    ptr, flow, costs = tables.flow[0], tables.flow[1:], problem.costs_of(solution.choice)
+    warm: tuple[Any, ...] = (solution.order.copy(), *flow, *costs, tables.room, 1, WARMTH[0], 1)
+    before = (problem.pred_ptr, problem.pred, problem.transfer_s)
+    rest: tuple[Any, ...] = (solution.order.copy(), *flow, *before, *costs, tables.room, 1, *PATIENCE[0], 1)
+    refine(ptr, *warm)
+    tabu(ptr, *rest)
+
+
 def refine_rounds(
     problem: SearchProblem,
     solutions: Sequence[Solution],

@@ -24,6 +24,7 @@ from semu.searcher.memory import check_limits
 from semu.searcher.partition import Partition, partition
 from semu.searcher.plain_job import plain_job
 from semu.searcher.problem import Solution
+from semu.searcher.refine import compile_chains
 from semu.searcher.report import SearchReport
 from semu.searcher.strategy import STRATEGIES, Objective
 from semu.simulation import prepare
@@ -131,6 +132,7 @@ def search(
     first, begun, default = _settled(built, _heuristic)
     if budget.time_s:  # kernels are compiled, or read, before the clock starts
         search_problem(begun.problem, Budget(rollouts=1, workers=1), seed=seed)
+        compile_chains(begun.problem, first.solution)
     tell = _told(say, first.solution.lower_bound_s)
 
     def find(problem: JobProblem) -> SearchResult:
