@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,9 +13,10 @@ from simulation.jobs import job_of, overlap, vlm, vlm_items
 
 import semu
 import semu.searcher.search as whole
-from semu.errors import ConfigError, MemoryLimitError
+from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
+from semu.schedule.stage_plan import StagePlan
 from semu.searcher import levels
 from semu.simulation import simulate
 
@@ -112,3 +117,45 @@ def test_an_interrupted_search_whose_schedule_does_not_fit(monkeypatch: pytest.M
     assert len(calls) == 2
     assert is_heuristic(found)
     assert found.result.ended_by == "interrupt"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "null", "[" * 100_000, '{"format": ' + "9" * 5000 + "}", '{"format": "other"}']
+)
+def test_a_file_that_is_no_schedule(text: str) -> None:
+    with pytest.raises(ScheduleError) as caught:
+        StagePlan.from_json(text)
+    assert caught.value.exit_code == 4
+    assert caught.value.where == "schedule.json"
+
+
+def test_a_damaged_schedule_never_counts_as_a_defect(tmp_path: Path) -> None:
+    """Whatever single entry of it is gone or of another kind: refused by name, or a schedule that runs."""
+    job = small_job()
+    found = semu.search(job, rollouts=4)
+    table = json.loads(found.plan.to_json())
+    random = Random(5)
+    refused = 0
+    for _ in range(120):
+        damaged = json.loads(json.dumps(table))
+        at: Any = damaged
+        while True:
+            keys = sorted(at) if isinstance(at, dict) else list(range(len(at)))
+            key = random.choice(keys)
+            if not isinstance(at[key], dict | list) or not at[key] or random.random() < 0.3:
+                break
+            at = at[key]
+        if random.random() < 0.3:
+            del at[key]
+        else:
+            at[key] = random.choice([None, -1, 0, 1.5, "x", [], {}, 10**30, True, float("inf")])
+        path = tmp_path / "schedule.json"
+        path.write_text(json.dumps(damaged))
+        try:
+            report = simulate(replace(job, training=replace(job.training, schedule_file=str(path))))
+        except (ScheduleError, ConfigError) as error:
+            assert error.where
+            refused += 1
+        else:
+            assert report.iteration_time_s > 0
+    assert refused > 60
