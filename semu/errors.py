@@ -128,7 +128,7 @@ def nearest_name(name: str, legal: Iterable[str]) -> str | None:
 def unknown_name(what: str, name: str, legal: Iterable[str], *, where: str | None = None) -> ConfigError:
     """A ConfigError for a name that is not among the legal ones, with a 'did you mean'."""
     names = sorted(legal)
-    nearest = nearest_name(name, names)
+    nearest = nearest_name(str(name), names)
     hint = f", did you mean {nearest!r}?" if nearest is not None else ""
     return ConfigError(
         f"unknown {what} {name!r}{hint}",

@@ -100,6 +100,9 @@ def test_memory_that_does_not_suffice(capsys: pytest.CaptureFixture[str]) -> Non
         (("--rollouts", "-1"), "rollouts"),
         (("--time", "-1"), "time_s"),
         (("--workers", "0"), "workers"),
+        (("--workers", "100000"), "1024"),
+        (("--sub-batch", f"vit={10**23}"), "sub_batch.vit"),
+        (("--time", "nan"), "time_s"),
         (("--set", "parallel.zero=3"), "parallel.zero"),
         (("--tim", "3"), "--time"),
     ],
@@ -153,3 +156,41 @@ def test_an_interrupt_writes_the_best_so_far(tmp_path: Path) -> None:
     assert "ended by interrupt" in out
     assert (tmp_path / "out" / "schedule.json").exists()
     assert "best schedule so far" in err
+
+
+def test_a_number_of_rollouts_gives_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*SMALL, "--rollouts", "40", "--seed", "2", "--workers", "2", "--json")
+    printed = [run(capsys, *words, "--out", str(tmp_path / name))[:2] for name in ("one", "two")]
+    assert printed[0] == printed[1]
+    first, second = (sorted((tmp_path / name).iterdir()) for name in ("one", "two"))
+    assert [path.name for path in first] == [path.name for path in second]
+    assert len(first) == 5
+    for one, two in zip(first, second, strict=True):
+        assert one.read_bytes() == two.read_bytes(), one.name
+    found = json.loads((tmp_path / "one" / "result.json").read_text())
+    assert found["is_reproducible"]
+    assert found["search_s"] is found["prepare_s"] is found["curve"][0]["time_s"] is None
+    assert 0 < max(point["rollouts"] + point["moves"] for point in found["curve"]) <= found["rollouts"] + found["moves"]
+
+
+def test_a_time_is_told_and_not_reproducible(capsys: pytest.CaptureFixture[str]) -> None:
+    _, found = document(capsys, *SMALL, "--time", "0.2", "--rollouts", "5")
+    assert not found["is_reproducible"]
+    assert found["search_s"] > 0
+    assert found["curve"][0]["time_s"] >= 0
+    _, found = document(capsys, *SMALL, "--time", "0")
+    assert found["is_reproducible"]
+    assert found["rollouts"] == 0
+
+
+def test_a_batch_without_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*SMALL, "--set", "batch.images_mean=0")
+    code, out, _ = run(capsys, *words, "--rollouts", "5", "--out", str(tmp_path))
+    assert code == 0
+    assert "no items in this batch" in out
+    schedule = ("--set", f"training.schedule_file={tmp_path}/schedule.json", "--json")
+    assert main(["simulate", *words, *schedule]) == 0
+    report = json.loads(capsys.readouterr().out)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert report["iteration_time_s"] == result["iteration_time_s"]
+    assert report["peak_memory_bytes"] == result["search"]["peak_memory_bytes"]

@@ -18,11 +18,11 @@ examples:
   semu search vlm-m --rollouts 2000 --seed 1
   semu search t2v-s --time 5 --memory-limit 40GiB --sub-batch dit=2 --segments dit=4
 
---rollouts gives the same schedule again, byte for byte; --time does not. Ctrl-C ends the search: what was found so far
-is simulated and written.
+--rollouts gives the same files again, byte for byte, with the same seed and as many workers; --time does not. Ctrl-C
+ends the search: what was found so far is simulated and written.
 
 exit codes: 0 ok, 2 bad input, 3 no strategy fits in memory (the rank and what is missing are named), 4 sub-microbatches
-of a module that cannot be cut, 130 interrupted
+of a module that cannot be cut, 5 a default coefficient under --strict, 70 a defect in semu, 130 interrupted
 """
 
 

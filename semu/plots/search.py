@@ -49,6 +49,7 @@ def draw_timelines(
         axes = sheet.figure.add_axes((left, top - height, width, height))
         axes.set_xlim(0, max(ends) or 1.0)
         draw_ranks(axes, own, height_in)
+        axes.axvspan(max(own.iteration_time_s, own.makespan_s), max(ends), color="white", linewidth=0, zorder=10)
         busy_s = sum(stage.end_s - stage.start_s for rank in own.ranks for stage in rank.stages)
         area_s = len(own.ranks) * own.makespan_s
         bubble = f"  ·  bubble ratio {100 * (1 - busy_s / area_s):.1f} %" if area_s > 0 else ""
@@ -109,13 +110,14 @@ def draw_curve(
     end: tuple[float, float],
     bound_s: float,
     title: str,
+    in_seconds: bool = True,
 ) -> None:
     """Draw the best makespan over the time of a search as a PNG, with the lower bound.
 
     Args:
         path: the file to make. points: seconds since the search began and makespan [s] of every incumbent.
         end: when the search ended, and the makespan of its result [s]. bound_s: lower bound [s]; 0: there is none.
-        title: headline.
+        title: headline. in_seconds: False: rollouts and moves tried stand in place of seconds, which differ every time.
     Raises:
         OSError: the file cannot be written.
     """
@@ -126,7 +128,9 @@ def draw_curve(
         "best makespan": Line2D([], [], color=_HUES[1], linewidth=2.0),
         "result, simulated in full": Line2D([], [], color=_HUES[1], marker="o", markersize=5, linewidth=0),
     }
-    said = f"{format_time(end[1])} after {format_time(end[0])}"
+    said = f"{format_time(end[1])} after " + (
+        format_time(end[0]) if in_seconds else f"{end[0]:,.0f} rollouts and moves"
+    )
     if bound_s > 0:
         legend["lower bound"] = Line2D([], [], color=INK, linewidth=1.3, linestyle=(0, (5, 3)))
         said += f"  ·  {100 * (end[1] / bound_s - 1):.2f} % above the lower bound {format_time(bound_s)}"
@@ -142,7 +146,7 @@ def draw_curve(
     low, high = min([*values, end[1], bound_s or end[1]]), max([*values, end[1]])
     room = 0.08 * (high - low) or 0.05 * high or 1.0
     axes.set_ylim(low - room, high + room)
-    _frame(axes, "time of the search [s]", "makespan [s]")
+    _frame(axes, "time of the search [s]" if in_seconds else "rollouts and moves tried", "makespan [s]")
     sheet.save(path)
 
 

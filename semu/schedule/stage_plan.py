@@ -116,7 +116,7 @@ class StagePlan:
         """
         try:
             table: Any = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ScheduleError(f"not JSON: {error}", where=name, expected=f'{{"format": "{FORMAT}", ...}}') from error
         if not isinstance(table, dict) or table.get("format") != FORMAT:
             got = table.get("format") if isinstance(table, dict) else type(table).__name__

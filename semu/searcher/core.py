@@ -127,7 +127,7 @@ def search_problem(
         objective=objective,
         seed=seed,
         workers=workers,
-        is_reproducible=budget.is_reproducible,
+        is_reproducible=budget.is_reproducible and ended_by != "interrupt",
     )
 
 
@@ -175,7 +175,7 @@ def _refined(
                 tried = one.moves
                 if one.best.makespan_s < best.makespan_s:
                     best = one.best
-                    curve.append(Incumbent(time.perf_counter() - began, rollouts, best.makespan_s))
+                    curve.append(Incumbent(time.perf_counter() - began, rollouts, best.makespan_s, tried))
                     if progress is not None:
                         progress(curve[-1])
                 if best.makespan_s <= bound_s:

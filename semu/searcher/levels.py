@@ -88,7 +88,12 @@ def search_levels(
     def run(level: float, share: Budget, *, refine: bool) -> str:
         part, first = above(problem, level)
         tell = _ahead(progress, total)
-        found = search_problem(part, share, progress=tell, refine=refine, **options)  # type: ignore[arg-type]
+        try:
+            found = search_problem(part, share, progress=tell, refine=refine, **options)  # type: ignore[arg-type]
+        except KeyboardInterrupt:  # between two rounds
+            if total.solution is None:
+                raise
+            return "interrupt"
         scores[level] = min(found.solution.makespan_s, scores.get(level, np.inf))
         _add(total, found, first, bound.value_s)
         return found.ended_by
@@ -125,7 +130,7 @@ def search_levels(
         moves=total.moves,
         time_s=total.time_s,
         ended_by=ended_by,
-        is_reproducible=budget.is_reproducible,
+        is_reproducible=budget.is_reproducible and ended_by != "interrupt",
     )
 
 
@@ -145,12 +150,12 @@ def _ahead(progress: Callable[[Incumbent], None] | None, total: _Sum) -> Callabl
     """Tells only what is better than all before."""
     if progress is None:
         return None
-    rollouts, time_s = total.rollouts, total.time_s
+    rollouts, moves, time_s = total.rollouts, total.moves, total.time_s
     best_s = np.inf if total.solution is None else total.solution.makespan_s
 
     def tell(one: Incumbent) -> None:
         if one.makespan_s < best_s:
-            progress(Incumbent(one.time_s + time_s, one.rollouts + rollouts, one.makespan_s))
+            progress(Incumbent(one.time_s + time_s, one.rollouts + rollouts, one.makespan_s, one.moves + moves))
 
     return tell
 
@@ -163,7 +168,7 @@ def _add(total: _Sum, found: SearchResult, first: NDArray[np.int16], bound_s: fl
 
     before = np.inf if total.solution is None else total.solution.makespan_s
     points = [
-        Incumbent(one.time_s + total.time_s, one.rollouts + total.rollouts, one.makespan_s)
+        Incumbent(one.time_s + total.time_s, one.rollouts + total.rollouts, one.makespan_s, one.moves + total.moves)
         for one in found.curve
         if one.makespan_s < before
     ]

@@ -29,6 +29,9 @@ Evaluate = Callable[[I32, I32], F64]
 
 ELITE = 6
 """Sequences that a search over sequences hands on."""
+WHOLE = (int, np.integer)
+MOST_WORKERS = 1024
+"""Threads at most; each has memory of its own."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +54,30 @@ class Budget:
     def __post_init__(self) -> None:
         if self.rollouts is None and self.time_s is None:
             raise ConfigError("a search needs an end", where="budget", expected="rollouts, or time_s", got="neither")
-        for name, least in (("rollouts", 0), ("time_s", 0), ("workers", 1), ("batch", 1)):
+        for name, kind, least in (
+            ("rollouts", WHOLE, 0),
+            ("time_s", (*WHOLE, float, np.floating), 0),
+            ("workers", WHOLE, 1),
+            ("batch", WHOLE, 1),
+        ):
             value = getattr(self, name)
-            if value is not None and not value >= least:
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, kind):
+                wanted = "an integer" if kind is WHOLE else "seconds"
+                raise ConfigError("not a budget", where=name, expected=f"{wanted} >= {least}", got=value)
+            if not value >= least:
                 raise ConfigError("not a budget", where=name, expected=f">= {least}", got=value, nearest=least)
+        if self.workers is not None and self.workers > MOST_WORKERS:
+            expected = f"1 to {MOST_WORKERS} threads"
+            raise ConfigError(
+                "not a budget", where="workers", expected=expected, got=self.workers, nearest=MOST_WORKERS
+            )
 
     @property
     def is_reproducible(self) -> bool:
         """Whether the same problem and seed give the same result again."""
-        return self.time_s is None
+        return not self.time_s
 
     def num_workers(self) -> int:
         """Threads to use: at most half the cores unless it says otherwise (DIP §6.2)."""
@@ -75,12 +93,13 @@ class Incumbent:
     """A best schedule so far.
 
     Attributes:
-        time_s: since the search began [s]. rollouts: evaluated before it. makespan_s: [s].
+        time_s: since the search began [s]. rollouts, moves: evaluated before it. makespan_s: [s].
     """
 
     time_s: float
     rollouts: int
     makespan_s: float
+    moves: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,6 +37,8 @@ from semu.workload.batch import Microbatch
 from semu.workload.derived import with_derived
 
 F64 = NDArray[np.float64]
+MOST_ITEMS = 1_000_000
+"""Of a sub-microbatch that somebody asks for; and segments."""
 EFFICIENT = 0.95
 """Part of the best rate that a sub-microbatch must reach (DIP §4)."""
 
@@ -104,7 +106,10 @@ class Partition:
                 else f"sub-microbatches of at most {m.sub_batch}, {min(counts)} to {max(counts)} per microbatch"
             )
             sizes = f"{min(m.layers)}" if min(m.layers) == max(m.layers) else f"{min(m.layers)} to {max(m.layers)}"
-            chunks = f"{m.segments} segment{'s' if m.segments > 1 else ''} of chunks of {sizes} layers"
+            if not any(counts):
+                how = "no items in this batch"
+            layers = "layer" if max(m.layers) == 1 else "layers"
+            chunks = f"{m.segments} segment{'s' if m.segments > 1 else ''} of chunks of {sizes} {layers}"
             found.append(f"{m.name}: {chunks}, {how}")
         return found
 
@@ -169,9 +174,13 @@ def _check_given(job: TrainingJob, sub_batch: Mapping[str, int], segments: Mappi
         for name, value in given.items():
             if name not in names:
                 raise unknown_name("modality module", name, names, where=f"{table}.{name}")
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_ITEMS:
                 raise ConfigError(
-                    "not a size", where=f"{table}.{name}", expected=f"an integer >= {least}", got=value, nearest=1
+                    "not a size",
+                    where=f"{table}.{name}",
+                    expected=f"an integer from {least} to {MOST_ITEMS}",
+                    got=value,
+                    nearest=1,
                 )
     for name, value in segments.items():
         if value > 1 and job.parallel.pp == 1:

@@ -73,8 +73,10 @@ class SearchReport:
         return self.solution.gap
 
     def to_json(self) -> dict[str, object]:
-        """Everything but timelines."""
+        """Everything but timelines; wall times only of a search that a time limited, so that one with the same seed and
+        rollouts gives the same bytes again."""
         found = self.result
+        timed = not found.is_reproducible
         return {
             "iteration_time_s": self.report.iteration_time_s,
             "makespan_s": self.solution.makespan_s,
@@ -95,10 +97,15 @@ class SearchReport:
             "moves": found.moves,
             "ended_by": found.ended_by,
             "is_reproducible": found.is_reproducible,
-            "prepare_s": self.prepare_s,
-            "search_s": found.time_s,
+            "prepare_s": self.prepare_s if timed else None,
+            "search_s": found.time_s if timed else None,
             "curve": [
-                {"time_s": one.time_s, "rollouts": one.rollouts, "makespan_s": one.makespan_s}
+                {
+                    "time_s": one.time_s if timed else None,
+                    "rollouts": one.rollouts,
+                    "moves": one.moves,
+                    "makespan_s": one.makespan_s,
+                }
                 for one in found.curve
                 if one.makespan_s < float("inf")
             ],
@@ -133,7 +140,10 @@ class SearchReport:
         pipeline = f"pipeline {makespan:.4f} s"
         if makespan != counted:  # several replicas, sends that do not overlap, waits for parameters
             pipeline += f"; as the search counts it (sends overlap, stages as on the slowest replica) {counted:.4f} s"
-        again = "reproducible with this seed" if found.is_reproducible else "a time limit: not reproducible"
+        why = "interrupted" if found.ended_by == "interrupt" else "a time limit"
+        again = (
+            "reproducible with this seed and as many workers" if found.is_reproducible else f"{why}: not reproducible"
+        )
         lines += [
             f"{pipeline}, at most {100 * self.gap:.2f} % above the best "
             f"there is ({self.bound_name} bound {self.bound:.4f} s)",
@@ -162,13 +172,18 @@ class SearchReport:
         said = f"{self.job.model.name}: search by {self.result.strategy}, seed {self.result.seed}"
         document = {**self.to_json(), "report": self.report.to_json()}
         points = [(one.time_s, one.makespan_s) for one in self.curve]
-        ends = (self.result.time_s, self.solution.makespan_s)
+        spent: float = self.result.time_s
+        if self.result.is_reproducible:
+            points = [(one.rollouts + one.moves, one.makespan_s) for one in self.curve]
+            spent = self.result.rollouts + self.result.moves
+        ends = (spent, self.solution.makespan_s)
+        curve = partial(draw_curve, points=points, end=ends, in_seconds=not self.result.is_reproducible)
         return [
             ("schedule.json", lambda path: _write(path, self.plan.to_json())),
             ("result.json", lambda path: _write(path, json.dumps(document, indent=2, allow_nan=False) + "\n")),
             ("timeline.png", partial(draw_timelines, timelines=pair, title=title)),
             ("memory.png", partial(draw_fullest, timelines=pair, limit_bytes=self.limit_bytes, title=title)),
-            ("curve.png", partial(draw_curve, points=points, end=ends, bound_s=self.bound, title=said)),
+            ("curve.png", partial(curve, bound_s=self.bound, title=said)),
         ]
 
 

@@ -31,6 +31,10 @@ from semu.simulation import prepare
 
 DEFAULT_TIME_S = 10.0
 """Time of a search that nobody limits [s]; DIP's searches take it (§7.4)."""
+EXACT_TIME_S = 60.0
+"""Time of CP-SAT where the search has none [s]."""
+MOST_TIME_S = 1e6
+"""Time of CP-SAT at most [s]; it knows no infinite one."""
 ATTEMPTS = 3
 """Searches at most, each with less memory than the one before, where what was found does not fit."""
 
@@ -130,22 +134,31 @@ def search(
     say("searching")
     target = built.problem
     first, begun, default = _settled(built, _heuristic)
-    if budget.time_s:  # kernels are compiled, or read, before the clock starts
-        search_problem(begun.problem, Budget(rollouts=1, workers=1), seed=seed)
-        compile_chains(begun.problem, first.solution)
     tell = _told(say, first.solution.lower_bound_s)
 
     def find(problem: JobProblem) -> SearchResult:
         return search_levels(problem.problem, budget, strategy=strategy, objective=goal, seed=seed, progress=tell)
 
-    result, built, best = _settled(begun, find)
+    try:
+        if first.ended_by == "interrupt" or (budget.time_s != 0 and budget.rollouts != 0 and _is_stopped(begun, seed)):
+            raise KeyboardInterrupt
+        result, built, best = _settled(begun, find)
+    except KeyboardInterrupt:  # the heuristic's is the best so far
+        result = replace(first, ended_by="interrupt", is_reproducible=False, seed=seed, workers=budget.num_workers())
+        result = replace(result, strategy=strategy, objective=goal)
+        built, best = begun, default
     if goal is Objective.MIN and default.makespan_s < best.makespan_s:
         built, best = begun, default
     bound = lower_bounds(target)
     bound_s, bound_name = bound.value_s, bound.name
     if exact and result.ended_by != "interrupt":
         say("solving with CP-SAT")
-        best, bound_s, bound_name = _exact(built, best, budget, seed, (bound_s, bound_name))
+        result = replace(result, is_reproducible=False)
+        try:
+            best, bound_s, bound_name, is_stopped = _exact(built, best, budget, seed, (bound_s, bound_name))
+        except KeyboardInterrupt:
+            is_stopped = True
+        result = replace(result, ended_by="interrupt" if is_stopped else result.ended_by)
     say("simulating the best schedule")
     plan = built.plan_of(best, "search")
     return SearchReport(
@@ -193,7 +206,9 @@ def _settled(
         result = find(built)
         try:
             tight, best = fitted(built, result.solution)
-        except MemoryLimitError:
+        except MemoryLimitError as error:
+            if result.ended_by == "interrupt":
+                raise KeyboardInterrupt from error
             if attempt == ATTEMPTS - 1:
                 raise
             excess = built.excess_of(result.solution) * (1 << attempt)
@@ -206,6 +221,13 @@ def _settled(
 
 def _heuristic(built: JobProblem) -> SearchResult:
     return search_levels(built.problem, Budget(rollouts=0))
+
+
+def _is_stopped(built: JobProblem, seed: int) -> bool:
+    """Compile, or read, the kernels before the clock starts; True: Ctrl-C came meanwhile."""
+    found = search_problem(built.problem, Budget(rollouts=1, workers=1), seed=seed)
+    compile_chains(built.problem, found.solution)
+    return found.ended_by == "interrupt"
 
 
 def _told(say: Callable[[str], None], bound: float) -> Callable[[Incumbent], None]:
@@ -221,18 +243,20 @@ def _told(say: Callable[[str], None], bound: float) -> Callable[[Incumbent], Non
 
 def _exact(
     built: JobProblem, best: Solution, budget: Budget, seed: int, bound: tuple[float, str]
-) -> tuple[Solution, float, str]:
-    """What CP-SAT makes of the best schedule, and the better bound."""
+) -> tuple[Solution, float, str, bool]:
+    """What CP-SAT makes of the best schedule, the better bound, and whether Ctrl-C, which it catches, ended it."""
     from semu.searcher.exact import solve_exact
     from semu.searcher.interleave import evaluate
 
+    limit_s = min(budget.time_s or EXACT_TIME_S, MOST_TIME_S)
     found = solve_exact(
         built.problem,
-        time_s=budget.time_s or 60.0,
+        time_s=limit_s,
         workers=budget.num_workers(),
         seed=seed,
         hint=(best.start_s, best.choice),
     )
+    is_stopped = not found.is_optimal and found.wall_s < 0.9 * limit_s
     slack = found.tick_s * (built.problem.num_stages + np.count_nonzero(built.problem.transfer_s))
     if np.isfinite(found.bound_s) and found.bound_s - slack > bound[0]:
         bound = float(found.bound_s - slack), "CP-SAT"
@@ -242,7 +266,7 @@ def _exact(
             try:
                 _, other = fitted(built, other)
             except MemoryLimitError:
-                return best, *bound
+                return best, *bound, is_stopped
             if other.makespan_s < best.makespan_s:
-                return other, *bound
-    return best, *bound
+                return other, *bound, is_stopped
+    return best, *bound, is_stopped

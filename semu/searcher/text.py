@@ -54,6 +54,6 @@ def from_json(text: str, where: str) -> SearchProblem:
         counts = np.array([len(row["held_bytes"]) for row in body["costs"]], dtype=np.int16)
         arrays["num_candidates"] = counts[kinds]
         names = [str(name) for name in body["module_names"]]
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise ConfigError(f"not a search problem: {error}", where=where, expected=_FORMAT) from error
     return SearchProblem.of(module_names=names, **arrays)
