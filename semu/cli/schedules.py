@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.resolved import dump_run, read_run
 from semu.cli.simulate import refuse_defaults, result_cache
 from semu.cli.validate import check_place
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError, unknown_name
@@ -39,22 +40,12 @@ def schedules_command(arguments: argparse.Namespace) -> int:
             )
     check_place("--csv", arguments.csv)
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
-        progress("reading the run")
-        from semu.runfile import Overrides, resolve_run
-
-        run = resolve_run(
-            arguments.run,
-            Overrides(arguments.assignments, arguments.cluster, arguments.parallel, arguments.profile, arguments.seed),
-        )
+        run = read_run(arguments, progress)
         job = run.job()
         for note in run.notes:
             say(note)
         if arguments.dump_config:
-            if arguments.json:
-                emit_json({"config": run.config})
-            else:
-                emit(run.to_toml())
-            return 0
+            return dump_run(run, is_json=arguments.json)
         from semu.simulation import simulate
         from semu.simulation.compare import compare_schedules
 

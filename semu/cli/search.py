@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.resolved import dump_run, read_run
 from semu.cli.simulate import refuse_defaults
 from semu.errors import ConfigError
 from semu.files import make_folder
@@ -33,22 +34,12 @@ def search_command(arguments: argparse.Namespace) -> int:
     segments = _counts("--segments", arguments.segments)
     limit = None if arguments.memory_limit is None else _size(arguments.memory_limit)
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
-        progress("reading the run")
-        from semu.runfile import Overrides, resolve_run
-
-        run = resolve_run(
-            arguments.run,
-            Overrides(arguments.assignments, arguments.cluster, arguments.parallel, arguments.profile, arguments.seed),
-        )
+        run = read_run(arguments, progress)
         job = run.job()
         for note in run.notes:
             say(note)
         if arguments.dump_config:
-            if arguments.json:
-                emit_json({"config": run.config})
-            else:
-                emit(run.to_toml())
-            return 0
+            return dump_run(run, is_json=arguments.json)
         if arguments.out is not None:  # a long search does not end with a folder that cannot be made
             make_folder(Path(arguments.out))
         from semu.schedule.stage_plan import STRATEGIES
@@ -94,6 +85,7 @@ def _slower(progress: Progress) -> Callable[[str], None]:
     told = 0.0
 
     def tell(line: str) -> None:
+        """A step at once; an incumbent where the last line is old enough."""
         nonlocal told
         now = time.monotonic()
         if not line.startswith("best ") or now - told >= EVERY_S:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.resolved import dump_run, read_run
 from semu.errors import MemoryLimitError, MissingCoefficientError
 
 if TYPE_CHECKING:
@@ -25,13 +26,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         MissingCoefficientError: a default coefficient under ``--strict``.
     """
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
-        progress("reading the run")
-        from semu.runfile import Overrides, resolve_run
-
-        run = resolve_run(
-            arguments.run,
-            Overrides(arguments.assignments, arguments.cluster, arguments.parallel, arguments.profile, arguments.seed),
-        )
+        run = read_run(arguments, progress)
         job = run.job()
         if arguments.baseline is not None:
             progress(f"planning as {arguments.baseline}")
@@ -39,11 +34,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         for note in run.notes:
             say(note)
         if arguments.dump_config:
-            if arguments.json:
-                emit_json({"config": run.config})
-            else:
-                emit(run.to_toml())
-            return 0
+            return dump_run(run, is_json=arguments.json)
         from semu.simulation import simulate
 
         cache = result_cache(arguments.cache)
