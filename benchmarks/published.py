@@ -7,56 +7,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from _rows import Row, print_rows
 
 import semu
-from semu.engine.kernels import fixed_order_times
+from benchmarks.paper._parts import OneMicrobatch, one_f_one_b_makespan
 from semu.parallel.pipeline import partition
 from semu.runfile import load_run
-from semu.schedule import SCHEDULES, PipelineShape
-from semu.schedule.problem import lower
 from semu.workload import t2v_batch
-from semu.workload.batch import AbstractBatch, Microbatch
 
 NUM_BATCHES = 100
-
-
-@dataclass(frozen=True)
-class OneMicrobatch(AbstractBatch):
-    """A batch of one given microbatch."""
-
-    only: Microbatch
-
-    def microbatches(self, count: int, micro_batch: int, seq_len: int | None = None) -> list[Microbatch]:
-        return [self.only] * count
-
-    @property
-    def default_seq_len(self) -> int | None:
-        return None
-
-    def describe(self) -> dict[str, object]:
-        return {"kind": "one microbatch"}
-
-
-def one_f_one_b_makespan(stages: list[float], num_microbatches: int) -> float:
-    """End of a 1F1B pipeline without transfers; a third of each stage's time is forward."""
-    shape = PipelineShape.chain(len(stages), num_microbatches)
-    problem = lower(SCHEDULES["1f1b"](shape), shape, overlapped_sends=True)
-    latency = np.zeros(problem.num_nodes)
-    share = np.where(problem.phase == 0, 1 / 3, 2 / 3)
-    latency[: problem.num_stages] = np.array(stages)[problem.chunk] * share
-    start, end = np.zeros_like(latency), np.zeros_like(latency)
-    cursor = np.zeros(len(problem.stream_ptr) - 1, dtype=np.int64)
-    fixed_order_times(problem.stream_ptr, problem.pred_ptr, problem.pred, latency, np.zeros(0), start, end, cursor)
-    return float(end.max())
 
 
 def worked_example() -> Iterator[Row]:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from semu.parallel.config import Overlap, Parallel
     from semu.parallel.layout import PipelineLayout
     from semu.parallel.modules import ModuleParallel
+    from semu.plan.compile import compile_plan
+    from semu.plan.plan import ExecutionPlan
     from semu.report import Report
     from semu.schedule.schedule import Schedule
     from semu.schedule.stage_plan import StagePlan
@@ -58,9 +60,11 @@ _HOMES = {
     "ConfigError": "semu.errors",
     "DType": "semu.hardware.kinds",
     "Estimate": "semu.estimate",
+    "ExecutionPlan": "semu.plan.plan",
     "Graph": "semu.graph.graph",
     "GraphError": "semu.errors",
     "GraphTimeline": "semu.engine.simulator",
+    "GridResult": "semu.searcher.grid.result",
     "Input": "semu.nn.block",
     "InputSpec": "semu.nn.model",
     "IterationTimeline": "semu.engine.timeline",
@@ -75,6 +79,7 @@ _HOMES = {
     "ModuleParallel": "semu.parallel.modules",
     "Parallel": "semu.parallel.config",
     "PipelineLayout": "semu.parallel.layout",
+    "Planner": "semu.searcher.planner",
     "Phase": "semu.graph.operator",
     "Port": "semu.hardware.kinds",
     "Precision": "semu.job",
@@ -95,14 +100,17 @@ _HOMES = {
     "Training": "semu.job",
     "TrainingJob": "semu.job",
     "compare_schedules": "semu.simulation.compare",
+    "compile_plan": "semu.plan.compile",
     "evaluate": "semu.simulation.estimate",
     "prepare": "semu.simulation",
     "run": "semu.engine.simulator",
+    "grid": "semu.searcher.grid.search",
     "include": "semu.graph.parts",
     "search": "semu.searcher.search",
     "simulate": "semu.simulation",
     "sweep": "semu.engine.shapes",
     "trace": "semu.nn.block",
+    "what_if": "semu.searcher.sensitivity",
 }
 _MODULES = ("baselines", "engine", "errors", "graph", "hardware", "nn", "parallel", "schedule", "workload")
 
@@ -112,9 +120,11 @@ __all__ = [
     "ConfigError",
     "DType",
     "Estimate",
+    "ExecutionPlan",
     "Graph",
     "GraphError",
     "GraphTimeline",
+    "GridResult",
     "Input",
     "InputSpec",
     "IterationTimeline",
@@ -130,6 +140,7 @@ __all__ = [
     "Parallel",
     "Phase",
     "PipelineLayout",
+    "Planner",
     "Port",
     "Precision",
     "Provenance",
@@ -151,10 +162,12 @@ __all__ = [
     "__version__",
     "baselines",
     "compare_schedules",
+    "compile_plan",
     "engine",
     "errors",
     "evaluate",
     "graph",
+    "grid",
     "hardware",
     "include",
     "nn",
@@ -166,6 +179,7 @@ __all__ = [
     "simulate",
     "sweep",
     "trace",
+    "what_if",
     "workload",
 ]
 

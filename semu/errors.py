@@ -5,6 +5,7 @@
     │   └── GraphError             2    an operator or tensor that cannot exist
     ├── MemoryLimitError           3    the job does not fit in memory
     ├── ScheduleError              4    an illegal schedule or plan
+    │   └── PlanError              4    an execution plan that cannot run: rank, action and fault
     ├── MissingCoefficientError    5    a default coefficient under --strict
     ├── ExecutorError              6    executor or remote failure
     ├── ValidationError            7    validation out of tolerance
@@ -95,6 +96,36 @@ class ScheduleError(SemuError):
     """A schedule or plan that breaks a rule."""
 
     exit_code = 4
+
+
+class PlanError(ScheduleError):
+    """An execution plan that breaks a rule.
+
+    Args:
+        message, where, expected, got: as ``SemuError``.
+        fault: which rule, one of ``semu.plan.fault.Fault``.
+        rank: pipeline rank, action: position in its list; None: it is of no rank, of no action.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        fault: str,
+        rank: int | None = None,
+        action: int | None = None,
+        where: str | None = None,
+        expected: str | None = None,
+        got: object = None,
+    ) -> None:
+        super().__init__(message, where=where, expected=expected, got=got)
+        self.fault = fault
+        self.rank = rank
+        self.action = action
+
+    def to_json(self) -> dict[str, object]:
+        """Body of the ``error`` document, with rank, action and fault."""
+        return {**super().to_json(), "fault": str(self.fault), "rank": self.rank, "action": self.action}
 
 
 class MissingCoefficientError(SemuError):

@@ -416,15 +416,6 @@ def test_a_listed_model_tells_its_parameters(capsys: pytest.CaptureFixture[str])
     assert rows["vlm-m"]["parameters"] == sum(rows["vlm-m"]["modules"].values())
 
 
-@pytest.mark.parametrize("command", ["grid", "what-if", "plan", "run"])
-def test_commands_of_later_versions(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, error = error_of(capsys, command, "vlm-m")
-    assert code == 2
-    assert error["message"] == f"this version does not have the command {command!r}"
-    assert error["expected"] == "one of simulate, schedules, search, validate, calibrate, list, import"
-    assert f" {command} " not in run(capsys, "--help")[1]
-
-
 @pytest.mark.parametrize(
     ("words", "nearest"),
     [(["simulat", "x"], "simulate"), (["list", "device"], "devices"), (["simulate"], None), ([], None)],

@@ -105,6 +105,7 @@ def test_memory_that_does_not_suffice(capsys: pytest.CaptureFixture[str]) -> Non
         (("--time", "nan"), "time_s"),
         (("--set", "parallel.zero=3"), "parallel.zero"),
         (("--tim", "3"), "--time"),
+        (("--batches", "2", "--strict"), "--strict is an option of one search"),
     ],
 )
 def test_bad_input_is_named(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:

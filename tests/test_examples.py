@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
+SLOW = ("08_search", "09_execute", "10_planner")
+"""Examples that take more than a few seconds."""
 
 
 def run(script: Path, folder: Path, *arguments: str) -> str:
@@ -34,11 +36,16 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 3
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.slow] if path.stem in SLOW else [], id=path.stem) for path in EXAMPLES],
+)
 def test_examples_are_short_and_run(path: Path, tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 40
     if "semu.fitting" in path.read_text():
         pytest.importorskip("scipy", reason="fits need scipy (pip install semu[fit])")
+    if "semu.executor" in path.read_text():
+        pytest.importorskip("torch", reason="running plans needs torch (pip install semu[executor])")
     assert run(path, tmp_path).strip()
 
 
@@ -61,6 +68,7 @@ def test_published_figures_are_met_where_the_paper_leaves_nothing_open(tmp_path:
     assert sum(row["holds"] is True for row in rows) == 3
 
 
+@pytest.mark.slow
 def test_python_in_the_readme_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert len(blocks) >= 2

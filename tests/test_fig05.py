@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "benchmarks" / "paper" / "fig05.py"
 
 
+@pytest.mark.slow
 def test_it_runs_and_holds_what_it_says(tmp_path: Path) -> None:
     picture = tmp_path / "fig05.png"
     done = subprocess.run(

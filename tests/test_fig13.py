@@ -37,6 +37,7 @@ def test_the_grid_is_all_powers_of_two(fig13: ModuleType) -> None:
     assert fig13.even(63, 2) == (32, 31)
 
 
+@pytest.mark.slow
 def test_it_runs_and_says_where_the_optimum_comes_out(tmp_path: Path) -> None:
     picture = tmp_path / "fig13.png"
     done = subprocess.run(

@@ -142,6 +142,7 @@ def test_a_single_spike_is_drawn(timeline: IterationTimeline, tmp_path: Path) ->
     assert np.sum(heights > 2 * usual) == 1
 
 
+@pytest.mark.slow
 def test_fullest_ranks_are_chosen(tmp_path: Path) -> None:
     """With more than eight ranks, a picture of all and one of the eight fullest are the same."""
     timeline = make_timeline(10, 4, 1)

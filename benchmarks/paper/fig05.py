@@ -11,6 +11,8 @@ chosen on one iteration (seed 0) and compared on eight others, as plans made bef
 under the same schedules: Megatron-LM's (1F1B, interleaved where there are several segments), the list scheduler (within
 the memory of 1F1B, interleaved twice that), and the fastest of these and of breadth-first and coarse-grained ones that
 fit in the device. Sub-microbatches (Fig. 5c) are not part of it.
+
+As one of ``python -m benchmarks.paper`` it takes data and microbatches from the choices of all scripts instead.
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ sys.path[:0] = [str(_ROOT), str(_ROOT / "benchmarks")]
 from _rows import Row, print_rows
 
 import semu
+from benchmarks.paper._jobs import batch_of, job_of, model_flop
+from benchmarks.paper._results import PaperResult, PaperRow
+from benchmarks.paper.choices import Choices
+from semu.files import write_file
 from semu.parallel.stage_layers import layer_parts
 from semu.runfile import load_run
 
@@ -40,6 +46,8 @@ ALL = ("1f1b", "greedy", "eager-1f1b", "looped-bfs", "optimus")
 SEEDS = tuple(range(1, 9))
 """Iterations on which cuts are compared."""
 SEGMENTS = (1, 2, 3, 4, 5)
+PFLOP = 12.8e15
+"""Of an iteration of ViT 2B + LM 5B (DIP Table 1)."""
 STEPS = (4, 2, 1)
 """Layers that the search moves over a boundary at a time."""
 BALANCES = ("parameters", "latency")
@@ -51,7 +59,7 @@ class Found:
 
     Attributes:
         time_s: of the iteration that it was chosen on. schedule: its name. words: the cut. setup: of ``base``.
-        parallel: options of ``Parallel`` that make the cut.
+        parallel: options of ``Parallel`` that make the cut. choices: of the job and its data; None: the setup's own.
     """
 
     time_s: float
@@ -59,30 +67,40 @@ class Found:
     words: str
     setup: str
     parallel: dict[str, Any]
+    choices: Choices | None = None
 
     def mean_s(self, seeds: Sequence[int]) -> float:
         """Mean time of other iterations, cut where this one is."""
-        job = base(self.setup)
+        job = base(self.setup, self.choices)
         chunks = semu.prepare(replace(job, parallel=replace(job.parallel, **self.parallel))).layout.chunks
         said = {"partition": "parameters", "segments": "mixed", "shares": {}, "layout": layout_of(job, chunks)}
         cut = replace(job.parallel, **{**self.parallel, **said})
         times = []
         for seed in seeds:
-            batch = semu.workload.vlm_batch(seed=seed)
+            batch = batch_of(job, self.choices, seed) if self.choices else semu.workload.vlm_batch(seed=seed)
             prepared = semu.prepare(replace(job, parallel=cut, batch=batch))
             times.append(prepared.estimate(self.schedule).iteration_time_s)
         return sum(times) / len(times)
 
 
 @cache
-def base(setup: str) -> semu.TrainingJob:
-    """The setup with 20 sequences, VLM-S with its own 16."""
-    return load_run(setup, ["training.global_batch=20"] if setup == "vlm-7b" else [])
+def base(setup: str, choices: Choices | None = None) -> semu.TrainingJob:
+    """The setup with 20 sequences, VLM-S with its own 16; under choices, as many as they say, ViT 2B + LM 5B the
+    multiple of PP nearest to Table 1's 12.8 PFLOP."""
+    if choices is None:
+        return load_run(setup, ["training.global_batch=20"] if setup == "vlm-7b" else [])
+    job = job_of(setup, choices)
+    if setup != "vlm-7b":
+        return job
+    sizes = [replace(job, training=replace(job.training, global_batch=n)) for n in range(PP, 64, PP)]
+    return min(sizes, key=lambda own: abs(model_flop(own) - PFLOP))
 
 
-def fastest(setup: str, schedules: Sequence[str], words: str, **parallel: Any) -> Found | None:
+def fastest(
+    setup: str, schedules: Sequence[str], words: str, choices: Choices | None = None, **parallel: Any
+) -> Found | None:
     """The fastest of some schedules that order this cut and fit; None: none does."""
-    job = base(setup)
+    job = base(setup, choices)
     prepared = semu.prepare(replace(job, parallel=replace(job.parallel, **parallel)))
     best: Found | None = None
     for name in schedules:
@@ -91,7 +109,7 @@ def fastest(setup: str, schedules: Sequence[str], words: str, **parallel: Any) -
         except semu.SemuError:
             continue
         if estimate.fits and (best is None or estimate.iteration_time_s < best.time_s):
-            best = Found(estimate.iteration_time_s, name, words, setup, parallel)
+            best = Found(estimate.iteration_time_s, name, words, setup, parallel, choices)
     return best
 
 
@@ -136,13 +154,13 @@ def moved(layout: dict[str, dict[str, list[int]]], boundary: int, way: int) -> d
     return {"modules": result}
 
 
-def best_mixed(schedules: Sequence[str], *, quick: bool) -> Found:
+def best_mixed(schedules: Sequence[str], choices: Choices | None = None, *, quick: bool) -> Found:
     """The best cut into one segment."""
-    job = base("vlm-7b")
+    job = base("vlm-7b", choices)
     best: Found | None = None
     for balance in BALANCES:
         chunks = semu.prepare(replace(job, parallel=replace(job.parallel, partition=balance))).layout.chunks
-        found = fastest("vlm-7b", schedules, f"by {balance}", layout=layout_of(job, chunks))
+        found = fastest("vlm-7b", schedules, f"by {balance}", choices, layout=layout_of(job, chunks))
         best = found if better(found, best) else best
     assert best is not None
     for step in () if quick else STEPS:
@@ -155,21 +173,26 @@ def best_mixed(schedules: Sequence[str], *, quick: bool) -> Found:
                     if layout is None:
                         continue
                     words = "searched: " + ", ".join(f"{name} {own}" for name, own in layout["modules"].items())
-                    found = fastest("vlm-7b", schedules, words, layout=layout)
+                    found = fastest("vlm-7b", schedules, words, choices, layout=layout)
                     if found is not None and better(found, best):
                         best, is_new = found, True
     return best
 
 
 def best_of(
-    setup: str, schedules: Sequence[str], balances: Sequence[str], counts: Sequence[int] = (2,), **parallel: Any
+    setup: str,
+    schedules: Sequence[str],
+    balances: Sequence[str],
+    counts: Sequence[int] = (2,),
+    choices: Choices | None = None,
+    **parallel: Any,
 ) -> Found:
     """The fastest balance and number of segments of a cut."""
     best: Found | None = None
     for balance in balances:
         for count in counts:
             words = f"{count} segments by {balance}"
-            found = fastest(setup, schedules, words, partition=balance, vpp=count, **parallel)
+            found = fastest(setup, schedules, words, choices, partition=balance, vpp=count, **parallel)
             if better(found, best):
                 best = found
     assert best is not None
@@ -187,27 +210,68 @@ def compared(name: str, mixed: Found, separated: Found, theirs: str, seeds: Sequ
     return Row(name, gain, "% faster", reference, "> 0", gain > 0)
 
 
-def measure(quick: bool) -> Iterator[Row]:
+def measure(quick: bool, choices: Choices | None = None) -> Iterator[Row]:
+    """All rows; of the setups' own data and microbatches, or of choices."""
     theirs, seeds, counts = f"DIP measured: {DIP} %", SEEDS, SEGMENTS
     if quick:
         seeds, counts = seeds[:2], counts[:3]
     for name, schedules in (("Megatron-LM's schedules", MEGATRON), ("list scheduler", LISTED), ("best schedule", ALL)):
-        mixed = best_mixed(schedules, quick=quick)
-        separated = best_of("vlm-7b", schedules, BALANCES, segments="separated")
+        mixed = best_mixed(schedules, choices, quick=quick)
+        separated = best_of("vlm-7b", schedules, BALANCES, choices=choices, segments="separated")
         yield compared(f"separated over best mixed, {name}", mixed, separated, theirs, seeds)
     for name, schedules in (("Megatron-LM's schedules", MEGATRON), ("best schedule", ALL)):
-        mixed = best_of("vlm-7b", schedules, BALANCES, counts)
-        separated = best_of("vlm-7b", schedules, BALANCES, counts[1:], segments="separated")
+        mixed = best_of("vlm-7b", schedules, BALANCES, counts, choices)
+        separated = best_of("vlm-7b", schedules, BALANCES, counts[1:], choices, segments="separated")
         yield compared(f"the same, up to {counts[-1]} segments, {name}", mixed, separated, theirs, seeds)
-    by_parameters = BALANCES[:1]
-    mixed = best_of("vlm-7b", MEGATRON, by_parameters)
-    separated = best_of("vlm-7b", MEGATRON, by_parameters, segments="separated")
-    yield compared("separated over Megatron-LM's VPP, ViT 2B + LM 5B", mixed, separated, "not in DIP", seeds)
-    mixed = best_of("vlm-s", MEGATRON, by_parameters)
-    separated = best_of("vlm-s", MEGATRON, by_parameters, segments="separated")
-    yield compared(
-        "separated over Megatron-LM's VPP, VLM-S", mixed, separated, f"DIP Table 5, measured: {DIP_TABLE_5} %", seeds
-    )
+    yield over_megatron("vlm-7b", "not in DIP", seeds, choices)
+    yield over_megatron("vlm-s", f"DIP Table 5, measured: {DIP_TABLE_5} %", seeds, choices)
+
+
+def over_megatron(setup: str, theirs: str, seeds: Sequence[int], choices: Choices | None = None) -> Row:
+    """Separated against Megatron-LM's two virtual stages, both cut by parameters."""
+    mixed = best_of(setup, MEGATRON, BALANCES[:1], choices=choices)
+    separated = best_of(setup, MEGATRON, BALANCES[:1], choices=choices, segments="separated")
+    word = {"vlm-7b": "ViT 2B + LM 5B", "vlm-s": "VLM-S"}[setup]
+    return compared(f"separated over Megatron-LM's VPP, {word}", mixed, separated, theirs, seeds)
+
+
+TEXT = """
+Modality modules mixed in one pipeline segment against separated into segments of their own; no sub-microbatches. DIP
+tells neither batch nor schedules, so three kinds of schedules run, and both cuts with as many segments as suit them.
+Everything is recomputed here: a number of layers per chunk would not mean the same under both cuts. Gains are means of
+iterations that the cuts were not chosen on.
+
+Under Megatron-LM's schedules, which DIP most likely means, both of its numbers come out. The rows that differ are other
+readings: a schedule made for the stages' times mends most of what a mixed cut loses, and a mixed cut with several
+segments loses nothing. Under the samples' own 18 images (*images_mean None*) the ViT's one segment is so much heavier
+than the LM's that separating does not help without sub-microbatches.
+"""
+
+
+def run(choices: Choices, *, quick: bool, out: Path) -> PaperResult:
+    """See the module; ``Script.run``."""
+    found = list(measure(quick, choices))
+    told: dict[str, dict[str, float]] = {}
+    seeds = SEEDS[:2] if quick else SEEDS
+    for value in () if quick else (2.0, None):
+        other = choices.changed(images_mean=value)
+        word = f"images_mean {value}"
+        own = [over_megatron(setup, "", seeds, other) for setup in ("vlm-7b", "vlm-s")]
+        mixed = best_mixed(MEGATRON, other, quick=False)
+        separated = best_of("vlm-7b", MEGATRON, BALANCES, choices=other, segments="separated")
+        own.append(compared("separated over best mixed, Megatron-LM's schedules", mixed, separated, "", seeds))
+        for row in own:
+            assert row.value is not None
+            told.setdefault(row.name, {})[word] = row.value
+    rows = []
+    for row in found:
+        theirs = DIP if f"{DIP} %" in row.reference else DIP_TABLE_5 if f"{DIP_TABLE_5} %" in row.reference else None
+        rows.append(
+            PaperRow(row.name, theirs, row.value, "%", 0.25, told.get(row.name, {}), row.reference.partition("; ")[2])
+        )
+    picture = out / "fig05.png"
+    write_file(picture, lambda path: draw(str(path), found))
+    return PaperResult("fig05", "separated against mixed partitioning", "DIP §3.1", tuple(rows), (picture,), TEXT)
 
 
 def draw(path: str, rows: list[Row]) -> None:

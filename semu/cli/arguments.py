@@ -8,10 +8,22 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NoReturn
 
+from semu.cli.grid_arguments import DESCRIPTION as GRID_DESCRIPTION
+from semu.cli.grid_arguments import EPILOG as GRID_EPILOG
+from semu.cli.grid_arguments import add_grid
+from semu.cli.plan_arguments import DESCRIPTION as PLAN_DESCRIPTION
+from semu.cli.plan_arguments import EPILOG as PLAN_EPILOG
+from semu.cli.plan_arguments import add_plan
+from semu.cli.run_arguments import DESCRIPTION as RUN_DESCRIPTION
+from semu.cli.run_arguments import EPILOG as RUN_EPILOG
+from semu.cli.run_arguments import add_run
 from semu.cli.schedules_arguments import DESCRIPTION, EPILOG, add_schedules
 from semu.cli.search_arguments import DESCRIPTION as SEARCH_DESCRIPTION
 from semu.cli.search_arguments import EPILOG as SEARCH_EPILOG
 from semu.cli.search_arguments import add_search
+from semu.cli.what_if_arguments import DESCRIPTION as WHAT_IF_DESCRIPTION
+from semu.cli.what_if_arguments import EPILOG as WHAT_IF_EPILOG
+from semu.cli.what_if_arguments import add_what_if
 from semu.errors import ConfigError, unknown_name
 
 
@@ -21,14 +33,15 @@ class Command(StrEnum):
     SIMULATE = "simulate"
     SCHEDULES = "schedules"
     SEARCH = "search"
+    GRID = "grid"
+    WHAT_IF = "what-if"
+    PLAN = "plan"
+    RUN = "run"
     VALIDATE = "validate"
     CALIBRATE = "calibrate"
     LIST = "list"
     IMPORT = "import"
 
-
-LATER = ("grid", "what-if", "plan", "run")
-"""Commands of the full design that this version does not have."""
 
 LISTS: Mapping[str, str] = {
     "models": "models by name, with their parameters",
@@ -53,8 +66,8 @@ adapter at the encoder's end, which keeps training under
   semu simulate vlm-m --set 'model.frozen=["vit.embedding", "vit.layers"]'
 
 exit codes: 0 ok, 2 bad input, 3 does not fit in memory (the result is still printed), 4 an illegal
-schedule, 5 a default coefficient under --strict, 7 a validation out of tolerance, 70 a defect in semu,
-130 interrupted
+schedule or plan, 5 a default coefficient under --strict, 6 a rank of semu run has failed, 7 a validation out of
+tolerance, 70 a defect in semu, 130 interrupted
 """
 
 
@@ -80,7 +93,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     position = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
     command = words[position : position + 1]
     if command and command[0] not in list(Command):
-        raise _unknown_command(command[0])
+        raise unknown_name("command", command[0], list(Command), where="command line")
     early = [word for word in words[:position] if word in ("--json", "--debug")]
     others = [word for word in words[:position] if word not in early]
     words = [*others, *command, *(early if command else ()), *words[position + 1 :]]
@@ -99,17 +112,6 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def _unknown_command(command: str) -> ConfigError:
-    if command not in LATER:
-        return unknown_name("command", command, list(Command), where="command line")
-    return ConfigError(
-        f"this version does not have the command {command!r}",
-        where="command line",
-        expected="one of " + ", ".join(Command),
-        got=command,
-    )
-
-
 def _build() -> tuple[_Parser, dict[str, _Parser]]:
     parser = _Parser(
         prog="semu",
@@ -123,36 +125,49 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
     common.add_argument("--json", action="store_true", help="print one JSON document, also for errors")
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    simulate = commands.add_parser(
+
+    def add(command: Command, help_line: str, description: str, epilog: str) -> _Parser:
+        """A command whose help has paragraphs."""
+        return commands.add_parser(
+            command,
+            parents=[common],
+            help=help_line,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    simulate = add(
         Command.SIMULATE,
-        parents=[common],
-        help="predict the time and memory of one training iteration",
-        description="Predict the time and memory of one training iteration.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "predict the time and memory of one training iteration",
+        "Predict the time and memory of one training iteration.",
+        _EPILOG,
     )
     _add_simulate(simulate)
-    schedules = commands.add_parser(
-        Command.SCHEDULES,
-        parents=[common],
-        help="compare pipeline schedules on a run: time, bubble and memory",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    schedules = add(
+        Command.SCHEDULES, "compare pipeline schedules on a run: time, bubble and memory", DESCRIPTION, EPILOG
     )
     add_schedules(schedules)
-    search = commands.add_parser(
-        Command.SEARCH,
-        parents=[common],
-        help="look for the schedule that is best for a run's batch",
-        description=SEARCH_DESCRIPTION,
-        epilog=SEARCH_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    search = add(
+        Command.SEARCH, "look for the schedule that is best for a run's batch", SEARCH_DESCRIPTION, SEARCH_EPILOG
     )
     add_search(search)
+    grid = add(
+        Command.GRID, "find the best parallel configurations of a run within memory", GRID_DESCRIPTION, GRID_EPILOG
+    )
+    add_grid(grid)
+    what_if = add(Command.WHAT_IF, "which change to a run would help most", WHAT_IF_DESCRIPTION, WHAT_IF_EPILOG)
+    add_what_if(what_if)
+    plan = add(
+        Command.PLAN,
+        "compile a schedule into what every rank does, or plan a training loop",
+        PLAN_DESCRIPTION,
+        PLAN_EPILOG,
+    )
+    add_plan(plan)
+    run = add(Command.RUN, "execute a plan over torch, on small layers on this machine", RUN_DESCRIPTION, RUN_EPILOG)
+    add_run(run)
     validate = commands.add_parser(
         Command.VALIDATE,
         parents=[common],
@@ -192,6 +207,10 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
         Command.SIMULATE: simulate,
         Command.SCHEDULES: schedules,
         Command.SEARCH: search,
+        Command.GRID: grid,
+        Command.WHAT_IF: what_if,
+        Command.PLAN: plan,
+        Command.RUN: run,
         Command.VALIDATE: validate,
         Command.CALIBRATE: calibrate,
         Command.LIST: listing,
@@ -265,6 +284,15 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     )
     output = parser.add_argument_group("output")
     output.add_argument("--out", metavar="DIR", help="write result.json, trace.json, timeline.png and memory.png")
+    output.add_argument(
+        "--memory-snapshot",
+        type=int,
+        action="append",
+        default=[],
+        metavar="RANK",
+        help="with --out: memory-rankN.pickle, a pipeline rank's memory as a snapshot of PyTorch, which its viewer "
+        "(pytorch.org/memory_viz) shows; may be repeated",
+    )
     output.add_argument("--strict", action="store_true", help="refuse coefficients that are mere defaults (exit 5)")
     output.add_argument("--dump-config", action="store_true", help="print the resolved run as TOML and stop")
 

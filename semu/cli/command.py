@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import gc
+import argparse
 import sys
 import textwrap
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from importlib import import_module
 
 from semu import __version__
 from semu.cli.arguments import Command, parse_arguments
-from semu.cli.console import emit, emit_json, flush_output, prepare_streams, say
+from semu.cli.console import INTERRUPTED, emit, emit_json, flush_output, prepare_streams, say
+from semu.collector import without_collector
 from semu.errors import InternalError, SemuError
 
 LONGEST_LIST = 300
 """Characters of a message's list of legal values; ``--json`` gives all of it."""
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,16 +55,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return known.exit_code
 
 
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """No cyclic garbage collection: a short run makes next to none, and looking for it took a seventh of its time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+COMMANDS: Mapping[Command, tuple[str, str, bool]] = {
+    Command.SIMULATE: ("simulate", "simulate_command", False),
+    Command.SCHEDULES: ("schedules", "schedules_command", False),
+    Command.SEARCH: ("search", "search_command", True),
+    Command.GRID: ("grid", "grid_command", True),
+    Command.WHAT_IF: ("what_if", "what_if_command", False),
+    Command.PLAN: ("plan", "plan_command", True),
+    Command.RUN: ("run", "run_command", True),
+    Command.VALIDATE: ("validate", "validate_command", True),
+    Command.CALIBRATE: ("calibrate", "calibrate_command", True),
+    Command.IMPORT: ("importing", "import_command", True),
+    Command.LIST: ("listing", "list_command", True),
+}
+"""Module and function of every command, and whether the garbage collector keeps running in it."""
 
 
 def _run(words: list[str]) -> int:
@@ -72,32 +76,7 @@ def _run(words: list[str]) -> int:
     if arguments.command is None:
         emit(f"semu {__version__}")
         return 0
-    if arguments.command == Command.SIMULATE:
-        with _without_collector():
-            from semu.cli.simulate import simulate_command
-
-            return simulate_command(arguments)
-    if arguments.command == Command.SCHEDULES:
-        with _without_collector():
-            from semu.cli.schedules import schedules_command
-
-            return schedules_command(arguments)
-    if arguments.command == Command.SEARCH:
-        from semu.cli.search import search_command
-
-        return search_command(arguments)
-    if arguments.command == Command.VALIDATE:
-        from semu.cli.validate import validate_command
-
-        return validate_command(arguments)
-    if arguments.command == Command.CALIBRATE:
-        from semu.cli.calibrate import calibrate_command
-
-        return calibrate_command(arguments)
-    if arguments.command == Command.IMPORT:
-        from semu.cli.importing import import_command
-
-        return import_command(arguments)
-    from semu.cli.listing import list_command
-
-    return list_command(arguments)
+    module, function, keeps_collector = COMMANDS[Command(arguments.command)]
+    with nullcontext() if keeps_collector else without_collector():
+        run: Callable[[argparse.Namespace], int] = getattr(import_module(f"semu.cli.{module}"), function)
+        return run(arguments)

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
 PATIENCE_S = 2.0
 """A step that takes longer says so, even where stderr is no terminal."""
 

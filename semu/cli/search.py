@@ -7,15 +7,16 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say
 from semu.cli.resolved import dump_run, read_run
+from semu.cli.search_batches import search_batches
 from semu.cli.simulate import refuse_defaults
 from semu.errors import ConfigError
 from semu.files import make_folder
 from semu.units import GIB, KIB, MIB
 
-INTERRUPTED = 130
 EVERY_S = 0.25
 """Incumbents that follow one another faster are not told."""
 _SIZES = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -30,9 +31,7 @@ def search_command(arguments: argparse.Namespace) -> int:
         MemoryLimitError: no strategy fits.
         MissingCoefficientError: a default coefficient under ``--strict``.
     """
-    sub_batch = _counts("--sub-batch", arguments.sub_batch)
-    segments = _counts("--segments", arguments.segments)
-    limit = None if arguments.memory_limit is None else _size(arguments.memory_limit)
+    options = _options(arguments)
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
         run = read_run(arguments, progress)
         job = run.job()
@@ -40,29 +39,16 @@ def search_command(arguments: argparse.Namespace) -> int:
             say(note)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
+        if arguments.batches is not None:
+            return search_batches(arguments, progress, options)
+        if arguments.engine != "serial" or arguments.processes is not None or arguments.address is not None:
+            raise ConfigError("an engine is for many batches", where="--engine", expected="--batches N beside it")
         if arguments.out is not None:  # a long search does not end with a folder that cannot be made
             make_folder(Path(arguments.out))
-        from semu.schedule.stage_plan import STRATEGIES
         from semu.searcher.search import search
 
-        words = STRATEGIES if arguments.strategies is None else _words(arguments.strategies)
         with run.places.located():
-            found = search(
-                job,
-                rollouts=arguments.rollouts,
-                time_s=arguments.time,
-                seed=arguments.seed or 0,
-                strategy=arguments.strategy,
-                workers=arguments.workers,
-                objective=arguments.objective,
-                sub_batch=sub_batch,
-                segments=segments,
-                strategies=words,
-                candidates=arguments.candidates,
-                memory_limit_bytes=limit,
-                exact=arguments.exact,
-                progress=_slower(progress),
-            )
+            found = search(job, seed=arguments.seed or 0, progress=_slower(progress), **options)
         if arguments.strict:
             refuse_defaults(found.report)
         if arguments.out is not None:
@@ -78,6 +64,25 @@ def search_command(arguments: argparse.Namespace) -> int:
         say("interrupted: this is the best schedule so far")
         return INTERRUPTED
     return 0
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What ``semu.search`` takes beside job, seed and progress."""
+    from semu.schedule.stage_plan import STRATEGIES
+
+    return {
+        "rollouts": arguments.rollouts,
+        "time_s": arguments.time,
+        "strategy": arguments.strategy,
+        "workers": arguments.workers,
+        "objective": arguments.objective,
+        "sub_batch": _counts("--sub-batch", arguments.sub_batch),
+        "segments": _counts("--segments", arguments.segments),
+        "strategies": STRATEGIES if arguments.strategies is None else _words(arguments.strategies),
+        "candidates": arguments.candidates,
+        "memory_limit_bytes": None if arguments.memory_limit is None else _size(arguments.memory_limit),
+        "exact": arguments.exact,
+    }
 
 
 def _slower(progress: Progress) -> Callable[[str], None]:

@@ -16,6 +16,7 @@ examples:
   semu search vlm-s --time 10 --out out
   semu simulate vlm-s --set training.schedule_file=out/schedule.json
   semu search vlm-m --rollouts 2000 --seed 1
+  semu search vlm-s --batches 8 --rollouts 300 --engine local
   semu search t2v-s --time 5 --memory-limit 40GiB --sub-batch dit=2 --segments dit=4
 
 --rollouts gives the same files again, byte for byte, with the same seed and as many workers; --time does not. Ctrl-C
@@ -59,6 +60,15 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--candidates", type=int, default=10, metavar="N", help="ways to run a stage pair, at most")
     what.add_argument("--memory-limit", metavar="SIZE", help="of every rank, e.g. 64GiB (default: the device's memory)")
+    many = parser.add_argument_group("many batches")
+    many.add_argument(
+        "--batches", type=int, metavar="N", help="search N batches, of seeds --seed and up, and print a table of them"
+    )
+    many.add_argument("--engine", default="serial", metavar="NAME", help="runs them: serial (default), local or ray")
+    many.add_argument(
+        "--processes", type=int, metavar="N", help="of the engine local (default: one per core); CPUs of ray"
+    )
+    many.add_argument("--address", metavar="HOST:PORT", help="of a Ray cluster that runs already")
     change = parser.add_argument_group("changes to the run")
     change.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="as for semu simulate")
     change.add_argument("--parallel", metavar="SIZES", help="as for semu simulate")

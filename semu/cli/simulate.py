@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
 from semu.cli.resolved import dump_run, read_run
-from semu.errors import MemoryLimitError, MissingCoefficientError
+from semu.errors import ConfigError, MemoryLimitError, MissingCoefficientError
 
 if TYPE_CHECKING:
     from semu.engine.result_cache import ResultCache
@@ -28,6 +29,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
         run = read_run(arguments, progress)
         job = run.job()
+        _check_snapshots(arguments, job)
         if arguments.baseline is not None:
             progress(f"planning as {arguments.baseline}")
             run, job = _as_baseline(run, arguments.baseline)
@@ -64,6 +66,8 @@ def simulate_command(arguments: argparse.Namespace) -> int:
             progress("drawing the timeline and the memory")
             for file in report.save(arguments.out):
                 say(f"wrote {file}")
+            for rank in arguments.memory_snapshot:
+                say(f"wrote {_write_snapshot(report, rank, arguments.out)}")
     if arguments.json:
         emit_json(report.to_json())
     else:
@@ -74,6 +78,27 @@ def simulate_command(arguments: argparse.Namespace) -> int:
 
     say(fit_sentence(report))
     return MemoryLimitError.exit_code
+
+
+def _check_snapshots(arguments: argparse.Namespace, job: TrainingJob) -> None:
+    """Refuse snapshots of ranks that there are not, before anything is simulated."""
+    if arguments.memory_snapshot and arguments.out is None:
+        raise ConfigError("nowhere to write a snapshot", where="--memory-snapshot", expected="--out DIR with it")
+    for rank in arguments.memory_snapshot:
+        if not 0 <= rank < job.parallel.pp:
+            raise ConfigError(
+                "no such pipeline rank",
+                where="--memory-snapshot",
+                expected=f"0 to {job.parallel.pp - 1}",
+                got=rank,
+                nearest=min(max(rank, 0), job.parallel.pp - 1),
+            )
+
+
+def _write_snapshot(report: Report, rank: int, folder: str) -> Path:
+    from semu.traces import write_memory_snapshot
+
+    return write_memory_snapshot(Path(folder) / f"memory-rank{rank}.pickle", report.timeline, rank)
 
 
 def _as_baseline(run: RunConfig, name: str) -> tuple[RunConfig, TrainingJob]:

@@ -84,7 +84,13 @@ def validate_command(arguments: argparse.Namespace) -> int:
 
 
 def check_place(flag: str, path: str | None) -> None:
-    """A long run does not end with a file that cannot be written."""
+    """A long run does not end with a file that cannot be written.
+
+    Raises:
+        ConfigError: no such folder, or a folder in the file's place.
+    """
+    if path is not None and Path(path).is_dir():
+        raise ConfigError("a folder is there", where=f"{flag} {path}", expected="a file", got=path)
     if path is not None and not Path(path).absolute().parent.is_dir():
         raise ConfigError(
             "no such folder",

@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from semu.errors import ConfigError
-from semu.nn.model import Model
+from semu.nn.changes import CHANGES
+from semu.nn.model import ModalityModule, Model
 from semu.nn.module import Module
 from semu.nn.moe import MixtureOfExperts
 from semu.nn.routing import ExpertPlan, Routing, rank_means
@@ -75,7 +77,18 @@ def mixtures(model: Model) -> list[tuple[str, MixtureOfExperts]]:
 
 
 def _has_experts(model: Model) -> bool:
-    """Asked of every job, so without the paths."""
+    """Asked of every job, so without the paths; remembered until any module changes."""
+    known = _WITH_EXPERTS.get(model)
+    if known is None or known[0] != CHANGES.count or known[1] is not model.modules:
+        known = _WITH_EXPERTS[model] = (CHANGES.count, model.modules, _find_experts(model))
+    return known[2]
+
+
+_WITH_EXPERTS: WeakKeyDictionary[Model, tuple[int, tuple[ModalityModule, ...], bool]] = WeakKeyDictionary()
+"""How many changes there had been, the modules, and whether they have experts."""
+
+
+def _find_experts(model: Model) -> bool:
     modules: list[Module] = [module.body for module in model.modules]
     while modules:
         module = modules.pop()

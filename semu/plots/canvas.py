@@ -82,7 +82,7 @@ def make_sheet(axes_height_in: float, title: str, subtitle: str, legend: Mapping
         figure.text(
             left, 1 - down_in / height_in, text, size=points, weight=weight, color=INK, family=FONT, parse_math=False
         )
-    figure.legend(
+    labels = figure.legend(
         list(legend.values()),
         list(legend),
         loc="lower center",
@@ -97,6 +97,8 @@ def make_sheet(axes_height_in: float, title: str, subtitle: str, legend: Mapping
         columnspacing=1.6,
         labelspacing=0.45,
     )
+    for label in labels.get_texts():
+        label.set_parse_math(False)
     return Sheet(figure, bottom_in, height_in)
 
 

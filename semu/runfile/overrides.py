@@ -86,6 +86,17 @@ def _parse_assignment(text: str) -> tuple[tuple[str, ...], object]:
         raise ConfigError(
             "not an assignment", where="--set", expected="key=value, e.g. training.seq_len=4096", got=text
         )
+    return path, parse_value(key, value)
+
+
+def parse_value(key: str, value: str) -> object:
+    """The text of a value: TOML, or a simple word without quotes.
+
+    Args:
+        key: whose it is, for the error.
+    Raises:
+        ConfigError: neither.
+    """
     try:
         parsed = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError as error:
@@ -96,10 +107,11 @@ def _parse_assignment(text: str) -> tuple[tuple[str, ...], object]:
                 expected='a number, true, false, a word, "text" or [a list]',
                 got=value or "nothing",
             ) from error
-        return path, value
+        return value
     if list(parsed) != ["value"]:
         raise ConfigError("more than one value", where=f"--set {key}", expected="one value", got=repr(value))
-    return path, parsed["value"]
+    found: object = parsed["value"]
+    return found
 
 
 def _parse_key(key: str) -> tuple[str, ...] | None:

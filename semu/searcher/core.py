@@ -7,7 +7,7 @@ First sequences of segment groups (``loop``), each interleaved and given its can
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -26,6 +26,10 @@ ORDER_SHARE = 0.5
 """Part of the time for sequences; the rest is for moves of stages."""
 MOVES_PER_ROLLOUT = 16
 """Moves that a rollout of a budget stands for, in the second half."""
+CUT_SHORT = ("stopped", "interrupt")
+"""Ends that came from outside."""
+Seeds = Callable[[SearchProblem, OrderSpace], Sequence[NDArray[np.int32]]]
+"""Sequences to begin with, for a problem and its legal sequences."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +40,10 @@ class SearchResult:
         solution: the best schedule, with its lower bound. default: the heuristic's, before any search.
         sequence_s: the best makespan of the first half [s]. bound_name: which lower bound is the highest.
         curve: incumbents. rollouts, moves: sequences and moves evaluated. time_s: spent [s].
-        ended_by: ``bound``, ``rollouts``, ``time``, ``exhausted`` or ``interrupt``.
+        ended_by: ``bound``, ``rollouts``, ``time``, ``stopped``, ``exhausted`` or ``interrupt``.
         strategy, objective, seed, workers: as asked. is_reproducible: the same call gives the same again.
+        level: which part of the leanest candidates the best search left out (``search_levels``).
+        others: the next best schedules of sequences.
     """
 
     solution: Solution
@@ -54,6 +60,8 @@ class SearchResult:
     seed: int
     workers: int
     is_reproducible: bool
+    others: tuple[Solution, ...] = ()
+    level: float = 0.0
 
 
 def search_problem(
@@ -64,6 +72,8 @@ def search_problem(
     objective: Objective = Objective.MIN,
     seed: int = 0,
     refine: bool = True,
+    seeds: Seeds | None = None,
+    keep: Callable[[Solution], None] | None = None,
     progress: Callable[[Incumbent], None] | None = None,
 ) -> SearchResult:
     """Search.
@@ -72,6 +82,7 @@ def search_problem(
         problem: stages, costs, memory. budget: when to end; 0 rollouts: the heuristic's schedule.
         strategy: over sequences, one of ``STRATEGIES``. objective: the shortest or the longest schedule.
         seed: of all random numbers. refine: also move single stages, where the shortest is sought.
+        seeds: sequences to begin with beside the default one. keep: given the best schedule so far now and then.
         progress: told every incumbent.
     Raises:
         MemoryLimitError: no candidates fit: which rank, how much is missing.
@@ -104,15 +115,19 @@ def search_problem(
         strategy=strategy,
         objective=objective,
         seed=seed,
+        seeds=seeds(problem, space) if seeds is not None else (),
         progress=_later(progress, spent),
     )
     best = _solution(problem, space, found.sequence)
+    if keep is not None:
+        keep(best)
     curve = [replace(one, time_s=one.time_s + spent) for one in found.curve]
     moves, ended_by = 0, found.ended_by
-    if refine and ended_by not in ("bound", "interrupt") and budget.rollouts != 0 and budget.time_s != 0:
+    others = [*(_solution(problem, space, own) for own in found.others), default]
+    if refine and ended_by not in ("bound", "stopped", "interrupt") and budget.rollouts != 0 and budget.time_s != 0:
         ends = (budget, began, bound.value_s)
-        islands = [best, *(_solution(problem, space, own) for own in found.others), default]
-        best, moves, ended_by = _refined(problem, islands, ends, found.rollouts, seed, curve, progress)
+        islands = [best, *others]
+        best, moves, ended_by = refine_solutions(problem, islands, ends, found.rollouts, seed, curve, keep, progress)
     return SearchResult(
         solution=replace(best, lower_bound_s=bound.value_s),
         default=replace(default, lower_bound_s=bound.value_s),
@@ -127,7 +142,8 @@ def search_problem(
         objective=objective,
         seed=seed,
         workers=workers,
-        is_reproducible=budget.is_reproducible and ended_by != "interrupt",
+        is_reproducible=budget.is_reproducible and ended_by not in CUT_SHORT,
+        others=tuple(others),
     )
 
 
@@ -142,13 +158,14 @@ def _later(progress: Callable[[Incumbent], None] | None, by_s: float) -> Callabl
     return lambda one: progress(replace(one, time_s=one.time_s + by_s))
 
 
-def _refined(
+def refine_solutions(
     problem: SearchProblem,
     islands: list[Solution],
     ends: tuple[Budget, float, float],
     rollouts: int,
     seed: int,
     curve: list[Incumbent],
+    keep: Callable[[Solution], None] | None,
     progress: Callable[[Incumbent], None] | None,
 ) -> tuple[Solution, int, str]:
     """The second half: a better schedule if there is one, moves tried, and why it ended; incumbents join ``curve``.
@@ -164,8 +181,9 @@ def _refined(
     def moves_left() -> int:
         nonlocal ended_by
         late = budget.time_s is not None and time.perf_counter() - began >= budget.time_s
-        ended_by = "time" if late else "rollouts"
-        return 0 if late else most - tried
+        is_stopped = budget.is_stopped
+        ended_by = "stopped" if is_stopped else "time" if late else "rollouts"
+        return 0 if late or is_stopped else most - tried
 
     workers = budget.num_workers()
     with ThreadPoolExecutor(workers) as pool:
@@ -176,6 +194,8 @@ def _refined(
                 if one.best.makespan_s < best.makespan_s:
                     best = one.best
                     curve.append(Incumbent(time.perf_counter() - began, rollouts, best.makespan_s, tried))
+                    if keep is not None:
+                        keep(best)
                     if progress is not None:
                         progress(curve[-1])
                 if best.makespan_s <= bound_s:

@@ -1,4 +1,5 @@
-"""``fitted``: candidates of a schedule chosen so that its full simulation fits in memory.
+"""``fitted``: candidates of a schedule chosen so that its full simulation fits in memory; ``settled``: a search asked
+again where none fit.
 
 The search counts what stages hold and need; the simulation also knows of buffers of transfers that wait. Where a rank
 is above its limit for them, its candidates are chosen anew under a limit lower by as much, in the same order.
@@ -6,17 +7,22 @@ is above its limit for them, its candidates are chosen anew under a limit lower 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import MemoryLimitError
 from semu.searcher.build import JobProblem
+from semu.searcher.core import SearchResult
 from semu.searcher.interleave import evaluate, no_memory
-from semu.searcher.memory import choose_candidates
+from semu.searcher.memory import check_limits, choose_candidates
 from semu.searcher.problem import Solution
 
 ROUNDS = 12
 """Times that the limits are lowered."""
+ATTEMPTS = 3
+"""Searches at most, each with less memory than the one before, where what was found does not fit."""
 
 
 def fitted(built: JobProblem, solution: Solution) -> tuple[JobProblem, Solution]:
@@ -64,3 +70,28 @@ def lowered(built: JobProblem, solution: Solution, excess: NDArray[np.int64]) ->
 def _missing(built: JobProblem, excess: NDArray[np.int64]) -> MemoryLimitError:
     rank = int(excess.argmax())
     return no_memory(built.limited(built.target_bytes).problem, rank, int(max(excess[rank], 1)))
+
+
+def settled(built: JobProblem, find: Callable[[JobProblem], SearchResult]) -> tuple[SearchResult, JobProblem, Solution]:
+    """A schedule that fits in its full simulation, and the problem under the limits with which it was found.
+
+    Args:
+        find: looks for a schedule; asked again under lower limits where no choice of candidates makes its schedule fit.
+    Raises:
+        MemoryLimitError: none was found.
+    """
+    for attempt in range(ATTEMPTS):
+        result = find(built)
+        try:
+            tight, best = fitted(built, result.solution)
+        except MemoryLimitError as error:
+            if result.ended_by == "interrupt":
+                raise KeyboardInterrupt from error
+            if attempt == ATTEMPTS - 1 or result.ended_by == "stopped":
+                raise
+            excess = built.excess_of(result.solution) * (1 << attempt)
+            built = built.limited(np.maximum(lowered(built, result.solution, excess), 0))
+            check_limits(built.problem)
+            continue
+        return result, tight, best
+    raise AssertionError("unreachable")

@@ -47,6 +47,7 @@ def _leaves_room(
     turns: I32,
     allocated: I64,
     wanted: I64,
+    most_at_once: I64,
     num_left: I32,
 ) -> bool:
     """Whether a forward leaves every microbatch with an earlier turn what it may still want on one rank.
@@ -54,16 +55,55 @@ def _leaves_room(
     Args:
         mine: turn of the forward's microbatch. lowest: no microbatch with a lower turn has anything left here.
         entered: microbatches that have turns. more: what the forward leaves [bytes]. room: [bytes].
-        turns, allocated, wanted, num_left: as in ``interleave``, the last three of the rank.
+        turns, allocated, wanted, most_at_once, num_left: as in ``interleave``, save the first of the rank.
     """
     later = np.int64(0)
     for at in range(entered - 1, lowest - 1, -1):
         m = turns[at]
         if num_left[m] > 0:
-            if at < mine and later + wanted[m] + more > room:
+            if at < mine and later + min(wanted[m], most_at_once[m]) + more > room:
                 return False
             later += allocated[m]
     return True
+
+
+@njit(cache=True, nogil=True)
+def hold_at_once(
+    ptr: I64, stages: I32, pred_ptr: I32, pred: I32, rank: I32, has_backward: U8, held: I64, peak: I64, most: I64
+) -> None:
+    """What each microbatch holds at most on each rank while it runs, in any order that its edges allow.
+
+    While a stage runs, a pair of its microbatch and rank is there unless it must begin later or has ended.
+
+    Args:
+        ptr, stages: CSR of stages by microbatch, each after those that it needs. pred_ptr, pred: CSR of the edges by
+            consumer. rank: int32[2n]. held: int64[n]. peak: int64[2n] [bytes]. has_backward: bool[n].
+        most: int64[P, num_microbatches] [bytes], written.
+    """
+    place = np.full(len(rank), -1, dtype=np.int64)
+    for m in range(len(ptr) - 1):
+        own = stages[ptr[m] : ptr[m + 1]]
+        needs = np.zeros((len(own), len(own)), dtype=np.bool_)
+        for at in range(len(own)):
+            place[own[at]] = at
+            for e in range(pred_ptr[own[at]], pred_ptr[own[at] + 1]):
+                before = place[pred[e]]
+                if before >= 0 and own[before] == pred[e]:
+                    needs[at, before] = True
+                    for further in range(before):
+                        needs[at, further] |= needs[before, further]
+        for at in range(len(own)):
+            stage = own[at]
+            level = peak[stage] + (held[stage >> 1] if stage & 1 else 0)
+            for other in range(len(own)):
+                pair = own[other] >> 1
+                if own[other] & 1 or pair == stage >> 1 or not has_backward[pair] or rank[own[other]] != rank[stage]:
+                    continue
+                if not needs[other, at] and not needs[at, place[2 * pair + 1]]:
+                    level += held[pair]
+            most[rank[stage], m] = max(most[rank[stage], m], level)
+        for stage in own:
+            place[stage] = -1
 
 
 @njit(cache=True, nogil=True)
@@ -83,6 +123,7 @@ def interleave(
     microbatch: I32,
     is_limited: U8,
     need: I64,
+    most_at_once: I64,
     num_of: I32,
     latency: F64,
     held: I64,
@@ -107,7 +148,8 @@ def interleave(
 
     Memory: microbatches have turns by their first forward anywhere. A stage runs only if its peak fits, a forward only
     if after it every microbatch with an earlier turn that is not done on the rank could hold all that it may still
-    hold there, its peaks included, beside what later ones hold: those may then end one after another. A forward that
+    hold there, its peaks included, beside what later ones hold: those may then end one after another. A forward whose
+    backward needs nothing else also runs where both fit one right after the other, as then they do. A forward that
     must wait disables the rank's queue of forwards, save microbatches with an earlier turn. So no rank waits for ever
     where every microbatch alone fits with everything that it holds on a rank at once.
 
@@ -121,6 +163,7 @@ def interleave(
             order of their forwards; of their backwards.
         microbatch: int32[n], numbered from 0 on. is_limited: bool[P], whether memory can bind at all.
         need: int64[P, num_microbatches] [bytes], what a microbatch holds in all and its highest peak above that.
+        most_at_once: int64[P, num_microbatches] [bytes], what it holds at most in any order that its edges allow.
         num_of: int32[P, num_microbatches], its stages.
         latency: float64[2n] [s]. held: int64[n]. peak: int64[2n] [bytes]. room: int64[P] [bytes], without static ones.
         sequences, back_sequences: int32[B, num_groups], groups by falling priority, of forwards and of backwards.
@@ -148,7 +191,7 @@ def interleave(
     head, tail = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64)
     done, last = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64)
     level, most = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64)
-    lowest = np.zeros(num_ranks, dtype=np.int32)
+    lowest, forced = np.zeros(num_ranks, dtype=np.int32), np.zeros(num_ranks, dtype=np.int32)
     allocated, wanted = np.zeros_like(need), np.zeros_like(need)
     num_left = np.zeros_like(num_of)
     turn, turns = np.zeros(num_microbatches, dtype=np.int32), np.zeros(num_microbatches, dtype=np.int32)
@@ -156,7 +199,7 @@ def interleave(
     for r in range(num_ranks):
         any_limit |= is_limited[r]
         for m in range(num_microbatches):
-            most[r] = max(most[r], need[r, m])
+            most[r] = max(most[r], min(need[r, m], most_at_once[r, m]))
     for b in range(len(sequences)):
         row, longest = min(b, len(order) - 1), 0.0
         for r in range(num_ranks):
@@ -175,7 +218,7 @@ def interleave(
                     stage_at[r, 1, at] = stage
                     at += 1
             head[r] = tail[r] = ptr[r]
-            done[r], last[r], key[r], now_of[r], level[r], lowest[r] = 0, 1, np.inf, 0.0, 0, 0
+            done[r], last[r], key[r], now_of[r], level[r], lowest[r], forced[r] = 0, 1, np.inf, 0.0, 0, 0, -1
             num_ready[r, :] = 0
             low[r, :] = words
             for w in range(words):
@@ -212,9 +255,11 @@ def interleave(
                 bits[r, kind, word] |= np.uint64(1) << np.uint64(spot & 63)
                 low[r, kind] = min(low[r, kind], word)
                 num_ready[r, kind] += 1
-            chosen = -1
+            chosen, closing = forced[r], -1
             wish = 1 - last[r]
             for attempt in range(2):
+                if chosen >= 0:
+                    break
                 kind = wish if attempt == 0 else 1 - wish
                 if num_ready[r, kind] == 0:
                     continue
@@ -237,8 +282,19 @@ def interleave(
                                 lowest[r] += 1
                             more = held[stage >> 1]
                             fits = _leaves_room(
-                                own, lowest[r], entered, more, room[r], turns, allocated[r], wanted[r], num_left[r]
+                                own,
+                                lowest[r],
+                                entered,
+                                more,
+                                room[r],
+                                turns,
+                                allocated[r],
+                                wanted[r],
+                                most_at_once[r],
+                                num_left[r],
                             )
+                            if not fits and num_pred[stage + 1] == 1 and level[r] + more + peak[stage + 1] <= room[r]:
+                                fits, closing = True, stage + 1
                         if fits:
                             chosen = stage
                             break
@@ -251,12 +307,11 @@ def interleave(
                     if mask == 0:
                         break
                     stage = stage_at[r, kind, (word << 6) + np.int64(_trailing_zeros(mask))]
-                if chosen >= 0:
-                    break
             if chosen < 0:
                 key[r] = ready[pending[head[r]]] if head[r] < tail[r] else np.inf
                 continue
             stage = chosen
+            forced[r] = closing
             kind, spot = stage & 1, place[stage]
             bits[r, kind, spot >> 6] &= ~(np.uint64(1) << np.uint64(spot & 63))
             num_ready[r, kind] -= 1
@@ -943,6 +998,7 @@ def rollouts(
     microbatch: I32,
     is_limited: U8,
     need: I64,
+    most_at_once: I64,
     num_of: I32,
     forward_s: F64,
     backward_s: F64,
@@ -1019,6 +1075,7 @@ def rollouts(
             microbatch,
             is_limited,
             need,
+            most_at_once,
             num_of,
             lean_s,
             lean_held,

@@ -3,13 +3,15 @@
 DIP §5.2 interleaves with the leanest candidates of all stage pairs, and §5.3 then makes them faster under the same
 order. Where memory is not the bottleneck the order is then one for stages much slower than those that run. So the
 search also begins without the leanest candidates: a third, two thirds, or all but the fastest are left out. Each level
-gets a small part of the budget, and the best of them the rest.
+gets a small part of the budget, the best of them a larger one, and moves of stages and candidates of the whole problem
+the rest, from the best schedules of all levels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,8 @@ from numpy.typing import NDArray
 
 from semu.errors import MemoryLimitError
 from semu.searcher.bounds import lower_bounds
-from semu.searcher.core import SearchResult, search_problem
-from semu.searcher.loop import Budget, Incumbent
+from semu.searcher.core import CUT_SHORT, SearchResult, Seeds, refine_solutions, search_problem
+from semu.searcher.loop import ELITE, Budget, Incumbent
 from semu.searcher.problem import SearchProblem, Solution
 from semu.searcher.strategy import Objective
 
@@ -26,6 +28,8 @@ LEVELS = (0.0, 1 / 3, 2 / 3, 1.0)
 """Parts of every pair's candidates that are left out; the fastest stays."""
 PROBE = 0.05
 """Part of the budget for each level."""
+ORDER_SHARE = 0.4
+"""Part of the remaining time for sequences of the best level; the rest is for moves of stages and candidates."""
 
 
 def above(problem: SearchProblem, level: float) -> tuple[SearchProblem, NDArray[np.int16]]:
@@ -49,6 +53,7 @@ class _Sum:
     """What the searches so far came to."""
 
     best: SearchResult | None = None
+    level: float = 0.0
     solution: Solution | None = None
     default: Solution | None = None
     sequence_s: float = np.inf
@@ -56,6 +61,7 @@ class _Sum:
     rollouts: int = 0
     moves: int = 0
     time_s: float = 0.0
+    islands: list[Solution] = field(default_factory=list)
 
 
 def search_levels(
@@ -65,58 +71,84 @@ def search_levels(
     strategy: str = "mixed",
     objective: Objective = Objective.MIN,
     seed: int = 0,
+    levels: Sequence[float] = LEVELS,
+    seeds: Seeds | None = None,
+    keep: Callable[[Solution], None] | None = None,
     progress: Callable[[Incumbent], None] | None = None,
 ) -> SearchResult:
     """Search.
 
     Args: as ``search_problem``; the longest schedule is sought from the leanest candidates alone. Without a budget: the
-        best of the default schedules of all levels.
+        best of the default schedules of all levels. levels: those to begin from, at least one.
     Raises:
         MemoryLimitError: no candidates fit: which rank, how much is missing.
         ConfigError: an unknown strategy.
     """
-    levels = [0.0] if objective is Objective.MAX else list(dict.fromkeys(LEVELS))
+    levels = [0.0] if objective is Objective.MAX else list(dict.fromkeys(levels))
     if problem.num_candidates.max(initial=1) < 2:
         levels = [0.0]
     options = {"strategy": strategy, "objective": objective, "seed": seed}
-    if len(levels) == 1:
-        return search_problem(problem, budget, progress=progress, **options)  # type: ignore[arg-type]
-    bound = lower_bounds(problem, effort=0.0)
+    if levels == [0.0]:
+        return search_problem(problem, budget, seeds=seeds, keep=keep, progress=progress, **options)  # type: ignore[arg-type]
+    began, bound = time.perf_counter(), lower_bounds(problem, effort=0.0)
     total, refused = _Sum(), None
     scores: dict[float, float] = {}
 
-    def run(level: float, share: Budget, *, refine: bool) -> str:
+    def run(level: float, share: Budget) -> str:
         part, first = above(problem, level)
-        tell = _ahead(progress, total)
+        tell, hold = _ahead(progress, total), _better(keep, total, first)
         try:
-            found = search_problem(part, share, progress=tell, refine=refine, **options)  # type: ignore[arg-type]
+            found = search_problem(part, share, seeds=seeds, keep=hold, progress=tell, refine=False, **options)  # type: ignore[arg-type]
         except KeyboardInterrupt:  # between two rounds
             if total.solution is None:
                 raise
             return "interrupt"
         scores[level] = min(found.solution.makespan_s, scores.get(level, np.inf))
+        if total.solution is None or found.solution.makespan_s < total.solution.makespan_s:
+            total.level = level
         _add(total, found, first, bound.value_s)
         return found.ended_by
 
-    ended_by = ""
-    for level in levels:
+    def refine(rest: Budget) -> str:
+        curve: list[Incumbent] = []
+        tell = _ahead(progress, replace(total, rollouts=0, moves=0, time_s=0.0))
+        rollouts = rest.rollouts if len(levels) > 1 else budget.rollouts
+        ends = (replace(budget, rollouts=rollouts), began, bound.value_s)
+        islands = sorted(total.islands, key=lambda one: one.makespan_s)[: ELITE + 1]
         try:
-            ended_by = run(level, _part(budget, PROBE), refine=False)
+            best, moves, why = refine_solutions(problem, islands, ends, total.rollouts, seed, curve, keep, tell)
+        except KeyboardInterrupt:  # between two rounds
+            return "interrupt"
+        total.curve, total.moves = (*total.curve, *curve), total.moves + moves
+        total.solution = replace(best, lower_bound_s=bound.value_s)
+        return why
+
+    ended_by = ""
+    if len(levels) == 1:
+        ended_by = run(levels[0], _part(budget, ORDER_SHARE, rollouts=budget.rollouts))
+    for level in levels if len(levels) > 1 else ():
+        try:
+            ended_by = run(level, _part(budget, PROBE))
         except MemoryLimitError as error:
             refused = refused or error
             continue
         assert total.solution is not None
-        if ended_by == "interrupt" or total.solution.makespan_s <= bound.value_s:
+        if ended_by in CUT_SHORT or total.solution.makespan_s <= bound.value_s:
             break
     if total.solution is None:
         assert refused is not None
         raise refused
     if total.solution.makespan_s <= bound.value_s:
         ended_by = "bound"
-    elif ended_by != "interrupt" and budget.rollouts != 0 and budget.time_s != 0:
-        ended_by = run(min(scores, key=lambda level: scores[level]), _rest(budget, total), refine=True)
-        if ended_by == "bound" and total.solution.makespan_s > bound.value_s:
-            ended_by = "exhausted"  # it is the bound of the fastest candidates
+    elif ended_by not in CUT_SHORT and budget.rollouts != 0 and budget.time_s != 0:
+        rest = _rest(budget, total)
+        if len(levels) > 1:
+            best_level = min(scores, key=lambda level: scores[level])
+            ended_by = run(best_level, _part(rest, ORDER_SHARE, rollouts=rest.rollouts))
+        if total.solution.makespan_s <= bound.value_s:
+            ended_by = "bound"
+        elif ended_by not in CUT_SHORT:
+            ended_by = refine(rest)
     assert total.best is not None
     assert total.default is not None
     return replace(
@@ -128,14 +160,18 @@ def search_levels(
         curve=total.curve,
         rollouts=total.rollouts,
         moves=total.moves,
-        time_s=total.time_s,
+        time_s=time.perf_counter() - began,
+        others=(),
         ended_by=ended_by,
-        is_reproducible=budget.is_reproducible and ended_by != "interrupt",
+        is_reproducible=budget.is_reproducible and ended_by not in CUT_SHORT,
+        level=total.level,
     )
 
 
-def _part(budget: Budget, share: float) -> Budget:
-    rollouts = None if budget.rollouts is None else int(share * budget.rollouts)
+def _part(budget: Budget, share: float, rollouts: int | None = None) -> Budget:
+    """A part of a budget; ``rollouts``: so many instead."""
+    if rollouts is None and budget.rollouts is not None:
+        rollouts = int(share * budget.rollouts)
     return replace(budget, rollouts=rollouts, time_s=None if budget.time_s is None else share * budget.time_s)
 
 
@@ -160,6 +196,21 @@ def _ahead(progress: Callable[[Incumbent], None] | None, total: _Sum) -> Callabl
     return tell
 
 
+def _better(
+    keep: Callable[[Solution], None] | None, total: _Sum, first: NDArray[np.int16]
+) -> Callable[[Solution], None] | None:
+    """Hands on only what is better than all before, with the candidates of the whole problem."""
+    if keep is None:
+        return None
+    best_s = np.inf if total.solution is None else total.solution.makespan_s
+
+    def hold(one: Solution) -> None:
+        if one.makespan_s < best_s:
+            keep(replace(one, choice=(one.choice + first).astype(np.int16)))
+
+    return hold
+
+
 def _add(total: _Sum, found: SearchResult, first: NDArray[np.int16], bound_s: float) -> None:
     """Join a search from a level. ``first``: int16[n], candidates that it did not know."""
 
@@ -177,6 +228,11 @@ def _add(total: _Sum, found: SearchResult, first: NDArray[np.int16], bound_s: fl
         total.best, total.solution = found, whole(found.solution)
     if total.default is None or found.default.makespan_s < total.default.makespan_s:
         total.default = whole(found.default)
+    known = {one.makespan_s for one in total.islands}
+    for solution in (found.solution, *found.others):
+        if solution.makespan_s not in known:
+            known.add(solution.makespan_s)
+            total.islands.append(whole(solution))
     total.sequence_s = min(total.sequence_s, found.sequence_s)
     total.rollouts, total.moves = total.rollouts + found.rollouts, total.moves + found.moves
     total.time_s += found.time_s

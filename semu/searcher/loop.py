@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,8 @@ class Budget:
     Attributes:
         rollouts: sequences to evaluate beyond the default one; reproducible. time_s: wall time [s]; not. Either, or
             both: what ends first. workers: threads; by default half the cores. batch: sequences of a worker in a
-            round; by default from the size of the problem.
+            round; by default from the size of the problem. stop: asked before every round; once it is true the search
+            ends (``stopped``).
     Raises:
         ConfigError: neither limit, or a negative one.
     """
@@ -50,6 +51,7 @@ class Budget:
     time_s: float | None = None
     workers: int | None = None
     batch: int | None = None
+    stop: Callable[[], bool] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.rollouts is None and self.time_s is None:
@@ -73,6 +75,11 @@ class Budget:
             raise ConfigError(
                 "not a budget", where="workers", expected=expected, got=self.workers, nearest=MOST_WORKERS
             )
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether somebody wants the search to end."""
+        return self.stop is not None and self.stop()
 
     @property
     def is_reproducible(self) -> bool:
@@ -110,7 +117,7 @@ class OrderResult:
         sequence: the best one. others: the next best ones, of different makespans. makespan_s: of the best [s].
         default_s: of the default sequence [s].
         curve: incumbents, the default sequence's first. rollouts: evaluated. time_s: spent [s].
-        ended_by: ``bound``, ``rollouts``, ``time``, ``exhausted`` or ``interrupt``.
+        ended_by: ``bound``, ``rollouts``, ``time``, ``stopped``, ``exhausted`` or ``interrupt``.
     """
 
     sequence: I32
@@ -133,6 +140,7 @@ def search_orders(
     strategy: str = "mixed",
     objective: Objective = Objective.MIN,
     seed: int = 0,
+    seeds: Sequence[I32] = (),
     progress: Callable[[Incumbent], None] | None = None,
 ) -> OrderResult:
     """Look for the sequence with the shortest (or longest) schedule.
@@ -142,6 +150,7 @@ def search_orders(
         budget: rollouts or time. num_stages: of the problem, for the size of batches.
         bound_s: no schedule is shorter [s]; a search for the shortest ends where it is met.
         strategy: one of ``STRATEGIES``. objective: which end. seed: of all random numbers.
+        seeds: legal sequences that may be good, evaluated first; they count as rollouts.
         progress: told every incumbent.
     Raises:
         ConfigError: an unknown strategy.
@@ -160,6 +169,20 @@ def search_orders(
     if progress is not None:
         progress(curve[0])
     done, turn, ended_by = 0, 0, ""
+    known = seeds if budget.rollouts is None else seeds[: budget.rollouts]
+    if len(known) and budget.time_s != 0:
+        found = evaluate(*space.orders(np.stack(known)))
+        done = len(known)
+        merit = np.where(np.isfinite(found), found, -np.inf) if is_max else -found
+        for value, sequence in zip(found.tolist(), known, strict=True):
+            _remember(elite, value, sequence, is_max=is_max)
+        at = int(merit.argmax())
+        if merit[at] > (best if is_max else -best):
+            best, best_sequence = float(found[at]), known[at].copy()
+            curve.append(Incumbent(time.perf_counter() - began, done, best))
+            proposer.begin_at(best_sequence, float(_scores(found[at : at + 1], bound_s, longest, is_max=is_max)[0]))
+            if progress is not None:
+                progress(curve[-1])
     with ThreadPoolExecutor(workers) as pool:
         try:
             while not ended_by:
@@ -213,6 +236,8 @@ def _end(budget: Budget, done: int, spent_s: float, best_s: float, bound_s: floa
     """Why a search ends here; empty: it does not."""
     if best_s <= bound_s:
         return "bound"
+    if budget.is_stopped:
+        return "stopped"
     if budget.rollouts is not None and done >= budget.rollouts:
         return "rollouts"
     if budget.time_s is not None and spent_s >= budget.time_s:

@@ -69,6 +69,10 @@ class TreeStrategy:
         """Complete near another sequence from now on, such as the best one."""
         self._guide = self._space.places(sequence)
 
+    def begin_at(self, sequence: NDArray[np.int32], score: float) -> None:
+        """See ``OrderStrategy``."""
+        self.guide(sequence)
+
     def ask(self, rng: np.random.Generator, count: int) -> Proposal:
         """Completions of the next node; none where everything has been evaluated."""
         if self._root.is_done:

@@ -39,6 +39,10 @@ class MixedStrategy:
         owner.tell(asked, scores)
         at = int(scores.argmax())
         if scores[at] > self._best:
-            self._best = float(scores[at])
-            self._tree.guide(proposal.sequences[at])
-            self._local.begin_at(proposal.sequences[at], self._best)
+            self.begin_at(proposal.sequences[at], float(scores[at]))
+
+    def begin_at(self, sequence: NDArray[np.int32], score: float) -> None:
+        """See ``OrderStrategy``."""
+        self._best = score
+        self._tree.begin_at(sequence, score)
+        self._local.begin_at(sequence, score)

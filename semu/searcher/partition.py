@@ -168,6 +168,23 @@ def partition(
     return Partition(tuple(replace(m, layers=own) for m, own in zip(found, layouts, strict=True)), parallel.pp)
 
 
+def recut(cut: Partition, job: TrainingJob) -> Partition:
+    """The same chunks and sizes of sub-microbatches for another batch: during training only the numbers of
+    sub-microbatches change (DIP §3.2, §4).
+
+    Args:
+        cut: of another batch of the same model. job: with the batch.
+    """
+    dp, training = job.parallel.dp, job.training
+    batch = job.batch.microbatches(job.num_microbatches * dp, training.micro_batch, training.seq_len)
+    streams = {module.name: module.inputs[0].stream for module in job.model.modules if module.inputs}
+    found = []
+    for m in cut.modules:
+        own = None if m.sub_batch is None else frozenset((streams[m.name],))
+        found.append(replace(m, parts=_parts(batch, own, m.sub_batch, dp)))
+    return replace(cut, modules=tuple(found))
+
+
 def _check_given(job: TrainingJob, sub_batch: Mapping[str, int], segments: Mapping[str, int]) -> None:
     names = [module.name for module in job.model.modules]
     for table, given, least in (("sub_batch", sub_batch, 0), ("segments", segments, 1)):

@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
+I16 = NDArray[np.int16]
 U64 = NDArray[np.uint64]
+U8 = NDArray[np.bool_]
+
+_MOST_CHANGES = 64
+"""Pairs that one step of annealing gives other candidates at most."""
 
 
 @njit(nogil=True, inline="always")
@@ -44,9 +49,13 @@ def _times(
     start: F64,
     end: F64,
     by: I32,
+    run: I32,
 ) -> float:
     """Start and end of every stage, and by whom its start was decided: a stage, or -1 for the one before it on its
-    rank (-2: nobody); returns the makespan [s], infinite where the orders deadlock or it exceeds ``limit``."""
+    rank (-2: nobody); returns the makespan [s], infinite where the orders deadlock or it exceeds ``limit``.
+
+    ``run``: int32[num stages], written: stages after all that they need.
+    """
     num_ranks = len(ptr) - 1
     waiting[:] = num_pred
     start[:] = 0.0
@@ -72,6 +81,7 @@ def _times(
             if longest > limit:
                 return np.inf
             cursor[r] += 1
+            run[ran] = stage
             ran += 1
             waiting[stage] = -1
             for e in range(succ_ptr[stage], succ_ptr[stage + 1]):
@@ -116,10 +126,201 @@ def _shift(order: I32, position: I64, source: Any, target: Any) -> None:
     position[stage] = target
 
 
+@njit(nogil=True, inline="always")
+def _arrival(stage: int, pred_ptr: I32, pred: I32, pred_s: F64, end: F64) -> float:
+    """When all that a stage needs has come, were links free."""
+    latest = 0.0
+    for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
+        latest = max(latest, end[pred[e]] + pred_s[e])
+    return latest
+
+
+@njit(nogil=True, inline="always")
+def _leaving(stage: int, succ_ptr: I32, succ: I32, succ_s: F64, tail: F64) -> float:
+    """The longest way from a stage's end to the end of all, not over its own rank."""
+    longest = 0.0
+    for e in range(succ_ptr[stage], succ_ptr[stage + 1]):
+        longest = max(longest, succ_s[e] + tail[succ[e]])
+    return longest
+
+
 @njit(cache=True, nogil=True)
-def refine(
+def _tails(
     ptr: I64,
     order: I32,
+    position: I64,
+    rank: I32,
+    succ_ptr: I32,
+    succ: I32,
+    succ_s: F64,
+    latency: F64,
+    run: I32,
+    tail: F64,
+) -> None:
+    """The longest way from every stage's start to the end of all, over ranks and sends, written."""
+    for i in range(ptr[len(ptr) - 1] - 1, -1, -1):
+        stage = run[i]
+        at = position[stage]
+        behind = tail[order[at + 1]] if at + 1 < ptr[rank[stage] + 1] else 0.0
+        tail[stage] = latency[stage] + max(behind, _leaving(stage, succ_ptr, succ, succ_s, tail))
+
+
+@njit(cache=True, nogil=True)
+def _through(
+    ptr: I64,
+    order: I32,
+    r: int,
+    first: Any,
+    last: Any,
+    pred_ptr: I32,
+    pred: I32,
+    pred_s: F64,
+    succ_ptr: I32,
+    succ: I32,
+    succ_s: F64,
+    latency: F64,
+    end: F64,
+    tail: F64,
+    head: F64,
+) -> float:
+    """The longest way through a stretch of a rank whose stages have changed places, were all others as before
+    (Taillard's estimate, of several stages). ``head``: scratch."""
+    free = end[order[first - 1]] if first > ptr[r] else 0.0
+    for at in range(first, last + 1):
+        stage = order[at]
+        head[at] = max(free, _arrival(stage, pred_ptr, pred, pred_s, end))
+        free = head[at] + latency[stage]
+    longest, behind = 0.0, 0.0
+    if last + 1 < ptr[r + 1]:
+        behind = tail[order[last + 1]]
+    for at in range(last, first - 1, -1):
+        stage = order[at]
+        behind = latency[stage] + max(behind, _leaving(stage, succ_ptr, succ, succ_s, tail))
+        longest = max(longest, head[at] + behind)
+    return longest
+
+
+@njit(cache=True, nogil=True)
+def _put(
+    pair: int,
+    to: int,
+    forward_s: F64,
+    backward_s: F64,
+    held_bytes: I64,
+    forward_peak: I64,
+    backward_peak: I64,
+    choice: I16,
+    latency: F64,
+    held: I64,
+    peak: I64,
+) -> None:
+    """Give a pair a candidate."""
+    choice[pair] = to
+    latency[2 * pair], latency[2 * pair + 1] = forward_s[pair, to], backward_s[pair, to]
+    held[pair] = held_bytes[pair, to]
+    peak[2 * pair], peak[2 * pair + 1] = forward_peak[pair, to], backward_peak[pair, to]
+
+
+@njit(cache=True, nogil=True)
+def _lean(
+    ptr: I64,
+    order: I32,
+    position: I64,
+    r: int,
+    kept: Any,
+    forward_s: F64,
+    backward_s: F64,
+    held_bytes: I64,
+    forward_peak: I64,
+    backward_peak: I64,
+    has_backward: U8,
+    num_candidates: I16,
+    room: int,
+    start: F64,
+    tail: F64,
+    makespan: float,
+    choice: I16,
+    latency: F64,
+    held: I64,
+    peak: I64,
+    changed: I64,
+    was: I64,
+    count: int,
+    state: U64,
+) -> int:
+    """Give pairs of a rank leaner candidates until its order stays within its memory.
+
+    Where it first does not, that of the pairs there which costs least per byte, at random among nearly equal ones: what
+    a stage gets longer counts beyond its slack, and a little of it anyway.
+
+    Args:
+        kept: a pair that stays as it is. start, tail, makespan: of the schedule before. changed, was, count: pairs that
+            changed, what they had, how many there are; written.
+    Returns:
+        the new count; where nothing helps, -1 less the count.
+    """
+    while True:
+        level, at, over = np.int64(0), ptr[r], np.int64(0)
+        while at < ptr[r + 1]:
+            stage = order[at]
+            over = level + peak[stage] - room
+            if over > 0:
+                break
+            level += -held[stage >> 1] if stage & 1 else held[stage >> 1]
+            at += 1
+        if at == ptr[r + 1]:
+            return count
+        here = order[at]
+        least, which, to = np.inf, -1, -1
+        for earlier in range(ptr[r], at + 1):
+            stage = order[earlier]
+            pair = stage >> 1
+            if pair == kept:
+                continue
+            if pair != here >> 1 and (stage & 1 or not has_backward[pair] or position[2 * pair + 1] < at):
+                continue
+            own = choice[pair]
+            for j in range(num_candidates[pair]):
+                if stage == here and stage & 1 == 0:
+                    freed = forward_peak[pair, own] - forward_peak[pair, j]
+                else:
+                    freed = held_bytes[pair, own] - held_bytes[pair, j]
+                    if here == 2 * pair + 1:
+                        freed += backward_peak[pair, own] - backward_peak[pair, j]
+                if freed <= 0:
+                    continue
+                cost = 0.0
+                for phase in range(2):
+                    other = 2 * pair + phase
+                    more = (backward_s[pair, j] if phase else forward_s[pair, j]) - latency[other]
+                    cost += 0.05 * max(more, 0.0) + max(more - max(makespan - start[other] - tail[other], 0.0), 0.0)
+                cost *= (1.0 + 2.0 * _next(state)) / min(freed, over)
+                if cost < least:
+                    least, which, to = cost, pair, j
+        if which < 0 or count == len(changed):
+            return -1 - count
+        changed[count], was[count] = which, choice[which]
+        count += 1
+        _put(
+            which,
+            to,
+            forward_s,
+            backward_s,
+            held_bytes,
+            forward_peak,
+            backward_peak,
+            choice,
+            latency,
+            held,
+            peak,
+        )
+
+
+@njit(cache=True, nogil=True)
+def anneal(
+    ptr: I64,
+    order: I32,
+    choice: I16,
     rank: I32,
     succ_ptr: I32,
     succ: I32,
@@ -127,41 +328,77 @@ def refine(
     succ_link: I32,
     num_links: int,
     num_pred: I32,
-    latency: F64,
-    held: I64,
-    peak: I64,
+    pred_ptr: I32,
+    pred: I32,
+    pred_s: F64,
+    forward_s: F64,
+    backward_s: F64,
+    held_bytes: I64,
+    forward_peak: I64,
+    backward_peak: I64,
+    has_backward: U8,
+    num_candidates: I16,
     room: I64,
     steps: int,
-    warmth: float,
+    hot: float,
+    cold: float,
+    share_order: float,
+    share_faster: float,
+    here_order: I32,
+    here_choice: I16,
     seed: int,
 ) -> float:
-    """Simulated annealing over the orders of all ranks, on the critical path.
+    """Simulated annealing over the orders of all ranks and the candidates of all pairs, on the critical path.
 
-    A step picks at random a pair of stages that follow one another on a rank without a pause on the critical path,
-    swaps them, or takes one of a block of such stages to the block's end (Nowicki and Smutnicki's and Balas and
-    Vazacopoulos' neighbourhoods of the job shop), and keeps the result if it is not worse, or with the usual
-    probability if it is. Only such moves can shorten the schedule.
+    A step does one of three things at random. It swaps two stages that follow one another on a rank without a pause on
+    the critical path, or takes one of a block of such stages elsewhere in the block (Nowicki and Smutnicki's and Balas
+    and Vazacopoulos' neighbourhoods of the job shop). Or it makes a pair with a stage on the critical path faster. Or
+    it does that and takes a stage that runs between the pair's two elsewhere. Where memory does not suffice, other
+    pairs of the rank get leaner candidates, first those with slack. The result is kept if it is not worse, or with the
+    usual probability if it is; what an estimate says will not be kept is not timed.
 
     Args:
-        ptr to num_pred: as ``kernels.interleave``, with ``order`` int32[num stages] rank after rank: the schedule to
-            begin with, and the best one found, written.
-        latency: float64[2n] [s]. held: int64[n]. peak: int64[2n]. room: int64[P] [bytes].
-        steps: moves to try. warmth: initial temperature as a part of the makespan; falls to nothing. seed: > 0.
+        ptr to num_pred: as ``kernels.interleave``, with ``order`` int32[num stages] rank after rank and ``choice``
+            int16[n]: the schedule to begin with, and the best one found, written.
+        pred_ptr, pred, pred_s: CSR of the edges by consumer, and the time of the send [s].
+        forward_s to num_candidates: as ``SearchProblem``. room: int64[P] [bytes].
+        steps: to try. hot, cold: temperatures of the first and the last one [s]. share_order, share_faster: parts of
+            the steps that only move stages, only make pairs faster.
+        here_order, here_choice: written: the last schedule. seed: > 0.
     Returns:
         the best makespan [s].
     """
     num_ranks, num_stages = len(ptr) - 1, len(rank)
+    total, num_pairs = ptr[num_ranks], num_stages // 2
     cursor, stack = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_stages + num_ranks, dtype=np.int64)
     waiting, link_free = np.zeros(num_stages, dtype=np.int32), np.zeros(num_links)
-    start, end = np.zeros(num_stages), np.zeros(num_stages)
-    next_start, next_end = np.zeros(num_stages), np.zeros(num_stages)
+    start, end, tail = np.zeros(num_stages), np.zeros(num_stages), np.zeros(num_stages)
+    next_start, next_end, head = np.zeros(num_stages), np.zeros(num_stages), np.zeros(total)
     by, next_by = np.zeros(num_stages, dtype=np.int32), np.zeros(num_stages, dtype=np.int32)
+    run, next_run = np.zeros(total, dtype=np.int32), np.zeros(total, dtype=np.int32)
     position = np.zeros(num_stages, dtype=np.int64)
-    chain = np.zeros(num_stages, dtype=np.int64)
-    for at in range(ptr[num_ranks]):
+    chain, path = np.zeros(num_stages, dtype=np.int64), np.zeros(num_stages, dtype=np.int64)
+    latency, peak = np.zeros(num_stages), np.zeros(num_stages, dtype=np.int64)
+    held = np.zeros(num_pairs, dtype=np.int64)
+    changed, was = np.zeros(_MOST_CHANGES, dtype=np.int64), np.zeros(_MOST_CHANGES, dtype=np.int64)
+    for pair in range(num_pairs):
+        _put(
+            pair,
+            choice[pair],
+            forward_s,
+            backward_s,
+            held_bytes,
+            forward_peak,
+            backward_peak,
+            choice,
+            latency,
+            held,
+            peak,
+        )
+    for at in range(total):
         position[order[at]] = at
     state = np.array([np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)])
-    best_order = order.copy()
+    best_order, best_choice = order.copy(), choice.copy()
     here = _times(
         ptr,
         order,
@@ -180,17 +417,19 @@ def refine(
         start,
         end,
         by,
+        run,
     )
-    best, is_known = here, True
-    pairs = 0
+    best, is_known = here, False
+    pairs, length = 0, 0
     for step in range(steps):
-        if is_known:
-            pairs = 0
-            stage = -1
-            for at in range(ptr[num_ranks]):
+        if not is_known:
+            pairs, length, stage = 0, 0, -1
+            for at in range(total):
                 if end[order[at]] == here and (stage < 0 or _next(state) < 0.5):
                     stage = order[at]
             while stage >= 0:
+                path[length] = stage
+                length += 1
                 at = position[stage]
                 own = by[stage]
                 r = rank[stage]
@@ -202,28 +441,127 @@ def refine(
                         stage = before
                         continue
                 stage = own if own >= 0 else (before if own == -1 else -1)
-            is_known = False
-        if pairs == 0:
-            break
-        pick = np.int64(_next(state) * pairs)
-        at = chain[pick]
-        r = rank[order[at]]
-        first, last = at - 1, at
-        while first > ptr[r] and end[order[first - 1]] == start[order[first]]:
-            first -= 1
-        while last + 1 < ptr[r + 1] and end[order[last]] == start[order[last + 1]]:
-            last += 1
-        source, target = at - 1, at
-        way = _next(state)
-        if way < 0.2:
-            source, target = at, max(first, at - 1 - np.int64(_next(state) * 8))
-        elif way < 0.4:
-            source, target = at - 1, min(last, at + np.int64(_next(state) * 8))
-        _shift(order, position, source, target)
-        temperature = warmth * best * (1.0 - step / steps)
+            _tails(ptr, order, position, rank, succ_ptr, succ, succ_s, latency, run, tail)
+            is_known = True
+        kind = _next(state)
+        count, kept = 0, np.int64(-1)
+        source, target = np.int64(-1), np.int64(-1)
+        if kind < share_order:
+            if pairs == 0:
+                if share_order >= 1.0:
+                    break
+                continue
+            at = chain[np.int64(_next(state) * pairs)]
+            r = rank[order[at]]
+            first, last = at - 1, at
+            while first > ptr[r] and end[order[first - 1]] == start[order[first]]:
+                first -= 1
+            while last + 1 < ptr[r + 1] and end[order[last]] == start[order[last + 1]]:
+                last += 1
+            source, target = at - 1, at
+            way = _next(state)
+            if way < 0.2:
+                source, target = at, max(first, at - 1 - np.int64(_next(state) * 8))
+            elif way < 0.4:
+                source, target = at - 1, min(last, at + np.int64(_next(state) * 8))
+        else:
+            stage = path[np.int64(_next(state) * length)]
+            kept, r = stage >> 1, rank[stage]
+            own, more = choice[kept], num_candidates[kept] - 1 - choice[kept]
+            if kind > share_order + share_faster and has_backward[kept]:
+                first, last = position[2 * kept], position[2 * kept + 1]
+                source = first + np.int64(_next(state) * (last - first + 1))
+                far = np.int64(_next(state) * _next(state) * 12) + 1
+                if order[source] >> 1 == kept:
+                    far = far if _next(state) < 0.5 else -far
+                elif order[source] & 1:
+                    far = -far
+                target = min(max(source + far, ptr[r]), ptr[r + 1] - 1)
+                if target == source:
+                    continue
+            elif more == 0:
+                continue
+            if more > 0:
+                changed[0], was[0], count = kept, own, 1
+                _put(
+                    kept,
+                    own + 1 + np.int64(_next(state) * more),
+                    forward_s,
+                    backward_s,
+                    held_bytes,
+                    forward_peak,
+                    backward_peak,
+                    choice,
+                    latency,
+                    held,
+                    peak,
+                )
+        temperature = hot * (cold / hot) ** (step / steps)
         limit = here - temperature * np.log(max(_next(state), 1e-300))
+        is_open = True
+        if source >= 0:
+            _shift(order, position, source, target)
+            first, last = min(source, target), max(source, target)
+            if count == 0:
+                longest = _through(
+                    ptr,
+                    order,
+                    r,
+                    first,
+                    last,
+                    pred_ptr,
+                    pred,
+                    pred_s,
+                    succ_ptr,
+                    succ,
+                    succ_s,
+                    latency,
+                    end,
+                    tail,
+                    head,
+                )
+                is_open = longest <= limit
+        if is_open and not _fits(ptr, order, r, held, peak, room):
+            count = _lean(
+                ptr,
+                order,
+                position,
+                r,
+                kept,
+                forward_s,
+                backward_s,
+                held_bytes,
+                forward_peak,
+                backward_peak,
+                has_backward,
+                num_candidates,
+                room[r],
+                start,
+                tail,
+                here,
+                choice,
+                latency,
+                held,
+                peak,
+                changed,
+                was,
+                count,
+                state,
+            )
+            if count < 0:
+                count, is_open = -1 - count, False
+        if is_open and count > 0:  # what one stage gets longer beyond its slack, less all that others get shorter
+            gain, loss = 0.0, 0.0
+            for i in range(count):
+                for phase in range(2):
+                    stage = 2 * changed[i] + phase
+                    before_s = backward_s[changed[i], was[i]] if phase else forward_s[changed[i], was[i]]
+                    longer = latency[stage] - before_s
+                    gain += max(-longer, 0.0)
+                    loss = max(loss, longer - max(here - start[stage] - tail[stage], 0.0))
+            is_open = here + loss - gain <= limit
         found = np.inf
-        if _fits(ptr, order, r, held, peak, room):
+        if is_open:
             found = _times(
                 ptr,
                 order,
@@ -242,37 +580,40 @@ def refine(
                 next_start,
                 next_end,
                 next_by,
+                next_run,
             )
-        if found <= limit and found < np.inf:
-            here, is_known = found, True
+        if found < np.inf:
+            here, is_known = found, False
             start, next_start = next_start, start
             end, next_end = next_end, end
             by, next_by = next_by, by
+            run, next_run = next_run, run
             if found < best:
                 best = found
                 best_order[:] = order
+                best_choice[:] = choice
         else:
-            _shift(order, position, target, source)
+            if source >= 0:
+                _shift(order, position, target, source)
+            for i in range(count - 1, -1, -1):
+                _put(
+                    changed[i],
+                    was[i],
+                    forward_s,
+                    backward_s,
+                    held_bytes,
+                    forward_peak,
+                    backward_peak,
+                    choice,
+                    latency,
+                    held,
+                    peak,
+                )
+    here_order[:] = order
+    here_choice[:] = choice
     order[:] = best_order
+    choice[:] = best_choice
     return best
-
-
-@njit(nogil=True, inline="always")
-def _arrival(stage: int, pred_ptr: I32, pred: I32, pred_s: F64, end: F64) -> float:
-    """When all that a stage needs has come, were links free."""
-    latest = 0.0
-    for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
-        latest = max(latest, end[pred[e]] + pred_s[e])
-    return latest
-
-
-@njit(nogil=True, inline="always")
-def _leaving(stage: int, succ_ptr: I32, succ: I32, succ_s: F64, tail: F64) -> float:
-    """The longest way from a stage's end to the end of all, not over its own rank."""
-    longest = 0.0
-    for e in range(succ_ptr[stage], succ_ptr[stage + 1]):
-        longest = max(longest, succ_s[e] + tail[succ[e]])
-    return longest
 
 
 @njit(nogil=True, inline="always")
@@ -313,7 +654,7 @@ def tabu(
     ``kick`` pairs at random.
 
     Args:
-        pred_ptr, pred, pred_s: CSR of the edges by consumer, and the time of the send [s]. others: as ``refine``.
+        pred_ptr, pred, pred_s: CSR of the edges by consumer, and the time of the send [s]. others: as ``anneal``.
         steps: to take.
     Returns:
         the best makespan [s]; ``order`` is its order.
@@ -324,7 +665,7 @@ def tabu(
     waiting, link_free = np.zeros(num_stages, dtype=np.int32), np.zeros(num_links)
     start, end, tail = np.zeros(num_stages), np.zeros(num_stages), np.zeros(num_stages)
     by, position = np.zeros(num_stages, dtype=np.int32), np.zeros(num_stages, dtype=np.int64)
-    by_start = np.zeros(total, dtype=np.int64)
+    run = np.zeros(total, dtype=np.int32)
     chain, merit = np.zeros(num_stages, dtype=np.int64), np.zeros(num_stages)
     size = 1 << 16
     free_at = np.zeros(size, dtype=np.int64)
@@ -353,6 +694,7 @@ def tabu(
             start,
             end,
             by,
+            run,
         )
         if here == np.inf:  # the last swap closed a circle over a link: take it back
             _shift(order, position, undo_at, undo_at - 1)
@@ -368,12 +710,7 @@ def tabu(
                 for at in range(total):
                     position[order[at]] = at
                 continue
-        by_start[:] = np.argsort(end[order])  # ends rise along every edge and every rank
-        for i in range(total - 1, -1, -1):
-            stage = order[by_start[i]]
-            at = position[stage]
-            behind = tail[order[at + 1]] if at + 1 < ptr[rank[stage] + 1] else 0.0
-            tail[stage] = latency[stage] + max(behind, _leaving(stage, succ_ptr, succ, succ_s, tail))
+        _tails(ptr, order, position, rank, succ_ptr, succ, succ_s, latency, run, tail)
         pairs, stage = 0, -1
         for at in range(total):
             if end[order[at]] == here and (stage < 0 or _next(state) < 0.5):

@@ -17,7 +17,7 @@ from semu.searcher.bounds import lower_bounds
 from semu.searcher.build import JobProblem, build_problem
 from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
 from semu.searcher.core import SearchResult, search_problem
-from semu.searcher.fit import fitted, lowered
+from semu.searcher.fit import fitted, settled
 from semu.searcher.levels import search_levels
 from semu.searcher.loop import Budget, Incumbent
 from semu.searcher.memory import check_limits
@@ -35,8 +35,6 @@ EXACT_TIME_S = 60.0
 """Time of CP-SAT where the search has none [s]."""
 MOST_TIME_S = 1e6
 """Time of CP-SAT at most [s]; it knows no infinite one."""
-ATTEMPTS = 3
-"""Searches at most, each with less memory than the one before, where what was found does not fit."""
 
 
 def job_problem(
@@ -119,7 +117,7 @@ def search(
     say = progress if progress is not None else _silent
     began = time.perf_counter()
     say("simulating Megatron-LM's schedule")
-    baseline = _baseline(job)
+    baseline = simulated_megatron(job)
     job, changes = plain_job(job)
     cut, built = job_problem(
         job,
@@ -133,7 +131,7 @@ def search(
     prepared_s = time.perf_counter() - began
     say("searching")
     target = built.problem
-    first, begun, default = _settled(built, _heuristic)
+    first, begun, default = settled(built, heuristic_result)
     tell = _told(say, first.solution.lower_bound_s)
 
     def find(problem: JobProblem) -> SearchResult:
@@ -142,7 +140,7 @@ def search(
     try:
         if first.ended_by == "interrupt" or (budget.time_s != 0 and budget.rollouts != 0 and _is_stopped(begun, seed)):
             raise KeyboardInterrupt
-        result, built, best = _settled(begun, find)
+        result, built, best = settled(begun, find)
     except KeyboardInterrupt:  # the heuristic's is the best so far
         result = replace(first, ended_by="interrupt", is_reproducible=False, seed=seed, workers=budget.num_workers())
         result = replace(result, strategy=strategy, objective=goal)
@@ -182,7 +180,7 @@ def _silent(_: str) -> None:
     return None
 
 
-def _baseline(job: TrainingJob) -> Report | None:
+def simulated_megatron(job: TrainingJob) -> Report | None:
     """Megatron-LM on the job, interleaved where it can be; None: it cannot run it."""
     for make in (megatron, megatron_1f1b):
         try:
@@ -192,34 +190,8 @@ def _baseline(job: TrainingJob) -> Report | None:
     return None
 
 
-def _settled(
-    built: JobProblem, find: Callable[[JobProblem], SearchResult]
-) -> tuple[SearchResult, JobProblem, Solution]:
-    """A schedule that fits in its full simulation, and the problem under the limits with which it was found.
-
-    Args:
-        find: looks for a schedule; asked again under lower limits where no choice of candidates makes its schedule fit.
-    Raises:
-        MemoryLimitError: none was found.
-    """
-    for attempt in range(ATTEMPTS):
-        result = find(built)
-        try:
-            tight, best = fitted(built, result.solution)
-        except MemoryLimitError as error:
-            if result.ended_by == "interrupt":
-                raise KeyboardInterrupt from error
-            if attempt == ATTEMPTS - 1:
-                raise
-            excess = built.excess_of(result.solution) * (1 << attempt)
-            built = built.limited(np.maximum(lowered(built, result.solution, excess), 0))
-            check_limits(built.problem)
-            continue
-        return result, tight, best
-    raise AssertionError("unreachable")
-
-
-def _heuristic(built: JobProblem) -> SearchResult:
+def heuristic_result(built: JobProblem) -> SearchResult:
+    """The best of the default schedules of all levels of memory."""
     return search_levels(built.problem, Budget(rollouts=0))
 
 

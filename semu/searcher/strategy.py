@@ -50,6 +50,10 @@ class OrderStrategy(Protocol):
         """What came of a proposal: float64[k], the higher the better."""
         ...
 
+    def begin_at(self, sequence: I32, score: float) -> None:
+        """A good sequence that somebody else has found."""
+        ...
+
 
 class RandomStrategy:
     """Every legal sequence alike, again and again (the second rival of DIP Fig. 11)."""
@@ -62,6 +66,9 @@ class RandomStrategy:
         return Proposal(self._space.random(rng, count))
 
     def tell(self, proposal: Proposal, scores: F64) -> None:
+        """Learns nothing."""
+
+    def begin_at(self, sequence: I32, score: float) -> None:
         """Learns nothing."""
 
 
@@ -79,6 +86,9 @@ class DepthFirstStrategy:
         return Proposal(np.array(found, dtype=np.int32).reshape(-1, self._space.num_items))
 
     def tell(self, proposal: Proposal, scores: F64) -> None:
+        """Learns nothing."""
+
+    def begin_at(self, sequence: I32, score: float) -> None:
         """Learns nothing."""
 
     def _walk(self) -> Iterator[list[int]]:

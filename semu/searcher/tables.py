@@ -17,6 +17,9 @@ I32 = NDArray[np.int32]
 I16 = NDArray[np.int16]
 U8 = NDArray[np.bool_]
 
+_LARGE_MICROBATCH = 1500
+"""Stages of a microbatch beyond which what it holds at once is only summed up: the square of it is held."""
+
 
 @dataclass(frozen=True, eq=False)
 class SearchTables:
@@ -74,8 +77,8 @@ class SearchTables:
             room=problem.limit_bytes - problem.static_bytes,
         )
 
-    def limits(self, choice: I16 | None = None) -> tuple[U8, I64, I32]:
-        """``is_limited``, ``need`` and ``num_of`` of ``interleave`` under a choice of candidates; None: the leanest."""
+    def limits(self, choice: I16 | None = None) -> tuple[U8, I64, I64, I32]:
+        """``is_limited`` to ``num_of`` of ``interleave`` under a choice of candidates; None: the leanest."""
         problem, microbatch = self.problem, self.microbatch
         _, held, peak = problem.costs_of(choice)
         need = np.zeros((problem.num_ranks, int(microbatch.max(initial=-1)) + 1), dtype=np.int64)
@@ -85,7 +88,23 @@ class SearchTables:
         np.add.at(stages, where, 1 + problem.has_backward.astype(np.int32))
         np.maximum.at(above, where, np.maximum(peak[0::2] - held, peak[1::2]))
         is_limited = need.sum(axis=1) + above.max(axis=1, initial=0) > self.room
-        return is_limited, need + above, stages
+        at_once = need + above
+        sizes = stages.sum(axis=0)
+        if is_limited.any() and sizes.max() <= _LARGE_MICROBATCH:
+            self._hold_at_once(sizes, held, peak, at_once)
+        return is_limited, need + above, at_once, stages
+
+    def _hold_at_once(self, sizes: NDArray[np.int32], held: I64, peak: I64, most: I64) -> None:
+        """Write what each microbatch holds at most. ``sizes``: int[num_microbatches], stages of each."""
+        from semu.searcher.kernels import hold_at_once
+
+        problem = self.problem
+        order = problem.topological
+        by_microbatch = order[np.argsort(self.microbatch[order // 2], kind="stable")]
+        ptr = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+        most[:] = 0
+        edges = (problem.pred_ptr, problem.pred, self.rank, problem.has_backward)
+        hold_at_once(ptr, by_microbatch, *edges, held, peak, most)
 
     @property
     def flow(self) -> tuple[Any, ...]:

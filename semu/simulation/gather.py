@@ -22,7 +22,7 @@ from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.buckets import rank_buckets, shares_parameters
 from semu.simulation.held_units import unit_gathers
 from semu.simulation.layout import Layout
-from semu.simulation.transfers import collective
+from semu.simulation.transfers import collectives, moved
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,16 +65,25 @@ def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
     slots = [layout.chunks[chunk].chunk.slot for chunk, _, _ in held]
     keys = [id(h.parameter) for _, _, h in held]
     buckets = rank_buckets(layout, rank, keys, [h.elements for _, _, h in held], slots, overlapped=True)
-    sizes = [sum(layout.weight_bytes(held[member][2]) for member in bucket.members) for bucket in buckets]
+    each = layout.weight_sizes([own for _, _, own in held])
+    sizes = [sum([each[member] for member in bucket.members]) for bucket in buckets]
+    groups = [bucket.pool.shard_group(rank) for bucket in buckets]
     slices: list[OuterSlice] = []
-    groups: list[CommGroup] = []
-    for number, (bucket, size) in enumerate(zip(buckets, sizes, strict=True)):
-        group = bucket.pool.shard_group(rank)
-        now = slices[-1].end_s if slices else 0.0
-        groups.append(group)
-        slices.append(collective(model, f"parameters {number}", OpKind.ALL_GATHER, group, size, now))
+    for piece in _together(model, groups, sizes):
+        slices.append(moved(piece, slices[-1].end_s if slices else 0.0))
     last = {held[member][:2]: number for number, bucket in enumerate(buckets) for member in bucket.members}
     return ParameterGather(tuple(slices), tuple(groups), last)
+
+
+def _together(model: CostModel, groups: Sequence[CommGroup], sizes: Sequence[int]) -> list[OuterSlice]:
+    """The gathers of buckets, each as if it began at time 0; those over the same ranks are costed in one go."""
+    names = [f"parameters {number}" for number in range(len(groups))]
+    pieces: dict[int, OuterSlice] = {}
+    for group in dict.fromkeys(groups):
+        mine = [number for number, other in enumerate(groups) if other is group or other == group]
+        own = collectives(model, [names[n] for n in mine], OpKind.ALL_GATHER, group, [sizes[number] for number in mine])
+        pieces.update(zip(mine, own, strict=True))
+    return [pieces[number] for number in range(len(groups))]
 
 
 def _gather_units(layout: Layout, model: CostModel, rank: int) -> ParameterGather:

@@ -28,6 +28,7 @@ from semu.report import IterationSamples, Report
 from semu.schedule import SCHEDULES
 from semu.schedule.files import read_schedule
 from semu.schedule.problem import PipelineProblem, lower
+from semu.schedule.regular import regular_problem
 from semu.schedule.schedule import PipelineShape, Schedule
 from semu.schedule.stage_plan import StagePlan, first_difference
 from semu.schedule.stage_table import StageTable
@@ -218,7 +219,11 @@ class JobCheckpoint:
             options = self.job.training.activation_limit, self.job.training.optimizer_post_validation
             key = ("schedule", chosen, self.units.shape, overlapped, options, self.replicas.shape.tobytes())
             return self.evaluation.by_shape.found((*key, self.replicas.links), make)
-        return _PROBLEMS.get((SCHEDULES[chosen], self.units.shape, overlapped), make)
+
+        def quick() -> PipelineProblem:
+            return regular_problem(chosen, self.units.shape, overlapped_sends=overlapped) or make()
+
+        return _PROBLEMS.get((SCHEDULES[chosen], self.units.shape, overlapped), quick)
 
     @property
     def _own_schedule(self) -> Schedule | str:
@@ -309,6 +314,20 @@ class JobCheckpoint:
         run = run_pipeline(self.layout, self.evaluation, self.units, self.replicas, self.nodes, self.gathers, problem)
         found = plan_reductions(self.layout, self.evaluation, run)
         return run, found, rank_tails(self.layout, self.evaluation, run, self.gathers, found)
+
+    def unit_times(self, schedule: Schedule | str | None = None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """When every unit runs on every distinct replica under a schedule, waits for parameters and launches included.
+
+        Args:
+            schedule: as ``schedule``; one that splits backwards is for the units of ``split()``.
+        Returns:
+            Start and end, float64[num_replicas, num_units] [s].
+        """
+        run = self._run(self.problem(schedule))[0]
+        start, end = np.zeros((2, run.num_replicas, self.units.num_units))
+        unit = run.problem.unit_of_nodes
+        start[:, unit], end[:, unit] = run.start, run.end
+        return start, end
 
     def estimate(self, schedule: Schedule | str | None = None) -> Estimate:
         """The headline figures under a schedule, without the tables and the timeline of ``report``.

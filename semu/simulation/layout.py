@@ -258,6 +258,13 @@ class Layout:
         """What a rank stores, by the ranks that hold the same."""
         return self._pools[rank]
 
+    def weight_sizes(self, held: Sequence[HeldParameter]) -> list[int]:
+        """``weight_bytes`` of several."""
+        if self.job.fp8_weights is Fp8Weights.PRIMARY:
+            return [self.weight_bytes(own) for own in held]
+        size = self.job.training.precision.tensor_dtype.size_bytes
+        return [own.elements * size for own in held]
+
     def weight_bytes(self, held: HeldParameter) -> int:
         """Bytes of a rank's part of a parameter as the optimizer writes and gathers move it."""
         is_fp8 = held.is_fp8 and self.job.fp8_weights is Fp8Weights.PRIMARY

@@ -97,19 +97,12 @@ def pair_costs(checkpoint: JobCheckpoint, replica: int | None = None) -> PairCos
         its = shapes[:, column[mine]]
         for variant in range(most):
             kind = kinds[min(variant, len(kinds) - 1)]
-            costs, stages = evaluation.chunks[kind], layout.kinds[kind]
+            costs = evaluation.chunks[kind]
             seconds[0, mine, variant] = costs.forward.latency[its].max(axis=0)
-            arriving = costs.arriving.sum(axis=0)
-            own = _held(checkpoint, stages)
-            held[mine, variant] = own[its].max(axis=0)
-            above = np.maximum(costs.forward.peak + arriving, own)
-            peaks[0, mine, variant] = above[its].max(axis=0)
-            if stages.backward is None or costs.backward is None:
-                continue
-            seconds[1, mine, variant] = costs.backward.latency[its].max(axis=0)
-            rows = dict(zip(stages.backward.arriving_storage, stages.backward.arriving, strict=True))
-            gradients = evaluation.by_shape.sizes_of_rows([row for row in rows.values() if row >= 0]).sum(axis=0)
-            peaks[1, mine, variant] = (costs.backward.peak + gradients)[its].max(axis=0)
+            if costs.backward is not None:
+                seconds[1, mine, variant] = costs.backward.latency[its].max(axis=0)
+            sizes = stage_sizes(checkpoint, kind)[:, its].max(axis=1)
+            held[mine, variant], peaks[:, mine, variant] = sizes[0], sizes[1:]
     pred_ptr, pred, transfer = _edges(checkpoint, replica)
     modules = list(dict.fromkeys(chunk.module for chunk in layout.chunks))
     return PairCosts(
@@ -136,6 +129,23 @@ def pair_costs(checkpoint: JobCheckpoint, replica: int | None = None) -> PairCos
         static_bytes=np.array([static.total + work for static, work in resident_memory(layout)], dtype=np.int64),
         capacity_bytes=int(layout.job.profile.memory_bytes.value),
     )
+
+
+def stage_sizes(checkpoint: JobCheckpoint, kind: int) -> I64:
+    """What a chunk under one of its variants holds between its stages, and the highest of its forward and of its
+    backward, as ``PairCosts`` says: int64[3, num_shapes].
+
+    Args:
+        kind: of ``Layout.kinds``.
+    """
+    evaluation, stages, costs = checkpoint.evaluation, checkpoint.layout.kinds[kind], checkpoint.evaluation.chunks[kind]
+    held = _held(checkpoint, stages)
+    forward = np.maximum(costs.forward.peak + costs.arriving.sum(axis=0), held)
+    if stages.backward is None or costs.backward is None:
+        return np.stack((held, forward, np.zeros_like(held)))
+    rows = dict(zip(stages.backward.arriving_storage, stages.backward.arriving, strict=True))
+    gradients = evaluation.by_shape.sizes_of_rows([row for row in rows.values() if row >= 0]).sum(axis=0)
+    return np.stack((held, forward, costs.backward.peak + gradients))
 
 
 def _held(checkpoint: JobCheckpoint, stages: ChunkStages) -> I64:

@@ -15,7 +15,9 @@ from semu.errors import ScheduleError
 from semu.schedule.shape import PipelineShape
 from semu.schedule.stage_plan import StagePlan
 from semu.simulation.layout import ChunkStages, Cut, Layout
+from semu.simulation.model_memo import ModelMemos, cut_key, trace_key
 from semu.simulation.sub_microbatches import SubMicrobatches, check_symbols
+from semu.simulation.template_cache import JoinedLibrary
 from semu.simulation.variants import TracedVariants, check_alike, join_variant, symbols_of_module, told_variants
 
 I64 = NDArray[np.int64]
@@ -96,7 +98,51 @@ def plan_layout(layout: Layout, plan: StagePlan, cutting: SubMicrobatches | None
         ScheduleError: variants or choices for other chunks, layers or parts than there are.
         ConfigError: variants that this version cannot tell apart.
     """
-    job = layout.job
+    joined = _joined(layout, plan, cutting)
+    cut = Cut(joined.chunks, layout.cut.num_ranks)
+    parts = tuple(_parts(layout, cutting, chunk.module) for chunk in layout.chunks)
+    choice = _choice(plan, parts, joined.numbers)
+    planned = Planned(plan, cutting, joined.more, joined.numbers, parts, choice)
+    result = Layout(layout.job, layout.mesh, joined.joined.library, joined.joined.streams, cut, planned=planned)
+    if cutting is not None and not joined.is_checked:
+        for module in cutting.modules.values():
+            check_symbols(module, symbols_of_module(result, module.name))
+        joined.is_checked = True
+    return result
+
+
+@dataclass(eq=False)
+class _Joined:
+    """What a plan makes of a layout whatever is in the batch.
+
+    Attributes:
+        joined: library of all templates. chunks: the first variant of each. more, numbers: as ``Planned``.
+        is_checked: modules that cut their items can do so.
+    """
+
+    joined: JoinedLibrary
+    chunks: tuple[ChunkStages, ...]
+    more: tuple[ChunkStages, ...]
+    numbers: tuple[tuple[int, ...], ...]
+    is_checked: bool = False
+
+
+JOINED: ModelMemos[_Joined] = ModelMemos()
+"""Variants of models' chunks, as long as the models live and stay as they are: a planner asks for the same ones batch
+after batch."""
+
+
+def _joined(layout: Layout, plan: StagePlan, cutting: SubMicrobatches | None) -> _Joined:
+    """The variants of all chunks; remembered where the model hides nothing."""
+    job, memo = layout.job, JOINED.of(layout.job.model)
+    traced_key = trace_key(job, layout.mesh, has_experts=memo.has_experts, reads_replicas=memo.reads_replicas)
+    chunks_key = cut_key(job)
+    cut = () if cutting is None else tuple((name, own.streams) for name, own in sorted(cutting.modules.items()))
+    key = (traced_key, chunks_key, plan.variants, cut)
+    is_keyed = traced_key is not None and chunks_key is not None and memo.is_fixed
+    known = memo.values.peek(key) if is_keyed else None
+    if known is not None:
+        return known
     variants = told_variants(layout, plan)
     strategies = sorted({word for own in variants for words in own for word in words})
     traced = TracedVariants(job, strategies)
@@ -112,15 +158,8 @@ def plan_layout(layout: Layout, plan: StagePlan, cutting: SubMicrobatches | None
         chunks.append(own[0])
         numbers.append([number, *range(len(layout.chunks) + len(more), len(layout.chunks) + len(more) + len(own) - 1)])
         more += own[1:]
-    cut = Cut(tuple(chunks), layout.cut.num_ranks)
-    parts = tuple(_parts(layout, cutting, chunk.module) for chunk in layout.chunks)
-    choice = _choice(plan, parts, numbers)
-    planned = Planned(plan, cutting, tuple(more), tuple(map(tuple, numbers)), parts, choice)
-    result = Layout(job, layout.mesh, joined.library, joined.streams, cut, planned=planned)
-    if cutting is not None:
-        for module in cutting.modules.values():
-            check_symbols(module, symbols_of_module(result, module.name))
-    return result
+    made = _Joined(joined, tuple(chunks), tuple(more), tuple(map(tuple, numbers)))
+    return memo.values.get(key, lambda: made) if is_keyed and traced.is_lasting else made
 
 
 def chosen(layout: Layout, plan: StagePlan) -> Layout:

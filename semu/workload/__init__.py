@@ -9,6 +9,7 @@ Files:
     mixed.py          batches of models with several encoders: text, images, audio; samples.py: what they pack
     derived.py        streams that a model makes of others
     metadata.py       JSONL metadata; recorded.py: batches made of it
+    listed.py         microbatches that are packed already; stream.py: files of many iterations
     options.py        run.toml's ``[batch]``
 
 Everything here is numbers about data, never data; nothing here knows a model.
@@ -16,11 +17,13 @@ Everything here is numbers about data, never data; nothing here knows a model.
 
 from semu.workload.batch import AbstractBatch, Microbatch, TextBatch, shape_columns, text_batch
 from semu.workload.distributions import TextPerImage
+from semu.workload.listed import ListedBatch, listed_batch
 from semu.workload.metadata import Contents, Metadata, read_metadata
 from semu.workload.mixed import MixedBatch, mixed_batch
 from semu.workload.options import BatchKind, make_batch
 from semu.workload.pairs import PairBatch, pair_batch
 from semu.workload.recorded import FileBatch, file_batch
+from semu.workload.stream import read_stream, write_stream
 from semu.workload.t2v import T2vBatch, VideoTokenizer, t2v_batch
 from semu.workload.vlm import VlmBatch, vlm_batch
 
@@ -29,6 +32,7 @@ __all__ = [
     "BatchKind",
     "Contents",
     "FileBatch",
+    "ListedBatch",
     "Metadata",
     "Microbatch",
     "MixedBatch",
@@ -39,12 +43,15 @@ __all__ = [
     "VideoTokenizer",
     "VlmBatch",
     "file_batch",
+    "listed_batch",
     "make_batch",
     "mixed_batch",
     "pair_batch",
     "read_metadata",
+    "read_stream",
     "shape_columns",
     "t2v_batch",
     "text_batch",
     "vlm_batch",
+    "write_stream",
 ]

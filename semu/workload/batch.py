@@ -110,7 +110,7 @@ class Microbatch:
 class AbstractBatch(ABC):
     """Where the microbatches of an iteration come from.
 
-    Final classes: ``TextBatch``, ``VlmBatch``, ``T2vBatch``, ``FileBatch``.
+    Final classes: ``TextBatch``, ``VlmBatch``, ``T2vBatch``, ``FileBatch``, ``ListedBatch`` and others.
     """
 
     @abstractmethod

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -181,17 +181,28 @@ def read_metadata(
             where=str(path),
             expected="a JSONL file, one sample a line",
         ) from error
-    samples = tuple(
-        _read_line(line, number, f"{path}:{number}", _DEFAULT_SIZES | dict(sizes or {}))
+    samples = [
+        _read_line(line, number, f"{path}:{number}", sizes)
         for number, line in enumerate(data.split(b"\n"), start=1)
         if line.strip()
-    )
+    ]
+    return metadata_of(samples, str(path), hashlib.sha256(data).hexdigest(), contents)
+
+
+def metadata_of(samples: Sequence[Sample], path: str, sha256: str, contents: Contents | None = None) -> Metadata:
+    """Samples that have been read, checked against each other.
+
+    Args:
+        samples: in order. path: where they are from. sha256: of their text. contents: as ``read_metadata``.
+    Raises:
+        ConfigError: no samples, or one of another kind.
+    """
     if not samples:
-        raise ConfigError("the metadata file is empty", where=str(path), expected="at least one sample")
-    kind = contents if contents is not None else _infer(samples)
+        raise ConfigError("the metadata file is empty", where=path, expected="at least one sample")
+    kind = contents if contents is not None else _infer(tuple(samples))
     for sample in samples:
         _check_kind(sample, kind, f"{path}:{sample.line}")
-    return Metadata(str(path), kind, hashlib.sha256(data).hexdigest(), samples)
+    return Metadata(path, kind, sha256, tuple(samples))
 
 
 _KEYS = ("text_tokens", "images", "video_seconds", "resolution", "audio")
@@ -220,13 +231,30 @@ _IMAGES = _Listed("images", "an image", ("patches", "tokens"), "vision")
 _AUDIO = _Listed("audio", "a clip of sound", ("frames", "tokens"), "audio")
 
 
-def _read_line(line: bytes, number: int, place: str, sizes: Mapping[str, tuple[int, int]]) -> Sample:
+def _read_line(line: bytes, number: int, place: str, sizes: Mapping[str, tuple[int, int]] | None) -> Sample:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:  # bad JSON, bad UTF-8, an integer of thousands of digits, nesting
         raise ConfigError("not JSON", where=place, expected="one JSON object a line", got=_shorten(line)) from error
     if not isinstance(value, dict):
         raise ConfigError("not a sample", where=place, expected="a JSON object", got=_shorten(line))
+    return read_sample(value, number, place, sizes)
+
+
+def read_sample(value: object, number: int, place: str, sizes: Mapping[str, tuple[int, int]] | None = None) -> Sample:
+    """A sample of its JSON object.
+
+    Args:
+        value: the object. number: what ``Sample.line`` becomes. place: where it is, for messages.
+        sizes: as ``read_metadata``.
+    Raises:
+        ConfigError: not a sample.
+    """
+    if not isinstance(value, dict):
+        raise ConfigError(
+            "not a sample", where=place, expected="a JSON object", got=_shorten(json.dumps(value).encode())
+        )
+    sizes = _DEFAULT_SIZES | dict(sizes or {})
     _check_keys(value, _KEYS, "key of a sample", place)
     try:
         return Sample(

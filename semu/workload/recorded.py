@@ -81,17 +81,22 @@ class FileBatch(AbstractBatch):
         check_request(count, micro_batch, context)
         if self.metadata.contents is Contents.T2V or context is None:  # only clips have no default context
             return self._group_clips(count, micro_batch, context)
-        if self.metadata.contents is Contents.MIXED:
-            self._check_sizes(self._mixed.lengths, context, "tokens", "seq_len")
-            bounds = self._mixed.pack(context)
-            self._check_enough(bounds.size - 1, count, micro_batch, f"packed sequences of {context} tokens")
-            return self._mixed.microbatches(bounds, count, micro_batch, self.attend_across_samples)
-        self._check_sizes(self._image_text.lengths, context, "tokens", "seq_len")
-        if self.images_max is not None:
-            self._check_sizes(self._image_text.images, self.images_max, "images", "images_max")
-        bounds = self._image_text.pack(context, self.images_max)
+        bounds = self._packed(context)
         self._check_enough(bounds.size - 1, count, micro_batch, f"packed sequences of {context} tokens")
-        return self._image_text.microbatches(bounds, count, micro_batch, self.attend_across_samples)
+        samples = self._mixed if self.metadata.contents is Contents.MIXED else self._image_text
+        return samples.microbatches(bounds, count, micro_batch, self.attend_across_samples)
+
+    def capacity(self, micro_batch: int, seq_len: int | None = None) -> int:
+        """How many microbatches the file holds; arguments as ``microbatches``.
+
+        Raises:
+            ConfigError: a sample larger than the context.
+        """
+        context = self.context_length(seq_len)
+        check_request(1, micro_batch, context)
+        if self.metadata.contents is Contents.T2V or context is None:
+            return (self._grouped(context)[1].size - 1) // micro_batch
+        return (self._packed(context).size - 1) // micro_batch
 
     def describe(self) -> dict[str, object]:
         """Kind, file and its checksum, limits that apply."""
@@ -107,13 +112,27 @@ class FileBatch(AbstractBatch):
             return common | {"seed": self.seed, "max_seconds": self.max_seconds, "max_clips": self.max_clips}
         return common | {"images_max": self.images_max, "attend_across_samples": self.attend_across_samples}
 
+    def _packed(self, context: int) -> NDArray[np.int64]:
+        """Bounds of the packed sequences of text, images and sound."""
+        if self.metadata.contents is Contents.MIXED:
+            self._check_sizes(self._mixed.lengths, context, "tokens", "seq_len")
+            return self._mixed.pack(context)
+        self._check_sizes(self._image_text.lengths, context, "tokens", "seq_len")
+        if self.images_max is not None:
+            self._check_sizes(self._image_text.images, self.images_max, "images", "images_max")
+        return self._image_text.pack(context, self.images_max)
+
     def _group_clips(self, count: int, micro_batch: int, seq_len: int | None) -> list[Microbatch]:
+        grouped, bounds = self._grouped(seq_len)
+        self._check_enough(bounds.size - 1, count, micro_batch, "clip groups")
+        return grouped.microbatches(bounds, count, micro_batch)
+
+    def _grouped(self, seq_len: int | None) -> tuple[Clips, NDArray[np.int64]]:
+        """Clips in the order of their groups, and the bounds of those."""
         self._check_sizes(self._clips.frames, self.tokenizer.frames(self.max_seconds), "frames", "max_seconds")
         if seq_len is not None:
             self._check_sizes(self._clips.video_tokens, seq_len, "latent tokens", "seq_len")
-        grouped, bounds = self._clips.group(self.max_seconds, self.max_clips, seq_len, self.seed)
-        self._check_enough(bounds.size - 1, count, micro_batch, "clip groups")
-        return grouped.microbatches(bounds, count, micro_batch)
+        return self._clips.group(self.max_seconds, self.max_clips, seq_len, self.seed)
 
     @cached_property
     def _image_text(self) -> ImageTextSamples:

@@ -199,6 +199,7 @@ def chain_copies(graph: Graph, context: tuple[tuple[int, int], ...]) -> tuple[tu
 
 
 # -- replicas written out by semu --------------------------------------------------------------------------------
+@pytest.mark.slow
 @SOME
 @given(graphs())
 def test_the_expanded_graph_has_the_same_times(graph: Graph) -> None:
@@ -376,6 +377,7 @@ def test_seeded_graphs() -> None:
         Path(DIGEST).write_text(json.dumps(held))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(DIGEST), reason="this is the other process")
 def test_compiled_or_interpreted_kernels_give_the_same(tmp_path: Path) -> None:
     """This module once more with numba switched off."""

@@ -346,6 +346,7 @@ TARGETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(TARGETS))
 def test_shipped_profiles_reach_their_errors(data_dir: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     files = [

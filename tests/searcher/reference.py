@@ -98,12 +98,14 @@ def slow_interleave(
         at: sum(held[i] for i in pairs) + max((max(peak[2 * i] - held[i], peak[2 * i + 1]) for i in pairs), default=0)
         for at, pairs in mine.items()
     }
+    most_at_once = slow_hold_at_once(problem, choice)
     free, last = [0.0] * len(ranks), [1] * len(ranks)
     link_free: dict[tuple[int, int], float] = defaultdict(float)
     arrival = {s: 0.0 for s in np.flatnonzero(problem.exists).tolist() if not waiting[s]}
     soon = defaultdict(float)
     start = [float("nan")] * problem.num_stages
     ran: set[int] = set()
+    forced: dict[int, int] = {}
     turns: list[int] = []
     chosen: list[int] = []
     clock = 0.0
@@ -120,19 +122,25 @@ def slow_interleave(
 
     def may_run(r: int, stage: int) -> bool:
         level = sum(kept(r, m) for m in set(microbatch))
-        if level + peak[stage] > room[r]:
-            return False
-        if stage % 2:
-            return True
+        return level + peak[stage] <= room[r] and (stage % 2 == 1 or leaves_room(r, stage) or closes(r, stage))
+
+    def closes(r: int, stage: int) -> bool:
+        level = sum(kept(r, m) for m in set(microbatch)) + held[stage // 2]
+        return np.diff(problem.pred_ptr)[stage + 1] == 1 and level + peak[stage + 1] <= room[r]
+
+    def leaves_room(r: int, stage: int) -> bool:
         for at, m in enumerate(turns):
             if at >= turn(stage) or all(s in ran for s in stages(r, m)):
                 continue
             still = need[r, m] - sum(held[i] for i in mine[r, m] if 2 * i + 1 in ran)
+            still = min(still, most_at_once[r, m])
             if still + sum(kept(r, other) for other in turns[at + 1 :]) + held[stage // 2] > room[r]:
                 return False
         return True
 
     def pick(r: int, now: float) -> int | None:
+        if r in forced:
+            return forced[r]
         for kind in (1 - last[r], last[r]):
             before = float("inf")
             is_first = True
@@ -161,6 +169,8 @@ def slow_interleave(
             return chosen, start
         clock, r, stage = best
         del arrival[stage]
+        if forced.pop(r, None) is None and stage % 2 == 0 and not leaves_room(r, stage):
+            forced[r] = stage + 1
         ran.add(stage)
         if microbatch[stage // 2] not in turns:
             turns.append(microbatch[stage // 2])
@@ -175,6 +185,26 @@ def slow_interleave(
             waiting[target] -= 1
             if not waiting[target]:
                 arrival[target] = soon[target]
+
+
+def slow_hold_at_once(problem: SearchProblem, choice: Any = None) -> dict[tuple[int, int], int]:
+    """What a microbatch may hold on a rank while one of its stages runs, from what its edges say of any two stages."""
+    _, held, peak = (column.tolist() for column in problem.costs_of(choice))
+    needed: list[set[int]] = [set() for _ in range(problem.num_stages)]
+    for stage in problem.topological.tolist():
+        for before in problem.pred[problem.pred_ptr[stage] : problem.pred_ptr[stage + 1]].tolist():
+            needed[stage] |= needed[before] | {before}
+    found: dict[tuple[int, int], int] = defaultdict(int)
+    for stage in problem.topological.tolist():
+        own = stage // 2
+        level = peak[stage] + (held[own] if stage % 2 else 0)
+        for i in range(problem.num_pairs):
+            is_near = problem.rank[i] == problem.rank[own] and problem.microbatch[i] == problem.microbatch[own]
+            if i != own and is_near and problem.has_backward[i]:
+                level += held[i] if stage not in needed[2 * i] and 2 * i + 1 not in needed[stage] else 0
+        at = int(problem.rank[own]), int(problem.microbatch[own])
+        found[at] = max(found[at], level)
+    return found
 
 
 def slow_evaluate(

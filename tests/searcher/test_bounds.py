@@ -31,6 +31,7 @@ INSTANCES = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(INSTANCES, st.one_of(st.none(), st.floats(1.0, 2.0)))
 @settings(max_examples=20, deadline=None)
 def test_no_bound_exceeds_the_optimum(problem: SearchProblem, size: float | None) -> None:

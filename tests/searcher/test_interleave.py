@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -214,3 +217,29 @@ def test_a_forward_may_go_once_its_microbatch_has_a_turn(seed: int) -> None:
     chosen, _ = slow_interleave(problem, forward, backward)
     worker = Interleaver(problem, choice=np.zeros(problem.num_pairs))
     compare(problem, worker, worker.solution(forward, backward), chosen)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_forward_runs_where_its_backward_can_follow_at_once(seed: int) -> None:
+    """The last rank has no room for a vision backward beside a language pair. It runs a second language pair all the
+    same before the first microbatch's vision backward, as that pair is over at once."""
+    free = vlm(2, 3, seed=seed, images=(1, 1), language_slots=1)
+    language = (free.module == 1)[:, None]
+    held, back = np.where(language, 30, 0), np.where(language, 0, 50)
+    costs = {"held_bytes": held, "forward_peak_bytes": held, "backward_peak_bytes": back}
+    problem = dataclasses.replace(free, **costs, limit_bytes=np.array([1000, 65]))
+    forward = np.arange(problem.num_groups)
+    chosen, _ = slow_interleave(problem, forward, forward)
+    worker = Interleaver(problem, choice=np.zeros(problem.num_pairs))
+    found = worker.solution(forward, forward)
+    compare(problem, worker, found, chosen)
+    assert found.peak_bytes[1] <= 65
+    assert any(_overtakes(problem, found.orders()[1].tolist()))
+
+
+def _overtakes(problem: SearchProblem, order: list[int]) -> Iterator[bool]:
+    """Whether a language pair runs as a whole before a vision backward of an earlier microbatch."""
+    for at, stage in enumerate(order[:-1]):
+        is_pair = problem.module[stage // 2] == 1 and stage % 2 == 0 and order[at + 1] == stage + 1
+        later = [s // 2 for s in order[at + 2 :] if s % 2 and problem.module[s // 2] == 0]
+        yield is_pair and any(problem.microbatch[i] < problem.microbatch[stage // 2] for i in later)

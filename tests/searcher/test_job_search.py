@@ -99,7 +99,7 @@ def random_job(random: Random) -> TrainingJob:
     )
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_what_is_searched_is_what_is_simulated(random: Random) -> None:
     job = random_job(random)

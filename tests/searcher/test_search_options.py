@@ -17,7 +17,7 @@ from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.schedule.stage_plan import StagePlan
-from semu.searcher import levels
+from semu.searcher import fit, levels
 from semu.simulation import simulate
 
 
@@ -103,7 +103,7 @@ def test_an_interrupted_search_whose_schedule_does_not_fit(monkeypatch: pytest.M
         found = inner(*arguments, **options)
         return whole.replace(found, ended_by="interrupt") if len(calls) == 2 else found
 
-    fits, asked = whole.fitted, []
+    fits, asked = fit.fitted, []
 
     def fitted(*arguments: Any) -> Any:
         asked.append(0)
@@ -112,7 +112,7 @@ def test_an_interrupted_search_whose_schedule_does_not_fit(monkeypatch: pytest.M
         return fits(*arguments)
 
     monkeypatch.setattr(whole, "search_levels", stopped)
-    monkeypatch.setattr(whole, "fitted", fitted)
+    monkeypatch.setattr(fit, "fitted", fitted)
     found = semu.search(small_job(), rollouts=50)
     assert len(calls) == 2
     assert is_heuristic(found)

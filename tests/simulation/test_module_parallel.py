@@ -98,7 +98,7 @@ STRATEGIES: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("kind", ["vlm", "t2v"])
+@pytest.mark.parametrize("kind", ["vlm", pytest.param("t2v", marks=pytest.mark.slow)])
 def test_beside_everything_else(kind: str, strategy: str) -> None:
     assert_tails_equal(job(kind, ModuleParallel(tp=2), Parallel(dp=2, tp=4, pp=2), **STRATEGIES[strategy]))
 

@@ -66,7 +66,7 @@ def test_text_as_the_reference(offload: list[str], pp: int, vpp: int, tp: int, t
         assert_tails_equal(job)
 
 
-@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize("pp", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_other_models_as_the_reference(pp: int) -> None:
     """A frozen encoder, modules in a row, tensors that only pass through, a precision without master weights."""
     for offload in (["weights"], ["weights", "activations"]):

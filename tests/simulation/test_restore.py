@@ -95,7 +95,7 @@ def test_restored_times_are_those_of_every_operator_written_out(name: str, sched
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_restored_times_under_any_legal_order(name: str, data: st.DataObject) -> None:
     assert_restored(name, data.draw(legal_schedules(state_of(name).pipeline_shape)))

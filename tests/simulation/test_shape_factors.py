@@ -42,7 +42,7 @@ def override(name: str, numbers: dict[str, float]) -> dict[str, Any]:
     return {name: {SMALL_HEADS[name]: numbers} if name in SMALL_HEADS else numbers}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     kind=st.sampled_from(sorted(MODELS)),
     chosen=st.sets(st.sampled_from(sorted(TERMS)), min_size=1),

@@ -48,7 +48,7 @@ OVERLAPS = {
 
 
 @pytest.mark.parametrize("hidden", OVERLAPS)
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "options",
     [{}, {"reshard_after_forward": False}, {"zero_group": 2}],

@@ -117,7 +117,7 @@ def random_case(random: Random) -> tuple[TrainingJob, StagePlan]:
     return job, plan
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.integers(0, 10**9))
 def test_any_plan_equals_the_slow_reference(seed: int) -> None:
     compare(Random(seed))

@@ -255,7 +255,7 @@ SIZES = ("--cluster", "h100:1x8", "--parallel", "dp4-tp2-pp1", "--set", "trainin
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("qwen2-vl-7b", ()),
+        pytest.param("qwen2-vl-7b", (), marks=pytest.mark.slow),
         pytest.param("qwen2-vl-72b", (), marks=pytest.mark.slow),
         ("qwen2-vl-72b", ("--cluster", "h100:4x8", "--parallel", "dp1-tp8-pp4")),
         ("qwen2-audio-7b", SIZES),

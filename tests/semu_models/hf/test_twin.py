@@ -69,7 +69,12 @@ def test_what_contradicts_or_is_not_modelled_is_refused(name: str, path: str, va
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("bert-large-pretraining", "text"), ("clip-vit-b-32", "pairs"), ("siglip-so400m-dual", "pairs")]
+    ("name", "kind"),
+    [
+        ("bert-large-pretraining", "text"),
+        pytest.param("clip-vit-b-32", "pairs", marks=pytest.mark.slow),
+        pytest.param("siglip-so400m-dual", "pairs", marks=pytest.mark.slow),
+    ],
 )
 def test_one_command(name: str, kind: str) -> None:
     run = resolve_run(str(CONFIGS / f"{name}.json"), Overrides(cluster="h100:1x8"))
@@ -89,6 +94,7 @@ def test_adapters_on_a_model_that_was_read(tmp_path: Path) -> None:
     assert run.model.num_parameters(trainable_only=True) == 491_520
 
 
+@pytest.mark.slow
 def test_adapters_on_a_config_as_a_run() -> None:
     path = str(CONFIGS / "llama3-8b.json")
     run = resolve_run(path, Overrides(("model.lora.rank=16",), cluster="h100:1x8"))

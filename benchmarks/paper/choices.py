@@ -1,0 +1,150 @@
+"""Every input that the papers leave open, each one decided once, for all scripts.
+
+A script takes ``Choices`` and changes nothing in them but, for its sensitivity column, one value at a time to one of
+the alternatives named here. Values that a paper does print (model shapes, parallel sizes, clusters) are no choices;
+they stand in semu's setups and models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Choice(Generic[T]):
+    """One open input.
+
+    Attributes:
+        value: what all scripts use. reason: why, in a sentence. alternatives: what else it could have been.
+    """
+
+    value: T
+    reason: str
+    alternatives: tuple[T, ...] = ()
+
+
+@dataclass(frozen=True)
+class Choices:
+    """All of them; ``choices.vpp.value`` reads one, ``choices.changed(vpp=4)`` changes it."""
+
+    # -- data ----------------------------------------------------------------------------------------------------------
+    microbatches: Choice[int] = Choice(
+        64,
+        "of one item each, of every data-parallel replica: DIP §2.2 and §2.3 speak of 64, no table or figure prints "
+        "any (Table 1's jobs take the number that comes nearest to its 12.8 PFLOP). semu's setups have 16, or four per "
+        "rank. Chosen with results of both in view",
+        (16, 32),
+    )
+    grid_batch: Choice[int] = Choice(
+        512,
+        "packed sequences of an iteration of Fig. 13's grid, the same for every configuration: 64 microbatches at its "
+        "optimum, DP 8",
+        (128,),
+    )
+    text_per_image: Choice[str] = Choice(
+        "mixed",
+        "DIP §7.1 combines data sets and prints no shares: each sample from LAION-2B or OBELICS with equal chance",
+        ("laion", "obelics"),
+    )
+    images_mean: Choice[float | None] = Choice(
+        8.0,
+        "per packed sequence: the worked example's batch has 8 (DIP §2.2), the only count printed for an ordinary one; "
+        "documents without images are mixed in to meet it. None: as the samples have it (18). Chosen with results of "
+        "both in view",
+        (None, 2.0, 16.0),
+    )
+    images_max: Choice[int | None] = Choice(None, "what the context holds: 48 (DIP §7.1)", (32,))
+    attend_across_samples: Choice[bool] = Choice(
+        False, "packed samples do not see one another (block-diagonal attention), as is usual", (True,)
+    )
+    merge: Choice[int] = Choice(
+        4,
+        "patches on a side that become one of an image's 169 tokens: 4 is DIP's (§7.1: 728 px, patches of 14 px), so "
+        "2704 patches enter the encoder. 2: 676 of 28 px; 1: 169, if DIP's tokens are what its encoder computes on",
+        (2, 1),
+    )
+    resolution: Choice[tuple[int, int]] = Choice(
+        (256, 256), "MovieGen's first and longest stage; DIP names no resolution", ((512, 512),)
+    )
+    first_seed: Choice[int] = Choice(0, "batches have seeds from here on, the same for all systems", (1000,))
+    batches: Choice[int] = Choice(
+        100, "DIP averages over 100 iterations (Fig. 8a) and shows 100 batches (Fig. 4)", (10,)
+    )
+    searched_batches: Choice[int] = Choice(
+        5, "searched one by one, of the same batches the first ones: 100 searches a setup do not fit into the time"
+    )
+
+    # -- baselines -----------------------------------------------------------------------------------------------------
+    vpp: Choice[int] = Choice(
+        4,
+        "virtual stages of Megatron-LM; DIP prints no number. Of 2, 3 and 4 the fastest on four of the five setups of "
+        "Table 3 (on VLM-S 3 is)",
+        (2, 3),
+    )
+    recompute: Choice[str] = Choice(
+        "fewest",
+        "of all but nnScaler* and DIP's last step, which choose by themselves: of every chunk as few layers as fit on "
+        "batches like those of the run. The MFU of Table 1 (0.351 with images) leaves no room for full recomputation, "
+        "though DIP also says that baselines do not fill the memory (§7.3). Chosen with results of both in view",
+        ("full", "none"),
+    )
+
+    # -- DIP -----------------------------------------------------------------------------------------------------------
+    rollouts: Choice[int] = Choice(
+        300, "of a search; a number of rollouts gives the same bytes again, DIP's 10 s on 64 cores do not", (0, 2000)
+    )
+    search_seed: Choice[int] = Choice(0, "of the search's random numbers", (1,))
+    workers: Choice[int] = Choice(1, "threads of a search, so that two cores and more give the same", (2,))
+    sub_batch: Choice[int | None] = Choice(
+        None,
+        "images of a sub-microbatch: by DIP's rule (§4, 95 % of the best rate); DIP's own result is 12",
+        (12,),
+    )
+    segments: Choice[int | None] = Choice(None, "pipeline segments of a module: by DIP's own rule (§4)", (1,))
+
+    gap_memory: Choice[str] = Choice(
+        "leanest",
+        "DIP does not say whether the best and worst schedules of Fig. 9 choose memory strategies per layer; under one "
+        "for all nothing but the order differs. Chosen with both in view",
+        ("per layer",),
+    )
+
+    large_replicas: Choice[int] = Choice(
+        16,
+        "data-parallel replicas simulated of Fig. 14's 96 or 128, for time: they differ only in their data, and the "
+        "slowest ends the iteration",
+        (4, 48),
+    )
+
+    # -- hardware ------------------------------------------------------------------------------------------------------
+    coefficients: Choice[str] = Choice(
+        "calibrated", "the shipped profile, fitted on public microbenchmarks; spec: DIP's alpha = 1", ("spec",)
+    )
+
+    def changed(self, **values: Any) -> Choices:
+        """The same with other values; their reasons say that they were changed.
+
+        Raises:
+            KeyError: no such choice.
+        """
+        known = {item.name: getattr(self, item.name) for item in fields(self)}
+        return replace(
+            self,
+            **{k: replace(known[k], value=v, reason=f"changed from {known[k].value!r}") for k, v in values.items()},
+        )
+
+    def __iter__(self) -> Iterator[tuple[str, Choice[Any]]]:
+        """(name, choice) of all."""
+        return ((item.name, getattr(self, item.name)) for item in fields(self))
+
+    def values(self) -> dict[str, Any]:
+        """Name -> value, as JSON has it."""
+        return {name: list(c.value) if isinstance(c.value, tuple) else c.value for name, c in self}
+
+
+CHOICES = Choices()
+"""The ones that all results are made with."""

@@ -1,0 +1,67 @@
+"""Options of ``semu grid``."""
+
+from __future__ import annotations
+
+import argparse
+
+DESCRIPTION = "Find the best configurations of a run within memory: parallel sizes, microbatch, recomputation and more."
+
+EPILOG = """\
+Every legal combination of the axes is simulated, or cut because it surely does not fit or surely is not among the best
+--top (branch and bound: the same optimum as with --exhaustive). The table shows these, and faster ones that do not fit
+with the nearest change that would; then comes the full report of the best.
+
+axes: dp tp pp cp ep vpp micro_batch recompute schedule zero placement. Without --vary: dp, tp, pp, vpp, micro_batch and
+recompute, with experts also ep. dp follows from the other sizes unless it is fixed; tp stays within a node unless its
+values are named.
+
+examples:
+  semu grid gpt3-175b --out out
+  semu grid vlm-m --gpus 64 --vary tp,pp --fix micro_batch=1 --top 5
+  semu grid run.toml --vary tp=2:4:8,pp,recompute --rank-by cost --price 2.5
+  semu grid gpt3-175b --exhaustive --workers 2 --results grid.sqlite     # goes on where it was interrupted
+
+exit codes: 0 ok, 2 bad input, also no legal configuration, 3 nothing fits in memory (the smallest are printed),
+5 a default coefficient under --strict, 6 the engine's workers are lost, 70 a defect in semu, 130 interrupted (the table
+of what was done is printed, --results keeps it)
+"""
+
+
+def add_grid(parser: argparse.ArgumentParser) -> None:
+    """Add them to a parser."""
+    parser.add_argument("run", metavar="RUN", help="a TOML file, a config.json, or a shipped setup")
+    what = parser.add_argument_group("configurations")
+    what.add_argument("--gpus", type=int, metavar="N", help="so many GPUs, in nodes like the run's")
+    what.add_argument("--vary", metavar="AXES", help="axes with commas between, each with values or without: tp=2:4,pp")
+    what.add_argument("--fix", action="append", default=[], metavar="AXIS=VALUE", help="may be repeated: tp=8")
+    what.add_argument(
+        "--exhaustive", action="store_true", help="simulate all that may fit, whatever their bounds of time"
+    )
+    rank = parser.add_argument_group("ranking")
+    rank.add_argument("--top", type=int, default=10, metavar="N", help="so many of the best for sure (default 10)")
+    rank.add_argument(
+        "--rank-by", default="time", metavar="WHAT", help="time (default), tokens (per s and GPU), cost or headroom"
+    )
+    rank.add_argument("--price", type=float, metavar="USD", help="of a GPU for an hour: adds the cost per token")
+    work = parser.add_argument_group("work")
+    work.add_argument("--workers", type=int, metavar="N", help="processes (default 1; with --engine all cores)")
+    work.add_argument("--engine", metavar="NAME", help="local (default): processes; ray: a Ray cluster")
+    work.add_argument("--results", metavar="FILE", help="SQLite file: keeps results, and takes from it what is there")
+    change = parser.add_argument_group("changes to the run")
+    change.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="as for semu simulate")
+    change.add_argument("--parallel", metavar="SIZES", help="as for semu simulate; of axes that do not vary")
+    change.add_argument("--profile", metavar="FILE|NAME", help="as for semu simulate")
+    change.add_argument("--seed", type=int, metavar="N", help="seed of the batch")
+    change.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments", help="as for semu simulate"
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--csv", metavar="FILE", help="write a line per configuration")
+    output.add_argument(
+        "--out",
+        metavar="DIR",
+        help="write grid.csv, grid.json, pareto.png, heatmap.png, and in best/ what semu simulate writes",
+    )
+    output.add_argument("--axes", metavar="AXIS,AXIS", help="of the heat map, up and across (default tp,pp)")
+    output.add_argument("--strict", action="store_true", help="refuse coefficients that are mere defaults (exit 5)")
+    output.add_argument("--dump-config", action="store_true", help="print the resolved run as TOML and stop")

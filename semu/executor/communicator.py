@@ -1,0 +1,84 @@
+"""``Communicator``: how ranks of a pipeline hand tensors to one another; the executor knows no more of the network.
+
+Two are there: ``TorchCommunicator`` (processes, torch.distributed) and ``FakeCommunicator`` (threads of one process).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@dataclass(slots=True)
+class Operation:
+    """A send or a receive.
+
+    Attributes:
+        is_send: else it receives. peer: pipeline rank at the other end, of the same replica.
+        tag: unique among the messages of the directed pair of ranks. tensors: what is sent, or buffers that are filled.
+    """
+
+    is_send: bool
+    peer: int
+    tag: int
+    tensors: Tensors
+
+
+class Handle(Protocol):
+    """A launched operation."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Until its tensors may be read (receive) or written to again (send); on a GPU for kernels launched later.
+
+        Raises:
+            TimeoutError: not within the time [s]. ConnectionError: the peer is gone, or another rank has failed.
+        """
+
+
+class Communicator(Protocol):
+    """Of one rank. World ranks are ``rank * num_replicas + replica``, the order of ``semu.parallel.Mesh``.
+
+    Attributes:
+        num_ranks, num_replicas: pipeline ranks, data-parallel replicas. rank, replica: which one this is.
+        device: where its tensors live.
+    """
+
+    num_ranks: int
+    num_replicas: int
+    rank: int
+    replica: int
+    device: torch.device
+
+    def launch(self, operations: Sequence[Operation]) -> Sequence[Handle]:
+        """Start operations as one batch; returns a handle for each.
+
+        Between two ranks, messages in one direction meet in the order in which they were launched, at both ends.
+
+        Raises:
+            ConnectionError: the peer is gone, or another rank has failed.
+        """
+
+    def sum_over_replicas(self, tensors: Sequence[torch.Tensor], timeout_s: float) -> None:
+        """Replace tensors by their sums over all replicas of this pipeline rank.
+
+        Raises:
+            TimeoutError, ConnectionError: as ``Handle.wait``.
+        """
+
+    def gather(self, value: object, timeout_s: float) -> list[Any]:
+        """What every world rank gave, in order; a barrier besides. ``value``: of plain Python types.
+
+        Raises:
+            TimeoutError, ConnectionError: as ``Handle.wait``.
+        """
+
+    def abort(self, reason: str) -> None:
+        """Say why this rank ends; what other ranks wait for fails as soon as it can be known."""
+
+    def reason(self) -> str | None:
+        """What ``abort`` was told first on any rank, where that can be known."""

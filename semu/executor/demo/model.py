@@ -1,0 +1,327 @@
+"""Small modules with the plan's names, chunks and items: tensors [items, rows, width], float64, attention per item.
+
+A module that is read gives all its rows to its reader. A reader that runs microbatches whole has one sequence, its own
+rows with all the others' behind them; one that is cut adds to each of its items the mean of the others' rows that
+belong to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from semu.executor.model import ModuleStages
+from semu.plan.plan import ExecutionPlan
+
+DTYPE = torch.float64
+HEADS = 4
+_SEED = 1
+
+
+class Layer(nn.Module):
+    """Attention and a feed-forward network, both behind a norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, dtype=DTYPE)
+        self.qkv = nn.Linear(width, 3 * width, dtype=DTYPE)
+        self.attention = Attention()
+        self.out = nn.Linear(width, width, dtype=DTYPE)
+        self.norm2 = nn.LayerNorm(width, dtype=DTYPE)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width, dtype=DTYPE), nn.GELU(), nn.Linear(4 * width, width, dtype=DTYPE)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[items, rows, width] -> the same."""
+        x = x + self.out(self.attention(self.qkv(self.norm(x))))
+        return x + self.mlp(self.norm2(x))
+
+
+class Attention(nn.Module):
+    """The attention core, which ``selective`` recomputes."""
+
+    def forward(self, qkv: torch.Tensor) -> torch.Tensor:
+        """[items, rows, 3 x width] -> [items, rows, width]."""
+        items, rows, width = qkv.shape
+        q, k, v = qkv.reshape(items, rows, 3, HEADS, width // 3 // HEADS).permute(2, 0, 3, 1, 4)
+        scores = torch.softmax(q @ k.transpose(-1, -2) / (width // 3 // HEADS) ** 0.5, -1)
+        return (scores @ v).transpose(1, 2).reshape(items, rows, width // 3)
+
+
+class PackedStem(nn.Module):
+    """A microbatch as one sequence: its own rows, then those of the sources."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width, dtype=DTYPE)
+
+    def forward(self, own: torch.Tensor, *sources: torch.Tensor | None) -> torch.Tensor:
+        """[n, rows, width] each -> [1, all rows, width]."""
+        given = [one for one in sources if one is not None]
+        if not given:
+            return self.linear(own)
+        flat = [one.reshape(1, -1, own.shape[-1]) for one in (self.linear(own), *given)]
+        return torch.cat(flat, dim=1)
+
+
+class ItemStem(nn.Module):
+    """Items one by one, each with the mean of what belongs to it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width, dtype=DTYPE)
+
+    def forward(self, own: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
+        """``others``: for every source a matrix [items, its items], then its output or None."""
+        x = self.linear(own)
+        half = len(others) // 2
+        for whose, source in zip(others[:half], others[half:], strict=True):
+            if source is not None and whose is not None:
+                x = x + (whose @ source.mean(1))[:, None]
+        return x
+
+
+class Head(nn.Module):
+    """A norm and a projection."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, dtype=DTYPE)
+        self.linear = nn.Linear(width, width, dtype=DTYPE)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[items, rows, width] -> the same."""
+        return self.linear(self.norm(x))
+
+
+@dataclass(frozen=True)
+class DemoModel:
+    """The small model of a plan.
+
+    Attributes:
+        plan: names, chunks and items. width: of all tensors. rows: of an item.
+        may_cut: modules that other plans of the same model may cut, besides those that this one does.
+    """
+
+    plan: ExecutionPlan
+    width: int = 32
+    rows: int = 4
+    may_cut: frozenset[str] = frozenset()
+
+    @cached_property
+    def sources(self) -> dict[str, tuple[str, ...]]:
+        """Module -> modules that it reads: as the chunks say; else by the messages, and where there are none, the
+        module before it."""
+        plan = self.plan
+        names = list(dict.fromkeys(chunk.module for chunk in plan.chunks))
+        if all(chunk.sources is not None for chunk in plan.chunks):
+            read: dict[str, dict[str, None]] = {name: {} for name in names}
+            for chunk in plan.chunks:
+                others = [plan.chunks[source].module for source in chunk.sources or ()]
+                read[chunk.module].update(dict.fromkeys(other for other in others if other != chunk.module))
+            return {name: tuple(others) for name, others in read.items()}
+        module = [plan.chunks[chunk].module for chunk in plan.pairs.chunk.tolist()]
+        found: dict[str, dict[str, None]] = {name: {} for name in names}
+        for source, target in zip(plan.messages.source.tolist(), plan.messages.target.tolist(), strict=True):
+            ends = module[source // 2], module[target // 2]
+            if source % 2 == 0 and ends[0] != ends[1]:
+                found[ends[1]].setdefault(ends[0])
+        for before, name in pairwise(names):
+            if not any(before in sources for sources in found.values()):
+                found[name].setdefault(before)
+        return {name: tuple(sources) for name, sources in found.items()}
+
+    @cached_property
+    def counts(self) -> dict[str, list[list[int]]]:
+        """Module -> per replica, items of every microbatch."""
+        pairs, plan = self.plan.pairs, self.plan
+        found = {chunk.module: [[0] * plan.num_microbatches for _ in range(plan.num_replicas)] for chunk in plan.chunks}
+        chunks, microbatches = pairs.chunk.tolist(), pairs.microbatch.tolist()
+        for replica, ends in enumerate(pairs.items[:, :, 1].tolist()):
+            for chunk, microbatch, end in zip(chunks, microbatches, ends, strict=True):
+                own = found[plan.chunks[chunk].module][replica]
+                own[microbatch] = max(own[microbatch], end)
+        return found
+
+    @cached_property
+    def cut(self) -> frozenset[str]:
+        """Modules whose items run one by one."""
+        pairs = self.plan.pairs
+        return self.may_cut | frozenset(
+            self.plan.chunks[chunk].module for chunk in pairs.chunk[pairs.part > 0].tolist()
+        )
+
+    def modules(self, replica: int) -> dict[str, ModuleStages]:
+        """The modules with the same parameters every time, frozen where the plan has no backward."""
+        torch.manual_seed(_SEED)
+        found = {}
+        for name, sources in self.sources.items():
+            chunks = [chunk for chunk in self.plan.chunks if chunk.module == name and chunk.flow == 0]
+            stem = ItemStem(self.width) if name in self.cut else PackedStem(self.width)
+            layers = [Layer(self.width) for _ in range(sum(chunk.num_layers for chunk in chunks))]
+            head = Head(self.width)
+            for place, chunk in enumerate(chunks):
+                if not chunk.has_backward:
+                    parts = [*layers[chunk.first_layer : chunk.first_layer + chunk.num_layers]]
+                    parts += [stem] if place == 0 else []
+                    parts += [head] if place == len(chunks) - 1 else []
+                    for part in parts:
+                        part.requires_grad_(False)
+            is_read = any(name in others for others in self.sources.values())
+            found[name] = ModuleStages(
+                sources=sources,
+                load=_Load(self, name, replica),
+                loss=None if is_read else _loss,
+                rows=_Rows(self, name, replica),
+                layers=layers,
+                stem=stem,
+                head=head,
+                selective=("attention",),
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Where in a module's items those begin that belong to an item of its reader: in proportion."""
+
+    model: DemoModel
+    module: str
+    replica: int
+
+    def __call__(self, reader: str, microbatch: int, item: int) -> int:
+        mine = self.model.counts[self.module][self.replica][microbatch]
+        theirs = self.model.counts[reader][self.replica][microbatch]
+        return item if mine == theirs else mine * item // max(theirs, 1)
+
+
+@dataclass(frozen=True)
+class _Load:
+    """The data of items: noise that is the same every time."""
+
+    model: DemoModel
+    module: str
+    replica: int
+
+    def __call__(self, microbatch: int, first: int, last: int) -> Any:
+        model = self.model
+        number = list(model.sources).index(self.module)
+        rows = [
+            torch.randn(
+                model.rows,
+                model.width,
+                dtype=DTYPE,
+                generator=torch.Generator().manual_seed(((number * 64 + self.replica) * 4096 + microbatch) * 4096 + i),
+            )
+            for i in range(first, last)
+        ]
+        own = torch.stack(rows) if rows else torch.zeros(1, model.rows, model.width, dtype=DTYPE)
+        if self.module not in model.cut:
+            return own.reshape(1, -1, model.width) if self._is_backbone() else own
+        whose = [self._whose(source, microbatch, first, last) for source in model.sources[self.module]]
+        return (own, *whose)
+
+    def _is_backbone(self) -> bool:
+        return bool(self.model.sources[self.module])
+
+    def _whose(self, source: str, microbatch: int, first: int, last: int) -> torch.Tensor:
+        """float64[items, items of the source that are read]: means."""
+        begin = _Rows(self.model, source, self.replica)
+        bounds = [begin(self.module, microbatch, item) for item in range(first, last + 1)]
+        found = torch.zeros(last - first, bounds[-1] - bounds[0], dtype=DTYPE)
+        for item, (a, b) in enumerate(pairwise(bounds)):
+            found[item, a - bounds[0] : b - bounds[0]] = 1 / max(b - a, 1)
+        return found
+
+
+def _loss(output: torch.Tensor, microbatch: int, first: int, _last: int) -> torch.Tensor:
+    """The mean square of the distance from a pattern, summed over items."""
+    items, rows, width = output.shape
+    goal = torch.sin(torch.arange(rows * width, dtype=DTYPE, device=output.device) + microbatch).reshape(rows, width)
+    shift = torch.arange(first, first + items, dtype=DTYPE, device=output.device)[:, None, None]
+    return ((output - goal - 0.1 * shift) ** 2).mean((1, 2)).sum()
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Loss and gradients of the model in one piece. ``gradients``, ``parameters``: by name."""
+
+    loss: float
+    gradients: Mapping[str, torch.Tensor]
+    parameters: Mapping[str, torch.Tensor]
+
+
+def run_unpipelined(model: DemoModel, trained: Mapping[str, torch.Tensor] | None = None) -> Reference:
+    """Every microbatch of every replica through the whole model, in this process; gradients averaged over replicas.
+
+    Args:
+        model: the model. trained: other parameters than those that it begins with, by name.
+    """
+    parameters: dict[str, torch.Tensor] = {}
+    total = 0.0
+    sums: dict[str, torch.Tensor] = {}
+    plan = model.plan
+    for replica in range(plan.num_replicas):
+        modules = model.modules(replica)
+        own = named_parameters(modules)
+        parameters = {name: parameter.detach() for name, parameter in own.items()}
+        for name, value in (trained or {}).items():
+            parameters[name].copy_(value)
+        for microbatch in range(plan.num_microbatches):
+            made: dict[str, torch.Tensor | None] = {}
+            losses = []
+            for name, module in modules.items():
+                count = model.counts[name][replica][microbatch]
+                if count == 0 and any(any(own) for own in model.counts[name]):
+                    made[name] = None
+                    continue
+                assert module.load is not None and module.stem is not None and module.head is not None
+                loaded = module.load(microbatch, 0, count)
+                values = loaded if isinstance(loaded, tuple) else (loaded,)
+                x = module.stem(*values, *(made[source] for source in module.sources))
+                for layer in module.layers:
+                    x = layer(x)
+                made[name] = x = module.head(x)
+                if module.loss is not None:
+                    losses.append(module.loss(x, microbatch, 0, count))
+            if losses:
+                loss = torch.stack(losses).sum()
+                total += loss.item()
+                loss.backward()
+        for name, parameter in own.items():
+            if parameter.requires_grad and parameter.grad is not None:
+                sums[name] = sums.get(name, 0.0) + parameter.grad / plan.num_replicas
+    return Reference(total, sums, parameters)
+
+
+def named_parameters(modules: Mapping[str, ModuleStages]) -> dict[str, nn.Parameter]:
+    """``llm.3.mlp.0.weight``: module, layer (or ``stem``, ``head``), name within it."""
+    found = {}
+    for name, module in modules.items():
+        for place, part in (("stem", module.stem), ("head", module.head), *enumerate(module.layers)):
+            if part is not None:
+                found.update({f"{name}.{place}.{key}": one for key, one in part.named_parameters()})
+    return found
+
+
+def gradients_of(plan: ExecutionPlan, chunks: Mapping[int, nn.Module]) -> dict[str, torch.Tensor]:
+    """The gradients of a rank's chunks by the same names."""
+    found = {}
+    for number, chunk in chunks.items():
+        place = plan.chunks[number]
+        for key, parameter in chunk.named_parameters():
+            if parameter.grad is None:
+                continue
+            head, _, rest = key.partition(".")
+            if head == "layers":
+                at, _, rest = rest.partition(".")
+                head = str(place.first_layer + int(at))
+            found[f"{place.module}.{head}.{rest}"] = parameter.grad
+    return found

@@ -1,0 +1,214 @@
+"""``calibrate`` and ``simulate_order``: a plan's order with the stage times of this machine, by semu's own kernel."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.engine.timeline import IterationTimeline
+from semu.executor.edges import linked_stages
+from semu.executor.recording import Recording, timeline_of
+from semu.plan.action import KINDS, ActionKind
+from semu.plan.plan import ExecutionPlan
+
+F64 = NDArray[np.float64]
+
+_PHASE = {
+    ActionKind.FORWARD_STAGE: 0,
+    ActionKind.BACKWARD_STAGE: 1,
+    ActionKind.INPUT_BACKWARD_STAGE: 2,
+    ActionKind.WEIGHT_BACKWARD_STAGE: 3,
+}
+"""Of stage numbers, 4 x pair + phase, as ``semu.schedule.kernels.run_orders`` has them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """What things take here.
+
+    Attributes:
+        stage_s: float64[4 x pairs] [s], by stage number.
+        transfer_s: of a message, from its launch to its arrival [s].
+        launch_s: float64[4 x pairs] [s], launches of communication before the stage; None: no time.
+    """
+
+    stage_s: F64
+    transfer_s: float
+    launch_s: F64 | None = None
+
+
+def calibrate(plan: ExecutionPlan, recordings: Sequence[Sequence[Recording]], replica: int = 0) -> Calibrated:
+    """Medians of what iterations took: of stages of one chunk, kind, variant and number of items; of messages.
+
+    Args:
+        plan: what ran. recordings: per iteration, of all ranks. replica: whose.
+    """
+    pairs = plan.pairs
+    items = pairs.items[replica]
+    keys = list(
+        zip(
+            pairs.chunk.tolist(),
+            pairs.variant.tolist(),
+            (items[:, 1] - items[:, 0]).tolist(),
+            _read_items(plan, replica),
+            strict=True,
+        )
+    )
+    found: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
+    for recording in (own for iteration in recordings for own in iteration if own.replica == replica):
+        actions = plan.actions[recording.rank]
+        launching = 0.0
+        for action, start, end in zip(recording.actions, recording.start_s, recording.end_s, strict=True):
+            if action < 0:
+                continue
+            kind = KINDS[actions.kind[action]]
+            if kind.is_stage:
+                key = (_PHASE[kind], *keys[int(actions.target[action])])
+                found[key].append((end - start, launching))
+                launching = 0.0
+            elif kind in (ActionKind.ISEND, ActionKind.IRECV):
+                launching += end - start
+    medians = {own: (median(a for a, _ in spans), median(b for _, b in spans)) for own, spans in found.items()}
+    times = np.zeros((4 * len(pairs), 2))
+    for pair, own in enumerate(keys):
+        for phase in range(4):
+            times[4 * pair + phase] = medians.get((phase, *own), (0.0, 0.0))
+    return Calibrated(times[:, 0].copy(), _transfer(plan, recordings, replica), times[:, 1].copy())
+
+
+def _read_items(plan: ExecutionPlan, replica: int) -> list[int]:
+    """Items of all modules in the pair's microbatch, which a module that runs it whole may read."""
+    pairs = plan.pairs
+    ends = pairs.items[replica, :, 1]
+    total: dict[int, dict[str, int]] = defaultdict(dict)
+    for chunk, microbatch, end in zip(pairs.chunk.tolist(), pairs.microbatch.tolist(), ends.tolist(), strict=True):
+        own = total[microbatch]
+        own[plan.chunks[chunk].module] = max(own.get(plan.chunks[chunk].module, 0), end)
+    sums = {microbatch: sum(own.values()) for microbatch, own in total.items()}
+    cut = set(pairs.chunk[pairs.part > 0].tolist())
+    return [
+        0 if chunk in cut else sums[microbatch]
+        for chunk, microbatch in zip(pairs.chunk.tolist(), pairs.microbatch.tolist(), strict=True)
+    ]
+
+
+def _transfer(plan: ExecutionPlan, recordings: Sequence[Sequence[Recording]], replica: int) -> float:
+    """Median time of messages for which somebody waited."""
+    found = []
+    for iteration in recordings:
+        sent: dict[int, float] = {}
+        got: dict[int, tuple[float, float]] = {}
+        for own in iteration:
+            if own.replica != replica:
+                continue
+            actions = plan.actions[own.rank]
+            for action, start, end in zip(own.actions, own.start_s, own.end_s, strict=True):
+                kind = KINDS[actions.kind[action]] if action >= 0 else None
+                if kind is ActionKind.ISEND:
+                    sent[int(actions.target[action])] = end
+                elif kind is ActionKind.WAIT_IRECV:
+                    got[int(actions.target[action])] = (start, end)
+        found += [end - sent[one] for one, (start, end) in got.items() if one in sent and start < sent[one] < end]
+    return max(median(found), 0.0) if found else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """A simulated iteration. ``recordings``: its stages as if they had been recorded; ``makespan_s``: its end [s]."""
+
+    recordings: tuple[Recording, ...]
+    makespan_s: float
+
+    def timeline(self, plan: ExecutionPlan) -> IterationTimeline:
+        """To be drawn."""
+        return timeline_of(plan, self.recordings)
+
+
+def simulate_order(
+    plan: ExecutionPlan, sources: Mapping[str, Sequence[str]], times: Calibrated, replica: int = 0
+) -> Replay:
+    """Run the order of the plan's stages with calibrated times.
+
+    Args:
+        plan: the order. sources: module -> modules that it reads. times: of this machine. replica: whose items.
+    """
+    from semu.schedule.kernels import run_orders
+
+    stages = linked_stages(plan, sources, replica)
+    before: list[list[tuple[int, float]]] = [[] for _ in range(4 * len(stages))]
+    for stage in stages:
+        for edge in stage.readers:
+            if edge.is_empty:
+                continue
+            delay = times.transfer_s if stages[edge.target].rank != stage.rank else 0.0
+            before[4 * edge.target].append((4 * edge.source, delay))
+            if edge.has_gradient:
+                for phase in (1, 2):
+                    before[4 * edge.source + phase].append((4 * edge.target + 1, delay))
+        for phase in (1, 2):
+            before[4 * stage.pair + phase].append((4 * stage.pair, 0.0))
+        before[4 * stage.pair + 3].append((4 * stage.pair + 2, 0.0))
+    lists, numbers = [], []
+    for own in plan.actions:
+        chosen = [at for at, code in enumerate(own.kind.tolist()) if KINDS[code].is_stage]
+        lists.append([4 * int(own.target[at]) + _PHASE[KINDS[own.kind[at]]] for at in chosen])
+        numbers.append(chosen)
+    ptr = np.concatenate(([0], np.cumsum([len(own) for own in lists]))).astype(np.int64)
+    order = np.array([stage for own in lists for stage in own], dtype=np.int32)
+    start, end = np.empty(len(order)), np.empty(len(order))
+    launch_s = np.zeros(len(times.stage_s)) if times.launch_s is None else times.launch_s
+    run_orders(
+        ptr,
+        order,
+        np.concatenate(([0], np.cumsum([len(own) for own in before]))).astype(np.int32),
+        np.array([source for own in before for source, _ in own], dtype=np.int32),
+        times.stage_s + launch_s,
+        np.array([delay for own in before for _, delay in own], dtype=np.float64),
+        np.full(4 * len(stages), np.nan),
+        start,
+        end,
+        np.zeros(plan.num_ranks, dtype=np.int64),
+    )
+    start += launch_s[order]  # the stage itself
+    recordings = tuple(
+        Recording(
+            rank,
+            replica,
+            tuple(numbers[rank]),
+            tuple(start[ptr[rank] : ptr[rank + 1]].tolist()),
+            tuple(end[ptr[rank] : ptr[rank + 1]].tolist()),
+        )
+        for rank in range(plan.num_ranks)
+    )
+    return Replay(recordings, float(end.max(initial=0.0)))
+
+
+def starts_of(plan: ExecutionPlan, recordings: Sequence[Recording], replica: int = 0) -> dict[tuple[int, int], float]:
+    """(rank, action) -> start of every stage [s]."""
+    found = {}
+    for own in recordings:
+        if own.replica == replica:
+            kinds = plan.actions[own.rank].kind
+            for action, start in zip(own.actions, own.start_s, strict=True):
+                if action >= 0 and KINDS[kinds[action]].is_stage:
+                    found[own.rank, action] = start
+    return found
+
+
+def agreement(simulated: Mapping[tuple[int, int], float], measured: Mapping[tuple[int, int], float]) -> float:
+    """Share of pairs of stages on different ranks that begin in the same order in both (Kendall's concordance)."""
+    keys = sorted(simulated.keys() & measured.keys())
+    rank = np.array([key[0] for key in keys])
+    a, b = (np.array([own[key] for key in keys]) for own in (simulated, measured))
+    same, total = 0, 0
+    for at in range(len(keys)):
+        others = np.flatnonzero(rank[at + 1 :] != rank[at]) + at + 1
+        differ = a[others] != a[at]
+        same += int(((a[others] > a[at]) == (b[others] > b[at]))[differ].sum())
+        total += int(differ.sum())
+    return same / total if total else 1.0

@@ -1,0 +1,219 @@
+"""``Edge``: what one stage hands to another, found from a plan's chunks, pairs and the order of its modules.
+
+A plan lists what crosses ranks. What stays on a rank follows from the same rules: a chunk reads the chunk before it in
+its module, part by part; a module's first chunk reads the last chunks of the modules that are its sources. Where both
+cut a microbatch, two parts meet where they share items; where only one does, its parts meet the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from semu.errors import ExecutorError
+from semu.plan.plan import ExecutionPlan
+
+
+@dataclass(slots=True, eq=False)
+class Edge:
+    """From the pair ``source`` to the pair ``target``; gradients go back along it.
+
+    Attributes:
+        items: which items of the finer module it carries on this replica; None: all that the source makes.
+        is_empty: nothing is handed over on this replica. has_gradient: gradients come back.
+        message, gradient: the messages that carry it, -1: it stays on the rank.
+    """
+
+    source: int
+    target: int
+    items: tuple[int, int] | None
+    is_empty: bool
+    has_gradient: bool
+    message: int = -1
+    gradient: int = -1
+
+
+@dataclass(slots=True, eq=False)
+class Stage:
+    """A pair on one replica.
+
+    Attributes:
+        pair, chunk, microbatch, part: as in the plan. rank: of its chunk. items: first, one past the last.
+        is_empty: this replica has nothing for it. is_first, is_last: of the chunks of its module.
+        strategies: of its layers; None: as the modules are.
+        reads: per source, what it reads; one unnamed source where it follows a chunk of its own module.
+        readers: what it hands on.
+    """
+
+    pair: int
+    chunk: int
+    microbatch: int
+    part: int
+    rank: int
+    items: tuple[int, int]
+    is_empty: bool
+    is_first: bool
+    is_last: bool
+    has_backward: bool
+    strategies: tuple[str, ...] | None
+    reads: list[list[Edge]] = field(default_factory=list)
+    readers: list[Edge] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlace:
+    """Where a chunk stands: ``before`` in its module (-1: it is the first), last chunks of ``sources`` by module."""
+
+    before: int
+    is_last: bool
+    sources: tuple[int, ...]
+
+
+def places_of(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]]) -> list[ChunkPlace]:
+    """Every chunk's place in its copy of the model.
+
+    Args:
+        plan: the plan. sources: module -> modules that it reads.
+    Raises:
+        ExecutorError: a module of the plan that is not among ``sources``, one of its sources that the plan lacks, or
+            others than the plan says.
+    """
+    chains: dict[tuple[int, str], list[int]] = {}
+    for number, chunk in enumerate(plan.chunks):
+        if chunk.module not in sources:
+            raise ExecutorError(
+                "the model lacks a module of the plan",
+                where=f"plan.chunks[{number}]",
+                expected=", ".join(sources),
+                got=chunk.module,
+            )
+        chains.setdefault((chunk.flow, chunk.module), []).append(number)
+    found = []
+    for number, chunk in enumerate(plan.chunks):
+        chain = chains[chunk.flow, chunk.module]
+        at = chain.index(number)
+        reads = []
+        for name in sources[chunk.module] if at == 0 else ():
+            if (chunk.flow, name) not in chains:
+                raise ExecutorError(
+                    f"{chunk.module} reads a module that the plan does not have",
+                    where="plan.chunks",
+                    expected=", ".join(sorted({one.module for one in plan.chunks})),
+                    got=name,
+                )
+            reads.append(chains[chunk.flow, name][-1])
+        place = ChunkPlace(chain[at - 1] if at else -1, at == len(chain) - 1, tuple(reads))
+        told = set(place.sources) | ({place.before} - {-1})
+        if chunk.sources is not None and set(chunk.sources) != told:
+            raise ExecutorError(
+                "the model's modules read one another otherwise than the plan's",
+                where=f"plan.chunks[{number}].sources",
+                expected=f"chunks {sorted(told)}",
+                got=list(chunk.sources),
+            )
+        found.append(place)
+    return found
+
+
+def stages_of_plan(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]], replica: int) -> list[Stage]:
+    """All pairs of a plan with their edges, on one replica.
+
+    Args:
+        plan: the plan. sources: module -> modules that it reads, in the order in which it gets them.
+        replica: data-parallel replica.
+    Raises:
+        ExecutorError: modules that do not fit; messages that are not what crosses ranks.
+    """
+    stages = linked_stages(plan, sources, replica)
+    _carry(plan, stages)
+    return stages
+
+
+def linked_stages(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]], replica: int) -> list[Stage]:
+    """The same by the modules alone, without a look at the plan's messages."""
+    places = places_of(plan, sources)
+    pairs = plan.pairs
+    items = pairs.items[replica].tolist()
+    with_items = {
+        plan.chunks[chunk].module
+        for chunk in np.unique(pairs.chunk[(pairs.items[:, :, 1] > pairs.items[:, :, 0]).any(axis=0)]).tolist()
+    }
+    stages: list[Stage] = []
+    by_place: dict[tuple[int, int], list[int]] = {}
+    columns = (pairs.chunk.tolist(), pairs.microbatch.tolist(), pairs.part.tolist(), pairs.variant.tolist())
+    for pair, (chunk, microbatch, part, variant) in enumerate(zip(*columns, strict=True)):
+        own, (first, last) = plan.chunks[chunk], items[pair]
+        words = own.variants[variant] if own.variants else None
+        is_empty = first >= last and own.module in with_items
+        ends = places[chunk].before < 0, places[chunk].is_last
+        place = (pair, chunk, microbatch, part, own.rank)
+        stages.append(Stage(*place, (first, last), is_empty, *ends, own.has_backward, words or None))
+        by_place.setdefault((chunk, microbatch), []).append(pair)
+    for own_pairs in by_place.values():
+        own_pairs.sort(key=columns[2].__getitem__)
+    for stage in stages:
+        before = places[stage.chunk].before
+        if before >= 0:
+            same = [p for p in by_place.get((before, stage.microbatch), ()) if stages[p].part == stage.part]
+            stage.reads.append([_edge(stages[p], stage, None) for p in same])
+        for source in places[stage.chunk].sources:
+            given = by_place.get((source, stage.microbatch), [])
+            taken = by_place[stage.chunk, stage.microbatch]
+            stage.reads.append([_meeting(stages[p], len(given), stage, len(taken)) for p in given])
+        for group in stage.reads:
+            for edge in group:
+                stages[edge.source].readers.append(edge)
+    return stages
+
+
+def _edge(source: Stage, target: Stage, items: tuple[int, int] | None) -> Edge:
+    is_empty = source.is_empty or target.is_empty or (items is not None and items[0] >= items[1])
+    return Edge(source.pair, target.pair, items, is_empty, source.has_backward and target.has_backward)
+
+
+def _meeting(source: Stage, given: int, target: Stage, taken: int) -> Edge:
+    """What a part of a module gives to one of its reader's parts, of which there are ``given`` and ``taken``."""
+    if taken == 1:
+        return _edge(source, target, None)
+    if given == 1:
+        return _edge(source, target, target.items)
+    first, last = max(source.items[0], target.items[0]), min(source.items[1], target.items[1])
+    return _edge(source, target, (first, max(first, last)))
+
+
+def _carry(plan: ExecutionPlan, stages: Sequence[Stage]) -> None:
+    """Match edges and messages.
+
+    Raises:
+        ExecutorError: an edge across ranks without a message, a message without an edge.
+    """
+    edges = {(edge.source, edge.target): edge for stage in stages for edge in stage.readers}
+    messages = plan.messages
+    for number, (source, target) in enumerate(zip(messages.source.tolist(), messages.target.tolist(), strict=True)):
+        is_gradient = source % 2
+        key = (target // 2, source // 2) if is_gradient else (source // 2, target // 2)
+        edge = edges.get(key)
+        if edge is None or source % 2 != target % 2 or (is_gradient and not edge.has_gradient):
+            raise ExecutorError(
+                "a message between stages of which neither reads the other",
+                where=f"plan.messages[{number}]",
+                expected="what the model's modules hand on",
+                got=f"stage {source} to stage {target}",
+            )
+        if is_gradient:
+            edge.gradient = number
+        else:
+            edge.message = number
+    for (source, target), edge in edges.items():
+        crosses = stages[source].rank != stages[target].rank
+        lacks = edge.message < 0 or (edge.has_gradient and edge.gradient < 0)
+        if crosses and lacks and not edge.is_empty:
+            raise ExecutorError(
+                "no message for what crosses ranks",
+                where="plan.messages",
+                expected=f"one from stage {2 * source} to stage {2 * target}"
+                + (" and its gradient's" if edge.has_gradient else ""),
+                got="none",
+            )

@@ -1,0 +1,199 @@
+"""``Recording``: when a rank did what, by CUDA events or, on a CPU, its clock; ``timeline_of`` all ranks together."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import torch
+
+from semu.engine.timeline import IterationTimeline, OuterSlice, RankTimeline, StageSlice
+from semu.errors import ConfigError
+from semu.graph.operator import OpKind, Phase
+from semu.plan.action import KINDS, ActionKind
+from semu.plan.plan import ExecutionPlan
+
+if TYPE_CHECKING:
+    from semu.executor.program import Program
+
+PHASES = {
+    ActionKind.FORWARD_STAGE: Phase.FORWARD,
+    ActionKind.BACKWARD_STAGE: Phase.BACKWARD,
+    ActionKind.INPUT_BACKWARD_STAGE: Phase.INPUT_GRADIENT,
+    ActionKind.WEIGHT_BACKWARD_STAGE: Phase.WEIGHT_GRADIENT,
+}
+"""Of the actions that compute."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One rank's iteration.
+
+    Attributes:
+        rank, replica: whose. actions: numbers in the rank's list, in order; a batch under its first action; -1: the
+            reduction of gradients. start_s, end_s: from the moment when all ranks were ready [s].
+    """
+
+    rank: int
+    replica: int
+    actions: tuple[int, ...]
+    start_s: tuple[float, ...]
+    end_s: tuple[float, ...]
+
+
+class Recorder(Protocol):
+    """Takes times while an iteration runs."""
+
+    def begin(self, zero_ns: int) -> None:
+        """All ranks are ready. ``zero_ns``: of ``perf_counter_ns``, where time begins."""
+
+    def start(self, action: int) -> None:
+        """An action begins."""
+
+    def stop(self) -> None:
+        """It has ended."""
+
+    def finish(self, program: Program) -> Recording:
+        """What was taken."""
+
+
+def own_clock() -> tuple[str, int]:
+    """This machine and its clock [ns], for ``common_zero``."""
+    return platform.node(), perf_counter_ns()
+
+
+def common_zero(clocks: Sequence[tuple[str, int]]) -> int:
+    """Where a rank's time begins [ns of ``perf_counter_ns``]: on one machine, whose processes share a clock, when the
+    last rank was ready; on several, now, a moment after that.
+
+    Args:
+        clocks: ``own_clock`` of every rank.
+    """
+    return max(time for _, time in clocks) if len({machine for machine, _ in clocks}) == 1 else perf_counter_ns()
+
+
+def recorder_on(device: torch.device) -> Recorder:
+    """A recorder for what runs on a device."""
+    return _EventRecorder() if device.type == "cuda" else _ClockRecorder()
+
+
+class _ClockRecorder:
+    """The processor's clock."""
+
+    def __init__(self) -> None:
+        self._zero = 0
+        self._actions: list[int] = []
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def begin(self, zero_ns: int) -> None:
+        """Begin to count there."""
+        self._zero = zero_ns
+
+    def start(self, action: int) -> None:
+        """Note the time."""
+        self._actions.append(action)
+        self._starts.append(perf_counter_ns())
+
+    def stop(self) -> None:
+        """Note the time."""
+        self._ends.append(perf_counter_ns())
+
+    def finish(self, program: Program) -> Recording:
+        """In seconds."""
+        starts, ends = (tuple((t - self._zero) / 1e9 for t in own) for own in (self._starts, self._ends))
+        return Recording(program.rank, program.replica, tuple(self._actions), starts, ends)
+
+
+class _EventRecorder:
+    """CUDA events of the current stream."""
+
+    def __init__(self) -> None:
+        self._zero: Any = None
+        self._offset_s = 0.0
+        self._actions: list[int] = []
+        self._events: list[Any] = []
+
+    def begin(self, zero_ns: int) -> None:
+        """Tie events to the clock."""
+        torch.cuda.current_stream().synchronize()
+        self._offset_s = (perf_counter_ns() - zero_ns) / 1e9
+        self._zero = self._event()
+
+    def start(self, action: int) -> None:
+        """Record an event."""
+        self._actions.append(action)
+        self._events.append(self._event())
+
+    def stop(self) -> None:
+        """Record an event."""
+        self._events.append(self._event())
+
+    def finish(self, program: Program) -> Recording:
+        """Wait for the device, then read the events."""
+        torch.cuda.current_stream().synchronize()
+        times = [self._offset_s + self._zero.elapsed_time(event) / 1e3 for event in self._events]
+        return Recording(program.rank, program.replica, tuple(self._actions), tuple(times[::2]), tuple(times[1::2]))
+
+    @staticmethod
+    def _event() -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def timeline_of(plan: ExecutionPlan, recordings: Sequence[Recording], replica: int = 0) -> IterationTimeline:
+    """The iteration as semu draws one: stages, waits for other ranks, and the reduction of gradients.
+
+    There are no operators inside stages and no memory.
+
+    Args:
+        plan: what ran. recordings: of all ranks. replica: whose.
+    Raises:
+        ConfigError: a rank is missing.
+    """
+    by_rank = {one.rank: one for one in recordings if one.replica == replica}
+    if sorted(by_rank) != list(range(plan.num_ranks)):
+        raise ConfigError(
+            "not a recording of every rank", where="recordings", expected=f"{plan.num_ranks} ranks", got=sorted(by_rank)
+        )
+    ranks = [_rank_timeline(plan, by_rank[rank]) for rank in range(plan.num_ranks)]
+    ends = [stage.end_s for rank in ranks for stage in rank.stages]
+    last = max((end for one in by_rank.values() for end in one.end_s), default=0.0)
+    return IterationTimeline(tuple(ranks), last, max(ends, default=0.0))
+
+
+def stage_label(plan: ExecutionPlan, pair: int, phase: Phase) -> str:
+    """``2F5``; where a module cuts microbatches into k parts at most, those of microbatch i are numbered from i x k."""
+    pairs = plan.pairs
+    chunk = int(pairs.chunk[pair])
+    split = int(pairs.part[pairs.chunk == chunk].max(initial=0)) + 1
+    return f"{chunk}{phase.value}{int(pairs.microbatch[pair]) * split + int(pairs.part[pair])}"
+
+
+def _rank_timeline(plan: ExecutionPlan, one: Recording) -> RankTimeline:
+    actions = plan.actions[one.rank]
+    stages, outer = [], []
+    for action, start, end in zip(one.actions, one.start_s, one.end_s, strict=True):
+        if action < 0:
+            if plan.num_replicas > 1:
+                outer.append(OuterSlice("reduce gradients", OpKind.ALL_REDUCE, "dp", start, end, 0, plan.num_replicas))
+            continue
+        kind, target = KINDS[actions.kind[action]], int(actions.target[action])
+        if kind.is_stage:
+            chunk = int(plan.pairs.chunk[target])
+            label = stage_label(plan, target, PHASES[kind])
+            part = int(label.partition(PHASES[kind].value)[2])
+            stages.append(StageSlice(one.rank, label, plan.chunks[chunk].module, chunk, part, PHASES[kind], start, end))
+        elif kind in (ActionKind.WAIT_IRECV, ActionKind.WAIT_ISEND):
+            name = f"wait {'for' if kind is ActionKind.WAIT_IRECV else 'until sent'} message {target}"
+            outer.append(OuterSlice(name, OpKind.P2P, "pp", start, end, 0, 2))
+    gpu = one.rank * plan.num_replicas + one.replica
+    return RankTimeline(one.rank, gpu, one.replica, tuple(stages), tuple(outer), _unknown, _unknown, _unknown)
+
+
+def _unknown(*_: object) -> NoReturn:
+    raise ConfigError("a recording has no operators and no memory", expected="stages and outer slices only")

@@ -1,0 +1,37 @@
+"""``ActionKind``: what a rank does, one action after another (PipeWeaver Table 2, DIP §6.3)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ActionKind(StrEnum):
+    """Kinds of actions; arrays hold their ``code``."""
+
+    FORWARD_STAGE = "forward_stage"
+    BACKWARD_STAGE = "backward_stage"
+    INPUT_BACKWARD_STAGE = "input_backward_stage"
+    """Gradients of the inputs only (phase I)."""
+    WEIGHT_BACKWARD_STAGE = "weight_backward_stage"
+    """Gradients of the parameters only (phase W)."""
+    ISEND = "isend"
+    WAIT_ISEND = "wait_isend"
+    """Until the buffer that was sent may be freed."""
+    IRECV = "irecv"
+    """The buffer is taken here."""
+    WAIT_IRECV = "wait_irecv"
+
+    @property
+    def code(self) -> int:
+        """Its number in arrays."""
+        return _CODES[self]
+
+    @property
+    def is_stage(self) -> bool:
+        """Whether it computes; else it communicates."""
+        return self.code <= ActionKind.WEIGHT_BACKWARD_STAGE.code
+
+
+KINDS = tuple(ActionKind)
+"""All kinds, by code."""
+_CODES = {kind: code for code, kind in enumerate(KINDS)}

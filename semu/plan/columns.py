@@ -1,0 +1,117 @@
+"""``ActionColumns``: the actions of all ranks as arrays, rank after rank; words for stages, messages and actions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.plan.action import KINDS, ActionKind
+from semu.plan.plan import ExecutionPlan
+
+I64 = NDArray[np.int64]
+
+LAUNCHES = (ActionKind.ISEND.code, ActionKind.IRECV.code)
+WAITS = (ActionKind.WAIT_ISEND.code, ActionKind.WAIT_IRECV.code)
+SENDS = (ActionKind.ISEND.code, ActionKind.WAIT_ISEND.code)
+NUM_STAGE_KINDS = sum(kind.is_stage for kind in KINDS)
+_LETTERS = {
+    ActionKind.FORWARD_STAGE: "F",
+    ActionKind.BACKWARD_STAGE: "B",
+    ActionKind.INPUT_BACKWARD_STAGE: "I",
+    ActionKind.WEIGHT_BACKWARD_STAGE: "W",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ActionColumns:
+    """Actions of all ranks; ``a`` in all.
+
+    Attributes:
+        plan: whose. ptr: int64[num_ranks + 1], first action of each rank.
+        kind, target, batch: int64[a], as ``RankActions``. rank: int64[a].
+    """
+
+    plan: ExecutionPlan
+    ptr: I64
+    kind: I64
+    target: I64
+    batch: I64
+    rank: I64
+
+    @classmethod
+    def of(cls, plan: ExecutionPlan) -> ActionColumns:
+        """The columns of a plan."""
+        counts = [len(own.kind) for own in plan.actions]
+        kind, target, batch = (
+            np.concatenate([np.empty(0, np.int64), *(getattr(own, name) for own in plan.actions)]).astype(np.int64)
+            for name in ("kind", "target", "batch")
+        )
+        ptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        return cls(plan, ptr, kind, target, batch, np.repeat(np.arange(len(counts)), counts))
+
+    @cached_property
+    def is_stage(self) -> NDArray[np.bool_]:
+        """bool[a]."""
+        found: NDArray[np.bool_] = self.kind < NUM_STAGE_KINDS
+        return found
+
+    @cached_property
+    def is_launch(self) -> NDArray[np.bool_]:
+        """bool[a], whether it is an isend or an irecv."""
+        found: NDArray[np.bool_] = (self.kind == LAUNCHES[0]) | (self.kind == LAUNCHES[1])
+        return found
+
+    @cached_property
+    def is_receive(self) -> NDArray[np.bool_]:
+        """bool[a], whether it is an irecv or the wait for one."""
+        found: NDArray[np.bool_] = self.kind >= LAUNCHES[1]
+        return found
+
+    @cached_property
+    def stage_place(self) -> I64:
+        """int64[4, n], where each stage is among all actions, by kind; -1: nowhere. The last one where it is twice."""
+        return self._places(self.is_stage, 0, len(self.plan.pairs.chunk))
+
+    @cached_property
+    def message_place(self) -> I64:
+        """int64[4, m], the same of isend, wait_isend, irecv and wait_irecv of every message."""
+        return self._places(~self.is_stage, NUM_STAGE_KINDS, len(self.plan.messages.source))
+
+    def _places(self, chosen: NDArray[np.bool_], first: int, count: int) -> I64:
+        place = np.full((len(KINDS) // 2, count), -1, dtype=np.int64)
+        at = np.flatnonzero(chosen)
+        place[self.kind[at] - first, self.target[at]] = at
+        return place
+
+    def locate(self, action: int) -> tuple[int, int]:
+        """Rank and position in its list, of an action among all."""
+        rank = int(self.rank[action])
+        return rank, action - int(self.ptr[rank])
+
+    def words(self, action: int) -> str:
+        """``forward_stage 2F0``, ``isend 1F0 -> 2F0 to rank 1``."""
+        kind, target = KINDS[int(self.kind[action])], int(self.target[action])
+        if kind.is_stage:
+            return f"{kind} {stage_name(self.plan, target, kind)}"
+        messages = self.plan.messages
+        is_send = kind in (ActionKind.ISEND, ActionKind.WAIT_ISEND)
+        peer = int((messages.target_rank if is_send else messages.source_rank)[target])
+        return f"{kind} {message_name(self.plan, target)} {'to' if is_send else 'from'} rank {peer}"
+
+
+def stage_name(plan: ExecutionPlan, pair: int, kind: ActionKind) -> str:
+    """``2F0`` = chunk 2, forward, microbatch 0; ``2F0.1``: its part 1, where it has several."""
+    pairs = plan.pairs
+    chunk, microbatch, part = int(pairs.chunk[pair]), int(pairs.microbatch[pair]), int(pairs.part[pair])
+    same = (pairs.chunk == chunk) & (pairs.microbatch == microbatch)
+    return f"{chunk}{_LETTERS[kind]}{microbatch}" + (f".{part}" if np.count_nonzero(same) > 1 or part else "")
+
+
+def message_name(plan: ExecutionPlan, message: int) -> str:
+    """``1F0 -> 2F0``."""
+    ends = (int(plan.messages.source[message]), int(plan.messages.target[message]))
+    kinds = (ActionKind.FORWARD_STAGE, ActionKind.BACKWARD_STAGE)
+    return " -> ".join(stage_name(plan, stage // 2, kinds[stage % 2]) for stage in ends)

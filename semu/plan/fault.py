@@ -1,0 +1,46 @@
+"""``Fault``: the rules of execution plans that ``verify`` checks, by name."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Fault(StrEnum):
+    """What is wrong with a plan."""
+
+    LAYERS = "layers"
+    """Layers of a module that a part of a microbatch runs twice, or not at all."""
+    ITEMS = "items"
+    """Items of a microbatch that no part has, or more than one; of a message that its stages do not run."""
+    BYTES = "bytes"
+    """A size that its message cannot have."""
+    TAG = "tag"
+    """A tag that two messages of one directed pair of ranks have."""
+    PEER = "peer"
+    """A message from or to a rank that does not hold its stage."""
+    MESSAGE = "message"
+    """A message between stages that do not read each other; a result that is not sent, or sent twice."""
+    STAGE_RANK = "stage on the wrong rank"
+    STAGE_TWICE = "stage twice"
+    STAGE_MISSING = "stage missing"
+    NO_BACKWARD = "no such backward"
+    """A backward of a chunk without one, or one that runs both whole and split."""
+    STAGE_ORDER = "order of stages"
+    """A stage before one on its own rank whose result it needs."""
+    LAUNCH_RANK = "communication on the wrong rank"
+    LAUNCH_TWICE = "launch twice"
+    LAUNCH_MISSING = "launch missing"
+    WAIT_TWICE = "wait twice"
+    WAIT_MISSING = "wait missing"
+    """A buffer that is never freed."""
+    WAIT_EARLY = "wait before launch"
+    SENT_EARLY = "sent before it is computed"
+    USED_EARLY = "used before it has come"
+    """A stage before the wait for what it receives."""
+    BATCH = "batch"
+    """A batched operation that is torn apart, or holds something else than launches."""
+    COMMUNICATION_ORDER = "order of communication"
+    """Sends of a directed pair of ranks in another order than their receives."""
+    DEADLOCK = "deadlock"
+    MEMORY = "memory"
+    """More than a rank has."""

@@ -1,0 +1,109 @@
+"""``LocalEngine``: tasks in processes of this machine; one that dies is replaced, and its task done again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import islice
+from multiprocessing import get_context
+from typing import Any
+
+from semu.errors import ExecutorError
+from semu.searcher.engines.engine import ATTEMPTS, IN_FLIGHT, Result, Task
+
+_WORK: list[Callable[[Any], Any]] = []
+"""In a worker: the function that it runs."""
+
+
+class LocalEngine:
+    """Processes that live as long as a ``run``.
+
+    Args:
+        workers: how many; None: one per core.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        self._workers = workers if workers is not None else _cores()
+
+    @property
+    def workers(self) -> int:
+        """Processes."""
+        return self._workers
+
+    def run(self, work: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[tuple[int, Result]]:
+        """As ``Engine``. A worker that dies takes all processes with it; tasks that had not ended begin again."""
+        stream = enumerate(tasks)
+        attempts: dict[int, int] = {}
+        left: dict[int, Task] = {}
+        while True:
+            pool = ProcessPoolExecutor(self._workers, get_context("spawn"), _begin, (work,))
+            running: dict[Future[Result], int] = {}
+            try:
+                for number in sorted(left):
+                    running[_submit(pool, left[number])] = number
+                while True:
+                    for number, task in islice(stream, max(0, self._workers * IN_FLIGHT - len(running))):
+                        left[number] = task
+                        running[_submit(pool, task)] = number
+                    if not running:
+                        return
+                    done, _ = wait(running, return_when=FIRST_COMPLETED)
+                    for future in sorted(done, key=running.__getitem__):
+                        result = future.result()
+                        number = running.pop(future)
+                        del left[number]
+                        yield number, result
+            except BrokenProcessPool as error:
+                for number in left:
+                    attempts[number] = attempts.get(number, 0) + 1
+                    if attempts[number] >= ATTEMPTS:
+                        raise ExecutorError(
+                            f"a worker died {ATTEMPTS} times while task {number} was under way",
+                            where="engine local",
+                            expected="processes that live; was the machine out of memory?",
+                        ) from error
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                _end(pool)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _submit(pool: ProcessPoolExecutor, task: Any) -> Future[Any]:
+    """Hand out a task. It may start a process, which has Ctrl-C blocked from its first instruction on."""
+    with _interrupts_wait():
+        return pool.submit(_run, task)
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C comes at the end of the block."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(work: Callable[[Any], Any]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that hands out the tasks
+    _WORK[:] = [work]
+
+
+def _run(task: Any) -> Any:
+    return _WORK[0](task)
+
+
+def _end(pool: ProcessPoolExecutor) -> None:
+    """Let no process go on with a task that nobody waits for."""
+    for process in list((getattr(pool, "_processes", None) or {}).values()):
+        process.terminate()

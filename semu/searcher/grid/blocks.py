@@ -1,0 +1,210 @@
+"""``BlockTable``: what the blocks of a model cost at least, each by itself, for every size of a microbatch at once.
+
+All configurations with the same (tp, cp, ep, zero, recompute) are made of the same blocks; pp, vpp and dp only put them
+together differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.engine.costs import CostModel
+from semu.engine.join import build_stages
+from semu.engine.stage import StageCosts, StageProgram
+from semu.graph.rounded import with_rounded
+from semu.job import Recompute, TrainingJob
+from semu.nn.streams import derived_in
+from semu.nn.window import windows_in
+from semu.searcher.grid.space import Point, job_at
+from semu.simulation.evaluate import BatchShapes, cost_model_of, distinct_shapes
+from semu.simulation.layout import Layout, build_layout
+from semu.simulation.modules import spreads
+from semu.simulation.segment_costs import stage_costs
+from semu.simulation.shape_costs import ShapeCosts
+from semu.workload.derived import with_derived
+
+F64: TypeAlias = NDArray[np.float64]
+I64: TypeAlias = NDArray[np.int64]
+REPEATS = 4
+"""Of a block that comes several times in a row, so many are joined to find what one more of them adds."""
+
+
+@dataclass(frozen=True)
+class MicrobatchCosts:
+    """Running sums over the blocks, for one size of a microbatch: [num_blocks + 1], the first 0.
+
+    Attributes:
+        all_s: forward and backward of all microbatches of all replicas together [s].
+        forward_s, backward_s: of one microbatch, the cheapest [s]. dearest_s: backward of the dearest [s].
+        kept: what a forward leaves allocated at least, with what it hands on [bytes].
+        handed: int64[num_blocks], what every block hands on at most [bytes].
+    """
+
+    all_s: F64
+    forward_s: F64
+    backward_s: F64
+    dearest_s: F64
+    kept: I64
+    handed: I64
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """The blocks of a model under one (tp, cp, ep, zero, recompute).
+
+    Attributes:
+        model: prices. weights: of the blocks, for the balance of stages. blocks_per_module: of every module.
+        elements, trained: int64[2, num_blocks + 1], running sums of local elements: all else, then routed experts; of
+            a parameter that several blocks have, the first counts.
+        costs: by size of a microbatch.
+    """
+
+    model: CostModel
+    weights: tuple[float, ...]
+    blocks_per_module: tuple[int, ...]
+    elements: I64
+    trained: I64
+    costs: Mapping[int, MicrobatchCosts]
+
+    @classmethod
+    def of(cls, job: TrainingJob, point: Point, micro_batches: Sequence[int]) -> BlockTable:
+        """Trace the model in a configuration and cost its blocks.
+
+        Args:
+            job: the base. point: a legal configuration. micro_batches: all sizes of a microbatch.
+        """
+        own = job_at(job, point)
+        if own.parallel.partition == "latency":  # only where blocks lie depends on it
+            own = replace(own, parallel=replace(own.parallel, partition="parameters"))
+        is_partial = own.training.recompute_layers is not None
+        if is_partial:  # which ones depends on the chunks: for a bound, none is recomputed and none keeps anything
+            without = replace(own.training, recompute=Recompute.NONE, recompute_layers=None, recompute_method=None)
+            own = replace(own, training=without)
+        layout = build_layout(own, _nothing)
+        blocks = [block for chunk in layout.chunks[: layout.cut.num_stages] for block in chunk.blocks]
+        model = cost_model_of(layout.library, own.profile, None)
+        elements, trained = np.zeros((2, 2, len(blocks)), dtype=np.int64)
+        seen: set[int] = set()
+        for number, block in enumerate(blocks):
+            for held in block.parameters:
+                if id(held.parameter) not in seen:
+                    seen.add(id(held.parameter))
+                    elements[int(held.is_expert), number] += held.elements
+                    if held.parameter.requires_grad:
+                        trained[int(held.is_expert), number] += held.elements
+        costs = _costs(own, layout, model, [block.template for block in blocks], micro_batches)
+        if is_partial:
+            costs = {size: replace(found, kept=np.zeros_like(found.kept)) for size, found in costs.items()}
+        return cls(
+            model,
+            tuple(float(sum(held.parameter.numel for held in block.parameters)) for block in blocks),
+            tuple(len(module.blocks()) for module in job.model.modules),
+            _running(elements),
+            _running(trained),
+            costs,
+        )
+
+
+def _nothing(_: object) -> Sequence[float]:
+    return ()
+
+
+def _running(table: NDArray[Any]) -> NDArray[Any]:
+    return np.concatenate((np.zeros((*table.shape[:-1], 1), dtype=table.dtype), np.cumsum(table, axis=-1)), axis=-1)
+
+
+def _shapes(job: TrainingJob, layout: Layout, micro_batch: int) -> BatchShapes:
+    """The distinct shapes of the job's batch in microbatches of a size."""
+    symbols, parallel = layout.library.symbols, job.parallel
+    count = job.training.global_batch // micro_batch
+    items = job.batch.microbatches(count, micro_batch, job.training.seq_len)
+    windows = windows_in(symbols)
+    items = with_derived(items, derived_in(symbols))
+    return distinct_shapes(items, 1, parallel.token_divisor, parallel.sequence_parts, spreads(job), windows)
+
+
+def _costs(
+    job: TrainingJob, layout: Layout, model: CostModel, templates: Sequence[int], micro_batches: Sequence[int]
+) -> dict[int, MicrobatchCosts]:
+    """By size of a microbatch; the shapes of all sizes are costed in one go."""
+    shapes = [_shapes(job, layout, size) for size in micro_batches]
+    joined = {name: np.concatenate([own.columns[name] for own in shapes]) for name in shapes[0].columns}
+    by_shape = ShapeCosts(model, with_rounded(joined, layout.library.symbols))
+    counts = np.bincount(templates)
+    floors = {number: _Floor.of(job, layout, by_shape, number, int(counts[number])) for number in {*templates}}
+    rows = np.concatenate([[0], np.cumsum([len(own.columns[next(iter(own.columns))]) for own in shapes])])
+    result = {}
+    for size, own, first, last in zip(micro_batches, shapes, rows[:-1].tolist(), rows[1:].tolist(), strict=True):
+        uses = np.bincount(own.index.ravel(), minlength=last - first).astype(np.float64)
+        used = np.flatnonzero(uses) + first
+        mine = slice(first, last)
+        result[size] = MicrobatchCosts(
+            all_s=_running(
+                np.array([uses @ (floors[t].forward_s[mine] + floors[t].backward_s[mine]) for t in templates])
+            ),
+            forward_s=_running(np.array([floors[t].forward_s[used].min() for t in templates])),
+            backward_s=_running(np.array([floors[t].backward_s[used].min() for t in templates])),
+            dearest_s=_running(np.array([floors[t].dearest_s[used].max() for t in templates])),
+            kept=_running(np.array([floors[t].kept[used].min() for t in templates])),
+            handed=np.array([floors[t].handed[used].max() for t in templates]),
+        )
+    return result
+
+
+@dataclass(frozen=True)
+class _Floor:
+    """What one block adds to a stage at least, for every shape; ``dearest_s``: what its backward takes at most."""
+
+    forward_s: F64
+    backward_s: F64
+    dearest_s: F64
+    kept: I64
+    handed: I64
+
+    @classmethod
+    def of(cls, job: TrainingJob, layout: Layout, by_shape: ShapeCosts, number: int, count: int) -> _Floor:
+        serial = not job.overlaps_tensor_parallel
+        stages = [
+            build_stages(layout.library, [number] * times, layout.streams, serial=serial)
+            for times in range(1, 1 + (REPEATS if count > 1 else 1))
+        ]
+        programs = [stage for pair in stages for stage in pair if stage is not None]
+        costs = dict(zip(map(id, programs), stage_costs(programs, by_shape, None), strict=True))
+        forward = [pair[0] for pair in stages]
+        backward = [pair[1] for pair in stages if pair[1] is not None]
+        first = costs[id(forward[0])]
+        none = np.zeros(len(first.latency))
+        handed = by_shape.sizes_of_rows([row for row in forward[0].leaving if row >= 0]).sum(axis=0)
+        return cls(
+            forward_s=_least(forward, costs),
+            backward_s=_least(backward, costs) if backward else none,
+            dearest_s=costs[id(backward[0])].latency if backward else none,
+            kept=first.net,
+            handed=handed if len(handed) else np.zeros(len(first.latency), dtype=np.int64),
+        )
+
+
+def _least(programs: Sequence[StageProgram], costs: Mapping[int, StageCosts]) -> F64:
+    """What one more block adds to the latency of a stage at least.
+
+    Args:
+        programs: stages of one block, of two like it, and so on.
+
+    Where operators run one after another that is the block's own latency. Else its kernels take that long at least;
+    and where the stage grows by the same time with each further block, it grows so for ever: the latency of n blocks
+    is subadditive in n, and the growth its limit (the maximum cycle mean of the block's max-plus matrix).
+    """
+    own = costs[id(programs[0])]
+    if all(program.is_serial for program in programs):
+        return own.latency
+    least: F64 = own.latency - own.exposed.sum(axis=1)
+    if len(programs) > 1:
+        latencies = np.stack([costs[id(program)].latency for program in programs])
+        growth = np.diff(latencies, axis=0)
+        least = np.where(growth[-1] == growth[-2], np.maximum(least, np.minimum(growth[-1], latencies[0])), least)
+    return least

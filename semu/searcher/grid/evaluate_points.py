@@ -1,0 +1,64 @@
+"""``evaluate_chunk``: what some configurations of a job are: the figures of ``semu.evaluate``, or why one cannot be.
+
+It depends on its arguments alone and can be pickled, so that any engine can run it (``semu.searcher.engines``). What
+configurations share is remembered by ``semu.evaluate``: blocks by (tp, cp, ep, recompute), chunks by (pp, vpp), stage
+costs by the size of a microbatch, orders by the shape of the pipeline. Neighbours in ``in_order`` share most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from semu.collector import without_collector
+from semu.errors import SemuError
+from semu.job import TrainingJob
+from semu.searcher.grid.space import Point, job_at
+from semu.simulation.estimate import evaluate
+
+
+class Figures(NamedTuple):
+    """What ``semu.evaluate`` says of a configuration: times [s], memory of the fullest rank [bytes]."""
+
+    iteration_time_s: float
+    mfu: float
+    bubble_ratio: float
+    peak_memory_bytes: int
+
+
+class Outcome(NamedTuple):
+    """A configuration and its figures; ``refusal``: why there are none."""
+
+    point: Point
+    figures: Figures | None
+    refusal: str = ""
+
+
+def evaluate_chunk(job: TrainingJob, chunk: Sequence[Point]) -> list[Outcome]:
+    """Evaluate some configurations.
+
+    Args:
+        job: the base. chunk: configurations, neighbours together.
+    """
+    with without_collector():
+        return [evaluate_point(job, point) for point in chunk]
+
+
+def evaluate_point(job: TrainingJob, point: Point) -> Outcome:
+    """Evaluate one."""
+    try:
+        found = evaluate(job_at(job, point))
+    except SemuError as error:
+        return Outcome(point, None, str(error))
+    peak = max(found.peak_memory_bytes)
+    return Outcome(point, Figures(found.iteration_time_s, found.mfu, found.bubble_ratio, peak))
+
+
+def in_order(job: TrainingJob, points: Iterable[Point]) -> list[Point]:
+    """The points, those next to one another that share most: the pipeline's shape first, then its blocks."""
+
+    def key(point: Point) -> tuple[object, ...]:
+        step = point.dp * point.micro_batch
+        return (point.pp, point.vpp, point.schedule, point.placement, step, point.tp, point.recompute, point)
+
+    return sorted(points, key=key)

@@ -1,0 +1,254 @@
+"""Which configurations exist: every combination of a space is kept or cut by the first rule that it breaks.
+
+What the constructor of a job and ``prepare`` refuse is not written down a second time where it can be asked once for
+many combinations: sizes are tried on a job with a batch that fits any of them, sharding on one configuration of every
+(tp, cp, ep, zero). Only the arithmetic of the batch and of the blocks, which every combination needs, stands here too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import product
+
+from semu.errors import ConfigError, SemuError
+from semu.job import TrainingJob
+from semu.schedule import SCHEDULES
+from semu.searcher.grid.space import Axis, Point, Space, job_at, num_blocks
+
+GROUPED = ("1f1b", "interleaved")
+"""Schedules that run virtual stages in groups of as many microbatches as there are pipeline ranks."""
+
+
+class Rule(StrEnum):
+    """Why a combination is no configuration, in the order in which it is asked."""
+
+    NODE = "node"
+    GPUS = "gpus"
+    BLOCKS = "blocks"
+    SIZES = "sizes"
+    BATCH = "batch"
+    GROUPS = "groups"
+    RECOMPUTE = "recompute"
+    SCHEDULE = "schedule"
+    SHARDING = "sharding"
+
+
+SENTENCES = {
+    Rule.GPUS: "dp x tp x pp x cp is not the number of GPUs",
+    Rule.NODE: "a tensor-parallel group does not lie within a node",
+    Rule.BLOCKS: "pp x vpp is more than the model has blocks, or vpp > 1 without a pipeline",
+    Rule.SIZES: "the sizes do not go together",
+    Rule.BATCH: "the global batch does not divide by dp x micro_batch",
+    Rule.GROUPS: "interleaving needs a multiple of pp microbatches",
+    Rule.RECOMPUTE: "the recomputation does not go with the job",
+    Rule.SCHEDULE: "the schedule cannot run the pipeline",
+    Rule.SHARDING: "the model cannot be spread like this",
+}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a rule cut.
+
+    Attributes:
+        rule: which. count: combinations. example: what was wrong with one of them, "" where the rule says it all.
+    """
+
+    rule: Rule
+    count: int
+    example: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {"rule": self.rule.value, "count": self.count, "says": SENTENCES[self.rule], "example": self.example}
+
+
+@dataclass(frozen=True)
+class Legal:
+    """The configurations of a space.
+
+    Attributes:
+        points: all legal ones, in the order of the axes. cuts: what every rule cut, in the order in which they are
+            asked. total: combinations, dp left out where it follows from the other sizes.
+    """
+
+    points: tuple[Point, ...]
+    cuts: tuple[Cut, ...]
+    total: int
+
+
+@dataclass
+class _Cuts:
+    count: dict[Rule, int] = field(default_factory=lambda: dict.fromkeys(Rule, 0))
+    example: dict[Rule, str] = field(default_factory=dict)
+
+    def add(self, rule: Rule, count: int, error: SemuError | None = None) -> None:
+        self.count[rule] += count
+        if error is not None and rule not in self.example:
+            self.example[rule] = str(error)
+
+    def all(self) -> tuple[Cut, ...]:
+        return tuple(Cut(rule, count, self.example.get(rule, "")) for rule, count in self.count.items() if count)
+
+
+def legal_points(job: TrainingJob, space: Space, progress: Callable[[str], None] | None = None) -> Legal:
+    """All legal configurations of a space.
+
+    Args:
+        job: the base; its own configuration need not be legal. space: the axes. progress: called with a line at times.
+    Raises:
+        ConfigError: a job with a schedule of its own (``schedule_file``), or too many combinations.
+    """
+    if job.training.schedule_file is not None:
+        raise ConfigError(
+            "a schedule from a file orders one pipeline only",
+            where="training.schedule_file",
+            expected="no schedule_file",
+            got=job.training.schedule_file,
+        )
+    v = space.values
+    follows = Axis.DP in space.varied and len(v[Axis.DP]) > 1
+    total = math.prod(len(v[axis]) for axis in Axis if not (axis is Axis.DP and follows))
+    cuts, found = _Cuts(), list[Point]()
+    inner = len(v[Axis.MICRO_BATCH]) * len(v[Axis.RECOMPUTE]) * len(v[Axis.SCHEDULE])
+    is_odd = {str(name): not _is_usual(job, str(name)) for name in v[Axis.SCHEDULE]}
+    for sizes, count in _sizes(job, space, inner, cuts, follows=follows):
+        if progress is not None and len(found) // 5000 != (len(found) + inner) // 5000:
+            progress(f"looking for legal configurations: {len(found):,}")
+        _, _, pp, _, _, vpp, _, placement = sizes
+        dp = sizes[0]
+        for micro_batch in v[Axis.MICRO_BATCH]:
+            step = dp * int(micro_batch)
+            if job.training.global_batch % step:
+                cuts.add(Rule.BATCH, count // len(v[Axis.MICRO_BATCH]))
+                continue
+            odd = job.training.global_batch // step % pp != 0
+            for recompute, schedule in product(v[Axis.RECOMPUTE], v[Axis.SCHEDULE]):
+                if odd and vpp > 1 and schedule in GROUPED:
+                    cuts.add(Rule.GROUPS, 1)
+                    continue
+                point = Point(*sizes[:6], int(micro_batch), str(recompute), str(schedule), sizes[6], placement)
+                if is_odd[point.schedule] or placement != "circular":
+                    error = _refusal(job, point)
+                    if error is not None:
+                        cuts.add(Rule.SCHEDULE, 1, error)
+                        continue
+                found.append(point)
+    points = _shardable(job, _trainable(job, found, cuts), cuts)
+    return Legal(tuple(points), cuts.all(), total)
+
+
+def _sizes(
+    job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: bool
+) -> Iterator[tuple[tuple[int, int, int, int, int, int, int, str], int]]:
+    """Legal (dp, tp, pp, cp, ep, vpp, zero, placement), with the combinations that each stands for."""
+    v, gpus = space.values, job.cluster.num_gpus
+    rest = len(v[Axis.EP]) * len(v[Axis.VPP]) * len(v[Axis.ZERO]) * len(v[Axis.PLACEMENT]) * inner
+    blocks = num_blocks(job)
+    counts_blocks = job.parallel.segments == "mixed" and job.parallel.stage_layout is None
+    for tp, pp, cp in product(_ints(v[Axis.TP]), _ints(v[Axis.PP]), _ints(v[Axis.CP])):
+        width = tp * pp * cp
+        if space.within_node and job.cluster.gpus_per_node % tp:
+            cuts.add(Rule.NODE, rest * (1 if follows else len(v[Axis.DP])))
+            continue
+        if follows:
+            dps = [gpus // width] if gpus % width == 0 else []
+            cuts.add(Rule.GPUS, 0 if dps else rest)
+        else:
+            dps = [dp for dp in _ints(v[Axis.DP]) if dp * width == gpus]
+            cuts.add(Rule.GPUS, rest * (len(v[Axis.DP]) - len(dps)))
+        for dp, ep, vpp in product(dps, _ints(v[Axis.EP]), _ints(v[Axis.VPP])):
+            if (counts_blocks and pp * vpp > blocks) or (vpp > 1 and pp == 1):
+                cuts.add(Rule.BLOCKS, len(v[Axis.ZERO]) * len(v[Axis.PLACEMENT]) * inner)
+                continue
+            for zero, placement in product(_ints(v[Axis.ZERO]), v[Axis.PLACEMENT]):
+                sizes = (dp, tp, pp, cp, ep, vpp, zero, str(placement))
+                error = _misfit(job, sizes)
+                if error is not None:
+                    cuts.add(Rule.SIZES, inner, error)
+                    continue
+                yield sizes, inner
+
+
+def _ints(values: tuple[int | str, ...]) -> list[int]:
+    return [int(value) for value in values]
+
+
+def _misfit(job: TrainingJob, sizes: tuple[int, int, int, int, int, int, int, str]) -> SemuError | None:
+    """What is wrong with sizes whatever the batch: they are tried with two microbatches for each pipeline rank."""
+    from semu.parallel.segments import check_places
+
+    dp, tp, pp, cp, ep, vpp, zero, placement = sizes
+    try:
+        parallel = replace(job.parallel, dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, vpp=vpp, zero=zero, placement=placement)
+        training = replace(job.training, micro_batch=1, global_batch=2 * dp * pp)
+        replace(job, parallel=parallel, training=training)
+        if parallel.segments != "mixed":
+            names = [module.name for module in job.model.modules]
+            blocks = [len(module.blocks()) for module in job.model.modules]
+            check_places(parallel.segments, names, blocks, pp, vpp, parallel.shares)
+    except ConfigError as error:
+        return error
+    return None
+
+
+def _is_usual(job: TrainingJob, schedule: str) -> bool:
+    """Whether a schedule runs every pipeline in a circular placement."""
+    return (
+        schedule in SCHEDULES and job.training.activation_limit is None and not job.training.optimizer_post_validation
+    )
+
+
+def _refusal(job: TrainingJob, point: Point) -> SemuError | None:
+    """Why a job cannot be prepared, with its schedule; None: it can."""
+    from semu.simulation import prepare
+
+    try:
+        prepare(job_at(job, point)).problem()
+    except SemuError as error:
+        return error
+    return None
+
+
+def _trainable(job: TrainingJob, points: list[Point], cuts: _Cuts) -> list[Point]:
+    """Without settings of recomputation that the job refuses; each is asked once."""
+    wrong: dict[str, SemuError | None] = {}
+    for point in points:
+        if point.recompute not in wrong:
+            try:
+                job_at(job, point)
+                wrong[point.recompute] = None
+            except ConfigError as error:
+                wrong[point.recompute] = error
+    for word, refusal in wrong.items():
+        if refusal is not None:
+            cuts.add(Rule.RECOMPUTE, sum(point.recompute == word for point in points), refusal)
+    return [point for point in points if wrong[point.recompute] is None]
+
+
+def _shardable(job: TrainingJob, points: list[Point], cuts: _Cuts) -> list[Point]:
+    """Without those that ``prepare`` refuses: one of every (tp, cp, ep, zero) is asked, the smallest pipeline."""
+    first: dict[tuple[int, ...], Point] = {}
+    for point in points:
+        key = (point.tp, point.cp, point.ep, point.zero)
+        if key not in first or _work(point) < _work(first[key]):
+            first[key] = point
+    wrong = {key: error for key, point in first.items() if (error := _refusal(job, point)) is not None}
+    if not wrong:
+        return points
+    kept = []
+    for point in points:
+        error = wrong.get((point.tp, point.cp, point.ep, point.zero))
+        if error is None:
+            kept.append(point)
+        else:
+            cuts.add(Rule.SHARDING, 1, error)
+    return kept
+
+
+def _work(point: Point) -> tuple[int, ...]:
+    """Stages of a pipeline, but for a factor."""
+    return point.pp**2 * point.vpp * point.tp * point.cp, point.vpp, -point.micro_batch

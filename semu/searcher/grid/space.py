@@ -1,0 +1,252 @@
+"""``Space``: the axes of a grid and the values on each; ``Point``: one configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeAlias
+
+from semu.errors import ConfigError, unknown_name
+from semu.hardware.cluster import Cluster
+from semu.job import Recompute, TrainingJob
+from semu.job.experts import mixtures
+from semu.parallel.config import PLACEMENTS
+
+Value: TypeAlias = int | str
+MOST_POINTS = 50_000_000
+"""Combinations that are looked at, at most."""
+
+
+class Axis(StrEnum):
+    """What a grid may vary; the names are those of run.toml."""
+
+    DP = "dp"
+    TP = "tp"
+    PP = "pp"
+    CP = "cp"
+    EP = "ep"
+    VPP = "vpp"
+    MICRO_BATCH = "micro_batch"
+    RECOMPUTE = "recompute"
+    SCHEDULE = "schedule"
+    ZERO = "zero"
+    PLACEMENT = "placement"
+
+
+class RankBy(StrEnum):
+    """What decides the order of configurations: the time of an iteration, tokens/s per GPU, dollars per token, or the
+    memory that is left over."""
+
+    TIME = "time"
+    TOKENS = "tokens"
+    COST = "cost"
+    HEADROOM = "headroom"
+
+
+class Point(NamedTuple):
+    """One configuration; ``recompute``: none, selective or full."""
+
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    vpp: int
+    micro_batch: int
+    recompute: str
+    schedule: str
+    zero: int
+    placement: str
+
+    def label(self, axes: Iterable[Axis]) -> str:
+        """``dp8 tp2 pp4 micro_batch1 full``: the values on some axes."""
+        words = [getattr(self, axis) for axis in axes]
+        return " ".join(word if isinstance(word, str) else f"{axis}{word}" for axis, word in zip(axes, words))  # noqa: B905
+
+
+USUAL = (Axis.DP, Axis.TP, Axis.PP, Axis.VPP, Axis.MICRO_BATCH, Axis.RECOMPUTE)
+"""Axes that vary unless told otherwise; with experts ``ep`` too."""
+_PARALLEL = (Axis.DP, Axis.TP, Axis.PP, Axis.CP, Axis.EP, Axis.VPP, Axis.ZERO, Axis.PLACEMENT)
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a grid looks at.
+
+    Attributes:
+        values: per axis, its values in order; one value: the axis is fixed.
+        varied: axes that were asked to vary, in the order of ``Axis``.
+        within_node: tensor-parallel groups lie within a node; values of tp that were named are taken as they are.
+    """
+
+    values: Mapping[Axis, tuple[Value, ...]]
+    varied: tuple[Axis, ...]
+    within_node: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        job: TrainingJob,
+        vary: Sequence[str] | Mapping[str, Sequence[Value] | None] | None = None,
+        fix: Mapping[str, Value] | None = None,
+    ) -> Space:
+        """The space around a job.
+
+        Args:
+            job: what it says holds on every axis that does not vary. vary: names of axes, or axis -> values (None:
+                all that could be legal); None: ``USUAL``. ``dp`` follows from the other sizes unless it is fixed.
+            fix: axis -> its value.
+        Raises:
+            ConfigError: an unknown axis, one that is fixed and varied, a value that cannot be.
+        """
+        wanted = _usual(job, fix or {}) if vary is None else vary
+        named = dict(wanted) if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
+        fixed = {_axis(name, "fix"): value for name, value in (fix or {}).items()}
+        asked = {_axis(name, "vary"): own for name, own in named.items()}
+        for axis in asked:
+            if axis in fixed:
+                raise ConfigError(
+                    f"the axis {axis.value!r} is fixed and varied",
+                    where="fix",
+                    expected=f"{axis.value} in one of vary and fix",
+                    got=f"{axis.value}={fixed[axis]}",
+                )
+        values: dict[Axis, tuple[Value, ...]] = {}
+        for axis in Axis:
+            if axis in fixed:
+                values[axis] = _checked(axis, (fixed[axis],), "fix")
+            elif axis in asked and asked[axis] is not None:
+                values[axis] = _checked(axis, tuple(asked[axis] or ()), "vary")
+            elif axis in asked or axis is Axis.DP:
+                values[axis] = every_value(axis, job)
+            else:
+                values[axis] = (own_value(axis, job),)
+        varied = tuple(axis for axis in Axis if axis in asked or (axis is Axis.DP and axis not in fixed))
+        return cls(values, varied, within_node=asked.get(Axis.TP) is None and Axis.TP not in fixed)
+
+    @property
+    def size(self) -> int:
+        """Combinations, with all values of dp."""
+        return math.prod(map(len, self.values.values()))
+
+
+def _usual(job: TrainingJob, fix: Mapping[str, Value]) -> list[str]:
+    axes = [*USUAL, *([Axis.EP] if mixtures(job.model) else [])]
+    return [axis.value for axis in axes if axis.value not in fix]
+
+
+def _axis(name: str, where: str) -> Axis:
+    if name not in [axis.value for axis in Axis]:
+        raise unknown_name("axis", str(name), [axis.value for axis in Axis], where=where)
+    return Axis(name)
+
+
+def _checked(axis: Axis, values: tuple[Value, ...], where: str) -> tuple[Value, ...]:
+    """Values of the right type; what else they must be is found with the job."""
+    if not values:
+        raise ConfigError(f"no value on the axis {axis.value!r}", where=where, expected="one or more")
+    legal = _words(axis)
+    for value in values:
+        if legal is not None:
+            if value not in legal:
+                raise unknown_name(axis.value, str(value), legal, where=f"{where} {axis.value}")
+        elif isinstance(value, bool) or not isinstance(value, int) or value < (0 if axis is Axis.ZERO else 1):
+            raise ConfigError(
+                f"not a value of {axis.value}", where=f"{where} {axis.value}", expected="an integer >= 1", got=value
+            )
+    if axis is Axis.ZERO and any(value not in (0, 1, 2, 3) for value in values):
+        raise ConfigError("unknown ZeRO stage", where=f"{where} zero", expected="0, 1, 2 or 3", got=values[0])
+    return tuple(dict.fromkeys(values))
+
+
+def _words(axis: Axis) -> list[str] | None:
+    """Values of an axis of words; None: it has numbers."""
+    if axis is Axis.RECOMPUTE:
+        return [item.value for item in Recompute]
+    if axis is Axis.PLACEMENT:
+        return [*PLACEMENTS]
+    if axis is Axis.SCHEDULE:
+        from semu.schedule.registry import ALL_SCHEDULES
+
+        return [*ALL_SCHEDULES]
+    return None
+
+
+def own_value(axis: Axis, job: TrainingJob) -> Value:
+    """What a job has on an axis."""
+    if axis is Axis.RECOMPUTE:
+        return str(job.training.recompute.value)
+    value: Value = getattr(job.parallel if axis in _PARALLEL else job.training, axis.value)
+    return value
+
+
+def every_value(axis: Axis, job: TrainingJob) -> tuple[Value, ...]:
+    """All values of an axis that a job on its cluster could have; which of them go together is found later."""
+    words = _words(axis)
+    if words is not None:
+        return tuple(words)
+    if axis in (Axis.DP, Axis.TP, Axis.PP, Axis.CP):
+        return _divisors(job.cluster.num_gpus)
+    if axis is Axis.EP:
+        found = mixtures(job.model)
+        return _divisors(math.gcd(*(item.num_experts for _, item in found))) if found else (1,)
+    if axis is Axis.VPP:
+        return tuple(range(1, max(2, num_blocks(job) // 2 + 1)))
+    if axis is Axis.MICRO_BATCH:
+        return _divisors(job.training.global_batch)
+    return (0, 1, 2, 3)
+
+
+def num_blocks(job: TrainingJob) -> int:
+    """Blocks that a pipeline may cut apart."""
+    return sum(len(module.blocks()) for module in job.model.modules)
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return tuple(dict.fromkeys([*low, *(number // n for n in reversed(low))]))
+
+
+def job_at(job: TrainingJob, point: Point) -> TrainingJob:
+    """The job in another configuration; a layout, sharding groups and the like stay as they are.
+
+    Raises:
+        ConfigError: the configuration does not exist.
+    """
+    own = {axis.value: getattr(point, axis.value) for axis in _PARALLEL}
+    parallel = replace(job.parallel, **own)
+    changes: dict[str, Any] = {"micro_batch": point.micro_batch, "schedule": point.schedule}
+    training = job.training
+    if point.recompute != training.recompute.value:
+        changes |= {"recompute": point.recompute, "recompute_modules": None, "recompute_layers": None}
+        changes |= {"recompute_method": None, "recompute_policy": None, "recompute_every": None}
+    return replace(job, parallel=parallel, training=replace(training, **changes))
+
+
+def with_gpus(job: TrainingJob, gpus: int) -> TrainingJob:
+    """The job on so many GPUs: more or fewer nodes of the same kind, part of one where it is less than a node.
+
+    Raises:
+        ConfigError: no whole number of nodes.
+    """
+    if isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1:
+        raise ConfigError("not a number of GPUs", where="gpus", expected="an integer >= 1", got=gpus, nearest=1)
+    each = job.cluster.gpus_per_node
+    if gpus > each and gpus % each:
+        raise ConfigError(
+            f"{gpus} GPUs are no whole number of nodes with {each} GPUs",
+            where="gpus",
+            expected=f"a multiple of {each}, or less than {each}",
+            got=gpus,
+            nearest=gpus // each * each,
+        )
+    return on_cluster(job, replace(job.cluster, nodes=max(1, gpus // each), gpus_per_node=min(each, gpus)))
+
+
+def on_cluster(job: TrainingJob, cluster: Cluster) -> TrainingJob:
+    """The job on another cluster, as a base of configurations: each of them is checked, this is not."""
+    new = object.__new__(TrainingJob)
+    new.__dict__.update({name: value for name, value in vars(job).items() if name != "profile"} | {"cluster": cluster})
+    return new

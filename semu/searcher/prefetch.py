@@ -1,0 +1,101 @@
+"""``Prefetcher``: the next items of an iterator, fetched while the current one is in use; ``own_batches``."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+from semu.job import TrainingJob
+from semu.workload.batch import AbstractBatch
+from semu.workload.recorded import FileBatch
+from semu.workload.stream import windows
+
+T = TypeVar("T")
+_POLL_S = 0.05
+"""How soon threads see that nobody wants items any more [s]."""
+
+
+class Prefetcher(Generic[T]):
+    """Items of an iterator, some ahead of their use, fetched in a thread of their own.
+
+    With one item ahead it is a double buffer (PipeWeaver §7.1): one item in use, one ready, and the source is asked
+    for no other before the first of them is taken. What the source raises comes at its place among the items.
+
+    Args:
+        source: such as the metadata of a data loader. ahead: items that wait at most, >= 1.
+    """
+
+    def __init__(self, source: Iterable[T], *, ahead: int = 1) -> None:
+        self._source = source
+        self._items: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=ahead)
+        self._closed = threading.Event()
+        self._end: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="semu-prefetch", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        if self._end is not None:
+            raise self._end
+        kind, value = self._get()
+        if kind == "item":
+            item: T = value
+            return item
+        self._end = StopIteration()
+        raise value
+
+    def close(self) -> None:
+        """Fetch no more; items that wait are dropped."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        try:
+            for item in self._source:
+                if not self._put("item", item):
+                    return
+        except BaseException as error:
+            self._put("error", error)
+            return
+        self._put("end", StopIteration())
+
+    def _get(self) -> tuple[str, Any]:
+        while not self._closed.is_set():
+            try:
+                return self._items.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+        return "end", StopIteration()
+
+    def _put(self, kind: str, value: object) -> bool:
+        """Whether somebody still wants it."""
+        while not self._closed.is_set():
+            try:
+                self._items.put((kind, value), timeout=_POLL_S)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+
+def own_batches(job: TrainingJob) -> Iterator[AbstractBatch]:
+    """Batches of a job's own kind: with its seed, the next one, and so on; of a metadata file, its samples in order; of
+    text, which draws nothing, always the same.
+
+    Raises:
+        ConfigError: a file with too few samples for an iteration.
+    """
+    batch, training = job.batch, job.training
+    if isinstance(batch, FileBatch):
+        count = job.num_microbatches * job.parallel.dp
+        yield from windows(batch, count, training.micro_batch, training.seq_len)
+        return
+    while True:
+        yield batch
+        seed = getattr(batch, "seed", None)
+        if isinstance(seed, int):
+            batch = replace(batch, seed=seed + 1)  # type: ignore[call-arg]

@@ -1,0 +1,116 @@
+"""Small jobs for the tests of the grid, and configurations tried one by one: what is legal, what is best."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from simulation.jobs import LANGUAGE, gpt, vlm, vlm_items
+
+from semu.errors import SemuError
+from semu.estimate import Estimate
+from semu.hardware.cluster import Cluster
+from semu.job import Training, TrainingJob
+from semu.parallel.config import Parallel
+from semu.searcher.grid.space import Axis, Point
+from semu.simulation import prepare
+from semu.simulation.estimate import evaluate
+from semu.workload.batch import AbstractBatch, Microbatch
+from semu_models.decoder import decoder_model
+from semu_models.mixtral import Mixtral, MixtralConfig
+
+
+class Packed(AbstractBatch):
+    """Items of ``items`` in turn; a microbatch packs ``micro_batch`` of them."""
+
+    def __init__(self, items: list[Microbatch]) -> None:
+        object.__setattr__(self, "items", items)
+
+    def microbatches(self, count: int, micro_batch: int, seq_len: int | None = None) -> list[Microbatch]:
+        own: list[Microbatch] = self.items  # type: ignore[attr-defined]
+        found = []
+        for number in range(count):
+            some = [own[k % len(own)] for k in range(number * micro_batch, (number + 1) * micro_batch)]
+            names = some[0].streams
+            found.append(Microbatch({name: sum((one.streams[name] for one in some), ()) for name in names}, samples=2))
+        return found
+
+    @property
+    def default_seq_len(self) -> int | None:
+        return None
+
+    def describe(self) -> dict[str, object]:
+        return {"kind": "packed", "items": len(self.items)}  # type: ignore[attr-defined]
+
+
+CLUSTER = Cluster("h800", 2, 4)
+
+
+def dense(layers: int = 6, **training: Any) -> TrainingJob:
+    """GPT with four heads and tied embeddings on 8 GPUs."""
+    options = {"micro_batch": 1, "global_batch": 16, "seq_len": 256, **training}
+    return TrainingJob(gpt(layers), CLUSTER, Parallel(dp=8), Training(**options))
+
+
+def experts(**training: Any) -> TrainingJob:
+    """Four experts in each of four layers, on 8 GPUs."""
+    config = MixtralConfig(layers=4, hidden=128, ffn=256, heads=8, kv_heads=4, vocab=384, experts=4)
+    options = {"micro_batch": 1, "global_batch": 16, "seq_len": 256, **training}
+    return TrainingJob(decoder_model("tiny-moe", Mixtral(config)), CLUSTER, Parallel(dp=8), Training(**options))
+
+
+def vision(**training: Any) -> TrainingJob:
+    """Images and text, of other lengths in each microbatch, on 8 GPUs."""
+    assert LANGUAGE.kv_heads == 4
+    options = {"micro_batch": 1, "global_batch": 16, **training}
+    return TrainingJob(vlm(), CLUSTER, Parallel(dp=8), Training(**options), Packed(vlm_items(16, seed=4)))
+
+
+def built(job: TrainingJob, point: Point) -> TrainingJob:
+    """The job in a configuration, made of the constructors alone."""
+    training = job.training
+    parallel = Parallel(
+        dp=point.dp,
+        tp=point.tp,
+        pp=point.pp,
+        cp=point.cp,
+        ep=point.ep,
+        vpp=point.vpp,
+        zero=point.zero,
+        placement=point.placement,
+        partition=job.parallel.partition,
+        segments=job.parallel.segments,
+    )
+    own = replace(
+        training,
+        micro_batch=point.micro_batch,
+        recompute=point.recompute,
+        recompute_layers=training.recompute_layers if point.recompute == training.recompute.value else None,
+        recompute_method=training.recompute_method if point.recompute == training.recompute.value else None,
+        schedule=point.schedule,
+    )
+    return TrainingJob(job.model, job.cluster, parallel, own, job.batch)
+
+
+def is_legal(job: TrainingJob, point: Point) -> bool:
+    """Whether every constructor and the preparation take it."""
+    try:
+        prepare(built(job, point)).problem()
+    except SemuError:
+        return False
+    return True
+
+
+def all_combinations(job: TrainingJob, values: dict[Axis, tuple[Any, ...]]) -> list[Point]:
+    """Every combination; tensor-parallel groups within a node, as a grid has them where nobody names values."""
+    return [
+        Point(*combination)
+        for combination in product(*(values[axis] for axis in Axis))
+        if job.cluster.gpus_per_node % combination[1] == 0
+    ]
+
+
+def tried(job: TrainingJob, points: list[Point]) -> dict[Point, Estimate]:
+    """All of them evaluated, one after another."""
+    return {point: evaluate(built(job, point)) for point in points}

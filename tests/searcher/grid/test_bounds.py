@@ -1,0 +1,89 @@
+"""No configuration is faster or smaller than its bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+from searcher.grid.cases import built, dense, experts, vision
+
+import semu_models
+from semu.hardware.cluster import Cluster
+from semu.job import Training, TrainingJob
+from semu.parallel.config import Overlap, Parallel
+from semu.searcher.grid.bounds import Floors
+from semu.searcher.grid.legal import legal_points
+from semu.searcher.grid.space import Axis, Space
+from semu.simulation.estimate import evaluate
+
+EVERYTHING = {"tp": None, "pp": None, "vpp": None, "micro_batch": None, "recompute": None, "zero": None, "cp": None}
+SCHEDULES = {"schedule": ("1f1b", "gpipe", "zb-h1", "zb-v", "chimera", "eager-1f1b", "v-half"), "pp": None, "vpp": None}
+PLACED = {**SCHEDULES, "placement": None, "recompute": None}
+HIDDEN = {"overlap": Overlap(grad_reduce=True, param_gather=True, tensor_parallel=True, pipeline=True)}
+SHOWN = {"overlap": Overlap(grad_reduce=False, param_gather=False, tensor_parallel=False, pipeline=False)}
+
+
+def check(job: TrainingJob, vary: Any, count: int, seed: int) -> list[tuple[float, float]]:
+    """Bounds over figures, (time, memory), of some configurations drawn at random."""
+    space = Space.of(job, vary)
+    points = list(legal_points(job, space).points)
+    floors = Floors(job, [int(value) for value in space.values[Axis.MICRO_BATCH]])
+    found = []
+    for point in Random(seed).sample(points, min(count, len(points))):
+        floor, is_so = floors.of(point), evaluate(built(job, point))
+        assert 0 < floor.time_s <= is_so.iteration_time_s, point
+        assert floor.memory_bytes <= max(is_so.peak_memory_bytes), point
+        found.append((floor.time_s / is_so.iteration_time_s, floor.memory_bytes / max(is_so.peak_memory_bytes)))
+    return found
+
+
+CASES = {
+    "dense": (dense, EVERYTHING),
+    "hidden": (partial(dense, **HIDDEN), EVERYTHING),
+    "shown": (partial(dense, **SHOWN), EVERYTHING),
+    "experts": (experts, {**EVERYTHING, "ep": None}),
+    "vision": (vision, {**EVERYTHING, "cp": (1,)}),
+    "vision-hidden": (partial(vision, **HIDDEN), {**EVERYTHING, "cp": (1,)}),
+    "schedules": (dense, PLACED),
+    "clipped": (partial(dense, gradient_clipping=True, grad_dtype="bf16", overhead_s=0.1), EVERYTHING),
+    "offload": (partial(dense, offload="optimizer"), {"tp": None, "pp": None}),
+    "torch": (partial(dense, software="torch", master_dtype="bf16"), {"tp": None, "zero": None, "recompute": None}),
+    "some-layers": (partial(dense, recompute="full", recompute_layers=1), {"pp": None, "vpp": None, "recompute": None}),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("experts", "shown")])
+def test_bounds_are_admissible(name: str) -> None:
+    make, vary = CASES[name]
+    check(make(), vary, 5, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_bounds_of_many_are_admissible(name: str) -> None:
+    make, vary = CASES[name]
+    for seed in range(3):
+        check(make(), vary, 60, seed=10 + seed)
+
+
+def large(make: Callable[[], Any], gpus: int, **training: Any) -> TrainingJob:
+    options = {"micro_batch": 1, "global_batch": 128, "recompute": "full", **training}
+    return TrainingJob(make(), Cluster("h100", gpus // 8, 8), Parallel(dp=gpus), Training(**options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "gpus", "vary"),
+    [
+        (semu_models.gpt3_175b, 128, None),
+        (semu_models.llama3_70b, 64, {"tp": None, "pp": None, "micro_batch": (1, 2), "recompute": None, "cp": (1, 2)}),
+        (semu_models.mixtral_8x7b, 64, {"tp": None, "pp": None, "ep": None, "recompute": None}),
+    ],
+)
+def test_bounds_of_large_models_are_admissible_and_near(make: Any, gpus: int, vary: Any) -> None:
+    found = check(large(make, gpus, seq_len=2048), vary, 40, seed=3)
+    times, memories = (sorted(column) for column in zip(*found, strict=True))
+    assert times[len(times) // 2] > 0.9 and memories[len(memories) // 2] > 0.6

@@ -1,0 +1,171 @@
+"""Parts of the planner: prefetching, priorities that outlive a batch, the fallback, searches that are stopped."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from searcher.planner_jobs import MODELS, video_job, vision_job
+from simulation.jobs import ListedBatch as Items
+from simulation.jobs import t2v_items, vlm_items
+
+import semu
+from semu.job import TrainingJob
+from semu.runfile import load_run
+from semu.searcher import fallback as fallbacks
+from semu.searcher.interleave import Interleaver
+from semu.searcher.levels import above, search_levels
+from semu.searcher.loop import Budget
+from semu.searcher.plain_job import plain_job
+from semu.searcher.planning import BatchPlanner
+from semu.searcher.prefetch import Prefetcher, own_batches
+from semu.searcher.search import job_problem
+from semu.searcher.space import OrderSpace
+from semu.searcher.warm import Priorities
+from semu.workload import vlm_batch
+
+
+def test_a_prefetcher_holds_one_item_and_fetches_another() -> None:
+    asked: list[int] = []
+    there = threading.Semaphore(0)
+
+    def source() -> Iterator[int]:
+        for number in range(6):
+            asked.append(number)
+            there.release()
+            yield number
+
+    items = Prefetcher(source())
+    for number in range(6):
+        for _ in range(2 if number == 0 else 1):  # the one that waits, and the one that is in hand
+            if len(asked) < 6:
+                assert there.acquire(timeout=60)
+        assert len(asked) <= number + 2
+        assert next(items) == number
+    with pytest.raises(StopIteration):
+        next(items)
+    with pytest.raises(StopIteration):
+        next(items)
+
+
+def test_a_prefetcher_hands_on_errors_and_closes() -> None:
+    def broken() -> Iterator[int]:
+        yield 1
+        raise ValueError("gone")
+
+    items = Prefetcher(broken())
+    assert next(items) == 1
+    with pytest.raises(ValueError, match="gone"):
+        next(items)
+    with pytest.raises(StopIteration):
+        next(items)
+    endless = Prefetcher(iter(int, 1))
+    assert next(endless) == 0
+    endless.close()
+    endless._thread.join(60)
+    assert not endless._thread.is_alive()
+    assert list(endless) in ([], [0])
+
+
+def test_own_batches_go_seed_by_seed() -> None:
+    job = load_run("vlm-s", seed=7)
+    seeds = [batch.seed for _, batch in zip(range(3), own_batches(job), strict=False)]  # type: ignore[attr-defined]
+    assert seeds == [7, 8, 9]
+    assert next(own_batches(job)) == vlm_batch(seed=7)
+
+
+def problem_of(job: TrainingJob) -> Any:
+    return job_problem(plain_job(job)[0])[1].problem
+
+
+def with_items(job: TrainingJob, items: Any) -> TrainingJob:
+    training = semu.Training(micro_batch=1, global_batch=len(items), overlap=job.training.overlap)
+    return semu.TrainingJob(job.model, job.cluster, job.parallel, training, Items(tuple(items)))
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 999), st.booleans())
+def test_priorities_become_legal_sequences_of_other_batches(first: int, second: int, seed: int, vision: bool) -> None:
+    make, items = (vision_job, vlm_items) if vision else (video_job, t2v_items)
+    one, other = (problem_of(with_items(make(), items(n, seed=seed + n))) for n in (first, second))
+    found = search_levels(one, Budget(rollouts=20))
+    told = Priorities.of(one, found.solution, found.level)
+    again = Priorities.from_json(json.loads(json.dumps(told.to_json())))
+    space = OrderSpace.of(other)
+    sequences = told.seeds(other, space)
+    assert len(sequences) == 1
+    assert space.is_legal(sequences[0])
+    assert np.array_equal(again.seeds(other, space)[0], sequences[0])
+    unknown = Priorities(("else",) * len(told.modules), told.wish, told.level)
+    assert unknown.seeds(other, space) == []
+
+
+def test_priorities_of_the_same_batch_are_its_order() -> None:
+    """Groups that began earlier come earlier, as far as that is legal."""
+    problem = problem_of(with_items(vision_job(), vlm_items(5, seed=4)))
+    space = OrderSpace.of(problem)
+    solution = search_levels(problem, Budget(rollouts=60, workers=1), seed=3).solution
+    [sequence] = Priorities.of(problem, solution).seeds(problem, space)
+    begin = np.full(2 * problem.num_groups, np.inf)
+    for stage in solution.order.tolist():
+        item = problem.group[stage // 2] + (stage % 2) * problem.num_groups
+        begin[item] = min(begin[item], solution.start_s[stage])
+    assert np.array_equal(sequence, space.nearest(begin[None])[0])
+
+
+def test_a_seed_is_tried_first() -> None:
+    problem = problem_of(with_items(vision_job(), vlm_items(5, seed=4)))
+    best = search_levels(problem, Budget(rollouts=200, workers=1), seed=3)
+    told = Priorities.of(problem, best.solution, best.level)
+    tried = search_levels(problem, Budget(rollouts=4, workers=1), levels=[best.level], seeds=told.seeds)
+    space = OrderSpace.of(problem)
+    part, _ = above(problem, best.level)
+    own = Interleaver(part).run(*space.orders(np.stack(told.seeds(part, OrderSpace.of(part)))))
+    assert tried.solution.makespan_s <= own.makespan_s[0]
+    assert tried.rollouts == 4
+
+
+@pytest.mark.parametrize(("make", "stream"), MODELS)
+def test_the_fallback_is_legal_whatever_comes(make: Any, stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = BatchPlanner(make())
+    for count in (1, 2, 5):
+        [batch] = stream(1, microbatches=count)
+        _, job = planner.jobs_of(batch)
+        plan = planner.fallback(job)
+        assert plan is planner.fallback(job)
+        assert not plan.parts
+        quick = semu.simulate(job, plan=plan)
+        monkeypatch.setattr(fallbacks, "ROOM", 0.0)  # not even one microbatch: one after another
+        slow = semu.simulate(job, plan=fallbacks.Fallback(planner.job, planner.template).plan(count))
+        monkeypatch.undo()
+        assert slow.iteration_time_s >= quick.iteration_time_s
+        assert max(slow.peak_memory_bytes) <= max(quick.peak_memory_bytes)
+
+
+@pytest.mark.parametrize("strategy", ["mixed", "mcts", "local", "dfs", "random"])
+def test_a_search_that_is_stopped(strategy: str) -> None:
+    problem = problem_of(with_items(vision_job(), vlm_items(5, seed=4)))
+    calls = []
+
+    def stop() -> bool:
+        calls.append(0)
+        return len(calls) > 6
+
+    kept: list[float] = []
+    found = search_levels(
+        problem,
+        Budget(rollouts=10**6, workers=1, stop=stop),
+        strategy=strategy,
+        keep=lambda one: kept.append(one.makespan_s),
+    )
+    assert found.ended_by == "stopped"
+    assert not found.is_reproducible
+    assert found.rollouts < 1000
+    assert kept == sorted(kept, reverse=True)
+    assert kept[-1] >= found.solution.makespan_s
