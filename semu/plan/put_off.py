@@ -41,7 +41,7 @@ def put_off(
             return stages, position
         behind[late] = stage
         time = stages.start[transfers]
-        time[late] = stages.end[stage]
+        time[late] = np.maximum(time[late], stages.end[stage])  # it may begin later still: its sender is busy
         position = _sorted(stages, time, behind)
         stages = _timed(stages, position)
 

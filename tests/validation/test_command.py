@@ -127,7 +127,7 @@ def test_bad_input_exits_2(runs: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert error_of(capsys, "--runs", runs, "--tolerance", "ten")["where"] == "semu validate"
     assert error_of(capsys, "--run", runs)["nearest"] == "--runs"
     assert error_of(capsys, "--runs", runs, "--out", runs)["where"] == runs
-    assert error_of(capsys, "--runs", runs, "--csv", str(tmp_path))["where"] == str(tmp_path)
+    assert error_of(capsys, "--runs", runs, "--csv", str(tmp_path))["where"] == f"--csv {tmp_path}"
 
 
 def test_a_bad_row_is_named_and_the_others_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,7 +147,7 @@ def test_bad_files_and_numbers(run: OwnRun, log: str, trace: str, tmp_path: Path
     assert error_of(capsys, *run.words, "--log", log, "--warm-up", "8")["nearest"] == 7
     assert error_of(capsys, *run.words, "--trace", trace)["expected"].startswith("a trace of one GPU, or --rank")
     assert error_of(capsys, *run.words, "--trace", trace, "--rank", "2")["nearest"] == 1
-    assert error_of(capsys, *run.words, "--log", log, "--picture", str(tmp_path))["where"] == str(tmp_path)
+    assert error_of(capsys, *run.words, "--log", log, "--picture", str(tmp_path))["where"] == f"--picture {tmp_path}"
     cut = tmp_path / "cut.json.gz"
     cut.write_bytes(Path(trace).read_bytes()[:-50])
     assert error_of(capsys, *run.words, "--trace", str(cut))["message"] == "the gzip file is truncated"
