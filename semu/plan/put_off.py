@@ -42,8 +42,8 @@ def put_off(
         behind[late] = stage
         time = stages.start[transfers]
         time[late] = np.maximum(time[late], stages.end[stage])  # it may begin later still: its sender is busy
-        position = _sorted(stages, time, behind)
-        stages = _timed(stages, position)
+        stages = _timed(stages, _sorted(stages, time, behind))
+        position = _sorted(stages, stages.start[transfers], behind)  # others may begin later than they did
 
 
 def _too_early(
