@@ -43,7 +43,7 @@ class SearchResult:
         ended_by: ``bound``, ``rollouts``, ``time``, ``stopped``, ``exhausted`` or ``interrupt``.
         strategy, objective, seed, workers: as asked. is_reproducible: the same call gives the same again.
         level: which part of the leanest candidates the best search left out (``search_levels``).
-        others: the next best schedules of sequences.
+        others: the next best schedules of sequences. sequences: those of ``solution``, before moves, and ``others``.
     """
 
     solution: Solution
@@ -62,6 +62,7 @@ class SearchResult:
     is_reproducible: bool
     others: tuple[Solution, ...] = ()
     level: float = 0.0
+    sequences: tuple[NDArray[np.int32], ...] = ()
 
 
 def search_problem(
@@ -71,6 +72,7 @@ def search_problem(
     strategy: str = "mixed",
     objective: Objective = Objective.MIN,
     seed: int = 0,
+    part: int = 0,
     refine: bool = True,
     seeds: Seeds | None = None,
     keep: Callable[[Solution], None] | None = None,
@@ -81,7 +83,7 @@ def search_problem(
     Args:
         problem: stages, costs, memory. budget: when to end; 0 rollouts: the heuristic's schedule.
         strategy: over sequences, one of ``STRATEGIES``. objective: the shortest or the longest schedule.
-        seed: of all random numbers. refine: also move single stages, where the shortest is sought.
+        seed: of all random numbers. part: of a search in parts which of them, so that none draws what another did. refine: also move single stages, where the shortest is sought.
         seeds: sequences to begin with beside the default one. keep: given the best schedule so far now and then.
         progress: told every incumbent.
     Raises:
@@ -115,6 +117,7 @@ def search_problem(
         strategy=strategy,
         objective=objective,
         seed=seed,
+        part=part,
         seeds=seeds(problem, space) if seeds is not None else (),
         progress=_later(progress, spent),
     )
@@ -144,6 +147,7 @@ def search_problem(
         workers=workers,
         is_reproducible=budget.is_reproducible and ended_by not in CUT_SHORT,
         others=tuple(others),
+        sequences=(found.sequence, *found.others),
     )
 
 

@@ -84,25 +84,36 @@ def search_levels(
         MemoryLimitError: no candidates fit: which rank, how much is missing.
         ConfigError: an unknown strategy.
     """
-    levels = [0.0] if objective is Objective.MAX else list(dict.fromkeys(levels))
-    if problem.num_candidates.max(initial=1) < 2:
-        levels = [0.0]
+    levels = [0.0] if objective is Objective.MAX else _distinct(problem, levels)
     options = {"strategy": strategy, "objective": objective, "seed": seed}
     if levels == [0.0]:
         return search_problem(problem, budget, seeds=seeds, keep=keep, progress=progress, **options)  # type: ignore[arg-type]
     began, bound = time.perf_counter(), lower_bounds(problem, effort=0.0)
     total, refused = _Sum(), None
     scores: dict[float, float] = {}
+    sequences: dict[float, Sequence[NDArray[np.int32]]] = {}
 
     def run(level: float, share: Budget) -> str:
         part, first = above(problem, level)
         tell, hold = _ahead(progress, total), _better(keep, total, first)
+        known, turn = sequences.get(level), len(scores)
+        begin = seeds if known is None else (lambda *_: known)
         try:
-            found = search_problem(part, share, seeds=seeds, keep=hold, progress=tell, refine=False, **options)  # type: ignore[arg-type]
+            found = search_problem(
+                part,
+                share,
+                part=turn if known is not None else 0,
+                seeds=begin,
+                keep=hold,
+                progress=tell,
+                refine=False,
+                **options,  # type: ignore[arg-type]
+            )
         except KeyboardInterrupt:  # between two rounds
             if total.solution is None:
                 raise
             return "interrupt"
+        sequences[level] = found.sequences
         scores[level] = min(found.solution.makespan_s, scores.get(level, np.inf))
         if total.solution is None or found.solution.makespan_s < total.solution.makespan_s:
             total.level = level
@@ -166,6 +177,16 @@ def search_levels(
         is_reproducible=budget.is_reproducible and ended_by not in CUT_SHORT,
         level=total.level,
     )
+
+
+def _distinct(problem: SearchProblem, levels: Sequence[float]) -> list[float]:
+    """The levels that leave out different candidates; the first of equal ones."""
+    if problem.num_candidates.max(initial=1) < 2:
+        return [0.0]
+    found: dict[bytes, float] = {}
+    for level in levels:
+        found.setdefault(above(problem, level)[1].tobytes(), level)
+    return list(found.values())
 
 
 def _part(budget: Budget, share: float, rollouts: int | None = None) -> Budget:

@@ -140,6 +140,7 @@ def search_orders(
     strategy: str = "mixed",
     objective: Objective = Objective.MIN,
     seed: int = 0,
+    part: int = 0,
     seeds: Sequence[I32] = (),
     progress: Callable[[Incumbent], None] | None = None,
 ) -> OrderResult:
@@ -195,7 +196,7 @@ def search_orders(
                     asked = [len(p.sequences) for p in proposals]
                     size = min(batch, left - sum(asked))
                     if size > 0:
-                        proposals.append(proposer.ask(np.random.default_rng((seed, turn, worker)), size))
+                        proposals.append(proposer.ask(np.random.default_rng((seed, turn, worker, *((part,) if part else ()))), size))
                 if not any(len(p.sequences) for p in proposals):
                     ended_by = "exhausted"
                     break

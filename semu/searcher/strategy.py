@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from hashlib import blake2b
 from typing import Protocol
 
 import numpy as np
@@ -108,6 +109,12 @@ class DepthFirstStrategy:
             stack.append(space.choices(np.array(prefix, dtype=np.int32))[::-1])
 
 
+_DRAWS = 4
+"""Draws of neighbours until enough of them are new."""
+_REMEMBERED = 1 << 18
+"""Sequences that are known to have been proposed, at most."""
+
+
 class LocalStrategy:
     """Insertions around the best sequence: an item, or several that follow one another, goes to another place.
 
@@ -122,6 +129,7 @@ class LocalStrategy:
         self._best = self._here = space.default
         self._best_score = self._here_score = -np.inf
         self._stale = 0
+        self._seen: set[bytes] = set()
 
     def begin_at(self, sequence: I32, score: float) -> None:
         """Take over a better sequence from elsewhere."""
@@ -138,10 +146,24 @@ class LocalStrategy:
             for _ in range(self._kick):
                 base = self._moved(base[None], rng)[0]
             self._here, self._here_score = base, -np.inf
-        found = self._moved(np.repeat(base[None], count, axis=0), rng)
+        found = self._fresh(base, count, rng)
         if self._best_score == -np.inf:
             found[0] = base
         return Proposal(found)
+
+    def _fresh(self, base: I32, count: int, rng: np.random.Generator) -> I32:
+        """Neighbours of a sequence that were not proposed before, as far as some draws find them: int32[count, n]."""
+        new, old = list[I32](), list[I32]()
+        if len(self._seen) > _REMEMBERED:
+            self._seen.clear()
+        for _ in range(_DRAWS):
+            for sequence in self._moved(np.repeat(base[None], count, axis=0), rng):
+                key = blake2b(sequence.tobytes(), digest_size=8).digest()
+                (old if key in self._seen else new).append(sequence)
+                self._seen.add(key)
+                if len(new) == count:
+                    return np.stack(new)
+        return np.stack((new + old)[:count])
 
     def tell(self, proposal: Proposal, scores: F64) -> None:
         """See ``OrderStrategy``."""
