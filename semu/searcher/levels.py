@@ -28,7 +28,7 @@ LEVELS = (0.0, 1 / 3, 2 / 3, 1.0)
 """Parts of every pair's candidates that are left out; the fastest stays."""
 PROBE = 0.05
 """Part of the budget for each level."""
-ORDER_SHARE = 0.4
+ORDER_SHARE = 0.65
 """Part of the remaining time for sequences of the best level; the rest is for moves of stages and candidates."""
 
 

@@ -92,7 +92,7 @@ class Budget:
 
     def batch_of(self, num_stages: int) -> int:
         """Sequences of a worker in a round."""
-        return self.batch if self.batch is not None else int(np.clip(16_384 // max(num_stages, 1), 8, 16))
+        return self.batch if self.batch is not None else int(np.clip(16_384 // max(num_stages, 1), 4, 16))
 
 
 @dataclass(frozen=True)

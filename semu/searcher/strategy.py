@@ -109,6 +109,8 @@ class DepthFirstStrategy:
             stack.append(space.choices(np.array(prefix, dtype=np.int32))[::-1])
 
 
+TEMPERATURE = 2e-4
+"""Of scores, which are at most about 1."""
 _DRAWS = 4
 """Draws of neighbours until enough of them are new."""
 _REMEMBERED = 1 << 18
@@ -116,16 +118,18 @@ _REMEMBERED = 1 << 18
 
 
 class LocalStrategy:
-    """Insertions around the best sequence: an item, or several that follow one another, goes to another place.
+    """Insertions around a sequence in hand: an item, or several that follow one another, goes to another place.
 
-    Every worker proposes neighbours of the sequence in hand; the best of a round replaces it if it is better, or as
-    good. After ``patience`` rounds without a better one it goes some random insertions away from the best (iterated
-    local search: Lourenço, Martin and Stützle, 2003).
+    Every worker proposes neighbours of it; the best of them takes its place if it is better, as good, or a little worse
+    (annealing at a low temperature that stays). After ``patience`` sequences without a better one than all before it
+    begins again some random insertions away from the best (iterated local search: Lourenço, Martin and Stützle, 2003).
     """
 
-    def __init__(self, space: OrderSpace, *, patience: int = 20, kick: int = 3) -> None:
+    def __init__(
+        self, space: OrderSpace, *, patience: int = 160, kick: int = 3, temperature: float = TEMPERATURE
+    ) -> None:
         self._space = space
-        self._patience, self._kick = patience, kick
+        self._patience, self._kick, self._temperature = patience, kick, temperature
         self._best = self._here = space.default
         self._best_score = self._here_score = -np.inf
         self._stale = 0
@@ -140,16 +144,15 @@ class LocalStrategy:
 
     def ask(self, rng: np.random.Generator, count: int) -> Proposal:
         """See ``OrderStrategy``."""
-        base = self._here
         if self._stale > self._patience:
-            self._stale = 0
+            base = self._best
             for _ in range(self._kick):
                 base = self._moved(base[None], rng)[0]
-            self._here, self._here_score = base, -np.inf
-        found = self._fresh(base, count, rng)
+            self._here, self._here_score, self._stale = base, -np.inf, 0
+        found = self._fresh(self._here, count, rng)
         if self._best_score == -np.inf:
-            found[0] = base
-        return Proposal(found)
+            found[0] = self._here
+        return Proposal(found, float(np.log(max(rng.random(), 1e-300))))
 
     def _fresh(self, base: I32, count: int, rng: np.random.Generator) -> I32:
         """Neighbours of a sequence that were not proposed before, as far as some draws find them: int32[count, n]."""
@@ -167,14 +170,16 @@ class LocalStrategy:
 
     def tell(self, proposal: Proposal, scores: F64) -> None:
         """See ``OrderStrategy``."""
-        self._stale += 1
+        self._stale += len(scores)
         if not len(scores):
             return
+        assert isinstance(proposal.note, float)
         at = int(scores.argmax())
-        if scores[at] >= self._here_score:
-            self._here, self._here_score = proposal.sequences[at], float(scores[at])
-        if scores[at] > self._best_score:
-            self._best, self._best_score, self._stale = proposal.sequences[at], float(scores[at]), 0
+        sequence, score = proposal.sequences[at], float(scores[at])
+        if score >= self._here_score + self._temperature * proposal.note:
+            self._here, self._here_score = sequence, score
+        if score > self._best_score:
+            self._best, self._best_score, self._stale = sequence, score, 0
 
     def _moved(self, bases: I32, rng: np.random.Generator) -> I32:
         """Of every sequence the nearest legal one in which some items have gone elsewhere: int32[k, num_items]."""
