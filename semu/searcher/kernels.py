@@ -604,7 +604,7 @@ def _shift(usage: I64, first: int, final: int, hold: int, rise: int, fall: int) 
 
 
 @njit(cache=True, nogil=True)
-def _use(first: I64, final: I64, hold: I64, rise: I64, fall: I64, chosen: I64, usage: I64) -> int:
+def _use(first: I64, final: I64, hold: I64, rise: I64, fall: I64, chosen: I64, usage: I64) -> np.int64:
     """What all pairs use with their candidates, by position, written to ``usage``; the highest of it [bytes]."""
     usage[:] = 0
     length = len(usage)
@@ -1015,6 +1015,7 @@ def rollouts(
     back_sequences: I32,
     goal: float,
     max_rounds: int,
+    worth: float,
     order: I32,
     choice: I16,
     start: F64,
@@ -1035,7 +1036,8 @@ def rollouts(
 
     Args:
         ptr to num_of: as ``interleave``. forward_s to num_candidates: as ``SearchProblem``. room: int64[P] [bytes].
-        goal, max_rounds: as ``choose_memory``. order, start, end, count, missing: as ``interleave``.
+        goal, max_rounds: as ``choose_memory``. worth: orders whose leanest time is longer get no other candidates [s].
+        order, start, end, count, missing: as ``interleave``.
         choice: int16[k, n], written as ``order``. makespan, lean: float64[B] [s], written: with what was chosen, with
             the leanest. gap: float64[B], written: the worst rank's gap of the choice's time in sum.
     """
@@ -1096,7 +1098,7 @@ def rollouts(
         )
         makespan[b], gap[b] = lean[b], 0.0
         choice[row] = 0
-        if count[b] < total or forward_s.shape[1] == 1:
+        if count[b] < total or forward_s.shape[1] == 1 or lean[b] > worth:
             continue
         for r in range(num_ranks):
             value, bound = choose_memory(

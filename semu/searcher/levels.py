@@ -19,17 +19,16 @@ from numpy.typing import NDArray
 
 from semu.errors import MemoryLimitError
 from semu.searcher.bounds import lower_bounds
-from semu.searcher.core import CUT_SHORT, SearchResult, Seeds, refine_solutions, search_problem
+from semu.searcher.core import CUT_SHORT, ORDER_SHARE, PATIENCE, SearchResult, Seeds, refine_solutions, search_problem
 from semu.searcher.loop import ELITE, Budget, Incumbent
 from semu.searcher.problem import SearchProblem, Solution
+from semu.searcher.refine import has_trades
 from semu.searcher.strategy import Objective
 
 LEVELS = (0.0, 1 / 3, 2 / 3, 1.0)
 """Parts of every pair's candidates that are left out; the fastest stays."""
 PROBE = 0.05
 """Part of the budget for each level."""
-ORDER_SHARE = 0.65
-"""Part of the remaining time for sequences of the best level; the rest is for moves of stages and candidates."""
 
 
 def above(problem: SearchProblem, level: float) -> tuple[SearchProblem, NDArray[np.int16]]:
@@ -84,7 +83,7 @@ def search_levels(
         MemoryLimitError: no candidates fit: which rank, how much is missing.
         ConfigError: an unknown strategy.
     """
-    levels = [0.0] if objective is Objective.MAX else _distinct(problem, levels)
+    levels = [0.0] if objective is Objective.MAX else distinct_levels(problem, levels)
     options = {"strategy": strategy, "objective": objective, "seed": seed}
     if levels == [0.0]:
         return search_problem(problem, budget, seeds=seeds, keep=keep, progress=progress, **options)  # type: ignore[arg-type]
@@ -135,8 +134,10 @@ def search_levels(
         return why
 
     ended_by = ""
+    patience_s = None if budget.time_s is None else PATIENCE * budget.time_s
     if len(levels) == 1:
-        ended_by = run(levels[0], _part(budget, ORDER_SHARE, rollouts=budget.rollouts))
+        share = _part(budget, ORDER_SHARE, rollouts=budget.rollouts)
+        ended_by = run(levels[0], replace(share, patience_s=patience_s))
     for level in levels if len(levels) > 1 else ():
         try:
             ended_by = run(level, _part(budget, PROBE))
@@ -155,7 +156,8 @@ def search_levels(
         rest = _rest(budget, total)
         if len(levels) > 1:
             best_level = min(scores, key=lambda level: scores[level])
-            ended_by = run(best_level, _part(rest, ORDER_SHARE, rollouts=rest.rollouts))
+            share = _part(rest, ORDER_SHARE, rollouts=rest.rollouts)
+            ended_by = run(best_level, replace(share, patience_s=patience_s))
         if total.solution.makespan_s <= bound.value_s:
             ended_by = "bound"
         elif ended_by not in CUT_SHORT:
@@ -179,13 +181,19 @@ def search_levels(
     )
 
 
-def _distinct(problem: SearchProblem, levels: Sequence[float]) -> list[float]:
-    """The levels that leave out different candidates; the first of equal ones."""
+def distinct_levels(problem: SearchProblem, levels: Sequence[float]) -> list[float]:
+    """The levels that leave out different candidates, the first of equal ones; where memory has room for the fastest
+    candidates of all pairs, and no others are faster forwards or backwards, these alone."""
     if problem.num_candidates.max(initial=1) < 2:
         return [0.0]
     found: dict[bytes, float] = {}
     for level in levels:
         found.setdefault(above(problem, level)[1].tobytes(), level)
+    if 1.0 in found.values() and not has_trades(problem):
+        fastest = np.arange(problem.num_pairs), problem.num_candidates - 1
+        times = (problem.forward_s, problem.backward_s)
+        if all(np.all(own[fastest][:, None] <= own) for own in times):
+            return [1.0]
     return list(found.values())
 
 

@@ -109,8 +109,6 @@ class DepthFirstStrategy:
             stack.append(space.choices(np.array(prefix, dtype=np.int32))[::-1])
 
 
-TEMPERATURE = 2e-4
-"""Of scores, which are at most about 1."""
 _DRAWS = 4
 """Draws of neighbours until enough of them are new."""
 _REMEMBERED = 1 << 18
@@ -120,16 +118,14 @@ _REMEMBERED = 1 << 18
 class LocalStrategy:
     """Insertions around a sequence in hand: an item, or several that follow one another, goes to another place.
 
-    Every worker proposes neighbours of it; the best of them takes its place if it is better, as good, or a little worse
-    (annealing at a low temperature that stays). After ``patience`` sequences without a better one than all before it
-    begins again some random insertions away from the best (iterated local search: Lourenço, Martin and Stützle, 2003).
+    Every worker proposes neighbours of it; the best of them takes its place if it is better, or as good. After
+    ``patience`` sequences without a better one than all before it begins again some random insertions away from the
+    best (iterated local search: Lourenço, Martin and Stützle, 2003).
     """
 
-    def __init__(
-        self, space: OrderSpace, *, patience: int = 160, kick: int = 3, temperature: float = TEMPERATURE
-    ) -> None:
+    def __init__(self, space: OrderSpace, *, patience: int = 160, kick: int = 3) -> None:
         self._space = space
-        self._patience, self._kick, self._temperature = patience, kick, temperature
+        self._patience, self._kick = patience, kick
         self._best = self._here = space.default
         self._best_score = self._here_score = -np.inf
         self._stale = 0
@@ -152,7 +148,7 @@ class LocalStrategy:
         found = self._fresh(self._here, count, rng)
         if self._best_score == -np.inf:
             found[0] = self._here
-        return Proposal(found, float(np.log(max(rng.random(), 1e-300))))
+        return Proposal(found)
 
     def _fresh(self, base: I32, count: int, rng: np.random.Generator) -> I32:
         """Neighbours of a sequence that were not proposed before, as far as some draws find them: int32[count, n]."""
@@ -173,10 +169,9 @@ class LocalStrategy:
         self._stale += len(scores)
         if not len(scores):
             return
-        assert isinstance(proposal.note, float)
         at = int(scores.argmax())
         sequence, score = proposal.sequences[at], float(scores[at])
-        if score >= self._here_score + self._temperature * proposal.note:
+        if score >= self._here_score:
             self._here, self._here_score = sequence, score
         if score > self._best_score:
             self._best, self._best_score, self._stale = sequence, score, 0
