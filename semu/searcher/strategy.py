@@ -145,6 +145,7 @@ class LocalStrategy:
             for _ in range(self._kick):
                 base = self._moved(base[None], rng)[0]
             self._here, self._here_score, self._stale = base, -np.inf, 0
+        self._seen.add(_key(self._here))
         found = self._fresh(self._here, count, rng)
         if self._best_score == -np.inf:
             found[0] = self._here
@@ -157,7 +158,7 @@ class LocalStrategy:
             self._seen.clear()
         for _ in range(_DRAWS):
             for sequence in self._moved(np.repeat(base[None], count, axis=0), rng):
-                key = blake2b(sequence.tobytes(), digest_size=8).digest()
+                key = _key(sequence)
                 (old if key in self._seen else new).append(sequence)
                 self._seen.add(key)
                 if len(new) == count:
@@ -193,6 +194,10 @@ class LocalStrategy:
             own = step < width
             wishes[row[own], bases[row, at][own]] = (at + shift + step * 1e-3)[own]
         return space.nearest(wishes)
+
+
+def _key(sequence: I32) -> bytes:
+    return blake2b(sequence.tobytes(), digest_size=8).digest()
 
 
 def make_strategy(name: str, space: OrderSpace) -> OrderStrategy:

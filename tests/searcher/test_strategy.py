@@ -16,7 +16,11 @@ from semu.searcher.strategy import LocalStrategy
 def test_insertions_propose_nothing_twice(seed: int) -> None:
     space = OrderSpace.of(vlm(2, 16, seed=seed, images=(1, 2)))
     strategy, rng = LocalStrategy(space), np.random.default_rng(seed)
-    asked = [row.tobytes() for _ in range(12) for row in strategy.ask(rng, 8).sequences]
+    asked = []
+    for _ in range(12):
+        proposal = strategy.ask(rng, 8)
+        asked += [row.tobytes() for row in proposal.sequences]
+        strategy.tell(proposal, rng.random(8))
     assert len(set(asked)) == len(asked) == 96
 
 
