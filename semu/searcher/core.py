@@ -15,15 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.searcher.bounds import lower_bounds
-from semu.searcher.interleave import Interleaver
+from semu.searcher.interleave import Interleaver, Rollouts
 from semu.searcher.loop import Budget, Incumbent, search_orders
 from semu.searcher.problem import SearchProblem, Solution
 from semu.searcher.refine import refine_rounds
 from semu.searcher.space import OrderSpace
 from semu.searcher.strategy import Objective
 
-ORDER_SHARE = 0.5
-"""Part of the time for sequences; the rest is for moves of stages."""
+ORDER_SHARE = 0.65
+"""Part of the time for sequences at most; the rest is for moves of stages."""
+PATIENCE = 0.25
+"""Part of the time without a better sequence after which moves begin."""
 MOVES_PER_ROLLOUT = 16
 """Moves that a rollout of a budget stands for, in the second half."""
 CUT_SHORT = ("stopped", "interrupt")
@@ -43,7 +45,7 @@ class SearchResult:
         ended_by: ``bound``, ``rollouts``, ``time``, ``stopped``, ``exhausted`` or ``interrupt``.
         strategy, objective, seed, workers: as asked. is_reproducible: the same call gives the same again.
         level: which part of the leanest candidates the best search left out (``search_levels``).
-        others: the next best schedules of sequences.
+        others: the next best schedules of sequences. sequences: those of ``solution``, before moves, and ``others``.
     """
 
     solution: Solution
@@ -62,6 +64,7 @@ class SearchResult:
     is_reproducible: bool
     others: tuple[Solution, ...] = ()
     level: float = 0.0
+    sequences: tuple[NDArray[np.int32], ...] = ()
 
 
 def search_problem(
@@ -71,6 +74,7 @@ def search_problem(
     strategy: str = "mixed",
     objective: Objective = Objective.MIN,
     seed: int = 0,
+    part: int = 0,
     refine: bool = True,
     seeds: Seeds | None = None,
     keep: Callable[[Solution], None] | None = None,
@@ -81,7 +85,8 @@ def search_problem(
     Args:
         problem: stages, costs, memory. budget: when to end; 0 rollouts: the heuristic's schedule.
         strategy: over sequences, one of ``STRATEGIES``. objective: the shortest or the longest schedule.
-        seed: of all random numbers. refine: also move single stages, where the shortest is sought.
+        seed: of all random numbers. part: of a search in parts which of them: none draws what another did.
+        refine: also move single stages, where the shortest is sought.
         seeds: sequences to begin with beside the default one. keep: given the best schedule so far now and then.
         progress: told every incumbent.
     Raises:
@@ -96,25 +101,29 @@ def search_problem(
     owned = [Interleaver(problem) for _ in range(workers)]
     free = list(owned)
 
-    def evaluate(forward: NDArray[np.int32], backward: NDArray[np.int32]) -> NDArray[np.float64]:
+    def evaluate(forward: NDArray[np.int32], backward: NDArray[np.int32], worth_s: float) -> Rollouts:
         own = free.pop()
         try:
-            return own.run(forward, backward).makespan_s
+            return own.run(forward, backward, worth_s=worth_s)
         finally:
             free.append(own)
 
     spent = time.perf_counter() - began
     share = ORDER_SHARE if refine else 1.0
-    left = None if budget.time_s is None else max(0.0, share * budget.time_s - spent)
+    left, patience_s = None, budget.patience_s
+    if budget.time_s is not None:
+        left = max(0.0, share * budget.time_s - spent)
+        patience_s = PATIENCE * budget.time_s if refine else patience_s
     found = search_orders(
         space,
         evaluate,
-        replace(budget, time_s=left),
+        replace(budget, time_s=left, patience_s=patience_s),
         num_stages=problem.num_stages,
         bound_s=bound.value_s,
         strategy=strategy,
         objective=objective,
         seed=seed,
+        part=part,
         seeds=seeds(problem, space) if seeds is not None else (),
         progress=_later(progress, spent),
     )
@@ -144,6 +153,7 @@ def search_problem(
         workers=workers,
         is_reproducible=budget.is_reproducible and ended_by not in CUT_SHORT,
         others=tuple(others),
+        sequences=(found.sequence, *found.others),
     )
 
 

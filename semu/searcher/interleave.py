@@ -71,12 +71,15 @@ class Interleaver:
             self._choice[0] = self.given
         self._costs, self._limits = problem.costs_of(self.given), self.tables.limits(self.given)
 
-    def run(self, sequences: ArrayLike, back_sequences: ArrayLike | None = None) -> Rollouts:
+    def run(
+        self, sequences: ArrayLike, back_sequences: ArrayLike | None = None, *, worth_s: float = np.inf
+    ) -> Rollouts:
         """Makespans of many sequences in one call.
 
         Args:
             sequences: int32[B, num_groups] or one of them: groups by falling priority.
             back_sequences: the same for backward stages; by default as the forward ones.
+            worth_s: a sequence that takes longer with the leanest candidates gets no others [s].
         Raises:
             ConfigError: not permutations of the groups.
         """
@@ -94,7 +97,7 @@ class Interleaver:
         times = (self._start, self._end, makespan)
         if self.given is None:
             found = (self._order, self._choice, *times, lean, gap, count, missing)
-            way = (forward, backward, self.goal, self.rounds)
+            way = (forward, backward, self.goal, self.rounds, worth_s)
             rollouts: Any = kernels.rollouts
             rollouts(*given, *candidates(problem), problem.num_candidates, tables.room, *way, *found)
         else:

@@ -604,6 +604,28 @@ def _shift(usage: I64, first: int, final: int, hold: int, rise: int, fall: int) 
 
 
 @njit(cache=True, nogil=True)
+def _use(first: I64, final: I64, hold: I64, rise: I64, fall: I64, chosen: I64, usage: I64) -> np.int64:
+    """What all pairs use with their candidates, by position, written to ``usage``; the highest of it [bytes]."""
+    usage[:] = 0
+    length = len(usage)
+    for k in range(len(first)):
+        a, z, c = first[k], final[k], chosen[k]
+        h = hold[k, c]
+        usage[a] += h + rise[k, c]
+        if a + 1 < length:
+            usage[a + 1] -= rise[k, c]
+        usage[z] += fall[k, c]
+        if z + 1 < length:
+            usage[z + 1] -= h + fall[k, c]
+    level, highest = np.int64(0), np.int64(0)
+    for t in range(length):
+        level += usage[t]
+        usage[t] = level
+        highest = max(highest, level)
+    return highest
+
+
+@njit(cache=True, nogil=True)
 def _cheapest(
     k: int, first: I64, final: I64, num: I64, lat: F64, hold: I64, rise: I64, sums: F64, chosen: I64
 ) -> tuple[float, int]:
@@ -843,12 +865,7 @@ def choose_memory(
             if lat[k, j] < lat[k, chosen[k]]:
                 chosen[k] = j
         fastest += lat[k, chosen[k]]
-    for k in range(num_pairs):
-        _shift(usage, first[k], final[k], hold[k, chosen[k]], rise[k, chosen[k]], fall[k, chosen[k]])
-    highest = np.int64(0)
-    for t in range(length):
-        highest = max(highest, usage[t])
-    if highest <= room:
+    if _use(first, final, hold, rise, fall, chosen, usage) <= room:
         for k in range(num_pairs):
             choice[pair[k]] = chosen[k]
         return fastest, fastest
@@ -858,10 +875,7 @@ def choose_memory(
     trial, trial_usage = np.zeros(num_pairs, dtype=np.int64), np.zeros(length, dtype=np.int64)
     for k in range(num_pairs):
         least += lat[k, 0]
-        _shift(trial_usage, first[k], final[k], hold[k, 0], rise[k, 0], fall[k, 0])
-    highest = np.int64(0)
-    for t in range(length):
-        highest = max(highest, trial_usage[t])
+    highest = _use(first, final, hold, rise, fall, trial, trial_usage)
     best, bound = np.inf, fastest
     price, sums, slope = np.zeros(length), np.zeros(length + 1), np.zeros(length)
     score, active = np.zeros(num_pairs), np.zeros(num_pairs, dtype=np.int64)
@@ -893,9 +907,7 @@ def choose_memory(
             norm += slope[t] * slope[t]
         if turn % 6 == 2 or norm <= 0.0:
             trial[:] = taken
-            trial_usage[:] = 0
-            for k in range(num_pairs):
-                _shift(trial_usage, first[k], final[k], hold[k, trial[k]], rise[k, trial[k]], fall[k, trial[k]])
+            _use(first, final, hold, rise, fall, trial, trial_usage)
             for t in range(length + 1):
                 byte_sums[t] = sums[t] * part
             is_repaired = _repair(
@@ -918,9 +930,7 @@ def choose_memory(
             if not is_repaired and highest <= room:
                 # From the leanest up to what the Lagrangian wants, where that fits.
                 trial[:] = 0
-                trial_usage[:] = 0
-                for k in range(num_pairs):
-                    _shift(trial_usage, first[k], final[k], hold[k, 0], rise[k, 0], fall[k, 0])
+                _use(first, final, hold, rise, fall, trial, trial_usage)
                 for k in range(num_pairs):
                     _upgrade(k, taken[k], room, first, final, num, lat, hold, rise, fall, trial, trial_usage)
                 is_repaired = True
@@ -957,14 +967,7 @@ def choose_memory(
                     continue
                 trial[:] = chosen
                 trial[k] = j
-                trial_usage[:] = 0
-                highest = np.int64(0)
-                for other in range(num_pairs):
-                    c = trial[other]
-                    _shift(trial_usage, first[other], final[other], hold[other, c], rise[other, c], fall[other, c])
-                for t in range(length):
-                    highest = max(highest, trial_usage[t])
-                if highest > room:
+                if _use(first, final, hold, rise, fall, trial, trial_usage) > room:
                     continue
                 kept, num[k] = num[k], 0
                 _fill(room, first, final, num, lat, hold, rise, fall, trial, trial_usage, score, active)
@@ -1012,6 +1015,7 @@ def rollouts(
     back_sequences: I32,
     goal: float,
     max_rounds: int,
+    worth: float,
     order: I32,
     choice: I16,
     start: F64,
@@ -1032,7 +1036,8 @@ def rollouts(
 
     Args:
         ptr to num_of: as ``interleave``. forward_s to num_candidates: as ``SearchProblem``. room: int64[P] [bytes].
-        goal, max_rounds: as ``choose_memory``. order, start, end, count, missing: as ``interleave``.
+        goal, max_rounds: as ``choose_memory``. worth: orders whose leanest time is longer get no other candidates [s].
+        order, start, end, count, missing: as ``interleave``.
         choice: int16[k, n], written as ``order``. makespan, lean: float64[B] [s], written: with what was chosen, with
             the leanest. gap: float64[B], written: the worst rank's gap of the choice's time in sum.
     """
@@ -1093,7 +1098,7 @@ def rollouts(
         )
         makespan[b], gap[b] = lean[b], 0.0
         choice[row] = 0
-        if count[b] < total or forward_s.shape[1] == 1:
+        if count[b] < total or forward_s.shape[1] == 1 or lean[b] > worth:
             continue
         for r in range(num_ranks):
             value, bound = choose_memory(

@@ -19,17 +19,16 @@ from numpy.typing import NDArray
 
 from semu.errors import MemoryLimitError
 from semu.searcher.bounds import lower_bounds
-from semu.searcher.core import CUT_SHORT, SearchResult, Seeds, refine_solutions, search_problem
+from semu.searcher.core import CUT_SHORT, ORDER_SHARE, PATIENCE, SearchResult, Seeds, refine_solutions, search_problem
 from semu.searcher.loop import ELITE, Budget, Incumbent
 from semu.searcher.problem import SearchProblem, Solution
+from semu.searcher.refine import has_trades
 from semu.searcher.strategy import Objective
 
 LEVELS = (0.0, 1 / 3, 2 / 3, 1.0)
 """Parts of every pair's candidates that are left out; the fastest stays."""
 PROBE = 0.05
 """Part of the budget for each level."""
-ORDER_SHARE = 0.4
-"""Part of the remaining time for sequences of the best level; the rest is for moves of stages and candidates."""
 
 
 def above(problem: SearchProblem, level: float) -> tuple[SearchProblem, NDArray[np.int16]]:
@@ -84,25 +83,36 @@ def search_levels(
         MemoryLimitError: no candidates fit: which rank, how much is missing.
         ConfigError: an unknown strategy.
     """
-    levels = [0.0] if objective is Objective.MAX else list(dict.fromkeys(levels))
-    if problem.num_candidates.max(initial=1) < 2:
-        levels = [0.0]
+    levels = [0.0] if objective is Objective.MAX else distinct_levels(problem, levels)
     options = {"strategy": strategy, "objective": objective, "seed": seed}
     if levels == [0.0]:
         return search_problem(problem, budget, seeds=seeds, keep=keep, progress=progress, **options)  # type: ignore[arg-type]
     began, bound = time.perf_counter(), lower_bounds(problem, effort=0.0)
     total, refused = _Sum(), None
     scores: dict[float, float] = {}
+    sequences: dict[float, Sequence[NDArray[np.int32]]] = {}
 
     def run(level: float, share: Budget) -> str:
         part, first = above(problem, level)
         tell, hold = _ahead(progress, total), _better(keep, total, first)
+        known, turn = sequences.get(level), len(scores)
+        begin = seeds if known is None else (lambda *_: known)
         try:
-            found = search_problem(part, share, seeds=seeds, keep=hold, progress=tell, refine=False, **options)  # type: ignore[arg-type]
+            found = search_problem(
+                part,
+                share,
+                part=turn if known is not None else 0,
+                seeds=begin,
+                keep=hold,
+                progress=tell,
+                refine=False,
+                **options,  # type: ignore[arg-type]
+            )
         except KeyboardInterrupt:  # between two rounds
             if total.solution is None:
                 raise
             return "interrupt"
+        sequences[level] = found.sequences
         scores[level] = min(found.solution.makespan_s, scores.get(level, np.inf))
         if total.solution is None or found.solution.makespan_s < total.solution.makespan_s:
             total.level = level
@@ -124,8 +134,10 @@ def search_levels(
         return why
 
     ended_by = ""
+    patience_s = None if budget.time_s is None else PATIENCE * budget.time_s
     if len(levels) == 1:
-        ended_by = run(levels[0], _part(budget, ORDER_SHARE, rollouts=budget.rollouts))
+        share = _part(budget, ORDER_SHARE, rollouts=budget.rollouts)
+        ended_by = run(levels[0], replace(share, patience_s=patience_s))
     for level in levels if len(levels) > 1 else ():
         try:
             ended_by = run(level, _part(budget, PROBE))
@@ -144,7 +156,8 @@ def search_levels(
         rest = _rest(budget, total)
         if len(levels) > 1:
             best_level = min(scores, key=lambda level: scores[level])
-            ended_by = run(best_level, _part(rest, ORDER_SHARE, rollouts=rest.rollouts))
+            share = _part(rest, ORDER_SHARE, rollouts=rest.rollouts)
+            ended_by = run(best_level, replace(share, patience_s=patience_s))
         if total.solution.makespan_s <= bound.value_s:
             ended_by = "bound"
         elif ended_by not in CUT_SHORT:
@@ -166,6 +179,22 @@ def search_levels(
         is_reproducible=budget.is_reproducible and ended_by not in CUT_SHORT,
         level=total.level,
     )
+
+
+def distinct_levels(problem: SearchProblem, levels: Sequence[float]) -> list[float]:
+    """The levels that leave out different candidates, the first of equal ones; where memory has room for the fastest
+    candidates of all pairs, and no others are faster forwards or backwards, these alone."""
+    if problem.num_candidates.max(initial=1) < 2:
+        return [0.0]
+    found: dict[bytes, float] = {}
+    for level in levels:
+        found.setdefault(above(problem, level)[1].tobytes(), level)
+    if 1.0 in found.values() and not has_trades(problem):
+        fastest = np.arange(problem.num_pairs), problem.num_candidates - 1
+        times = (problem.forward_s, problem.backward_s)
+        if all(np.all(own[fastest][:, None] <= own) for own in times):
+            return [1.0]
+    return list(found.values())
 
 
 def _part(budget: Budget, share: float, rollouts: int | None = None) -> Budget:

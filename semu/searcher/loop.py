@@ -18,17 +18,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ConfigError
+from semu.searcher.interleave import Rollouts
 from semu.searcher.space import OrderSpace
 from semu.searcher.strategy import Objective, Proposal, make_strategy
 
 I32 = NDArray[np.int32]
 F64 = NDArray[np.float64]
-Evaluate = Callable[[I32, I32], F64]
-"""Groups by falling priority, of forwards and of backwards, int32[k, num_groups] each -> makespans float64[k] [s]."""
+Evaluate = Callable[[I32, I32, float], Rollouts]
+"""Groups by falling priority, of forwards and of backwards, int32[k, num_groups] each, and the time with the leanest
+candidates beyond which a sequence gets no others [s] -> what they come to."""
 
 
 ELITE = 6
 """Sequences that a search over sequences hands on."""
+HOPE = 0.003
+"""How much longer than the best sequence, both with their leanest candidates, one may take that gets others: what the
+others gain differs little from sequence to sequence, and to choose them takes most of the time of a rollout."""
 WHOLE = (int, np.integer)
 MOST_WORKERS = 1024
 """Threads at most; each has memory of its own."""
@@ -52,6 +57,7 @@ class Budget:
     workers: int | None = None
     batch: int | None = None
     stop: Callable[[], bool] | None = field(default=None, compare=False)
+    patience_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.rollouts is None and self.time_s is None:
@@ -61,6 +67,7 @@ class Budget:
             ("time_s", (*WHOLE, float, np.floating), 0),
             ("workers", WHOLE, 1),
             ("batch", WHOLE, 1),
+            ("patience_s", (*WHOLE, float, np.floating), 0),
         ):
             value = getattr(self, name)
             if value is None:
@@ -92,7 +99,7 @@ class Budget:
 
     def batch_of(self, num_stages: int) -> int:
         """Sequences of a worker in a round."""
-        return self.batch if self.batch is not None else int(np.clip(16_384 // max(num_stages, 1), 8, 16))
+        return self.batch if self.batch is not None else int(np.clip(16_384 // max(num_stages, 1), 4, 16))
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,7 @@ class OrderResult:
         sequence: the best one. others: the next best ones, of different makespans. makespan_s: of the best [s].
         default_s: of the default sequence [s].
         curve: incumbents, the default sequence's first. rollouts: evaluated. time_s: spent [s].
-        ended_by: ``bound``, ``rollouts``, ``time``, ``stopped``, ``exhausted`` or ``interrupt``.
+        ended_by: ``bound``, ``rollouts``, ``time``, ``stale``, ``stopped``, ``exhausted`` or ``interrupt``.
     """
 
     sequence: I32
@@ -140,13 +147,14 @@ def search_orders(
     strategy: str = "mixed",
     objective: Objective = Objective.MIN,
     seed: int = 0,
+    part: int = 0,
     seeds: Sequence[I32] = (),
     progress: Callable[[Incumbent], None] | None = None,
 ) -> OrderResult:
     """Look for the sequence with the shortest (or longest) schedule.
 
     Args:
-        space, evaluate: legal sequences, and their makespans; infinite where memory does not suffice.
+        space, evaluate: legal sequences, and what they come to; infinite makespans where memory does not suffice.
         budget: rollouts or time. num_stages: of the problem, for the size of batches.
         bound_s: no schedule is shorter [s]; a search for the shortest ends where it is met.
         strategy: one of ``STRATEGIES``. objective: which end. seed: of all random numbers.
@@ -158,83 +166,138 @@ def search_orders(
     began = time.perf_counter()
     proposer = make_strategy(strategy, space)
     workers, batch = budget.num_workers(), budget.batch_of(num_stages)
-    best_sequence = space.default
-    best = float(evaluate(*space.orders(best_sequence[None]))[0])
-    default_s, is_max = best, objective is Objective.MAX
-    if is_max and best == np.inf:
-        best = -np.inf
-    longest = best if np.isfinite(best) else 0.0
-    curve = [Incumbent(time.perf_counter() - began, 0, best)]
-    elite = {best: best_sequence}
-    if progress is not None:
-        progress(curve[0])
+    record = _Record(space.default, bound_s, objective is Objective.MAX, began, progress)
+    default = evaluate(*space.orders(space.default[None]), np.inf)
+    record.note(space.default[None], default, 0)
     done, turn, ended_by = 0, 0, ""
     known = seeds if budget.rollouts is None else seeds[: budget.rollouts]
     if len(known) and budget.time_s != 0:
-        found = evaluate(*space.orders(np.stack(known)))
+        sequences = np.stack(known)
         done = len(known)
-        merit = np.where(np.isfinite(found), found, -np.inf) if is_max else -found
-        for value, sequence in zip(found.tolist(), known, strict=True):
-            _remember(elite, value, sequence, is_max=is_max)
-        at = int(merit.argmax())
-        if merit[at] > (best if is_max else -best):
-            best, best_sequence = float(found[at]), known[at].copy()
-            curve.append(Incumbent(time.perf_counter() - began, done, best))
-            proposer.begin_at(best_sequence, float(_scores(found[at : at + 1], bound_s, longest, is_max=is_max)[0]))
-            if progress is not None:
-                progress(curve[-1])
+        found = evaluate(*space.orders(sequences), np.inf)
+        if record.note(sequences, found, done):
+            proposer.begin_at(record.sequence, float(record.scores(np.array([record.makespan_s]))[0]))
+
+    def run(proposal: Proposal) -> Rollouts:
+        return evaluate(*space.orders(proposal.sequences), record.worth_s)
+
     with ThreadPoolExecutor(workers) as pool:
         try:
-            while not ended_by:
-                ended_by = _end(budget, done, time.perf_counter() - began, best, bound_s if not is_max else -1.0)
+            while True:
+                ended_by = _end(budget, done, record)
                 if ended_by:
                     break
                 left = budget.rollouts - done if budget.rollouts is not None else workers * batch
                 proposals: list[Proposal] = []
                 for worker in range(workers):
-                    asked = [len(p.sequences) for p in proposals]
-                    size = min(batch, left - sum(asked))
+                    size = min(batch, left - sum(len(p.sequences) for p in proposals))
                     if size > 0:
-                        proposals.append(proposer.ask(np.random.default_rng((seed, turn, worker)), size))
+                        stream = (seed, turn, worker, part) if part else (seed, turn, worker)
+                        proposals.append(proposer.ask(np.random.default_rng(stream), size))
                 if not any(len(p.sequences) for p in proposals):
                     ended_by = "exhausted"
                     break
-                results = list(pool.map(lambda p: evaluate(*space.orders(p.sequences)), proposals))
-                if longest == 0.0:
-                    longest = max(float(found[np.isfinite(found)].max(initial=0.0)) for found in results)
+                results = list(pool.map(run, proposals))
+                if record.longest_s == 0.0:
+                    record.longest_s = max(_longest(found.makespan_s) for found in results)
                 for proposal, found in zip(proposals, results, strict=True):
-                    if not len(found):
-                        continue
-                    proposer.tell(proposal, _scores(found, bound_s, longest, is_max=is_max))
-                    done += len(found)
-                    merit = np.where(np.isfinite(found), found, -np.inf) if is_max else -found
-                    at = int(merit.argmax())
-                    _remember(elite, float(found[at]), proposal.sequences[at], is_max=is_max)
-                    if merit[at] > (best if is_max else -best):
-                        best, best_sequence = float(found[at]), proposal.sequences[at].copy()
-                        curve.append(Incumbent(time.perf_counter() - began, done, best))
-                        if progress is not None:
-                            progress(curve[-1])
+                    if len(proposal.sequences):
+                        proposer.tell(proposal, record.scores(found.makespan_s))
+                        done += len(proposal.sequences)
+                        record.note(proposal.sequences, found, done)
                 turn += 1
         except KeyboardInterrupt:
             ended_by = "interrupt"
-    others = tuple(own for value, own in sorted(elite.items(), reverse=is_max) if value != best)
-    spent = time.perf_counter() - began
-    return OrderResult(best_sequence, others, best, default_s, tuple(curve), done, spent, ended_by)
+    spent, default_s = time.perf_counter() - began, float(default.makespan_s[0])
+    if record.is_max and default_s == np.inf:
+        default_s = -np.inf
+    return OrderResult(
+        record.sequence, record.others(), record.makespan_s, default_s, tuple(record.curve), done, spent, ended_by
+    )
 
 
-def _remember(elite: dict[float, I32], makespan_s: float, sequence: I32, *, is_max: bool) -> None:
-    """Keep a sequence if it is among the best few of different makespans."""
-    if not np.isfinite(makespan_s) or makespan_s in elite:
-        return
-    elite[makespan_s] = sequence.copy()
-    if len(elite) > ELITE:
-        del elite[min(elite) if is_max else max(elite)]
+class _Record:
+    """The best that a search has found.
+
+    Attributes:
+        sequence, makespan_s, lean_s: the best sequence, its makespan, and that with the leanest candidates [s].
+        longest_s: of the first schedules, the scale of scores of a search for the longest [s].
+        curve: incumbents.
+    """
+
+    def __init__(
+        self,
+        default: I32,
+        bound_s: float,
+        is_max: bool,
+        began: float,
+        progress: Callable[[Incumbent], None] | None,
+    ) -> None:
+        self.sequence, self.makespan_s, self.lean_s = default, (-np.inf if is_max else np.inf), np.inf
+        self.bound_s, self.is_max, self.longest_s = (-1.0 if is_max else bound_s), is_max, 0.0
+        self.curve: list[Incumbent] = []
+        self._elite: dict[float, I32] = {}
+        self._began, self._progress = began, progress
+
+    @property
+    def worth_s(self) -> float:
+        """Leanest time beyond which a sequence can hardly be the best one [s]."""
+        return np.inf if self.is_max else self.lean_s * (1.0 + HOPE)
+
+    @property
+    def spent_s(self) -> float:
+        """Since the search began [s]."""
+        return time.perf_counter() - self._began
+
+    def note(self, sequences: I32, found: Rollouts, done: int) -> bool:
+        """Remember the best few, and the best one if it is better than all before: whether it is.
+
+        Args:
+            sequences: int32[k, num_items], k > 0. found: what they came to. done: sequences evaluated with these.
+        """
+        makespan_s = found.makespan_s
+        if not self.curve:
+            self.longest_s = _longest(makespan_s)
+        merit = np.where(np.isfinite(makespan_s), makespan_s, -np.inf) if self.is_max else -makespan_s
+        for value, sequence in zip(makespan_s.tolist(), sequences, strict=True):
+            if np.isfinite(value) and value not in self._elite:
+                self._elite[value] = sequence.copy()
+        for value in sorted(self._elite, reverse=self.is_max)[ELITE:]:
+            del self._elite[value]
+        at = int(merit.argmax())
+        is_better = bool(merit[at] > (self.makespan_s if self.is_max else -self.makespan_s))
+        if is_better:
+            self.makespan_s, self.lean_s = float(makespan_s[at]), float(found.lean_s[at])
+            self.sequence = sequences[at].copy()
+        if is_better or not self.curve:
+            self.curve.append(Incumbent(self.spent_s, done, self.makespan_s))
+            if self._progress is not None:
+                self._progress(self.curve[-1])
+        return is_better
+
+    def scores(self, makespan_s: F64) -> F64:
+        """The higher the better, on a scale that stays: lower bound over makespan, in [0, 1], or makespan over the
+        default sequence's."""
+        if self.is_max:
+            return np.where(np.isfinite(makespan_s), makespan_s, 0.0) / max(self.longest_s, 1e-300)
+        least = self.bound_s if self.bound_s > 0 else float(makespan_s.min(initial=np.inf))
+        with np.errstate(invalid="ignore"):
+            return np.where(np.isfinite(makespan_s) & (makespan_s > 0), least / makespan_s, 0.0)
+
+    def others(self) -> tuple[I32, ...]:
+        """The next best sequences, of different makespans."""
+        best_first = sorted(self._elite.items(), reverse=self.is_max)
+        return tuple(sequence for value, sequence in best_first if value != self.makespan_s)
 
 
-def _end(budget: Budget, done: int, spent_s: float, best_s: float, bound_s: float) -> str:
+def _longest(makespan_s: F64) -> float:
+    return float(makespan_s[np.isfinite(makespan_s)].max(initial=0.0))
+
+
+def _end(budget: Budget, done: int, record: _Record) -> str:
     """Why a search ends here; empty: it does not."""
-    if best_s <= bound_s:
+    spent_s = record.spent_s
+    if record.makespan_s <= record.bound_s:
         return "bound"
     if budget.is_stopped:
         return "stopped"
@@ -242,14 +305,6 @@ def _end(budget: Budget, done: int, spent_s: float, best_s: float, bound_s: floa
         return "rollouts"
     if budget.time_s is not None and spent_s >= budget.time_s:
         return "time"
+    if budget.patience_s is not None and spent_s - record.curve[-1].time_s >= budget.patience_s:
+        return "stale"
     return ""
-
-
-def _scores(makespan_s: F64, bound_s: float, longest_s: float, *, is_max: bool) -> F64:
-    """The higher the better, on a scale that stays: lower bound over makespan, in [0, 1], or makespan over the default
-    sequence's."""
-    if is_max:
-        return np.where(np.isfinite(makespan_s), makespan_s, 0.0) / max(longest_s, 1e-300)
-    least = bound_s if bound_s > 0 else float(makespan_s.min(initial=np.inf))
-    with np.errstate(invalid="ignore"):
-        return np.where(np.isfinite(makespan_s) & (makespan_s > 0), least / makespan_s, 0.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from hashlib import blake2b
 from typing import Protocol
 
 import numpy as np
@@ -108,20 +109,27 @@ class DepthFirstStrategy:
             stack.append(space.choices(np.array(prefix, dtype=np.int32))[::-1])
 
 
-class LocalStrategy:
-    """Insertions around the best sequence: an item, or several that follow one another, goes to another place.
+_DRAWS = 4
+"""Draws of neighbours until enough of them are new."""
+_REMEMBERED = 1 << 18
+"""Sequences that are known to have been proposed, at most."""
 
-    Every worker proposes neighbours of the sequence in hand; the best of a round replaces it if it is better, or as
-    good. After ``patience`` rounds without a better one it goes some random insertions away from the best (iterated
-    local search: Lourenço, Martin and Stützle, 2003).
+
+class LocalStrategy:
+    """Insertions around a sequence in hand: an item, or several that follow one another, goes to another place.
+
+    Every worker proposes neighbours of it; the best of them takes its place if it is better, or as good. After
+    ``patience`` sequences without a better one than all before it begins again some random insertions away from the
+    best (iterated local search: Lourenço, Martin and Stützle, 2003).
     """
 
-    def __init__(self, space: OrderSpace, *, patience: int = 20, kick: int = 3) -> None:
+    def __init__(self, space: OrderSpace, *, patience: int = 160, kick: int = 3) -> None:
         self._space = space
         self._patience, self._kick = patience, kick
         self._best = self._here = space.default
         self._best_score = self._here_score = -np.inf
         self._stale = 0
+        self._seen: set[bytes] = set()
 
     def begin_at(self, sequence: I32, score: float) -> None:
         """Take over a better sequence from elsewhere."""
@@ -132,27 +140,42 @@ class LocalStrategy:
 
     def ask(self, rng: np.random.Generator, count: int) -> Proposal:
         """See ``OrderStrategy``."""
-        base = self._here
         if self._stale > self._patience:
-            self._stale = 0
+            base = self._best
             for _ in range(self._kick):
                 base = self._moved(base[None], rng)[0]
-            self._here, self._here_score = base, -np.inf
-        found = self._moved(np.repeat(base[None], count, axis=0), rng)
+            self._here, self._here_score, self._stale = base, -np.inf, 0
+        self._seen.add(_key(self._here))
+        found = self._fresh(self._here, count, rng)
         if self._best_score == -np.inf:
-            found[0] = base
+            found[0] = self._here
         return Proposal(found)
+
+    def _fresh(self, base: I32, count: int, rng: np.random.Generator) -> I32:
+        """Neighbours of a sequence that were not proposed before, as far as some draws find them: int32[count, n]."""
+        new, old = list[I32](), list[I32]()
+        if len(self._seen) > _REMEMBERED:
+            self._seen.clear()
+        for _ in range(_DRAWS):
+            for sequence in self._moved(np.repeat(base[None], count, axis=0), rng):
+                key = _key(sequence)
+                (old if key in self._seen else new).append(sequence)
+                self._seen.add(key)
+                if len(new) == count:
+                    return np.stack(new)
+        return np.stack((new + old)[:count])
 
     def tell(self, proposal: Proposal, scores: F64) -> None:
         """See ``OrderStrategy``."""
-        self._stale += 1
+        self._stale += len(scores)
         if not len(scores):
             return
         at = int(scores.argmax())
-        if scores[at] >= self._here_score:
-            self._here, self._here_score = proposal.sequences[at], float(scores[at])
-        if scores[at] > self._best_score:
-            self._best, self._best_score, self._stale = proposal.sequences[at], float(scores[at]), 0
+        sequence, score = proposal.sequences[at], float(scores[at])
+        if score >= self._here_score:
+            self._here, self._here_score = sequence, score
+        if score > self._best_score:
+            self._best, self._best_score, self._stale = sequence, score, 0
 
     def _moved(self, bases: I32, rng: np.random.Generator) -> I32:
         """Of every sequence the nearest legal one in which some items have gone elsewhere: int32[k, num_items]."""
@@ -171,6 +194,10 @@ class LocalStrategy:
             own = step < width
             wishes[row[own], bases[row, at][own]] = (at + shift + step * 1e-3)[own]
         return space.nearest(wishes)
+
+
+def _key(sequence: I32) -> bytes:
+    return blake2b(sequence.tobytes(), digest_size=8).digest()
 
 
 def make_strategy(name: str, space: OrderSpace) -> OrderStrategy:

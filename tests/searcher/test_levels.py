@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +13,7 @@ from semu.errors import MemoryLimitError
 from semu.searcher import SearchProblem
 from semu.searcher.bounds import lower_bounds
 from semu.searcher.interleave import evaluate
-from semu.searcher.levels import LEVELS, above, search_levels
+from semu.searcher.levels import LEVELS, above, distinct_levels, search_levels
 from semu.searcher.loop import Budget
 from semu.searcher.strategy import Objective
 
@@ -58,6 +59,26 @@ def test_what_comes_back_is_of_the_whole_problem(seed: int, share: float) -> Non
     same = search_levels(problem, Budget(rollouts=120), seed=seed)
     assert np.array_equal(same.solution.order, solution.order)
     assert np.array_equal(same.solution.choice, solution.choice)
+
+
+def test_levels_that_leave_out_the_same_are_one() -> None:
+    levels = [level for level in LEVELS if level > 0.0]
+    for seed, share in ((1, 4.0), (2, 6.0)):
+        problem = instance(seed, share)
+        two = replace(problem, num_candidates=np.minimum(problem.num_candidates, 2))
+        assert search_levels(two, Budget(rollouts=40)).rollouts <= 40
+        assert len(distinct_levels(two, levels)) == len({above(two, level)[1].tobytes() for level in levels})
+
+
+def test_where_memory_does_not_bind_the_fastest_candidates_are_all() -> None:
+    free, tight = instance(1), instance(1, 4.0)
+    assert distinct_levels(free, LEVELS) == [1.0]
+    assert distinct_levels(free, LEVELS[:2]) == list(LEVELS[:2])
+    assert len(distinct_levels(tight, LEVELS)) > 1
+    forward = free.forward_s.copy()
+    pair = int(np.flatnonzero(free.num_candidates > 1)[0])
+    forward[pair, 0] = forward[pair].min() / 2  # slower in sum, but faster forwards
+    assert len(distinct_levels(replace(free, forward_s=forward), LEVELS)) > 1
 
 
 def test_progress_only_improves() -> None:
