@@ -191,7 +191,8 @@ def cost_model_of(library: TemplateLibrary, profile: DeviceProfile, rules: Laten
 
 def _evaluate(layout: Layout, shapes: BatchShapes, cost_model: CostModel, cache: ResultCache | None) -> Evaluation:
     by_shape = ShapeCosts(cost_model, shapes.columns, shapes.idle)
-    programs = [stage for chunk in layout.kinds for stage in (chunk.forward, chunk.backward) if stage is not None]
+    every = (stage for chunk in layout.kinds for stage in (chunk.forward, chunk.backward) if stage is not None)
+    programs = [*{id(stage): stage for stage in every}.values()]
     costs = dict(zip(map(id, programs), stage_costs(programs, by_shape, cache), strict=True))
     if shapes.idle >= 0:
         costs = {key: stage.without(shapes.idle) for key, stage in costs.items()}
@@ -203,20 +204,21 @@ def _evaluate(layout: Layout, shapes: BatchShapes, cost_model: CostModel, cache:
         chosen: NDArray[np.int64] = sizes[[place[row] for row in wanted]]
         return chosen
 
-    return Evaluation(
-        shapes=shapes,
-        by_shape=by_shape,
-        chunks=tuple(
-            ChunkCosts(
-                forward=costs[id(chunk.forward)],
-                backward=costs[id(chunk.backward)] if chunk.backward is not None else None,
-                arriving=carried(chunk.forward.arriving),
-                leaving=carried(chunk.forward.leaving),
-                gradient_leaving=carried(chunk.backward.leaving if chunk.backward is not None else ()),
+    distinct: dict[tuple[int, int], ChunkCosts] = {}  # chunks of the same stages have the same costs, as one object
+    chunks = []
+    for chunk in layout.kinds:
+        forward, backward = chunk.forward, chunk.backward
+        key = id(forward), id(backward)
+        if key not in distinct:
+            distinct[key] = ChunkCosts(
+                forward=costs[id(forward)],
+                backward=costs[id(backward)] if backward is not None else None,
+                arriving=carried(forward.arriving),
+                leaving=carried(forward.leaving),
+                gradient_leaving=carried(backward.leaving if backward is not None else ()),
             )
-            for chunk in layout.kinds
-        ),
-    )
+        chunks.append(distinct[key])
+    return Evaluation(shapes=shapes, by_shape=by_shape, chunks=tuple(chunks))
 
 
 def template_latencies(

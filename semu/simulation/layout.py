@@ -123,6 +123,15 @@ class Cut:
         return tuple([c for c in ordered if c.chunk.rank == rank] for rank in range(self.num_ranks))
 
     @cached_property
+    def handed(self) -> dict[tuple[int, int], list[int]]:
+        """(source, target) -> positions, in what arrives at chunk ``target``, of what chunk ``source`` hands to it."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for target, chunk in enumerate(self.chunks):
+            for position, source in enumerate(chunk.arrivals):
+                found.setdefault((source, target), []).append(position)
+        return found
+
+    @cached_property
     def copies(self) -> int:
         """How often the model is there."""
         return max(chunk.chunk.flow for chunk in self.chunks) + 1
