@@ -105,11 +105,26 @@ def first_forward_bindings(
     gather_unit = units.num_units
     for rank, gather in sorted(gathers.items()):
         for unit in first[rank]:
-            waits = _needed(insides, gather, unit)
-            bound = np.flatnonzero(waits >= 0)
-            bindings.append(Binding(unit, gather_unit + waits[bound], bound))
+            waits, bound = _bound(insides, gather, unit)
+            bindings.append(Binding(unit, gather_unit + waits, bound))
         gather_unit += len(gather.slices)
     return bindings
+
+
+def _bound(
+    insides: StageInsides, gather: ParameterGather, unit: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The gathers that operators of a chunk's forward stage need, and these operators: int64[k] each; remembered."""
+
+    def find() -> tuple[ParameterGather, NDArray[np.int64], NDArray[np.int64]]:
+        waits = _needed(insides, gather, unit)
+        bound = np.flatnonzero(waits >= 0)
+        return gather, waits[bound], bound
+
+    if insides.layout.planned is not None:
+        return find()[1:]
+    of, waits, bound = insides.layout.facts.get(("bound", insides.stage(unit)[0]), find)
+    return (waits, bound) if of is gather else find()[1:]
 
 
 def parameter_waits(

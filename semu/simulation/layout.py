@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from semu.simulation.planned import Planned
 
 
+FACTS = 1024
+"""So many are kept of what was found about chunks in a place; some are found for every chunk."""
+
+
 @dataclass(frozen=True)
 class ChunkStages:
     """A chunk with its two stages.
@@ -177,7 +181,7 @@ class Layout:
     library: TemplateLibrary
     streams: tuple[str, ...]
     cut: Cut
-    facts: Recent[Any] = field(default_factory=lambda: Recent(256), compare=False)
+    facts: Recent[Any] = field(default_factory=lambda: Recent(FACTS), compare=False)
     planned: Planned | None = None
 
     @cached_property
@@ -372,8 +376,8 @@ def build_layout(
 def _facts(job: TrainingJob, cut: Cut) -> Recent[Any]:
     """What is known about chunks under a job's settings; nothing where no other job has them."""
     if not cut.is_shared:
-        return Recent(256)
-    known: Recent[Any] = cut.facts.get(("placed", placement_key(job)), lambda: Recent(256))
+        return Recent(FACTS)
+    known: Recent[Any] = cut.facts.get(("placed", placement_key(job)), lambda: Recent(FACTS))
     return known
 
 
