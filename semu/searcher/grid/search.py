@@ -21,12 +21,12 @@ from semu.errors import ConfigError, unknown_name
 from semu.job import TrainingJob
 from semu.searcher.engines import Engine, make_engine
 from semu.searcher.grid.bounds import Floor, Floors
-from semu.searcher.grid.evaluate_points import Figures, Outcome, evaluate_chunk, in_order
+from semu.searcher.grid.evaluate_points import Figures, Outcome, evaluate_chunk, in_chunks
 from semu.searcher.grid.legal import SENTENCES, Legal, legal_points
 from semu.searcher.grid.result import SHOWN_MISFITS, GridResult, Row
 from semu.searcher.grid.space import Axis, Point, RankBy, Space, Value, with_gpus
 
-CHUNK, LONG_CHUNK = 4, 32
+CHUNK, LONG_CHUNK = 4, 24
 """Configurations of a task: few while their results decide what comes next, many where all are evaluated."""
 TRIES = 8
 """Configurations that are evaluated, at most, to find what makes another one fit."""
@@ -204,8 +204,8 @@ class _Hunt:
 
     def _every(self, points: Sequence[Point]) -> list[Outcome]:
         """Evaluate all of some configurations."""
-        left = in_order(self.job, (point for point in points if point not in self.outcomes))
-        tasks = (left[first : first + LONG_CHUNK] for first in range(0, len(left), LONG_CHUNK))
+        left = (point for point in points if point not in self.outcomes)
+        tasks = in_chunks(self.job, left, LONG_CHUNK, 2 * LONG_CHUNK)
         best: list[float] = []
         for point in points:
             if point in self.outcomes:
