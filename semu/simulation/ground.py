@@ -98,6 +98,7 @@ def _find_events(layout: Layout, run: PipelineRun, moments: NDArray[np.float64])
     moment: list[NDArray[np.int64]] = []
     microbatch: list[NDArray[np.integer]] = []
     owner: list[int] = []
+    later: list[int] = []
     at = _edges_at(run)
     for rank in range(problem.shape.num_ranks):
         for chunk in layout.chunks_of(rank):
@@ -105,16 +106,18 @@ def _find_events(layout: Layout, run: PipelineRun, moments: NDArray[np.float64])
             moment.append(nodes)
             microbatch.append(run.column[nodes])
             owner.append(rank)
+            later.append(0)
         for edge, is_received in at[rank]:
-            nodes = problem.num_stages + edge.transfers
-            for _, mine in [(-1, slice(None))] if is_received else _by_variant(layout, run, edge):
-                moment.append(nodes[mine] if is_received else problem.num_nodes + nodes[mine])
-                microbatch.append(edge.column[mine])
+            after = problem.num_stages + (0 if is_received else problem.num_nodes)
+            for _, mine in [(-1, None)] if is_received else _by_variant(layout, run, edge):
+                moment.append(edge.transfers if mine is None else edge.transfers[mine])
+                microbatch.append(edge.column if mine is None else edge.column[mine])
                 owner.append(rank)
+                later.append(after)
     none = np.zeros(0, dtype=np.int64)
     counts = [len(own) for own in moment]
     of_rank = np.repeat(np.array(owner, dtype=np.int64), counts)
-    every = np.concatenate([none, *moment])
+    every = np.concatenate([none, *moment]) + np.repeat(np.array(later, dtype=np.int64), counts)
     order = np.lexsort((moments[every], of_rank))
     return _Events(
         ptr=np.searchsorted(of_rank, np.arange(problem.shape.num_ranks + 1)),
@@ -141,10 +144,10 @@ def _find_sizes(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> NDA
     return np.array(sizes, dtype=np.int64).reshape(len(sizes), evaluation.num_shapes)
 
 
-def _by_variant(layout: Layout, run: PipelineRun, edge: Edge) -> list[tuple[int, slice | NDArray[np.int64]]]:
-    """The variants of a chunk that send something, each with its transfers among those of the edge."""
+def _by_variant(layout: Layout, run: PipelineRun, edge: Edge) -> list[tuple[int, NDArray[np.int64] | None]]:
+    """The variants of a chunk that send something, each with its transfers among those of the edge; None: all."""
     if layout.planned is None:
-        return [(edge.source, slice(None))]
+        return [(edge.source, None)]
     problem = run.problem
     sender = run.kind[problem.pred[problem.pred_ptr[problem.num_stages + edge.transfers]]]
     return [(kind, np.flatnonzero(sender == kind)) for kind in layout.planned.numbers[edge.source]]
