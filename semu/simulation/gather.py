@@ -125,9 +125,7 @@ def first_forward_bindings(
     return bindings
 
 
-def _bound(
-    insides: StageInsides, gather: ParameterGather, unit: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _bound(insides: StageInsides, gather: ParameterGather, unit: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The gathers that operators of a chunk's forward stage need, and these operators: int64[k] each; remembered."""
 
     def find() -> tuple[ParameterGather, NDArray[np.int64], NDArray[np.int64]]:

@@ -181,9 +181,10 @@ def _released(
         kind: which variant of the chunk.
     """
     stage, costs = program_of(layout, kind, CODE_OF_PHASE[phase]), evaluation.chunks[kind]
-    sizes, positions = costs.leaving, range(len(stage.leaving))
+    sizes, positions = costs.leaving, [*range(len(stage.leaving))]
     if phase is not Phase.FORWARD:
         sizes, positions = costs.gradient_leaving, leaving_positions(layout, chunk, consumer, phase)
+    gone: NDArray[np.int64]
     _, _, gone = evaluation.by_shape.found(  # as most chunks are alike; what the identities stand for stays alive
         ("unkept", id(stage), id(sizes), *positions), lambda: (stage, sizes, unkept_bytes(stage, sizes, positions))
     )

@@ -16,7 +16,8 @@ from semu.engine.template import CostColumns
 from semu.errors import InternalError
 
 _FEW, _MOST_FOUND, _MOST_KEPT = 4, 4096, 512
-K, T = TypeVar("K"), TypeVar("T")
+K = TypeVar("K")
+T = TypeVar("T")
 N = TypeVar("N", np.float64, np.int64)
 Columns = Mapping[str, NDArray[np.int64]]
 """Symbol -> int64[num_shapes]."""
