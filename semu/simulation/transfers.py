@@ -98,6 +98,7 @@ def edge_bytes(layout: Layout, evaluation: Evaluation, source: int, target: int,
     chunks = evaluation.chunks
     sizes = chunks[target].arriving if phase is Phase.FORWARD else chunks[source].gradient_leaving
     positions = leaving_positions(layout, source, target, phase)
+    total: NDArray[np.int64]
     _, total = evaluation.by_shape.found(  # most chunks cost the same; the sizes stay alive beside their identity
         ("edge", id(sizes), *positions), lambda: (sizes, sizes[positions].sum(axis=0))
     )
