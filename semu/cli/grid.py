@@ -98,9 +98,17 @@ def _refuse(found: GridResult) -> int:
     peak, capacity = row.figures.peak_memory_bytes / GIB, found.capacity_bytes / GIB
     say(
         f"no configuration fits: the smallest, {row.point.label(found.varied)}, needs {peak:.2f} GiB of {capacity:.2f} "
-        f"GiB on its fullest rank, {peak - capacity:.2f} GiB too much"
+        f"GiB on its fullest rank, {peak - capacity:.2f} GiB too much" + _nearest(found)
     )
     return MemoryLimitError.exit_code
+
+
+def _nearest(found: GridResult) -> str:
+    if found.nearest_fit is None:
+        return ""
+    if not found.nearest_fit:
+        return ", and no change that was tried makes it fit"
+    return f"; it would fit with {found.nearest_fit[0].label()}"
 
 
 def _read(arguments: argparse.Namespace, progress: Progress) -> tuple[RunConfig, TrainingJob]:

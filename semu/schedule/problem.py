@@ -6,6 +6,7 @@ pair of ranks that exchange tensors. Latencies are separate, so that many batche
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -124,7 +125,7 @@ class PipelineProblem:
     @cached_property
     def rank_nodes(self) -> tuple[NDArray[np.int64], ...]:
         """Per rank, its stages' nodes in order."""
-        return tuple(np.flatnonzero(self.node_rank == rank) for rank in range(self.shape.num_ranks))
+        return tuple(members_of(self.node_rank, self.shape.num_ranks))
 
     @cached_property
     def rank_kinds(self) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]:
@@ -164,9 +165,10 @@ class PipelineProblem:
     @cached_property
     def stage_nodes(self) -> dict[tuple[int, int], NDArray[np.int64]]:
         """(chunk, phase) -> the nodes of that stage, at most one per microbatch, in order."""
-        phases = range(NOTHING + 1) if self.splits_backward else (0, 1)
+        phases = range(NOTHING + 1) if self.splits_backward else range(2)
         kinds = [(chunk, phase) for chunk in range(self.shape.num_chunks) for phase in phases]
-        return {kind: np.flatnonzero((self.chunk == kind[0]) & (self.phase == kind[1])) for kind in kinds}
+        kind = len(phases) * self.chunk.astype(np.int64) + self.phase
+        return dict(zip(kinds, members_of(kind, len(kinds)), strict=True))
 
     @cached_property
     def transfer_edges(self) -> tuple[dict[tuple[int, int, Phase], int], NDArray[np.int64], NDArray[np.int64]]:
@@ -180,6 +182,19 @@ class PipelineProblem:
             edge[j] = number.setdefault(key, len(number))
             microbatch[j] = transfer.stage.microbatch
         return number, edge, microbatch
+
+    @cached_property
+    def edge_transfers(self) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]:
+        """Of every edge of ``transfer_edges``: its transfers, in order, and their microbatches."""
+        number, edge, microbatch = self.transfer_edges
+        return tuple([(own, microbatch[own]) for own in members_of(edge, len(number))])
+
+
+def members_of(kind: NDArray[np.integer], count: int) -> list[NDArray[np.int64]]:
+    """Of every kind, the positions where it stands, ascending; ``kind``: int[n], each below ``count``."""
+    order = np.argsort(kind, kind="stable")
+    ends = np.cumsum(np.bincount(kind, minlength=count)).tolist()
+    return [order[first:last] for first, last in itertools.pairwise([0, *ends])]
 
 
 def lower(schedule: Schedule, shape: PipelineShape, *, overlapped_sends: bool) -> PipelineProblem:

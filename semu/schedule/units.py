@@ -92,6 +92,7 @@ class PipelineUnits:
             )
         ends = [[(own.rank[a], own.rank[b]) for a, b in own.moved] for own in copies]
         pairs = tuple(sorted({end for own in ends for end in own}))
+        place = {end: number for number, end in enumerate(pairs)}
         return cls(
             shape=shape,
             chunk=np.array([own.chunk for own in copies], dtype=np.int32),
@@ -99,7 +100,7 @@ class PipelineUnits:
             rank=np.array([own.rank for own in copies], dtype=np.int32),
             producer=np.array([a for a, _ in first.moved], dtype=np.int32),
             consumer=np.array([b for _, b in first.moved], dtype=np.int32),
-            pair=np.array([[pairs.index(end) for end in own] for own in ends], dtype=np.int32),
+            pair=np.array([[place[end] for end in own] for own in ends], dtype=np.int32),
             pairs=pairs,
             local=tuple(first.local),
             merged=merged,
@@ -348,9 +349,13 @@ class PipelineUnits:
         return np.concatenate(([0], np.cumsum(np.bincount(self.stream, minlength=self.num_streams)))).astype(np.int64)
 
 
-@lru_cache(maxsize=128)
 def units_of(shape: PipelineShape, merged: Merged | None = None) -> PipelineUnits:
     """``PipelineUnits.of``, remembered: nothing in the units changes, so jobs of one shape share them."""
+    return _units_of(shape, merged)
+
+
+@lru_cache(maxsize=128)
+def _units_of(shape: PipelineShape, merged: Merged | None) -> PipelineUnits:
     return PipelineUnits.of(shape, merged)
 
 
@@ -395,10 +400,14 @@ def _copy(shape: PipelineShape, flow: int, *, splits: bool) -> _Copy:
         if shape.chunk_flow[chunk] == flow and (phase is Phase.FORWARD or shape.has_backward[chunk])
     ]
     number = {stage: position for position, stage in enumerate(stages)}
+    consumers: list[list[int]] = [[] for _ in range(shape.num_chunks)]
+    for chunk, sources in enumerate(shape.sources):
+        for source in dict.fromkeys(sources):
+            consumers[source].append(chunk)
     moved: list[tuple[int, int]] = []
     local: list[tuple[int, int]] = []
     for stage in stages:
-        for after in _readers(shape, stage, splits=splits):
+        for after in _readers(shape, stage, consumers, splits=splits):
             crosses = shape.chunk_rank[after.chunk] != shape.chunk_rank[stage.chunk]
             (moved if crosses else local).append((number[stage], number[after]))
     return _Copy(
@@ -410,10 +419,12 @@ def _copy(shape: PipelineShape, flow: int, *, splits: bool) -> _Copy:
     )
 
 
-def _readers(shape: PipelineShape, stage: StageKey, *, splits: bool) -> list[StageKey]:
-    """Stages that need a stage's result, in the order in which it is sent."""
+def _readers(
+    shape: PipelineShape, stage: StageKey, consumers: Sequence[Sequence[int]], *, splits: bool
+) -> list[StageKey]:
+    """Stages that need a stage's result, in the order in which it is sent. ``consumers``: who reads each chunk."""
     if stage.phase is Phase.FORWARD:
-        readers = [StageKey(c, stage.phase, 0) for c, sources in enumerate(shape.sources) if stage.chunk in sources]
+        readers = [StageKey(chunk, stage.phase, 0) for chunk in consumers[stage.chunk]]
         return readers + ([StageKey(stage.chunk, Phase.BACKWARD, 0)] if shape.has_backward[stage.chunk] else [])
     if stage.phase is Phase.WEIGHT_GRADIENT:
         return []

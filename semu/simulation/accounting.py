@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -10,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.stage import StageProgram
+from semu.engine.template import TemplateLibrary
 from semu.graph.dim import Dim, DimTable
-from semu.graph.operator import Phase
+from semu.graph.operator import Operator, Phase
 from semu.graph.rounded import with_rounded
 from semu.job import TrainingJob
 from semu.simulation.evaluate import Evaluation
@@ -20,6 +22,7 @@ from semu.simulation.parts import costs_of, stages_of_chunk
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.reduction import RankTail
 from semu.simulation.slices import Slices
+from semu.simulation.template_cache import Recent
 from semu.units import TIME_GRID_PER_S
 
 
@@ -171,17 +174,17 @@ def _template_times(
     problem = run.problem
     exposed = np.zeros(len(layout.streams))
     busy = 0.0
-    known: dict[tuple[int, bytes], tuple[float, NDArray[np.float64]]] = {}
+    is_alike = bool((run.shape == run.shape[:1, :1]).all())  # then only how many there are counts
+    known: dict[tuple[int, bytes | int], tuple[float, NDArray[np.float64]]] = {}
     for number in range(len(evaluation.chunks)):
         for phase, _ in stages_of_chunk(layout, number, splits=problem.splits_backward):
             stage = costs_of(layout, evaluation, number, phase)
             nodes = problem.stage_nodes[layout.kinds[number].chunk.index, phase]
             if layout.planned is not None:
                 nodes = nodes[run.kind[nodes] == number]
-            order = run.column[nodes]
-            key = (id(stage), order.tobytes())
+            key = (id(stage), len(nodes) if is_alike else run.column[nodes].tobytes())
             if key not in known:
-                shapes = run.shape[:, order]
+                shapes = run.shape[:, run.column[nodes]]
                 latency = float(weights @ stage.latency[shapes].sum(axis=1))
                 known[key] = latency, np.einsum("r,rns->s", weights, stage.exposed[shapes])
             busy += known[key][0]
@@ -326,16 +329,15 @@ def _flop(layout: Layout, mean: Mapping[str, NDArray[np.int64]], uses: NDArray[n
     hardware = model = full = 0
     for name, stages in _stages_by_module(layout).items():
         calls = np.zeros(len(library.operators), dtype=np.int64)
-        for stage in stages:
-            calls += np.bincount(stage.rows, minlength=len(library.operators))
+        distinct = {id(stage): stage for stage in stages}
+        for number, times in Counter(map(id, stages)).items():
+            calls += times * np.bincount(distinct[number].rows, minlength=len(library.operators))
         rows = np.flatnonzero(calls).tolist()
         operators = [library.operators[row] for row in rows]
         own = layout.mesh.of_module(name).parallel
         peers = own.tp * own.cp
         for symbols in _groups_of(name, own.dp // layout.job.parallel.dp, mean):
-            work = _totals([op.flop for op in operators], symbols, uses)
-            extra = _totals([op.recomputed_flop for op in operators], symbols, uses)
-            causal = _totals([op.causal_flop for op in operators], symbols, uses)
+            work, extra, causal = _flop_of(library, rows, symbols, uses)
             for position, (row, operator) in enumerate(zip(rows, operators, strict=True)):
                 times = int(calls[row]) * (peers // operator.copies)
                 hardware += times * work[position]
@@ -343,6 +345,29 @@ def _flop(layout: Layout, mean: Mapping[str, NDArray[np.int64]], uses: NDArray[n
                     model += times * (work[position] - extra[position])
                     full += times * (work[position] - extra[position] + causal[position])
     return hardware, model, full
+
+
+def _flop_of(
+    library: TemplateLibrary, rows: Sequence[int], symbols: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]
+) -> tuple[list[int], list[int], list[int]]:
+    """FLOP of some operators over all microbatches, what of it is recomputed, and what causality leaves out."""
+
+    def find(operators: Sequence[Operator]) -> tuple[list[int], list[int], list[int]]:
+        return (
+            _totals([op.flop for op in operators], symbols, uses),
+            _totals([op.recomputed_flop for op in operators], symbols, uses),
+            _totals([op.causal_flop for op in operators], symbols, uses),
+        )
+
+    if len(uses) > 1:
+        return find([library.operators[row] for row in rows])
+    one = uses.tobytes(), tuple(symbols), tuple([column.tobytes() for column in symbols.values()])
+    work, extra, causal = _FLOP.get((library, *one), lambda: find(library.operators))
+    return [work[row] for row in rows], [extra[row] for row in rows], [causal[row] for row in rows]
+
+
+_FLOP: Recent[tuple[list[int], list[int], list[int]]] = Recent(128)
+"""Of all operators of a library, where all microbatches are alike."""
 
 
 def _stages_by_module(layout: Layout) -> dict[str, list[StageProgram]]:

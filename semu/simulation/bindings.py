@@ -57,7 +57,7 @@ class StageInsides:
 
     def __init__(self, layout: Layout, evaluation: Evaluation, units: PipelineUnits, shape: NDArray[np.int64]) -> None:
         self.layout, self.evaluation, self.units, self.shape = layout, evaluation, units, shape
-        self._known: dict[tuple[int, bytes, int], Inside] = {}
+        self._known: dict[tuple[int, bytes], Inside] = {}
         self._rows: dict[bytes, NDArray[np.float64]] = {}
         self._programs: dict[int, tuple[int, StageProgram]] = {}
         self._filled = 0
@@ -77,11 +77,11 @@ class StageInsides:
         kind, column = self.stage(unit)
         shapes = self.shape[:, column]
         code = int(self.units.codes[microbatch, position])
-        key = kind, shapes.tobytes(), code
+        program = program_of(self.layout, kind, code)  # alike in all copies of the model
+        key = id(program), shapes.tobytes()
         if key not in self._known:
             if key[1] not in self._rows:
                 self._rows[key[1]] = self.evaluation.latencies_of(shapes)
-            program = program_of(self.layout, kind, code)  # alike in all copies of the model
             number, _ = self._programs.setdefault(id(program), (len(self._programs), program))
             latency = self._rows[key[1]][:, program.rows]
             start = natural_starts(program, latency)
@@ -92,6 +92,8 @@ class StageInsides:
     def bind(self, bindings: Sequence[Binding], num_nodes: int) -> tuple[Edges, Slots]:
         """All bindings as edges and slots; a slot for every bound operator. ``num_nodes``: of all units."""
         num_replicas = len(self.shape)
+        if all(binding.lag is None for binding in bindings) and len({own.unit for own in bindings}) == len(bindings):
+            return self._bind_ends(sorted(bindings, key=lambda binding: binding.unit), num_nodes)
         by_unit: dict[int, list[Binding]] = {}
         for binding in sorted(bindings, key=lambda binding: binding.unit):
             by_unit.setdefault(binding.unit, []).append(binding)
@@ -115,8 +117,48 @@ class StageInsides:
         source, target, op, slot = np.concatenate([np.zeros((4, 0), dtype=np.int64), *pieces], axis=1).astype(np.int32)
         nothing = np.zeros((num_replicas, 0))
         edges = Edges(source, target, op, np.concatenate([nothing, *lags], axis=1), slot)
+        return edges, self._slots(count, prog, cost_ptr, ops, [nothing, *starts])
+
+    def _bind_ends(self, bindings: Sequence[Binding], num_nodes: int) -> tuple[Edges, Slots]:
+        """The same where each stage has one binding, to the ends of others. ``bindings``: by stage."""
+        prog = np.full(num_nodes, -1, dtype=np.int32)
+        cost_ptr = np.full(num_nodes, -1, dtype=np.int64)
+        count = np.zeros(num_nodes, dtype=np.int64)
+        ops, slots = [], []
+        starts = [np.zeros((len(self.shape), 0))]
+        filled = 0
+        for binding in bindings:
+            inside, bound = self.of(binding.unit), binding.op
+            slot = np.arange(filled, filled + len(bound))
+            if not (bound[1:] > bound[:-1]).all():
+                bound, place = np.unique(bound, return_inverse=True)
+                slot = filled + place
+            prog[binding.unit], cost_ptr[binding.unit], count[binding.unit] = inside.number, inside.place, len(bound)
+            ops.append(bound)
+            slots.append(slot)
+            starts.append(inside.start.take(bound, axis=1))
+            filled += len(bound)
+        integers = np.zeros(0, dtype=np.int32)
+        target = np.repeat([binding.unit for binding in bindings], [len(binding.op) for binding in bindings])
+        edges = Edges(
+            np.concatenate([integers, *[binding.source for binding in bindings]]).astype(np.int32),
+            target.astype(np.int32),
+            np.full(len(target), -1, dtype=np.int32),
+            np.zeros((len(self.shape), len(target))),
+            np.concatenate([integers, *slots]).astype(np.int32),
+        )
+        return edges, self._slots(count, prog, cost_ptr, ops, starts)
+
+    def _slots(
+        self,
+        count: NDArray[np.int64],
+        prog: NDArray[np.int32],
+        cost_ptr: NDArray[np.int64],
+        ops: Sequence[NDArray[np.int64]],
+        starts: Sequence[NDArray[np.float64]],
+    ) -> Slots:
         programs = [program for _, program in sorted(self._programs.values(), key=lambda entry: entry[0])]
-        return edges, _slots(programs, [*self._known.values()], count, prog, cost_ptr, ops, [nothing, *starts])
+        return _slots(programs, [*self._known.values()], count, prog, cost_ptr, ops, starts)
 
 
 def _slots(

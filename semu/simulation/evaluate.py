@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from semu.engine.costs import CostModel, LatencyRules
 from semu.engine.join import build_stages
 from semu.engine.result_cache import ResultCache
-from semu.engine.stage import StageCosts
+from semu.engine.stage import StageCosts, StageProgram
 from semu.engine.template import CostColumns, TemplateLibrary, stream_names
 from semu.graph.rounded import with_rounded
 from semu.hardware.capabilities import DeviceProfile
 from semu.nn.window import Window
 from semu.simulation.layout import Layout
 from semu.simulation.segment_costs import stage_costs
-from semu.simulation.shape_costs import ShapeCosts, num_shapes
+from semu.simulation.shape_costs import CostTables, ShapeCosts, num_shapes
 from semu.simulation.template_cache import Recent
 from semu.workload.batch import Microbatch, shape_columns
 from semu.workload.spread import Spread, spread_columns
@@ -170,7 +170,8 @@ def evaluate(
         return _evaluate(layout, shapes, cost_model, cache)
     contents = tuple((name, column.tobytes()) for name, column in shapes.columns.items())
     key = (layout.cut.identity, cost_model, contents)
-    known = _EVALUATIONS.get(key, lambda: _evaluate(layout, shapes, cost_model, cache))
+    shared = (cost_model, shapes.idle, contents)
+    known = _EVALUATIONS.get(key, lambda: _evaluate(layout, shapes, cost_model, cache, _TABLES.get(shared, CostTables)))
     return Evaluation(shapes, known.by_shape, known.chunks)
 
 
@@ -180,6 +181,8 @@ _COST_MODELS: Recent[CostModel] = Recent(64)
 
 _EVALUATIONS: Recent[Evaluation] = Recent(256)
 """By chunks, cost model and distinct shapes."""
+_TABLES: Recent[CostTables] = Recent(128)
+"""What does not depend on how blocks are cut into chunks, by cost model and distinct shapes."""
 
 
 def cost_model_of(library: TemplateLibrary, profile: DeviceProfile, rules: LatencyRules | None) -> CostModel:
@@ -189,10 +192,18 @@ def cost_model_of(library: TemplateLibrary, profile: DeviceProfile, rules: Laten
     return _COST_MODELS.get((library, profile), lambda: CostModel(library, profile))
 
 
-def _evaluate(layout: Layout, shapes: BatchShapes, cost_model: CostModel, cache: ResultCache | None) -> Evaluation:
-    by_shape = ShapeCosts(cost_model, shapes.columns, shapes.idle)
-    programs = [stage for chunk in layout.kinds for stage in (chunk.forward, chunk.backward) if stage is not None]
-    costs = dict(zip(map(id, programs), stage_costs(programs, by_shape, cache), strict=True))
+def _evaluate(
+    layout: Layout,
+    shapes: BatchShapes,
+    cost_model: CostModel,
+    cache: ResultCache | None,
+    tables: CostTables | None = None,
+) -> Evaluation:
+    """``tables``: shared with other chunks that are made of the same blocks; None: with nobody."""
+    by_shape = ShapeCosts(cost_model, shapes.columns, shapes.idle, tables if tables is not None else CostTables())
+    every = (stage for chunk in layout.kinds for stage in (chunk.forward, chunk.backward) if stage is not None)
+    programs = [*{id(stage): stage for stage in every}.values()]
+    costs = _stage_costs(programs, by_shape, cache)
     if shapes.idle >= 0:
         costs = {key: stage.without(shapes.idle) for key, stage in costs.items()}
     rows = sorted({row for program in programs for row in (*program.arriving, *program.leaving)})
@@ -203,20 +214,40 @@ def _evaluate(layout: Layout, shapes: BatchShapes, cost_model: CostModel, cache:
         chosen: NDArray[np.int64] = sizes[[place[row] for row in wanted]]
         return chosen
 
-    return Evaluation(
-        shapes=shapes,
-        by_shape=by_shape,
-        chunks=tuple(
-            ChunkCosts(
-                forward=costs[id(chunk.forward)],
-                backward=costs[id(chunk.backward)] if chunk.backward is not None else None,
-                arriving=carried(chunk.forward.arriving),
-                leaving=carried(chunk.forward.leaving),
-                gradient_leaving=carried(chunk.backward.leaving if chunk.backward is not None else ()),
+    distinct: dict[tuple[int, int], ChunkCosts] = {}  # chunks of the same stages have the same costs, as one object
+    chunks = []
+    for chunk in layout.kinds:
+        forward, backward = chunk.forward, chunk.backward
+        key = id(forward), id(backward)
+        if key not in distinct:
+            distinct[key] = ChunkCosts(
+                forward=costs[id(forward)],
+                backward=costs[id(backward)] if backward is not None else None,
+                arriving=carried(forward.arriving),
+                leaving=carried(forward.leaving),
+                gradient_leaving=carried(backward.leaving if backward is not None else ()),
             )
-            for chunk in layout.kinds
-        ),
-    )
+        chunks.append(distinct[key])
+    return Evaluation(shapes=shapes, by_shape=by_shape, chunks=tuple(chunks))
+
+
+def _stage_costs(
+    programs: Sequence[StageProgram], by_shape: ShapeCosts, cache: ResultCache | None
+) -> dict[int, StageCosts]:
+    """Costs of stages by the identity of the program; those of shared tables come from there."""
+    known = by_shape.tables.stages
+    costs = {id(own): known[id(own)][1] for own in programs if id(own) in known}
+    fresh = [own for own in programs if id(own) not in costs]
+    if fresh:
+        found = stage_costs(fresh, by_shape, cache)
+        costs.update(zip(map(id, fresh), found, strict=True))
+        if len(known) > _MOST_STAGES:
+            known.clear()
+        known.update({id(own): (own, one) for own, one in zip(fresh, found, strict=True)})
+    return costs
+
+
+_MOST_STAGES = 512
 
 
 def template_latencies(

@@ -7,7 +7,7 @@ gathered after the step (``reduction``), not here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,18 +44,24 @@ def parameter_gathers(layout: Layout, model: CostModel) -> dict[int, ParameterGa
     job = layout.job
     if not job.gathers_once and (job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather):
         return {}
-    gather = _gather_units if job.gathers_once else _gather
 
     def find() -> dict[int, ParameterGather]:
         if not shares_parameters(layout):
             return {}
-        return {rank: gather(layout, model, rank) for rank in range(job.parallel.pp)}
+        if job.gathers_once:
+            return {rank: _gather_units(layout, model, rank) for rank in range(job.parallel.pp)}
+        alike: _Alike = {}
+        return {rank: _gather(layout, model, rank, alike) for rank in range(job.parallel.pp)}
 
     found: dict[int, ParameterGather] = find() if model.rules else layout.facts.get(("gathers", model), find)
     return found
 
 
-def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
+_Alike = dict[Hashable, tuple[tuple[OuterSlice, ...], tuple[CommGroup, ...], list[tuple[int, ...]]]]
+"""The gathers of ranks that hold as much in the same groups: slices, communicators, members of the buckets."""
+
+
+def _gather(layout: Layout, model: CostModel, rank: int, alike: _Alike) -> ParameterGather:
     on_host = layout.cut.on_host
     held = [
         entry
@@ -63,16 +69,24 @@ def _gather(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
         if entry[2].parameter.requires_grad and id(entry[2].parameter) not in on_host
     ]
     slots = [layout.chunks[chunk].chunk.slot for chunk, _, _ in held]
-    keys = [id(h.parameter) for _, _, h in held]
-    buckets = rank_buckets(layout, rank, keys, [h.elements for _, _, h in held], slots, overlapped=True)
+    elements = [h.elements for _, _, h in held]
     each = layout.weight_sizes([own for _, _, own in held])
-    sizes = [sum([each[member] for member in bucket.members]) for bucket in buckets]
-    groups = [bucket.pool.shard_group(rank) for bucket in buckets]
-    slices: list[OuterSlice] = []
-    for piece in _together(model, groups, sizes):
-        slices.append(moved(piece, slices[-1].end_s if slices else 0.0))
-    last = {held[member][:2]: number for number, bucket in enumerate(buckets) for member in bucket.members}
-    return ParameterGather(tuple(slices), tuple(groups), last)
+    pools = tuple([(pool.shard_group(rank), pool.mesh.parallel.gradient_ranks) for pool in layout.pools(rank)])
+    key = (tuple(elements), tuple(each), tuple(slots), pools) if len(pools) == 1 else None
+    found = alike.get(key) if key is not None else None
+    if found is None:
+        keys = [id(h.parameter) for _, _, h in held]
+        buckets = rank_buckets(layout, rank, keys, elements, slots, overlapped=True)
+        sizes = [sum([each[member] for member in bucket.members]) for bucket in buckets]
+        groups = [bucket.pool.shard_group(rank) for bucket in buckets]
+        slices: list[OuterSlice] = []
+        for piece in _together(model, groups, sizes):
+            slices.append(moved(piece, slices[-1].end_s if slices else 0.0))
+        found = tuple(slices), tuple(groups), [bucket.members for bucket in buckets]
+        if key is not None:
+            alike[key] = found
+    last = {held[member][:2]: number for number, members in enumerate(found[2]) for member in members}
+    return ParameterGather(found[0], found[1], last)
 
 
 def _together(model: CostModel, groups: Sequence[CommGroup], sizes: Sequence[int]) -> list[OuterSlice]:
@@ -105,11 +119,24 @@ def first_forward_bindings(
     gather_unit = units.num_units
     for rank, gather in sorted(gathers.items()):
         for unit in first[rank]:
-            waits = _needed(insides, gather, unit)
-            bound = np.flatnonzero(waits >= 0)
-            bindings.append(Binding(unit, gather_unit + waits[bound], bound))
+            waits, bound = _bound(insides, gather, unit)
+            bindings.append(Binding(unit, gather_unit + waits, bound))
         gather_unit += len(gather.slices)
     return bindings
+
+
+def _bound(insides: StageInsides, gather: ParameterGather, unit: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The gathers that operators of a chunk's forward stage need, and these operators: int64[k] each; remembered."""
+
+    def find() -> tuple[ParameterGather, NDArray[np.int64], NDArray[np.int64]]:
+        waits = _needed(insides, gather, unit)
+        bound = np.flatnonzero(waits >= 0)
+        return gather, waits[bound], bound
+
+    if insides.layout.planned is not None:
+        return find()[1:]
+    of, waits, bound = insides.layout.facts.get(("bound", insides.stage(unit)[0]), find)
+    return (waits, bound) if of is gather else find()[1:]
 
 
 def parameter_waits(

@@ -5,6 +5,7 @@ Data-parallel collectives start when the slowest replica is ready.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -147,11 +148,13 @@ def _tied(
 def _shared(layout: Layout) -> list[tuple[int, list[int]]]:
     """Elements of every trained parameter that several pipeline ranks hold, and these ranks."""
     num_ranks = layout.job.parallel.pp // layout.cut.copies
+    times = Counter([id(held.parameter) for rank in range(num_ranks) for _, _, held in layout.held_by(rank)])
+    several = {key for key, count in times.items() if count > 1}
     holders: dict[int, list[int]] = {}
     elements: dict[int, int] = {}
-    for rank in range(num_ranks):
+    for rank in range(num_ranks) if several else ():
         for _, _, held in layout.held_by(rank):
-            if held.parameter.requires_grad:
+            if id(held.parameter) in several and held.parameter.requires_grad:
                 holders.setdefault(id(held.parameter), []).append(rank)
                 elements[id(held.parameter)] = held.elements
     found = [(elements[key], ranks) for key, ranks in holders.items() if len(ranks) > 1]

@@ -218,29 +218,34 @@ def _find_trained(layout: Layout) -> Trained:
     unreached: list[int] = []
     written = []
     ptr = [0]
+    starts: dict[int, list[int]] = {}
     for rank in range(layout.cut.num_ranks):
         place: dict[int, int] = {}
         first = ptr[-1]
         for chunk in reversed(layout.chunks_of(rank)):
             if chunk.backward is None:
                 continue
-            completed = _completing(chunk)
+            completed = _completing(chunk, starts)
+            slot, chosen = chunk.chunk.slot, list[int]()
             for held, _ in completed:
                 key = id(held.parameter)
-                if key not in place:
-                    place[key] = first + len(place)
+                number = place.get(key)
+                if number is None:
+                    number = place[key] = first + len(place)
                     keys.append(key)
-                    elements.append(0)
-                    slots.append(0)
-                elements[place[key]], slots[place[key]] = held.elements, chunk.chunk.slot
+                    elements.append(held.elements)
+                    slots.append(slot)
+                else:
+                    elements[number], slots[number] = held.elements, slot
+                chosen.append(number)
             writers = np.array([writer for _, writer in completed], dtype=np.int64)
-            places = np.array([place[id(held.parameter)] for held, _ in completed], dtype=np.int64)
+            places = np.array(chosen, dtype=np.int64)
             others = layout.planned.numbers[chunk.chunk.index][1:] if layout.planned is not None else ()
-            by_kind = {kind: _same_order(completed, _completing(layout.kinds[kind])) for kind in others}
+            by_kind = {kind: _same_order(completed, _completing(layout.kinds[kind], starts)) for kind in others}
             written.append(Writers(chunk.chunk.index, BACKWARD, writers, writers, places, by_kind))
         for number, _, held in layout.held_by(rank):
             key = id(held.parameter)
-            if held.parameter.requires_grad and key not in place:
+            if key not in place and held.parameter.requires_grad:
                 place[key] = first + len(place)
                 unreached.append(place[key])
                 keys.append(key)
@@ -251,15 +256,21 @@ def _find_trained(layout: Layout) -> Trained:
     return Trained(keys, elements, slots, ptr, ranks, np.array(unreached, dtype=np.int64), written)
 
 
-def _completing(chunk: ChunkStages) -> list[tuple[HeldParameter, int]]:
-    """The parameters whose gradients a chunk's backward stage completes, and where in it."""
+def _completing(chunk: ChunkStages, starts: dict[int, list[int]]) -> list[tuple[HeldParameter, int]]:
+    """The parameters whose gradients a chunk's backward stage completes, and where in it.
+
+    Args:
+        starts: ``block_starts`` of the stages that were seen, by identity.
+    """
     assert chunk.backward is not None
-    starts = block_starts(chunk.backward, len(chunk.blocks))
+    first = starts.get(id(chunk.backward))
+    if first is None:
+        first = starts[id(chunk.backward)] = block_starts(chunk.backward, len(chunk.blocks))
     return [
-        (held, starts[number] + held.writer)
-        for number, block in enumerate(chunk.blocks)
+        (held, start + held.writer)
+        for start, block in zip(first, chunk.blocks, strict=True)
         for held in block.parameters
-        if held.parameter.requires_grad and held.writer >= 0
+        if held.writer >= 0 and held.parameter.requires_grad
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,22 +98,26 @@ def _find_events(layout: Layout, run: PipelineRun, moments: NDArray[np.float64])
     moment: list[NDArray[np.int64]] = []
     microbatch: list[NDArray[np.integer]] = []
     owner: list[int] = []
+    later: list[int] = []
+    at = _edges_at(run)
     for rank in range(problem.shape.num_ranks):
         for chunk in layout.chunks_of(rank):
             nodes = problem.stage_nodes[chunk.chunk.index, 0]
             moment.append(nodes)
             microbatch.append(run.column[nodes])
             owner.append(rank)
-        for edge, is_received in _edges_at(run, rank):
-            nodes = problem.num_stages + edge.transfers
-            for _, mine in [(-1, slice(None))] if is_received else _by_variant(layout, run, edge):
-                moment.append(nodes[mine] if is_received else problem.num_nodes + nodes[mine])
-                microbatch.append(edge.column[mine])
+            later.append(0)
+        for edge, is_received in at[rank]:
+            after = problem.num_stages + (0 if is_received else problem.num_nodes)
+            for _, mine in [(-1, None)] if is_received else _by_variant(layout, run, edge):
+                moment.append(edge.transfers if mine is None else edge.transfers[mine])
+                microbatch.append(edge.column if mine is None else edge.column[mine])
                 owner.append(rank)
+                later.append(after)
     none = np.zeros(0, dtype=np.int64)
     counts = [len(own) for own in moment]
     of_rank = np.repeat(np.array(owner, dtype=np.int64), counts)
-    every = np.concatenate([none, *moment])
+    every = np.concatenate([none, *moment]) + np.repeat(np.array(later, dtype=np.int64), counts)
     order = np.lexsort((moments[every], of_rank))
     return _Events(
         ptr=np.searchsorted(of_rank, np.arange(problem.shape.num_ranks + 1)),
@@ -126,43 +130,45 @@ def _find_events(layout: Layout, run: PipelineRun, moments: NDArray[np.float64])
 def _find_sizes(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> NDArray[np.int64]:
     """What each kind of event brings or takes: int64[num_kinds, num_shapes] [bytes]."""
     sizes: list[NDArray[np.int64]] = []
+    at = _edges_at(run)
     for rank in range(run.problem.shape.num_ranks):
         sizes += [_loaded_bytes(layout, evaluation, chunk.chunk.index) for chunk in layout.chunks_of(rank)]
-        for edge, is_received in _edges_at(run, rank):
+        for edge, is_received in at[rank]:
             if is_received:
                 sizes.append(edge.size)
             else:
-                kinds = [kind for kind, _ in _by_variant(layout, run, edge)]
                 sizes += [
-                    -_released(layout, evaluation, kind, edge.source, edge.consumer, edge.phase) for kind in kinds
+                    -_released(layout, evaluation, kind, edge.source, edge.consumer, edge.phase)
+                    for kind, _ in _by_variant(layout, run, edge)
                 ]
     return np.array(sizes, dtype=np.int64).reshape(len(sizes), evaluation.num_shapes)
 
 
-def _by_variant(layout: Layout, run: PipelineRun, edge: Edge) -> list[tuple[int, slice | NDArray[np.int64]]]:
-    """The variants of a chunk that send something, each with its transfers among those of the edge."""
+def _by_variant(layout: Layout, run: PipelineRun, edge: Edge) -> list[tuple[int, NDArray[np.int64] | None]]:
+    """The variants of a chunk that send something, each with its transfers among those of the edge; None: all."""
     if layout.planned is None:
-        return [(edge.source, slice(None))]
+        return [(edge.source, None)]
     problem = run.problem
     sender = run.kind[problem.pred[problem.pred_ptr[problem.num_stages + edge.transfers]]]
     return [(kind, np.flatnonzero(sender == kind)) for kind in layout.planned.numbers[edge.source]]
 
 
-def _edges_at(run: PipelineRun, rank: int) -> Iterator[tuple[Edge, bool]]:
-    """The edges that end at a rank (True), and those that begin there."""
-    ranks = run.problem.shape.chunk_rank
+def _edges_at(run: PipelineRun) -> list[list[tuple[Edge, bool]]]:
+    """Of every rank, the edges that end there (True), and those that begin there."""
+    shape = run.problem.shape
+    found: list[list[tuple[Edge, bool]]] = [[] for _ in range(shape.num_ranks)]
     for edge in run.sent.edges:
-        if ranks[edge.consumer] == rank:
-            yield edge, True
-        if ranks[edge.source] == rank:
-            yield edge, False
+        found[shape.chunk_rank[edge.consumer]].append((edge, True))
+        found[shape.chunk_rank[edge.source]].append((edge, False))
+    return found
 
 
 def _loaded_bytes(layout: Layout, evaluation: Evaluation, chunk: int) -> NDArray[np.int64]:
     """Bytes of the tensors that the data loader gives to a forward stage: int64[num_shapes]."""
     arrivals = layout.chunks[chunk].arrivals
     sizes = evaluation.chunks[chunk].arriving
-    loaded: NDArray[np.int64] = sizes[[k for k, source in enumerate(arrivals) if source < 0]].sum(axis=0)
+    given = [k for k, source in enumerate(arrivals) if source < 0]
+    loaded: NDArray[np.int64] = sizes[given].sum(axis=0) if given else np.zeros(sizes.shape[1], dtype=np.int64)
     return loaded
 
 
@@ -175,6 +181,11 @@ def _released(
         kind: which variant of the chunk.
     """
     stage, costs = program_of(layout, kind, CODE_OF_PHASE[phase]), evaluation.chunks[kind]
-    if phase is Phase.FORWARD:
-        return unkept_bytes(stage, costs.leaving, range(len(stage.leaving)))
-    return unkept_bytes(stage, costs.gradient_leaving, leaving_positions(layout, chunk, consumer, phase))
+    sizes, positions = costs.leaving, [*range(len(stage.leaving))]
+    if phase is not Phase.FORWARD:
+        sizes, positions = costs.gradient_leaving, leaving_positions(layout, chunk, consumer, phase)
+    gone: NDArray[np.int64]
+    _, _, gone = evaluation.by_shape.found(  # as most chunks are alike; what the identities stand for stays alive
+        ("unkept", id(stage), id(sizes), *positions), lambda: (stage, sizes, unkept_bytes(stage, sizes, positions))
+    )
+    return gone

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from semu.simulation.planned import Planned
 
 
+FACTS = 1024
+"""So many are kept of what was found about chunks in a place; some are found for every chunk."""
+
+
 @dataclass(frozen=True)
 class ChunkStages:
     """A chunk with its two stages.
@@ -123,6 +127,15 @@ class Cut:
         return tuple([c for c in ordered if c.chunk.rank == rank] for rank in range(self.num_ranks))
 
     @cached_property
+    def handed(self) -> dict[tuple[int, int], list[int]]:
+        """(source, target) -> positions, in what arrives at chunk ``target``, of what chunk ``source`` hands to it."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for target, chunk in enumerate(self.chunks):
+            for position, source in enumerate(chunk.arrivals):
+                found.setdefault((source, target), []).append(position)
+        return found
+
+    @cached_property
     def copies(self) -> int:
         """How often the model is there."""
         return max(chunk.chunk.flow for chunk in self.chunks) + 1
@@ -168,7 +181,7 @@ class Layout:
     library: TemplateLibrary
     streams: tuple[str, ...]
     cut: Cut
-    facts: Recent[Any] = field(default_factory=lambda: Recent(256), compare=False)
+    facts: Recent[Any] = field(default_factory=lambda: Recent(FACTS), compare=False)
     planned: Planned | None = None
 
     @cached_property
@@ -363,8 +376,8 @@ def build_layout(
 def _facts(job: TrainingJob, cut: Cut) -> Recent[Any]:
     """What is known about chunks under a job's settings; nothing where no other job has them."""
     if not cut.is_shared:
-        return Recent(256)
-    known: Recent[Any] = cut.facts.get(("placed", placement_key(job)), lambda: Recent(256))
+        return Recent(FACTS)
+    known: Recent[Any] = cut.facts.get(("placed", placement_key(job)), lambda: Recent(FACTS))
     return known
 
 

@@ -141,7 +141,7 @@ class RankMemory:
     def peak(self) -> RankPeak:
         """The exact highest allocation over all replicas."""
         found = self.pipeline.peaks[self.rank]
-        return replace(found, size_bytes=found.size_bytes + self.static.total + self.workspace)
+        return RankPeak(found.size_bytes + self.static.total + self.workspace, found.replica, found.node)
 
     # -- the curve -----------------------------------------------------------------------------------------------
     def curve(self, replica: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

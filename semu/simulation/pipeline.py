@@ -181,12 +181,14 @@ def _replica_links(
 ) -> tuple[list[tuple[CommGroup, ...]], dict[tuple[CommGroup, ...], int]]:
     """Of every replica the links of all pairs of ranks, and the numbers of those that differ."""
     parallel, node = layout.job.parallel, layout.job.cluster.gpus_per_node
+    distinct: dict[CommGroup, CommGroup] = {}
     known: dict[int, tuple[CommGroup, ...]] = {}  # replicas that begin at the same place of a node have the same links
     links = []
     for dp in range(parallel.dp):
         place = dp * parallel.tp * parallel.cp % node
         if place not in known:
-            known[place] = tuple(layout.mesh.pp_pair(*pair, dp=dp) for pair in pairs)
+            found = (layout.mesh.pp_pair(*pair, dp=dp) for pair in pairs)
+            known[place] = tuple([distinct.setdefault(link, link) for link in found])
         links.append(known[place])
     return links, {placement: number for number, placement in enumerate(dict.fromkeys(links))}
 
@@ -326,9 +328,17 @@ def _one_microbatch(
     layout: Layout, evaluation: Evaluation, units: PipelineUnits, replicas: Replicas
 ) -> NDArray[np.float64]:
     """Latency of every stage and transfer of the first microbatch of the only replica: float64[1, size] [s]."""
-    one = np.empty((1, units.size))
-    _fill_latencies(layout, evaluation, units, replace(replicas, shape=replicas.shape[:, :1]), one)
-    return one
+    shape = int(replicas.shape[0, 0])
+    stages = zip(units.chunk[0].tolist(), units.codes[0].tolist(), strict=True)
+    lasts = [costs_of(layout, evaluation, chunk, code).latency[shape] for chunk, code in stages]
+    links, known = replicas.links[0], dict[tuple[int, int], np.float64]()
+    for number, pair in enumerate(units.pair[0].tolist()):
+        sizes, link = _moved_bytes(layout, evaluation, units, number), links[pair]
+        key = id(sizes), id(link)
+        if key not in known:
+            known[key] = send_latency(evaluation, link, sizes)[shape]
+        lasts.append(known[key])
+    return np.array(lasts).reshape(1, -1)
 
 
 def _moved_bytes(layout: Layout, evaluation: Evaluation, units: PipelineUnits, number: int) -> NDArray[np.int64]:

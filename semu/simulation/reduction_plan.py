@@ -3,6 +3,7 @@ waits for. They depend on the order in which gradients are complete, and on noth
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -87,6 +88,7 @@ def _find_plan(
     members: list[tuple[int, ...] | None] = []
     gates: list[int] = []
     ptr = [0]
+    alike: dict[Hashable, tuple[list[tuple[int, ...]], list[tuple[tuple[OuterSlice, CommGroup], ...]]]] = {}
     for rank in range(num_ranks):
         last = num_gradients + rank
         if trained is not None and order is not None and layout.cut.trainable[rank]:
@@ -97,12 +99,15 @@ def _find_plan(
             if job.gathers_once:
                 unreached = set(trained.unreached.tolist())
                 units = unit_buckets(layout, rank, keys, [i not in unreached for i in turn])
-                buckets, found = [bucket for _, bucket in units], unit_collectives(layout, model, rank, units)
+                inside, found = [bucket.members for _, bucket in units], unit_collectives(layout, model, rank, units)
             else:
-                buckets = rank_buckets(layout, rank, keys, elements, slots, overlapped=overlapped)
-                found = _bucket_collectives(layout, model, rank, buckets)
-            for bucket, own in zip(buckets, found, strict=True):
-                mine = tuple([first + member for member in bucket.members]) if overlapped else None
+                key = _likeness(layout, rank, elements, slots)
+                if key is None or key not in alike:
+                    buckets = rank_buckets(layout, rank, keys, elements, slots, overlapped=overlapped)
+                    alike[key] = [own.members for own in buckets], _bucket_collectives(layout, model, rank, buckets)
+                inside, found = alike[key]
+            for members_in, own in zip(inside, found, strict=True):
+                mine = tuple([first + member for member in members_in]) if overlapped else None
                 gates += [mine[-1] if mine is not None else last] + [nothing] * (len(own) - 1)
                 for piece, group in own:
                     pieces.append(piece)
@@ -125,6 +130,21 @@ def _find_plan(
         length=[piece.end_s - piece.start_s for piece in pieces],
         gate=np.array(gates, dtype=np.int64),
     )
+
+
+def _likeness(layout: Layout, rank: int, elements: Sequence[int], slots: Sequence[int]) -> Hashable:
+    """What the collectives of a rank's buckets depend on, so that ranks which are alike share them; None: they do not.
+
+    Args:
+        elements, slots: of the rank's gradients, in the order in which they are complete.
+    """
+    pools, mesh = layout.pools(rank), layout.mesh
+    if len(pools) > 1 or any(pool.is_expert or pool.mesh is not mesh for pool in pools):
+        return None
+    groups = [mesh.dp_group(rank), mesh.shard_group(rank)]
+    if layout.job.parallel.is_sharded_in_groups:
+        groups.append(mesh.replica_group(rank))
+    return tuple(elements), tuple(slots), tuple(groups)
 
 
 def _replicated(layout: Layout, rank: int) -> list[tuple[Mesh, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -11,15 +11,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.costs import CostModel
-from semu.engine.stage import ExpandedStage, StageProgram
+from semu.engine.stage import ExpandedStage, StageCosts, StageProgram
 from semu.engine.template import CostColumns
 from semu.errors import InternalError
 
-_FEW, _MOST_FOUND = 4, 4096
+_FEW, _MOST_FOUND, _MOST_KEPT = 4, 4096, 512
+K = TypeVar("K")
 T = TypeVar("T")
 N = TypeVar("N", np.float64, np.int64)
 Columns = Mapping[str, NDArray[np.int64]]
 """Symbol -> int64[num_shapes]."""
+
+
+@dataclass(eq=False)
+class CostTables:
+    """Costs that were found for the shapes of a batch.
+
+    Attributes:
+        columns, latency, size: of ``ShapeCosts``; None: nobody asked. ends, expanded: by program and shape.
+        stages: of whole stages, by program. Programs are told by their identities, and kept with what was found.
+    """
+
+    columns: CostColumns | None = None
+    latency: NDArray[np.float64] | None = None
+    size: NDArray[np.int64] | None = None
+    ends: dict[tuple[int, int], tuple[StageProgram, NDArray[np.float64]]] = field(default_factory=dict)
+    expanded: dict[tuple[int, int], tuple[StageProgram, ExpandedStage]] = field(default_factory=dict)
+    stages: dict[int, tuple[StageProgram, StageCosts]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -29,29 +47,38 @@ class ShapeCosts:
     Attributes:
         model: how latencies come about. symbols: the shapes.
         idle: number of the shape with which nothing runs and nothing is stored, -1: there is none.
+        tables: what was costed, whatever chunks it is for; others with the same model, symbols and idle may share it.
     """
 
     model: CostModel
     symbols: Columns
     idle: int = -1
+    tables: CostTables = field(default_factory=lambda: CostTables(), compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, object]:  # what was remembered by identity stays behind
-        return {"model": self.model, "symbols": self.symbols, "idle": self.idle}
+        return {"model": self.model, "symbols": self.symbols, "idle": self.idle, "tables": CostTables()}
 
-    @cached_property
+    @property
     def columns(self) -> CostColumns:
         """Cost columns of everything for all shapes."""
-        return self.model.library.evaluate(self.symbols)
+        if self.tables.columns is None:
+            self.tables.columns = self.model.library.evaluate(self.symbols)
+        return self.tables.columns
 
-    @cached_property
+    @property
     def latency(self) -> NDArray[np.float64]:
         """float64[num_shapes, num_rows] [s]."""
-        return self._without_idle(np.ascontiguousarray(self.model.latencies(self.columns).T))
+        if self.tables.latency is None:
+            found = np.ascontiguousarray(self.model.latencies(self.columns).T)
+            self.tables.latency = self._without_idle(found)
+        return self.tables.latency
 
-    @cached_property
+    @property
     def size(self) -> NDArray[np.int64]:
         """int64[num_shapes, num_size_rows] [bytes]."""
-        return self._without_idle(np.ascontiguousarray(self.columns.size_bytes.T))
+        if self.tables.size is None:
+            self.tables.size = self._without_idle(np.ascontiguousarray(self.columns.size_bytes.T))
+        return self.tables.size
 
     def _without_idle(self, table: NDArray[N], shapes: NDArray[np.int64] | None = None) -> NDArray[N]:
         """A table with a row per shape, or per one of ``shapes``, with nothing in those that are idle."""
@@ -81,9 +108,10 @@ class ShapeCosts:
         """Ends of a stage's operators after its beginning for one shape: float64[num_ops] [s]."""
         if not self.is_few:
             return program.times(self.latencies_of(np.array([shape]))[0])[1]
-        known = self._ends.get((id(program), shape))
+        known = self.tables.ends.get((id(program), shape))
         if known is None:
-            known = self._ends[id(program), shape] = program, program.times(self.latency[shape])[1]
+            known = program, program.times(self.latency[shape])[1]
+            _keep(self.tables.ends, (id(program), shape), known)
         return known[1]
 
     def expanded(self, program: StageProgram, shape: int) -> ExpandedStage:
@@ -91,19 +119,11 @@ class ShapeCosts:
         if not self.is_few:
             only = np.array([shape])
             return program.expand(self.latencies_of(only)[0], self.sizes_of(only)[0])
-        known = self._expanded.get((id(program), shape))
+        known = self.tables.expanded.get((id(program), shape))
         if known is None:
-            stage = program.expand(self.latency[shape], self.size[shape])
-            known = self._expanded[id(program), shape] = program, stage
+            known = program, program.expand(self.latency[shape], self.size[shape])
+            _keep(self.tables.expanded, (id(program), shape), known)
         return known[1]
-
-    @cached_property
-    def _ends(self) -> dict[tuple[int, int], tuple[StageProgram, NDArray[np.float64]]]:
-        return {}
-
-    @cached_property
-    def _expanded(self) -> dict[tuple[int, int], tuple[StageProgram, ExpandedStage]]:
-        return {}
 
     def latencies_of(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
         """Latencies for some shapes.
@@ -113,7 +133,7 @@ class ShapeCosts:
         Returns:
             float64[n, num_rows] [s].
         """
-        if self.is_few or self.model.rules or "latency" in self.__dict__:  # rules are asked once
+        if self.is_few or self.model.rules or self.tables.latency is not None:  # rules are asked once
             chosen: NDArray[np.float64] = self.latency[shapes]
             return chosen
         distinct, place = np.unique(shapes, return_inverse=True)
@@ -129,7 +149,7 @@ class ShapeCosts:
         Returns:
             int64[n, num_size_rows] [bytes].
         """
-        if self.is_few or "size" in self.__dict__:
+        if self.is_few or self.tables.size is not None:
             chosen: NDArray[np.int64] = self.size[shapes]
             return chosen
         distinct, place = np.unique(shapes, return_inverse=True)
@@ -154,6 +174,12 @@ class ShapeCosts:
         if self.idle >= 0:
             result[:, self.idle] = 0
         return result
+
+
+def _keep(known: dict[K, T], key: K, value: T) -> None:
+    if len(known) >= _MOST_KEPT:
+        known.clear()
+    known[key] = value
 
 
 def num_shapes(columns: Columns) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,9 +85,8 @@ def moved(piece: OuterSlice, begin_s: float) -> OuterSlice:
 
 def leaving_positions(layout: Layout, source: int, target: int, phase: Phase) -> list[int]:
     """Positions, in the carry between two chunks, of the tensors (or gradients) that ``source`` hands to ``target``."""
-    arrivals = layout.chunks[target if phase is Phase.FORWARD else source].arrivals
-    other = source if phase is Phase.FORWARD else target
-    return [k for k, chunk in enumerate(arrivals) if chunk == other]
+    ends = (source, target) if phase is Phase.FORWARD else (target, source)
+    return layout.cut.handed.get(ends, [])
 
 
 def edge_bytes(layout: Layout, evaluation: Evaluation, source: int, target: int, phase: Phase) -> NDArray[np.int64]:
@@ -97,12 +97,15 @@ def edge_bytes(layout: Layout, evaluation: Evaluation, source: int, target: int,
     """
     chunks = evaluation.chunks
     sizes = chunks[target].arriving if phase is Phase.FORWARD else chunks[source].gradient_leaving
-    total: NDArray[np.int64] = sizes[leaving_positions(layout, source, target, phase)].sum(axis=0)
+    positions = leaving_positions(layout, source, target, phase)
+    total: NDArray[np.int64]
+    _, total = evaluation.by_shape.found(  # most chunks cost the same; the sizes stay alive beside their identity
+        ("edge", id(sizes), *positions), lambda: (sizes, sizes[positions].sum(axis=0))
+    )
     return total
 
 
-@dataclass(frozen=True)
-class Edge:
+class Edge(NamedTuple):
     """All transfers of one phase from one chunk to another.
 
     Attributes:
@@ -146,7 +149,7 @@ def transfer_bytes(layout: Layout, evaluation: Evaluation, problem: PipelineProb
 
 def _find_bytes(layout: Layout, evaluation: Evaluation, problem: PipelineProblem) -> TransferBytes:
     number, edge, microbatch = problem.transfer_edges
-    members = [np.flatnonzero(edge == row) for row in number.values()]
+    members = problem.edge_transfers
     column = microbatch
     if layout.planned is not None and layout.planned.cutting is not None:
         ends = [(t.stage.chunk, t.stage.microbatch, t.consumer.chunk, t.consumer.microbatch) for t in problem.transfers]
@@ -155,11 +158,11 @@ def _find_bytes(layout: Layout, evaluation: Evaluation, problem: PipelineProblem
         Edge(
             *key,
             transfers,
-            microbatch[transfers],
+            whose,
             edge_bytes(layout, evaluation, *key),
-            column[transfers],
+            whose if column is microbatch else column[transfers],
         )
-        for key, transfers in zip(number, members, strict=True)
+        for key, (transfers, whose) in zip(number, members, strict=True)
     )
     return TransferBytes(edges, edge)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -96,6 +97,7 @@ def _interrupts_wait() -> Iterator[None]:
 
 def _begin(work: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that hands out the tasks
+    gc.freeze()  # modules and compiled kernels stay: no search for garbage looks at them again
     _WORK[:] = [work]
 
 

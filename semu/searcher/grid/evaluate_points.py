@@ -8,6 +8,7 @@ costs by the size of a microbatch, orders by the shape of the pipeline. Neighbou
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from semu.collector import without_collector
@@ -59,6 +60,30 @@ def in_order(job: TrainingJob, points: Iterable[Point]) -> list[Point]:
 
     def key(point: Point) -> tuple[object, ...]:
         step = point.dp * point.micro_batch
-        return (point.pp, point.vpp, point.schedule, point.placement, step, point.tp, point.recompute, point)
+        return (*_pipeline(point), step, point.tp, point.recompute, point)
 
     return sorted(points, key=key)
+
+
+def in_chunks(job: TrainingJob, points: Iterable[Point], size: int, most: int) -> list[list[Point]]:
+    """Tasks of neighbours: those with one pipeline, whose orders and chunks are shared, stay together.
+
+    Args:
+        job, points: as ``in_order``. size: a task ends with a pipeline as soon as it has so many points.
+        most: no task has more.
+    """
+    chunks: list[list[Point]] = []
+    for _, same in groupby(in_order(job, points), _pipeline):
+        own = list(same)
+        pieces = -(-len(own) // most)
+        bounds = [len(own) * number // pieces for number in range(pieces + 1)]
+        for first, last in pairwise(bounds):
+            if chunks and len(chunks[-1]) < size and len(chunks[-1]) + last - first <= most:
+                chunks[-1] += own[first:last]
+            else:
+                chunks.append(own[first:last])
+    return chunks
+
+
+def _pipeline(point: Point) -> tuple[object, ...]:
+    return (point.pp, point.vpp, point.schedule, point.placement)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from semu.errors import ConfigError
 from semu.files import make_folder, write_file, write_text
 from semu.job import TrainingJob
-from semu.report import Report
+from semu.report import FittingChange, Report
 from semu.searcher.grid.bounds import Floor
 from semu.searcher.grid.evaluate_points import Figures
 from semu.searcher.grid.legal import SENTENCES, Cut
@@ -74,6 +74,8 @@ class GridResult:
         refused: configurations that turned out not to run, and why.
         floors: bounds of all legal configurations.
         capacity_bytes: memory of a device. ended_by: "end" or "interrupt".
+        nearest_fit: where nothing fits, changes of other settings after which the smallest configuration does, the
+            fastest first; empty: none was found. None: something fits, or nobody looked.
         evaluated, reused, time_s: simulated in this call, taken from the results file, and how long it took [s]; not
             the same every time, and so in no file.
     """
@@ -93,6 +95,7 @@ class GridResult:
     capacity_bytes: int
     is_exhaustive: bool
     ended_by: str = "end"
+    nearest_fit: tuple[FittingChange, ...] | None = None
     evaluated: int = field(default=0, compare=False)
     reused: int = field(default=0, compare=False)
     time_s: float = field(default=0.0, compare=False)
@@ -114,7 +117,7 @@ class GridResult:
     @property
     def smallest(self) -> Row:
         """The row that needs the least memory."""
-        return min(self.rows, key=lambda row: (row.figures.peak_memory_bytes, row.point))
+        return smallest_of(self.rows)
 
     @cached_property
     def best_job(self) -> TrainingJob:
@@ -123,10 +126,10 @@ class GridResult:
 
     @cached_property
     def report(self) -> Report:
-        """Full simulation of ``best_job``."""
+        """Full simulation of ``best_job``, with ``nearest_fit``."""
         from semu.simulation import simulate
 
-        return simulate(self.best_job)
+        return replace(simulate(self.best_job), nearest_fit=self.nearest_fit)
 
     # -- tables --------------------------------------------------------------------------------------------------
     def to_dicts(self) -> list[dict[str, Any]]:
@@ -176,6 +179,7 @@ class GridResult:
             "is_exhaustive": self.is_exhaustive,
             "ended_by": self.ended_by,
             "capacity_bytes": self.capacity_bytes,
+            **({"nearest_fit": [c.to_json() for c in self.nearest_fit]} if self.nearest_fit is not None else {}),
             "rows": self.to_dicts(),
         }
 
@@ -196,11 +200,23 @@ class GridResult:
         if self.is_exhaustive:
             words.append(self._too_large())
             words.append(f"  {len(self.rows):,} simulated, all others")
-            return words
+            return [*words, *self._nearest()]
         words.append(self._too_large())
         words.append(f"  {self.cut_by_bound:,} cannot be among the best {self.top}: their bound is worse")
         words.append(f"  {len(self.rows):,} simulated")
-        return words
+        return [*words, *self._nearest()]
+
+    def _nearest(self) -> Iterator[str]:
+        """What would make the smallest configuration fit, where none does."""
+        if self.nearest_fit is None:
+            return
+        label = self._label(self.smallest.point)
+        if not self.nearest_fit:
+            yield f"nothing fits, and no change that was tried makes the smallest, {label}, fit"
+            return
+        change = self.nearest_fit[0]
+        peak, seconds = change.peak_memory_bytes / GIB, change.iteration_time_s
+        yield f"nothing fits; the smallest, {label}, would with {change.label()}: {peak:.2f} GiB, {seconds:.4f} s"
 
     def _too_large(self) -> str:
         return f"  {self.cut_by_memory:,} cannot fit: parameters, optimizer state and first activations are too much"
@@ -232,6 +248,11 @@ class GridResult:
             files.append(write_file(folder / "heatmap.png", lambda path: draw_heat_map(path, cells)))
         self.report.save(folder / "best")
         return [*files, *sorted((folder / "best").iterdir())]
+
+
+def smallest_of(rows: Sequence[Row]) -> Row:
+    """The row that needs the least memory."""
+    return min(rows, key=lambda row: (row.figures.peak_memory_bytes, row.point))
 
 
 def _library(name: str) -> Any:

@@ -19,14 +19,15 @@ from typing import Any
 
 from semu.errors import ConfigError, unknown_name
 from semu.job import TrainingJob
+from semu.report import FittingChange
 from semu.searcher.engines import Engine, make_engine
 from semu.searcher.grid.bounds import Floor, Floors
-from semu.searcher.grid.evaluate_points import Figures, Outcome, evaluate_chunk, in_order
+from semu.searcher.grid.evaluate_points import Figures, Outcome, evaluate_chunk, in_chunks
 from semu.searcher.grid.legal import SENTENCES, Legal, legal_points
-from semu.searcher.grid.result import SHOWN_MISFITS, GridResult, Row
-from semu.searcher.grid.space import Axis, Point, RankBy, Space, Value, with_gpus
+from semu.searcher.grid.result import SHOWN_MISFITS, GridResult, Row, smallest_of
+from semu.searcher.grid.space import Axis, Point, RankBy, Space, Value, job_at, with_gpus
 
-CHUNK, LONG_CHUNK = 4, 32
+CHUNK, LONG_CHUNK = 4, 24
 """Configurations of a task: few while their results decide what comes next, many where all are evaluated."""
 TRIES = 8
 """Configurations that are evaluated, at most, to find what makes another one fit."""
@@ -204,8 +205,8 @@ class _Hunt:
 
     def _every(self, points: Sequence[Point]) -> list[Outcome]:
         """Evaluate all of some configurations."""
-        left = in_order(self.job, (point for point in points if point not in self.outcomes))
-        tasks = (left[first : first + LONG_CHUNK] for first in range(0, len(left), LONG_CHUNK))
+        left = (point for point in points if point not in self.outcomes)
+        tasks = in_chunks(self.job, left, LONG_CHUNK, 2 * LONG_CHUNK)
         best: list[float] = []
         for point in points:
             if point in self.outcomes:
@@ -329,6 +330,7 @@ class _Hunt:
             self.tell("looking for what makes faster configurations fit")
             changes = {point: self._change(point, legal, floors) for point in misfits}
         rows = tuple(self._row(own.point, own.figures, changes) for own in found if own.figures is not None)
+        nearest = None if has_fit or not rows or self.ended_by != "end" else self._nearest_fit(rows)
         return GridResult(
             job=self.job,
             rank_by=self.order,
@@ -345,10 +347,23 @@ class _Hunt:
             capacity_bytes=self.capacity,
             is_exhaustive=is_exhaustive,
             ended_by=self.ended_by,
+            nearest_fit=nearest,
             evaluated=self.evaluated,
             reused=self.reused,
             time_s=time.monotonic() - self.begin,
         )
+
+    def _nearest_fit(self, rows: Sequence[Row]) -> tuple[FittingChange, ...] | None:
+        """Changes beyond the axes after which the smallest configuration fits, the fastest first."""
+        from semu.simulation import simulate
+        from semu.simulation.nearest_fit import nearest_fit
+
+        own = job_at(self.job, smallest_of(rows).point)
+        try:
+            return nearest_fit(own, simulate(own), simulate, self.tell)
+        except KeyboardInterrupt:
+            self.ended_by = "interrupt"
+            return None
 
     def _row(self, point: Point, figures: Figures, changes: Mapping[Point, Mapping[str, Value] | None]) -> Row:
         gpus, tokens = self.job.cluster.num_gpus, self.tokens(point.micro_batch)

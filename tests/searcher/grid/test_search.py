@@ -25,6 +25,7 @@ from semu.searcher.grid.legal import legal_points
 from semu.searcher.grid.search import grid
 from semu.searcher.grid.space import Axis, Point, RankBy, Space
 from semu.simulation.estimate import evaluate
+from semu.simulation.nearest_fit import changed
 
 SMALL = {"tp": None, "pp": (1, 2, 4), "micro_batch": (1, 2, 4), "recompute": ("none", "full")}
 
@@ -146,6 +147,25 @@ def test_nothing_fits() -> None:
     assert found.smallest.point == slow_best(small, SMALL, 1, RankBy.HEADROOM)[0]
     assert [row.figures.peak_memory_bytes for row in found] == [peaks[row.point] for row in found]
     assert found.best_job.parallel.tp == found.smallest.point.tp
+    assert found.nearest_fit == () and "no change that was tried" in repr(found)
+
+
+@pytest.mark.parametrize("exhaustive", [False, True])
+def test_nothing_fits_but_for_a_change_beyond_the_axes(exhaustive: bool) -> None:
+    job = dense()
+    vary: dict[str, Any] = {"tp": (1, 2), "micro_batch": (1,)}
+    peak = grid(job, vary=vary, rank_by="headroom").smallest.figures.peak_memory_bytes
+    cluster = Cluster("h800", 2, 4, {"memory_bytes": peak - 1})
+    found = grid(TrainingJob(job.model, cluster, job.parallel, job.training), vary=vary, exhaustive=exhaustive)
+    assert found.best is None and found.nearest_fit
+    change = found.nearest_fit[0]
+    own = built(found.job, found.smallest.point)
+    own = changed(own, change.settings)
+    assert evaluate(own).fits and max(evaluate(own).peak_memory_bytes) == change.peak_memory_bytes
+    assert evaluate(own).iteration_time_s == change.iteration_time_s
+    assert found.to_json()["nearest_fit"] == [each.to_json() for each in found.nearest_fit]
+    assert f"would with {change.label()}" in repr(found)
+    assert found.report.nearest_fit == found.nearest_fit
 
 
 @pytest.mark.parametrize(

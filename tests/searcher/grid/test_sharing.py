@@ -1,0 +1,107 @@
+"""What configurations share changes none of them: each is what it is in a process that has seen no other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+from searcher.grid.cases import dense, experts, vision
+
+import semu
+import semu_models
+from semu.engine.result_cache import ResultCache
+from semu.job import TrainingJob
+from semu.searcher.grid.evaluate_points import Outcome, evaluate_chunk, in_chunks, in_order
+from semu.searcher.grid.legal import legal_points
+from semu.searcher.grid.space import Point, Space, job_at
+from semu.simulation.estimate import evaluate
+from semu.simulation.layout import MODELS
+from semu.simulation.template_cache import Recent
+
+FEW = {"tp": None, "pp": (1, 2, 4), "vpp": (1, 2), "micro_batch": (1, 2), "recompute": None, "zero": (0, 1, 3)}
+
+
+def forget() -> None:
+    """Everything that the process remembers of the jobs that it has seen."""
+    for name, module in [*sys.modules.items()]:
+        for value in vars(module).values() if name.startswith("semu.") else ():
+            if isinstance(value, Recent):
+                value.clear()
+            elif hasattr(value, "cache_clear"):
+                value.cache_clear()
+    MODELS._memos.clear()
+
+
+def alone(job: TrainingJob, point: Point) -> Outcome:
+    """A configuration, as nobody has seen one before."""
+    forget()
+    found = evaluate(job_at(job, point), cache=ResultCache())
+    own = (found.iteration_time_s, found.mfu, found.bubble_ratio, max(found.peak_memory_bytes))
+    return Outcome(point, own)  # type: ignore[arg-type]
+
+
+def check(job: TrainingJob, points: list[Point], seed: int) -> None:
+    """Configurations one by one from nothing, together in the order of the grid, in another one, and once more."""
+    expected = {point: alone(job, point) for point in points}
+    forget()
+    orders = [in_order(job, points), Random(seed).sample(points, len(points)), points]
+    for order in orders:
+        assert evaluate_chunk(job, order) == [expected[point] for point in order]
+
+
+def drawn(job: TrainingJob, vary: dict[str, tuple[int, ...] | None], count: int, seed: int) -> list[Point]:
+    points = legal_points(job, Space.of(job, vary)).points  # type: ignore[arg-type]
+    return Random(seed).sample(points, count)
+
+
+@pytest.mark.parametrize("make", [dense, experts, vision])
+def test_what_configurations_share_changes_none_of_them(make: Callable[[], TrainingJob]) -> None:
+    job = make()
+    check(job, drawn(job, FEW, 6, seed=11), seed=5)
+
+
+def large_dense() -> TrainingJob:
+    training = semu.Training(micro_batch=1, global_batch=192, seq_len=2048, recompute="full")
+    cluster = semu.Cluster("a100-80g", 8, 8)
+    return TrainingJob(semu_models.gpt3_175b(), cluster, semu.Parallel(dp=8, tp=8), training)
+
+
+def large_experts() -> TrainingJob:
+    training = semu.Training(micro_batch=1, global_batch=128, seq_len=4096)
+    cluster = semu.Cluster("h800", 8, 8)
+    return TrainingJob(semu_models.mixtral_8x7b(), cluster, semu.Parallel(dp=8, tp=8), training)
+
+
+def large_vision() -> TrainingJob:
+    training = semu.Training(micro_batch=1, global_batch=64, recompute="full")
+    batch = semu.workload.vlm_batch(seed=0)
+    cluster = semu.Cluster("h800", 4, 8)
+    return TrainingJob(semu_models.vlm_s(), cluster, semu.Parallel(dp=8, tp=2, pp=2), training, batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [large_dense, large_experts, large_vision])
+def test_what_configurations_of_large_models_share_changes_none_of_them(make: Callable[[], TrainingJob]) -> None:
+    job = make()
+    check(job, drawn(job, {**FEW, "vpp": (1, 2, 3), "pp": (1, 2, 4, 8)}, 20, seed=3), seed=4)
+    training = replace(job.training, overlap=replace(job.training.overlap, param_gather=False, grad_reduce=False))
+    other = replace(job, training=training)
+    check(other, drawn(other, {**FEW, "pp": (2, 4)}, 8, seed=7), seed=8)
+
+
+@pytest.mark.parametrize(("size", "most"), [(24, 48), (1, 1), (5, 7)])
+def test_tasks_hold_every_configuration_once_and_keep_pipelines_together(size: int, most: int) -> None:
+    job = dense()
+    points = [*legal_points(job, Space.of(job, FEW)).points]
+    tasks = in_chunks(job, points, size, most)
+    assert [point for task in tasks for point in task] == in_order(job, points)
+    assert all(0 < len(task) <= most for task in tasks)
+    whole = {(point.pp, point.vpp): 0 for point in points}
+    for point in points:
+        whole[point.pp, point.vpp] += 1
+    for pipeline, count in whole.items():
+        parts = sum(any((point.pp, point.vpp) == pipeline for point in task) for task in tasks)
+        assert parts == -(-count // most)
