@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
-SLOW = ("08_search", "09_execute", "10_planner")
+SLOW = ("08_search", "09_execute", "10_planner", "11_grid")
 """Examples that take more than a few seconds."""
 
 

@@ -48,7 +48,7 @@ ALL = ["weights", "activations", "optimizer"]
 
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
 @pytest.mark.parametrize(("tp", "tensor"), [(1, False), (2, True)], ids=["tp1", "tp2_overlap"])
-@pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("pp", "vpp"), [pytest.param(1, 1, marks=pytest.mark.slow), (2, 1), (2, 2)])
 @pytest.mark.parametrize("offload", [["weights"], ALL], ids=["weights", "all"])
 def test_text_as_the_reference(offload: list[str], pp: int, vpp: int, tp: int, tensor: bool, recompute: str) -> None:
     for share in (None, 0.5):
