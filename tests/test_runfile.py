@@ -304,6 +304,16 @@ def test_one_model_and_a_device_are_needed(tmp_path: Path) -> None:
 
 
 # -- sizes that do not fit together --------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("sizes", "dp"), [("", 32), ("tp = 4\npp = 2", 4), ("cp = 2\npp = 16", 1), ("dp = 1\ntp = 8\npp = 4", 1)]
+)
+def test_replicas_fill_the_gpus_where_the_file_does_not_say(tmp_path: Path, sizes: str, dp: int) -> None:
+    path = tmp_path / "run.toml"
+    cluster = '[cluster]\ndevice = "h100"\nnodes = 4\n'
+    path.write_text(f'[model]\nname = "gpt3-175b"\n{cluster}[parallel]\n{sizes}\n[training]\nseq_len = 2048\n')
+    assert resolve_run(str(path), Overrides((), None, None, None, None)).job().parallel.dp == dp
+
+
 def test_sizes_that_do_not_fit_together(tmp_path: Path) -> None:
     run = write(tmp_path, DESIGN_EXAMPLE)
     wrong_cluster = refused(run, cluster="h100:48x8")

@@ -180,11 +180,20 @@ def _with_defaults(config: Mapping[str, Any], places: Places) -> dict[str, dict[
         "batch": {},
     }
     del defaults["training"]["global_batch"]
+    defaults["parallel"]["dp"] = _replicas(defaults, config)
     resolved = {name: _ordered(defaults[name] | config.get(name, {}), name) for name in TABLES}
     if "transformer" in resolved["model"]:
         with places.located():
             resolved["model"]["transformer"] = TransformerConfig.from_table(resolved["model"]["transformer"]).to_table()
     return resolved
+
+
+def _replicas(defaults: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]) -> int:
+    """dp where it is not given: as many replicas as the GPUs hold; 1 where they do not come out even."""
+    cluster, parallel = (defaults[name] | config.get(name, {}) for name in ("cluster", "parallel"))
+    gpus = cluster["nodes"] * cluster["gpus_per_node"]
+    rest = parallel["tp"] * parallel["pp"] * parallel["cp"]
+    return int(gpus // rest) if rest > 0 and gpus > 0 and gpus % rest == 0 else 1
 
 
 def _ordered(table: dict[str, Any], name: str) -> dict[str, Any]:
