@@ -150,6 +150,27 @@ class PipelineMemory:
                     sizes[rank], replicas[rank], nodes[rank] = exact, replica, node
         return [RankPeak(*each) for each in zip(sizes, replicas, nodes, strict=True)]
 
+    def fullest(self, resident: NDArray[np.int64]) -> int:
+        """The exact highest allocation of the fullest rank over all replicas [bytes].
+
+        Args:
+            resident: int64[num_ranks] [bytes], what every rank holds all the time.
+        """
+        found = self.summits
+        above = resident[self.run.problem.node_rank]
+        top = int((found.best[:, 0] + resident).max())
+        bounds = found.high + above
+        doubtful = np.argwhere((found.high > found.low) & (bounds > top))
+        order = np.argsort(-bounds[tuple(doubtful.T)], kind="stable")
+        wanted = doubtful[order]
+        for number, (replica, node) in enumerate(wanted.tolist()):
+            if bounds[replica, node] <= top:
+                break
+            if not self.evaluation.by_shape.is_few:
+                self._look_ahead(wanted[number : number + _AHEAD])
+            top = max(top, self.exact_summit(replica, node) + int(above[node]))
+        return top
+
     def _look_ahead(self, stages: NDArray[np.int64]) -> None:
         """Look up the first of some stages (replica, node), and if it is new the others with it."""
         shapes = self.run.shape[stages[:, 0], self.run.column[stages[:, 1]]].tolist()

@@ -16,6 +16,8 @@ from typing import Any
 from semu.errors import ExecutorError
 from semu.searcher.engines.engine import ATTEMPTS, IN_FLIGHT, Result, Task
 
+YOUNG = 500_000
+"""In a worker: the collector looks for garbage after so many new objects. Tasks leave little, but fill memories."""
 _WORK: list[Callable[[Any], Any]] = []
 """In a worker: the function that it runs."""
 
@@ -98,6 +100,7 @@ def _interrupts_wait() -> Iterator[None]:
 def _begin(work: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that hands out the tasks
     gc.freeze()  # modules and compiled kernels stay: no search for garbage looks at them again
+    gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
     _WORK[:] = [work]
 
 

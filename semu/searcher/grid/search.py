@@ -22,10 +22,11 @@ from semu.job import TrainingJob
 from semu.report import FittingChange
 from semu.searcher.engines import Engine, make_engine
 from semu.searcher.grid.bounds import Floor, Floors
-from semu.searcher.grid.evaluate_points import Figures, Outcome, evaluate_chunk, in_chunks
+from semu.searcher.grid.evaluate_points import Outcome, evaluate_chunk, in_chunks
 from semu.searcher.grid.legal import SENTENCES, Legal, legal_points
 from semu.searcher.grid.result import SHOWN_MISFITS, GridResult, Row, smallest_of
 from semu.searcher.grid.space import Axis, Point, RankBy, Space, Value, job_at, with_gpus
+from semu.simulation.figures import Figures
 
 CHUNK, LONG_CHUNK = 4, 24
 """Configurations of a task: few while their results decide what comes next, many where all are evaluated."""
