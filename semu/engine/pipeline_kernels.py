@@ -1,5 +1,5 @@
 """Kernels for the pipeline level: bounds of a rank's memory during each of its stages, for many replicas at once, and
-its exact summit during one."""
+its exact summit during one, or during whichever of many holds the highest."""
 
 from __future__ import annotations
 
@@ -168,3 +168,55 @@ def exact_summit(
             highest = total
         is_first = False
         result = max(result, highest)
+
+
+@njit(cache=True, nogil=True)
+def highest_summit(
+    top: int,
+    stages: I64,
+    bound: I64,
+    resident: I64,
+    stage_ptr: I64,
+    start: F64,
+    end: F64,
+    net: I64,
+    ptr: I64,
+    time: F64,
+    size: I64,
+    inner_ptr: I64,
+    inner: F64,
+    change: I64,
+) -> int:
+    """Highest allocation of any rank during some of its stages, as ``exact_summit`` has it.
+
+    Args:
+        top: the highest that is known; no stage whose bound is not higher is looked at [bytes].
+        stages: int64[n, 4], replica, node, rank and kind of each, the highest bound first. bound: int64[n] [bytes],
+            what is resident included. resident: int64[num_ranks] [bytes].
+        stage_ptr: where each rank's stages begin. start, end: float64[num_replicas, num_nodes] [s].
+        net: int64[num_replicas, num_stages] [bytes].
+        ptr, time, size: changes outside stages, by rank: as ``pipeline_summits``.
+        inner_ptr, inner, change: changes inside the stages of each kind [s], [bytes].
+    Returns:
+        [bytes], at least ``top``.
+    """
+    for number in range(len(stages)):
+        if bound[number] <= top:
+            break
+        row, node, rank, kind = stages[number]
+        first, stop = stage_ptr[rank], stage_ptr[rank + 1]
+        a, b = ptr[rank], ptr[rank + 1]
+        c, d = inner_ptr[kind], inner_ptr[kind + 1]
+        found = exact_summit(
+            start[row, node],
+            end[row, node],
+            node - first,
+            end[row, first:stop],
+            net[row, first:stop],
+            time[row, a:b],
+            size[row, a:b],
+            inner[c:d],
+            change[c:d],
+        )
+        top = max(top, found + resident[rank])
+    return top

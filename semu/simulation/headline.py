@@ -53,7 +53,6 @@ def headline(
         layout, evaluation, run, tails: the simulated job. gathers: before the first forwards, by rank.
     """
     job = layout.job
-    profile = job.profile
     makespan = run.makespan()
     slowest = int(np.argmax(makespan))
     iteration = iteration_time(job, run, tails)
@@ -62,7 +61,7 @@ def headline(
     memories = [RankMemory(layout, evaluation, run, rank, pipeline) for rank in range(job.parallel.pp)]
     peaks = [memory.peak() for memory in memories]
     work = count_work(layout, evaluation)
-    peak_rate = profile.peak_flop_per_s(job.training.precision.compute_dtype) * job.cluster.num_gpus * iteration
+    peak_rate = possible_flop(job, iteration)
     estimate = Estimate(
         iteration_time_s=iteration,
         makespan_s=float(makespan[slowest]),
@@ -71,7 +70,7 @@ def headline(
         bubble_ratio=bubble_ratio(run, slowest),
         peak_memory_bytes=tuple(peak.size_bytes for peak in peaks),
         static_memory_bytes=tuple(memory.static.total for memory in memories),
-        capacity_bytes=int(profile.memory_bytes.value),
+        capacity_bytes=int(job.profile.memory_bytes.value),
         breakdown_s=breakdown(layout, evaluation, run, tails, iteration).to_json(),
         reserve=partial(
             reserved_memory,
@@ -83,6 +82,11 @@ def headline(
         ),
     )
     return Headline(estimate, slowest, memories, peaks, work, peak_rate)
+
+
+def possible_flop(job: TrainingJob, iteration_time_s: float) -> float:
+    """FLOP that all devices could do in the time of an iteration."""
+    return job.profile.peak_flop_per_s(job.training.precision.compute_dtype) * job.cluster.num_gpus * iteration_time_s
 
 
 def iteration_time(job: TrainingJob, run: PipelineRun, tails: list[RankTail]) -> float:

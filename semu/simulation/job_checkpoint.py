@@ -315,6 +315,17 @@ class JobCheckpoint:
         found = plan_reductions(self.layout, self.evaluation, run)
         return run, found, rank_tails(self.layout, self.evaluation, run, self.gathers, found)
 
+    def run(self, schedule: Schedule | str | None = None) -> tuple[JobCheckpoint, PipelineRun, list[RankTail]]:
+        """The pipeline under a schedule, and what follows it on every rank; with the job's parts that it ran.
+
+        Args:
+            schedule: as ``schedule``.
+        """
+        problem = self.problem(schedule)
+        own = self.split(problem.merged)
+        run, _, tails = own._run(problem)
+        return own, run, tails
+
     def unit_times(self, schedule: Schedule | str | None = None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """When every unit runs on every distinct replica under a schedule, waits for parameters and launches included.
 
@@ -347,9 +358,7 @@ class JobCheckpoint:
         return head.estimate, stage_table(run, head)
 
     def _headline(self, schedule: Schedule | str | None) -> tuple[PipelineRun, Headline]:
-        problem = self.problem(schedule)
-        own = self.split(problem.merged)
-        run, _, tails = own._run(problem)
+        _, run, tails = self.run(schedule)
         return run, headline(self.layout, self.evaluation, run, tails, self.gathers)
 
     def report(

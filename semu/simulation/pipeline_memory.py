@@ -150,6 +150,67 @@ class PipelineMemory:
                     sizes[rank], replicas[rank], nodes[rank] = exact, replica, node
         return [RankPeak(*each) for each in zip(sizes, replicas, nodes, strict=True)]
 
+    def fullest(self, resident: NDArray[np.int64]) -> int:
+        """The exact highest allocation of the fullest rank over all replicas [bytes].
+
+        Args:
+            resident: int64[num_ranks] [bytes], what every rank holds all the time.
+        """
+        found = self.summits
+        above = resident[self.run.problem.node_rank]
+        top = int((found.best[:, 0] + resident).max())
+        bounds = found.high + above
+        doubtful = np.argwhere((found.high > found.low) & (bounds > top))
+        order = np.argsort(-bounds[tuple(doubtful.T)], kind="stable")
+        wanted = doubtful[order]
+        if self.evaluation.by_shape.is_few and len(wanted):
+            moved = self.run.release.keys() | self.run.inside.keys()
+            is_plain = np.array([key not in moved for key in map(tuple, wanted.tolist())])
+            top = self._highest(wanted[is_plain], bounds, resident, top)
+            wanted = wanted[~is_plain]
+        for number, (replica, node) in enumerate(wanted.tolist()):
+            if bounds[replica, node] <= top:
+                break
+            if not self.evaluation.by_shape.is_few:
+                self._look_ahead(wanted[number : number + _AHEAD])
+            top = max(top, self.exact_summit(replica, node) + int(above[node]))
+        return top
+
+    def _highest(
+        self, stages: NDArray[np.int64], bounds: NDArray[np.int64], resident: NDArray[np.int64], top: int
+    ) -> int:
+        """The highest allocation of a rank during some stages on which nothing outside bears, or what was known.
+
+        Args:
+            stages: int64[n, 2] (replica, node), the highest bound first. bounds: int64[num_replicas, num_stages]
+                [bytes]. resident: as ``fullest``. top: the highest that is known [bytes].
+        """
+        from semu.engine.pipeline_kernels import highest_summit
+
+        run, problem, shapes = self.run, self.run.problem, self.evaluation.num_shapes
+        replica, node = stages.T
+        code = (len(CODES) * run.kind[node] + problem.phase[node]) * shapes + run.shape[replica, run.column[node]]
+        _, first, kind = np.unique(code, return_index=True, return_inverse=True)
+        changes = [self.expand(*stages[number].tolist()).changes for number in first.tolist()]
+        return int(
+            highest_summit(
+                top,
+                np.column_stack((stages, problem.node_rank[node], kind)),
+                bounds[replica, node],
+                resident,
+                problem.stream_ptr,
+                run.start,
+                run.end,
+                self.summits.net,
+                self.around.ptr,
+                self.around.time,
+                self.around.size,
+                np.cumsum([0, *[len(own) for own, _ in changes]]),
+                np.concatenate([np.zeros(0), *[own for own, _ in changes]]),
+                np.concatenate([np.zeros(0, dtype=np.int64), *[own for _, own in changes]]),
+            )
+        )
+
     def _look_ahead(self, stages: NDArray[np.int64]) -> None:
         """Look up the first of some stages (replica, node), and if it is new the others with it."""
         shapes = self.run.shape[stages[:, 0], self.run.column[stages[:, 1]]].tolist()

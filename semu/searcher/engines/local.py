@@ -1,21 +1,31 @@
-"""``LocalEngine``: tasks in processes of this machine; one that dies is replaced, and its task done again."""
+"""``LocalEngine``: tasks in processes of this machine; one that dies is replaced, and its task done again.
+
+Where nothing else runs in this process they are copies of it, which know at once what it has imported, compiled and
+traced; elsewhere they begin from nothing, as a lock that another thread holds stays locked in a copy.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
 import signal
+import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import get_context
+from multiprocessing.context import BaseContext
 from typing import Any
 
 from semu.errors import ExecutorError
 from semu.searcher.engines.engine import ATTEMPTS, IN_FLIGHT, Result, Task
 
+YOUNG = 500_000
+"""In a worker: the collector looks for garbage after so many new objects. Tasks leave little, but fill memories."""
 _WORK: list[Callable[[Any], Any]] = []
 """In a worker: the function that it runs."""
 
@@ -41,7 +51,7 @@ class LocalEngine:
         attempts: dict[int, int] = {}
         left: dict[int, Task] = {}
         while True:
-            pool = ProcessPoolExecutor(self._workers, get_context("spawn"), _begin, (work,))
+            pool = ProcessPoolExecutor(self._workers, _context(), _begin, (work,))
             running: dict[Future[Result], int] = {}
             try:
                 for number in sorted(left):
@@ -76,9 +86,17 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _context() -> BaseContext:
+    """How processes begin: as copies of this one on Linux while it has one thread, else as new ones."""
+    is_alone = sys.platform == "linux" and threading.active_count() == 1
+    return get_context("fork" if is_alone else "spawn")
+
+
 def _submit(pool: ProcessPoolExecutor, task: Any) -> Future[Any]:
     """Hand out a task. It may start a process, which has Ctrl-C blocked from its first instruction on."""
-    with _interrupts_wait():
+    with _interrupts_wait(), warnings.catch_warnings():
+        # Python 3.12 warns of copies of a process in which a library has threads; those of BLAS expect it
+        warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
         return pool.submit(_run, task)
 
 
@@ -97,7 +115,9 @@ def _interrupts_wait() -> Iterator[None]:
 
 def _begin(work: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that hands out the tasks
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a copy of a process that handles it ends none the less
     gc.freeze()  # modules and compiled kernels stay: no search for garbage looks at them again
+    gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
     _WORK[:] = [work]
 
 

@@ -15,16 +15,7 @@ from semu.collector import without_collector
 from semu.errors import SemuError
 from semu.job import TrainingJob
 from semu.searcher.grid.space import Point, job_at
-from semu.simulation.estimate import evaluate
-
-
-class Figures(NamedTuple):
-    """What ``semu.evaluate`` says of a configuration: times [s], memory of the fullest rank [bytes]."""
-
-    iteration_time_s: float
-    mfu: float
-    bubble_ratio: float
-    peak_memory_bytes: int
+from semu.simulation.figures import Figures, figures_of
 
 
 class Outcome(NamedTuple):
@@ -48,11 +39,9 @@ def evaluate_chunk(job: TrainingJob, chunk: Sequence[Point]) -> list[Outcome]:
 def evaluate_point(job: TrainingJob, point: Point) -> Outcome:
     """Evaluate one."""
     try:
-        found = evaluate(job_at(job, point))
+        return Outcome(point, figures_of(job_at(job, point)))
     except SemuError as error:
         return Outcome(point, None, str(error))
-    peak = max(found.peak_memory_bytes)
-    return Outcome(point, Figures(found.iteration_time_s, found.mfu, found.bubble_ratio, peak))
 
 
 def in_order(job: TrainingJob, points: Iterable[Point]) -> list[Point]:

@@ -15,9 +15,9 @@ from semu.files import make_folder, write_file, write_text
 from semu.job import TrainingJob
 from semu.report import FittingChange, Report
 from semu.searcher.grid.bounds import Floor
-from semu.searcher.grid.evaluate_points import Figures
 from semu.searcher.grid.legal import SENTENCES, Cut
 from semu.searcher.grid.space import Axis, Point, RankBy, Value, job_at
+from semu.simulation.figures import Figures
 from semu.units import GIB
 
 SHOWN_MISFITS = 3

@@ -17,15 +17,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from semu.collector import without_collector
 from semu.errors import ConfigError, unknown_name
 from semu.job import TrainingJob
 from semu.report import FittingChange
 from semu.searcher.engines import Engine, make_engine
 from semu.searcher.grid.bounds import Floor, Floors
-from semu.searcher.grid.evaluate_points import Figures, Outcome, evaluate_chunk, in_chunks
+from semu.searcher.grid.evaluate_points import Outcome, evaluate_chunk, in_chunks
 from semu.searcher.grid.legal import SENTENCES, Legal, legal_points
 from semu.searcher.grid.result import SHOWN_MISFITS, GridResult, Row, smallest_of
 from semu.searcher.grid.space import Axis, Point, RankBy, Space, Value, job_at, with_gpus
+from semu.simulation.figures import Figures
 
 CHUNK, LONG_CHUNK = 4, 24
 """Configurations of a task: few while their results decide what comes next, many where all are evaluated."""
@@ -79,7 +81,8 @@ def grid(
     space = vary if isinstance(vary, Space) else Space.of(base, vary, fix)
     tell = progress if progress is not None else _silent
     tell("looking for legal configurations")
-    legal = legal_points(base, space, tell)
+    with without_collector():
+        legal = legal_points(base, space, tell)
     if not legal.points:
         raise _none_legal(base, legal)
     with ExitStack() as stack:
@@ -227,8 +230,9 @@ class _Hunt:
 
     def _floors(self, legal: Legal) -> dict[Point, Floor]:
         self.tell(f"bounding {len(legal.points):,} configurations")
-        bounds = Floors(self.job, sorted({point.micro_batch for point in legal.points}))
-        return {point: bounds.of(point) for point in legal.points}
+        with without_collector():
+            bounds = Floors(self.job, sorted({point.micro_batch for point in legal.points}))
+            return {point: bounds.of(point) for point in legal.points}
 
     def _roomy(self, legal: Legal, floors: Mapping[Point, Floor], order: RankBy) -> tuple[RankBy, list[Point]]:
         """The configurations that may fit; all, where only memory counts."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -16,8 +19,8 @@ from semu.searcher.engines import ENGINES, make_engine
 from semu.searcher.engines.engine import ATTEMPTS, SerialEngine
 from semu.searcher.engines.local import LocalEngine
 
-MASK_AT_START = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-"""In a worker: what is blocked when it reads its task's function, before it has run a line of the engine's."""
+SEEN: list[int] = []
+"""What this process has been told; a process that is no copy of it knows nothing of it."""
 
 
 def power(exponent: int, task: int) -> int:
@@ -47,7 +50,12 @@ def refuse(task: int) -> int:
 
 
 def blocks_interrupts(_: int) -> bool:
-    return signal.SIGINT in MASK_AT_START
+    """Whether Ctrl-C is still blocked, as it was when the worker began."""
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def seen(_: int) -> list[int]:
+    return SEEN
 
 
 def note(folder: str, task: int) -> int:
@@ -73,6 +81,40 @@ def test_processes_give_what_serial_gives() -> None:
 def test_ctrl_c_does_not_reach_a_worker_that_is_starting() -> None:
     assert list(make_engine("local", workers=1).run(blocks_interrupts, [0])) == [(0, True)]
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_workers_are_copies_where_no_other_thread_could_hold_a_lock(*, is_alone: bool) -> None:
+    SEEN.append(7)
+    ended = threading.Event()
+    others = [] if is_alone else [threading.Thread(target=ended.wait)]
+    for other in others:
+        other.start()
+    is_copied = sys.platform == "linux" and threading.active_count() == 1
+    assert is_alone or not is_copied
+    try:
+        assert list(LocalEngine(1).run(seen, [0])) == [(0, [7] if is_copied else [])]
+    finally:
+        ended.set()
+        SEEN.clear()
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_a_copy_ends_though_its_parent_handles_the_signal(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        results = LocalEngine(2).run(partial(note, str(tmp_path)), iter(range(1000)))
+        next(results)
+        begin = time.monotonic()
+        results.close()  # type: ignore[attr-defined]
+        while multiprocessing.active_children():
+            assert time.monotonic() - begin < 20
+            time.sleep(0.01)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.slow
