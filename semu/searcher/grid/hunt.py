@@ -1,0 +1,291 @@
+"""``Hunt``: a grid under way: which configurations are evaluated, and what becomes of them.
+
+Branch and bound, best bound first: a configuration is evaluated unless it surely does not fit, or the best ``top`` that
+were found already are better than it can be. What comes out does not depend on the order of evaluation, nor on who
+evaluates: the rows are all configurations whose bound is not worse than row number ``top``, and each of these was
+evaluated.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from semu.collector import without_collector
+from semu.job import TrainingJob
+from semu.report import FittingChange
+from semu.searcher.engines import Engine
+from semu.searcher.grid.bounds import Floor, Floors
+from semu.searcher.grid.evaluate_points import Outcome, evaluate_chunk, in_chunks
+from semu.searcher.grid.legal import Legal
+from semu.searcher.grid.result import SHOWN_MISFITS, GridResult, Row, smallest_of
+from semu.searcher.grid.space import Axis, Point, RankBy, Space, Value, job_at
+from semu.simulation.figures import Figures
+
+CHUNK, LONG_CHUNK = 4, 24
+"""Configurations of a task: few while their results decide what comes next, many where all are evaluated."""
+TRIES = 8
+"""Configurations that are evaluated, at most, to find what makes another one fit."""
+TELL_S = 0.25
+
+
+@dataclass
+class Hunt:
+    """A grid under way; ``outcomes``: what is known."""
+
+    job: TrainingJob
+    space: Space
+    order: RankBy
+    top: int
+    price: float | None
+    engine: Engine
+    tell: Callable[[str], None]
+    begin: float
+    outcomes: dict[Point, Outcome] = field(default_factory=dict)
+    reused: int = 0
+    evaluated: int = 0
+    keep: Callable[[Sequence[Outcome]], None] | None = None
+    ended_by: str = "end"
+    _tokens: dict[int, int] = field(default_factory=dict)
+    _told: float = 0.0
+
+    # -- what is wanted ------------------------------------------------------------------------------------------
+    @property
+    def capacity(self) -> int:
+        """Memory of a device [bytes]."""
+        return int(self.job.profile.memory_bytes.value)
+
+    def tokens(self, micro_batch: int) -> int:
+        """Tokens of an iteration: of the last module's first stream, as reports count them."""
+        if micro_batch not in self._tokens:
+            fed = [module.inputs[0].stream for module in self.job.model.modules if module.inputs]
+            training = self.job.training
+            count = training.global_batch // micro_batch
+            items = self.job.batch.microbatches(count, micro_batch, training.seq_len)
+            one = {id(item): item.tokens(fed[-1] if fed else "") for item in items}
+            self._tokens[micro_batch] = sum(one[id(item)] for item in items)
+        return self._tokens[micro_batch]
+
+    def objective(self, point: Point, time_s: float, peak_bytes: int, order: RankBy) -> float:
+        """Less is better."""
+        if order is RankBy.HEADROOM:
+            return float(peak_bytes)
+        if order is RankBy.TIME:
+            return time_s
+        return time_s / max(1, self.tokens(point.micro_batch))
+
+    def of(self, outcome: Outcome, order: RankBy) -> float:
+        """Objective of what was evaluated."""
+        assert outcome.figures is not None
+        return self.objective(outcome.point, outcome.figures.iteration_time_s, outcome.figures.peak_memory_bytes, order)
+
+    # -- the two ways --------------------------------------------------------------------------------------------
+    def all(self, legal: Legal) -> GridResult:
+        """Every legal configuration that has room for what it surely needs."""
+        floors = self._floors(legal)
+        order, roomy = self._roomy(legal, floors, self.order)
+        chosen = self._every(roomy)
+        if order is not RankBy.HEADROOM and not any(self._fits(own) for own in chosen) and self.ended_by == "end":
+            self.tell("nothing fits: looking for the smallest")
+            order, roomy = RankBy.HEADROOM, list(legal.points)
+            chosen = self._every(roomy)
+        return self._result(legal, chosen, floors, len(legal.points) - len(roomy), order, is_exhaustive=True)
+
+    def _every(self, points: Sequence[Point]) -> list[Outcome]:
+        """Evaluate all of some configurations."""
+        left = (point for point in points if point not in self.outcomes)
+        tasks = in_chunks(self.job, left, LONG_CHUNK, 2 * LONG_CHUNK)
+        best: list[float] = []
+        for point in points:
+            if point in self.outcomes:
+                self._note(self.outcomes[point], best, self.order)
+        self._run(tasks, best, self.order, len(points))
+        return [self.outcomes[point] for point in points if point in self.outcomes]
+
+    def best(self, legal: Legal) -> GridResult:
+        """Those that can be among the best; where nothing fits, the smallest."""
+        floors = self._floors(legal)
+        order, roomy = self._roomy(legal, floors, self.order)
+        chosen = self._hunt(roomy, floors, order)
+        if order is not RankBy.HEADROOM and not any(self._fits(own) for own in chosen) and self.ended_by == "end":
+            self.tell("nothing fits: looking for the smallest")
+            order, roomy = RankBy.HEADROOM, list(legal.points)
+            chosen = self._hunt(roomy, floors, order)
+        return self._result(legal, chosen, floors, len(legal.points) - len(roomy), order, is_exhaustive=False)
+
+    def _floors(self, legal: Legal) -> dict[Point, Floor]:
+        self.tell(f"bounding {len(legal.points):,} configurations")
+        with without_collector():
+            bounds = Floors(self.job, sorted({point.micro_batch for point in legal.points}))
+            return {point: bounds.of(point) for point in legal.points}
+
+    def _roomy(self, legal: Legal, floors: Mapping[Point, Floor], order: RankBy) -> tuple[RankBy, list[Point]]:
+        """The configurations that may fit; all, where only memory counts."""
+        if order is RankBy.HEADROOM:
+            return order, list(legal.points)
+        return order, [point for point in legal.points if floors[point].memory_bytes <= self.capacity]
+
+    def _hunt(self, points: Sequence[Point], floors: Mapping[Point, Floor], order: RankBy) -> list[Outcome]:
+        """Evaluate what can be among the best of some configurations; all that can be."""
+        bound = {point: self.objective(point, *floors[point], order) for point in points}
+        ranked = sorted(points, key=lambda point: (bound[point], point))
+        best: list[float] = []  # the best objectives so far, the worst of them first, negative
+        for point in points:
+            if point in self.outcomes:
+                self._note(self.outcomes[point], best, order)
+
+        def tasks() -> Iterator[Sequence[Point]]:
+            chunk: list[Point] = []
+            for point in ranked:
+                if bound[point] > self._limit(best):
+                    break
+                if point not in self.outcomes:
+                    chunk.append(point)
+                if len(chunk) == CHUNK:
+                    yield chunk
+                    chunk = []
+            if chunk:
+                yield chunk
+
+        self._run(tasks(), best, order, len(points))
+        if self.ended_by != "end":
+            return [self.outcomes[point] for point in ranked if point in self.outcomes]
+        limit = self._limit(best)
+        return [self.outcomes[point] for point in ranked if bound[point] <= limit]
+
+    def _limit(self, best: Sequence[float]) -> float:
+        """What a configuration must not be worse than."""
+        return -best[0] if len(best) == self.top else float("inf")
+
+    def _fits(self, outcome: Outcome) -> bool:
+        return outcome.figures is not None and outcome.figures.peak_memory_bytes <= self.capacity
+
+    def _note(self, outcome: Outcome, best: list[float], order: RankBy) -> None:
+        """Count a configuration among the best, if it is; where memory decides, whether or not it fits."""
+        if outcome.figures is None or not (self._fits(outcome) or order is RankBy.HEADROOM):
+            return
+        push = heapq.heappush if len(best) < self.top else heapq.heappushpop
+        push(best, -self.of(outcome, order))
+
+    def _run(self, tasks: Iterable[Sequence[Point]], best: list[float], order: RankBy, count: int) -> None:
+        """Run tasks; Ctrl-C ends them, and what was done is kept."""
+        began, done = time.monotonic(), 0
+        stream = self.engine.run(partial(evaluate_chunk, self.job), tasks)
+        try:
+            for _, outcomes in stream:
+                for outcome in outcomes:
+                    self.outcomes[outcome.point] = outcome
+                    self._note(outcome, best, order)
+                if self.keep is not None:
+                    self.keep(outcomes)
+                done += len(outcomes)
+                self.evaluated += len(outcomes)
+                self._say(done / max(time.monotonic() - began, 1e-9), best, order, count)
+        except KeyboardInterrupt:
+            self.ended_by = "interrupt"
+        finally:
+            close: Any = getattr(stream, "close", None)
+            if close is not None:
+                close()
+
+    def _say(self, rate: float, best: Sequence[float], order: RankBy, count: int) -> None:
+        now = time.monotonic()
+        if now - self._told < TELL_S:
+            return
+        self._told = now
+        done = len(self.outcomes)
+        said = f"{done:,} of at most {count:,} simulated, {rate:,.0f}/s"
+        if best and order is RankBy.TIME:
+            said += f", best {-max(best):.4f} s"
+        self.tell(said)
+
+    # -- the table -----------------------------------------------------------------------------------------------
+    def _result(
+        self,
+        legal: Legal,
+        chosen: Sequence[Outcome],
+        floors: Mapping[Point, Floor],
+        cut_by_memory: int,
+        order: RankBy,
+        *,
+        is_exhaustive: bool,
+    ) -> GridResult:
+        found = [own for own in chosen if own.figures is not None]
+        found.sort(key=lambda own: (not self._fits(own), self.of(own, order), own.point))
+        misfits = [own.point for own in found if not self._fits(own)][:SHOWN_MISFITS]
+        has_fit = any(self._fits(own) for own in found)
+        changes = {}
+        if has_fit and self.ended_by == "end":
+            self.tell("looking for what makes faster configurations fit")
+            changes = {point: self._change(point, legal, floors) for point in misfits}
+        rows = tuple(self._row(own.point, own.figures, changes) for own in found if own.figures is not None)
+        nearest = None if has_fit or not rows or self.ended_by != "end" else self._nearest_fit(rows)
+        return GridResult(
+            job=self.job,
+            rank_by=self.order,
+            top=self.top,
+            varied=self.space.varied,
+            rows=rows,
+            total=legal.total,
+            cuts=legal.cuts,
+            num_legal=len(legal.points),
+            cut_by_memory=cut_by_memory,
+            cut_by_bound=len(legal.points) - cut_by_memory - len(chosen) if self.ended_by == "end" else 0,
+            refused={own.point: own.refusal for own in chosen if own.figures is None},
+            floors=floors,
+            capacity_bytes=self.capacity,
+            is_exhaustive=is_exhaustive,
+            ended_by=self.ended_by,
+            nearest_fit=nearest,
+            evaluated=self.evaluated,
+            reused=self.reused,
+            time_s=time.monotonic() - self.begin,
+        )
+
+    def _nearest_fit(self, rows: Sequence[Row]) -> tuple[FittingChange, ...] | None:
+        """Changes beyond the axes after which the smallest configuration fits, the fastest first."""
+        from semu.simulation import simulate
+        from semu.simulation.nearest_fit import nearest_fit
+
+        own = job_at(self.job, smallest_of(rows).point)
+        try:
+            return nearest_fit(own, simulate(own), simulate, self.tell)
+        except KeyboardInterrupt:
+            self.ended_by = "interrupt"
+            return None
+
+    def _row(self, point: Point, figures: Figures, changes: Mapping[Point, Mapping[str, Value] | None]) -> Row:
+        gpus, tokens = self.job.cluster.num_gpus, self.tokens(point.micro_batch)
+        seconds = figures.iteration_time_s
+        cost = None
+        if self.price is not None:
+            cost = seconds * gpus * self.price / 3600 / max(1, tokens) * 1e6
+        left = self.capacity - figures.peak_memory_bytes
+        return Row(point, figures, tokens / seconds / gpus, cost, left, changes.get(point))
+
+    def _change(self, point: Point, legal: Legal, floors: Mapping[Point, Floor]) -> Mapping[str, Value] | None:
+        """What to change about a configuration that does not fit: the fewest axes, of these the fastest at best; dp
+        follows the other sizes and does not count."""
+
+        def far(other: Point) -> tuple[int, float, Point]:
+            axes = sum(getattr(point, axis) != getattr(other, axis) for axis in Axis if axis is not Axis.DP)
+            return axes, floors[other].time_s, other
+
+        tries = TRIES
+        roomy = (other for other in legal.points if floors[other].memory_bytes <= self.capacity)
+        for _, _, other in sorted(map(far, roomy)):
+            if other not in self.outcomes:
+                if not tries:
+                    break
+                tries -= 1
+                self.outcomes.update({own.point: own for own in evaluate_chunk(self.job, [other])})
+                self.evaluated += 1
+            if self._fits(self.outcomes[other]):
+                return {
+                    axis.value: getattr(other, axis) for axis in Axis if getattr(other, axis) != getattr(point, axis)
+                }
+        return None
