@@ -53,7 +53,7 @@ class ShapeCosts:
     model: CostModel
     symbols: Columns
     idle: int = -1
-    tables: CostTables = field(default_factory=lambda: CostTables(), compare=False, repr=False)
+    tables: CostTables = field(default_factory=CostTables, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, object]:  # what was remembered by identity stays behind
         return {"model": self.model, "symbols": self.symbols, "idle": self.idle, "tables": CostTables()}
