@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# A shell that starts the tests in the background has Ctrl-C ignored, which processes that a test interrupts would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Kernels compile on first use and machines are shared, so no test is judged by hypothesis' own clock.
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])

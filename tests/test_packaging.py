@@ -175,7 +175,7 @@ def test_wheel_metadata(wheel: Path) -> None:
     assert set(metadata["Requires-Python"].split(",")) == {">=3.11", "<3.14"}
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "Apache License" in texts["LICENSE"]
-    assert set(metadata.get_all("Provides-Extra", [])) == {"test", "executor", "fit", "hf", "hta"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"test", "executor", "fit", "hf", "hta", "ray"}
     always = {need.split(">=")[0] for need in metadata.get_all("Requires-Dist", []) if "extra ==" not in need}
     assert always == {"numpy", "networkx", "numba", "ortools", "matplotlib"}
     scripts = configparser.ConfigParser()
