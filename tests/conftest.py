@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# A shell that starts the tests in the background has Ctrl-C ignored, which processes that a test interrupts would inherit.
+# A shell that starts the tests in the background has Ctrl-C ignored, and processes that a test interrupts inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
