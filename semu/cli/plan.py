@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.place import check_place
 from semu.cli.plan_verify import verify_plan, write_torch_csv
 from semu.cli.resolved import dump_run, read_run
 from semu.cli.simulate import refuse_defaults
-from semu.cli.validate import check_place
 from semu.errors import ConfigError, MemoryLimitError, PlanError, unknown_name
 
 if TYPE_CHECKING:

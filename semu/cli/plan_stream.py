@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.place import check_place
 from semu.cli.resolved import dump_run, read_run
-from semu.cli.validate import check_place
 from semu.errors import ConfigError, SemuError
 from semu.files import make_folder, write_text
 from semu.job import TrainingJob

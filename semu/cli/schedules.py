@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.place import check_place
 from semu.cli.resolved import dump_run, read_run
 from semu.cli.simulate import refuse_defaults, result_cache
-from semu.cli.validate import check_place
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError, unknown_name
 
 if TYPE_CHECKING:

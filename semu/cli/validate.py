@@ -7,11 +7,11 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semu.cli import console
 from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.place import check_place
 from semu.cli.validate_run import is_own_run, validate_run_command
 from semu.errors import ConfigError, ValidationError, unknown_name
 
@@ -81,23 +81,6 @@ def validate_command(arguments: argparse.Namespace) -> int:
     for sentence in beyond:
         say(f"out of tolerance ({arguments.tolerance:g} %): {sentence}")
     return ValidationError.exit_code if beyond else 0
-
-
-def check_place(flag: str, path: str | None) -> None:
-    """A long run does not end with a file that cannot be written.
-
-    Raises:
-        ConfigError: no such folder, or a folder in the file's place.
-    """
-    if path is not None and Path(path).is_dir():
-        raise ConfigError("a folder is there", where=f"{flag} {path}", expected="a file", got=path)
-    if path is not None and not Path(path).absolute().parent.is_dir():
-        raise ConfigError(
-            "no such folder",
-            where=f"{flag} {path}",
-            expected="a file in a folder that is there",
-            got=str(Path(path).parent),
-        )
 
 
 class _RowCounter:

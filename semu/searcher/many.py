@@ -13,6 +13,7 @@ from semu.job import TrainingJob
 from semu.searcher.engines import Engine
 from semu.searcher.engines.engine import SerialEngine
 from semu.searcher.search import search
+from semu.searcher.training_report import seconds_or_refusal
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,10 @@ class SearchTable:
                 rows.append((row.name, "", "", "refused", row.refused))
             else:
                 times = (row.baseline_s, row.heuristic_s, row.iteration_time_s)
-                rows.append((row.name, *map(_seconds, times), f"{100 * (row.gap or 0.0):.2f} %"))
+                rows.append((row.name, *map(seconds_or_refusal, times), f"{100 * (row.gap or 0.0):.2f} %"))
         if len(self.rows) > 1 and self.mean("iteration_time_s") is not None:
             means = [self.mean(name) for name in ("baseline_s", "heuristic_s", "iteration_time_s")]
-            rows.append(("mean", *map(_seconds, means), f"{100 * (self.mean('gap') or 0.0):.2f} %"))
+            rows.append(("mean", *map(seconds_or_refusal, means), f"{100 * (self.mean('gap') or 0.0):.2f} %"))
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         return "\n".join(
             "  ".join([*(cell.ljust(w) for cell, w in zip(row[:4], widths, strict=True)), row[4]]).rstrip()
@@ -137,7 +138,3 @@ def _searched(options: dict[str, Any], task: tuple[str, TrainingJob]) -> SearchR
         found.result.rollouts,
         is_interrupted=found.result.ended_by == "interrupt",
     )
-
-
-def _seconds(value: float | None) -> str:
-    return "cannot run" if value is None else f"{value:.4f} s"

@@ -134,9 +134,9 @@ class TrainingReport:
                     str(row.index),
                     *(str(row.items.get(name, 0)) for name in names),
                     row.outcome.value + ("" if row.fits is not False else " (does not fit)"),
-                    _seconds(row.planned_s),
-                    _seconds(row.heuristic_s),
-                    _seconds(row.megatron_s),
+                    seconds_or_refusal(row.planned_s),
+                    seconds_or_refusal(row.heuristic_s),
+                    seconds_or_refusal(row.megatron_s),
                     "" if row.gain is None else f"{row.gain:.3f} x",
                     f"{row.latency_s:.2f} s",
                 ]
@@ -263,5 +263,6 @@ def row_of_json(table: Mapping[str, Any]) -> IterationRow:
     return IterationRow(**{**values, "outcome": Outcome(values["outcome"])})
 
 
-def _seconds(value: float | None) -> str:
+def seconds_or_refusal(value: float | None) -> str:
+    """A time, or that there is none."""
     return "cannot run" if value is None else f"{value:.4f} s"
