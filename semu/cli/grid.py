@@ -59,7 +59,9 @@ def grid_command(arguments: argparse.Namespace) -> int:
             )
         if arguments.csv is not None:
             say(f"wrote {write_text(arguments.csv, found.to_csv())}")
-        said = f"{found.evaluated:,} simulated, {found.reused:,} taken from {arguments.results or 'nowhere'}"
+        said = f"{found.evaluated:,} simulated"
+        if arguments.results is not None:
+            said += f", {found.reused:,} taken from {arguments.results}"
         say(f"{found.num_legal:,} configurations decided in {found.time_s:.1f} s: {said}")
         if found.rows:
             axes = heat_axes(found, arguments.axes)
