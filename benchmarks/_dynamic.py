@@ -13,7 +13,9 @@ from _rows import Row
 from _timing import fastest
 from numpy.typing import NDArray
 
-from semu.engine import dispatch_kernels, kernels, order_kernels
+from semu.costs import kernels
+from semu.engine.kernels import dispatch as dispatch_kernels
+from semu.engine.kernels import orders as order_kernels
 
 
 def latencies(pipeline: Pipeline) -> NDArray[np.float64]:

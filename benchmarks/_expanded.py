@@ -14,17 +14,17 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.costs import CostModel
-from semu.engine.dispatch_kernels import replay_units
-from semu.engine.order_kernels import is_order_forced, topological_order
-from semu.engine.stage import StageProgram
-from semu.engine.template import TemplateLibrary, compile_template
-from semu.engine.units import Edges, UnitGraph, UnitTimes
+from semu.compile.stage import StageProgram
+from semu.compile.template import TemplateLibrary, compile_template
+from semu.costs.roofline import CostModel
+from semu.engine.kernels.dispatch import replay_units
+from semu.engine.kernels.orders import is_order_forced, topological_order
+from semu.engine.unit_graph import Edges, UnitGraph, UnitTimes
 from semu.job import Attention, Recompute, TrainingJob
-from semu.nn.block import CarrySpec, trace_block
 from semu.nn.model import InputSpec
-from semu.nn.tensor import Sequences
-from semu.nn.tracing import TraceOptions
+from semu.nn.trace.block import CarrySpec, trace_block
+from semu.nn.trace.tensor import Sequences
+from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.mesh import Mesh
 from semu.parallel.tensor import megatron_plan
 from semu.simulation import JobCheckpoint

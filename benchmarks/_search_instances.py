@@ -16,8 +16,8 @@ import numpy as np
 
 from semu.errors import MemoryLimitError
 from semu.searcher import NO_LIMIT, SearchProblem
-from semu.searcher.core import search_problem
-from semu.searcher.loop import Budget
+from semu.searcher.orders.budgeted import search_problem
+from semu.searcher.orders.loop import Budget
 
 FOLDER = Path(__file__).parent / "instances"
 SETUPS = {"vlm-s": range(5), "t2v-s": range(5), "vlm-l": range(1)}
@@ -83,8 +83,8 @@ def tight(problem: SearchProblem) -> SearchProblem:
 def make(name: str, seed: int) -> SearchProblem:
     """An instance from the simulator."""
     from semu.runfile import Overrides, resolve_run
+    from semu.searcher.job_search import job_problem
     from semu.searcher.plain_job import plain_job
-    from semu.searcher.search import job_problem
 
     run = resolve_run(name, Overrides([f"training.global_batch={MICROBATCHES}"], None, None, None, seed))
     return job_problem(plain_job(run.job())[0], candidates=CANDIDATES)[1].problem

@@ -17,11 +17,11 @@ from _search_instances import load
 
 from semu.searcher import SearchProblem
 from semu.searcher.bounds import lower_bounds
-from semu.searcher.core import SearchResult
 from semu.searcher.exact import ExactResult, solve_exact
-from semu.searcher.interleave import evaluate
-from semu.searcher.levels import search_levels
-from semu.searcher.loop import Budget
+from semu.searcher.orders.budgeted import SearchResult
+from semu.searcher.orders.interleave import evaluate
+from semu.searcher.orders.levels import search_levels
+from semu.searcher.orders.loop import Budget
 
 WORKERS = 2
 SETUPS = ("vlm-s", "t2v-s")

@@ -21,10 +21,11 @@ from searcher.exact import best_choice
 from searcher.instances import vlm
 from searcher.reference import heap_interleave
 
-from semu.searcher import NO_LIMIT, SearchProblem, kernels
+from semu.searcher import NO_LIMIT, SearchProblem
 from semu.searcher.bounds import lower_bounds
-from semu.searcher.interleave import MEMORY_GOAL, MEMORY_ROUNDS, Interleaver, candidates, evaluate
-from semu.searcher.tables import tables_of
+from semu.searcher.kernels import interleaving as kernels
+from semu.searcher.orders.interleave import MEMORY_GOAL, MEMORY_ROUNDS, Interleaver, candidates, evaluate
+from semu.searcher.problem.tables import tables_of
 
 SIZE = "4096 stages, P=8, m=64"
 BATCH = 8

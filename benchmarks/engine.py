@@ -27,7 +27,8 @@ from _pipeline import NUM_RANKS, Pipeline, make_pipeline, make_storages
 from _rows import Row, print_rows
 from _timing import fastest
 
-from semu.engine import dispatch_kernels, kernels
+from semu.costs import kernels
+from semu.engine.kernels import dispatch as dispatch_kernels
 
 SECONDS_PER_ROW = 2.0
 

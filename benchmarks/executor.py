@@ -33,7 +33,7 @@ def measure(quick: bool) -> Iterable[Row]:
 def measure_compiler(quick: bool) -> Iterable[Row]:
     """Compiling and verifying VLM-L's plan."""
     import semu
-    from semu.plan.verify import verify
+    from semu.plan.verification.rules import verify
     from semu.runfile import Overrides, resolve_run
 
     count = 16 if quick else 64

@@ -1,8 +1,8 @@
 """The online planner: how much of planning hides behind training, how long it takes, what it gains, what it holds.
 
-Iterations are simulated, planning is real (``semu.searcher.training_loop``): 100 of them each of vlm-s, vlm-l and t2v-l
-with a second for every search. Planning holds the interpreter's lock at most while it is outside compiled kernels:
-that time is told beside the iteration during which it is spent.
+Iterations are simulated, planning is real (``semu.searcher.planner.training_loop``): 100 of them each of vlm-s,
+vlm-l and t2v-l with a second for every search. Planning holds the interpreter's lock at most while it
+is outside compiled kernels: that time is told beside the iteration during which it is spent.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from _rows import Row, print_rows
 
 import semu
 from semu.runfile import load_run
-from semu.searcher.loop import Budget
-from semu.searcher.planning import BatchPlanner
-from semu.searcher.training_loop import IterationRow, train
-from semu.searcher.training_report import TrainingReport
+from semu.searcher.orders.loop import Budget
+from semu.searcher.planner.batch_planner import BatchPlanner
+from semu.searcher.planner.training_loop import IterationRow, train
+from semu.searcher.planner.training_report import TrainingReport
 
 SETUPS = ("vlm-s", "vlm-l", "t2v-l")
 SEARCH_S = 1.0

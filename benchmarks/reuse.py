@@ -28,7 +28,7 @@ from _timing import fastest, run_process
 
 import semu
 from semu import nn
-from semu.engine.units import Edges
+from semu.engine.unit_graph import Edges
 from semu.errors import ScheduleError
 from semu.runfile import load_run
 from semu.schedule.schedule import PipelineShape, Schedule

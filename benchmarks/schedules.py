@@ -24,7 +24,7 @@ from _rows import Row, print_rows
 from _timing import Process, fastest, run_process
 
 import semu
-from semu.plots import ScheduleRow, draw_schedules
+from semu.present.plots import ScheduleRow, draw_schedules
 from semu.runfile import load_run
 from semu.schedule import ALL_SCHEDULES, PipelineStudy, ScheduleFamily
 from semu.schedule.compare import compare_schedules

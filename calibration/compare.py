@@ -23,7 +23,7 @@ from calibration.steps import StepCase
 from calibration.table import STEPS, read_rows
 from semu.errors import ConfigError, SemuError
 from semu.nn import ModalityModule, ModalityRole, Model, Sequential, TransformerLayer
-from semu_models.llama import Llama, LlamaConfig
+from semu_models.text.llama import Llama, LlamaConfig
 
 TIMES = ("forward", "backward", "optimizer", "step")
 MEMORY = {

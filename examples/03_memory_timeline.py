@@ -5,7 +5,7 @@ from pathlib import Path
 
 import semu
 import semu_models
-from semu.plots import draw_memory
+from semu.present.plots import draw_memory
 
 out = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("out")
 out.mkdir(parents=True, exist_ok=True)

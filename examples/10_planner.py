@@ -5,8 +5,8 @@ from pathlib import Path
 
 import semu
 from semu.runfile import load_run
-from semu.searcher.training_loop import IterationRow, train
-from semu.searcher.training_report import TrainingReport
+from semu.searcher.planner.training_loop import IterationRow, train
+from semu.searcher.planner.training_report import TrainingReport
 from semu.workload import read_stream, write_stream
 
 job = load_run("vlm-s", ["training.global_batch=4"])

@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from semu import baselines, engine, errors, graph, hardware, nn, parallel, schedule, workload
+    from semu.costs.result_cache import ResultCache
     from semu.engine.checkpoint import Checkpoint
-    from semu.engine.result_cache import ResultCache
     from semu.engine.shapes import ShapeSweep, sweep
     from semu.engine.simulator import GraphTimeline, Simulation, run
     from semu.engine.span import Span
     from semu.engine.timeline import IterationTimeline, MemoryCurve
     from semu.errors import ConfigError, GraphError, ScheduleError, SemuError
-    from semu.estimate import Estimate
     from semu.graph.graph import Graph
     from semu.graph.level import Level
     from semu.graph.operator import OpKind, Phase
@@ -38,19 +37,20 @@ if TYPE_CHECKING:
     from semu.hardware.cluster import Cluster
     from semu.hardware.kinds import DType, Port, Provenance
     from semu.job import Precision, Recompute, Training, TrainingJob
-    from semu.nn.block import Input, trace
     from semu.nn.model import InputSpec, ModalityModule, ModalityRole, Model
+    from semu.nn.trace.block import Input, trace
     from semu.parallel.config import Overlap, Parallel
     from semu.parallel.layout import PipelineLayout
     from semu.parallel.modules import ModuleParallel
     from semu.plan.compile import compile_plan
     from semu.plan.plan import ExecutionPlan
-    from semu.report import Report
+    from semu.present.estimate import Estimate
+    from semu.present.report import Report
     from semu.schedule.schedule import Schedule
     from semu.schedule.stage_plan import StagePlan
     from semu.simulation import JobCheckpoint, prepare, simulate
-    from semu.simulation.compare import compare_schedules
     from semu.simulation.estimate import evaluate
+    from semu.simulation.schedules.comparing import compare_schedules
 
 __version__ = "0.1.0"
 
@@ -59,13 +59,13 @@ _HOMES = {
     "Cluster": "semu.hardware.cluster",
     "ConfigError": "semu.errors",
     "DType": "semu.hardware.kinds",
-    "Estimate": "semu.estimate",
+    "Estimate": "semu.present.estimate",
     "ExecutionPlan": "semu.plan.plan",
     "Graph": "semu.graph.graph",
     "GraphError": "semu.errors",
     "GraphTimeline": "semu.engine.simulator",
     "GridResult": "semu.searcher.grid.result",
-    "Input": "semu.nn.block",
+    "Input": "semu.nn.trace.block",
     "InputSpec": "semu.nn.model",
     "IterationTimeline": "semu.engine.timeline",
     "JobCheckpoint": "semu.simulation",
@@ -79,15 +79,15 @@ _HOMES = {
     "ModuleParallel": "semu.parallel.modules",
     "Parallel": "semu.parallel.config",
     "PipelineLayout": "semu.parallel.layout",
-    "Planner": "semu.searcher.planner",
+    "Planner": "semu.searcher.planner.planner",
     "Phase": "semu.graph.operator",
     "Port": "semu.hardware.kinds",
     "Precision": "semu.job",
     "Provenance": "semu.hardware.kinds",
     "Recompute": "semu.job",
     "Replication": "semu.graph.subgraph",
-    "Report": "semu.report",
-    "ResultCache": "semu.engine.result_cache",
+    "Report": "semu.present.report",
+    "ResultCache": "semu.costs.result_cache",
     "Role": "semu.graph.tensor",
     "Schedule": "semu.schedule.schedule",
     "ScheduleError": "semu.errors",
@@ -99,18 +99,18 @@ _HOMES = {
     "StagePlan": "semu.schedule.stage_plan",
     "Training": "semu.job",
     "TrainingJob": "semu.job",
-    "compare_schedules": "semu.simulation.compare",
+    "compare_schedules": "semu.simulation.schedules.comparing",
     "compile_plan": "semu.plan.compile",
     "evaluate": "semu.simulation.estimate",
     "prepare": "semu.simulation",
     "run": "semu.engine.simulator",
-    "grid": "semu.searcher.grid.search",
+    "grid": "semu.searcher.grid.grid_search",
     "include": "semu.graph.parts",
-    "search": "semu.searcher.search",
+    "search": "semu.searcher.job_search",
     "simulate": "semu.simulation",
     "sweep": "semu.engine.shapes",
-    "trace": "semu.nn.block",
-    "what_if": "semu.searcher.sensitivity",
+    "trace": "semu.nn.trace.block",
+    "what_if": "semu.searcher.what_if.sensitivity",
 }
 _MODULES = ("baselines", "engine", "errors", "graph", "hardware", "nn", "parallel", "schedule", "workload")
 

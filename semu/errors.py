@@ -103,7 +103,7 @@ class PlanError(ScheduleError):
 
     Args:
         message, where, expected, got: as ``SemuError``.
-        fault: which rule, one of ``semu.plan.fault.Fault``.
+        fault: which rule, one of ``semu.plan.verification.fault.Fault``.
         rank: pipeline rank, action: position in its list; None: it is of no rank, of no action.
     """
 

@@ -6,18 +6,33 @@ the published training configurations. ``semu_models.vlm_m()`` or ``semu_models.
 ``semu.nn.Model``; ``semu_models.load_hf("config.json")`` reads one (``hf``).
 """
 
-from semu_models.bert import Bert, BertConfig, bert_base, bert_large, make_bert
-from semu_models.clip import (
-    DualEncoderConfig,
-    TextTowerConfig,
-    clip_vit_b_32,
-    clip_vit_l_14,
-    make_dual_encoder,
-    siglip_so400m_dual,
+from semu_models.generation.dit import DiT, DiTConfig, dit_5b, dit_30b
+from semu_models.generation.mmdit import MMDiT, flux_12b, hunyuan_video_13b, make_mmdit, sd3_8b
+from semu_models.generation.mmdit_layers import MMDiTConfig
+from semu_models.generation.t2v import T2VConfig, make_t2v, t2v_l, t2v_s, t2v_xl
+from semu_models.generation.video_dit import VideoDiT, VideoDiTConfig, make_video_dit, movie_gen_30b, step_video_30b
+from semu_models.hf import HfModel, load_hf
+from semu_models.multimodal.gemma_vl import gemma3_vl_4b, gemma3_vl_12b, gemma3_vl_27b
+from semu_models.multimodal.intern_vl import internvl2_5_8b, internvl3_1b, internvl3_8b, internvl3_78b
+from semu_models.multimodal.llava import llava_1_5_7b, llava_1_5_13b
+from semu_models.multimodal.qwen_audio import qwen2_audio_7b
+from semu_models.multimodal.qwen_omni import qwen2_5_omni_7b
+from semu_models.multimodal.qwen_vl import (
+    qwen2_5_vl_3b,
+    qwen2_5_vl_7b,
+    qwen2_5_vl_32b,
+    qwen2_5_vl_72b,
+    qwen2_vl_2b,
+    qwen2_vl_7b,
+    qwen2_vl_72b,
 )
-from semu_models.clip_vision import clip_vision_l_14_336
-from semu_models.decoder import ConfiguredDecoder, Decoder, DecoderConfig, DecoderStyle, decoder_model
-from semu_models.deepseek import (
+from semu_models.multimodal.vlm import VLMConfig, make_vlm, vlm_7b, vlm_l, vlm_m, vlm_s, vlm_xl
+from semu_models.multimodal.whisper import whisper_large_v3
+from semu_models.registry import MODELS, Family, ModelEntry, build, find_model, parameter_table
+from semu_models.setups import SETUPS, Setup, find_setup
+from semu_models.text.bert import Bert, BertConfig, bert_base, bert_large, make_bert
+from semu_models.text.decoder import ConfiguredDecoder, Decoder, DecoderConfig, DecoderStyle, decoder_model
+from semu_models.text.deepseek import (
     DeepSeek,
     DeepSeekConfig,
     deepseek_model,
@@ -26,8 +41,7 @@ from semu_models.deepseek import (
     deepseek_v3,
     deepseek_v3_mtp,
 )
-from semu_models.dit import DiT, DiTConfig, dit_5b, dit_30b
-from semu_models.gemma import (
+from semu_models.text.gemma import (
     Gemma,
     Gemma2Config,
     Gemma3Config,
@@ -39,13 +53,10 @@ from semu_models.gemma import (
     gemma3_12b,
     gemma3_27b,
 )
-from semu_models.gemma_vl import gemma3_vl_4b, gemma3_vl_12b, gemma3_vl_27b
-from semu_models.gpt import GPT, GPTConfig, gpt2, gpt2_large, gpt2_medium, gpt2_xl, gpt3_175b
-from semu_models.gpt_oss import GptOss, GptOssConfig, gpt_oss_20b, gpt_oss_120b
-from semu_models.hf import HfModel, load_hf
-from semu_models.intern_vl import internvl2_5_8b, internvl3_1b, internvl3_8b, internvl3_78b
-from semu_models.language import LanguageConfig, language_model, text_encoder
-from semu_models.llama import (
+from semu_models.text.gpt import GPT, GPTConfig, gpt2, gpt2_large, gpt2_medium, gpt2_xl, gpt3_175b
+from semu_models.text.gpt_oss import GptOss, GptOssConfig, gpt_oss_20b, gpt_oss_120b
+from semu_models.text.language import LanguageConfig, language_model, text_encoder
+from semu_models.text.llama import (
     Llama,
     LlamaConfig,
     llama2_7b,
@@ -59,13 +70,17 @@ from semu_models.llama import (
     lm_5b,
     lm_7b,
 )
-from semu_models.llava import llava_1_5_7b, llava_1_5_13b
-from semu_models.mistral import Mistral, MistralConfig, mistral_7b, mistral_7b_v0_3, mistral_nemo_12b, mistral_small_24b
-from semu_models.mixtral import Mixtral, MixtralConfig, mixtral_8x7b, mixtral_8x22b
-from semu_models.mmdit import MMDiT, flux_12b, hunyuan_video_13b, make_mmdit, sd3_8b
-from semu_models.mmdit_layers import MMDiTConfig
-from semu_models.mtp import predicting_model
-from semu_models.qwen import (
+from semu_models.text.mistral import (
+    Mistral,
+    MistralConfig,
+    mistral_7b,
+    mistral_7b_v0_3,
+    mistral_nemo_12b,
+    mistral_small_24b,
+)
+from semu_models.text.mixtral import Mixtral, MixtralConfig, mixtral_8x7b, mixtral_8x22b
+from semu_models.text.mtp import predicting_model
+from semu_models.text.qwen import (
     Qwen,
     QwenConfig,
     qwen2_0_5b,
@@ -79,29 +94,21 @@ from semu_models.qwen import (
     qwen2_32b,
     qwen2_72b,
 )
-from semu_models.qwen2_moe import Qwen2MoE, Qwen2MoEConfig, qwen1_5_moe_a2_7b, qwen2_57b_a14b
-from semu_models.qwen3 import Qwen3, Qwen3Config, qwen3_0_6b, qwen3_1_7b, qwen3_4b, qwen3_8b, qwen3_14b, qwen3_32b
-from semu_models.qwen_audio import qwen2_audio_7b
-from semu_models.qwen_moe import QwenMoE, QwenMoEConfig, qwen3_30b_a3b, qwen3_235b_a22b
-from semu_models.qwen_omni import qwen2_5_omni_7b
-from semu_models.qwen_vl import (
-    qwen2_5_vl_3b,
-    qwen2_5_vl_7b,
-    qwen2_5_vl_32b,
-    qwen2_5_vl_72b,
-    qwen2_vl_2b,
-    qwen2_vl_7b,
-    qwen2_vl_72b,
+from semu_models.text.qwen2_moe import Qwen2MoE, Qwen2MoEConfig, qwen1_5_moe_a2_7b, qwen2_57b_a14b
+from semu_models.text.qwen3 import Qwen3, Qwen3Config, qwen3_0_6b, qwen3_1_7b, qwen3_4b, qwen3_8b, qwen3_14b, qwen3_32b
+from semu_models.text.qwen_moe import QwenMoE, QwenMoEConfig, qwen3_30b_a3b, qwen3_235b_a22b
+from semu_models.vision.clip import (
+    DualEncoderConfig,
+    TextTowerConfig,
+    clip_vit_b_32,
+    clip_vit_l_14,
+    make_dual_encoder,
+    siglip_so400m_dual,
 )
-from semu_models.registry import MODELS, Family, ModelEntry, build, find_model, parameter_table
-from semu_models.setups import SETUPS, Setup, find_setup
-from semu_models.siglip import siglip_so400m
-from semu_models.t2v import T2VConfig, make_t2v, t2v_l, t2v_s, t2v_xl
-from semu_models.video_dit import VideoDiT, VideoDiTConfig, make_video_dit, movie_gen_30b, step_video_30b
-from semu_models.vit import ViT, ViTConfig, vit_2b, vit_5b, vit_22b
-from semu_models.vit_classic import vit_base_patch16, vit_large_patch16
-from semu_models.vlm import VLMConfig, make_vlm, vlm_7b, vlm_l, vlm_m, vlm_s, vlm_xl
-from semu_models.whisper import whisper_large_v3
+from semu_models.vision.clip_vision import clip_vision_l_14_336
+from semu_models.vision.siglip import siglip_so400m
+from semu_models.vision.vit import ViT, ViTConfig, vit_2b, vit_5b, vit_22b
+from semu_models.vision.vit_classic import vit_base_patch16, vit_large_patch16
 
 __all__ = [
     "GPT",

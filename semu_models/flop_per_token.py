@@ -39,10 +39,10 @@ from semu.nn import (
     RMSNorm,
     SelfAttention,
 )
-from semu.nn.moe import Router, TokenGate
-from semu.nn.transformer import CrossAttention, TiedLinear
+from semu.nn.layers.moe import Router, TokenGate
+from semu.nn.layers.transformer import CrossAttention, TiedLinear
 from semu.nn.window import Window
-from semu_models.mtp import PredictionHead, PredictionLayer
+from semu_models.text.mtp import PredictionHead, PredictionLayer
 
 CONVENTIONS = ("semu", "megatron", "megatron_full", "palm", "torchtitan")
 """Names of the conventions, in the order in which they are printed."""

@@ -9,18 +9,33 @@ from types import MappingProxyType
 
 from semu.nn import Model
 from semu.units import format_count
-from semu_models.bert import bert_base, bert_large
 from semu_models.checks import find_named
-from semu_models.clip import clip_vit_b_32, clip_vit_l_14, siglip_so400m_dual
-from semu_models.clip_vision import clip_vision_l_14_336
-from semu_models.deepseek import deepseek_v2, deepseek_v2_lite, deepseek_v3, deepseek_v3_mtp
-from semu_models.dit import dit_5b, dit_30b
-from semu_models.gemma import gemma2_2b, gemma2_9b, gemma2_27b, gemma3_1b, gemma3_4b, gemma3_12b, gemma3_27b
-from semu_models.gemma_vl import gemma3_vl_4b, gemma3_vl_12b, gemma3_vl_27b
-from semu_models.gpt import gpt2, gpt2_large, gpt2_medium, gpt2_xl, gpt3_175b
-from semu_models.gpt_oss import gpt_oss_20b, gpt_oss_120b
-from semu_models.intern_vl import internvl2_5_8b, internvl3_1b, internvl3_8b, internvl3_78b
-from semu_models.llama import (
+from semu_models.generation.dit import dit_5b, dit_30b
+from semu_models.generation.mmdit import flux_12b, hunyuan_video_13b, sd3_8b
+from semu_models.generation.t2v import t2v_l, t2v_s, t2v_xl
+from semu_models.generation.video_dit import movie_gen_30b, step_video_30b
+from semu_models.multimodal.gemma_vl import gemma3_vl_4b, gemma3_vl_12b, gemma3_vl_27b
+from semu_models.multimodal.intern_vl import internvl2_5_8b, internvl3_1b, internvl3_8b, internvl3_78b
+from semu_models.multimodal.llava import llava_1_5_7b, llava_1_5_13b
+from semu_models.multimodal.qwen_audio import qwen2_audio_7b
+from semu_models.multimodal.qwen_omni import qwen2_5_omni_7b
+from semu_models.multimodal.qwen_vl import (
+    qwen2_5_vl_3b,
+    qwen2_5_vl_7b,
+    qwen2_5_vl_32b,
+    qwen2_5_vl_72b,
+    qwen2_vl_2b,
+    qwen2_vl_7b,
+    qwen2_vl_72b,
+)
+from semu_models.multimodal.vlm import vlm_7b, vlm_l, vlm_m, vlm_s, vlm_xl
+from semu_models.multimodal.whisper import whisper_large_v3
+from semu_models.text.bert import bert_base, bert_large
+from semu_models.text.deepseek import deepseek_v2, deepseek_v2_lite, deepseek_v3, deepseek_v3_mtp
+from semu_models.text.gemma import gemma2_2b, gemma2_9b, gemma2_27b, gemma3_1b, gemma3_4b, gemma3_12b, gemma3_27b
+from semu_models.text.gpt import gpt2, gpt2_large, gpt2_medium, gpt2_xl, gpt3_175b
+from semu_models.text.gpt_oss import gpt_oss_20b, gpt_oss_120b
+from semu_models.text.llama import (
     llama2_7b,
     llama2_13b,
     llama2_70b,
@@ -32,11 +47,9 @@ from semu_models.llama import (
     lm_5b,
     lm_7b,
 )
-from semu_models.llava import llava_1_5_7b, llava_1_5_13b
-from semu_models.mistral import mistral_7b, mistral_7b_v0_3, mistral_nemo_12b, mistral_small_24b
-from semu_models.mixtral import mixtral_8x7b, mixtral_8x22b
-from semu_models.mmdit import flux_12b, hunyuan_video_13b, sd3_8b
-from semu_models.qwen import (
+from semu_models.text.mistral import mistral_7b, mistral_7b_v0_3, mistral_nemo_12b, mistral_small_24b
+from semu_models.text.mixtral import mixtral_8x7b, mixtral_8x22b
+from semu_models.text.qwen import (
     qwen2_0_5b,
     qwen2_1_5b,
     qwen2_5_3b,
@@ -48,27 +61,14 @@ from semu_models.qwen import (
     qwen2_32b,
     qwen2_72b,
 )
-from semu_models.qwen2_moe import qwen1_5_moe_a2_7b, qwen2_57b_a14b
-from semu_models.qwen3 import qwen3_0_6b, qwen3_1_7b, qwen3_4b, qwen3_8b, qwen3_14b, qwen3_32b
-from semu_models.qwen_audio import qwen2_audio_7b
-from semu_models.qwen_moe import qwen3_30b_a3b, qwen3_235b_a22b
-from semu_models.qwen_omni import qwen2_5_omni_7b
-from semu_models.qwen_vl import (
-    qwen2_5_vl_3b,
-    qwen2_5_vl_7b,
-    qwen2_5_vl_32b,
-    qwen2_5_vl_72b,
-    qwen2_vl_2b,
-    qwen2_vl_7b,
-    qwen2_vl_72b,
-)
-from semu_models.siglip import siglip_so400m
-from semu_models.t2v import t2v_l, t2v_s, t2v_xl
-from semu_models.video_dit import movie_gen_30b, step_video_30b
-from semu_models.vit import vit_2b, vit_5b, vit_22b
-from semu_models.vit_classic import vit_base_patch16, vit_large_patch16
-from semu_models.vlm import vlm_7b, vlm_l, vlm_m, vlm_s, vlm_xl
-from semu_models.whisper import whisper_large_v3
+from semu_models.text.qwen2_moe import qwen1_5_moe_a2_7b, qwen2_57b_a14b
+from semu_models.text.qwen3 import qwen3_0_6b, qwen3_1_7b, qwen3_4b, qwen3_8b, qwen3_14b, qwen3_32b
+from semu_models.text.qwen_moe import qwen3_30b_a3b, qwen3_235b_a22b
+from semu_models.vision.clip import clip_vit_b_32, clip_vit_l_14, siglip_so400m_dual
+from semu_models.vision.clip_vision import clip_vision_l_14_336
+from semu_models.vision.siglip import siglip_so400m
+from semu_models.vision.vit import vit_2b, vit_5b, vit_22b
+from semu_models.vision.vit_classic import vit_base_patch16, vit_large_patch16
 
 
 class Family(Enum):

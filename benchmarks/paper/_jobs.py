@@ -16,11 +16,11 @@ from semu.hardware.data_sheet import SPEC, data_sheet
 from semu.hardware.kinds import DType
 from semu.parallel.stage_layers import layer_parts
 from semu.runfile import load_run
+from semu.searcher.job_search import search
 from semu.searcher.report import SearchReport
-from semu.searcher.search import search
 from semu.workload.batch import AbstractBatch
 from semu.workload.vlm import TOKENS_PER_IMAGE
-from semu_models.vlm import VLM_7B, VLM_L, VLM_M, VLM_S, VLM_XL, make_vlm
+from semu_models.multimodal.vlm import VLM_7B, VLM_L, VLM_M, VLM_S, VLM_XL, make_vlm
 
 FIXED_BATCH = ("lm-7b", "vlm-7b")
 """Setups whose number of sequences a paper's FLOP decide (DIP Table 1)."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from semu.engine.kernels import fixed_order_times
+from semu.costs.kernels import fixed_order_times
 from semu.schedule import SCHEDULES, PipelineShape
 from semu.schedule.problem import lower
 from semu.workload.batch import AbstractBatch, Microbatch

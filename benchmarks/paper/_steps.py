@@ -20,15 +20,15 @@ import semu
 from benchmarks.paper._jobs import FEWEST, on_batch, planning_batches, search_options
 from benchmarks.paper.choices import Choices
 from semu.errors import MemoryLimitError
-from semu.searcher.build import JobProblem, build_problem
-from semu.searcher.core import SearchResult, search_problem
 from semu.searcher.fit import fitted
-from semu.searcher.levels import search_levels
-from semu.searcher.loop import Budget
+from semu.searcher.job_search import job_problem
+from semu.searcher.orders.budgeted import SearchResult, search_problem
+from semu.searcher.orders.levels import search_levels
+from semu.searcher.orders.loop import Budget
 from semu.searcher.partition import partition
 from semu.searcher.plain_job import plain_job
-from semu.searcher.problem import SearchProblem
-from semu.searcher.search import job_problem
+from semu.searcher.problem.build import JobProblem, build_problem
+from semu.searcher.problem.search_problem import SearchProblem
 from semu.simulation import JobCheckpoint, prepare
 from semu.workload.batch import AbstractBatch
 

@@ -20,15 +20,15 @@ from benchmarks.paper._pictures import new_figure, save
 from benchmarks.paper._results import PaperResult, PaperRow
 from benchmarks.paper.choices import Choices
 from semu.schedule.stage_plan import STRATEGIES
-from semu.searcher.build import JobProblem
-from semu.searcher.core import search_problem
 from semu.searcher.fit import fitted
-from semu.searcher.levels import search_levels
-from semu.searcher.loop import Budget
+from semu.searcher.job_search import job_problem
+from semu.searcher.orders.budgeted import search_problem
+from semu.searcher.orders.levels import search_levels
+from semu.searcher.orders.loop import Budget
+from semu.searcher.orders.strategy import Objective
 from semu.searcher.plain_job import plain_job
-from semu.searcher.problem import Solution
-from semu.searcher.search import job_problem
-from semu.searcher.strategy import Objective
+from semu.searcher.problem.build import JobProblem
+from semu.searcher.problem.search_problem import Solution
 
 SIZES = (4, 6, 8, 12, 16, 24, 32)
 SMALL = 12

@@ -20,11 +20,11 @@ from benchmarks.paper._results import PaperResult, PaperRow
 from benchmarks.paper.choices import Choices
 from semu.searcher import SearchProblem
 from semu.searcher.bounds import lower_bounds
-from semu.searcher.core import SearchResult, search_problem
-from semu.searcher.levels import search_levels
-from semu.searcher.loop import Budget
+from semu.searcher.job_search import job_problem
+from semu.searcher.orders.budgeted import SearchResult, search_problem
+from semu.searcher.orders.levels import search_levels
+from semu.searcher.orders.loop import Budget
 from semu.searcher.plain_job import plain_job
-from semu.searcher.search import job_problem
 
 STRATEGIES = ("mcts", "dfs", "random")
 OWN = "semu"

@@ -19,13 +19,13 @@ from benchmarks.paper._pictures import new_figure, save
 from benchmarks.paper._results import PaperResult, PaperRow
 from benchmarks.paper.choices import Choices
 from semu.searcher import SearchProblem
-from semu.searcher.core import SearchResult
 from semu.searcher.exact import ExactResult, solve_exact
-from semu.searcher.interleave import evaluate
-from semu.searcher.levels import search_levels
-from semu.searcher.loop import Budget
+from semu.searcher.job_search import job_problem
+from semu.searcher.orders.budgeted import SearchResult
+from semu.searcher.orders.interleave import evaluate
+from semu.searcher.orders.levels import search_levels
+from semu.searcher.orders.loop import Budget
 from semu.searcher.plain_job import plain_job
-from semu.searcher.search import job_problem
 
 SETUPS = ("vlm-s", "t2v-s")
 SIZES = (1, 2, 3, 4, 8, 16, 32)

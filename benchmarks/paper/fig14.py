@@ -20,13 +20,13 @@ from benchmarks.paper._results import PaperResult, PaperRow
 from benchmarks.paper.choices import Choices
 from semu.errors import ConfigError
 from semu.searcher.bounds import lower_bounds
-from semu.searcher.build import JobProblem, build_problem
-from semu.searcher.core import search_problem
 from semu.searcher.fit import fitted
-from semu.searcher.levels import search_levels
-from semu.searcher.loop import Budget
+from semu.searcher.job_search import job_problem
+from semu.searcher.orders.budgeted import search_problem
+from semu.searcher.orders.levels import search_levels
+from semu.searcher.orders.loop import Budget
 from semu.searcher.plain_job import plain_job
-from semu.searcher.search import job_problem
+from semu.searcher.problem.build import JobProblem, build_problem
 
 SETUPS = ("vlm-xl-8k", "vlm-xl-16k", "t2v-xl-3k", "t2v-xl-6k")
 GPUS = {"vlm-xl-8k": 8192, "vlm-xl-16k": 16384, "t2v-xl-3k": 3072, "t2v-xl-6k": 6144}

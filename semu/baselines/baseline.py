@@ -8,11 +8,11 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from semu.engine.result_cache import ResultCache
-from semu.estimate import Estimate
+from semu.costs.result_cache import ResultCache
 from semu.job import TrainingJob
 from semu.parallel.layout import PipelineLayout
-from semu.report import Report
+from semu.present.estimate import Estimate
+from semu.present.report import Report
 from semu.schedule.schedule import Schedule
 from semu.simulation import JobCheckpoint, prepare, simulate
 

@@ -1,4 +1,4 @@
-"""Greedy: the job as it is cut, under the list scheduler that knows no pattern (``semu.schedule.greedy``)."""
+"""Greedy: the job as it is cut, under a list scheduler that knows no pattern (``schedule.generators.greedy``)."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.join import build_stages
-from semu.engine.template import stream_names
+from semu.compile.join import build_stages
+from semu.compile.template import stream_names
+from semu.compile.tracer import Block
+from semu.costs.evaluation import template_latencies
 from semu.job import Recompute, TrainingJob
 from semu.parallel.stage_layers import layer_parts
 from semu.simulation import JobCheckpoint, prepare
-from semu.simulation.evaluate import template_latencies
-from semu.simulation.tracer import Block
 from semu.workload.batch import AbstractBatch
 
 

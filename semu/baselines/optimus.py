@@ -10,7 +10,7 @@ from semu.nn.model import ModalityRole
 
 def optimus(job: TrainingJob, *, backbone_segments: int | None = None) -> Baseline:
     """Coarse-grained bubble scheduling: every module in segments of its own over all ranks, all encoder segments before
-    the backbone's, their backwards behind it (``semu.schedule.optimus``).
+    the backbone's, their backwards behind it (``semu.schedule.generators.optimus``).
 
     Args:
         job: what to train; its parallel sizes and recomputation stay.

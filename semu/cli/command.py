@@ -11,8 +11,8 @@ from contextlib import nullcontext
 from importlib import import_module
 
 from semu import __version__
-from semu.cli.arguments import Command, parse_arguments
 from semu.cli.console import INTERRUPTED, emit, emit_json, flush_output, prepare_streams, say
+from semu.cli.options.every import Command, parse_arguments
 from semu.collector import without_collector
 from semu.errors import InternalError, SemuError
 
@@ -78,5 +78,5 @@ def _run(words: list[str]) -> int:
         return 0
     module, function, keeps_collector = COMMANDS[Command(arguments.command)]
     with nullcontext() if keeps_collector else without_collector():
-        run: Callable[[argparse.Namespace], int] = getattr(import_module(f"semu.cli.{module}"), function)
+        run: Callable[[argparse.Namespace], int] = getattr(import_module(f"semu.cli.commands.{module}"), function)
         return run(arguments)

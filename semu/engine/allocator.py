@@ -70,7 +70,7 @@ def reserve(trace: AllocationTrace, *, capacity_bytes: int, repeats: int = MOST_
     Args:
         trace: the program. capacity_bytes: what the allocator may reserve. repeats: iterations at most.
     """
-    from semu.engine.allocator_kernels import replay
+    from semu.engine.kernels.allocator import replay
 
     slots, slot = np.unique(trace.slot, return_inverse=True)
     out = np.zeros(4, dtype=np.int64)

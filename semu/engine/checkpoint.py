@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from semu.engine.nodes import added_edges, node_graph
 from semu.engine.sides import PlaceEdges, Side
-from semu.engine.units import Edges, UnitGraph, UnitTimes
+from semu.engine.unit_graph import Edges, UnitGraph, UnitTimes
 from semu.errors import GraphError
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.join import pointer
+from semu.compile.join import pointer
+from semu.compile.stage import StageProgram
 from semu.engine.partition import Partition, UnitShape
-from semu.engine.stage import StageProgram
 
 
 @dataclass(frozen=True)

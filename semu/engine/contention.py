@@ -75,7 +75,7 @@ class LinkUnits:
         Raises:
             GraphError: the edges close a circle.
         """
-        from semu.engine.contention_kernels import share_links
+        from semu.engine.kernels.contention import share_links
 
         n = len(self.fixed)
         start, end = np.empty(n), np.empty(n)
@@ -106,7 +106,7 @@ class LinkUnits:
 
 def speeds(uses: PortUses) -> F64:
     """Speeds of units that all move at the same time: float64[num_units]."""
-    from semu.engine.contention_kernels import share_speeds
+    from semu.engine.kernels.contention import share_speeds
 
     n, ports = len(uses.ptr) - 1, uses.num_ports
     result = np.ones(n)

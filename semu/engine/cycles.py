@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from semu.errors import GraphError
 
 if TYPE_CHECKING:
-    from semu.engine.units import Edges
+    from semu.engine.unit_graph import Edges
 
 
 def find_cycle(source: NDArray[np.int32], target: NDArray[np.int32], done: NDArray[np.int32], n: int) -> list[int]:

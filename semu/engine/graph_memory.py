@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.stage import ROLES
+from semu.compile.stage import ROLES
 from semu.engine.timeline import MemoryCurve, PeakMemory, compress_steps
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.graph_memory import net_change, pool_curve, pool_peak
-from semu.engine.units import UnitTimes
+from semu.engine.unit_graph import UnitTimes
 from semu.errors import ConfigError, unknown_name
 from semu.graph.dim import DimTable
 from semu.graph.graph import Graph
@@ -107,7 +107,7 @@ class GraphTimeline:
 
     def _timed_again(self, number: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Operators of a unit that an edge binds inside, relative to its start."""
-        from semu.engine.stage_kernels import time_stage
+        from semu.compile.kernels import time_stage
 
         unit, slots = self.alone.partition.units[number], self.times.slots
         program = self.alone.programs[self.alone.variant[number]]

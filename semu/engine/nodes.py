@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.compile.stage import StageProgram
 from semu.engine.consolidate import Consolidated
 from semu.engine.sides import PlaceEdges
-from semu.engine.stage import StageProgram
-from semu.engine.units import Edges, Slots, UnitGraph
+from semu.engine.unit_graph import Edges, Slots, UnitGraph
 
 
 def node_graph(alone: Consolidated, places: PlaceEdges) -> UnitGraph:

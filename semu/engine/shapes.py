@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.costs import CostModel, LatencyRules
-from semu.engine.join import build_stages
+from semu.compile.join import build_stages
+from semu.compile.template import TemplateLibrary, compile_template, stream_names
+from semu.costs.roofline import CostModel, LatencyRules
 from semu.engine.symbols import check_sizes, check_symbols
-from semu.engine.template import TemplateLibrary, compile_template, stream_names
 from semu.errors import ConfigError, GraphError
 from semu.graph.graph import Graph
 from semu.graph.level import Level

@@ -11,15 +11,15 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.compile.template import TemplateLibrary, compile_template
+from semu.costs.roofline import CostModel, LatencyRules
 from semu.engine.checkpoint import Checkpoint
 from semu.engine.consolidate import Consolidated, consolidate
-from semu.engine.costs import CostModel, LatencyRules
 from semu.engine.graph_timeline import GraphSpan, GraphTimeline, Totals
 from semu.engine.nodes import node_graph
 from semu.engine.partition import Partition
 from semu.engine.sides import Side, Sides
 from semu.engine.symbols import check_sizes, check_symbols
-from semu.engine.template import TemplateLibrary, compile_template
 from semu.errors import GraphError
 from semu.graph.graph import Graph
 from semu.graph.replicas import Unrolled, unrolled

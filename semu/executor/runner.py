@@ -305,7 +305,8 @@ def run_plan(
     """Run one iteration of a plan on this rank; every rank calls it.
 
     Args:
-        plan: the same on all ranks, one that ``semu.plan.verify.verify`` accepts: it is not verified again here.
+        plan: the same on all ranks, one that ``semu.plan.verification.rules.verify`` accepts; it is not verified
+            again.
         model: this rank's chunks. communicator: to the others.
         timeout_s: for every wait [s].
     Raises:

@@ -8,7 +8,7 @@ from semu.files import make_folder, write_file
 from semu.fitting.calibration import CalibratedSection, Calibration
 from semu.fitting.forms import flop_of
 from semu.fitting.samples import Family
-from semu.plots import FitPoints, draw_fit
+from semu.present.plots import FitPoints, draw_fit
 
 
 def save_pictures(calibration: Calibration, folder: str) -> list[Path]:

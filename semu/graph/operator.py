@@ -44,7 +44,7 @@ class Operator:
         net_bytes: wire bytes per rank (link devices only).
         dtype: precision of the arithmetic, selects the peak.
         key: shape key, efficiencies are functions of it: (m, n, k) of a product, the lengths and heads of an attention
-            (``semu.engine.costs.ATTENTION_KEY``), (ranks, nodes) of a collective.
+            (``semu.costs.roofline.ATTENTION_KEY``), (ranks, nodes) of a collective.
         inputs: tensors read, by index.
         outputs: tensors written, by index.
         after: operators that must end first, by index; data dependencies included.

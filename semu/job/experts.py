@@ -10,9 +10,9 @@ from weakref import WeakKeyDictionary
 
 from semu.errors import ConfigError
 from semu.nn.changes import CHANGES
+from semu.nn.layers.moe import MixtureOfExperts
 from semu.nn.model import ModalityModule, Model
 from semu.nn.module import Module
-from semu.nn.moe import MixtureOfExperts
 from semu.nn.routing import ExpertPlan, Routing, rank_means
 from semu.parallel.config import Parallel
 

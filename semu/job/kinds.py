@@ -38,7 +38,7 @@ class Recompute(Enum):
 
 
 class RecomputePolicy(Enum):
-    """What full recomputation keeps of a layer beside its input: torchtitan's policy (``semu.nn.keep``)."""
+    """What full recomputation keeps of a layer beside its input: torchtitan's policy (``semu.nn.trace.keep``)."""
 
     EVERY_SECOND_MATMUL = "every_second_matmul"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from semu.errors import ConfigError, unknown_name
+from semu.nn.layers.transformer import CrossAttention, SelfAttention
 from semu.nn.model import Model
-from semu.nn.transformer import CrossAttention, SelfAttention
 from semu.parallel.config import Parallel
 from semu.parallel.modules import ModuleParallel
 

@@ -11,8 +11,8 @@ from semu.errors import ConfigError, unknown_name
 OFFLOADS = ("activations", "weights", "optimizer")
 """What can be kept on the host. Activations: what a layer saves for its backward pass is copied out behind its forward
 and back ahead of its backward. Weights: a layer's parameters come in before its forward and again before its backward
-(``semu.simulation.weights``). Optimizer: master weights and moments come in, bucket by bucket, for the step. Gradients
-stay on the device."""
+(``semu.compile.host_weights``). Optimizer: master weights and moments come in, bucket by bucket, for the step.
+Gradients stay on the device."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from semu.job.kinds import (
 )
 from semu.job.offload import OFFLOADS, OffloadPlan
 from semu.job.schedule_options import check_file, read_limit
-from semu.nn.recompute_plan import RECOMPUTE_KINDS, RecomputePlan
+from semu.nn.trace.recompute_plan import RECOMPUTE_KINDS, RecomputePlan
 from semu.parallel.config import Overlap
 
 _E = TypeVar("_E", bound=Enum)
@@ -203,7 +203,7 @@ class Training:
         grad_dtype: element type of the gradient buffers: FP32 (Megatron's default) or BF16.
         optimizer: an enum member or its value.
         recompute: activation recomputation; an enum member or its value, or a list: SELECTIVE, of the module kinds
-            (``semu.nn.recompute_plan.RECOMPUTE_KINDS``) and module paths that it names.
+            (``semu.nn.trace.recompute_plan.RECOMPUTE_KINDS``) and module paths that it names.
         schedule: name of the pipeline schedule, see ``semu.schedule.ALL_SCHEDULES``.
         overlap: which communication may hide behind computation.
         attention: FUSED or UNFUSED; an enum member or its value.
@@ -235,7 +235,7 @@ class Training:
         recompute_every: of every so many layers the last is recomputed (torchtitan's ``selective_ac_option = "2"``).
         cross_entropy: UNFUSED, IN_PLACE or FUSED; an enum member or its value.
         eager_modules: RMS norms, gated activations and rotary embeddings run operator by operator, as in PyTorch
-            without ``torch.compile`` and without fused kernels of their own (``semu.nn.eager``).
+            without ``torch.compile`` and without fused kernels of their own (``semu.nn.trace.eager``).
         gradient_accumulation_fusion: products for weight gradients add into the gradient buffers themselves, as in
             Megatron-LM; false: they write a tensor of the parameters' type, which is added.
         offload: what lives on the host, words of ``semu.job.offload.OFFLOADS``; None: nothing.

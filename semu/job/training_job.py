@@ -15,7 +15,7 @@ from semu.job.modules import check_modules, named_modules
 from semu.job.training import Training
 from semu.nn.model import Model
 from semu.nn.module import Module
-from semu.nn.recompute_plan import KIND_ALIASES, RECOMPUTE_KINDS, RULE_KINDS, RecomputePlan, is_pattern
+from semu.nn.trace.recompute_plan import KIND_ALIASES, RECOMPUTE_KINDS, RULE_KINDS, RecomputePlan, is_pattern
 from semu.parallel.config import Parallel
 from semu.parallel.pipeline import nearest_multiple
 from semu.parallel.segments import check_places
@@ -205,7 +205,7 @@ class TrainingJob:
 
     @property
     def stops_recomputation_early(self) -> bool:
-        """Whether a second forward pass ends with the last kernel that is needed (``semu.nn.early_stop``).
+        """Whether a second forward pass ends with the last kernel that is needed (``semu.nn.trace.early_stop``).
 
         PyTorch's checkpoint does, Megatron-LM's does not.
         """

@@ -1,16 +1,16 @@
 """Describe models as in PyTorch: modules, parameters, ``forward``; shapes only, no data."""
 
-from semu.nn.activation import Activation
-from semu.nn.layers import GELU, Dropout, Embedding, LayerNorm, LayerScale, Linear, RMSNorm, SiLU
-from semu.nn.lora import LoRA, LoRALinear, add_lora
-from semu.nn.mla import LatentAttention, LatentSizes
+from semu.nn.layers.activation import Activation
+from semu.nn.layers.elementary import GELU, Dropout, Embedding, LayerNorm, LayerScale, Linear, RMSNorm, SiLU
+from semu.nn.layers.lora import LoRA, LoRALinear, add_lora
+from semu.nn.layers.mla import LatentAttention, LatentSizes
+from semu.nn.layers.moe import MixtureOfExperts
+from semu.nn.layers.recompute import Recompute
+from semu.nn.layers.transformer import MLP, CrossAttention, LMHead, NormPlacement, SelfAttention, TransformerLayer
 from semu.nn.model import TEXT_IDS, InputSpec, ModalityModule, ModalityRole, Model
 from semu.nn.module import Module, ModuleList, Parameter, Sequential
-from semu.nn.moe import MixtureOfExperts
-from semu.nn.recompute import Recompute
-from semu.nn.sharding import ShardingPlan, ShardingStyle
-from semu.nn.tensor import Sequences, Tensor
-from semu.nn.transformer import MLP, CrossAttention, LMHead, NormPlacement, SelfAttention, TransformerLayer
+from semu.nn.trace.sharding import ShardingPlan, ShardingStyle
+from semu.nn.trace.tensor import Sequences, Tensor
 from semu.nn.window import Window, WindowKind
 
 __all__ = [

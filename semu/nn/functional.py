@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from semu.nn.module import Parameter
-from semu.nn.rules.attention import attention
+from semu.nn.rules.attention.joint import concatenate_features, concatenate_tokens, split_tokens
+from semu.nn.rules.attention.scaled_dot_product import attention
 from semu.nn.rules.collective import all_reduce, all_to_all, send
 from semu.nn.rules.embedding import embedding, merge_tokens, scatter_tokens, shard_tokens
-from semu.nn.rules.joint import concatenate_features, concatenate_tokens, split_tokens
 from semu.nn.rules.loss import add_losses, cross_entropy, mean_squared_error
 from semu.nn.rules.matmul import linear, matmul
 from semu.nn.rules.norm import norm
@@ -35,7 +35,7 @@ from semu.nn.rules.tokens import (
     select_tokens,
 )
 from semu.nn.rules.views import concatenate, flatten, split, split_heads, unflatten
-from semu.nn.tensor import Tensor
+from semu.nn.trace.tensor import Tensor
 
 __all__ = [
     "activation",

@@ -14,7 +14,7 @@ from semu.errors import ConfigError, GraphError
 from semu.nn.changes import CHANGES
 
 if TYPE_CHECKING:
-    from semu.nn.tracing import Trace
+    from semu.nn.trace.tracing import Trace
 
 
 class Parameter:
@@ -112,7 +112,7 @@ class Module:
 
     def _checkpoint(self, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``forward`` and keep its inputs only."""
-        from semu.nn.autograd import recompute
+        from semu.nn.trace.autograd import recompute
 
         if kwargs or not all(hasattr(arg, "trace") for arg in args):
             raise GraphError(

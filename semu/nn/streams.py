@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from semu.errors import ConfigError, GraphError
 from semu.graph.dim import Dim, Poly, divide
-from semu.nn.tensor import Sequences, Tensor
+from semu.nn.trace.tensor import Sequences, Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

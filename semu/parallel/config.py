@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 from semu.errors import ConfigError, unknown_name
-from semu.nn.sharding import ContextKind, ShardingStyle
+from semu.nn.trace.sharding import ContextKind, ShardingStyle
 from semu.parallel.layout import PipelineLayout
 from semu.parallel.modules import ModuleParallel
 from semu.parallel.segments import check_segments

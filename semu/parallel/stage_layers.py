@@ -14,7 +14,7 @@ from semu.parallel.layout import PipelineLayout
 from semu.parallel.layout_text import expand_stages
 
 MTP_MODULE = "mtp"
-"""Name of the modality module that predicts further tokens, where a model has one (``semu_models.mtp``)."""
+"""Name of the modality module that predicts further tokens, where a model has one (``semu_models.text.mtp``)."""
 _WHERE = "parallel.layout"
 _NUMBERED = re.compile(r"(?:(.*)\.)?\d+")
 

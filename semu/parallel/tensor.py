@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from semu.errors import unknown_name
-from semu.nn.layers import Embedding
-from semu.nn.mla import LatentAttention
+from semu.nn.layers.elementary import Embedding
+from semu.nn.layers.mla import LatentAttention
+from semu.nn.layers.transformer import MLP, CrossAttention, LMHead, SelfAttention
 from semu.nn.model import Model
 from semu.nn.module import Module
-from semu.nn.sharding import ShardingPlan, ShardingStyle
-from semu.nn.transformer import MLP, CrossAttention, LMHead, SelfAttention
+from semu.nn.trace.sharding import ShardingPlan, ShardingStyle
 from semu.parallel.config import Parallel
 
 MEGATRON_STYLES: Mapping[type[Module], Mapping[str, ShardingStyle]] = {

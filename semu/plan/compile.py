@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ConfigError
-from semu.estimate import Estimate
 from semu.plan.action import ActionKind
 from semu.plan.contents import PlanContents, plan_chunks
 from semu.plan.order import LaunchOrder, launch_order
 from semu.plan.plan import ExecutionPlan, PlanEstimates, PlanMessages, PlanPairs, RankActions, model_hash_of
 from semu.plan.put_off import put_off
 from semu.plan.timeline import SimulatedStages, simulated_stages
-from semu.report import Report
+from semu.present.estimate import Estimate
+from semu.present.report import Report
 from semu.schedule.schedule import Schedule
 from semu.schedule.stage_plan import StagePlan
 from semu.schedule.units import BACKWARD, FORWARD, INPUT

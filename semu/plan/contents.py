@@ -8,6 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.compile.layout import Layout
+from semu.compile.recipe.sub_microbatches import CutModule
 from semu.errors import ConfigError
 from semu.graph.operator import Phase
 from semu.job import Recompute, TrainingJob
@@ -15,10 +17,8 @@ from semu.plan.plan import PlanChunk, PlanMemory, PlanPairs
 from semu.plan.timeline import SimulatedStages
 from semu.schedule.stages import stages_of
 from semu.schedule.units import BACKWARD, FORWARD, WEIGHT
-from semu.simulation.layout import Layout
-from semu.simulation.memory import resident_memory
-from semu.simulation.pair_costs import stage_sizes
-from semu.simulation.sub_microbatches import CutModule
+from semu.simulation.memory.ranks import resident_memory
+from semu.simulation.schedules.pair_costs import stage_sizes
 from semu.simulation.transfers import edge_bytes, transfer_columns
 from semu.workload.batch import Microbatch
 

@@ -52,7 +52,7 @@ def draw(path: str | os.PathLike[str], plan: ExecutionPlan) -> None:
     Raises:
         ConfigError: the plan has no estimates. OSError: the file cannot be written.
     """
-    from semu.plots.plan import draw_plan
+    from semu.present.plots.plan import draw_plan
 
     estimates, messages = _estimates(plan), plan.messages
     ends = messages.source_rank.tolist(), messages.target_rank.tolist()

@@ -6,7 +6,7 @@ gradient. Results that stay on a rank are no messages. All data-parallel replica
 microbatches of its own.
 
 Data is checked for shapes, ranges and kinds when it is made; whether the plan can run, and whether it does what its
-schedule says, ``semu.plan.verify`` finds out. JSON is its file (``semu.plan.json_form``).
+schedule says, ``semu.plan.verification.rules`` finds out. JSON is its file (``semu.plan.json_form``).
 """
 
 from __future__ import annotations

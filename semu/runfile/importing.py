@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from semu.errors import ConfigError, nearest_name
+from semu.imports.megatron import is_megatron, read_arguments
 from semu.nn import Module
 from semu.runfile.hf_run import complete_hf_run
-from semu.runfile.megatron import is_megatron, read_arguments
 from semu.runfile.overrides import Overrides
 from semu.runfile.places import Places
 from semu.runfile.resolve import RunConfig, resolve_tables

@@ -8,8 +8,8 @@ from typing import Any
 
 from semu.errors import ConfigError, unknown_name
 from semu.nn import Activation, LatentAttention, LatentSizes, MixtureOfExperts, Model, TransformerLayer
-from semu_models.decoder import Decoder, decoder_model
-from semu_models.mtp import predicting_model
+from semu_models.text.decoder import Decoder, decoder_model
+from semu_models.text.mtp import predicting_model
 
 _WHERE = "model.transformer"
 _REQUIRED = ("layers", "hidden", "heads", "vocab")
@@ -53,7 +53,7 @@ class TransformerConfig:
             every other (Megatron-LM's ``--moe-layer-freq``); None: every layer. first_k_dense: so many first layers
             have none.
         mla: widths of latent attention, under Megatron-LM's names; None: ordinary attention.
-        mtp_layers: further tokens that are predicted, each by a layer like the last one (``semu_models.mtp``).
+        mtp_layers: further tokens that are predicted, each by a layer like the last one (``semu_models.text.mtp``).
         vocab_multiple: the tables have ``vocab`` rows rounded up to a multiple of this x tp (Megatron-LM's
             ``--make-vocab-size-divisible-by``, there 128); None: as they are.
         activation: non-linearity of the feed-forward networks, a value of ``semu.nn.Activation``; None: SiLU where

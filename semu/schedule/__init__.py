@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from semu.errors import ConfigError, unknown_name
-from semu.schedule.gpipe import gpipe
-from semu.schedule.interleaved import interleaved
-from semu.schedule.one_f_one_b import one_f_one_b
+from semu.schedule.generators.gpipe import gpipe
+from semu.schedule.generators.interleaved import interleaved
+from semu.schedule.generators.one_f_one_b import one_f_one_b
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey
 

@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from semu.errors import unknown_name
-from semu.schedule.chimera import chimera
-from semu.schedule.classic import families
-from semu.schedule.dualpipe_v import dualpipe_v
-from semu.schedule.eager import eager_1f1b
 from semu.schedule.family import ScheduleFamily
-from semu.schedule.greedy import greedy
-from semu.schedule.hanayo import hanayo
-from semu.schedule.interleaved_zb import interleaved_zb
-from semu.schedule.optimus import optimus
-from semu.schedule.v_half import v_half
-from semu.schedule.v_min import v_min
-from semu.schedule.zb_auto import zb_auto, zb_auto_2p
-from semu.schedule.zb_h1 import zb_h1
-from semu.schedule.zb_h2 import zb_h2
-from semu.schedule.zb_v import zb_v
+from semu.schedule.generators.chimera import chimera
+from semu.schedule.generators.classic import families
+from semu.schedule.generators.dualpipe_v import dualpipe_v
+from semu.schedule.generators.eager import eager_1f1b
+from semu.schedule.generators.greedy import greedy
+from semu.schedule.generators.hanayo import hanayo
+from semu.schedule.generators.interleaved_zb import interleaved_zb
+from semu.schedule.generators.optimus import optimus
+from semu.schedule.generators.v_half import v_half
+from semu.schedule.generators.v_min import v_min
+from semu.schedule.generators.zb_auto import zb_auto, zb_auto_2p
+from semu.schedule.generators.zb_h1 import zb_h1
+from semu.schedule.generators.zb_h2 import zb_h2
+from semu.schedule.generators.zb_v import zb_v
 
 ALL_SCHEDULES: Mapping[str, ScheduleFamily] = MappingProxyType(
     {

@@ -9,21 +9,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from semu.searcher.problem import NO_LIMIT, SearchProblem, Solution
+from semu.searcher.problem.search_problem import NO_LIMIT, SearchProblem, Solution
 
 if TYPE_CHECKING:
     from semu.searcher.bounds import LowerBounds, lower_bounds
-    from semu.searcher.interleave import Interleaver, Rollouts, evaluate
     from semu.searcher.memory import MemoryChoice, check_limits, choose_candidates
+    from semu.searcher.orders.interleave import Interleaver, Rollouts, evaluate
 
 _HOMES = {
-    "Interleaver": "interleave",
+    "Interleaver": "orders.interleave",
     "LowerBounds": "bounds",
     "MemoryChoice": "memory",
-    "Rollouts": "interleave",
+    "Rollouts": "orders.interleave",
     "check_limits": "memory",
     "choose_candidates": "memory",
-    "evaluate": "interleave",
+    "evaluate": "orders.interleave",
     "lower_bounds": "bounds",
 }
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.searcher.problem import SearchProblem
+from semu.searcher.problem.search_problem import SearchProblem
 from semu.units import TIME_GRID_PER_S
 
 F64 = NDArray[np.float64]
@@ -62,7 +62,7 @@ def lower_bounds(problem: SearchProblem, *, effort: float = EFFORT) -> LowerBoun
     Args:
         problem: with or without memory limits. effort: steps for ``refuted``, about as many nanoseconds; 0: without.
     """
-    from semu.searcher import bound_kernels as kernels
+    from semu.searcher.kernels import bounds as kernels
 
     if not problem.num_pairs:
         return LowerBounds({"critical path": 0.0})
@@ -100,7 +100,7 @@ def lower_bounds(problem: SearchProblem, *, effort: float = EFFORT) -> LowerBoun
 def _refuted(graph: tuple[Any, ...], where: tuple[Any, ...], least: float, effort: float) -> float:
     """The highest makespan that is refuted, to 2^-12 of it, by halving steps from what is known up; then the same with
     probing."""
-    from semu.searcher import bound_kernels
+    from semu.searcher.kernels import bounds as bound_kernels
 
     refute: Any = bound_kernels.refute
     cost = float((np.diff(where[2]).astype(np.float64) ** 2).sum()) * 4.0
@@ -147,7 +147,7 @@ def _memory(problem: SearchProblem, rank: int, away: F64) -> float:
 def _gather(problem: SearchProblem, time: F64, head: F64, tail: F64) -> F64:
     """Raise heads and tails by sets, component by component; returns how long each pair is away at least between its
     forward and its backward: float64[n] [s]."""
-    from semu.searcher.bound_kernels import gather_sets
+    from semu.searcher.kernels.bounds import gather_sets
 
     before, after = problem.edges
     around = np.lexsort((after, before))

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.compile.layout import ChunkStages
 from semu.errors import ConfigError
 from semu.job import Recompute, TrainingJob
 from semu.schedule.stage_plan import STRATEGIES, StagePlan
 from semu.simulation import JobCheckpoint, prepare
-from semu.simulation.layout import ChunkStages
-from semu.simulation.pair_costs import PairCosts
+from semu.simulation.schedules.pair_costs import PairCosts
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ConfigError
-from semu.searcher.problem import SearchProblem
+from semu.searcher.problem.search_problem import SearchProblem
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import MemoryLimitError
-from semu.searcher.build import JobProblem
-from semu.searcher.core import SearchResult
-from semu.searcher.interleave import evaluate, no_memory
 from semu.searcher.memory import check_limits, choose_candidates
-from semu.searcher.problem import Solution
+from semu.searcher.orders.budgeted import SearchResult
+from semu.searcher.orders.interleave import evaluate, no_memory
+from semu.searcher.problem.build import JobProblem
+from semu.searcher.problem.search_problem import Solution
 
 ROUNDS = 12
 """Times that the limits are lowered."""

@@ -12,8 +12,8 @@ from semu.errors import ConfigError, SemuError
 from semu.job import TrainingJob
 from semu.searcher.engines import Engine
 from semu.searcher.engines.engine import SerialEngine
-from semu.searcher.search import search
-from semu.searcher.training_report import seconds_or_refusal
+from semu.searcher.job_search import search
+from semu.searcher.planner.training_report import seconds_or_refusal
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from semu.errors import MemoryLimitError
-from semu.searcher.interleave import MEMORY_GOAL, MEMORY_ROUNDS, candidates, evaluate, no_memory
-from semu.searcher.problem import SearchProblem
+from semu.searcher.orders.interleave import MEMORY_GOAL, MEMORY_ROUNDS, candidates, evaluate, no_memory
+from semu.searcher.problem.search_problem import SearchProblem
 from semu.units import format_bytes
 
 F64 = NDArray[np.float64]
@@ -48,7 +48,7 @@ def choose_candidates(
         ScheduleError: not an order of the problem, see ``evaluate``.
         MemoryLimitError: nothing was found that fits: which rank, how much the leanest candidates lack.
     """
-    from semu.searcher import kernels
+    from semu.searcher.kernels import interleaving as kernels
 
     choose_memory: Any = kernels.choose_memory
 

@@ -15,8 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.baselines import megatron_1f1b
-from semu.engine.join import build_stages
-from semu.engine.template import stream_names
+from semu.compile.join import build_stages
+from semu.compile.recipe.sub_microbatches import check_symbols, cut_batch
+from semu.compile.recipe.variants import symbols_of_module
+from semu.compile.template import stream_names
+from semu.compile.tracer import Block
+from semu.costs.evaluation import distinct_shapes
+from semu.costs.segment_costs import stage_costs
+from semu.costs.shape_costs import ShapeCosts
 from semu.errors import ConfigError, ScheduleError, unknown_name
 from semu.graph.rounded import with_rounded
 from semu.job import TrainingJob
@@ -25,14 +31,8 @@ from semu.nn.streams import derived_in
 from semu.nn.window import windows_in
 from semu.parallel.stage_layers import layer_parts
 from semu.schedule.stage_plan import StagePlan
-from semu.searcher.placement import ModuleLayers, place_layers
+from semu.searcher.layer_placement import ModuleLayers, place_layers
 from semu.simulation import JobCheckpoint, prepare
-from semu.simulation.evaluate import distinct_shapes
-from semu.simulation.segment_costs import stage_costs
-from semu.simulation.shape_costs import ShapeCosts
-from semu.simulation.sub_microbatches import check_symbols, cut_batch
-from semu.simulation.tracer import Block
-from semu.simulation.variants import symbols_of_module
 from semu.workload.batch import Microbatch
 from semu.workload.derived import with_derived
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from semu.files import make_folder, write_file
 from semu.job import TrainingJob
-from semu.report import Report
+from semu.present.report import Report
 from semu.schedule.schedule import Schedule
 from semu.schedule.stage_plan import StagePlan
-from semu.searcher.build import JobProblem
-from semu.searcher.core import SearchResult
-from semu.searcher.loop import Incumbent
+from semu.searcher.orders.budgeted import SearchResult
+from semu.searcher.orders.loop import Incumbent
 from semu.searcher.partition import Partition
-from semu.searcher.problem import Solution
+from semu.searcher.problem.build import JobProblem
+from semu.searcher.problem.search_problem import Solution
 from semu.units import GIB
 
 
@@ -164,7 +164,7 @@ class SearchReport:
         return [write_file(folder / name, write) for name, write in self._writers()]
 
     def _writers(self) -> list[tuple[str, Callable[[Path], None]]]:
-        from semu.plots.search import draw_curve, draw_fullest, draw_timelines
+        from semu.present.plots.search import draw_curve, draw_fullest, draw_timelines
 
         before_name, before = ("Megatron-LM", self.baseline) if self.baseline else ("heuristic", self.default)
         pair = ((before_name, before.timeline), ("search", self.report.timeline))

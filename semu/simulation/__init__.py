@@ -27,12 +27,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from semu.engine.costs import LatencyRules
-from semu.engine.result_cache import ResultCache
+from semu.costs.result_cache import ResultCache
+from semu.costs.roofline import LatencyRules
 from semu.job import TrainingJob
-from semu.report import Report
+from semu.present.report import Report
 from semu.schedule.stage_plan import StagePlan
-from semu.simulation.job_checkpoint import JobCheckpoint, prepare
+from semu.simulation.checkpoint import JobCheckpoint, prepare
 
 __all__ = ["JobCheckpoint", "prepare", "simulate"]
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.stage import StageProgram
-from semu.engine.units import Edges, Slots
+from semu.compile.layout import Layout
+from semu.compile.stage import StageProgram
+from semu.costs.evaluation import Evaluation
+from semu.costs.phases import program_of
+from semu.engine.unit_graph import Edges, Slots
 from semu.schedule.units import PipelineUnits
-from semu.simulation.evaluate import Evaluation
-from semu.simulation.layout import Layout
-from semu.simulation.parts import program_of
 
 
 @dataclass(frozen=True)

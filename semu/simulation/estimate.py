@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from semu.engine.costs import LatencyRules
-from semu.engine.result_cache import ResultCache
-from semu.estimate import Estimate
+from semu.costs.result_cache import ResultCache
+from semu.costs.roofline import LatencyRules
 from semu.job import TrainingJob
+from semu.present.estimate import Estimate
 from semu.schedule.stage_plan import StagePlan
-from semu.simulation.job_checkpoint import prepare
+from semu.simulation.checkpoint import prepare
 
 
 def evaluate(

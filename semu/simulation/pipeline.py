@@ -9,18 +9,18 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.units import Edges, Slots, UnitGraph, UnitTimes
+from semu.compile.layout import Layout
+from semu.costs.evaluation import Evaluation
+from semu.costs.phases import costs_of, program_of
+from semu.engine.unit_graph import Edges, Slots, UnitGraph, UnitTimes
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.schedule.problem import PipelineProblem
 from semu.schedule.units import PipelineUnits
 from semu.simulation.bindings import Binding, StageInsides
-from semu.simulation.evaluate import Evaluation
-from semu.simulation.gather import ParameterGather, first_forward_bindings, parameter_waits
-from semu.simulation.launch import launching_hosts
-from semu.simulation.layout import Layout
-from semu.simulation.parts import costs_of, program_of
+from semu.simulation.data_parallel.gather import ParameterGather, first_forward_bindings, parameter_waits
+from semu.simulation.effects.launch import launching_hosts
 from semu.simulation.transfers import TransferBytes, edge_bytes, transfer_bytes, transfer_columns
 
 

@@ -9,15 +9,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.costs import CostModel
+from semu.compile.layout import Layout
+from semu.costs.evaluation import Evaluation
+from semu.costs.roofline import CostModel
 from semu.engine.timeline import OuterSlice
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup, wire_factor
 from semu.schedule.problem import PipelineProblem
 from semu.schedule.shape import PipelineShape
-from semu.simulation.evaluate import Evaluation
-from semu.simulation.layout import Layout
 
 
 def collective(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.compile.layout import ChunkStages
 from semu.engine.timeline import RankTimeline
 from semu.graph.operator import Phase
 from semu.simulation import JobCheckpoint
-from semu.simulation.layout import ChunkStages
 
 _LAYERS = ".layers."
 """In the path of every transformer layer of a decoder, and of nothing else."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from semu.files import write_file
 from semu.units import GIB
-from semu.validation.log_result import LogComparison
-from semu.validation.trace_result import TraceComparison
+from semu.validation.logs.log_result import LogComparison
+from semu.validation.traces.trace_result import TraceComparison
 
 MOST_PAIRS = 30
 """Of a log's quantities, so many are drawn."""
@@ -20,7 +20,7 @@ def save_bars(result: LogComparison | TraceComparison, path: str | os.PathLike[s
     Raises:
         ConfigError: the file cannot be written.
     """
-    from semu.plots import BarPair, BarPanel, draw_bars
+    from semu.present.plots import BarPair, BarPanel, draw_bars
 
     if isinstance(result, TraceComparison):
         subtitle = f"pipeline rank {result.rank} of {result.num_ranks}; {result.iteration}"

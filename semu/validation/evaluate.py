@@ -7,7 +7,7 @@ from collections.abc import Callable
 from semu.errors import ConfigError, ScheduleError, SemuError
 from semu.job import TrainingJob
 from semu.simulation import prepare
-from semu.simulation.pass_times import with_pass_times
+from semu.simulation.effects.pass_times import with_pass_times
 from semu.validation.activations import activation_bytes
 from semu.validation.jobs import Settings, Tables, run_tables
 from semu.validation.memory import measured_bytes, peak_bytes, ranks_of, static_bytes
@@ -26,7 +26,7 @@ def evaluate_row(
 
     Args:
         row: the run. make_job: see ``JobMaker``. device: profile name or file, None: the row's own.
-        pass_times: passes take what the row says, where it does (``semu.simulation.pass_times``).
+        pass_times: passes take what the row says, where it does (``semu.simulation.effects.pass_times``).
     Returns:
         The result: ``refused`` where semu says that it does not model the row, ``error`` where the row is bad or
         something unexpected happened; neither is raised.

@@ -43,7 +43,7 @@ def save_picture(result: ValidationResult, path: str | os.PathLike[str], *, titl
     """
 
     def picture(path: Path) -> None:
-        from semu.plots import ScatterPoint, draw_validation
+        from semu.present.plots import ScatterPoint, draw_validation
 
         points = {
             quantity: [

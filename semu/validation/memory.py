@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from semu.estimate import Estimate
-from semu.report import Report
+from semu.present.estimate import Estimate
+from semu.present.report import Report
 from semu.validation.row import Measure, Row, Scope
 
 PRINTED_UNIT_BYTES = 10**9

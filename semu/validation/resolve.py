@@ -17,8 +17,8 @@ from itertools import groupby
 
 from semu.engine.timeline import IterationTimeline
 from semu.errors import ConfigError, ScheduleError
-from semu.estimate import Estimate
-from semu.report import Report
+from semu.present.estimate import Estimate
+from semu.present.report import Report
 from semu.simulation import JobCheckpoint
 from semu.validation.jobs import PARTIAL, V_SHAPED, Settings, divides
 from semu.validation.row import Row

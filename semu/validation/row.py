@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from semu.simulation.pass_times import PassTimes
+from semu.simulation.effects.pass_times import PassTimes
 
 
 class Trust(Enum):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from semu.errors import ConfigError, unknown_name
-from semu.simulation.pass_times import PassTimes
+from semu.simulation.effects.pass_times import PassTimes
 from semu.validation.row import BadRow, Measure, Row, Scope, Shape, Trust
 
 PUBLISHED = Path(__file__).with_name("published.json")

@@ -6,8 +6,8 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from semu.report_text import WIDTH, align_columns
-from semu.uncertainty import LEVEL
+from semu.present.report_text import WIDTH, align_columns
+from semu.present.uncertainty import LEVEL
 from semu.validation.memory import GB_READING
 from semu.validation.result import Quantity, RowResult, Status, ValidationResult
 from semu.validation.scoring import Errors, GroupScore

@@ -10,10 +10,10 @@ from semu_models.hf.dialect import Dialect, Fixed, Section, Spelling, size
 from semu_models.hf.values import Values
 from semu_models.hf.vision import GELU
 from semu_models.hf.vision_language import TIED, check_width, encoder_of, language_of, qwen_text_dialect
-from semu_models.qwen_audio import QwenAudioConfig, make_qwen_audio
-from semu_models.qwen_omni import QwenOmniConfig, make_qwen_omni
-from semu_models.qwen_vision import QwenVisionConfig
-from semu_models.whisper import AudioConfig, WhisperConfig, whisper_model
+from semu_models.multimodal.qwen_audio import QwenAudioConfig, make_qwen_audio
+from semu_models.multimodal.qwen_omni import QwenOmniConfig, make_qwen_omni
+from semu_models.multimodal.whisper import AudioConfig, WhisperConfig, whisper_model
+from semu_models.vision.qwen_vision import QwenVisionConfig
 
 NO_LAYER_DROP = Fixed((0, 0.0, None), "layers would be left out at random")
 _VALUES = "values of tensors, not their sizes"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from semu.nn import Model
-from semu_models.decoder import decoder_model
-from semu_models.gpt import GPT, GPTConfig
 from semu_models.hf.dialect import Dialect, Fixed, number, optional_size, size, switch
 from semu_models.hf.values import Values
+from semu_models.text.decoder import decoder_model
+from semu_models.text.gpt import GPT, GPTConfig
 
 
 def _gpt2(values: Values) -> GPTConfig:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from semu.nn import LatentSizes, Model
-from semu_models.decoder import ConfiguredDecoder, DecoderConfig, decoder_model
-from semu_models.deepseek import DeepSeekConfig, deepseek_model
-from semu_models.gpt_oss import GptOssConfig
 from semu_models.hf.common import NO_DROPOUT, SILU
 from semu_models.hf.dialect import Dialect, Fixed, Spelling, count, counts, optional_size, size, switch, words
 from semu_models.hf.text import decoder_sizes, decoder_spellings, windows
 from semu_models.hf.values import Values
-from semu_models.mixtral import MixtralConfig
-from semu_models.qwen2_moe import Qwen2MoEConfig
-from semu_models.qwen_moe import QwenMoEConfig
+from semu_models.text.decoder import ConfiguredDecoder, DecoderConfig, decoder_model
+from semu_models.text.deepseek import DeepSeekConfig, deepseek_model
+from semu_models.text.gpt_oss import GptOssConfig
+from semu_models.text.mixtral import MixtralConfig
+from semu_models.text.qwen2_moe import Qwen2MoEConfig
+from semu_models.text.qwen_moe import QwenMoEConfig
 
 
 def expert_spellings(experts: int, top_k: int | None) -> dict[str, Spelling]:

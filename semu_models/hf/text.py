@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from semu.nn import Model
-from semu_models.decoder import DecoderConfig, decoder_model
-from semu_models.gemma import Gemma2Config, Gemma3Config
 from semu_models.hf.common import NO_DROPOUT, SILU
 from semu_models.hf.dialect import (
     Dialect,
@@ -22,11 +20,13 @@ from semu_models.hf.dialect import (
 )
 from semu_models.hf.gpt import GPT2
 from semu_models.hf.values import Values
-from semu_models.language import language_model
-from semu_models.llama import LlamaConfig
-from semu_models.mistral import MistralConfig
-from semu_models.qwen import QwenConfig
-from semu_models.qwen3 import Qwen3Config
+from semu_models.text.decoder import DecoderConfig, decoder_model
+from semu_models.text.gemma import Gemma2Config, Gemma3Config
+from semu_models.text.language import language_model
+from semu_models.text.llama import LlamaConfig
+from semu_models.text.mistral import MistralConfig
+from semu_models.text.qwen import QwenConfig
+from semu_models.text.qwen3 import Qwen3Config
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Words of ``layer_types`` that are modelled."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from semu.nn.contrastive import ContrastiveKind
-from semu_models.bert import BertConfig, make_bert
-from semu_models.clip import DualEncoderConfig, TextTowerConfig, make_dual_encoder
+from semu.nn.layers.contrastive import ContrastiveKind
 from semu_models.hf.common import NO_DROPOUT
 from semu_models.hf.dialect import Dialect, Fixed, Section, Spelling, number, optional_size, size, switch, word
 from semu_models.hf.values import Values
 from semu_models.hf.vision import activation_of
+from semu_models.text.bert import BertConfig, make_bert
+from semu_models.vision.clip import DualEncoderConfig, TextTowerConfig, make_dual_encoder
 
 _BOTH, _MASKED = "BertForPreTraining", "BertForMaskedLM"
 _SCALE = "a starting value"

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from semu.nn import Activation, Model
-from semu_models.clip_vision import ClipVisionConfig, clip_vision_model
 from semu_models.hf.common import NO_DROPOUT, SILU
 from semu_models.hf.dialect import Dialect, FieldKind, Fixed, Spelling, counts, number, side, size, switch, word
 from semu_models.hf.values import Values
-from semu_models.intern_vit import InternViTConfig
-from semu_models.qwen_vision import QwenVisionConfig
-from semu_models.siglip import SiglipVisionConfig, siglip_vision_model
-from semu_models.vit_classic import ClassicViT, ClassicViTConfig, tower_model
+from semu_models.vision.clip_vision import ClipVisionConfig, clip_vision_model
+from semu_models.vision.intern_vit import InternViTConfig
+from semu_models.vision.qwen_vision import QwenVisionConfig
+from semu_models.vision.siglip import SiglipVisionConfig, siglip_vision_model
+from semu_models.vision.vit_classic import ClassicViT, ClassicViTConfig, tower_model
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "gelu": Activation.GELU,

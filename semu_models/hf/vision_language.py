@@ -7,19 +7,19 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from semu.errors import ConfigError
-from semu_models.clip_vision import ClipVisionConfig
-from semu_models.decoder import DecoderConfig
-from semu_models.gemma_vl import Gemma3VLConfig, make_gemma_vl
 from semu_models.hf.dialect import Dialect, FieldKind, Fixed, Section, Spelling, number, size, switch, word
 from semu_models.hf.text import QWEN2, decoder_spellings
 from semu_models.hf.values import Values
 from semu_models.hf.vision import GELU
-from semu_models.intern_vit import InternViTConfig
-from semu_models.intern_vl import InternVLConfig, make_intern_vl
-from semu_models.llava import LlavaConfig, make_llava
-from semu_models.qwen_vision import QwenVisionConfig
-from semu_models.qwen_vl import QwenVLConfig, make_qwen_vl
-from semu_models.siglip import SiglipVisionConfig
+from semu_models.multimodal.gemma_vl import Gemma3VLConfig, make_gemma_vl
+from semu_models.multimodal.intern_vl import InternVLConfig, make_intern_vl
+from semu_models.multimodal.llava import LlavaConfig, make_llava
+from semu_models.multimodal.qwen_vl import QwenVLConfig, make_qwen_vl
+from semu_models.text.decoder import DecoderConfig
+from semu_models.vision.clip_vision import ClipVisionConfig
+from semu_models.vision.intern_vit import InternViTConfig
+from semu_models.vision.qwen_vision import QwenVisionConfig
+from semu_models.vision.siglip import SiglipVisionConfig
 
 _Config = TypeVar("_Config")
 

@@ -19,7 +19,7 @@ from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.parallel.stage_layers import layer_parts
 from semu.runfile import load_run
-from semu.schedule.optimus import encoder_chunks
+from semu.schedule.generators.optimus import encoder_chunks
 from semu.workload import vlm_batch
 
 NOT_SCHEDULED = ("t2v", "optimus")

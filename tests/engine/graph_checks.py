@@ -11,7 +11,7 @@ from engine.reference import GRID_STEPS_PER_S
 from numpy.typing import NDArray
 
 import semu
-from semu.engine.costs import RuleInput
+from semu.costs.roofline import RuleInput
 from semu.graph.graph import Graph
 from semu.graph.operator import OpKind
 

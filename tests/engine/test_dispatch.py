@@ -17,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from semu.engine import dispatch_kernels, kernels, order_kernels
+from semu.costs import kernels
+from semu.engine.kernels import dispatch as dispatch_kernels
+from semu.engine.kernels import orders as order_kernels
 from semu.units import TIME_GRID_PER_S
 from tests.engine import dispatch_reference
 from tests.engine.dispatch_reference import Edge, Op, Unit

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from semu.engine import kernels
+from semu.costs import kernels
 from semu.units import TIME_GRID_PER_S, TIME_STEP_S, quantize_time
 from tests.engine import reference
 
@@ -328,7 +328,7 @@ def test_inputs_outputs_and_workspace_coexist_and_frees_come_first() -> None:
 COMPILE = """
 import json, sys
 import numpy as np
-from semu.engine import kernels
+from semu.costs import kernels
 end, cursor = np.empty(2), np.empty(1, np.int64)
 none = np.zeros(0)
 print("ready", flush=True)

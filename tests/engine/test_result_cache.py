@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from semu.engine import cache_file
-from semu.engine.cache_file import APPLICATION_ID, FILE_NAME
-from semu.engine.result_cache import ResultCache, ResultTable, row_hash
+from semu.costs import cache_file
+from semu.costs.cache_file import APPLICATION_ID, FILE_NAME
+from semu.costs.result_cache import ResultCache, ResultTable, row_hash
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = st.integers(-(2**63), 2**63 - 1)
@@ -88,7 +88,7 @@ def test_what_is_found_is_what_was_stored(data: st.DataObject) -> None:
 
 
 def test_two_shapes_with_one_hash_are_not_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semu.engine.result_cache.row_hash", lambda rows, seed=0: np.zeros(len(rows), dtype=np.uint64))
+    monkeypatch.setattr("semu.costs.result_cache.row_hash", lambda rows, seed=0: np.zeros(len(rows), dtype=np.uint64))
     cache = ResultCache()
     store(cache, 0, range(4))
     store(cache, 0, range(2, 8))

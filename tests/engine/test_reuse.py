@@ -46,7 +46,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import semu
-from semu.engine.costs import RuleInput
+from semu.costs.roofline import RuleInput
 from semu.errors import GraphError
 from semu.graph.graph import Graph
 from semu.graph.operator import Operator

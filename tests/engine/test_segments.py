@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semu.engine.costs import CostModel
-from semu.engine.join import build_stages
-from semu.engine.segment_keys import SegmentKeys
-from semu.engine.segments import Segment, WholeStage, split_stage
-from semu.engine.stage import StageCosts, StageProgram
-from semu.engine.template import Template, TemplateLibrary, compile_template, stream_names
+from semu.compile.join import build_stages
+from semu.compile.segments import Segment, WholeStage, split_stage
+from semu.compile.stage import StageCosts, StageProgram
+from semu.compile.template import Template, TemplateLibrary, compile_template, stream_names
+from semu.costs.roofline import CostModel
+from semu.costs.segment_keys import SegmentKeys
 from semu.graph.dim import Dim, Poly
 from semu.graph.graph import Graph
 from semu.hardware.capabilities import DeviceProfile

@@ -32,9 +32,9 @@ from semu.graph.level import Level
 from semu.graph.operator import OpKind, Phase
 from semu.graph.tensor import Role
 from semu.parallel.config import Overlap, Parallel
-from semu.report import Report
+from semu.present.report import Report
 from semu.simulation import simulate
-from tests.timeline_fixture import make_timeline
+from tests.present.timeline_fixture import make_timeline
 
 JOBS = {
     "vlm": lambda: job_of(

@@ -8,9 +8,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from semu.engine.join import build_stages
-from semu.engine.stage import ROLES, StageProgram
-from semu.engine.template import Template, TemplateLibrary, compile_template
+from semu.compile.join import build_stages
+from semu.compile.stage import ROLES, StageProgram
+from semu.compile.template import Template, TemplateLibrary, compile_template
 from semu.graph.graph import Graph
 from semu.hardware.device import Device, DeviceKind, Direction, Stream
 from semu.hardware.kinds import DType, OpKind, Port

@@ -21,7 +21,7 @@ from semu.executor.demo.scaled import with_fewer_layers
 from semu.parallel.config import Parallel
 from semu.plan.compile import compile_plan
 from semu.plan.plan import ExecutionPlan
-from semu.plan.verify import verify
+from semu.plan.verification.rules import verify
 from semu.runfile import load_run
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.simulation import prepare

@@ -31,8 +31,8 @@ from nn.tracing_kit import (
 from semu.errors import GraphError
 from semu.graph.operator import Operator, OpKind, Phase
 from semu.nn import GELU, MLP, Dropout, LayerNorm, Linear, Module, RMSNorm, SelfAttention, Sequential, Tensor
-from semu.nn.block import Input, TracedBlock, trace, trace_block
-from semu.nn.recompute import Recompute
+from semu.nn.layers.recompute import Recompute
+from semu.nn.trace.block import Input, TracedBlock, trace, trace_block
 
 T, H = 16, 8
 X = 2 * T * H

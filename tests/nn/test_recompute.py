@@ -39,10 +39,10 @@ from semu.nn import (
     TransformerLayer,
     functional,
 )
-from semu.nn.block import TracedBlock, trace_block
-from semu.nn.recompute import Recompute
-from semu.nn.recompute_plan import RecomputePlan
-from semu.nn.tracing import TraceOptions
+from semu.nn.layers.recompute import Recompute
+from semu.nn.trace.block import TracedBlock, trace_block
+from semu.nn.trace.recompute_plan import RecomputePlan
+from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.config import Parallel
 from semu.parallel.tensor import megatron_plan
 

@@ -17,7 +17,7 @@ from semu.graph.operator import OpKind
 from semu.hardware.kinds import DType
 from semu.nn import Sequences
 from semu.nn import functional as F
-from semu.nn.block import CarrySpec, TracedBlock, trace_block
+from semu.nn.trace.block import CarrySpec, TracedBlock, trace_block
 
 
 class Attention(Apply):

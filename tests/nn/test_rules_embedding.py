@@ -9,8 +9,8 @@ from semu.errors import GraphError
 from semu.hardware.kinds import DType
 from semu.nn import Embedding, Linear, Module, Sequences, Tensor
 from semu.nn import functional as F
-from semu.nn.block import TracedBlock
-from semu.nn.sharding import ShardingStyle
+from semu.nn.trace.block import TracedBlock
+from semu.nn.trace.sharding import ShardingStyle
 
 T, V, H = 24, 40, 16
 X = 2 * T * H

@@ -16,9 +16,9 @@ from semu.graph.rounded import rounded, with_rounded
 from semu.hardware.kinds import DType, OpKind
 from semu.hardware.network import CommGroup
 from semu.nn import MixtureOfExperts
-from semu.nn.block import CarrySpec, Input, TracedBlock, trace, trace_block
 from semu.nn.routing import ExpertPlan, Routing, rank_means
-from semu.nn.tracing import TraceOptions
+from semu.nn.trace.block import CarrySpec, Input, TracedBlock, trace, trace_block
+from semu.nn.trace.tracing import TraceOptions
 
 T, H, F, E, K = 32, 64, 48, 8, 2
 S = T * K

@@ -8,7 +8,7 @@ from nn.tracing_kit import Apply, backward, forward, options, rows, run, saved, 
 from semu.graph.operator import Operator, OpKind
 from semu.hardware.kinds import DType
 from semu.nn import functional as F
-from semu.nn.block import trace_block
+from semu.nn.trace.block import trace_block
 
 T, V = 24, 64
 

@@ -27,9 +27,9 @@ from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
 from semu.hardware.kinds import DType
 from semu.nn import Linear, Sequences
-from semu.nn.block import CarrySpec, TracedBlock, trace_block
 from semu.nn.functional import matmul
-from semu.nn.sharding import ShardingStyle
+from semu.nn.trace.block import CarrySpec, TracedBlock, trace_block
+from semu.nn.trace.sharding import ShardingStyle
 
 M, K, N = 48, 32, 64
 GROUPS = [(1, False), (2, False), (2, True), (4, False), (4, True)]

@@ -10,7 +10,7 @@ from nn.tracing_kit import D, W, backward, forward, gradients_written, rows, run
 from semu.errors import GraphError
 from semu.hardware.kinds import DType
 from semu.nn import LayerNorm, Module, RMSNorm
-from semu.nn.sharding import ShardingStyle
+from semu.nn.trace.sharding import ShardingStyle
 
 M, H = 24, 16
 X = 2 * M * H

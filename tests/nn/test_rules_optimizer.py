@@ -9,9 +9,9 @@ from semu.graph.operator import Operator, OpKind, Phase
 from semu.graph.tensor import Role
 from semu.hardware.kinds import DType
 from semu.nn import Linear, Module, Sequential
-from semu.nn.block import TracedBlock, trace_block
 from semu.nn.rules.optimizer import adam_bytes
-from semu.nn.sharding import ShardingStyle
+from semu.nn.trace.block import TracedBlock, trace_block
+from semu.nn.trace.sharding import ShardingStyle
 
 T, K, N = 8, 16, 32
 

@@ -8,7 +8,7 @@ from nn.tracing_kit import Apply, backward, forward, gradients_written, rows, ru
 from semu.errors import GraphError
 from semu.nn import Module, Parameter, Sequences, Tensor
 from semu.nn import functional as F
-from semu.nn.convolution import Conv1d
+from semu.nn.layers.convolution import Conv1d
 from semu.nn.streams import Change, changed
 
 S, T, H = 3, 8, 16

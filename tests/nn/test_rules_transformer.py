@@ -27,7 +27,7 @@ from nn.tracing_kit import (
 from semu.graph.operator import Operator, OpKind
 from semu.hardware.kinds import DType
 from semu.nn import Embedding, LMHead, SelfAttention, Sequences, TransformerLayer
-from semu.nn.block import CarrySpec, TracedBlock
+from semu.nn.trace.block import CarrySpec, TracedBlock
 
 S, B, HEADS, H = 32, 3, 8, 64
 SBH = S * B * H

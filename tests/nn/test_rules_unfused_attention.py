@@ -12,9 +12,9 @@ from nn.tracing_kit import Apply, backward, flop, forward, number, rows, saved, 
 from semu.hardware.network import CommGroup
 from semu.nn import Sequences
 from semu.nn import functional as F
-from semu.nn.block import TracedBlock, trace_block
-from semu.nn.sharding import ShardingPlan
-from semu.nn.tracing import TraceOptions
+from semu.nn.trace.block import TracedBlock, trace_block
+from semu.nn.trace.sharding import ShardingPlan
+from semu.nn.trace.tracing import TraceOptions
 
 
 def traced(

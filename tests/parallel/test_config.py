@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semu.errors import ConfigError
-from semu.nn.sharding import ContextKind, ShardingStyle
+from semu.nn.trace.sharding import ContextKind, ShardingStyle
 from semu.parallel.config import Overlap, Parallel
 
 NAMES = ("dp", "tp", "pp", "vpp", "cp", "ep")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from semu.nn import Embedding, Linear, LMHead, Model, Sequential, TransformerLayer
-from semu.nn.sharding import ShardingStyle
-from semu.nn.transformer import CrossAttention
+from semu.nn.layers.transformer import CrossAttention
+from semu.nn.trace.sharding import ShardingStyle
 from semu.parallel.config import Parallel
 from semu.parallel.tensor import megatron_plan
 

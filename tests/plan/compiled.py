@@ -10,9 +10,9 @@ from plan.reference_actions import Stage, actions_of, completes_in_groups, execu
 
 from semu.graph.operator import Phase
 from semu.plan.action import ActionKind
-from semu.plan.dry_run import Streams
 from semu.plan.plan import ExecutionPlan
-from semu.plan.verify import verify
+from semu.plan.verification.dry_run import Streams
+from semu.plan.verification.rules import verify
 from semu.schedule.shape import PipelineShape, StageKey
 from semu.simulation import JobCheckpoint
 

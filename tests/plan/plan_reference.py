@@ -11,8 +11,8 @@ from random import Random
 from plan.legal_plans import IRECV, ISEND, WAIT_IRECV, WAIT_ISEND, Act, B, F, I, W, listed
 
 from semu.plan.action import ActionKind
-from semu.plan.dry_run import Streams
 from semu.plan.plan import ExecutionPlan
+from semu.plan.verification.dry_run import Streams
 
 
 class IllegalPlan(Exception):

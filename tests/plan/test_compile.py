@@ -23,7 +23,7 @@ from semu.parallel.modules import ModuleParallel
 from semu.plan.action import ActionKind
 from semu.plan.compile import compile_plan
 from semu.plan.plan import ExecutionPlan
-from semu.plan.verify import verify
+from semu.plan.verification.rules import verify
 from semu.runfile import Overrides, resolve_run
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.schedule.stage_plan import StagePlan

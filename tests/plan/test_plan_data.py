@@ -29,7 +29,7 @@ from semu.plan.plan import (
     RankActions,
     model_hash_of,
 )
-from semu.plan.verify import verify
+from semu.plan.verification.rules import verify
 from semu.schedule.stage_plan import STRATEGIES
 
 

@@ -10,7 +10,7 @@ from plan.legal_plans import chain_in_order
 from plan.torch_worker import build, data, run_rank
 
 from semu.plan.torch_schedule import plan_to_torch_csv, schedule_to_torch_csv
-from semu.plan.verify import verify
+from semu.plan.verification.rules import verify
 from semu.schedule.registry import ALL_SCHEDULES
 
 torch = pytest.importorskip("torch", reason="needs torch (the extra semu[executor])", exc_type=ImportError)

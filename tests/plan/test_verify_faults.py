@@ -28,9 +28,9 @@ from plan.legal_plans import chain_plan as chain
 
 from semu.errors import PlanError, ScheduleError
 from semu.plan.action import ActionKind
-from semu.plan.fault import Fault
 from semu.plan.plan import ExecutionPlan
-from semu.plan.verify import verify
+from semu.plan.verification.fault import Fault
+from semu.plan.verification.rules import verify
 
 Change = Callable[[ExecutionPlan, Random], ExecutionPlan]
 STAGES, LAUNCHES, WAITS = (F, B, I, W), (ISEND, IRECV), (WAIT_ISEND, WAIT_IRECV)

@@ -14,10 +14,10 @@ from plan.plan_reference import IllegalPlan, Runtime, check_each_rank, peaks
 from semu.errors import PlanError, ScheduleError
 from semu.plan.action import ActionKind
 from semu.plan.columns import ActionColumns
-from semu.plan.dry_run import Streams, dry_run
-from semu.plan.fault import Fault
 from semu.plan.plan import ExecutionPlan
-from semu.plan.verify import verify
+from semu.plan.verification.dry_run import Streams, dry_run
+from semu.plan.verification.fault import Fault
+from semu.plan.verification.rules import verify
 
 SEEDS = st.integers(0, 10**6)
 

@@ -156,7 +156,7 @@ def test_zero_bubble_schedules_leave_no_bubble_between_a_ranks_first_and_last_st
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_figure_in_the_docstring_is_what_is_drawn(name: str) -> None:
-    module = __import__(f"semu.schedule.{FIGURES[name][0]}", fromlist=["__doc__"])
+    module = __import__(f"semu.schedule.generators.{FIGURES[name][0]}", fromlist=["__doc__"])
     assert figure(name) in (module.__doc__ or "")
 
 
@@ -237,5 +237,5 @@ def test_every_schedule_says_where_it_is_from(name: str) -> None:
     source = ALL_SCHEDULES[name].source
     papers = re.findall(r"\d{4}\.\d{5}|DIP §7.1", source)
     assert papers or name == "greedy"
-    module = __import__(f"semu.schedule.{FIGURES[name.removesuffix('-2p')][0]}", fromlist=["__doc__"])
+    module = __import__(f"semu.schedule.generators.{FIGURES[name.removesuffix('-2p')][0]}", fromlist=["__doc__"])
     assert papers[0] in module.__doc__ if papers else module.__doc__

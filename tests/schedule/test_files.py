@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from semu.errors import ConfigError, ScheduleError
-from semu.plots import ScheduleRow, draw_schedules
+from semu.present.plots import ScheduleRow, draw_schedules
 from semu.schedule import ALL_SCHEDULES, PipelineStudy, Schedule, draw_grid, read_schedule, write_schedule
 from semu.schedule.compare import compare_schedules, comparison_table
 from semu.schedule.files import from_csv, to_csv

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from semu.errors import ScheduleError
-from semu.schedule.gpipe import gpipe
+from semu.schedule.generators.gpipe import gpipe
 from semu.schedule.problem import lower
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule.shapes import Times, all_stages, legal_schedules, needs, sends, shapes, simulate
 
-from semu.engine.kernels import fixed_order_times
+from semu.costs.kernels import fixed_order_times
 from semu.graph.operator import Phase
 from semu.parallel.pipeline import partition
 from semu.schedule import SCHEDULES
-from semu.schedule.one_f_one_b import one_f_one_b
+from semu.schedule.generators.one_f_one_b import one_f_one_b
 from semu.schedule.problem import PipelineProblem, lower
 from semu.schedule.schedule import PipelineShape, Schedule, StageKey
 

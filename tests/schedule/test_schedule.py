@@ -11,7 +11,7 @@ from schedule.shapes import all_stages, legal_schedules, needs, shapes
 
 from semu.errors import ScheduleError
 from semu.graph.operator import Phase
-from semu.schedule.one_f_one_b import one_f_one_b
+from semu.schedule.generators.one_f_one_b import one_f_one_b
 from semu.schedule.schedule import PipelineShape, Schedule, StageKey
 
 F, B = Phase.FORWARD, Phase.BACKWARD

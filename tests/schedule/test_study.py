@@ -11,12 +11,12 @@ from schedule.study_reference import flows, needs, orders, random_study, slow_ev
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.graph.operator import Phase
 from semu.schedule.check import dry_run, walk
-from semu.schedule.eager import eager_with_limit
 from semu.schedule.family import ScheduleFamily
-from semu.schedule.list_scheduler import Policy, activation_limit, list_schedule
+from semu.schedule.generators.eager import eager_with_limit
 from semu.schedule.passes import merge_backward, split_backward
 from semu.schedule.placement import FlowModule, stage_flow
 from semu.schedule.registry import ALL_SCHEDULES
+from semu.schedule.rules.list_scheduler import Policy, activation_limit, list_schedule
 from semu.schedule.schedule import PHASES, Schedule
 from semu.schedule.shape import PipelineShape, StageKey
 from semu.schedule.stages import StageArrays

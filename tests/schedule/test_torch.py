@@ -7,7 +7,7 @@ from schedule.torch_orders import NAMES, as_csv, torch_order
 
 from semu.graph.operator import Phase
 from semu.schedule.files import from_csv
-from semu.schedule.gpipe import gpipe
+from semu.schedule.generators.gpipe import gpipe
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import StageKey

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule.shapes import Times, all_stages, legal_schedules, needs, sends, shapes, simulate
 
-from semu.engine.kernels import fixed_order_times
-from semu.engine.units import Edges, UnitGraph, UnitTimes
+from semu.costs.kernels import fixed_order_times
+from semu.engine.unit_graph import Edges, UnitGraph, UnitTimes
 from semu.errors import GraphError
 from semu.graph.operator import Phase
-from semu.schedule.one_f_one_b import one_f_one_b
+from semu.schedule.generators.one_f_one_b import one_f_one_b
 from semu.schedule.problem import PipelineProblem, lower
 from semu.schedule.schedule import PipelineShape, Schedule, StageKey
 from semu.schedule.units import PipelineUnits

@@ -41,7 +41,7 @@ MODELS: list[tuple[Callable[..., TrainingJob], Callable[..., Iterator[ListedBatc
 ]
 
 
-def is_legal(step: semu.searcher.planned_iteration.PlannedIteration) -> float:
+def is_legal(step: semu.searcher.planner.planned_iteration.PlannedIteration) -> float:
     """The time that ``semu.simulate`` gives; it refuses orders that are no schedule."""
     assert step.plan.orders is not None
     checkpoint = semu.prepare(step.job, plan=step.plan)

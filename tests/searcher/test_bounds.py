@@ -14,7 +14,7 @@ from searcher.instances import vlm
 from semu.schedule import SCHEDULES, PipelineShape, PipelineStudy
 from semu.searcher import SearchProblem
 from semu.searcher.bounds import lower_bounds
-from semu.searcher.interleave import Interleaver
+from semu.searcher.orders.interleave import Interleaver
 
 INSTANCES = st.builds(
     vlm,

@@ -15,9 +15,9 @@ from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.schedule.stage_plan import STRATEGIES
-from semu.searcher.build import build_problem
 from semu.searcher.candidates import LayerGroup, best_counts, candidate_variants
 from semu.searcher.partition import partition
+from semu.searcher.problem.build import build_problem
 from semu.simulation import prepare
 
 SIZES = st.integers(0, 12).map(float)

@@ -15,7 +15,7 @@ from searcher.reference import heap_interleave, slow_evaluate, slow_interleave
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.schedule import SCHEDULES, PipelineShape, PipelineStudy
 from semu.searcher import SearchProblem, Solution
-from semu.searcher.interleave import Interleaver, evaluate
+from semu.searcher.orders.interleave import Interleaver, evaluate
 
 
 def instances(**more: object) -> st.SearchStrategy[SearchProblem]:

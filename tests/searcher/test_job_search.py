@@ -19,8 +19,8 @@ from semu.graph.operator import Phase
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.schedule.stage_plan import StagePlan
-from semu.searcher.build import JobProblem
-from semu.searcher.problem import Solution
+from semu.searcher.problem.build import JobProblem
+from semu.searcher.problem.search_problem import Solution
 from semu.searcher.report import SearchReport
 from semu.simulation import simulate
 

@@ -12,10 +12,10 @@ from searcher.instances import vlm
 from semu.errors import MemoryLimitError
 from semu.searcher import SearchProblem
 from semu.searcher.bounds import lower_bounds
-from semu.searcher.interleave import evaluate
-from semu.searcher.levels import LEVELS, above, distinct_levels, search_levels
-from semu.searcher.loop import Budget
-from semu.searcher.strategy import Objective
+from semu.searcher.orders.interleave import evaluate
+from semu.searcher.orders.levels import LEVELS, above, distinct_levels, search_levels
+from semu.searcher.orders.loop import Budget
+from semu.searcher.orders.strategy import Objective
 
 
 def instance(seed: int, share: float = 1e9) -> SearchProblem:

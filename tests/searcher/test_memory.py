@@ -15,8 +15,8 @@ from searcher.instances import vlm
 from semu.errors import MemoryLimitError
 from semu.schedule import PipelineShape, PipelineStudy
 from semu.searcher import SearchProblem
-from semu.searcher.interleave import Interleaver, evaluate
 from semu.searcher.memory import check_limits, choose_candidates
+from semu.searcher.orders.interleave import Interleaver, evaluate
 
 
 def with_limit(problem: SearchProblem, limit_bytes: Any) -> SearchProblem:

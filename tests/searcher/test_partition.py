@@ -13,9 +13,9 @@ from simulation.jobs import gpt, job_of, t2v, t2v_items, text_items, vlm, vlm_it
 from semu.errors import ConfigError, ScheduleError
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
-from semu.searcher import placement
+from semu.searcher import layer_placement as placement
+from semu.searcher.layer_placement import ModuleLayers, place_layers
 from semu.searcher.partition import partition
-from semu.searcher.placement import ModuleLayers, place_layers
 from semu.simulation import prepare
 
 

@@ -13,11 +13,11 @@ from simulation.jobs import vlm_items
 
 import semu
 from semu.errors import ConfigError, MemoryLimitError
-from semu.searcher.planned_iteration import Outcome, PlannedIteration
-from semu.searcher.planner import Planner
-from semu.searcher.problem import SearchProblem
-from semu.searcher.training_loop import IterationRow, train
-from semu.searcher.training_report import TrainingReport
+from semu.searcher.planner.planned_iteration import Outcome, PlannedIteration
+from semu.searcher.planner.planner import Planner
+from semu.searcher.planner.training_loop import IterationRow, train
+from semu.searcher.planner.training_report import TrainingReport
+from semu.searcher.problem.search_problem import SearchProblem
 from semu.simulation import JobCheckpoint
 from semu.workload import Microbatch, listed_batch
 

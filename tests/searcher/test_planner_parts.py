@@ -18,16 +18,16 @@ from simulation.jobs import t2v_items, vlm_items
 import semu
 from semu.job import TrainingJob
 from semu.runfile import load_run
-from semu.searcher import fallback as fallbacks
-from semu.searcher.interleave import Interleaver
-from semu.searcher.levels import above, search_levels
-from semu.searcher.loop import Budget
+from semu.searcher.job_search import job_problem
+from semu.searcher.orders.interleave import Interleaver
+from semu.searcher.orders.levels import above, search_levels
+from semu.searcher.orders.loop import Budget
+from semu.searcher.orders.space import OrderSpace
 from semu.searcher.plain_job import plain_job
-from semu.searcher.planning import BatchPlanner
-from semu.searcher.prefetch import Prefetcher, own_batches
-from semu.searcher.search import job_problem
-from semu.searcher.space import OrderSpace
-from semu.searcher.warm import Priorities
+from semu.searcher.planner import fallback as fallbacks
+from semu.searcher.planner.batch_planner import BatchPlanner
+from semu.searcher.planner.prefetch import Prefetcher, own_batches
+from semu.searcher.planner.warm import Priorities
 from semu.workload import vlm_batch
 
 

@@ -16,12 +16,12 @@ from searcher.reference import slow_evaluate, slow_hold_at_once
 from semu.errors import ScheduleError
 from semu.searcher import SearchProblem, Solution
 from semu.searcher.bounds import lower_bounds
-from semu.searcher.interleave import Interleaver, evaluate
-from semu.searcher.levels import search_levels
-from semu.searcher.loop import Budget
 from semu.searcher.memory import choose_candidates
-from semu.searcher.refine import Chains, compile_chains, has_trades, refine_rounds
-from semu.searcher.tables import tables_of
+from semu.searcher.orders.interleave import Interleaver, evaluate
+from semu.searcher.orders.levels import search_levels
+from semu.searcher.orders.loop import Budget
+from semu.searcher.orders.refine import Chains, compile_chains, has_trades, refine_rounds
+from semu.searcher.problem.tables import tables_of
 
 
 def tight(size: float, **more: object) -> SearchProblem:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from searcher.instances import vlm
 
 from semu.errors import ConfigError, MemoryLimitError
-from semu.searcher.core import SearchResult, search_problem
 from semu.searcher.exact import solve_exact
-from semu.searcher.interleave import Interleaver, evaluate
-from semu.searcher.loop import Budget
-from semu.searcher.problem import SearchProblem, Solution
-from semu.searcher.space import OrderSpace
-from semu.searcher.strategy import STRATEGIES, DepthFirstStrategy, Objective
+from semu.searcher.orders.budgeted import SearchResult, search_problem
+from semu.searcher.orders.interleave import Interleaver, evaluate
+from semu.searcher.orders.loop import Budget
+from semu.searcher.orders.space import OrderSpace
+from semu.searcher.orders.strategy import STRATEGIES, DepthFirstStrategy, Objective
+from semu.searcher.problem.search_problem import SearchProblem, Solution
 
 
 def small(seed: int = 0, microbatches: int = 3, **options: object) -> SearchProblem:

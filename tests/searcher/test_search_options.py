@@ -12,12 +12,13 @@ import pytest
 from simulation.jobs import job_of, overlap, vlm, vlm_items
 
 import semu
-import semu.searcher.search as whole
+import semu.searcher.job_search as whole
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.schedule.stage_plan import StagePlan
-from semu.searcher import fit, levels
+from semu.searcher import fit
+from semu.searcher.orders import levels
 from semu.simulation import simulate
 
 

@@ -11,8 +11,8 @@ from semu.errors import ConfigError
 from semu.hardware.data_sheet import data_sheet
 from semu.job import Training, TrainingJob
 from semu.parallel.config import Overlap, Parallel
-from semu.searcher.changes import Change, Factor, parse_change
-from semu.searcher.sensitivity import default_changes
+from semu.searcher.what_if.changes import Change, Factor, parse_change
+from semu.searcher.what_if.sensitivity import default_changes
 
 
 def text_job(**training: object) -> TrainingJob:

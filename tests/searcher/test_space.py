@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from searcher.instances import vlm
 
-from semu.searcher.space import OrderSpace
-from semu.searcher.strategy import DepthFirstStrategy
+from semu.searcher.orders.space import OrderSpace
+from semu.searcher.orders.strategy import DepthFirstStrategy
 
 
 def legal_by_definition(space: OrderSpace) -> set[tuple[int, ...]]:

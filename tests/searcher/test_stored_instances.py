@@ -9,8 +9,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from semu.searcher.core import search_problem
-from semu.searcher.loop import Budget
+from semu.searcher.orders.budgeted import search_problem
+from semu.searcher.orders.loop import Budget
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "_search_instances.py"
 

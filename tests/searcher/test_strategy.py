@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from searcher.instances import vlm
 
-from semu.searcher.interleave import Interleaver
-from semu.searcher.loop import Budget, search_orders
-from semu.searcher.space import OrderSpace
-from semu.searcher.strategy import LocalStrategy
+from semu.searcher.orders.interleave import Interleaver
+from semu.searcher.orders.loop import Budget, search_orders
+from semu.searcher.orders.space import OrderSpace
+from semu.searcher.orders.strategy import LocalStrategy
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -11,7 +11,7 @@ from simulation.reference_tail import tail_of
 from semu.engine.timeline import MemoryCurve, RankTimeline
 from semu.hardware.kinds import OpKind
 from semu.job import TrainingJob
-from semu.report import Report
+from semu.present.report import Report
 from semu.simulation import simulate
 
 STREAMS = {

@@ -13,12 +13,12 @@ from semu.nn import InputSpec, Linear, ModalityModule, ModalityRole, Model, Modu
 from semu.nn import functional as F
 from semu.parallel.config import Overlap, Parallel
 from semu.workload import AbstractBatch, Microbatch
-from semu_models.dit import DiTConfig
-from semu_models.gpt import GPT, GPTConfig
-from semu_models.llama import LlamaConfig
-from semu_models.t2v import T2VConfig, make_t2v
-from semu_models.vit import ViTConfig
-from semu_models.vlm import VLMConfig, make_vlm
+from semu_models.generation.dit import DiTConfig
+from semu_models.generation.t2v import T2VConfig, make_t2v
+from semu_models.multimodal.vlm import VLMConfig, make_vlm
+from semu_models.text.gpt import GPT, GPTConfig
+from semu_models.text.llama import LlamaConfig
+from semu_models.vision.vit import ViTConfig
 
 PATCHES = 16
 """Patches of an image of the tiny vision transformer."""

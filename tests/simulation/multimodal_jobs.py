@@ -7,21 +7,21 @@ from random import Random
 
 from semu.nn import Model, Sequential
 from semu.workload import Microbatch
-from semu_models.clip_vision import ClipVisionConfig, clip_vision_model
-from semu_models.gemma import Gemma3Config
-from semu_models.gemma_vl import Gemma3VLConfig, make_gemma_vl
-from semu_models.intern_vit import InternViTConfig
-from semu_models.intern_vl import InternVLConfig, make_intern_vl
-from semu_models.llama import LlamaConfig
-from semu_models.llava import LlavaConfig, make_llava
-from semu_models.qwen import QwenConfig
-from semu_models.qwen_audio import QwenAudioConfig, make_qwen_audio
-from semu_models.qwen_omni import QwenOmniConfig, make_qwen_omni
-from semu_models.qwen_vision import QwenVisionConfig
-from semu_models.qwen_vl import QwenVLConfig, make_qwen_vl
-from semu_models.siglip import SiglipVisionConfig, siglip_vision_model
-from semu_models.vit_classic import ClassicViT, ClassicViTConfig, tower_model
-from semu_models.whisper import AudioConfig, WhisperConfig, whisper_model
+from semu_models.multimodal.gemma_vl import Gemma3VLConfig, make_gemma_vl
+from semu_models.multimodal.intern_vl import InternVLConfig, make_intern_vl
+from semu_models.multimodal.llava import LlavaConfig, make_llava
+from semu_models.multimodal.qwen_audio import QwenAudioConfig, make_qwen_audio
+from semu_models.multimodal.qwen_omni import QwenOmniConfig, make_qwen_omni
+from semu_models.multimodal.qwen_vl import QwenVLConfig, make_qwen_vl
+from semu_models.multimodal.whisper import AudioConfig, WhisperConfig, whisper_model
+from semu_models.text.gemma import Gemma3Config
+from semu_models.text.llama import LlamaConfig
+from semu_models.text.qwen import QwenConfig
+from semu_models.vision.clip_vision import ClipVisionConfig, clip_vision_model
+from semu_models.vision.intern_vit import InternViTConfig
+from semu_models.vision.qwen_vision import QwenVisionConfig
+from semu_models.vision.siglip import SiglipVisionConfig, siglip_vision_model
+from semu_models.vision.vit_classic import ClassicViT, ClassicViTConfig, tower_model
 
 WIDTH = 64
 LLAMA = LlamaConfig(layers=2, hidden=WIDTH, ffn=96, heads=4, kv_heads=4, vocab=128)

@@ -10,7 +10,7 @@ from simulation.reference_costs import value
 from simulation.reference_model import Block, CutModel
 
 from semu.job import TrainingJob
-from semu.nn.tracing import ParameterUse
+from semu.nn.trace.tracing import ParameterUse
 
 if TYPE_CHECKING:
     from simulation.reference import Replica

@@ -15,10 +15,10 @@ from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.job import TrainingJob
 from semu.nn import InputSpec, MixtureOfExperts, Module, Sequential
-from semu.nn.block import CarrySpec, TracedBlock, trace_block
-from semu.nn.recompute_plan import RecomputePlan
 from semu.nn.routing import ExpertPlan
-from semu.nn.tracing import TraceOptions
+from semu.nn.trace.block import CarrySpec, TracedBlock, trace_block
+from semu.nn.trace.recompute_plan import RecomputePlan
+from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.tensor import megatron_plan
 
 

@@ -10,8 +10,8 @@ from simulation.reference_costs import all_streams
 from semu.hardware.network import CommGroup
 from semu.job import TrainingJob
 from semu.nn import Sequences
-from semu.nn.block import CarrySpec
 from semu.nn.rules.reshard import Resharding, TokenLayout
+from semu.nn.trace.block import CarrySpec
 from semu.workload import Microbatch
 
 

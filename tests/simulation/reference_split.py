@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from semu.graph.operator import Operator, Phase
-from semu.nn.block import TracedBlock
+from semu.nn.trace.block import TracedBlock
 from semu.schedule import Schedule
 
 

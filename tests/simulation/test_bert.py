@@ -15,12 +15,12 @@ from semu.errors import ConfigError
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
 from semu.nn import LoRA, Sequences, add_lora
-from semu.nn.block import CarrySpec, trace_block
-from semu.nn.tracing import TraceOptions
+from semu.nn.trace.block import CarrySpec, trace_block
+from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.config import Parallel
 from semu.runfile import load_run
 from semu.simulation import simulate
-from semu_models.bert import BERT_BASE, BERT_LARGE, BertConfig, make_bert
+from semu_models.text.bert import BERT_BASE, BERT_LARGE, BertConfig, make_bert
 
 TINY = BertConfig(layers=3, hidden=64, ffn=256, heads=4, vocab=512, positions=128)
 

@@ -19,7 +19,7 @@ from simulation.test_split import late_weights
 from simulation.test_split_schedules import RULES, SECONDS, Two
 
 import semu
-from semu.engine.costs import RuleInput
+from semu.costs.roofline import RuleInput
 from semu.errors import ConfigError, ScheduleError
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind

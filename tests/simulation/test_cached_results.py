@@ -13,13 +13,13 @@ from simulation.jobs import gpt, job_of, overlap, t2v, t2v_items, text_items, vl
 
 from semu import ResultCache
 from semu.cli import main
-from semu.engine.costs import RuleInput
-from semu.engine.stage_kernels import run_segment
+from semu.compile.kernels import run_segment
+from semu.costs.roofline import RuleInput
 from semu.hardware.kinds import OpKind
 from semu.job import TrainingJob
 from semu.parallel.config import Overlap, Parallel
+from semu.present.traces import write_trace
 from semu.simulation import simulate
-from semu.traces import write_trace
 from semu.workload import Microbatch
 
 JOBS: dict[str, Callable[[], TrainingJob]] = {
@@ -84,7 +84,7 @@ def test_a_warm_cache_runs_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(arguments)
         run_segment(*arguments)
 
-    monkeypatch.setattr("semu.engine.stage_kernels.run_segment", counted)
+    monkeypatch.setattr("semu.compile.kernels.run_segment", counted)
     cache = ResultCache()
     simulate(JOBS["vlm"](), cache=cache)
     assert calls

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from simulation.jobs import WIDTH, Distance, chain, gpt, job_of, overlap, text_items, vlm, vlm_items
 
-from semu.engine.costs import LatencyRules, RuleInput
+from semu.costs.roofline import LatencyRules, RuleInput
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
 from semu.job import TrainingJob
 from semu.nn import Linear
 from semu.parallel.config import Parallel
-from semu.report import Report
+from semu.present.report import Report
 from semu.simulation import simulate
 
 FREE_LINKS = {

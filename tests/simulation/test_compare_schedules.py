@@ -19,8 +19,8 @@ from semu.runfile import load_run
 from semu.schedule import ALL_SCHEDULES, is_executed, read_schedule
 from semu.schedule.placement import Placement
 from semu.schedule.stage_table import table_csv
-from semu.simulation.compare import DEFAULT
-from semu.simulation.comparison import ComparedSchedule
+from semu.simulation.schedules.comparing import DEFAULT
+from semu.simulation.schedules.comparison import ComparedSchedule
 
 PLACES = {item: item.value for item in (Placement.V_SHAPE, Placement.BIDIRECTIONAL)}
 EXECUTED = [name for name in ALL_SCHEDULES if is_executed(name)]

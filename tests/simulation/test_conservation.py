@@ -29,9 +29,9 @@ from semu.hardware.profile import load_profile
 from semu.job import TrainingJob
 from semu.nn import Linear, Model
 from semu.parallel.config import Overlap, Parallel
-from semu.report import Report
+from semu.present.report import Report
 from semu.simulation import simulate
-from semu_models.llama import Llama, LlamaConfig
+from semu_models.text.llama import Llama, LlamaConfig
 
 JOBS = {
     "text": lambda: job_of(gpt(), text_items(4), Parallel(pp=2), overlap=Overlap()),

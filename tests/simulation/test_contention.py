@@ -19,9 +19,10 @@ from semu.job import TrainingJob
 from semu.nn import MixtureOfExperts, Model, TransformerLayer
 from semu.parallel.config import Parallel
 from semu.parallel.modules import ModuleParallel
-from semu.report import Report
-from semu.simulation import link_units, simulate
-from semu_models.decoder import Decoder, decoder_model
+from semu.present.report import Report
+from semu.simulation import simulate
+from semu.simulation.effects import link_units
+from semu_models.text.decoder import Decoder, decoder_model
 
 ALL = overlap(tensor=True, pipeline=True, gradients=True, parameters=True)
 SLOW_NVLINK: dict[str, object] = {"nvlink_bytes_per_s": 1e10}

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.jobs import LANGUAGE, MERGED, PATCHES, gpt, job_of, t2v, vlm
 
-from semu.engine.costs import LatencyRules, RuleInput
+from semu.costs.roofline import LatencyRules, RuleInput
 from semu.errors import ConfigError
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
 from semu.nn import Model
 from semu.parallel.config import Parallel
-from semu.report import Report
+from semu.present.report import Report
 from semu.simulation import simulate
 from semu.workload import Microbatch
-from semu_models.decoder import decoder_model
-from semu_models.llama import Llama, LlamaConfig
+from semu_models.text.decoder import decoder_model
+from semu_models.text.llama import Llama, LlamaConfig
 
 KINDS = ("ring", "all_gather", "all_to_all")
 HEADS, KV_HEADS, HEAD = LANGUAGE.heads, LANGUAGE.kv_heads, LANGUAGE.hidden // LANGUAGE.heads

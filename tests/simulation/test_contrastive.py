@@ -18,17 +18,17 @@ from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.job import Training, TrainingJob
 from semu.nn import LoRA, Model, add_lora
-from semu.nn.block import CarrySpec, TracedBlock, trace_block
-from semu.nn.contrastive import ContrastiveKind, ContrastiveLoss
-from semu.nn.sharding import ShardingPlan
-from semu.nn.tracing import TraceOptions
+from semu.nn.layers.contrastive import ContrastiveKind, ContrastiveLoss
+from semu.nn.trace.block import CarrySpec, TracedBlock, trace_block
+from semu.nn.trace.sharding import ShardingPlan
+from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.config import Parallel
 from semu.runfile import load_run, resolve_run
 from semu.simulation import simulate
 from semu.workload import Microbatch, pair_batch
-from semu_models.clip import DualEncoderConfig, TextTowerConfig, make_dual_encoder
-from semu_models.clip_vision import ClipVisionConfig
-from semu_models.siglip import SiglipVisionConfig
+from semu_models.vision.clip import DualEncoderConfig, TextTowerConfig, make_dual_encoder
+from semu_models.vision.clip_vision import ClipVisionConfig
+from semu_models.vision.siglip import SiglipVisionConfig
 
 SOFTMAX, SIGMOID = ContrastiveKind.SOFTMAX, ContrastiveKind.SIGMOID
 PATCHES, CAPTION, WIDTH = 4, 6, 32

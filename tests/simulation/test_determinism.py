@@ -12,8 +12,8 @@ from pathlib import Path
 from simulation.jobs import job_of, vlm, vlm_items
 
 from semu.parallel.config import Overlap, Parallel
+from semu.present.traces import write_trace
 from semu.simulation import simulate
-from semu.traces import write_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 

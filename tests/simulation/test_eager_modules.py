@@ -19,8 +19,8 @@ from semu.parallel.config import Parallel
 from semu.runfile import make_job
 from semu.validation import Row, parse_rows
 from semu.validation.jobs import Settings, run_tables
-from semu_models.gpt import GPT, GPTConfig
-from semu_models.llama import Llama, LlamaConfig
+from semu_models.text.gpt import GPT, GPTConfig
+from semu_models.text.llama import Llama, LlamaConfig
 from tests.validation.rows_kit import run as runs_row
 
 SEQ, HIDDEN, HEADS, FFN, LAYERS, MICROBATCHES = 1024, 512, 8, 1408, 3, 2

@@ -14,14 +14,14 @@ from semu.hardware.cluster import Cluster
 from semu.hardware.network import CommGroup
 from semu.job import Training, TrainingJob
 from semu.nn import LayerNorm, Linear, Model, Module
-from semu.nn.block import CarrySpec, TracedBlock, trace_block
-from semu.nn.recompute import Recompute
-from semu.nn.tensor import Tensor
-from semu.nn.tracing import TraceOptions
+from semu.nn.layers.recompute import Recompute
+from semu.nn.trace.block import CarrySpec, TracedBlock, trace_block
+from semu.nn.trace.tensor import Tensor
+from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.config import Parallel
 from semu.parallel.tensor import megatron_plan
-from semu_models.gpt import GPT, GPTConfig
-from semu_models.llama import Llama, LlamaConfig
+from semu_models.text.gpt import GPT, GPTConfig
+from semu_models.text.llama import Llama, LlamaConfig
 
 SEQ, HIDDEN, HEADS, FFN, LAYERS, MICROBATCHES = 512, 256, 8, 704, 3, 2
 

@@ -18,17 +18,18 @@ from simulation.reference import expand
 from simulation.test_experts import moe
 
 import semu
-from semu.engine.pipeline_kernels import exact_summit
-from semu.engine.result_cache import ResultCache
-from semu.estimate import Estimate
+from semu.compile import layout, template_cache
+from semu.costs import evaluation as costing
+from semu.costs.result_cache import ResultCache
+from semu.engine.kernels.pipeline_memory import exact_summit
 from semu.job import TrainingJob
+from semu.nn.layers.transformer import MLP
 from semu.nn.model import Model
-from semu.nn.transformer import MLP
 from semu.parallel.modules import ModuleParallel
-from semu.simulation import evaluate as costing
-from semu.simulation import job_checkpoint, layout, template_cache
-from semu.simulation.ground_events import GroundEvents
-from semu.simulation.memory import _precedence
+from semu.present.estimate import Estimate
+from semu.simulation import checkpoint as job_checkpoint
+from semu.simulation.memory.boundary_events import GroundEvents
+from semu.simulation.memory.ranks import _precedence
 
 FIGURES = tuple(item.name for item in fields(Estimate) if item.name != "reserve")
 

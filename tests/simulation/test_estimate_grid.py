@@ -13,9 +13,9 @@ import semu
 from semu.job import TrainingJob
 from semu.nn.model import Model
 from semu.simulation import prepare
-from semu.simulation.figures import figures_of
-from semu.simulation.pipeline_memory import PipelineMemory
-from semu.simulation.unsharded import pipeline_unsharded
+from semu.simulation.memory.peaks import PipelineMemory
+from semu.simulation.memory.unsharded import pipeline_unsharded
+from semu.simulation.results.figures import figures_of
 
 MODELS = {"gpt": (gpt, text_items), "vlm": (vlm, vlm_items), "t2v": (t2v, t2v_items)}
 SIZES = [(1, 1, 4, 1), (2, 1, 2, 2), (2, 2, 2, 1), (4, 1, 2, 1), (2, 1, 4, 1), (2, 2, 1, 1), (1, 2, 2, 2), (3, 1, 2, 1)]

@@ -14,11 +14,11 @@ from semu.job import TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Parallel
 from semu.parallel.mesh import Mesh
-from semu.report import Report
+from semu.present.report import Report
 from semu.simulation import simulate
 from semu.workload import Microbatch
-from semu_models.decoder import decoder_model
-from semu_models.mixtral import MIXTRAL_8X7B, Mixtral, MixtralConfig
+from semu_models.text.decoder import decoder_model
+from semu_models.text.mixtral import MIXTRAL_8X7B, Mixtral, MixtralConfig
 
 TOKENS = 128
 H, F, E, T = HIDDEN, FFN, EXPERTS, TOKENS

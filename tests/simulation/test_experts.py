@@ -13,7 +13,7 @@ from simulation.reference_tail import gather_times
 from semu.nn import LatentAttention, LatentSizes, MixtureOfExperts, Model, TransformerLayer
 from semu.parallel.config import Parallel
 from semu.simulation import simulate
-from semu_models.decoder import Decoder, decoder_model
+from semu_models.text.decoder import Decoder, decoder_model
 
 HIDDEN, FFN, EXPERTS, HEADS, VOCAB = 64, 48, 8, 4, 256
 

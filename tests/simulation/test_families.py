@@ -13,19 +13,19 @@ from semu.nn import LatentSizes, Model
 from semu.parallel.config import Parallel
 from semu.simulation import simulate
 from semu.workload import Microbatch
-from semu_models.decoder import decoder_model
-from semu_models.deepseek import DeepSeekConfig, deepseek_model
-from semu_models.gemma import Gemma, Gemma2Config, Gemma3Config
-from semu_models.gpt import GPT, GPTConfig
-from semu_models.gpt_oss import GptOss, GptOssConfig
-from semu_models.language import language_model
-from semu_models.llama import Llama, LlamaConfig
-from semu_models.mistral import Mistral, MistralConfig
-from semu_models.mixtral import Mixtral, MixtralConfig
-from semu_models.qwen import Qwen, QwenConfig
-from semu_models.qwen2_moe import Qwen2MoE, Qwen2MoEConfig
-from semu_models.qwen3 import Qwen3, Qwen3Config
-from semu_models.qwen_moe import QwenMoE, QwenMoEConfig
+from semu_models.text.decoder import decoder_model
+from semu_models.text.deepseek import DeepSeekConfig, deepseek_model
+from semu_models.text.gemma import Gemma, Gemma2Config, Gemma3Config
+from semu_models.text.gpt import GPT, GPTConfig
+from semu_models.text.gpt_oss import GptOss, GptOssConfig
+from semu_models.text.language import language_model
+from semu_models.text.llama import Llama, LlamaConfig
+from semu_models.text.mistral import Mistral, MistralConfig
+from semu_models.text.mixtral import Mixtral, MixtralConfig
+from semu_models.text.qwen import Qwen, QwenConfig
+from semu_models.text.qwen2_moe import Qwen2MoE, Qwen2MoEConfig
+from semu_models.text.qwen3 import Qwen3, Qwen3Config
+from semu_models.text.qwen_moe import QwenMoE, QwenMoEConfig
 
 H, F, A, K, D, V, W = 64, 96, 4, 2, 32, 256, 48
 """Hidden, inner width, heads, key heads, width of a head (which is not H / A), vocabulary, window."""

@@ -16,8 +16,8 @@ from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Parallel
 from semu.simulation import prepare, simulate
-from semu_models.gpt import GPT, GPTConfig
-from semu_models.llama import Llama, LlamaConfig
+from semu_models.text.gpt import GPT, GPTConfig
+from semu_models.text.llama import Llama, LlamaConfig
 
 PERFECT = {
     **{

@@ -18,14 +18,14 @@ from semu.hardware.profile import load_profile
 from semu.hardware.shape_terms import tiled_flop
 from semu.job import Training, TrainingJob
 from semu.nn import MLP, Linear, Model, Module, Sequential
-from semu.nn.block import TracedBlock, trace_block
-from semu.nn.tracing import TraceOptions
+from semu.nn.trace.block import TracedBlock, trace_block
+from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.config import Parallel
 from semu.parallel.tensor import megatron_plan
 from semu.runfile import load_run
 from semu.simulation import prepare, simulate
-from semu_models.gpt import GPT, GPTConfig
-from semu_models.llama import Llama, LlamaConfig
+from semu_models.text.gpt import GPT, GPTConfig
+from semu_models.text.llama import Llama, LlamaConfig
 
 BLOCKS = {"precision": "fp8", "fp8_recipe": "blockwise"}
 

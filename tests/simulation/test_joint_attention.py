@@ -15,12 +15,12 @@ from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
 from semu.nn import Model, Sequences
 from semu.nn import functional as Fn
-from semu.nn.rules.joint import JointSequences
+from semu.nn.rules.attention.joint import JointSequences
 from semu.parallel.config import Parallel
 from semu.simulation import simulate
-from semu_models.mmdit import make_mmdit
-from semu_models.mmdit_layers import MMDiTConfig
-from semu_models.video_dit import VideoDiTConfig, make_video_dit
+from semu_models.generation.mmdit import make_mmdit
+from semu_models.generation.mmdit_layers import MMDiTConfig
+from semu_models.generation.video_dit import VideoDiTConfig, make_video_dit
 
 
 @pytest.mark.parametrize(

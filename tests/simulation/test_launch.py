@@ -31,8 +31,8 @@ from semu.nn import Model
 from semu.parallel.config import Parallel
 from semu.runfile import load_run
 from semu.simulation import simulate
-from semu_models.gpt import GPT, GPTConfig
-from semu_models.llama import Llama, LlamaConfig
+from semu_models.text.gpt import GPT, GPTConfig
+from semu_models.text.llama import Llama, LlamaConfig
 
 MODELS: dict[str, tuple[Any, Any]] = {
     "text": (gpt, text_items),

@@ -13,7 +13,7 @@ from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.nn import Linear, Model
 from semu.parallel.config import Overlap, Parallel
-from semu.report import Report
+from semu.present.report import Report
 from semu.simulation import simulate
 
 

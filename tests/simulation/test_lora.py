@@ -16,12 +16,12 @@ from semu.errors import ConfigError, GraphError
 from semu.graph.operator import OpKind
 from semu.hardware.kinds import DType
 from semu.nn import Linear, LoRA, LoRALinear, Model, Module, add_lora
-from semu.nn.block import trace_block
-from semu.nn.sharding import ShardingStyle
+from semu.nn.trace.block import trace_block
+from semu.nn.trace.sharding import ShardingStyle
 from semu.parallel.config import Parallel
 from semu.runfile import load_run, resolve_run
 from semu.simulation import simulate
-from semu_models.mixtral import Mixtral, MixtralConfig
+from semu_models.text.mixtral import Mixtral, MixtralConfig
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

@@ -23,16 +23,16 @@ from simulation.jobs import (
     wide,
 )
 
-from semu.engine.pipeline_kernels import sort_events
+from semu.engine.kernels.pipeline_memory import sort_events
 from semu.engine.timeline import compress_steps
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.schedule.problem import lower
 from semu.simulation import prepare
-from semu.simulation.headline import headline
-from semu.simulation.memory import RankMemory
+from semu.simulation.data_parallel.step import rank_tails
+from semu.simulation.memory.ranks import RankMemory
 from semu.simulation.pipeline import PipelineRun, run_pipeline
-from semu.simulation.reduction import rank_tails
+from semu.simulation.results.headline import headline
 
 JOBS = {
     "text": lambda: job_of(gpt(), text_items(6), Parallel(pp=3), overlap=overlap(pipeline=True)),

@@ -13,7 +13,7 @@ from semu.hardware.kinds import OpKind
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.parallel.modules import ModuleParallel
-from semu.report import Report
+from semu.present.report import Report
 from semu.simulation import simulate
 from semu.workload import Microbatch
 

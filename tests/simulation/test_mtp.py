@@ -16,7 +16,7 @@ from semu.parallel.config import Parallel
 from semu.parallel.layout import PipelineLayout
 from semu.runfile.transformer import TransformerConfig
 from semu.simulation import simulate
-from semu_models.deepseek import deepseek_model
+from semu_models.text.deepseek import deepseek_model
 
 
 def mtp(depths: int, *, layers: int = 3) -> Model:

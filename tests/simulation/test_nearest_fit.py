@@ -11,10 +11,10 @@ from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Parallel
-from semu.report import Report
-from semu.simulation.nearest_fit import changed, nearest_fit, single_changes
-from semu_models.gpt import GPT, GPTConfig
-from semu_models.llama import Llama, LlamaConfig
+from semu.present.report import Report
+from semu.simulation.memory.nearest_fit import changed, nearest_fit, single_changes
+from semu_models.text.gpt import GPT, GPTConfig
+from semu_models.text.llama import Llama, LlamaConfig
 
 
 def gpt() -> Model:

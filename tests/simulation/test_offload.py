@@ -26,8 +26,8 @@ from semu.hardware.kinds import OpKind, Port
 from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Parallel
-from semu_models.gpt import GPT, GPTConfig
-from semu_models.llama import Llama, LlamaConfig
+from semu_models.text.gpt import GPT, GPTConfig
+from semu_models.text.llama import Llama, LlamaConfig
 
 
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])

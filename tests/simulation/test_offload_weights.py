@@ -33,15 +33,15 @@ from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import collective_latency
 from semu.job import Training, TrainingJob
 from semu.nn import Model
-from semu.nn.offload import HOST_LINK
+from semu.nn.trace.offload import HOST_LINK
 from semu.parallel.config import Parallel
-from semu.report import FittingChange
-from semu.simulation.nearest_fit import changed, nearest_fit, single_changes
+from semu.present.report import FittingChange
+from semu.simulation.memory.nearest_fit import changed, nearest_fit, single_changes
 from semu.units import TIME_GRID_PER_S
-from semu_models.decoder import decoder_model
-from semu_models.gpt import GPT, GPTConfig
-from semu_models.llama import Llama, LlamaConfig
-from semu_models.mixtral import Mixtral, MixtralConfig
+from semu_models.text.decoder import decoder_model
+from semu_models.text.gpt import GPT, GPTConfig
+from semu_models.text.llama import Llama, LlamaConfig
+from semu_models.text.mixtral import Mixtral, MixtralConfig
 
 ALL = ["weights", "activations", "optimizer"]
 

@@ -15,7 +15,7 @@ from semu.hardware.kinds import OpKind
 from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Parallel
-from semu.report import Report
+from semu.present.report import Report
 from semu.simulation import simulate
 
 PERFECT = {"efficiency.optimizer.mem": 1, "efficiency.optimizer.t0_s": 0}

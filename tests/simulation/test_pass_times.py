@@ -13,7 +13,7 @@ from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.schedule import ALL_SCHEDULES
 from semu.simulation import prepare
-from semu.simulation.pass_times import PassTimes, with_pass_times
+from semu.simulation.effects.pass_times import PassTimes, with_pass_times
 
 S = 2**-10
 HIDDEN: dict[str, Any] = {"override": FREE_LINKS, "overlap": overlap(pipeline=True)}

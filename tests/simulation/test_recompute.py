@@ -31,12 +31,12 @@ from semu.job import Recompute, Training, TrainingJob
 from semu.nn import InputSpec, Linear, ModalityModule, ModalityRole, Model, Module, Sequential, Tensor
 from semu.nn import functional as F
 from semu.parallel.config import Parallel
-from semu.report import Report
+from semu.present.report import Report
 from semu.runfile import load_run
 from semu.runfile.transformer import TransformerConfig
 from semu.simulation import simulate
-from semu_models.decoder import Decoder
-from semu_models.llama import Llama
+from semu_models.text.decoder import Decoder
+from semu_models.text.llama import Llama
 
 S, B, H, A, LAYERS = 64, 2, 128, 8, 3
 SB = S * B

@@ -14,8 +14,8 @@ from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Parallel
-from semu_models.gpt import GPT, GPTConfig
-from semu_models.llama import Llama, LlamaConfig
+from semu_models.text.gpt import GPT, GPTConfig
+from semu_models.text.llama import Llama, LlamaConfig
 
 SEQ, HIDDEN, HEADS, KV, FFN, LAYERS, MICROBATCHES = 512, 256, 8, 2, 704, 4, 2
 POLICY = {"recompute": "full", "recompute_policy": "every_second_matmul"}

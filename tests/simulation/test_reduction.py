@@ -21,9 +21,9 @@ from semu.hardware.kinds import OpKind
 from semu.hardware.network import collective_latency
 from semu.nn import InputSpec, Linear, ModalityModule, ModalityRole, Model, Sequential
 from semu.parallel.config import Parallel
-from semu.report import Report
+from semu.present.report import Report
 from semu.simulation import simulate
-from semu.simulation.gradients import latest_ends
+from semu.simulation.data_parallel.gradient_times import latest_ends
 
 
 def on_grid(latency_s: float) -> float:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from simulation.jobs import gpt, job_of, overlap, text_items, wide
 
-import semu.simulation.samples as samples_module
+import semu.simulation.effects.noise as samples_module
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
-from semu.report import IterationSamples
+from semu.present.report import IterationSamples
 from semu.simulation import prepare, simulate
-from semu.simulation.samples import stage_factors
+from semu.simulation.effects.noise import stage_factors
 
 LAYOUTS = [
     Parallel(),

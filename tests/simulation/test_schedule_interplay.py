@@ -19,7 +19,7 @@ from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.simulation import prepare
-from semu.simulation.cuts import job_for
+from semu.simulation.schedules.cuts import job_for
 
 BROKEN = (
     "wrong number of ranks",

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation.jobs import job_of, vlm, vlm_items
 
-from semu.engine.costs import CostModel
+from semu.compile.layout import Layout, build_layout
+from semu.costs.evaluation import distinct_shapes
+from semu.costs.roofline import CostModel
+from semu.costs.shape_costs import ShapeCosts, distinct_rows
 from semu.errors import InternalError
 from semu.hardware.kinds import OpKind
 from semu.parallel.config import Parallel
-from semu.simulation.evaluate import distinct_shapes
-from semu.simulation.layout import Layout, build_layout
-from semu.simulation.shape_costs import ShapeCosts, distinct_rows
 
 
 @pytest.fixture(scope="module")

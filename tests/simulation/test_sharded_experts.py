@@ -17,7 +17,7 @@ from semu.graph.tensor import Role
 from semu.nn import Model
 from semu.parallel.config import Parallel
 from semu.simulation import simulate
-from semu_models.mixtral import Mixtral, MixtralConfig
+from semu_models.text.mixtral import Mixtral, MixtralConfig
 
 
 @pytest.mark.parametrize("zero", [2, 3])

@@ -21,7 +21,7 @@ from simulation.jobs import (
 )
 from simulation.test_sharding import MATMUL_S, OVERLAPS, Loss, traffic
 
-from semu.engine.costs import LatencyRules
+from semu.costs.roofline import LatencyRules
 from semu.engine.timeline import RankTimeline
 from semu.graph.operator import Phase
 from semu.graph.tensor import Role
@@ -29,10 +29,10 @@ from semu.hardware.kinds import OpKind
 from semu.job import TrainingJob
 from semu.nn import Linear, Model
 from semu.parallel.config import Parallel
-from semu.report import Report
+from semu.present.report import Report
 from semu.simulation import simulate
-from semu_models.gpt import GPT, GPTConfig
-from semu_models.llama import Llama, LlamaConfig
+from semu_models.text.gpt import GPT, GPTConfig
+from semu_models.text.llama import Llama, LlamaConfig
 
 
 # -- against the slow reference ----------------------------------------------------------------------------------------

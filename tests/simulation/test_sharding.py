@@ -25,7 +25,7 @@ from simulation.reference import expand
 from simulation.reference_model import CutModel
 from simulation.reference_tail import gather_times
 
-from semu.engine.costs import LatencyRules
+from semu.costs.roofline import LatencyRules
 from semu.errors import ConfigError
 from semu.graph.operator import Phase
 from semu.graph.tensor import Role
@@ -34,7 +34,7 @@ from semu.hardware.profile import load_profile
 from semu.nn import Linear, Model, Module, Tensor
 from semu.nn import functional as F
 from semu.parallel.config import Overlap, Parallel
-from semu.report import Report
+from semu.present.report import Report
 from semu.simulation import simulate
 from semu.workload import Microbatch
 

@@ -19,7 +19,7 @@ from semu.hardware.software import FACTORS, Software
 from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Overlap, Parallel
-from semu.report import Report
+from semu.present.report import Report
 from semu.runfile import load_run
 from semu.simulation import simulate
 from semu.workload import Microbatch

@@ -22,7 +22,7 @@ from simulation.jobs import (
 from simulation.test_closed_forms import FREE_LINKS
 
 import semu
-from semu.engine.costs import LatencyRules, RuleInput
+from semu.costs.roofline import LatencyRules, RuleInput
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
@@ -33,7 +33,7 @@ from semu.parallel.config import Parallel
 from semu.parallel.pipeline import deal_chunks
 from semu.schedule import ALL_SCHEDULES, Schedule, split_backward
 from semu.simulation import prepare, simulate
-from semu.simulation.schedules import pipeline_study
+from semu.simulation.schedules.named import pipeline_study
 
 SECONDS = 2**-10
 """Of a forward, an input gradient, a weight gradient."""

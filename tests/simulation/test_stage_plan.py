@@ -16,6 +16,7 @@ from simulation.jobs import attention_encoder, gpt, job_of, overlap, t2v, t2v_it
 from simulation.multimodal_jobs import items_of, model_of
 from simulation.reference_plan import expand_plan
 
+from semu.compile.recipe.recipe_job import planned_job
 from semu.errors import ConfigError, ScheduleError
 from semu.graph.operator import Phase
 from semu.job import TrainingJob
@@ -25,8 +26,7 @@ from semu.schedule.shape import PipelineShape, StageKey
 from semu.schedule.stage_plan import STRATEGIES, StagePlan
 from semu.simulation import prepare, simulate
 from semu.simulation.estimate import evaluate
-from semu.simulation.planned_job import planned_job
-from semu.simulation.reserved import rank_trace
+from semu.simulation.memory.reserved import rank_trace
 from semu.workload import Microbatch
 
 STREAMS = {"vlm": {"vit": "vision"}, "t2v": {"llm": "text", "dit": "video"}}

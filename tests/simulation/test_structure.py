@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from semu.compile.structure import StructureReader
 from semu.hardware.kinds import DType
 from semu.nn import MLP, Dropout, Embedding, Linear, LMHead, Module, Parameter, Sequential, TransformerLayer
-from semu.nn.recompute import Recompute
-from semu.nn.transformer import CrossAttention, SelfAttention
-from semu.simulation.structure import StructureReader
-from semu_models.llama import LlamaConfig
+from semu.nn.layers.recompute import Recompute
+from semu.nn.layers.transformer import CrossAttention, SelfAttention
 from semu_models.registry import MODELS
+from semu_models.text.llama import LlamaConfig
 
 
 def key_of(module: Module) -> object:

@@ -16,8 +16,12 @@ import pytest
 from simulation import jobs
 from simulation.jobs import Distance, chain, gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items
 
-from semu.engine.join import build_stages
-from semu.engine.stage import StageProgram
+from semu.compile import tracer
+from semu.compile.join import build_stages
+from semu.compile.layout import build_layout
+from semu.compile.stage import StageProgram
+from semu.compile.template_cache import BLOCKS, LIBRARIES, Recent
+from semu.compile.tracer import options_key
 from semu.errors import GraphError
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType
@@ -25,16 +29,13 @@ from semu.hardware.network import CommGroup
 from semu.job import Training, TrainingJob
 from semu.nn import Linear, Model, Module, Tensor
 from semu.nn import functional as F
-from semu.nn.recompute_plan import RecomputePlan
 from semu.nn.routing import ExpertPlan
-from semu.nn.sharding import ContextKind, ShardingPlan, ShardingStyle
-from semu.nn.tracing import TraceOptions
+from semu.nn.trace.recompute_plan import RecomputePlan
+from semu.nn.trace.sharding import ContextKind, ShardingPlan, ShardingStyle
+from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.config import Parallel
-from semu.simulation import simulate, tracer
-from semu.simulation.layout import build_layout
-from semu.simulation.template_cache import BLOCKS, LIBRARIES, Recent
-from semu.simulation.tracer import options_key
-from semu_models.gpt import GPT, GPTConfig
+from semu.simulation import simulate
+from semu_models.text.gpt import GPT, GPTConfig
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import semu
-from semu.engine.costs import RuleInput
+from semu.costs.roofline import RuleInput
 from semu.engine.timeline import IterationTimeline, OuterSlice, RankTimeline, StageSlice
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind, Port, Provenance
@@ -16,8 +16,8 @@ from semu.hardware.number import Number
 from semu.hardware.software import Software, SoftwareFactors
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
-from semu.simulation.critical_path import critical_path
-from semu.uncertainty import FACTOR_SPREADS, MAPE_TO_SIGMA, SPREADS, Uncertainty
+from semu.present.uncertainty import FACTOR_SPREADS, MAPE_TO_SIGMA, SPREADS, Uncertainty
+from semu.simulation.results.critical_paths import critical_path
 from tests.simulation.jobs import gpt, job_of, overlap, text_items, vlm, vlm_items
 
 STEP = 1e-3

@@ -26,7 +26,7 @@ from semu.parallel.config import Parallel
 from semu.parallel.modules import ModuleParallel
 from semu.simulation import simulate
 from semu.workload import Microbatch
-from semu_models.decoder import Decoder, decoder_model
+from semu_models.text.decoder import Decoder, decoder_model
 
 HIDDEN, HEADS, FFN, VOCAB = 64, 4, 96, 128
 

@@ -9,9 +9,9 @@ import pytest
 from matplotlib.image import imread
 from numpy.typing import NDArray
 
-from semu.plots import BarPair, BarPanel, draw_bars
-from semu.plots.bars import MEASURED, SIMULATED
-from semu.plots.canvas import DPI, WIDTH_IN
+from semu.present.plots import BarPair, BarPanel, draw_bars
+from semu.present.plots.bars import MEASURED, SIMULATED
+from semu.present.plots.canvas import DPI, WIDTH_IN
 
 LEGEND_PX = 80
 """Under the axes there is the legend, whose boxes have the same colours."""

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semu.fitting.kernel_names import Family
-from semu.validation.gpu_work import GpuWork, busy_times, family_codes
-from semu.validation.intervals import length_s, overlap_s, union
+from semu.validation.traces.gpu_work import GpuWork, busy_times, family_codes
+from semu.validation.traces.intervals import length_s, overlap_s, union
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=12)
 

@@ -134,8 +134,8 @@ def test_a_row_is_the_job_of_its_run_file(text: str, changes: dict[str, Any], tm
 
 
 def test_a_row_is_the_job_made_by_hand() -> None:
-    from semu_models.decoder import decoder_model
-    from semu_models.gpt import GPT, GPTConfig
+    from semu_models.text.decoder import decoder_model
+    from semu_models.text.gpt import GPT, GPTConfig
 
     model: Model = decoder_model("by hand", GPT(GPTConfig(layers=4, hidden=256, heads=4, vocab=1024, positions=512)))
     job = TrainingJob(

@@ -10,7 +10,7 @@ import pytest
 
 from semu.errors import ConfigError
 from semu.fitting.kernel_names import Family
-from semu.validation.kineto import read_kineto
+from semu.validation.traces.kineto import read_kineto
 from tests.validation.own_runs import kernel, launch, step, write_trace
 
 GEMM, COPY = "nvjet_tst_128x256", "Memcpy HtoD (Pageable -> Device)"

@@ -10,9 +10,9 @@ import pytest
 from matplotlib.image import imread
 from numpy.typing import NDArray
 
-from semu.plots import ScatterPoint, draw_validation
-from semu.plots.canvas import DPI, INK, LEFT_IN, RIGHT_IN, TOP_IN, WIDTH_IN
-from semu.plots.validation import BAND, mix
+from semu.present.plots import ScatterPoint, draw_validation
+from semu.present.plots.canvas import DPI, INK, LEFT_IN, RIGHT_IN, TOP_IN, WIDTH_IN
+from semu.present.plots.validation import BAND, mix
 from semu.units import GIB
 
 BLUE, ORANGE = "#0072B2", "#E69F00"

@@ -12,7 +12,7 @@ import pytest
 
 from semu.errors import ConfigError
 from semu.files import write_text
-from semu.report_text import WIDTH
+from semu.present.report_text import WIDTH
 from semu.runfile import make_job
 from semu.validation import BadRow, ValidationResult, parse_rows, validate
 from semu.validation.files import save

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.image import imread
 
 from semu.cli import main
-from semu.traces import write_trace as write_simulated
+from semu.present.traces import write_trace as write_simulated
 from tests.validation.own_runs import OwnRun, kernel, megatron_line, memory_line, text_run, vlm_run, write_trace
 from tests.validation.rows_kit import run as published_run
 from tests.validation.rows_kit import write_runs

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semu.errors import ConfigError
-from semu.validation.samples import steady_samples, warm_up_count
+from semu.validation.logs.samples import steady_samples, warm_up_count
 
 
 def test_a_fifth_is_warm_up_between_1_and_10() -> None:

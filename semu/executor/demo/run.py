@@ -117,7 +117,7 @@ class DemoReport:
         """
         import json
 
-        from semu.plots.search import draw_timelines
+        from semu.present.plots.search import draw_timelines
 
         out = make_folder(Path(folder))
         pictures = [

@@ -14,7 +14,7 @@ from semu.graph.dim import Dim, divide
 from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
 from semu.hardware.network import CommGroup, wire_factor
-from semu.nn.tensor import Tensor
+from semu.nn.trace.tensor import Tensor
 
 
 def wire_bytes(kind: OpKind, buffer_bytes: Dim, group: CommGroup, where: str) -> Dim:

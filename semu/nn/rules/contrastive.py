@@ -20,7 +20,7 @@ from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
 from semu.nn.rules.collective import all_gather_tokens, reduce_scatter_tokens, wire_bytes
 from semu.nn.rules.norm import norm
-from semu.nn.tensor import Tensor
+from semu.nn.trace.tensor import Tensor
 
 
 def normalise_rows(x: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ from semu.errors import GraphError
 from semu.graph.dim import Dim
 from semu.graph.operator import OpKind, Phase
 from semu.nn.module import Parameter
+from semu.nn.rules.attention.context_collective import redistribute_tokens
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
-from semu.nn.rules.context_collective import redistribute_tokens
 from semu.nn.rules.views import copy_like
-from semu.nn.sharding import ShardingStyle
-from semu.nn.tensor import Sequences, Tensor
+from semu.nn.trace.sharding import ShardingStyle
+from semu.nn.trace.tensor import Sequences, Tensor
 
 
 def embedding(ids: Tensor, table: Parameter) -> Tensor:

@@ -9,7 +9,7 @@ from semu.graph.dim import Dim
 from semu.graph.operator import OpKind
 from semu.hardware.kinds import DType
 from semu.nn.rules.collective import wire_bytes
-from semu.nn.tensor import Tensor
+from semu.nn.trace.tensor import Tensor
 
 
 def cross_entropy(logits: Tensor) -> Tensor:

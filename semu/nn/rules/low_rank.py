@@ -13,8 +13,8 @@ from semu.graph.dim import Dim
 from semu.graph.operator import OpKind
 from semu.nn.module import Parameter
 from semu.nn.rules.matmul import linear
-from semu.nn.sharding import ShardingStyle
-from semu.nn.tensor import Tensor
+from semu.nn.trace.sharding import ShardingStyle
+from semu.nn.trace.tensor import Tensor
 
 
 def low_rank(x: Tensor, a: Parameter, b: Parameter) -> Tensor:

@@ -9,12 +9,12 @@ from semu.errors import GraphError
 from semu.graph.dim import Dim, product
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
-from semu.nn.keep import kept_product
 from semu.nn.module import Parameter
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
-from semu.nn.sharding import ShardingStyle
-from semu.nn.tensor import Tensor
-from semu.nn.tracing import ParameterUse
+from semu.nn.trace.keep import kept_product
+from semu.nn.trace.sharding import ShardingStyle
+from semu.nn.trace.tensor import Tensor
+from semu.nn.trace.tracing import ParameterUse
 
 
 def linear(

@@ -8,9 +8,9 @@ from semu.errors import GraphError
 from semu.graph.dim import product
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
-from semu.nn.eager import RMS_NORM, RMS_NORM_BACKWARD, eager_passes
 from semu.nn.module import Parameter
-from semu.nn.tensor import Tensor
+from semu.nn.trace.eager import RMS_NORM, RMS_NORM_BACKWARD, eager_passes
+from semu.nn.trace.tensor import Tensor
 
 
 def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_statistics: int, name: str) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from semu.graph.operator import OpKind, Phase
 from semu.graph.tensor import Role
 from semu.hardware.kinds import DType
-from semu.nn.tracing import COMPUTE, ParameterUse, Trace
+from semu.nn.trace.tracing import COMPUTE, ParameterUse, Trace
 
 
 def adam_bytes(

@@ -11,9 +11,9 @@ from semu.errors import GraphError
 from semu.graph.dim import Dim, divide
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
-from semu.nn.eager import GATE, GATE_BACKWARD, ROTARY, ROTARY_BACKWARD, eager_passes
 from semu.nn.module import Parameter
-from semu.nn.tensor import Tensor, laid_out_like
+from semu.nn.trace.eager import GATE, GATE_BACKWARD, ROTARY, ROTARY_BACKWARD, eager_passes
+from semu.nn.trace.tensor import Tensor, laid_out_like
 
 
 def _like(

@@ -17,7 +17,7 @@ from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
 from semu.hardware.network import CommGroup
 from semu.nn.rules.collective import wire_bytes
-from semu.nn.tensor import Sequences, Tensor, local_shape
+from semu.nn.trace.tensor import Sequences, Tensor, local_shape
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from semu.graph.operator import OpKind
 from semu.hardware.network import CommGroup
 from semu.nn.rules.collective import wire_bytes
 from semu.nn.rules.views import copy_like
-from semu.nn.tensor import Tensor
+from semu.nn.trace.tensor import Tensor
 
 
 def mean_rows(x: Tensor, like: Tensor | None = None) -> Tensor:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from semu.errors import GraphError
 from semu.graph.operator import OpKind, Phase
 from semu.nn.module import Parameter
-from semu.nn.tensor import Tensor
-from semu.nn.tracing import ParameterUse
+from semu.nn.trace.tensor import Tensor
+from semu.nn.trace.tracing import ParameterUse
 
 
 def scale(x: Tensor) -> Tensor:

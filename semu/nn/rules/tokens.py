@@ -16,8 +16,8 @@ from semu.nn.module import Parameter
 from semu.nn.rules.matmul import accumulate_product
 from semu.nn.rules.views import copy_like
 from semu.nn.streams import Change, changed
-from semu.nn.tensor import Sequences, Tensor, local_shape
-from semu.nn.tracing import ParameterUse
+from semu.nn.trace.tensor import Sequences, Tensor, local_shape
+from semu.nn.trace.tracing import ParameterUse
 
 
 def prepend_token(x: Tensor, token: Parameter) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from semu.errors import GraphError
 from semu.graph.dim import Dim
 from semu.graph.operator import OpKind
-from semu.nn.tensor import Tensor
+from semu.nn.trace.tensor import Tensor
 
 
 def copy_like(like: Tensor, sources: Sequence[Tensor], mem_bytes: Dim, name: str) -> Tensor:

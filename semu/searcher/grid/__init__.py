@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from semu.searcher.grid.grid_search import grid
     from semu.searcher.grid.result import GridResult, Row
-    from semu.searcher.grid.search import grid
     from semu.searcher.grid.space import Axis, Point, RankBy, Space
 
 _HOMES = {
@@ -22,7 +22,7 @@ _HOMES = {
     "RankBy": "space",
     "Row": "result",
     "Space": "space",
-    "grid": "search",
+    "grid": "grid_search",
 }
 
 __all__ = ["Axis", "GridResult", "Point", "RankBy", "Row", "Space", "grid"]

@@ -13,19 +13,19 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.costs import CostModel
-from semu.engine.join import build_stages
-from semu.engine.stage import StageCosts, StageProgram
+from semu.compile.join import build_stages
+from semu.compile.layout import Layout, build_layout
+from semu.compile.module_sharding import spreads
+from semu.compile.stage import StageCosts, StageProgram
+from semu.costs.evaluation import BatchShapes, cost_model_of, distinct_shapes
+from semu.costs.roofline import CostModel
+from semu.costs.segment_costs import stage_costs
+from semu.costs.shape_costs import ShapeCosts
 from semu.graph.rounded import with_rounded
 from semu.job import Recompute, TrainingJob
 from semu.nn.streams import derived_in
 from semu.nn.window import windows_in
 from semu.searcher.grid.space import Point, job_at
-from semu.simulation.evaluate import BatchShapes, cost_model_of, distinct_shapes
-from semu.simulation.layout import Layout, build_layout
-from semu.simulation.modules import spreads
-from semu.simulation.segment_costs import stage_costs
-from semu.simulation.shape_costs import ShapeCosts
 from semu.workload.derived import with_derived
 
 F64: TypeAlias = NDArray[np.float64]

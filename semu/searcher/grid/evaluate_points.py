@@ -15,7 +15,7 @@ from semu.collector import without_collector
 from semu.errors import SemuError
 from semu.job import TrainingJob
 from semu.searcher.grid.space import Point, job_at
-from semu.simulation.figures import Figures, figures_of
+from semu.simulation.results.figures import Figures, figures_of
 
 
 class Outcome(NamedTuple):

@@ -17,14 +17,14 @@ from typing import Any
 
 from semu.collector import without_collector
 from semu.job import TrainingJob
-from semu.report import FittingChange
+from semu.present.report import FittingChange
 from semu.searcher.engines import Engine
 from semu.searcher.grid.bounds import Floor, Floors
 from semu.searcher.grid.evaluate_points import Outcome, evaluate_chunk, in_chunks
 from semu.searcher.grid.legal import Legal
 from semu.searcher.grid.result import SHOWN_MISFITS, GridResult, Row, smallest_of
 from semu.searcher.grid.space import Axis, Point, RankBy, Space, Value, job_at
-from semu.simulation.figures import Figures
+from semu.simulation.results.figures import Figures
 
 CHUNK, LONG_CHUNK = 4, 24
 """Configurations of a task: few while their results decide what comes next, many where all are evaluated."""
@@ -249,7 +249,7 @@ class Hunt:
     def _nearest_fit(self, rows: Sequence[Row]) -> tuple[FittingChange, ...] | None:
         """Changes beyond the axes after which the smallest configuration fits, the fastest first."""
         from semu.simulation import simulate
-        from semu.simulation.nearest_fit import nearest_fit
+        from semu.simulation.memory.nearest_fit import nearest_fit
 
         own = job_at(self.job, smallest_of(rows).point)
         try:

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 
 from semu.errors import ConfigError
-from semu.plots.grid import CellTable, ConfigurationCloud
+from semu.present.plots.grid import CellTable, ConfigurationCloud
 from semu.searcher.grid.result import GridResult, Row
 from semu.searcher.grid.space import Axis, Point, RankBy
 

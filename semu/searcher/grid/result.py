@@ -13,11 +13,11 @@ from typing import Any
 from semu.errors import ConfigError
 from semu.files import make_folder, write_file, write_text
 from semu.job import TrainingJob
-from semu.report import FittingChange, Report
+from semu.present.report import FittingChange, Report
 from semu.searcher.grid.bounds import Floor
 from semu.searcher.grid.legal import SENTENCES, Cut
 from semu.searcher.grid.space import Axis, Point, RankBy, Value, job_at
-from semu.simulation.figures import Figures
+from semu.simulation.results.figures import Figures
 from semu.units import GIB
 
 SHOWN_MISFITS = 3
@@ -236,7 +236,7 @@ class GridResult:
         """
         import json
 
-        from semu.plots.grid import draw_heat_map, draw_pareto
+        from semu.present.plots.grid import draw_heat_map, draw_pareto
         from semu.searcher.grid.pictures import heat_map, pareto
 
         folder = make_folder(Path(directory))

@@ -17,7 +17,7 @@ from semu.errors import ConfigError
 from semu.searcher.grid.content import point_hash
 from semu.searcher.grid.evaluate_points import Outcome
 from semu.searcher.grid.space import Point
-from semu.simulation.figures import Figures
+from semu.simulation.results.figures import Figures
 
 FORMAT = "semu grid 1"
 BUSY_S = 60.0

@@ -9,16 +9,16 @@ from typing import Any
 from simulation.jobs import LANGUAGE, gpt, vlm, vlm_items
 
 from semu.errors import SemuError
-from semu.estimate import Estimate
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
 from semu.parallel.config import Parallel
+from semu.present.estimate import Estimate
 from semu.searcher.grid.space import Axis, Point
 from semu.simulation import prepare
 from semu.simulation.estimate import evaluate
 from semu.workload.batch import AbstractBatch, Microbatch
-from semu_models.decoder import decoder_model
-from semu_models.mixtral import Mixtral, MixtralConfig
+from semu_models.text.decoder import decoder_model
+from semu_models.text.mixtral import Mixtral, MixtralConfig
 
 
 class Packed(AbstractBatch):

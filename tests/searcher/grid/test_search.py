@@ -21,11 +21,11 @@ from semu.job import Training, TrainingJob
 from semu.parallel.config import Parallel
 from semu.searcher.grid.content import content_hash
 from semu.searcher.grid.evaluate_points import Outcome, evaluate_chunk
+from semu.searcher.grid.grid_search import grid
 from semu.searcher.grid.legal import legal_points
-from semu.searcher.grid.search import grid
 from semu.searcher.grid.space import Axis, Point, RankBy, Space
 from semu.simulation.estimate import evaluate
-from semu.simulation.nearest_fit import changed
+from semu.simulation.memory.nearest_fit import changed
 
 SMALL = {"tp": None, "pp": (1, 2, 4), "micro_batch": (1, 2, 4), "recompute": ("none", "full")}
 

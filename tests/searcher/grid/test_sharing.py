@@ -12,14 +12,14 @@ from searcher.grid.cases import dense, experts, vision
 
 import semu
 import semu_models
-from semu.engine.result_cache import ResultCache
+from semu.compile.layout import MODELS
+from semu.compile.template_cache import Recent
+from semu.costs.result_cache import ResultCache
 from semu.job import TrainingJob
 from semu.searcher.grid.evaluate_points import Outcome, evaluate_chunk, in_chunks, in_order
 from semu.searcher.grid.legal import legal_points
 from semu.searcher.grid.space import Point, Space, job_at
 from semu.simulation.estimate import evaluate
-from semu.simulation.layout import MODELS
-from semu.simulation.template_cache import Recent
 
 FEW = {"tp": None, "pp": (1, 2, 4), "vpp": (1, 2), "micro_batch": (1, 2), "recompute": None, "zero": (0, 1, 3)}
 

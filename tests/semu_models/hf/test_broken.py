@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from published_counts import CONFIGS
 
 from semu.errors import ConfigError
 from semu_models.hf import DIALECTS, load_hf
+from tests.semu_models.published_counts import CONFIGS
 
 FIXTURES = sorted(CONFIGS.glob("*.json"))
 SCALARS = st.one_of(

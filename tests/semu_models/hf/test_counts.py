@@ -7,9 +7,9 @@ import warnings
 from typing import Any
 
 import pytest
-from published_counts import CONFIGS, PUBLISHED
 
 from semu_models.hf import load_hf
+from tests.semu_models.published_counts import CONFIGS, PUBLISHED
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

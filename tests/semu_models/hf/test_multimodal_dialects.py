@@ -7,13 +7,13 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from published_counts import CONFIGS
 
 import semu_models
 from semu.cli import main
 from semu.errors import ConfigError
 from semu.nn import Activation
 from semu_models.hf import load_hf
+from tests.semu_models.published_counts import CONFIGS
 
 
 def config(name: str) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from published_counts import CONFIGS
 
 from semu.errors import ConfigError
 from semu_models.hf import DIALECTS, Dialect, Part, Section, Spelling, Values, load_hf
 from semu_models.hf.dialect import FieldKind, size
 from semu_models.hf.document import read_document
 from semu_models.hf.reader import Reader
+from tests.semu_models.published_counts import CONFIGS
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from published_counts import CONFIGS
 
 from semu.errors import ConfigError
-from semu.nn.contrastive import ContrastiveKind
+from semu.nn.layers.contrastive import ContrastiveKind
 from semu.runfile import Overrides, resolve_run
 from semu.simulation import simulate
-from semu_models.bert import BERT_BASE, BERT_LARGE
-from semu_models.clip import CLIP_B_32, CLIP_L_14, SIGLIP_SO400M
 from semu_models.hf import load_hf
+from semu_models.text.bert import BERT_BASE, BERT_LARGE
+from semu_models.vision.clip import CLIP_B_32, CLIP_L_14, SIGLIP_SO400M
+from tests.semu_models.published_counts import CONFIGS
 
 
 def fixture(name: str) -> dict[str, Any]:

@@ -1,0 +1,256 @@
+"""``semu calibrate``: a profile from measurements or from training runs; with ``--score`` measurements against one."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semu.cli.console import Progress, emit, emit_json, say
+from semu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from semu.hardware.capabilities import DeviceProfile
+
+_FIT_ONLY = {
+    "device": "--device",
+    "output": "-o",
+    "update": "--update",
+    "picture": "--picture",
+    "date": "--date",
+    "without": "--without",
+    "beside": "--beside",
+}
+
+
+def calibrate_command(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        ConfigError: options that do not go together, an unknown device, files that cannot be read or fitted.
+    """
+    if arguments.nodes < 1:
+        raise ConfigError("out of range", where="--nodes", expected="1 or more", got=arguments.nodes, nearest=1)
+    if arguments.score:
+        return _score(arguments)
+    if arguments.profile is not None or arguments.held_out:
+        flag = "--profile" if arguments.profile is not None else "--held-out"
+        raise ConfigError(f"{flag} without --score", where=flag, expected="--score FILES --profile PROFILE.toml")
+    if arguments.device is None:
+        raise ConfigError("no device", where="--device", expected="a profile's name, another name of it, or a profile")
+    from semu.validation.own_site import is_runs_file
+
+    if any(is_runs_file(file) for file in arguments.files):
+        return _runs(arguments)
+    from semu.files import write_text
+    from semu.fitting.calibration import calibrate
+    from semu.fitting.readers import read_measurements
+    from semu.fitting.text import calibration_json, report_text
+    from semu.fitting.write import Provenances, profile_text, update_profile
+
+    date = _date(arguments.date)
+    _check_places(arguments)
+    profile, base = _device(arguments.device, arguments.output)
+    old = None if arguments.update is None else _profile_file(Path(arguments.update))
+    told = Provenances(_command(arguments), date)
+    with Progress() as progress:
+        progress("reading the measurements")
+        measured = read_measurements(arguments.files, profile.name, nodes=arguments.nodes)
+        calibration = calibrate(
+            measured,
+            profile,
+            without=arguments.without,
+            beside=arguments.beside,
+            progress=lambda section: progress(f"fitting {section}"),
+        )
+    if arguments.output is not None:
+        say(f"wrote {write_text(arguments.output, profile_text(calibration, profile.name, base, told))}")
+    if old is not None:
+        say(f"wrote {write_text(arguments.update, update_profile(old, calibration, told))}")
+    if arguments.picture is not None:
+        from semu.fitting.pictures import save_pictures
+
+        for file in save_pictures(calibration, arguments.picture):
+            say(f"wrote {file}")
+    if arguments.json:
+        emit_json(calibration_json(calibration))
+    else:
+        emit(report_text(calibration))
+    return 0
+
+
+_KERNELS_ONLY = {"update": "--update", "picture": "--picture", "without": "--without", "beside": "--beside"}
+
+
+def _runs(arguments: argparse.Namespace) -> int:
+    """Factors of a site from its own training runs."""
+    for name, flag in _KERNELS_ONLY.items():
+        if getattr(arguments, name) not in (None, []):
+            raise ConfigError(f"training runs and {flag} together", where=flag, expected="RUNS.json --device NAME")
+    if len(arguments.files) > 1:
+        raise ConfigError(
+            "training runs and other files together", where="FILES", expected="one runs file", got=len(arguments.files)
+        )
+    from semu.cli.commands.validate import devices_of
+    from semu.files import write_text
+    from semu.runfile import make_job
+    from semu.validation import Row, read_rows, validate
+    from semu.validation.own_site import calibrate_runs, site_profile_text
+
+    date = _date(arguments.date)
+    if arguments.output is not None and not Path(arguments.output).absolute().parent.is_dir():
+        raise ConfigError("no such folder", where=f"-o {arguments.output}", expected="a file in a folder that is there")
+    profile, base = _device(arguments.device, arguments.output)
+    device = arguments.device if Path(arguments.device).suffix == ".toml" else base
+    rows = read_rows(arguments.files[0])
+    is_named = any(isinstance(row, Row) and row.profile == profile.name for row in rows)
+    own = [row for row in rows if not isinstance(row, Row) or not is_named or row.profile == profile.name]
+    with Progress() as progress:
+        progress(f"simulating {len(own)} runs")
+        result = validate(own, make_job, devices=devices_of(own, device, "--device"))
+    site = calibrate_runs(result.rows, profile.name)
+    if arguments.output is not None:
+        told = f"{_command(arguments)}, {date}"
+        text = site_profile_text(site, profile, Path(arguments.output).stem, base, told)
+        say(f"wrote {write_text(arguments.output, text)}")
+    if arguments.json:
+        emit_json(site.to_json())
+    else:
+        emit(repr(site))
+    return 0
+
+
+def _score(arguments: argparse.Namespace) -> int:
+    for name, flag in _FIT_ONLY.items():
+        if getattr(arguments, name) not in (None, []):
+            raise ConfigError(f"--score and {flag} together", where=flag, expected="--score FILES --profile PROFILE")
+    if arguments.profile is None:
+        raise ConfigError("no profile to score", where="--profile", expected="a profile TOML or a shipped name")
+    from semu.fitting.readers import read_measurements
+    from semu.fitting.scoring import others_lines, score_profile
+    from semu.fitting.text import refusal_lines, score_text
+    from semu.hardware.profile import load_profile
+
+    name = load_profile(arguments.profile).name
+    measured = read_measurements(arguments.files, name, nodes=arguments.nodes)
+    scores, refusals = score_profile(measured, arguments.profile, held_out_only=arguments.held_out)
+    for line in (*refusal_lines(refusals), *others_lines(measured.others)):
+        say(line)
+    if arguments.json:
+        emit_json({"kinds": [item.to_json() for item in scores]})
+    else:
+        emit(score_text(scores))
+    return 0
+
+
+def _device(text: str, output: str | None) -> tuple[DeviceProfile, str]:
+    """The device that was measured, and how a profile on top of it names it."""
+    from semu.fitting.devices import profile_name
+    from semu.hardware.profile import load_profile
+
+    if Path(text).suffix == ".toml":
+        profile = load_profile(text)
+        folder = Path(output).absolute().parent if output is not None else Path.cwd()
+        return profile, os.path.relpath(Path(text).absolute(), folder)
+    name = profile_name(text)
+    return load_profile(name), name
+
+
+def _check_places(arguments: argparse.Namespace) -> None:
+    """Say that results cannot be written before the work, not after it.
+
+    Raises:
+        ConfigError: a folder that is not there, a folder in place of a file or the reverse, a profile that would be
+            its own base, or could not be found again.
+    """
+    for flag, place in (("-o", arguments.output), ("--update", arguments.update)):
+        if place is None:
+            continue
+        path = Path(place)
+        if not path.absolute().parent.is_dir():
+            raise ConfigError("no such folder", where=f"{flag} {place}", expected="a file in a folder that is there")
+        if path.is_dir():
+            raise ConfigError("a folder, not a file", where=f"{flag} {place}", expected="PROFILE.toml", got="a folder")
+    if arguments.picture is not None and Path(arguments.picture).exists() and not Path(arguments.picture).is_dir():
+        where = f"--picture {arguments.picture}"
+        raise ConfigError("a file, not a folder", where=where, expected="a folder, made where it is not there")
+    if arguments.output is None:
+        return
+    output = Path(arguments.output)
+    if output.suffix != ".toml" and (output.is_file() or not output.exists()):
+        raise ConfigError(
+            "not a profile's name",
+            where=f"-o {output}",
+            expected="a name that ends in .toml",
+            nearest=f"{output}.toml",
+        )
+    if output.is_file() and output.resolve() in _bases(arguments.device):
+        raise ConfigError(
+            "the profile would be its own base",
+            where=f"-o {output}",
+            expected=f"another file, or --update {output} to put the fit into this one",
+        )
+
+
+def _bases(device: str) -> list[Path]:
+    """The profile file of a device and those below it."""
+    from semu.fitting.devices import profile_names
+    from semu.hardware.profile import PROFILE_DIR
+
+    names = profile_names(device) if Path(device).suffix != ".toml" else ()
+    path = PROFILE_DIR / f"{names[-1] if device not in names else device}.toml" if names else Path(device)
+    found: list[Path] = []
+    while path.is_file() and path.resolve() not in found:
+        found.append(path.resolve())
+        try:
+            base = tomllib.loads(path.read_text(encoding="utf-8")).get("base")
+        except (OSError, ValueError):
+            break
+        if not isinstance(base, str):
+            break
+        path = path.parent / base if base.endswith(".toml") else PROFILE_DIR / f"{base}.toml"
+    return found
+
+
+def _profile_file(place: Path) -> str:
+    """The text of a profile that is to be updated.
+
+    Raises:
+        ConfigError: it is not there, or is no profile.
+    """
+    from semu.hardware.profile import load_profile
+
+    if not place.is_file():
+        raise ConfigError("no such profile file", where=f"--update {place}", expected="a profile TOML that is there")
+    load_profile(str(place.absolute()))
+    return place.read_text(encoding="utf-8")
+
+
+def _date(text: str | None) -> str:
+    """The day that a profile is dated with: given, else of SOURCE_DATE_EPOCH, else today in UTC."""
+    if text is not None:
+        if re.fullmatch(r"\d{4}-\d{2}-\d{2}", text) is None:
+            raise ConfigError("not a date", where="--date", expected="YYYY-MM-DD", got=text)
+        return text
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    try:
+        when = None if epoch is None else datetime.datetime.fromtimestamp(int(epoch), datetime.UTC)
+    except (ValueError, OverflowError, OSError) as error:
+        raise ConfigError("not a time", where="SOURCE_DATE_EPOCH", expected="seconds since 1970", got=epoch) from error
+    return (when or datetime.datetime.now(datetime.UTC)).strftime("%Y-%m-%d")
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    words = ["semu", "calibrate", *(Path(file).name for file in arguments.files), "--device", arguments.device]
+    for source in arguments.without:
+        words += ["--without", source]
+    for source in arguments.beside:
+        words += ["--beside", source]
+    if arguments.nodes != 1:
+        words += ["--nodes", str(arguments.nodes)]
+    return shlex.join(words)

@@ -1,0 +1,158 @@
+"""``semu grid``: the best configurations of a run within memory."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semu.cli.commands.simulate import refuse_defaults
+from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.resolved import dump_run, read_run
+from semu.errors import ConfigError, MemoryLimitError
+from semu.files import make_folder, write_text
+from semu.units import GIB
+
+if TYPE_CHECKING:
+    from semu.job import TrainingJob
+    from semu.runfile.resolve import RunConfig
+    from semu.searcher.grid.result import GridResult
+    from semu.searcher.grid.space import Value
+
+
+def grid_command(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        ConfigError: a run that cannot be read, unknown axes, no legal configuration, results of another job.
+        MissingCoefficientError: a default coefficient under ``--strict``.
+        ExecutorError: the engine's workers are lost.
+    """
+    vary = None if arguments.vary is None else _axes(arguments.vary)
+    fix = _fixed(arguments.fix)
+    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+        run, job = _read(arguments, progress)
+        for note in run.notes:
+            say(note)
+        if arguments.dump_config:
+            return dump_run(run, is_json=arguments.json)
+        if arguments.out is not None:  # a long grid does not end with a folder that cannot be made
+            make_folder(Path(arguments.out))
+        from semu.searcher.grid.grid_search import grid
+        from semu.searcher.grid.pictures import heat_axes
+
+        with run.places.located():
+            found = grid(
+                job,
+                vary=vary,
+                fix=fix,
+                gpus=arguments.gpus,
+                top=arguments.top,
+                rank_by=arguments.rank_by,
+                price=arguments.price,
+                exhaustive=arguments.exhaustive,
+                results=arguments.results,
+                workers=arguments.workers,
+                engine=arguments.engine,
+                progress=progress,
+            )
+        if arguments.csv is not None:
+            say(f"wrote {write_text(arguments.csv, found.to_csv())}")
+        said = f"{found.evaluated:,} simulated"
+        if arguments.results is not None:
+            said += f", {found.reused:,} taken from {arguments.results}"
+        say(f"{found.num_legal:,} configurations decided in {found.time_s:.1f} s: {said}")
+        if found.rows:
+            axes = heat_axes(found, arguments.axes)
+            progress("simulating the best configuration in full")
+            if arguments.strict:
+                refuse_defaults(found.report)
+            if arguments.out is not None:
+                progress("drawing the configurations")
+                for file in found.save(arguments.out, axes):
+                    say(f"wrote {file}")
+    _print(found, arguments)
+    if found.ended_by == "interrupt":
+        say("interrupted: this is what was done so far")
+        return INTERRUPTED
+    if found.best is None:
+        return _refuse(found)
+    return 0
+
+
+def _print(found: GridResult, arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        report = found.report.to_json() if found.rows else None
+        emit_json({"run": arguments.run, **found.to_json(), "report": report})
+        return
+    emit(repr(found))
+    if found.rows:
+        emit("\n" + repr(found.report))
+
+
+def _refuse(found: GridResult) -> int:
+    """Say by how much nothing fits; returns the exit code."""
+    if not found.rows:
+        point, why = next(iter(found.refused.items()))
+        raise ConfigError("no configuration runs", where=point.label(found.varied), expected="one that does", got=why)
+    row = found.smallest
+    peak, capacity = row.figures.peak_memory_bytes / GIB, found.capacity_bytes / GIB
+    say(
+        f"no configuration fits: the smallest, {row.point.label(found.varied)}, needs {peak:.2f} GiB of {capacity:.2f} "
+        f"GiB on its fullest rank, {peak - capacity:.2f} GiB too much" + _nearest(found)
+    )
+    return MemoryLimitError.exit_code
+
+
+def _nearest(found: GridResult) -> str:
+    if found.nearest_fit is None:
+        return ""
+    if not found.nearest_fit:
+        return ", and no change that was tried makes it fit"
+    return f"; it would fit with {found.nearest_fit[0].label()}"
+
+
+def _read(arguments: argparse.Namespace, progress: Progress) -> tuple[RunConfig, TrainingJob]:
+    """The run and its job; on another cluster than its own it need not be legal before its axes vary."""
+    try:
+        run = read_run(arguments, progress)
+        return run, run.job()
+    except ConfigError:
+        if arguments.cluster is None:
+            raise
+    from semu.hardware.cluster import Cluster
+    from semu.searcher.grid.space import on_cluster
+
+    wanted = Cluster.parse(arguments.cluster)
+    arguments.cluster = None
+    run = read_run(arguments, progress)
+    return run, on_cluster(run.job(), wanted)
+
+
+def _axes(text: str) -> dict[str, Sequence[Value] | None]:
+    """``tp=2:4,pp`` as a table; no values: all."""
+    found: dict[str, Sequence[Value] | None] = {}
+    for word in text.split(","):
+        name, equals, values = word.strip().partition("=")
+        if not name or (equals and not values) or name in found:
+            raise ConfigError(
+                "not axes", where="--vary", expected="each once, with commas between: tp=2:4,pp", got=text
+            )
+        found[name] = [_value(value) for value in values.split(":")] if equals else None
+    return found
+
+
+def _fixed(words: Sequence[str]) -> dict[str, Value]:
+    """``tp=8`` as a table."""
+    found: dict[str, Value] = {}
+    for word in [part.strip() for text in words for part in text.split(",")]:
+        name, _, value = word.partition("=")
+        if not name or not value or name in found:
+            raise ConfigError("not a fixed axis", where="--fix", expected="AXIS=VALUE, each axis once", got=word)
+        found[name] = _value(value)
+    return found
+
+
+def _value(text: str) -> Value:
+    return int(text) if text.isdecimal() else text

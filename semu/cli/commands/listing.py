@@ -1,0 +1,176 @@
+"""``semu list``: models, setups, devices, schedules."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from semu.cli.console import emit, emit_json
+from semu.cli.options.every import LISTS
+from semu.errors import unknown_name
+from semu.units import GIB
+
+
+def list_command(arguments: argparse.Namespace) -> int:
+    """Print one list, or which lists there are; returns the exit code.
+
+    Raises:
+        ConfigError: an unknown list.
+    """
+    what = arguments.what
+    if what is None:
+        _list_lists(arguments.json)
+        return 0
+    if what not in LISTS:
+        raise unknown_name("list", what, LISTS, where="semu list")
+    text, rows = _LISTS[what]
+    if arguments.json:
+        emit_json({what: rows()})
+    else:
+        emit(text())
+    return 0
+
+
+def _list_lists(is_json: bool) -> None:
+    if is_json:
+        emit_json({"lists": [{"name": name, "description": text} for name, text in LISTS.items()]})
+    else:
+        emit(_table(("list", "what it holds"), [list(item) for item in LISTS.items()]))
+
+
+# -- models and setups ---------------------------------------------------------------------------------------------
+def _models_text() -> str:
+    from semu_models import parameter_table
+    from semu_models.listing import LENGTH
+
+    note = (
+        f"FLOP/token: training one token of the backbone in a sequence of {LENGTH:,} tokens, causal attention counted "
+        "half; --json has\nthe conventions of Megatron-LM, PaLM and torchtitan beside it. -: not known without a batch."
+    )
+    return f"{parameter_table()}\n\n{note}"
+
+
+def _model_rows() -> list[dict[str, object]]:
+    from semu_models.listing import list_models
+
+    return [item.to_json() for item in list_models()]
+
+
+def _setup_rows() -> list[dict[str, object]]:
+    from semu_models import SETUPS
+
+    return [
+        {
+            "name": setup.name,
+            "model": setup.model,
+            "cluster": setup.cluster,
+            "parallel": setup.parallel.label(),
+            "micro_batch": setup.training.micro_batch,
+            "global_batch": setup.training.global_batch,
+            "recompute": setup.training.recompute.value,
+            "batch": setup.batch.get("kind", "text"),
+            "source": setup.source,
+        }
+        for setup in SETUPS.values()
+    ]
+
+
+def _setups_text() -> str:
+    heads = ("setup", "model", "cluster", "parallel", "global batch", "recompute", "batch", "source")
+    keys = ("name", "model", "cluster", "parallel", "global_batch", "recompute", "batch", "source")
+    return _table(heads, [[str(row[key]) for key in keys] for row in _setup_rows()], right=(4,))
+
+
+# -- devices -------------------------------------------------------------------------------------------------------
+def _device_rows() -> list[dict[str, Any]]:
+    from semu.hardware.capabilities import PEAKS
+    from semu.hardware.profile import list_profiles, load_profile
+
+    rows: list[dict[str, Any]] = []
+    for name in list_profiles():
+        profile = load_profile(name)
+        rows.append(
+            {
+                "name": name,
+                "description": profile.description,
+                **{key: getattr(profile, key).value for key in PEAKS},
+                "flop_per_s": {dtype.value: number.value for dtype, number in profile.flop_per_s.items()},
+                "matmul_provenance": profile.provenance_of("efficiency.matmul").value,
+                "numbers_by_provenance": {item.value: len(keys) for item, keys in profile.by_provenance().items()},
+            }
+        )
+    return rows
+
+
+def _devices_text() -> str:
+    heads = ("device", "memory GiB", "bf16 TFLOP/s", "HBM GB/s", "NVLink GB/s", "NIC GB/s", "matmul", "description")
+    cells = [
+        [
+            row["name"],
+            f"{row['memory_bytes'] / GIB:.1f}",
+            f"{row['flop_per_s']['bf16'] / 1e12:.0f}",
+            *(f"{row[key] / 1e9:.0f}" for key in ("mem_bytes_per_s", "nvlink_bytes_per_s", "nic_bytes_per_s")),
+            row["matmul_provenance"],
+            row["description"],
+        ]
+        for row in _device_rows()
+    ]
+    note = "Peaks; links in one direction, per GPU. matmul: where its efficiency comes from."
+    return f"{_table(heads, cells, right=(1, 2, 3, 4, 5))}\n\n{note}"
+
+
+# -- schedules -----------------------------------------------------------------------------------------------------
+def _schedule_rows() -> list[dict[str, object]]:
+    from semu.schedule import SCHEDULES, is_executed
+    from semu.schedule.registry import ALL_SCHEDULES
+
+    rows: list[dict[str, object]] = []
+    for name in (*SCHEDULES, *(name for name in ALL_SCHEDULES if name not in SCHEDULES)):
+        family = ALL_SCHEDULES[name]
+        if name in SCHEDULES:
+            text = (SCHEDULES[name].__doc__ or "").strip().split("\n")[0]
+        else:
+            text = " ".join((sys.modules[family.orders.__module__].__doc__ or "").split("\n\n")[0].split())
+            text += {"zb-auto": " Within p microbatches.", "zb-auto-2p": " Within 2 p microbatches."}.get(name, "")
+        rows.append(
+            {
+                "name": name,
+                "placement": family.placement.value,
+                "splits_backward": family.splits_backward,
+                "source": family.source,
+                "is_executed": is_executed(name),
+                "description": text,
+            }
+        )
+    return rows
+
+
+def _schedules_text() -> str:
+    heads = ("schedule", "placement", "backward", "source", "description")
+    cells = [
+        [
+            str(row["name"]),
+            str(row["placement"]),
+            "split" if row["splits_backward"] else "whole",
+            str(row["source"]),
+            str(row["description"]),
+        ]
+        for row in _schedule_rows()
+    ]
+    return _table(heads, cells)
+
+
+def _table(heads: tuple[str, ...], rows: list[list[str]], right: tuple[int, ...] = ()) -> str:
+    from semu.present.report_text import align_columns
+
+    return "\n".join(align_columns([heads, *rows], [column in right for column in range(len(heads))]))
+
+
+_LISTS: Mapping[str, tuple[Callable[[], str], Callable[[], object]]] = {
+    "models": (_models_text, _model_rows),
+    "setups": (_setups_text, _setup_rows),
+    "devices": (_devices_text, _device_rows),
+    "schedules": (_schedules_text, _schedule_rows),
+}

@@ -1,0 +1,250 @@
+"""``semu plan``: schedules compiled into execution plans, and plans shown; training loops: ``plan_stream``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semu.cli.commands.plan_verify import verify_plan, write_torch_csv
+from semu.cli.commands.simulate import refuse_defaults
+from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.place import check_place
+from semu.cli.resolved import dump_run, read_run
+from semu.errors import ConfigError, MemoryLimitError, PlanError, unknown_name
+
+if TYPE_CHECKING:
+    from semu.job import TrainingJob
+    from semu.plan.plan import ExecutionPlan
+    from semu.plan.verification.rules import Verified
+    from semu.present.report import Report
+    from semu.simulation import JobCheckpoint
+
+_OF_RUNS = (
+    *("schedule", "search", "time", "rollouts", "seed", "workers", "cluster", "parallel", "profile", "output"),
+    *("strict", "dump_config"),
+)
+_OF_PLANS = ("schedule", "show", "verify", "output", "rank", "picture", "torch_csv", "strict")
+_OF_LOOPS = ("deadline", "speed", "sleep", "resume", "write_stream", "out")
+_FILES = (".json", ".csv", ".txt")
+
+
+def plan_command(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        ConfigError: a run or a file that cannot be read, options that do not go together.
+        ScheduleError: a schedule for another run, an illegal plan.
+        MemoryLimitError: no strategy of a search fits.
+        MissingCoefficientError: a default coefficient under ``--strict``.
+    """
+    if _is_loop(arguments):
+        from semu.cli.commands.plan_stream import stream_command
+
+        return stream_command(arguments)
+    if arguments.show is not None or arguments.verify is not None:
+        return _show(arguments)
+    if arguments.run is None:
+        raise ConfigError("nothing to plan", where="semu plan", expected="RUN, --show FILE or --verify FILE")
+    searched = arguments.search or arguments.time is not None or arguments.rollouts is not None
+    if searched and arguments.schedule is not None:
+        raise ConfigError("a schedule and a search", where="--schedule", expected="one of them", got=arguments.schedule)
+    if arguments.workers is not None and not searched:
+        raise ConfigError("threads of no search", where="--workers", expected="with --search, --time or --rollouts")
+    return _compile(arguments, searched=searched)
+
+
+def _is_loop(arguments: argparse.Namespace) -> bool:
+    """Whether a training loop is asked for.
+
+    Raises:
+        ConfigError: with options of one plan, or options of a loop without one.
+    """
+    is_loop = arguments.stream is not None or arguments.iterations is not None
+    for name in _OF_PLANS if is_loop else _OF_LOOPS:
+        if _is_given(arguments, name):
+            flag = f"--{name.replace('_', '-')}"
+            expected = "a RUN without --iterations and --stream" if is_loop else "--iterations N or --stream FILE"
+            what = "one plan" if is_loop else "a training loop"
+            raise ConfigError(f"{flag} is an option of {what}", where=flag, expected=expected)
+    if is_loop and arguments.run is None:
+        raise ConfigError("nothing to plan", where="semu plan", expected="RUN beside --iterations or --stream")
+    return is_loop
+
+
+def _is_given(arguments: argparse.Namespace, name: str) -> bool:
+    """Whether an option was told; 0 is."""
+    value = getattr(arguments, name)
+    return value is not None and value is not False
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    """Print, check or draw a plan that is there."""
+    from semu.plan.plan import ExecutionPlan
+    from semu.plan.text import check_rank
+    from semu.plan.verification.rules import verify
+
+    flag = "--show" if arguments.verify is None else "--verify"
+    given = [name for name in _OF_RUNS if _is_given(arguments, name)]
+    given += ["set"] if arguments.assignments else []
+    if arguments.verify is not None:  # it prints one thing
+        given += [name for name in ("show", "rank", "picture") if _is_given(arguments, name)]
+    if arguments.run is not None or given:
+        got = arguments.run if arguments.run is not None else f"--{given[0].replace('_', '-')}"
+        raise ConfigError("a run beside a plan that is there", where=flag, expected=f"{flag} FILE alone", got=got)
+    check_place("--picture", arguments.picture)
+    check_place("--torch-csv", arguments.torch_csv)
+    if arguments.verify is not None:
+        return verify_plan(arguments)
+    plan = ExecutionPlan.read(arguments.show)
+    check_rank(plan, arguments.rank)
+    if not arguments.json:  # people see a plan that cannot run, too
+        emit(plan.to_text(arguments.rank))
+        emit(verify(plan).to_text())
+    else:
+        verify(plan)
+        emit_json(json.loads(plan.to_json()))
+    write_torch_csv(plan, arguments.torch_csv)
+    _draw(arguments, plan)
+    return 0
+
+
+def _compile(arguments: argparse.Namespace, *, searched: bool) -> int:
+    from semu.plan.compile import compile_plan
+    from semu.plan.text import check_rank
+
+    check_place("--output", arguments.output)
+    check_place("--picture", arguments.picture)
+    check_place("--torch-csv", arguments.torch_csv)
+    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+        run = read_run(arguments, progress)
+        job = run.job()
+        for note in run.notes:
+            say(note)
+        if arguments.dump_config:
+            return dump_run(run, is_json=arguments.json)
+        ended_by = ""
+        with run.places.located():
+            if searched:
+                from semu.searcher.job_search import search
+
+                found = search(
+                    job,
+                    rollouts=arguments.rollouts,
+                    time_s=arguments.time,
+                    seed=arguments.seed or 0,
+                    workers=arguments.workers,
+                    progress=progress,
+                )
+                report, ended_by = found.report, found.result.ended_by
+                progress("compiling the plan")
+                plan = compile_plan(found)
+            else:
+                checkpoint, order = _prepared(job, arguments.schedule, progress)
+                progress("simulating the schedule")
+                report = checkpoint.report(order)
+                progress("compiling the plan")
+                plan = compile_plan(checkpoint, order, estimate=report)
+        if arguments.strict:
+            refuse_defaults(report)
+        check_rank(plan, arguments.rank)
+        progress("verifying the plan")
+        verified = _verified(plan)
+        if arguments.output is not None:
+            plan.write(arguments.output)
+            say(f"wrote {arguments.output}")
+        write_torch_csv(plan, arguments.torch_csv)
+        _draw(arguments, plan)
+    if arguments.json:
+        emit_json({"run": arguments.run, "warnings": list(run.notes), **_document(plan, report, verified)})
+    else:
+        emit(repr(plan) if arguments.rank is None else plan.to_text(arguments.rank))
+        if verified is not None:
+            emit(verified.to_text())
+    if ended_by == "interrupt":
+        say("interrupted: this is the best schedule found so far")
+        return INTERRUPTED
+    if verified is not None and report.fits:
+        return 0
+    say("it does not fit in memory" if not report.fits else "it fits in memory, but not with the buffers of messages")
+    return MemoryLimitError.exit_code
+
+
+def _verified(plan: ExecutionPlan) -> Verified | None:
+    """What a plan needs; None: more memory than there is.
+
+    Raises:
+        PlanError: it cannot run for another reason.
+    """
+    from semu.plan.verification.fault import Fault
+    from semu.plan.verification.rules import verify
+
+    try:
+        return verify(plan)
+    except PlanError as error:
+        if error.fault is not Fault.MEMORY:
+            raise
+        say(str(error))
+        return None
+
+
+def _prepared(job: TrainingJob, told: str | None, progress: Progress) -> tuple[JobCheckpoint, str | None]:
+    """A job under what ``--schedule`` says, and the name of a generator where it is one.
+
+    Raises:
+        ConfigError: neither a file nor a name.
+    """
+    from dataclasses import replace
+
+    from semu.schedule.registry import ALL_SCHEDULES
+    from semu.schedule.stage_plan import StagePlan
+    from semu.searcher.plain_job import plain_job
+    from semu.simulation import prepare
+
+    if told is None or told in ALL_SCHEDULES:
+        return prepare(job, progress=progress), told
+    if Path(told).suffix not in _FILES and not Path(told).exists():
+        raise unknown_name("schedule", told, ALL_SCHEDULES, where="--schedule")
+    if Path(told).suffix != ".json":
+        training = replace(job.training, schedule_file=told)
+        return prepare(replace(job, training=training), progress=progress), None
+    plan = StagePlan.read(told)
+    if plan.layers is not None:  # chunks as a search has them: with none of the run's own layout
+        job = plain_job(job)[0]
+    return prepare(job, plan=plan, progress=progress), None
+
+
+def _document(plan: ExecutionPlan, report: Report, verified: Verified | None) -> dict[str, object]:
+    estimates = plan.estimates
+    assert estimates is not None
+    return {
+        "name": plan.name,
+        "model_hash": plan.model_hash,
+        "inputs_hash": estimates.inputs_hash,
+        "num_ranks": plan.num_ranks,
+        "num_replicas": plan.num_replicas,
+        "num_microbatches": plan.num_microbatches,
+        "num_chunks": len(plan.chunks),
+        "num_stages": plan.num_stages,
+        "num_messages": len(plan.messages),
+        "num_actions": plan.num_actions,
+        "num_bytes": plan.messages.num_bytes.sum(axis=1).tolist(),
+        "iteration_time_s": estimates.iteration_time_s,
+        "makespan_s": estimates.makespan_s,
+        "peak_memory_bytes": estimates.peak_memory_bytes.tolist(),
+        "buffer_bytes": estimates.buffer_bytes.tolist(),
+        "limit_bytes": plan.limit_bytes.tolist(),
+        "fits": report.fits,
+        "verified": None if verified is None else verified.to_json(),
+    }
+
+
+def _draw(arguments: argparse.Namespace, plan: ExecutionPlan) -> None:
+    if arguments.picture is None:
+        return
+    from semu.files import write_file
+    from semu.plan.picture import draw
+
+    write_file(Path(arguments.picture), lambda path: draw(path, plan))
+    say(f"wrote {arguments.picture}")

@@ -1,0 +1,248 @@
+"""``semu plan RUN --iterations N``, ``--stream FILE``: a simulated training loop, planned iteration by iteration."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.place import check_place
+from semu.cli.resolved import dump_run, read_run
+from semu.errors import ConfigError, SemuError
+from semu.files import make_folder, write_text
+from semu.job import TrainingJob
+from semu.runfile.resolve import RunConfig
+from semu.workload import AbstractBatch, read_stream, write_stream
+
+DEFAULT_ITERATIONS = 100
+"""Iterations of a loop without an end of its own."""
+KEEP_EVERY_S = 1.0
+"""A loop that is killed loses what it trained since [s]."""
+STATE = "state.json"
+"""File of ``--out`` behind whose iterations ``--resume`` goes on."""
+
+
+def stream_command(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        ConfigError: a run or a stream that cannot be read, options that are none.
+        MemoryLimitError: no strategy fits the run's own batch.
+    """
+    _check(arguments)
+    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+        run = read_run(arguments, progress)
+        job = run.job()
+        for note in run.notes:
+            say(note)
+        if arguments.dump_config:
+            return dump_run(run, is_json=arguments.json)
+        stream = _stream(job, arguments.stream)
+        count = arguments.iterations
+        if count is None:
+            count = DEFAULT_ITERATIONS if arguments.stream is None else (1 << 31)
+        if arguments.write_stream is not None:
+            progress("writing the stream")
+            return _write(job, itertools.islice(stream, count), arguments)
+        if arguments.out is not None:
+            make_folder(Path(arguments.out))
+        with run.places.located():
+            return _train(run, job, stream, count, arguments, progress)
+
+
+def _train(
+    run: RunConfig,
+    job: TrainingJob,
+    stream: Iterator[AbstractBatch],
+    count: int,
+    arguments: argparse.Namespace,
+    progress: Progress,
+) -> int:
+    """The loop, and what is said of it however it ends."""
+    from semu.searcher.planner.planner import Planner
+    from semu.searcher.planner.training_loop import IterationRow, train
+    from semu.searcher.planner.training_report import TrainingReport, measured_json, row_json, row_of_json
+    from semu.searcher.planner.warm import Priorities
+
+    path = None if arguments.out is None else Path(arguments.out) / STATE
+    key = _key(run, arguments)
+    speed = 1.0 if arguments.speed is None else arguments.speed
+    rows: list[IterationRow] = []
+    state = _state(path, key) if arguments.resume and path is not None else None
+    error: SemuError | None = None
+    ended_by = "iterations"
+    workers, is_reproducible = 1, False
+    try:
+        if state is not None:
+            rows = [row_of_json(row) for row in state["rows"]][:count]
+            say(f"going on behind {len(rows)} iterations")
+            next(itertools.islice(stream, len(rows), len(rows)), None)
+        with Planner(
+            job,
+            stream,
+            rollouts=arguments.rollouts,
+            time_s=arguments.time,
+            workers=arguments.workers,
+            deadline_s=arguments.deadline,
+            seed=arguments.seed or 0,
+            first=len(rows),
+            progress=progress,
+        ) as planner:
+            workers, is_reproducible = planner.num_workers, planner.is_reproducible
+            if state is not None and state["priorities"] is not None:
+                planner.batches.priorities = Priorities.from_json(state["priorities"])
+
+            told, known, before = 0.0, planner.batches.priorities, len(rows)
+
+            def keep() -> None:
+                table = {
+                    "key": key,
+                    "rows": [{**row_json(own), **measured_json(own)} for own in rows],
+                    "priorities": None if known is None else known.to_json(),
+                }
+                if path is not None:
+                    write_text(path, json.dumps(table) + "\n")
+
+            def tell(row: IterationRow) -> None:
+                nonlocal told, known
+                rows.append(row)
+                known = planner.batches.priorities  # of this iteration: the next one is not planned yet
+                progress(_line(row, count))
+                if time.monotonic() - told >= KEEP_EVERY_S or len(rows) == count:
+                    keep()
+                    told = time.monotonic()
+
+            try:
+                train(
+                    planner,
+                    count - len(rows),
+                    speed=speed,
+                    sleeps=arguments.sleep,
+                    has_deadline=not is_reproducible,
+                    tell=tell,
+                )
+            finally:
+                if len(rows) > before:  # a shorter loop keeps what a longer one left
+                    keep()
+        if len(rows) < count and arguments.iterations is not None:
+            ended_by = "stream"
+            say(f"the stream ended after {len(rows)} of {count} iterations")
+        elif len(rows) < count:
+            ended_by, count = "stream", len(rows)
+    except KeyboardInterrupt:
+        ended_by = "interrupt"
+    except SemuError as caught:
+        if not rows:
+            raise
+        ended_by, error = "error", caught
+    report = TrainingReport(job.model.name, rows, count, ended_by, is_reproducible, workers, speed)
+    if arguments.out is not None:
+        for file in report.save(arguments.out):
+            say(f"wrote {file}")
+    if arguments.json:
+        said = {} if error is None else {"error": error.to_json()}
+        emit_json({"run": arguments.run, "warnings": list(run.notes), **report.to_json(), **said})
+    else:
+        emit(repr(report))
+    if error is not None:
+        say(f"error: {error}")
+        return error.exit_code
+    if ended_by == "interrupt":
+        say("interrupted: these are the iterations so far")
+        return INTERRUPTED
+    return 0
+
+
+def _line(row: Any, count: int) -> str:
+    """What progress says of an iteration."""
+    gain = "" if row.gain is None else f", {row.gain:.2f} x Megatron-LM's speed"
+    of = f" of {count}" if count < 1 << 31 else ""
+    return f"iteration {row.index + 1}{of}: {row.outcome.value} in {row.latency_s:.2f} s{gain}"
+
+
+def _stream(job: TrainingJob, path: str | None) -> Iterator[AbstractBatch]:
+    """The batches to train."""
+    from semu.searcher.planner.prefetch import own_batches
+
+    if path is None:
+        return own_batches(job)
+    count, training = job.num_microbatches * job.parallel.dp, job.training
+    return read_stream(path, job.batch, count=count, micro_batch=training.micro_batch, seq_len=training.seq_len)
+
+
+def _write(job: TrainingJob, batches: Iterator[AbstractBatch], arguments: argparse.Namespace) -> int:
+    count, training = job.num_microbatches * job.parallel.dp, job.training
+    written = write_stream(
+        arguments.write_stream, batches, count=count, micro_batch=training.micro_batch, seq_len=training.seq_len
+    )
+    say(f"wrote {arguments.write_stream}")
+    if arguments.json:
+        emit_json({"stream": arguments.write_stream, "iterations": written})
+    else:
+        emit(f"{written} iterations of {count} microbatches")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse options that are none.
+
+    Raises:
+        ConfigError: the first of them.
+    """
+    if arguments.iterations is not None and arguments.iterations < 1:
+        expected = "an integer >= 1"
+        raise ConfigError("not a number", where="--iterations", expected=expected, got=arguments.iterations, nearest=1)
+    for flag, value in (("--speed", arguments.speed), ("--deadline", arguments.deadline)):
+        if value is not None and not (0 < value < float("inf")):
+            raise ConfigError("not a number", where=flag, expected="a number > 0", got=value)
+    if arguments.write_stream is not None:
+        check_place("--write-stream", arguments.write_stream)
+        for name in ("out", "resume", "deadline", "speed", "sleep"):
+            if getattr(arguments, name) not in (None, False):
+                raise ConfigError("nothing is trained", where=f"--{name}", expected="without --write-stream")
+    if arguments.resume and arguments.out is None:
+        raise ConfigError("nothing to go on behind", where="--resume", expected="--out DIR of the loop before")
+
+
+def _key(run: RunConfig, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a loop must have in common with the one that it goes on behind."""
+    own = {name: getattr(arguments, name) for name in ("stream", "rollouts", "time", "seed", "deadline")}
+    tables: dict[str, Any] = json.loads(
+        json.dumps({name: dict(table) for name, table in run.config.items()}, default=str)
+    )
+    return {**own, "config": tables}
+
+
+def _state(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
+    """What ``--out`` holds of a loop; None: nothing.
+
+    Raises:
+        ConfigError: of another run, or not readable.
+    """
+    if not path.exists():
+        return None
+    from semu.searcher.planner.training_report import row_of_json
+    from semu.searcher.planner.warm import Priorities
+
+    try:
+        table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if any(row_of_json(row).index != number for number, row in enumerate(table["rows"])):
+            raise ValueError("rows out of order")
+        if table["priorities"] is not None:
+            Priorities.from_json(table["priorities"])
+        found = dict(table["key"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError("not the state of a loop", where=str(path), expected="what semu plan --out wrote") from error
+    if found != key:
+        different = next((name for name in key if found.get(name) != key[name]), "config")
+        raise ConfigError(
+            "the loop of another run",
+            where=str(path),
+            expected=f"the same run and options ({different} differs), or another --out",
+        )
+    return table

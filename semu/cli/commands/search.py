@@ -1,0 +1,142 @@
+"""``semu search``: a schedule made for the batch at hand."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from semu.cli.commands.search_batches import search_batches
+from semu.cli.commands.simulate import refuse_defaults
+from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.resolved import dump_run, read_run
+from semu.errors import ConfigError
+from semu.files import make_folder
+from semu.units import GIB, KIB, MIB
+
+EVERY_S = 0.25
+"""Incumbents that follow one another faster are not told."""
+_SIZES = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def search_command(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        ConfigError: a run that cannot be read or does not fit together, options that are none.
+        ScheduleError: sub-microbatches of a module that cannot be cut.
+        MemoryLimitError: no strategy fits.
+        MissingCoefficientError: a default coefficient under ``--strict``.
+    """
+    options = _options(arguments)
+    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+        run = read_run(arguments, progress)
+        job = run.job()
+        for note in run.notes:
+            say(note)
+        if arguments.dump_config:
+            return dump_run(run, is_json=arguments.json)
+        if arguments.batches is not None:
+            return search_batches(arguments, progress, options)
+        if arguments.engine != "serial" or arguments.processes is not None or arguments.address is not None:
+            raise ConfigError("an engine is for many batches", where="--engine", expected="--batches N beside it")
+        if arguments.out is not None:  # a long search does not end with a folder that cannot be made
+            make_folder(Path(arguments.out))
+        from semu.searcher.job_search import search
+
+        with run.places.located():
+            found = search(job, seed=arguments.seed or 0, progress=_slower(progress), **options)
+        if arguments.strict:
+            refuse_defaults(found.report)
+        if arguments.out is not None:
+            progress("drawing the schedule")
+            for file in found.save(arguments.out):
+                say(f"wrote {file}")
+            say(f"it runs again with {_settings(found.changes, Path(arguments.out) / 'schedule.json')}")
+    if arguments.json:
+        emit_json({"run": arguments.run, "warnings": list(run.notes), **found.to_json()})
+    else:
+        emit(repr(found))
+    if found.result.ended_by == "interrupt":
+        say("interrupted: this is the best schedule so far")
+        return INTERRUPTED
+    return 0
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What ``semu.search`` takes beside job, seed and progress."""
+    from semu.schedule.stage_plan import STRATEGIES
+
+    return {
+        "rollouts": arguments.rollouts,
+        "time_s": arguments.time,
+        "strategy": arguments.strategy,
+        "workers": arguments.workers,
+        "objective": arguments.objective,
+        "sub_batch": _counts("--sub-batch", arguments.sub_batch),
+        "segments": _counts("--segments", arguments.segments),
+        "strategies": STRATEGIES if arguments.strategies is None else _words(arguments.strategies),
+        "candidates": arguments.candidates,
+        "memory_limit_bytes": None if arguments.memory_limit is None else _size(arguments.memory_limit),
+        "exact": arguments.exact,
+    }
+
+
+def _slower(progress: Progress) -> Callable[[str], None]:
+    """Tells every step, but incumbents only now and then."""
+    told = 0.0
+
+    def tell(line: str) -> None:
+        """A step at once; an incumbent where the last line is old enough."""
+        nonlocal told
+        now = time.monotonic()
+        if not line.startswith("best ") or now - told >= EVERY_S:
+            told = now
+            progress(line)
+
+    return tell
+
+
+def _settings(changes: Mapping[str, object], path: Path) -> str:
+    """Options with which ``semu simulate`` runs a schedule."""
+    from semu.runfile.toml_text import format_value
+
+    words = [f"--set training.schedule_file={path}"]
+    words += [f"--set '{key}={format_value(value)}'" for key, value in changes.items() if value is not None]
+    without = [key for key, value in changes.items() if value is None]
+    return " ".join(words) + (f", without {', '.join(without)}" if without else "")
+
+
+def _counts(flag: str, words: Sequence[str]) -> dict[str, int]:
+    """``vit=12`` as a table.
+
+    Raises:
+        ConfigError: something else.
+    """
+    found = {}
+    for word in words:
+        name, equals, number = word.partition("=")
+        if not equals or not name or not re.fullmatch(r"\d+", number):
+            raise ConfigError("not a number for a module", where=flag, expected="MODULE=N, such as vit=4", got=word)
+        found[name] = int(number)
+    return found
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(","))
+
+
+def _size(text: str) -> int:
+    """``64GiB`` as bytes.
+
+    Raises:
+        ConfigError: something else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
+    if match is None or match[2] not in _SIZES:
+        expected = "a number with " + ", ".join(_SIZES) + ", such as 64GiB"
+        raise ConfigError("not a size", where="--memory-limit", expected=expected, got=text)
+    return int(float(match[1]) * _SIZES[match[2]])

@@ -1,0 +1,140 @@
+"""``semu simulate``: predict one training iteration of a run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.resolved import dump_run, read_run
+from semu.errors import ConfigError, MemoryLimitError, MissingCoefficientError
+
+if TYPE_CHECKING:
+    from semu.costs.result_cache import ResultCache
+    from semu.job import TrainingJob
+    from semu.present.report import Report
+    from semu.runfile.resolve import RunConfig
+
+
+def simulate_command(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        ConfigError: a run that cannot be read or does not fit together.
+        MissingCoefficientError: a default coefficient under ``--strict``.
+    """
+    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+        run = read_run(arguments, progress)
+        job = run.job()
+        _check_snapshots(arguments, job)
+        if arguments.baseline is not None:
+            progress(f"planning as {arguments.baseline}")
+            run, job = _as_baseline(run, arguments.baseline)
+        for note in run.notes:
+            say(note)
+        if arguments.dump_config:
+            return dump_run(run, is_json=arguments.json)
+        from semu.simulation import simulate
+
+        cache = result_cache(arguments.cache)
+        if arguments.samples and not (job.training.jitter or job.training.straggler_share):
+            say("--samples: training.jitter is 0 and there are no stragglers, so that all samples are alike")
+        with run.places.located():
+            report = simulate(
+                job,
+                progress=progress,
+                cache=cache,
+                samples=arguments.samples,
+                seed=arguments.seed or 0,
+                contention=arguments.contention,
+            )
+        if run.notes:  # files and --json must tell what stderr has told
+            report = replace(report, warnings=(*report.warnings, *run.notes))
+        if arguments.strict:
+            refuse_defaults(report)
+        if not report.fits:
+            from semu.simulation.memory.nearest_fit import nearest_fit
+
+            found = nearest_fit(
+                job, report, lambda other: simulate(other, cache=cache, contention=arguments.contention), progress
+            )
+            report = replace(report, nearest_fit=found)
+        if arguments.out is not None:
+            progress("drawing the timeline and the memory")
+            for file in report.save(arguments.out):
+                say(f"wrote {file}")
+            for rank in arguments.memory_snapshot:
+                say(f"wrote {_write_snapshot(report, rank, arguments.out)}")
+    if arguments.json:
+        emit_json(report.to_json())
+    else:
+        emit(repr(report))
+    if report.fits:
+        return 0
+    from semu.present.report_text import fit_sentence
+
+    say(fit_sentence(report))
+    return MemoryLimitError.exit_code
+
+
+def _check_snapshots(arguments: argparse.Namespace, job: TrainingJob) -> None:
+    """Refuse snapshots of ranks that there are not, before anything is simulated."""
+    if arguments.memory_snapshot and arguments.out is None:
+        raise ConfigError("nowhere to write a snapshot", where="--memory-snapshot", expected="--out DIR with it")
+    for rank in arguments.memory_snapshot:
+        if not 0 <= rank < job.parallel.pp:
+            raise ConfigError(
+                "no such pipeline rank",
+                where="--memory-snapshot",
+                expected=f"0 to {job.parallel.pp - 1}",
+                got=rank,
+                nearest=min(max(rank, 0), job.parallel.pp - 1),
+            )
+
+
+def _write_snapshot(report: Report, rank: int, folder: str) -> Path:
+    from semu.present.traces import write_memory_snapshot
+
+    return write_memory_snapshot(Path(folder) / f"memory-rank{rank}.pickle", report.timeline, rank)
+
+
+def _as_baseline(run: RunConfig, name: str) -> tuple[RunConfig, TrainingJob]:
+    """The run and the job that a baseline makes of a run; its notes say what is changed."""
+    from semu.baselines import find_baseline
+    from semu.runfile.toml_text import format_value
+
+    with run.places.located():
+        found = find_baseline(name, where="--baseline")(run.job())
+    flag = f"--baseline {name}"
+    changes = [f"{key} = {format_value(value)}" for key, value in found.changes.items() if value is not None]
+    changes += [f"no {key}" for key, value in found.changes.items() if value is None]
+    said = f"{flag}: " + ("; ".join(changes) or "the run is as this baseline would have it")
+    made = run.changed(found.changes, flag)
+    return replace(made, notes=(*run.notes, said, *found.notes)), found.job
+
+
+def result_cache(path: str | None) -> ResultCache | None:
+    """The cache that ``--cache`` names, else the one of ``SEMU_CACHE``; None: no file."""
+    from semu.costs.result_cache import ResultCache
+
+    place = path or os.environ.get("SEMU_CACHE")
+    return ResultCache(place, warn=say) if place else None
+
+
+def refuse_defaults(report: Report) -> None:
+    """Refuse a report that rests on coefficients with provenance ``default``."""
+    share = report.provenance.get("default")
+    if share is None:
+        return
+    kinds = dict.fromkeys(row.kind for row in report.top_operators if row.provenance == "default")
+    if "launch" in report.breakdown_s:
+        kinds["host.launch_s"] = None
+    raise MissingCoefficientError(
+        f"coefficients that are mere defaults make up {share:.2%} of the stage time",
+        where=", ".join(kinds) or "operators of little cost",
+        expected="a device profile with efficiencies for these kinds of operators, or no --strict",
+        got="provenance default",
+    )

@@ -1,0 +1,190 @@
+"""``semu validate``: published runs against predictions, or (``validate_run``) a run against its log or trace."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from semu.cli import console
+from semu.cli.commands.validate_run import is_own_run, validate_run_command
+from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.place import check_place
+from semu.errors import ConfigError, ValidationError, unknown_name
+
+if TYPE_CHECKING:
+    from semu.validation import BadRow, JobMaker, Row, ValidationResult
+
+
+def validate_command(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        ConfigError: a runs file that cannot be read, an unknown group or profile, results that cannot be written.
+    """
+    _check_tolerance(arguments.tolerance)
+    for flag in ("csv", "picture"):
+        check_place(f"--{flag}", getattr(arguments, flag))
+    if is_own_run(arguments):
+        return validate_run_command(arguments)
+    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+        progress("reading the runs")
+        from semu.validation import Status, published_rows, read_rows
+
+        rows = published_rows() if arguments.runs is None else read_rows(arguments.runs)
+        rows = _of_groups(rows, arguments.group)
+        if arguments.pass_times:
+            rows = _with_pass_times(rows, arguments)
+        given = (("--profile", arguments.profile), ("--compare", arguments.compare))
+        profiles = [_Profile.of(rows, name, flag) for flag, name in given]
+        if arguments.site is not None:
+            from semu.validation.site import calibrate_sites, check_count
+
+            check_count(arguments.site)
+        progress(f"simulating {len(rows)} rows")
+        result = profiles[0].validate(rows, pass_times=arguments.pass_times)
+        comparison = site = None
+        if arguments.compare is not None:
+            from semu.validation.profiles import ProfileComparison
+
+            progress(f"simulating them under {arguments.compare}")
+            names = arguments.profile or "their profiles", arguments.compare
+            comparison = ProfileComparison(result, profiles[1].validate(rows), names)
+        if arguments.site is not None:
+            site = calibrate_sites(result.rows, arguments.site)
+    for row in result.rows:
+        if row.status is Status.ERROR:
+            say(f"row {row.id}: {row.reason}")
+    if arguments.csv is not None:
+        from semu.files import write_text
+
+        say(f"wrote {write_text(arguments.csv, result.to_csv())}")
+    title = f"semu validate: {arguments.runs or 'published runs'}"
+    if arguments.picture is not None:
+        from semu.validation.files import save_picture
+
+        say(f"wrote {save_picture(result, arguments.picture, title=title)}")
+    if arguments.out is not None:
+        from semu.validation.files import save
+
+        for file in save(result, arguments.out, title=title):
+            say(f"wrote {file}")
+    if arguments.json:
+        more = {name: item.to_json() for name, item in (("compare", comparison), ("site", site)) if item is not None}
+        emit_json({"runs": arguments.runs, "tolerance_percent": arguments.tolerance, **result.to_json(), **more})
+    else:
+        emit("\n\n".join(repr(item).rstrip("\n") for item in (result, comparison, site) if item is not None))
+    beyond = [] if arguments.tolerance is None else result.beyond(arguments.tolerance)
+    for sentence in beyond:
+        say(f"out of tolerance ({arguments.tolerance:g} %): {sentence}")
+    return ValidationError.exit_code if beyond else 0
+
+
+class _RowCounter:
+    """Says every few seconds how many rows are done."""
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._said >= console.PATIENCE_S and done < total:
+            self._said = now
+            say(f"{done} of {total} rows done")
+
+
+def _check_tolerance(tolerance: float | None) -> None:
+    if tolerance is not None and not (tolerance >= 0 and math.isfinite(tolerance)):
+        raise ConfigError("not a tolerance", where="--tolerance", expected="percent, >= 0, e.g. 10", got=tolerance)
+
+
+def _of_groups(rows: Sequence[Row | BadRow], groups: Sequence[str]) -> tuple[Row | BadRow, ...]:
+    """The rows of the groups asked for; all, where none is.
+
+    Raises:
+        ConfigError: a group that no row has.
+    """
+    known = dict.fromkeys(row.group for row in rows)
+    for group in groups:
+        if group not in known:
+            raise unknown_name("group", group, known, where="--group")
+    return tuple(row for row in rows if not groups or row.group in groups)
+
+
+def _with_pass_times(rows: Sequence[Row | BadRow], arguments: argparse.Namespace) -> tuple[Row | BadRow, ...]:
+    """The rows that say what their passes take.
+
+    Raises:
+        ConfigError: none does, or options that compare times which are then given.
+    """
+    from semu.validation import Row
+
+    for flag in ("compare", "site"):
+        if getattr(arguments, flag) is not None:
+            expected = "--pass-times without it: no profile decides times that the rows give"
+            raise ConfigError(f"--pass-times and --{flag} together", where=f"--{flag}", expected=expected)
+    found = tuple(row for row in rows if isinstance(row, Row) and row.pass_times is not None)
+    if not found:
+        raise ConfigError(
+            "no row says what its passes take",
+            where="--pass-times",
+            expected="a row with measured_values.profiled_ms_per_microbatch (T_F, T_B, T_W)",
+            got=f"{len(rows)} rows",
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class _Profile:
+    """Under which profile rows are run.
+
+    Attributes:
+        devices: see ``validate``. make_job: makes a row's job.
+    """
+
+    devices: Callable[[Row], str] | None
+    make_job: JobMaker
+
+    @classmethod
+    def of(cls, rows: Sequence[Row | BadRow], name: str | None, flag: str) -> _Profile:
+        """The profile of an option; None: every row's own.
+
+        Raises:
+            ConfigError: as ``devices_of``.
+        """
+        from semu.hardware.data_sheet import SPEC
+        from semu.runfile import make_job
+
+        if name == SPEC:
+            from semu.validation.profiles import on_data_sheet
+
+            return cls(None, on_data_sheet(make_job))
+        return cls(None if name is None else devices_of(rows, name, flag), make_job)
+
+    def validate(self, rows: Sequence[Row | BadRow], *, pass_times: bool = False) -> ValidationResult:
+        """All rows under it."""
+        from semu.validation import validate
+
+        return validate(rows, self.make_job, devices=self.devices, progress=_RowCounter(), pass_times=pass_times)
+
+
+def devices_of(rows: Sequence[Row | BadRow], profile: str, flag: str) -> Callable[[Row], str]:
+    """Which device each row runs on: rows of the device that the profile is named after on it, the others on their own;
+    where no row names it, all on it.
+
+    Raises:
+        ConfigError: an unknown device, a profile file that cannot be read.
+    """
+    from semu.hardware.profile import load_profile
+    from semu.validation import Row
+
+    try:
+        name = load_profile(profile).name
+    except ConfigError as error:
+        error.where = f"{flag} {error.where}" if error.where is not None else flag
+        raise
+    is_named = any(isinstance(row, Row) and row.profile == name for row in rows)
+    return lambda row: profile if not is_named or row.profile == name else row.profile

@@ -1,0 +1,152 @@
+"""``semu validate --run RUN`` with ``--log`` or ``--trace``: a run of the user's own, simulated / measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
+from semu.errors import ConfigError, ValidationError
+
+if TYPE_CHECKING:
+    from semu.job import TrainingJob
+    from semu.present.report import Report
+    from semu.validation.logs.log_result import LogComparison
+    from semu.validation.traces.trace_result import TraceComparison
+
+    _Compare = Callable[[TrainingJob, Report], LogComparison | TraceComparison]
+
+_RUN_ONLY = {
+    "log": "--log",
+    "trace": "--trace",
+    "cluster": "--cluster",
+    "parallel": "--parallel",
+    "assignments": "--set",
+    "warm_up": "--warm-up",
+    "rank": "--rank",
+    "step": "--step",
+}
+
+
+def is_own_run(arguments: argparse.Namespace) -> bool:
+    """Whether the command is about a run of the user's own.
+
+    Raises:
+        ConfigError: options of the two ways to validate together, or a part of them missing.
+    """
+    given = [flag for name, flag in _RUN_ONLY.items() if getattr(arguments, name) not in (None, [])]
+    if arguments.run is None:
+        if given:
+            raise ConfigError(
+                f"{given[0]} without a run", where=given[0], expected="--run RUN beside it: a TOML file or a setup"
+            )
+        return False
+    published = ("runs", "--runs"), ("group", "--group"), ("compare", "--compare"), ("site", "--site")
+    for name, flag in (*published, ("pass_times", "--pass-times")):
+        if getattr(arguments, name) not in (None, [], False):
+            raise ConfigError(
+                f"--run and {flag} together",
+                where=flag,
+                expected="published runs (--runs, --group, --compare, --site) or a run of your own",
+            )
+    if (arguments.log is None) == (arguments.trace is None):
+        raise ConfigError(
+            "nothing to compare the run with" if arguments.log is None else "a log and a trace together",
+            where="--run",
+            expected="one of --log FILE and --trace FILE (a file of published runs goes with --runs)",
+            got=arguments.run if arguments.log is None else "both",
+            nearest="--runs" if arguments.log is None else None,
+        )
+    kept = ("--warm-up",) if arguments.trace is not None else ("--rank", "--step")
+    for flag in given:
+        if flag in kept:
+            raise ConfigError(
+                f"{flag} does not go with {'--trace' if arguments.log is None else '--log'}",
+                where=flag,
+                expected="--warm-up with --log, --rank and --step with --trace",
+            )
+    return True
+
+
+def validate_run_command(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        ConfigError: a run, log or trace that cannot be read, results that cannot be written.
+    """
+    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+        progress("reading the run")
+        from semu.runfile import Overrides, resolve_run
+        from semu.simulation import simulate
+
+        run = resolve_run(
+            arguments.run, Overrides(arguments.assignments, arguments.cluster, arguments.parallel, arguments.profile)
+        )
+        job = run.job()
+        for note in run.notes:
+            say(note)
+        progress(f"reading {arguments.log or arguments.trace}")
+        compare = _log_comparison(arguments) if arguments.log is not None else _trace_comparison(arguments)
+        with run.places.located():
+            report = simulate(job, progress=progress)
+        progress("comparing")
+        result = compare(job, report)
+        document = {
+            "run": arguments.run,
+            "log": arguments.log,
+            "trace": arguments.trace,
+            "tolerance_percent": arguments.tolerance,
+            **result.to_json(),
+        }
+        _write(arguments, result, document)
+    if arguments.json:
+        emit_json(document)
+    else:
+        emit(repr(result))
+    beyond = [] if arguments.tolerance is None else result.beyond(arguments.tolerance)
+    for sentence in beyond:
+        say(f"out of tolerance ({arguments.tolerance:g} %): {sentence}")
+    return ValidationError.exit_code if beyond else 0
+
+
+def _log_comparison(arguments: argparse.Namespace) -> _Compare:
+    """Reads the log; the comparison waits for the simulation."""
+    from semu.validation.logs.compare_log import compare_log
+    from semu.validation.logs.training_log import read_log
+
+    log = read_log(arguments.log)
+    return lambda job, report: compare_log(log, job, report, warm_up=arguments.warm_up, where=arguments.log)
+
+
+def _trace_comparison(arguments: argparse.Namespace) -> _Compare:
+    """Reads the trace; the comparison waits for the simulation."""
+    from semu.validation.traces.compare_trace import compare_trace
+    from semu.validation.traces.kineto import read_kineto
+
+    trace = read_kineto(arguments.trace)
+    return lambda job, report: compare_trace(
+        trace, job, report, rank=arguments.rank, step=arguments.step, where=arguments.trace
+    )
+
+
+def _write(arguments: argparse.Namespace, result: LogComparison | TraceComparison, document: dict[str, object]) -> None:
+    """The files that were asked for."""
+    from semu.files import make_folder, write_text
+    from semu.validation.bar_picture import save_bars
+
+    if arguments.csv is not None:
+        say(f"wrote {write_text(arguments.csv, result.to_csv())}")
+    if arguments.picture is not None:
+        say(f"wrote {save_bars(result, arguments.picture)}")
+    if arguments.out is not None:
+        folder = make_folder(Path(arguments.out))
+        text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+        for file in (
+            write_text(folder / "validation.json", text),
+            write_text(folder / "validation.csv", result.to_csv()),
+            save_bars(result, folder / "validation.png"),
+        ):
+            say(f"wrote {file}")

@@ -1,0 +1,1 @@
+"""Options of every command, and what ``--help`` says."""

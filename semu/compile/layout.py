@@ -1,0 +1,493 @@
+"""From a job to its chunks: trace every distinct block once, cut the model into chunks, join chunks into stages."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.compile.exchange import ExchangePlan
+from semu.compile.exchange_plans import Costs, plan_exchanges
+from semu.compile.host_weights import parameters_on_host
+from semu.compile.model_memo import ModelMemo, ModelMemos, cut_key, placement_key, trace_key
+from semu.compile.parameter_pools import ParameterPool, PoolParameters
+from semu.compile.recompute_units import recompute_units
+from semu.compile.stage import StageProgram
+from semu.compile.template import TemplateLibrary
+from semu.compile.template_cache import LIBRARIES, CompiledBlock, JoinedLibrary, Recent
+from semu.compile.tracer import Block, HeldParameter, ModelTracer
+from semu.job import Fp8Weights, TrainingJob
+from semu.nn.model import ModalityModule
+from semu.parallel.mesh import Mesh
+from semu.parallel.pipeline import Chunk, deal_chunks, second_copy
+from semu.parallel.segments import place_modules
+from semu.parallel.stage_layers import stage_boundaries
+from semu.schedule.placement import both_ends
+from semu.schedule.schedule import PipelineShape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from semu.compile.recipe.applied import Planned
+
+
+FACTS = 1024
+"""So many are kept of what was found about chunks in a place; some are found for every chunk."""
+
+
+@dataclass(frozen=True)
+class ChunkStages:
+    """A chunk with its two stages.
+
+    Attributes:
+        chunk: where it is. blocks: its blocks. forward, backward: its stages; backward None: nothing to do.
+        arrivals: per arriving tensor, the chunk that makes it, or -1 for the data loader.
+    """
+
+    chunk: Chunk
+    module: str
+    blocks: tuple[Block, ...]
+    forward: StageProgram
+    backward: StageProgram | None
+    arrivals: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """The chunks of a model, shared by all jobs that cut it alike.
+
+    Attributes:
+        chunks: in order of data flow. num_ranks: pipeline ranks.
+        identity: stands for these chunks where they must not be kept alive.
+        is_shared: other jobs may have these chunks too.
+        facts: what was found about the chunks, by name and by whatever else tells it apart.
+    """
+
+    chunks: tuple[ChunkStages, ...]
+    num_ranks: int
+    is_shared: bool = False
+    identity: object = field(default_factory=object)
+    facts: Recent[Any] = field(default_factory=lambda: Recent(2048))
+
+    @cached_property
+    def held(self) -> tuple[tuple[tuple[int, int, HeldParameter], ...], ...]:
+        """Per rank, (chunk, block, parameter) for every parameter that it stores, each once, in forward order."""
+        by_rank: list[dict[int, tuple[int, int, HeldParameter]]] = [{} for _ in range(self.num_ranks)]
+        for chunks in self.by_rank:
+            for chunk in chunks:
+                for number, block in enumerate(chunk.blocks):
+                    for held in block.parameters:
+                        by_rank[chunk.chunk.rank].setdefault(id(held.parameter), (chunk.chunk.index, number, held))
+        return tuple(tuple(found.values()) for found in by_rank)
+
+    @cached_property
+    def on_host(self) -> frozenset[int]:
+        """Identities of the parameters that live on the host."""
+        return parameters_on_host(block for chunk in self.chunks[: self.num_stages] for block in chunk.blocks)
+
+    @cached_property
+    def trainable(self) -> tuple[int, ...]:
+        """Per rank, the elements that are trained."""
+        return tuple(sum(h.elements for _, _, h in held if h.parameter.requires_grad) for held in self.held)
+
+    @cached_property
+    def replicated(self) -> tuple[int, ...]:
+        """Per rank, the trained elements that every tensor-parallel rank has, routed experts left out."""
+        return tuple(
+            sum(h.elements for _, _, h in held if h.parameter.requires_grad and not (h.is_sharded or h.is_expert))
+            for held in self.held
+        )
+
+    @cached_property
+    def fp8(self) -> tuple[tuple[HeldParameter, ...], ...]:
+        """Per rank, the weights that run in fp8."""
+        return tuple(tuple(h for _, _, h in held if h.is_fp8) for held in self.held)
+
+    @cached_property
+    def contents(self) -> tuple[tuple[PoolParameters, ...], ...]:
+        """Per rank, all else and routed experts, where the rank has any."""
+        result = []
+        for held in self.held:
+            dense = tuple(h for _, _, h in held if not h.is_expert)
+            experts = tuple(h for _, _, h in held if h.is_expert)
+            result.append(
+                tuple(PoolParameters(own, is_expert) for is_expert, own in ((False, dense), (True, experts)) if own)
+            )
+        return tuple(result)
+
+    @cached_property
+    def by_rank(self) -> tuple[list[ChunkStages], ...]:
+        """Per rank, its chunks in order of data flow; of several copies of the model, by their places in it, so that
+        ranks which hold the same have it in the same order."""
+        ordered = sorted(self.chunks, key=lambda c: c.chunk.index % self.num_stages) if self.copies > 1 else self.chunks
+        return tuple([c for c in ordered if c.chunk.rank == rank] for rank in range(self.num_ranks))
+
+    @cached_property
+    def handed(self) -> dict[tuple[int, int], list[int]]:
+        """(source, target) -> positions, in what arrives at chunk ``target``, of what chunk ``source`` hands to it."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for target, chunk in enumerate(self.chunks):
+            for position, source in enumerate(chunk.arrivals):
+                found.setdefault((source, target), []).append(position)
+        return found
+
+    @cached_property
+    def copies(self) -> int:
+        """How often the model is there."""
+        return max(chunk.chunk.flow for chunk in self.chunks) + 1
+
+    @property
+    def num_stages(self) -> int:
+        """Chunks of one copy of the model."""
+        return len(self.chunks) // self.copies
+
+    def pipeline_shape(self, num_microbatches: int) -> PipelineShape:
+        """What the schedule must order."""
+        shape: PipelineShape = self.facts.get(
+            ("shape", num_microbatches),
+            lambda: PipelineShape(
+                num_ranks=self.num_ranks,
+                num_microbatches=num_microbatches,
+                chunk_rank=tuple(c.chunk.rank for c in self.chunks),
+                sources=tuple(tuple(dict.fromkeys(a for a in c.arrivals if a >= 0)) for c in self.chunks),
+                has_backward=tuple(c.backward is not None for c in self.chunks),
+                chunk_slot=tuple(c.chunk.slot for c in self.chunks),
+                chunk_flow=tuple(c.chunk.flow for c in self.chunks),
+                microbatch_flow=both_ends(self.num_ranks, num_microbatches) if self.copies > 1 else (),
+                chunk_module=tuple(c.module for c in self.chunks),
+            ),
+        )
+        return shape
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A job's model, cut and compiled.
+
+    Attributes:
+        job: the job. mesh: where ranks live. library: templates with their cost rows. streams: stream names.
+        cut: its chunks.
+        facts: what was found about the chunks in this place, whatever is in the batch; jobs with other batches share
+            it.
+        planned: what a ``StagePlan`` decides; None: every microbatch is whole, every chunk runs as the job says.
+    """
+
+    job: TrainingJob
+    mesh: Mesh
+    library: TemplateLibrary
+    streams: tuple[str, ...]
+    cut: Cut
+    facts: Recent[Any] = field(default_factory=lambda: Recent(FACTS), compare=False)
+    planned: Planned | None = None
+
+    @cached_property
+    def kinds(self) -> tuple[ChunkStages, ...]:
+        """What stages run: the chunks in order of data flow, then their further variants."""
+        return self.cut.chunks if self.planned is None else (*self.cut.chunks, *self.planned.more)
+
+    def kind_of(self, chunk: NDArray[np.integer], part: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Which of ``kinds`` stages run: int64[n]. ``chunk``, ``part``: int[n], as in ``StageKey``."""
+        return chunk.astype(np.int64) if self.planned is None else self.planned.kind_of(chunk, part)
+
+    def column_of(self, chunk: NDArray[np.integer], part: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Columns of the table of shapes that stages run with: int64[n]. Arguments as ``kind_of``."""
+        return part.astype(np.int64) if self.planned is None else self.planned.column_of(self, chunk, part)
+
+    def is_seam(self, source: int, target: int) -> bool:
+        """Whether microbatches are joined or cut between two chunks."""
+        if self.planned is None or self.planned.cutting is None:
+            return False
+        return self.planned.cutting.is_seam(self.chunks[source].module, self.chunks[target].module)
+
+    @property
+    def chunks(self) -> tuple[ChunkStages, ...]:
+        """The chunks in order of data flow."""
+        return self.cut.chunks
+
+    def pipeline_shape(self, num_microbatches: int) -> PipelineShape:
+        """What the schedule must order."""
+        shape = self.cut.pipeline_shape(num_microbatches)
+        return shape if self.planned is None else self.planned.pipeline_shape(self, shape)
+
+    def chunks_of(self, rank: int) -> list[ChunkStages]:
+        """Chunks of a pipeline rank in order of data flow."""
+        return self.cut.by_rank[rank]
+
+    def held_by(self, rank: int) -> tuple[tuple[int, int, HeldParameter], ...]:
+        """(chunk, block, parameter) for every parameter that a rank stores, each once, in forward order."""
+        return self.cut.held[rank]
+
+    def experts_by(self, rank: int) -> list[HeldParameter]:
+        """Parameters of routed experts that a rank stores."""
+        return [held for _, _, held in self.held_by(rank) if held.is_expert]
+
+    def stepped_elements(self, rank: int) -> int:
+        """Trainable elements whose gradients and optimizer state a rank keeps: all of its own, or its shards."""
+        return sum(self._stepped(pool) for pool in self.pools(rank))
+
+    def narrower_bytes(self, pool: ParameterPool) -> int:
+        """Bytes that a step writes less because weights of a pool exist in fp8 only."""
+        trainable, written = pool.trained_elements, self.trained_bytes(pool)
+        size = self.job.training.precision.tensor_dtype.size_bytes
+        return (trainable * size - written) * self._stepped(pool) // max(trainable, 1)
+
+    def trained_bytes(self, pool: ParameterPool) -> int:
+        """Bytes of a pool's trained parameters as the optimizer writes and gathers move them."""
+        if self.job.fp8_weights is Fp8Weights.PRIMARY:
+            return sum(self.weight_bytes(h) for h in pool.trained)
+        return pool.trained_elements * self.job.training.precision.tensor_dtype.size_bytes
+
+    def _stepped(self, pool: ParameterPool) -> int:
+        """Elements of a pool that a rank steps."""
+        shards = pool.shards if self.job.parallel.zero >= 1 else 1
+        return -(-pool.trained_elements // shards)
+
+    def kept_fp8_elements(self, rank: int) -> int:
+        """Elements of a rank's weights of which fp8 copies are kept from one iteration to the next."""
+        if self.job.fp8_weights is Fp8Weights.MICROBATCH:
+            return 0
+        return sum(held.elements for held in self.cut.fp8[rank])
+
+    def kept_fp8_scale_bytes(self, rank: int) -> int:
+        """Bytes of the scales of one such copy of each."""
+        if self.job.fp8_weights is Fp8Weights.MICROBATCH:
+            return 0
+        recipe = self.job.training.fp8_recipe
+        return sum(recipe.scale_bytes(held.elements) for held in self.cut.fp8[rank])
+
+    def primary_fp8_elements(self, rank: int) -> int:
+        """Elements of a rank's weights that exist in fp8 only."""
+        return self.kept_fp8_elements(rank) if self.job.fp8_weights is Fp8Weights.PRIMARY else 0
+
+    def mesh_of(self, chunk: int) -> Mesh:
+        """Where the ranks of a chunk's modality module live."""
+        return self.mesh.of_module(self.chunks[chunk].module)
+
+    def pools(self, rank: int) -> tuple[ParameterPool, ...]:
+        """What a rank stores, by the ranks that hold the same."""
+        return self._pools[rank]
+
+    def weight_sizes(self, held: Sequence[HeldParameter]) -> list[int]:
+        """``weight_bytes`` of several."""
+        if self.job.fp8_weights is Fp8Weights.PRIMARY:
+            return [self.weight_bytes(own) for own in held]
+        size = self.job.training.precision.tensor_dtype.size_bytes
+        return [own.elements * size for own in held]
+
+    def weight_bytes(self, held: HeldParameter) -> int:
+        """Bytes of a rank's part of a parameter as the optimizer writes and gathers move it."""
+        is_fp8 = held.is_fp8 and self.job.fp8_weights is Fp8Weights.PRIMARY
+        if is_fp8:
+            return held.elements + self.job.training.fp8_recipe.scale_bytes(held.elements)
+        return held.elements * self.job.training.precision.tensor_dtype.size_bytes
+
+    @cached_property
+    def _pools(self) -> tuple[tuple[ParameterPool, ...], ...]:
+        if not self.job.parallel.modules:
+            return tuple(tuple(ParameterPool(self.mesh, own) for own in pools) for pools in self.cut.contents)
+        result = []
+        for rank in range(self.job.parallel.pp):
+            found: dict[tuple[bool, int], tuple[Mesh, list[HeldParameter]]] = {}
+            for chunk, _, held in self.held_by(rank):
+                mesh = self.mesh_of(chunk)
+                found.setdefault((held.is_expert, -mesh.parallel.tp), (mesh, []))[1].append(held)
+            result.append(
+                tuple(
+                    ParameterPool(mesh, PoolParameters(tuple(own), key[0]))
+                    for key, (mesh, own) in sorted(found.items(), key=_first)
+                )
+            )
+        return tuple(result)
+
+
+def _first(item: tuple[tuple[bool, int], object]) -> tuple[bool, int]:
+    return item[0]
+
+
+def build_layout(
+    job: TrainingJob,
+    weigh: Callable[[TemplateLibrary], Sequence[float]],
+    check: Callable[[Mapping[str, Sequence[str]]], None] | None = None,
+) -> Layout:
+    """Trace, cut and compile a job's model.
+
+    Args:
+        job: the job.
+        weigh: weight of each template for balancing by latency; called only where ``parallel.partition`` asks.
+        check: told which streams every module reads that spreads its items over groups of ranks.
+    """
+    mesh = Mesh(job.parallel, job.cluster)
+    memo = MODELS.of(job.model)
+    key = trace_key(job, mesh, has_experts=memo.has_experts, reads_replicas=memo.reads_replicas)
+    traced = memo.values.peek(key) if key is not None else None
+    if traced is None:
+        traced = _trace(job, memo, key)
+    if check is not None:
+        check(traced.spread_streams)
+    blocks, joined, library = traced.blocks, traced.joined, traced.joined.library
+    part = cut_key(job) if traced.is_kept else None
+    known = traced.cuts.peek(part) if part is not None else None
+    if known is not None:
+        return Layout(job, mesh, library, joined.streams, known, _facts(job, known))
+    flat = [block for group in blocks for block in group]
+    counts = [len(group) for group in blocks]
+    layout = job.parallel.stage_layout
+    if layout is not None:
+        chunks = deal_chunks(
+            counts,
+            stage_boundaries(job.model, layout, job.parallel.pp, job.parallel.vpp),
+            job.parallel.pp,
+            job.parallel.placement,
+        )
+    else:
+        if job.parallel.partition == "latency":
+            by_template = weigh(library)
+            weights = [by_template[block.template] for block in flat]
+        else:
+            weights = [float(sum(p.parameter.numel for p in block.parameters)) for block in flat]
+        parallel = job.parallel
+        names = [module.name for module in job.model.modules]
+        chunks = place_modules(
+            parallel.segments, names, counts, weights, parallel.pp, parallel.vpp, parallel.placement, parallel.shares
+        )
+    compiled, is_lasting = traced.compiled, traced.is_lasting
+    if job.training.recompute_layers is not None:
+        units, chunks = recompute_units(job, blocks, chunks)
+        tracer = ModelTracer(job)
+        blocks = tracer.trace_model(units)
+        joined = _library(tracer.blocks, (), is_lasting=tracer.is_lasting)
+        compiled, is_lasting = tracer.blocks, tracer.is_lasting
+    exchanges, plans = plan_exchanges(job, mesh, blocks, chunks, len(compiled))
+    if exchanges:
+        joined = _library(compiled, exchanges, is_lasting=is_lasting)
+    stages = _join(job, joined, blocks, chunks, plans)
+    if job.parallel.copies > 1:
+        stages += _second_copies(stages, job.parallel.pp)
+    cut = Cut(tuple(stages), job.parallel.pp, is_shared=part is not None)
+    if part is not None:
+        cut = traced.cuts.get(part, lambda: cut)
+    return Layout(job, mesh, joined.library, joined.streams, cut, _facts(job, cut))
+
+
+def _facts(job: TrainingJob, cut: Cut) -> Recent[Any]:
+    """What is known about chunks under a job's settings; nothing where no other job has them."""
+    if not cut.is_shared:
+        return Recent(FACTS)
+    known: Recent[Any] = cut.facts.get(("placed", placement_key(job)), lambda: Recent(FACTS))
+    return known
+
+
+@dataclass(frozen=True, eq=False)
+class _Traced:
+    """A model's blocks under some settings, and the chunks into which it has been cut.
+
+    Attributes:
+        blocks: of every modality module. compiled: what their templates are made of. is_lasting: as ``ModelTracer``.
+        joined: their library. spread_streams: as ``ModelTracer``. is_kept: it is remembered. cuts: by ``cut_key``.
+    """
+
+    blocks: list[list[Block]]
+    compiled: list[CompiledBlock]
+    is_lasting: bool
+    joined: JoinedLibrary
+    spread_streams: Mapping[str, Sequence[str]]
+    is_kept: bool
+    cuts: Recent[Cut] = field(default_factory=lambda: Recent(32))
+
+
+MODELS: ModelMemos[_Traced] = ModelMemos()
+"""Traced models, as long as they live and stay as they are."""
+
+
+def _trace(job: TrainingJob, memo: ModelMemo[_Traced], key: Hashable | None) -> _Traced:
+    """Trace a model; remembered where it hides nothing and there is a key."""
+    tracer = ModelTracer(job)
+    blocks = tracer.trace_model()
+    joined = _library(tracer.blocks, (), is_lasting=tracer.is_lasting)
+    is_kept = key is not None and tracer.is_lasting and memo.is_fixed
+    traced = _Traced(blocks, tracer.blocks, tracer.is_lasting, joined, tracer.spread_streams, is_kept)
+    return memo.values.get(key, lambda: traced) if is_kept else traced
+
+
+def _library(blocks: Sequence[CompiledBlock], exchanges: tuple[Costs, ...], *, is_lasting: bool) -> JoinedLibrary:
+    """The templates of a traced model; the same ones in the same order share what was joined of them before."""
+    if not is_lasting:
+        return JoinedLibrary(blocks, exchanges)
+    key = tuple(block.serial for block in blocks)
+    return LIBRARIES.get((key, exchanges) if exchanges else key, lambda: JoinedLibrary(blocks, exchanges))
+
+
+def _join(
+    job: TrainingJob,
+    joined: JoinedLibrary,
+    blocks: Sequence[Sequence[Block]],
+    chunks: Sequence[Chunk],
+    plans: Sequence[ExchangePlan | None],
+) -> list[ChunkStages]:
+    last_chunk = {job.model.modules[chunk.module].name: chunk.index for chunk in chunks}
+    consumed = {source for module in job.model.modules for source in module.sources}
+    library = joined.library
+    result: list[ChunkStages] = []
+    for chunk in chunks:
+        module = job.model.modules[chunk.module]
+        own = tuple(blocks[chunk.module][chunk.first : chunk.last])
+        numbers = tuple(block.template for block in own)
+        num_arriving = len(library.templates[numbers[0]].carry_in)
+        if chunk.first:
+            arrivals = (chunk.index - 1,) * num_arriving
+        else:
+            arrivals = _module_arrivals(module, last_chunk, library, blocks, job)
+        has_consumer = chunk.index != last_chunk[module.name] or module.name in consumed
+        forward, backward = joined.stages(
+            numbers,
+            serial=not job.overlaps_tensor_parallel,
+            has_consumer=has_consumer,
+            borrowed=_borrowed(arrivals, chunk, result),
+            exchanges=plans[chunk.index],
+        )
+        result.append(ChunkStages(chunk, module.name, own, forward, backward, arrivals))
+    return result
+
+
+def _second_copies(stages: Sequence[ChunkStages], num_ranks: int) -> list[ChunkStages]:
+    """The chunks of the other copy of the model: the same stages, on mirrored ranks."""
+    n = len(stages)
+    return [
+        replace(
+            own,
+            chunk=second_copy(own.chunk, n, num_ranks),
+            arrivals=tuple(source + n if source >= 0 else source for source in own.arrivals),
+        )
+        for own in stages
+    ]
+
+
+def _borrowed(arrivals: Sequence[int], chunk: Chunk, earlier: Sequence[ChunkStages]) -> tuple[bool, ...]:
+    """Per arriving tensor: it comes from a chunk of the same rank that keeps it for its own backward."""
+    result = []
+    for k, source in enumerate(arrivals):
+        if source < 0 or earlier[source].chunk.rank != chunk.rank:
+            result.append(False)
+        else:
+            position = sum(1 for other in arrivals[:k] if other == source)
+            result.append(earlier[source].forward.leaving_kept[position])
+    return tuple(result)
+
+
+def _module_arrivals(
+    module: ModalityModule,
+    last_chunk: dict[str, int],
+    library: TemplateLibrary,
+    blocks: Sequence[Sequence[Block]],
+    job: TrainingJob,
+) -> tuple[int, ...]:
+    arrivals = [-1] * len(module.inputs)
+    names = [m.name for m in job.model.modules]
+    for source in module.sources:
+        last_block = blocks[names.index(source)][-1]
+        arrivals += [last_chunk[source]] * len(library.templates[last_block.template].carry_out)
+    return tuple(arrivals)

@@ -1,0 +1,201 @@
+"""What is remembered of a model between calls of ``simulate``: how it was traced and cut, as long as it stays as it is.
+
+A model is mutable, so everything is forgotten when any module or parameter has been assigned to (``semu.nn.changes``),
+or when a class has other methods than before. Only models whose every block has a structure (``StructureReader``) are
+remembered: nothing in them is hidden.
+
+Keys hold every setting of the job but those named here, so that a setting that is new counts from its first day.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from enum import Enum
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from semu.compile.template_cache import Recent
+from semu.job import TrainingJob
+from semu.nn.changes import CHANGES
+from semu.nn.layers.moe import MixtureOfExperts
+from semu.nn.model import ModalityModule, Model
+from semu.nn.module import Module, Parameter
+from semu.parallel.mesh import Mesh
+
+T = TypeVar("T")
+
+PLACEMENT = frozenset(
+    {
+        "dp",
+        "pp",
+        "vpp",
+        "zero",
+        "zero_group",
+        "reshard_after_forward",
+        "partition",
+        "layout",
+        "placement",
+        "segments",
+        "shares",
+    }
+)
+"""Settings of ``Parallel`` that decide where blocks and optimizer states lie, and nothing inside a block."""
+ZERO = frozenset({"dp", "zero", "zero_group", "reshard_after_forward"})
+"""Settings of ``Parallel`` that change no stage while ``zero`` is 0 or 1."""
+AROUND = frozenset(
+    {
+        "micro_batch",
+        "global_batch",
+        "schedule",
+        "schedule_file",
+        "activation_limit",
+        "optimizer_post_validation",
+        "overhead_s",
+        "jitter",
+        "straggler_share",
+        "straggler_slowdown",
+        "gradient_clipping",
+        "loss_scaling",
+        "workspaces",
+    }
+)
+"""Settings of ``Training`` that change neither blocks nor stages."""
+
+
+BATCH = frozenset({"micro_batch", "global_batch", "schedule", "schedule_file", "activation_limit"})
+"""Settings of ``Training`` that say how many microbatches there are, what is in them and in which order they run."""
+
+_REGISTERS = frozenset({"_modules", "_parameters"})
+_PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
+
+
+def settings(options: object, without: frozenset[str]) -> tuple[Hashable, ...]:
+    """The values of a frozen dataclass but some, in order; mappings as tuples."""
+    return tuple(
+        [
+            value if value.__class__ in _PLAIN else _hashable(value)
+            for name, value in vars(options).items()
+            if name not in without
+        ]
+    )
+
+
+def _is_fixed(value: object) -> bool:
+    """Whether a value cannot change in place, or notes that it does."""
+    if value is None or isinstance(value, int | float | str | bytes | Enum | Module | Parameter):
+        return True
+    if isinstance(value, tuple | frozenset):
+        return all(_is_fixed(item) for item in value)
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    if parameters is None or not parameters.frozen or not hasattr(value, "__dict__"):
+        return False
+    return all(_is_fixed(item) for item in vars(value).values())
+
+
+def _hashable(value: Any) -> Hashable:
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, Mapping):
+        return tuple([(key, _hashable(item)) for key, item in value.items()])
+    if isinstance(value, tuple | list):
+        return tuple([_hashable(item) for item in value])
+    if is_dataclass(value) and hasattr(value, "__dict__"):
+        return type(value), settings(value, frozenset())
+    known: Hashable = value
+    return known
+
+
+@dataclass(eq=False)
+class ModelMemo(Generic[T]):
+    """What is known of one model as it is.
+
+    Attributes:
+        changes: of ``CHANGES`` when it was made. is_fixed: no module holds anything that changes in place.
+        has_experts: some module is a mixture of experts. reads_replicas: some module exchanges with other replicas.
+        modules: the model's. classes: classes of its modules with what they define. values: by key.
+    """
+
+    changes: int
+    is_fixed: bool
+    has_experts: bool
+    reads_replicas: bool
+    modules: tuple[ModalityModule, ...]
+    classes: tuple[tuple[type, tuple[object, ...]], ...]
+    values: Recent[T] = field(default_factory=lambda: Recent(64))
+
+    @classmethod
+    def of(cls, model: Model) -> ModelMemo[T]:
+        """An empty one."""
+        found = [module for item in model.modules for _, module in item.body.named_modules()]
+        kinds = {type(module) for module in found}
+        bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__ if issubclass(base, Module))
+        is_fixed = all(
+            name in _REGISTERS or _is_fixed(value) for module in found for name, value in vars(module).items()
+        )
+        has_experts = any(isinstance(module, MixtureOfExperts) for module in found)
+        classes = tuple((base, tuple(vars(base).values())) for base in bases)
+        reads_replicas = any(module.reads_replicas for module in found)
+        return cls(CHANGES.count, is_fixed, has_experts, reads_replicas, model.modules, classes)
+
+    def holds(self, model: Model) -> bool:
+        """Whether the model is still what it was."""
+        return (
+            self.changes == CHANGES.count
+            and self.modules is model.modules
+            and all(
+                len(vars(base)) == len(known) and all(a is b for a, b in zip(vars(base).values(), known, strict=True))
+                for base, known in self.classes
+            )
+        )
+
+
+class ModelMemos(Generic[T]):
+    """Memos of models, each as long as its model lives."""
+
+    def __init__(self) -> None:
+        self._memos: WeakKeyDictionary[Model, ModelMemo[T]] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def of(self, model: Model) -> ModelMemo[T]:
+        """The memo of a model as it is now."""
+        with self._lock:
+            memo = self._memos.get(model)
+            if memo is None or not memo.holds(model):
+                memo = self._memos[model] = ModelMemo.of(model)
+            return memo
+
+
+def trace_key(
+    job: TrainingJob, mesh: Mesh, *, has_experts: bool, reads_replicas: bool = False
+) -> tuple[Hashable, ...] | None:
+    """Everything of a job but its model that its blocks can depend on; None: more than that.
+
+    Experts and modules with a parallelism of their own are traced for groups that depend on every parallel size.
+    """
+    if has_experts or job.parallel.ep > 1 or job.parallel.modules:
+        return None
+    groups = (mesh.worst_tp_group, mesh.worst_cp_group, mesh.worst_replica_group if reads_replicas else None)
+    own = settings(job.parallel, PLACEMENT), settings(job.training, AROUND)
+    return (*own, job.fp8_weights.name, job.overlaps_tensor_parallel, groups)
+
+
+def cut_key(job: TrainingJob) -> tuple[Hashable, ...] | None:
+    """Everything of a job but its model and blocks that its chunks can depend on; None: more than that, or where it has
+    no ``trace_key``."""
+    parallel = job.parallel
+    training = job.training
+    if parallel.zero > 1 or parallel.partition == "latency" or training.recompute_layers is not None:
+        return None
+    if "weights" in (training.offload or ()):
+        return None
+    return settings(parallel, ZERO), settings(training, AROUND), job.overlaps_tensor_parallel
+
+
+def placement_key(job: TrainingJob) -> tuple[Hashable, ...]:
+    """Everything of a job but its model and its batch: where parameters lie, and what happens to them in an
+    iteration. Of the batch and the schedule only whether they let ZeRO-3 gather once."""
+    cluster = job.cluster
+    where = job.profile, cluster.profile, cluster.nodes, cluster.gpus_per_node, job.gathers_once
+    return settings(job.parallel, frozenset()), settings(job.training, BATCH), where

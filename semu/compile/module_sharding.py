@@ -1,0 +1,187 @@
+"""Modality modules of different parallelism: how each is traced, what it spreads, what this version refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from semu.errors import ConfigError
+from semu.job import TrainingJob
+from semu.job.experts import mixtures
+from semu.nn.rules.reshard import Resharding, TokenLayout
+from semu.nn.streams import changes_of
+from semu.nn.trace.block import CarrySpec
+from semu.nn.trace.tensor import Sequences
+from semu.nn.trace.tracing import TraceOptions
+from semu.parallel.config import Parallel
+from semu.parallel.mesh import Mesh
+from semu.parallel.tensor import megatron_plan
+from semu.workload.spread import Spread
+
+
+@dataclass(frozen=True)
+class ModuleSetting:
+    """One modality module's parallelism, for tracing.
+
+    Attributes:
+        name: of the module; empty where its items are not spread. parallel, mesh: its own.
+    """
+
+    name: str
+    parallel: Parallel
+    mesh: Mesh
+    groups: int = 1
+
+    @classmethod
+    def of(cls, name: str, mesh: Mesh) -> ModuleSetting:
+        """A module of a job."""
+        own = mesh.of_module(name)
+        groups = own.parallel.dp // mesh.parallel.dp
+        return cls(name if groups > 1 else "", own.parallel, own, groups)
+
+    @property
+    def token_shards(self) -> int:
+        """Into how many parts the tokens between split regions are cut."""
+        return self.parallel.tp if self.parallel.sequence_parallel else 1
+
+    def sequences(self, stream: str) -> Sequences:
+        """Packing of a data stream in the module."""
+        return Sequences.of_stream(stream, self.parallel.token_divisor, self.parallel.cp, self.name)
+
+    def options(self, job: TrainingJob, base: TraceOptions) -> TraceOptions:
+        """The job's options for tracing in the module's sizes."""
+        plan = megatron_plan(job.model, self.parallel)
+        return replace(base, plan=plan, tp_group=self.mesh.worst_tp_group, cp_group=self.mesh.worst_cp_group)
+
+    def layout(self, stream: str, mesh: Mesh, *, alone: bool) -> TokenLayout:
+        """How a stream's tokens are spread; ``alone``: the other side differs in sequence parallelism only."""
+        parts = 1 if alone else self.groups * self.parallel.cp
+        group = mesh.exchange_group(parts * self.token_shards) if not alone else None
+        if alone and self.token_shards > 1:
+            group = self.mesh.worst_tp_group
+        return TokenLayout(self.sequences(stream), parts, self.token_shards, group)
+
+
+def resharded(
+    specs: Sequence[CarrySpec], source: str, target: str, giver: ModuleSetting, taker: ModuleSetting, mesh: Mesh
+) -> tuple[CarrySpec, ...]:
+    """What a module hands to another, spread anew where they differ.
+
+    Args:
+        specs: what the giver returns. source, target: names of giver and taker. mesh: the job's.
+    Raises:
+        ConfigError: tensors that are not tokens of a data stream.
+    """
+    if (giver.parallel.tp, giver.parallel.cp, giver.token_shards) == (
+        taker.parallel.tp,
+        taker.parallel.cp,
+        taker.token_shards,
+    ):
+        return tuple(specs)
+    alone = (giver.parallel.tp, giver.parallel.cp) == (taker.parallel.tp, taker.parallel.cp)
+    result = []
+    for spec in specs:
+        stream = spec.sequences.stream if spec.sequences is not None else ""
+        here = giver.layout(stream, mesh, alone=alone)
+        expected = (here.sequences.tokens, here.shards, (1,) * (len(spec.shape) - 1))
+        if spec.sequences is None or (spec.shape[0], spec.shards[0], spec.shards[1:]) != expected:
+            raise ConfigError(
+                f"{source} hands {target} a tensor that is not the tokens of a data stream, so that it cannot be "
+                "spread anew",
+                where=f"parallel.modules.{source}",
+                expected=f"the same tp, cp and sequence_parallel as {target}",
+                got=f"{source}: {_said(giver)}, {target}: {_said(taker)}",
+                nearest=_said(taker),
+            )
+        result.append(replace(spec, reshard=Resharding(here, taker.layout(stream, mesh, alone=alone))))
+    return tuple(result)
+
+
+def _said(setting: ModuleSetting) -> str:
+    own = setting.parallel
+    return f"tp = {own.tp}, cp = {own.cp}, sequence_parallel = {str(own.sequence_parallel).lower()}"
+
+
+def spreads(job: TrainingJob) -> tuple[Spread, ...]:
+    """How the modules of a job that run in several groups of ranks spread the microbatches."""
+    result = []
+    for module in job.model.modules:
+        groups = job.parallel.item_groups(module.name) if job.parallel.modules else 1
+        if groups > 1:
+            own = job.parallel.of_module(module.name)
+            stream = module.inputs[0].stream
+            result.append(Spread(module.name, stream, groups, own.token_divisor, own.sequence_parts))
+    return tuple(result)
+
+
+def check_spread(job: TrainingJob, modules: Mapping[str, Sequence[str]], columns: Mapping[str, object]) -> None:
+    """Every stream that a spread module reads must have as many sequences as the one that is dealt out.
+
+    Args:
+        modules: spread module -> streams that it reads. columns: of the batch.
+    Raises:
+        ConfigError: a stream of which nobody knows which sequences belong to which item.
+    """
+    for name, streams in modules.items():
+        first = next(module for module in job.model.modules if module.name == name).inputs[0].stream
+        for stream in streams:
+            if f"{changes_of(stream)[0]}.{name}.shard" not in columns:
+                raise ConfigError(
+                    f"{name} reads streams with different numbers of sequences, {first!r} and {stream!r}, so that its "
+                    "items cannot be spread over groups of ranks",
+                    where=f"parallel.modules.{name}",
+                    expected=f"tp = {job.parallel.tp}, cp = {job.parallel.cp} as the job",
+                    got=f"tp = {job.parallel.of_module(name).tp}, cp = {job.parallel.of_module(name).cp}",
+                    nearest=f"tp = {job.parallel.tp}",
+                )
+
+
+def refuse_modules(job: TrainingJob) -> None:
+    """What this version would get wrong.
+
+    Raises:
+        ConfigError: ZeRO-2 and ZeRO-3, experts, sharding groups, modules without data of their own, shared parameters.
+    """
+    if not job.parallel.modules:
+        return
+    if job.parallel.zero >= 2:
+        raise ConfigError(
+            f"ZeRO-{job.parallel.zero} with a parallelism per module is not modelled by this version",
+            where="parallel.zero",
+            expected="0 or 1, or no [parallel.modules]",
+            got=job.parallel.zero,
+            nearest=1,
+        )
+    if mixtures(job.model):
+        raise ConfigError(
+            "a parallelism per module for a model with experts is not modelled by this version",
+            where="parallel.modules",
+            expected="no [parallel.modules], or a model without experts",
+            got=", ".join(job.parallel.modules),
+        )
+    if job.parallel.zero_group is not None:
+        raise ConfigError(
+            "sharding groups with a parallelism per module are not modelled by this version",
+            where="parallel.zero_group",
+            expected="no zero_group, or no [parallel.modules]",
+            got=job.parallel.zero_group,
+        )
+    owner: dict[int, str] = {}
+    for module in job.model.modules:
+        if job.parallel.item_groups(module.name) > 1 and not module.inputs:
+            raise ConfigError(
+                f"{module.name} gets nothing from the data loader: there are no items to spread over groups of ranks",
+                where=f"parallel.modules.{module.name}",
+                expected=f"tp = {job.parallel.tp}, cp = {job.parallel.cp} as the job",
+                got=f"tp = {job.parallel.of_module(module.name).tp}",
+                nearest=f"tp = {job.parallel.tp}",
+            )
+        for path, parameter in module.body.named_parameters(module.name):
+            other = owner.setdefault(id(parameter), module.name)
+            if job.parallel.of_module(other) != job.parallel.of_module(module.name):
+                raise ConfigError(
+                    f"{path} is shared by {other} and {module.name}, which have different parallelism",
+                    where=f"parallel.modules.{module.name if module.name in job.parallel.modules else other}",
+                    expected="the same sizes for both",
+                    got="different ones",
+                )

@@ -1,0 +1,1 @@
+"""What a ``StagePlan`` changes about a compiled job: cuts, parts and variants of chunks."""

@@ -1,0 +1,163 @@
+"""Variants of chunks: every distinct block traced once under each memory strategy, all in one library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from semu.compile.layout import ChunkStages, Layout
+from semu.compile.recipe.sub_microbatches import SubMicrobatches
+from semu.compile.template_cache import LIBRARIES, JoinedLibrary
+from semu.compile.tracer import Block, ModelTracer
+from semu.errors import ConfigError, ScheduleError
+from semu.graph.dim import symbols_of
+from semu.job import Recompute, TrainingJob
+from semu.schedule.stage_plan import StagePlan
+
+
+class TracedVariants:
+    """A job's blocks as the job says, and under each strategy, in one list of templates."""
+
+    def __init__(self, job: TrainingJob, strategies: Iterable[str]) -> None:
+        self._tracer = ModelTracer(job)
+        self.own = self._tracer.trace_model()
+        self.is_lasting = self._tracer.is_lasting
+        self.by_strategy: dict[str, list[list[Block]]] = {}
+        for word in strategies:
+            other = ModelTracer(_under(job, word))
+            other.share(self._tracer)
+            self.by_strategy[word] = other.trace_model()
+            self.is_lasting &= other.is_lasting
+
+    def joined(self) -> JoinedLibrary:
+        """The library of all templates."""
+        blocks = self._tracer.blocks
+        if not self.is_lasting:
+            return JoinedLibrary(blocks)
+        return LIBRARIES.get(tuple(block.serial for block in blocks), lambda: JoinedLibrary(blocks))
+
+    def blocks(self, base: ChunkStages, words: Sequence[str] | None) -> tuple[Block, ...]:
+        """A chunk's blocks; ``words``: strategies of its layers, None: the job's own."""
+        where = slice(base.chunk.first, base.chunk.last)
+        own = self.own[base.chunk.module][where]
+        if words is None:
+            return tuple(own)
+        left = iter(words)
+        picked = [
+            self.by_strategy[next(left)][base.chunk.module][number] if block.is_layer else block
+            for number, block in enumerate(own, start=base.chunk.first)
+        ]
+        return tuple(picked)
+
+
+def _under(job: TrainingJob, strategy: str) -> TrainingJob:
+    """The job with one memory strategy for every layer."""
+    training = job.training
+    offload = tuple(word for word in training.offload or () if word != "activations")
+    if strategy == "offload":
+        offload = ("activations", *offload)
+    recompute = Recompute.NONE if strategy == "offload" else Recompute(strategy)
+    modules = training.recompute_modules if strategy == "selective" else None
+    changed = replace(training, recompute=recompute, recompute_modules=modules, offload=offload or None)
+    return replace(job, training=changed)
+
+
+def told_variants(layout: Layout, plan: StagePlan) -> list[tuple[tuple[str, ...], ...]]:
+    """Per chunk, its variants as told."""
+    if not plan.variants:
+        return [()] * len(layout.chunks)
+    if len(plan.variants) != len(layout.chunks):
+        raise ScheduleError(
+            "variants for another number of chunks",
+            where="plan.variants",
+            expected=f"{len(layout.chunks)} lists",
+            got=len(plan.variants),
+        )
+    for number, (base, own) in enumerate(zip(layout.chunks, plan.variants, strict=True)):
+        layers = sum(block.is_layer for block in base.blocks)
+        for words in own:
+            if len(words) != layers:
+                raise ScheduleError(
+                    f"strategies for another number of layers than chunk {number} has",
+                    where=f"plan.variants[{number}]",
+                    expected=f"{layers} words",
+                    got=len(words),
+                    nearest=layers,
+                )
+    return list(plan.variants)
+
+
+def join_variant(
+    layout: Layout,
+    cutting: SubMicrobatches | None,
+    traced: TracedVariants,
+    joined: JoinedLibrary,
+    base: ChunkStages,
+    words: Sequence[str] | None,
+    earlier: Sequence[ChunkStages],
+) -> ChunkStages:
+    """One variant of a chunk: its two stages.
+
+    Args:
+        layout: without a plan. cutting: of the batch. traced, joined: the blocks, and their library.
+        base: the chunk. words: strategies of its layers, None: the job's own. earlier: chunks before it.
+    """
+    job, chunk = layout.job, base.chunk
+    blocks = traced.blocks(base, words)
+    last = {c.module: c.chunk.index for c in layout.chunks}
+    consumed = {source for module in job.model.modules for source in module.sources}
+    borrowed = []
+    for k, source in enumerate(base.arrivals):
+        if source < 0 or layout.chunks[source].chunk.rank != chunk.rank:
+            borrowed.append(False)
+        elif cutting is not None and cutting.is_seam(layout.chunks[source].module, base.module):
+            borrowed.append(False)  # parts are joined into a tensor of their own
+        else:
+            position = sum(1 for other in base.arrivals[:k] if other == source)
+            borrowed.append(earlier[source].forward.leaving_kept[position])
+    forward, backward = joined.stages(
+        tuple(block.template for block in blocks),
+        serial=not job.overlaps_tensor_parallel,
+        has_consumer=chunk.index != last[base.module] or base.module in consumed,
+        borrowed=tuple(borrowed),
+    )
+    return ChunkStages(chunk, base.module, blocks, forward, backward, base.arrivals)
+
+
+def check_alike(layout: Layout, cutting: SubMicrobatches | None, variants: Sequence[ChunkStages]) -> None:
+    """Variants of a chunk train alike; and keep their results alike where a chunk of the same rank borrows them."""
+    first = variants[0]
+    number, rank = first.chunk.index, first.chunk.rank
+    borrows = any(
+        number in chunk.arrivals
+        and chunk.chunk.rank == rank
+        and not (cutting is not None and cutting.is_seam(first.module, chunk.module))
+        for chunk in layout.chunks
+    )
+    for other in variants[1:]:
+        is_kept_alike = other.forward.leaving_kept == first.forward.leaving_kept
+        if (other.backward is None) != (first.backward is None) or (borrows and not is_kept_alike):
+            raise ConfigError(
+                "variants of a chunk of which some keep its result for their backward and others do not, where the "
+                "next module runs on the same rank, are not modelled by this version",
+                where=f"plan.variants[{number}]",
+                expected="one strategy for the chunk's last layers",
+            )
+
+
+def symbols_of_module(layout: Layout, module: str) -> set[str]:
+    """Symbols that the stages of a module's chunks depend on."""
+    library = layout.library
+    rows: set[int] = set()
+    sizes: set[int] = set()
+    for kind in layout.kinds:
+        if kind.module != module:
+            continue
+        for stage in (kind.forward, kind.backward):
+            if stage is not None:
+                rows.update(stage.rows.tolist())
+                sizes.update(stage.size_row.tolist(), (row for row in (*stage.arriving, *stage.leaving) if row >= 0))
+    operators = [library.operators[row] for row in rows]
+    dims = [dim for op in operators for dim in (op.flop, op.mem_bytes, op.net_bytes, *op.key)]
+    dims += [library.sizes[row] for row in sizes]
+    return {name for dim in dims for name in symbols_of(dim)}

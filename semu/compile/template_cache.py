@@ -1,0 +1,197 @@
+"""What is remembered between calls of ``simulate``: compiled blocks, and stages joined of them.
+
+Everything here is structural: nothing of a model is kept but the shapes of its parameters, so that a block compiled for
+one model serves every other with a block of equal structure, whatever its path.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from semu.compile.exchange import ExchangeCosts, ExchangePlan
+from semu.compile.host_copies import HostCopyCosts
+from semu.compile.join import build_stages
+from semu.compile.stage import StageProgram
+from semu.compile.template import Template, TemplateLibrary, compile_template, stream_names
+from semu.nn.module import Parameter
+from semu.nn.trace.block import CarrySpec, TracedBlock
+
+T = TypeVar("T")
+
+_serial = itertools.count()
+
+
+@dataclass(frozen=True)
+class ParameterSlot:
+    """A parameter of a block as one rank holds it.
+
+    Attributes:
+        number: which of the block's parameters, in the order of ``named_parameters``. path: below the block.
+        elements: local elements. is_sharded: split over the tensor-parallel group.
+        writer: position, in the block's backward half, of the operator that completes its gradient; -1: frozen.
+        writers: positions of all operators that write it.
+        is_fp8: the weight of a linear that runs in fp8. is_expert: of routed experts.
+    """
+
+    number: int
+    path: str
+    elements: int
+    is_sharded: bool
+    writer: int
+    is_fp8: bool
+    writers: tuple[int, ...] = ()
+    is_expert: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledBlock:
+    """A traced block without the model that it was traced from.
+
+    Attributes:
+        serial: different for every one in this process. template: its operators.
+        output_specs: what the next block receives.
+        output_gradients, input_gradients: which gradients arrive and leave.
+        slots: its parameters.
+    """
+
+    serial: int
+    template: Template
+    output_specs: tuple[CarrySpec, ...]
+    output_gradients: tuple[bool, ...]
+    input_gradients: tuple[bool, ...]
+    slots: tuple[ParameterSlot, ...]
+
+    @classmethod
+    def of(cls, traced: TracedBlock, parameters: Sequence[Parameter]) -> CompiledBlock:
+        """Compile a traced block.
+
+        Args:
+            traced: the block. parameters: those of its module, in the order of ``named_parameters``.
+        """
+        number = {id(parameter): position for position, parameter in enumerate(parameters)}
+        backward = traced.graph.operators[traced.num_forward :]
+        writer = {tensor: op.index - traced.num_forward for op in backward for tensor in op.outputs}
+        return cls(
+            serial=next(_serial),
+            template=compile_template(
+                traced.graph,
+                traced.num_forward,
+                inputs=traced.inputs,
+                outputs=traced.outputs,
+                output_gradients=traced.output_gradients,
+                input_gradients=traced.input_gradients,
+                groups=traced.groups,
+            ),
+            output_specs=traced.output_specs,
+            output_gradients=tuple(tensor is not None for tensor in traced.output_gradients),
+            input_gradients=tuple(tensor is not None for tensor in traced.input_gradients),
+            slots=tuple(
+                ParameterSlot(
+                    number=number[id(use.parameter)],
+                    path=use.path,
+                    elements=use.numel,
+                    is_sharded=use.is_sharded,
+                    writer=writer.get(use.gradient, -1) if use.gradient is not None else -1,
+                    writers=tuple(op.index - traced.num_forward for op in backward if use.gradient in op.outputs),
+                    is_fp8=use.is_fp8,
+                    is_expert=use.is_expert,
+                )
+                for use in traced.parameters
+            ),
+        )
+
+
+class Recent(Generic[T]):
+    """The values that were asked for last, by key; threads may share it.
+
+    Args:
+        size: how many are kept.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._values: OrderedDict[Hashable, T] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Recent, (self.size,)  # copies begin empty
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The value of a key; it is made where it is not known. Of two threads that make it at once, one wins."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        made = make()
+        with self._lock:
+            value = self._values.setdefault(key, made)
+            self._values.move_to_end(key)
+            while len(self._values) > self.size:
+                self._values.popitem(last=False)
+        return value
+
+    def peek(self, key: Hashable) -> T | None:
+        """The value of a key, None where it is not known."""
+        with self._lock:
+            value = self._values.get(key)
+            if value is not None:
+                self._values.move_to_end(key)
+            return value
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._values.clear()
+
+
+class JoinedLibrary:
+    """A library of templates and the stages joined of them.
+
+    Args:
+        blocks: compiled blocks in the order of the library's templates.
+        exchanges: what collectives, and copies from the host, inside stages move; their templates follow.
+    """
+
+    def __init__(
+        self, blocks: Sequence[CompiledBlock], exchanges: Sequence[ExchangeCosts | HostCopyCosts] = ()
+    ) -> None:
+        self.library = TemplateLibrary([item.template for item in blocks] + [item.template() for item in exchanges])
+        self.streams = stream_names(self.library)
+        self._stages: Recent[tuple[StageProgram, StageProgram | None]] = Recent(256)
+
+    def stages(
+        self,
+        numbers: tuple[int, ...],
+        *,
+        serial: bool,
+        has_consumer: bool,
+        borrowed: tuple[bool, ...],
+        exchanges: ExchangePlan | None = None,
+    ) -> tuple[StageProgram, StageProgram | None]:
+        """Forward and backward stage of a chunk; arguments as ``build_stages``."""
+        return self._stages.get(
+            (numbers, serial, has_consumer, borrowed, exchanges),
+            lambda: build_stages(
+                self.library,
+                numbers,
+                self.streams,
+                serial=serial,
+                has_consumer=has_consumer,
+                borrowed=borrowed,
+                exchanges=exchanges,
+            ),
+        )
+
+
+BLOCKS: Recent[CompiledBlock] = Recent(256)
+"""Compiled blocks by structure, arriving tensors, sharding and all other options."""
+LIBRARIES: Recent[JoinedLibrary] = Recent(16)
+"""Libraries by the serial numbers of their blocks."""

@@ -1,0 +1,333 @@
+"""``ModelTracer``: the blocks of a job's model, every distinct structure traced and compiled once per process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+from semu.compile.module_sharding import ModuleSetting, resharded
+from semu.compile.structure import StructureReader
+from semu.compile.template_cache import BLOCKS, CompiledBlock
+from semu.job import Attention, Fp8Weights, Recompute, TrainingJob
+from semu.job.experts import expert_plan
+from semu.nn.model import InputSpec
+from semu.nn.module import Module, Parameter
+from semu.nn.trace.block import CarrySpec, starts_from_data, trace_block
+from semu.nn.trace.sharding import ShardingStyle
+from semu.nn.trace.tracing import TraceOptions
+from semu.parallel.mesh import Mesh
+from semu.parallel.tensor import megatron_plan
+
+
+@dataclass(frozen=True)
+class HeldParameter:
+    """A parameter as one rank holds it.
+
+    Attributes:
+        parameter: the model's. elements: local elements. is_sharded: split over the tensor-parallel group.
+        writer: position, in the block's backward half, of the operator that completes its gradient; -1: frozen.
+        path: dotted path in the model. is_fp8: the weight of a linear that runs in fp8.
+        writers: positions, in the block's backward half, of all operators that write its gradient.
+        is_expert: of routed experts whose replicas are the ranks of the expert-data-parallel group.
+    """
+
+    parameter: Parameter
+    elements: int
+    is_sharded: bool
+    writer: int
+    path: str
+    writers: tuple[int, ...] = ()
+    is_fp8: bool = False
+    is_expert: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of the model: where it is, which template it uses, what it holds.
+
+    Attributes:
+        is_layer: tensors to tensors: it neither starts from data nor ends in a loss, so it can be recomputed.
+        is_streamed: its weights live on the host (``training.offload``).
+    """
+
+    path: str
+    template: int
+    parameters: tuple[HeldParameter, ...]
+    is_layer: bool = True
+    is_streamed: bool = False
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Something to trace as one block: a block of the model, or several that are recomputed together.
+
+    Attributes:
+        path, body: where, what. is_recomputed: keep only its inputs.
+    """
+
+    path: str
+    body: Module
+    is_recomputed: bool
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A block in its place: where, what, from what; blocks of equal ``key`` trace alike.
+
+    Attributes:
+        path, body: where, what. specs: what arrives. parameters: as ``body.named_parameters``.
+        key: decides, with the gradients, what is traced. number: of the key, in this job.
+        is_lasting: the key says so also in another call of ``simulate``. is_recomputed: as the unit.
+        is_offloaded: what its forward pass saves lives on the host in between. options: it is traced so.
+        is_streamed: its weights live on the host, which changes nothing about its trace.
+    """
+
+    path: str
+    body: Module
+    specs: tuple[CarrySpec, ...]
+    parameters: tuple[Parameter, ...]
+    key: object
+    number: int
+    is_lasting: bool
+    is_recomputed: bool
+    is_offloaded: bool
+    options: TraceOptions
+    is_streamed: bool = False
+
+    @property
+    def is_data(self) -> bool:
+        """Whether it starts from what the data loader gives as integers."""
+        return bool(self.specs) and starts_from_data(self.specs[0].dtype)
+
+
+class ModelTracer:
+    """Compiles blocks in order of data flow; equal structures with equal inputs are traced once.
+
+    A second walk, against the data flow, finds for which outputs a gradient really arrives (none does for a carry that
+    nobody after this block uses), and traces again where that differs.
+
+    Attributes:
+        mesh, options: of the job, ``options`` of the module that is being traced. blocks: what its templates are made
+            of, in order.
+        is_lasting: all of them may be remembered after this call.
+        spread_streams: module whose items are spread over groups of ranks -> streams that it reads.
+    """
+
+    def __init__(self, job: TrainingJob) -> None:
+        self.job = job
+        self.mesh = Mesh(job.parallel, job.cluster)
+        self.blocks: list[CompiledBlock] = []
+        self._template: dict[int, int] = {}
+        self._reader = StructureReader()
+        self._numbers: dict[object, int] = {}
+        self._known: dict[tuple[int, tuple[bool, ...] | None], CompiledBlock] = {}
+        training = job.training
+        self.offload = training.offload_plan
+        self.options = TraceOptions(
+            plan=megatron_plan(job.model, job.parallel),
+            tp_group=self.mesh.worst_tp_group,
+            compute_dtype=training.precision.compute_dtype,
+            tensor_dtype=training.precision.tensor_dtype,
+            grad_dtype=training.grad_dtype,
+            overlap_tp=job.overlaps_tensor_parallel,
+            fused_attention=training.attention is Attention.FUSED,
+            recompute=training.recompute_plan,
+            cast_weights=job.fp8_weights is Fp8Weights.MICROBATCH,
+            experts=expert_plan(job.model, job.parallel, training, self.mesh),
+            cp_group=self.mesh.worst_cp_group,
+            cp_kind=job.parallel.context_kind,
+            **({"replica_group": self.mesh.worst_replica_group} if job.model.reads_replicas else {}),
+            keep_products=training.recompute_policy is not None,
+            stop_early=job.stops_recomputation_early,
+            cross_entropy=training.cross_entropy.value,
+            fused_accumulation=training.gradient_accumulation_fusion,
+            eager_modules=training.eager_modules,
+            fp8_recipe=training.fp8_recipe,
+        )
+        self._options_key = _both_keys(self.options)
+        self._settings = {module.name: ModuleSetting.of(module.name, self.mesh) for module in job.model.modules}
+        self._traced_as = {name: self._options_of(setting) for name, setting in self._settings.items()}
+        self.spread_streams: dict[str, list[str]] = {}
+        self._paths: dict[object, tuple[str, ...]] = {}
+        self.is_lasting = True
+
+    def share(self, other: ModelTracer) -> None:
+        """Number templates with another tracer's, in one list."""
+        self.blocks, self._template = other.blocks, other._template
+
+    def _options_of(self, setting: ModuleSetting) -> tuple[TraceOptions, tuple[object, object]]:
+        """Options of a module, and their keys."""
+        if setting.mesh is self.mesh:
+            return self.options, self._options_key
+        own = setting.options(self.job, self.options)
+        return own, _both_keys(own)
+
+    def trace_model(self, units: Sequence[Sequence[Unit]] | None = None) -> list[list[Block]]:
+        """The blocks of every modality module, in order.
+
+        Args:
+            units: what to trace, module by module; None: every block of the model, recomputed as the job says.
+        """
+        if units is None:
+            again = self.job.training.recompute is Recompute.FULL
+            units = [[Unit(path, body, again) for path, body in m.blocks()] for m in self.job.model.modules]
+        outputs: dict[str, tuple[CarrySpec, ...]] = {}
+        placed: list[list[_Placed]] = []
+        for module, own in zip(self.job.model.modules, units, strict=True):
+            setting = self._settings[module.name]
+            self.options, self._options_key = self._traced_as[module.name]
+            specs = tuple(self._input_spec(spec, setting) for spec in module.inputs)
+            for source in module.sources:
+                given = outputs[source]
+                specs += resharded(given, source, module.name, self._settings[source], setting, self.mesh)
+            if setting.groups > 1:
+                read = [spec.sequences.stream for spec in specs if spec.sequences is not None]
+                self.spread_streams[module.name] = list(dict.fromkeys(read))
+            group = []
+            layers = 0
+            for unit in own:
+                group.append(self._place(unit, specs))
+                compiled = self._compile(group[-1], None)
+                if _is_layer(group[-1], compiled):
+                    chosen = self._chosen(unit, layers)
+                    place = self._place(chosen, specs, is_offloaded=self.offload.chooses(unit.path, layers))
+                    group[-1] = replace(place, is_streamed=self.offload.streams(unit.path, layers))
+                    layers += 1
+                specs = compiled.output_specs
+            outputs[module.name] = specs
+            placed.append(group)
+        return self._walk_back(placed, {name: len(specs) for name, specs in outputs.items()})
+
+    def _chosen(self, unit: Unit, number: int) -> Unit:
+        """The unit of a layer, recomputed where it is its turn (``training.recompute_every``)."""
+        every = self.job.training.recompute_every
+        return unit if every is None or (number + 1) % every == 0 else replace(unit, is_recomputed=False)
+
+    def _walk_back(self, placed: Sequence[Sequence[_Placed]], num_outputs: dict[str, int]) -> list[list[Block]]:
+        wanted: dict[str, list[bool]] = {}
+        result: list[list[Block]] = []
+        for module, group in zip(reversed(self.job.model.modules), reversed(placed), strict=True):
+            gradients: Sequence[bool] | None = wanted.get(module.name)
+            blocks: list[Block] = []
+            for place in reversed(group):
+                compiled = self._compile(place, gradients)
+                is_layer = _is_layer(place, compiled)
+                held, number = _held(place, compiled), self._number(compiled)
+                blocks.append(Block(place.path, number, held, is_layer, place.is_streamed))
+                gradients = compiled.input_gradients
+            offset = len(module.inputs)
+            for source in module.sources:
+                flags = list(gradients or ())[offset : offset + num_outputs[source]]
+                before = wanted.get(source, [False] * len(flags))
+                wanted[source] = [a or b for a, b in zip(before, flags, strict=True)]
+                offset += num_outputs[source]
+            result.append(blocks[::-1])
+        return result[::-1]
+
+    def _input_spec(self, spec: InputSpec, setting: ModuleSetting) -> CarrySpec:
+        sequences = setting.sequences(spec.stream)
+        rows = sequences.count if spec.per_sequence else sequences.tokens
+        shape = (rows,) if spec.features is None else (rows, spec.features)
+        packing = None if spec.per_sequence else sequences
+        return CarrySpec(shape, (1,) * len(shape), spec.dtype(self.options.tensor_dtype), False, packing)
+
+    def _place(self, unit: Unit, specs: tuple[CarrySpec, ...], *, is_offloaded: bool = False) -> _Placed:
+        path, body = unit.path, unit.body
+        structure = self._reader.read(body)
+        if structure is not None:
+            key, parameters = structure.key, structure.parameters
+        else:
+            key, parameters = body.fingerprint(), tuple(parameter for _, parameter in body.named_parameters())
+        styles: tuple[ShardingStyle | None, ...] = ()
+        again: tuple[bool, ...] = ()
+        plan, recompute = self.options.plan, self.options.recompute
+        if plan.tp > 1 or recompute.patterns:
+            below = self._paths.get(key)
+            if below is None:
+                below = self._paths[key] = tuple(f".{name}" if name else "" for name, _ in body.named_modules())
+            if plan.tp > 1:
+                style = plan.style if plan.patterns else plan.styles.get
+                styles = tuple([style(path + name) for name in below])
+            if recompute.patterns:
+                again = tuple([recompute.matches(path + name) for name in below])
+        key = (key, specs, styles, again, self._options_key[unit.is_recomputed], is_offloaded)
+        number = self._numbers.setdefault(key, len(self._numbers))
+        self.is_lasting &= structure is not None
+        is_lasting = structure is not None
+        return _Placed(
+            path, body, specs, parameters, key, number, is_lasting, unit.is_recomputed, is_offloaded, self.options
+        )
+
+    def _compile(self, place: _Placed, gradients: Sequence[bool] | None) -> CompiledBlock:
+        """The block where gradients arrive for some outputs; None: for all that can have one."""
+        default = self._made(place, None)
+        if gradients is None or all(
+            flag or not arrives for flag, arrives in zip(gradients, default.output_gradients, strict=True)
+        ):
+            return default
+        return self._made(place, tuple(gradients))
+
+    def _made(self, place: _Placed, gradients: tuple[bool, ...] | None) -> CompiledBlock:
+        """The compiled block, from this job's blocks, the process's, or a new trace."""
+
+        def make() -> CompiledBlock:
+            traced = trace_block(
+                place.body,
+                place.specs,
+                place.options,
+                root=place.path,
+                full_recompute=place.is_recomputed,
+                gradients=gradients,
+                offload=place.is_offloaded,
+            )
+            return CompiledBlock.of(traced, place.parameters)
+
+        known = self._known.get((place.number, gradients))
+        if known is None:
+            known = BLOCKS.get((place.key, gradients), make) if place.is_lasting else make()
+            self._known[place.number, gradients] = known
+        return known
+
+    def _number(self, compiled: CompiledBlock) -> int:
+        """Number of a block's template in the job's library."""
+        number = self._template.setdefault(compiled.serial, len(self.blocks))
+        if number == len(self.blocks):
+            self.blocks.append(compiled)
+        return number
+
+
+def _both_keys(options: TraceOptions) -> tuple[object, object]:
+    """Keys of a block that keeps what it made, and of one that is recomputed."""
+    return options_key(options, full_recompute=False), options_key(options, full_recompute=True)
+
+
+def options_key(options: TraceOptions, *, full_recompute: bool) -> object:
+    """Everything that tracing depends on but the module, what arrives, and the styles of the module's parts."""
+    plan = options.plan
+    own = tuple(getattr(options, item.name) for item in fields(options) if item.name != "plan")
+    of_plan = tuple(getattr(plan, item.name) for item in fields(plan) if item.name not in ("styles", "patterns"))
+    return own, of_plan, full_recompute
+
+
+def _is_layer(place: _Placed, compiled: CompiledBlock) -> bool:
+    """Tensors to tensors: it neither starts from data nor ends in a loss."""
+    return not place.is_data and all(spec.shape for spec in compiled.output_specs)
+
+
+def _held(place: _Placed, compiled: CompiledBlock) -> tuple[HeldParameter, ...]:
+    """The block's own parameters."""
+    return tuple(
+        [
+            HeldParameter(
+                parameter=place.parameters[slot.number],
+                elements=slot.elements,
+                is_sharded=slot.is_sharded,
+                writer=slot.writer,
+                path=f"{place.path}.{slot.path}",
+                writers=slot.writers,
+                is_fp8=slot.is_fp8,
+                is_expert=slot.is_expert,
+            )
+            for slot in compiled.slots
+        ]
+    )

@@ -1,0 +1,1 @@
+"""Latency and memory columns of operators and stages, for many shapes at once."""

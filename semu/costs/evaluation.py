@@ -1,0 +1,268 @@
+"""Stage costs of a whole batch: its distinct shapes, and what every chunk costs for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.compile.join import build_stages
+from semu.compile.layout import Layout
+from semu.compile.stage import StageCosts, StageProgram
+from semu.compile.template import CostColumns, TemplateLibrary, stream_names
+from semu.compile.template_cache import Recent
+from semu.costs.result_cache import ResultCache
+from semu.costs.roofline import CostModel, LatencyRules
+from semu.costs.segment_costs import stage_costs
+from semu.costs.shape_costs import CostTables, ShapeCosts, num_shapes
+from semu.graph.rounded import with_rounded
+from semu.hardware.capabilities import DeviceProfile
+from semu.nn.window import Window
+from semu.workload.batch import Microbatch, shape_columns
+from semu.workload.spread import Spread, spread_columns
+
+
+@dataclass(frozen=True)
+class BatchShapes:
+    """The distinct shapes of a batch.
+
+    Attributes:
+        columns: symbol -> int64[num_shapes].
+        index: int64[dp, num_microbatches], shape of every replica's microbatch; under a plan that cuts microbatches,
+            of every column of its table (``SubMicrobatches``).
+        idle: number of the shape in which there is nothing at all; -1: none counts as such.
+    """
+
+    columns: Mapping[str, NDArray[np.int64]]
+    index: NDArray[np.int64]
+    idle: int = -1
+
+    @classmethod
+    def with_idle(cls, shapes: BatchShapes) -> BatchShapes:
+        """The same, where nothing runs on a shape without any symbol."""
+        table = np.stack([*shapes.columns.values()])
+        empty = np.flatnonzero((table == 0).all(axis=0))
+        return cls(shapes.columns, shapes.index, int(empty[0]) if len(empty) else -1)
+
+
+def distinct_shapes(
+    microbatches: Sequence[Microbatch],
+    dp: int,
+    token_divisor: int,
+    parts: int = 1,
+    spreads: Sequence[Spread] = (),
+    windows: Mapping[str, Sequence[Window]] | None = None,
+) -> BatchShapes:
+    """Find equal microbatches.
+
+    Args:
+        microbatches: dp x m of them; replica r runs items r, r + dp, r + 2 dp, ... (round robin).
+        dp: replicas. token_divisor, parts: see ``Parallel.token_divisor``, ``Parallel.sequence_parts``.
+        spreads: modality modules that spread their items over groups of ranks.
+        windows: of attention, by stream and module.
+    """
+    if microbatches and not spreads and len(set(map(id, microbatches))) == 1:  # one microbatch again and again
+        lengths = tuple([(name, own.tobytes()) for name, own in microbatches[0].lengths.items()])
+        used = tuple([(name, tuple(own)) for name, own in (windows or {}).items()])
+        alone = _COLUMNS.get(
+            (lengths, token_divisor, parts, used),
+            lambda: shape_columns(microbatches[:1], token_divisor, parts, windows),
+        )
+        return BatchShapes(alone, np.zeros((dp, len(microbatches) // dp), dtype=np.int64))
+    columns = shape_columns(microbatches, token_divisor, parts, windows)
+    for spread in spreads if columns else ():
+        columns |= spread_columns(microbatches, spread, windows)
+    names = list(columns)
+    table = np.stack([columns[name] for name in names])
+    distinct, inverse = np.unique(table, axis=1, return_inverse=True)
+    return BatchShapes(
+        columns=dict(zip(names, distinct, strict=True)),
+        index=np.asarray(inverse).reshape(-1, dp).T.copy(),
+    )
+
+
+_COLUMNS: Recent[Mapping[str, NDArray[np.int64]]] = Recent(256)
+"""By the lengths in a microbatch, and how they are cut."""
+
+
+@dataclass(frozen=True)
+class ChunkCosts:
+    """A chunk's costs for every distinct shape.
+
+    Attributes:
+        forward, backward: stage costs; backward None where there is none.
+        arriving, leaving: int64[num_tensors, num_shapes] [bytes], forward carry.
+        gradient_leaving: the same for the gradients that the backward stage sends.
+    """
+
+    forward: StageCosts
+    backward: StageCosts | None
+    arriving: NDArray[np.int64]
+    leaving: NDArray[np.int64]
+    gradient_leaving: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything about operators and stages that does not depend on the schedule.
+
+    Attributes:
+        shapes: distinct shapes. by_shape: costs of single operators. chunks: costs per chunk, then of their further
+            variants (``Layout.kinds``).
+    """
+
+    shapes: BatchShapes
+    by_shape: ShapeCosts
+    chunks: tuple[ChunkCosts, ...]
+
+    @property
+    def cost_model(self) -> CostModel:
+        """How latencies came about."""
+        return self.by_shape.model
+
+    @property
+    def num_shapes(self) -> int:
+        """How many distinct shapes there are."""
+        return num_shapes(self.shapes.columns)
+
+    @property
+    def columns(self) -> CostColumns:
+        """Cost columns of everything for all shapes; computed when somebody asks."""
+        return self.by_shape.columns
+
+    @property
+    def latency(self) -> NDArray[np.float64]:
+        """float64[num_shapes, num_rows] [s]; computed when somebody asks."""
+        return self.by_shape.latency
+
+    @property
+    def size(self) -> NDArray[np.int64]:
+        """int64[num_shapes, num_size_rows] [bytes]; computed when somebody asks."""
+        return self.by_shape.size
+
+    def latencies_of(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Latencies for some shapes: float64[n, num_rows] [s]. ``shapes``: int64[n], numbers of shapes."""
+        return self.by_shape.latencies_of(shapes)
+
+    def sizes_of(self, shapes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Storage sizes for some shapes: int64[n, num_size_rows] [bytes]. ``shapes``: int64[n], numbers of shapes."""
+        return self.by_shape.sizes_of(shapes)
+
+
+def evaluate(
+    layout: Layout,
+    shapes: BatchShapes,
+    cost_model: CostModel,
+    cache: ResultCache | None = None,
+    *,
+    remember: bool = False,
+) -> Evaluation:
+    """Cost every stage of the layout for every distinct shape.
+
+    Args:
+        layout, shapes: the job. cost_model: of the layout's library. cache: see ``stage_costs``.
+        remember: keep the result for the next job with these chunks, coefficients and shapes.
+    """
+    shapes = replace(shapes, columns=with_rounded(shapes.columns, layout.library.symbols))
+    if cost_model.rules or not remember or not layout.cut.is_shared:
+        return _evaluate(layout, shapes, cost_model, cache)
+    contents = tuple((name, column.tobytes()) for name, column in shapes.columns.items())
+    key = (layout.cut.identity, cost_model, contents)
+    shared = (cost_model, shapes.idle, contents)
+    known = _EVALUATIONS.get(key, lambda: _evaluate(layout, shapes, cost_model, cache, _TABLES.get(shared, CostTables)))
+    return Evaluation(shapes, known.by_shape, known.chunks)
+
+
+_COST_MODELS: Recent[CostModel] = Recent(64)
+"""By library and device."""
+
+
+_EVALUATIONS: Recent[Evaluation] = Recent(256)
+"""By chunks, cost model and distinct shapes."""
+_TABLES: Recent[CostTables] = Recent(128)
+"""What does not depend on how blocks are cut into chunks, by cost model and distinct shapes."""
+
+
+def cost_model_of(library: TemplateLibrary, profile: DeviceProfile, rules: LatencyRules | None) -> CostModel:
+    """The cost model of a library on a device; remembered where there are no custom rules."""
+    if rules:
+        return CostModel(library, profile, rules)
+    return _COST_MODELS.get((library, profile), lambda: CostModel(library, profile))
+
+
+def _evaluate(
+    layout: Layout,
+    shapes: BatchShapes,
+    cost_model: CostModel,
+    cache: ResultCache | None,
+    tables: CostTables | None = None,
+) -> Evaluation:
+    """``tables``: shared with other chunks that are made of the same blocks; None: with nobody."""
+    by_shape = ShapeCosts(cost_model, shapes.columns, shapes.idle, tables if tables is not None else CostTables())
+    every = (stage for chunk in layout.kinds for stage in (chunk.forward, chunk.backward) if stage is not None)
+    programs = [*{id(stage): stage for stage in every}.values()]
+    costs = _stage_costs(programs, by_shape, cache)
+    if shapes.idle >= 0:
+        costs = {key: stage.without(shapes.idle) for key, stage in costs.items()}
+    rows = sorted({row for program in programs for row in (*program.arriving, *program.leaving)})
+    place = {row: number for number, row in enumerate(rows)}
+    sizes = by_shape.sizes_of_rows(rows)
+
+    def carried(wanted: Sequence[int]) -> NDArray[np.int64]:
+        chosen: NDArray[np.int64] = sizes[[place[row] for row in wanted]]
+        return chosen
+
+    distinct: dict[tuple[int, int], ChunkCosts] = {}  # chunks of the same stages have the same costs, as one object
+    chunks = []
+    for chunk in layout.kinds:
+        forward, backward = chunk.forward, chunk.backward
+        key = id(forward), id(backward)
+        if key not in distinct:
+            distinct[key] = ChunkCosts(
+                forward=costs[id(forward)],
+                backward=costs[id(backward)] if backward is not None else None,
+                arriving=carried(forward.arriving),
+                leaving=carried(forward.leaving),
+                gradient_leaving=carried(backward.leaving if backward is not None else ()),
+            )
+        chunks.append(distinct[key])
+    return Evaluation(shapes=shapes, by_shape=by_shape, chunks=tuple(chunks))
+
+
+def _stage_costs(
+    programs: Sequence[StageProgram], by_shape: ShapeCosts, cache: ResultCache | None
+) -> dict[int, StageCosts]:
+    """Costs of stages by the identity of the program; those of shared tables come from there."""
+    known = by_shape.tables.stages
+    costs = {id(own): known[id(own)][1] for own in programs if id(own) in known}
+    fresh = [own for own in programs if id(own) not in costs]
+    if fresh:
+        found = stage_costs(fresh, by_shape, cache)
+        costs.update(zip(map(id, fresh), found, strict=True))
+        if len(known) > _MOST_STAGES:
+            known.clear()
+        known.update({id(own): (own, one) for own, one in zip(fresh, found, strict=True)})
+    return costs
+
+
+_MOST_STAGES = 512
+
+
+def template_latencies(
+    library: TemplateLibrary,
+    shapes: BatchShapes,
+    cost_model: CostModel,
+    *,
+    serial: bool,
+    cache: ResultCache | None = None,
+) -> list[float]:
+    """Mean forward plus backward latency [s] of each template over all microbatches, for balancing stages."""
+    uses = np.bincount(shapes.index.ravel()) / shapes.index.size
+    streams = stream_names(library)
+    halves = [build_stages(library, [number], streams, serial=serial) for number in range(len(library.templates))]
+    programs = [stage for stages in halves for stage in stages if stage is not None]
+    columns = with_rounded(shapes.columns, library.symbols)
+    costs = dict(zip(map(id, programs), stage_costs(programs, ShapeCosts(cost_model, columns), cache), strict=True))
+    return [sum(float(uses @ costs[id(stage)].latency) for stage in stages if stage is not None) for stages in halves]

@@ -1,0 +1,143 @@
+"""The stages of a chunk by their code: forward, whole backward, and the two parts of a backward that a schedule splits.
+
+Parts are made when a schedule first asks for them, and shared as the stages they are made of.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from semu.compile.layout import ChunkStages, Layout
+from semu.compile.split_backward import SplitStage, empty_stage, split_stage_program
+from semu.compile.stage import StageCosts, StageProgram
+from semu.costs.evaluation import Evaluation
+from semu.costs.segment_costs import stage_costs
+from semu.errors import ConfigError
+from semu.graph.operator import Phase
+from semu.schedule.units import BACKWARD, FORWARD, INPUT, NOTHING, WEIGHT
+
+CODES = (FORWARD, BACKWARD, INPUT, WEIGHT, NOTHING)
+"""All kinds of stages of a chunk."""
+CODE_OF_PHASE = {
+    Phase.FORWARD: FORWARD,
+    Phase.BACKWARD: BACKWARD,
+    Phase.INPUT_GRADIENT: INPUT,
+    Phase.WEIGHT_GRADIENT: WEIGHT,
+}
+"""Code of a stage by its phase."""
+
+
+def program_of(layout: Layout, chunk: int, code: int) -> StageProgram:
+    """A stage of a chunk, or of a variant of one (``Layout.kinds``). ``code``: see ``semu.schedule.units``."""
+    stages = layout.kinds[chunk]
+    if code == FORWARD:
+        return stages.forward
+    if code == BACKWARD:
+        assert stages.backward is not None
+        return stages.backward
+    if code == NOTHING:
+        found: StageProgram = layout.cut.facts.get("nothing", lambda: empty_stage(len(layout.streams)))
+        return found
+    split = split_of(layout)[chunk]
+    assert split is not None
+    return split.inputs if code == INPUT else split.weights
+
+
+def stages_of_chunk(layout: Layout, chunk: int, *, splits: bool) -> list[tuple[int, StageProgram]]:
+    """Every kind of stage of a chunk that may run under a schedule, with its code."""
+    stages = layout.kinds[chunk]
+    found = [(FORWARD, stages.forward)]
+    if stages.backward is not None:
+        codes = CODES[1:] if splits else (BACKWARD,)
+        found += [(code, program_of(layout, chunk, code)) for code in codes]
+    return found
+
+
+def costs_of(layout: Layout, evaluation: Evaluation, chunk: int, code: int) -> StageCosts:
+    """What a stage of a chunk, or of a variant of one, costs, for every shape."""
+    costs = evaluation.chunks[chunk]
+    if code == FORWARD:
+        return costs.forward
+    if code == BACKWARD:
+        assert costs.backward is not None
+        return costs.backward
+    return split_costs(layout, evaluation)[chunk, code]
+
+
+def split_of(layout: Layout) -> tuple[SplitStage | None, ...]:
+    """Per chunk, its backward stage in two parts; None where there is none."""
+    found: tuple[SplitStage | None, ...] = layout.cut.facts.get("split", lambda: _split(layout))
+    return found
+
+
+def split_costs(layout: Layout, evaluation: Evaluation) -> dict[tuple[int, int], StageCosts]:
+    """What the parts of the backward stages cost, by chunk and code."""
+
+    def make() -> dict[tuple[int, int], StageCosts]:
+        programs = {
+            (number, code): program_of(layout, number, code)
+            for number, split in enumerate(split_of(layout))
+            if split is not None
+            for code in (INPUT, WEIGHT, NOTHING)
+        }
+        busy = {key: program for key, program in programs.items() if program.num_ops}
+        costs = dict(zip(busy, stage_costs([*busy.values()], evaluation.by_shape, None), strict=True))
+        return {key: costs[key] if key in costs else _idle(program, evaluation) for key, program in programs.items()}
+
+    return evaluation.by_shape.found("split costs", make)
+
+
+def _idle(program: StageProgram, evaluation: Evaluation) -> StageCosts:
+    """Costs of a stage without operators: no time, and what nobody needs goes."""
+    n = evaluation.num_shapes
+    freed = program.size_row[program.alive_before & ~program.alive_after]
+    return StageCosts(
+        latency=np.zeros(n),
+        exposed=np.zeros((n, program.num_streams)),
+        peak=np.zeros(n, dtype=np.int64),
+        net=-evaluation.by_shape.sizes_of_rows(freed.tolist()).sum(axis=0),
+        peak_op=np.full(n, -1, dtype=np.int32),
+    )
+
+
+def _split(layout: Layout) -> tuple[SplitStage | None, ...]:
+    serial = not layout.job.overlaps_tensor_parallel
+    known: dict[int, SplitStage] = {}
+    result: list[SplitStage | None] = []
+    for chunk in layout.chunks:
+        if chunk.backward is None:
+            result.append(None)
+            continue
+        key = id(chunk.backward)
+        if key not in known:
+            known[key] = split_stage_program(chunk.backward, layout.library.operators, serial=serial)
+        result.append(known[key])
+    return tuple(result)
+
+
+def check_split(layout: Layout) -> None:
+    """Say no to jobs whose backwards cannot be split.
+
+    Raises:
+        ConfigError: the key that stands in the way.
+    """
+    for chunk, split in zip(layout.chunks, split_of(layout), strict=True):
+        if split is not None:
+            _check_shared(layout, chunk, split)
+
+
+def _check_shared(layout: Layout, chunk: ChunkStages, split: SplitStage) -> None:
+    """Of a tensor that W reads and another chunk or a transfer too, nobody knows before the times who is the last; but
+    where compute waits for transfers, W comes after them."""
+    ranks = [layout.chunks[source].chunk.rank if source >= 0 else -1 for source in chunk.arrivals]
+    kept = [rank for rank, is_kept in zip(ranks, split.inputs.leaving_kept, strict=True) if is_kept]
+    is_sent_late = bool(kept) and (layout.job.overlaps_sends or chunk.chunk.rank in kept)
+    if is_sent_late or split.weights.alive_after.any():
+        raise ConfigError(
+            "a weight gradient that reads what another chunk gave or takes is not modelled by this version: an input "
+            "that a chunk of the same rank keeps, or a gradient that leaves",
+            where="training.schedule",
+            expected="a schedule with whole backwards, or another layout",
+            got=f"{chunk.module}, blocks {chunk.chunk.first} to {chunk.chunk.last - 1}",
+            nearest="1f1b",
+        )

@@ -1,0 +1,208 @@
+"""``ShapeCosts``: latencies and sizes of single operators and storages, costed only for the shapes asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.compile.stage import ExpandedStage, StageCosts, StageProgram
+from semu.compile.template import CostColumns
+from semu.costs.roofline import CostModel
+from semu.errors import InternalError
+
+_FEW, _MOST_FOUND, _MOST_KEPT = 4, 4096, 512
+K = TypeVar("K")
+T = TypeVar("T")
+N = TypeVar("N", np.float64, np.int64)
+Columns = Mapping[str, NDArray[np.int64]]
+"""Symbol -> int64[num_shapes]."""
+
+
+@dataclass(eq=False)
+class CostTables:
+    """Costs that were found for the shapes of a batch.
+
+    Attributes:
+        columns, latency, size: of ``ShapeCosts``; None: nobody asked. ends, expanded: by program and shape.
+        stages: of whole stages, by program. Programs are told by their identities, and kept with what was found.
+    """
+
+    columns: CostColumns | None = None
+    latency: NDArray[np.float64] | None = None
+    size: NDArray[np.int64] | None = None
+    ends: dict[tuple[int, int], tuple[StageProgram, NDArray[np.float64]]] = field(default_factory=dict)
+    expanded: dict[tuple[int, int], tuple[StageProgram, ExpandedStage]] = field(default_factory=dict)
+    stages: dict[int, tuple[StageProgram, StageCosts]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ShapeCosts:
+    """Costs of a library's operators and storages for the shapes of a batch.
+
+    Attributes:
+        model: how latencies come about. symbols: the shapes.
+        idle: number of the shape with which nothing runs and nothing is stored, -1: there is none.
+        tables: what was costed, whatever chunks it is for; others with the same model, symbols and idle may share it.
+    """
+
+    model: CostModel
+    symbols: Columns
+    idle: int = -1
+    tables: CostTables = field(default_factory=CostTables, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, object]:  # what was remembered by identity stays behind
+        return {"model": self.model, "symbols": self.symbols, "idle": self.idle, "tables": CostTables()}
+
+    @property
+    def columns(self) -> CostColumns:
+        """Cost columns of everything for all shapes."""
+        if self.tables.columns is None:
+            self.tables.columns = self.model.library.evaluate(self.symbols)
+        return self.tables.columns
+
+    @property
+    def latency(self) -> NDArray[np.float64]:
+        """float64[num_shapes, num_rows] [s]."""
+        if self.tables.latency is None:
+            found = np.ascontiguousarray(self.model.latencies(self.columns).T)
+            self.tables.latency = self._without_idle(found)
+        return self.tables.latency
+
+    @property
+    def size(self) -> NDArray[np.int64]:
+        """int64[num_shapes, num_size_rows] [bytes]."""
+        if self.tables.size is None:
+            self.tables.size = self._without_idle(np.ascontiguousarray(self.columns.size_bytes.T))
+        return self.tables.size
+
+    def _without_idle(self, table: NDArray[N], shapes: NDArray[np.int64] | None = None) -> NDArray[N]:
+        """A table with a row per shape, or per one of ``shapes``, with nothing in those that are idle."""
+        if self.idle >= 0:
+            table[self.idle if shapes is None else shapes == self.idle] = 0
+        return table
+
+    def found(self, key: object, make: Callable[[], T]) -> T:
+        """What else was found for these shapes and the chunks that are costed with them, by whatever tells it apart."""
+        value: T | None = self._found.get(key)
+        if value is None:
+            if len(self._found) >= _MOST_FOUND:
+                self._found.clear()
+            value = self._found[key] = make()
+        return value
+
+    @cached_property
+    def _found(self) -> dict[object, Any]:
+        return {}
+
+    @cached_property
+    def is_few(self) -> bool:
+        """Whether there are so few shapes that everything is costed for all of them, once."""
+        return num_shapes(self.symbols) <= _FEW
+
+    def ends(self, program: StageProgram, shape: int) -> NDArray[np.float64]:
+        """Ends of a stage's operators after its beginning for one shape: float64[num_ops] [s]."""
+        if not self.is_few:
+            return program.times(self.latencies_of(np.array([shape]))[0])[1]
+        known = self.tables.ends.get((id(program), shape))
+        if known is None:
+            known = program, program.times(self.latency[shape])[1]
+            _keep(self.tables.ends, (id(program), shape), known)
+        return known[1]
+
+    def expanded(self, program: StageProgram, shape: int) -> ExpandedStage:
+        """Operators and memory events of a stage for one shape."""
+        if not self.is_few:
+            only = np.array([shape])
+            return program.expand(self.latencies_of(only)[0], self.sizes_of(only)[0])
+        known = self.tables.expanded.get((id(program), shape))
+        if known is None:
+            known = program, program.expand(self.latency[shape], self.size[shape])
+            _keep(self.tables.expanded, (id(program), shape), known)
+        return known[1]
+
+    def latencies_of(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Latencies for some shapes.
+
+        Args:
+            shapes: int64[n], numbers of shapes.
+        Returns:
+            float64[n, num_rows] [s].
+        """
+        if self.is_few or self.model.rules or self.tables.latency is not None:  # rules are asked once
+            chosen: NDArray[np.float64] = self.latency[shapes]
+            return chosen
+        distinct, place = np.unique(shapes, return_inverse=True)
+        none = np.zeros(0, dtype=np.int64)
+        columns = self.model.library.evaluate(self._symbols_of(distinct), size_rows=none)
+        return self._without_idle(np.ascontiguousarray(self.model.latencies(columns).T[place]), shapes)
+
+    def sizes_of(self, shapes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Storage sizes for some shapes.
+
+        Args:
+            shapes: int64[n], numbers of shapes.
+        Returns:
+            int64[n, num_size_rows] [bytes].
+        """
+        if self.is_few or self.tables.size is not None:
+            chosen: NDArray[np.int64] = self.size[shapes]
+            return chosen
+        distinct, place = np.unique(shapes, return_inverse=True)
+        every = np.arange(len(self.model.library.sizes))
+        found = np.ascontiguousarray(self.model.library.evaluate_sizes(self._symbols_of(distinct), every).T[place])
+        return self._without_idle(found, shapes)
+
+    def _symbols_of(self, shapes: NDArray[np.int64]) -> Columns:
+        return {name: column[shapes] for name, column in self.symbols.items()}
+
+    def sizes_of_rows(self, rows: Sequence[int]) -> NDArray[np.int64]:
+        """Sizes of a few storages for all shapes.
+
+        Args:
+            rows: size rows; a negative one is no storage.
+        Returns:
+            int64[len(rows), num_shapes] [bytes], 0 for no storage.
+        """
+        wanted = np.array(rows, dtype=np.int64)
+        result = np.zeros((len(rows), num_shapes(self.symbols)), dtype=np.int64)
+        result[wanted >= 0] = self.model.library.evaluate_sizes(self.symbols, wanted[wanted >= 0])
+        if self.idle >= 0:
+            result[:, self.idle] = 0
+        return result
+
+
+def _keep(known: dict[K, T], key: K, value: T) -> None:
+    if len(known) >= _MOST_KEPT:
+        known.clear()
+    known[key] = value
+
+
+def num_shapes(columns: Columns) -> int:
+    """How many shapes the columns hold; 1 where there is no symbol."""
+    return len(next(iter(columns.values()))) if columns else 1
+
+
+def distinct_rows(columns: Columns, symbols: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct values of some symbols, in order, and which of them each shape has.
+
+    Returns:
+        int64[num_distinct, num_symbols], int64[num_shapes].
+    """
+    count = num_shapes(columns)
+    if not symbols:
+        return np.zeros((1, 0), dtype=np.int64), np.zeros(count, dtype=np.int64)
+    missing = next((name for name in symbols if name not in columns), None)
+    if missing is not None:
+        raise InternalError(f"no value for symbol {missing!r}", expected=", ".join(sorted(columns)), got=missing)
+    order = np.lexsort([columns[name] for name in reversed(symbols)])
+    table = np.stack([columns[name][order] for name in symbols], axis=1)
+    is_new = np.ones(count, dtype=np.bool_)
+    is_new[1:] = (table[1:] != table[:-1]).any(axis=1)
+    place = np.empty(count, dtype=np.int64)
+    place[order] = np.cumsum(is_new) - 1
+    return np.ascontiguousarray(table[is_new]), place

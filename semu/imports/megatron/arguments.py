@@ -1,0 +1,155 @@
+"""``Argument``: what a file says of one argument of Megatron-LM; ``Given``: all of it, with the size of the cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from semu.errors import ConfigError
+from semu.imports.megatron.flags import FLAGS, Flag
+
+_TRUE = ("True", "true")
+_FALSE = ("False", "false")
+_NOTHING = ("None", "none", "", "[]", "False", "false", "0", "0.0", "{}")
+_MEMBER = re.compile(r"^[A-Z]\w*\.(?=\w+$)")
+"""A member of an enum prints as ``AttnBackend.auto``."""
+_DTYPES: Mapping[str, str] = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument.
+
+    Attributes:
+        flag: what is known of it, None: nothing. written: its name as the file writes it.
+        values: its words, none for a switch. line: where it stands.
+        gap: what of the words only running the script would tell, and why; empty: nothing.
+        is_printed: the file prints all arguments, defaults too.
+    """
+
+    flag: Flag | None
+    written: str
+    values: tuple[str, ...]
+    line: int
+    gap: str = ""
+    is_printed: bool = False
+
+    @property
+    def shown(self) -> str:
+        """Its value, for a report."""
+        return " ".join(self.values) if self.values else "true"
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether its value says that something is off, or not given."""
+        if self.flag is not None and self.flag.type == "off" and not self.is_printed:
+            return False
+        return bool(self.values) and all(value in _NOTHING for value in self.values)
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether an argument that is not modelled has a value that changes nothing."""
+        if self.flag is None or (self.flag.type == "off" and not self.is_printed):
+            return self.is_nothing
+        legal = [_plain(str(value)) for value in self.flag.harmless]
+        words = [_plain(value) for value in (self.values or ("true",))]
+        return self.is_nothing or all(word in legal for word in words)
+
+    def value(self, where: str) -> object:
+        """The value in the flag's type: int, float, str, bool, a tuple of words, None for nothing.
+
+        Args:
+            where: its place, for messages.
+        Raises:
+            ConfigError: a value of another type, a word that Megatron-LM does not know, a gap.
+        """
+        flag = self.flag
+        assert flag is not None
+        if self.gap:
+            raise ConfigError(
+                f"--{flag.name} cannot be told from the script: {self.gap}",
+                where=where,
+                expected="a value in the script, or --define NAME=VALUE",
+                got=self.gap.split(" ")[0],
+            )
+        if flag.is_switch:
+            return self._switch(flag, where)
+        if self.values == ("None",):
+            return None
+        if self.is_printed and flag.type == "word":
+            return _DTYPES.get(self.values[0], _MEMBER.sub("", self.values[0]))
+        if flag.type == "words":
+            return tuple(word for value in self.values for word in value.strip("[]").replace("'", "").split(", "))
+        if len(self.values) != 1:
+            raise ConfigError(
+                f"--{flag.name} takes one value",
+                where=where,
+                expected=_expected(flag),
+                got=self.shown if self.values else "none",
+            )
+        text = self.values[0]
+        try:
+            return (
+                int(text)
+                if flag.type == "integer"
+                else float(text)
+                if flag.type == "number"
+                else _DTYPES.get(text, text)
+            )
+        except ValueError:
+            raise ConfigError(f"--{flag.name} = {text}", where=where, expected=_expected(flag), got=text) from None
+
+    def _switch(self, flag: Flag, where: str) -> bool:
+        if not self.values:
+            return flag.type == "switch"
+        if len(self.values) > 1 or self.values[0] not in (*_TRUE, *_FALSE, "None"):
+            raise ConfigError(
+                f"--{flag.name} is a switch and takes no value",
+                where=where,
+                expected="nothing behind it",
+                got=self.shown,
+            )
+        told = self.values[0] in _TRUE
+        return told if flag.type == "switch" or self.is_printed else not told
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a file says.
+
+    Attributes:
+        source: the file, for messages. kind: what sort of file. arguments: in order, a name may come twice.
+        nodes, gpus_per_node: of the cluster as the launcher says; None: it does not.
+        cluster_line: where; 0: nowhere. notes: sentences for the report.
+    """
+
+    source: str
+    kind: str
+    arguments: tuple[Argument, ...]
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    cluster_line: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+    def where(self, line: int) -> str:
+        """A place in the file."""
+        return f"{self.source}:{line}" if line else self.source
+
+
+def find_flag(written: str) -> Flag | None:
+    """The flag of a word that begins with two dashes."""
+    return FLAGS.spelt(written.removeprefix("--").replace("_", "-"))
+
+
+def _expected(flag: Flag) -> str:
+    return {"integer": "an integer", "number": "a number"}.get(flag.type, ", ".join(flag.values) or "a word")
+
+
+def _plain(word: str) -> str:
+    """A word without differences in spelling."""
+    word = word.lower()
+    try:
+        return repr(float(word))
+    except ValueError:
+        return word

@@ -1,0 +1,148 @@
+"""``read_script``: the arguments of the command in a shell script that starts training, and its cluster's size."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+from semu.errors import ConfigError
+from semu.imports.megatron.arguments import Argument, Given, find_flag
+from semu.imports.megatron.flags import Treatment
+from semu.imports.megatron.shell_run import Command, Script, follow_script
+from semu.imports.megatron.shell_words import Field, Shell
+
+_NODES = ("--nnodes", "--nodes", "-N")
+_RANKS = ("--nproc_per_node", "--nproc-per-node", "--ntasks-per-node", "--gpus-per-node")
+_TRAINING = re.compile(r"(pretrain|train|finetune|main)\w*\.py")
+
+_OTHERS = re.compile(r"(pretrain|train)_(bert|t5|mamba|hybrid|retro|ict|realm|vlm|vision\w*)\.py")
+"""Programs of Megatron-LM whose models are not GPTs, although most of their arguments have the same names."""
+
+
+def read_script(text: str, source: str, defined: Mapping[str, str] | None = None) -> Given:
+    """Read a script.
+
+    Args:
+        text: the script, or nothing but arguments. source: the file, for messages.
+        defined: variables that its caller sets; ``"1"`` is its first parameter.
+    Raises:
+        ConfigError: no command that starts training, or several, or one of another model; text that is no script; a
+            word that cannot be told and may hold arguments.
+    """
+    script = follow_script(text, source, defined)
+    command = _training_command(script, source)
+    shell = script.shell
+    texts = [field.text for field in command.fields]
+    begin = next((at for at, word in enumerate(texts) if word.endswith(".py")), -1)
+    if begin >= 0 and _OTHERS.fullmatch(os.path.basename(texts[begin])) is not None:
+        raise ConfigError(
+            f"{os.path.basename(texts[begin])} trains another model than a GPT, which is not read from its arguments",
+            where=f"{source}:{command.fields[begin].line}",
+            expected="pretrain_gpt.py, or a program of one's own that trains its models; semu list models has others",
+            got=texts[begin],
+            nearest="pretrain_gpt.py",
+        )
+    launcher = command.fields[: max(begin, 0)]
+    nodes, ranks = _size(launcher, _NODES, script), _size(launcher, _RANKS, script)
+    uses_torchrun = any("torchrun" in field.text or "torch.distributed" in field.text for field in launcher)
+    notes = list(shell.notes)
+    if uses_torchrun and ranks is not None and not any(field.text.startswith(_NODES) for field in launcher):
+        nodes = (1, ranks[1])
+        notes.append("torchrun without --nnodes starts one node")
+    return Given(
+        source,
+        "script of Megatron-LM",
+        tuple(_arguments(command.fields[begin + 1 :], shell, source)),
+        nodes=None if nodes is None else nodes[0],
+        gpus_per_node=None if ranks is None else ranks[0],
+        cluster_line=(nodes or ranks or (0, 0))[1],
+        notes=tuple(notes),
+    )
+
+
+def _training_command(script: Script, source: str) -> Command:
+    found = [command for command in script.commands if _trains(command)]
+    if not found:
+        raise ConfigError(
+            "no command that starts training",
+            where=source,
+            expected="torchrun or python with pretrain_gpt.py and its arguments",
+            got="; ".join(f"line {command.line}: {command.fields[0].text}" for command in script.commands) or "none",
+        )
+    words = {tuple(field.text for field in command.fields) for command in found}
+    if len(words) > 1:
+        raise ConfigError(
+            f"{len(words)} commands that start training",
+            where=source,
+            expected="one of them",
+            got=", ".join(f"line {command.line}" for command in found),
+        )
+    return found[0]
+
+
+def _trains(command: Command) -> bool:
+    texts = [field.text for field in command.fields]
+    if any(text in ("--num-layers", "--hidden-size", "--use-checkpoint-args") for text in texts):
+        return True
+    script = next((text for text in texts if text.endswith(".py")), "")
+    return _TRAINING.fullmatch(os.path.basename(script)) is not None
+
+
+def _size(launcher: Sequence[Field], names: Sequence[str], script: Script) -> tuple[int, int] | None:
+    """A number that the launcher says, and its line; None where it says none that can be told."""
+    words: list[Field] = []
+    for field in launcher:
+        head, equals, tail = field.text.partition("=")
+        words += [Field(head, field.line), Field(tail, field.line)] if equals and head in names else [field]
+    for at, word in enumerate(words):
+        if word.text in names and at + 1 < len(words) and words[at + 1].text.isdigit():
+            return int(words[at + 1].text), word.line
+    for name in names:
+        option = script.batch_options.get(name)
+        if option is not None and option.text.isdigit():
+            return int(option.text), option.line
+    return None
+
+
+def _arguments(fields: Sequence[Field], shell: Shell, source: str) -> list[Argument]:
+    """Arguments with the words behind them."""
+    found: list[Argument] = []
+    for field in fields:
+        gap = shell.gap_of(field.text)
+        told = "" if gap is None else str(gap)
+        if field.text.startswith("--"):
+            name, equals, value = field.text.partition("=")
+            own = (shell.shown(value),) if equals else ()
+            found.append(Argument(find_flag(name), shell.shown(name), own, field.line, told))
+            continue
+        if gap is not None and (not found or not _takes_another(found[-1])):
+            raise _unknown_words(str(gap), gap.what, f"{source}:{field.line}")
+        if not found:
+            raise ConfigError(
+                "a value without an argument",
+                where=f"{source}:{field.line}",
+                expected="--NAME before it",
+                got=shell.shown(field.text),
+            )
+        last = found[-1]
+        values = (*last.values, shell.shown(field.text))
+        found[-1] = Argument(last.flag, last.written, values, last.line, last.gap or told)
+    return found
+
+
+def _takes_another(argument: Argument) -> bool:
+    """Whether a word that is not known can be the argument's value, not further arguments."""
+    flag = argument.flag
+    if flag is None or flag.is_switch:
+        return False
+    return not argument.values or flag.type == "words" or flag.treatment is Treatment.IGNORED
+
+
+def _unknown_words(gap: str, what: str, where: str) -> ConfigError:
+    return ConfigError(
+        f"words that cannot be told from the script and may hold arguments: {gap}",
+        where=where,
+        expected="--define NAME=VALUE, empty where it holds none",
+        got=what,
+    )

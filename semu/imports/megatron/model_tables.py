@@ -1,0 +1,271 @@
+"""``transformer_table``: the sizes and the style of the model, as ``[model.transformer]``.
+
+Where a flag is not given Megatron-LM's own rule holds: an inner width of 4 x hidden (with SwiGLU two thirds of it, in
+multiples of 64), learned positions, layer norms, biases, dropout 0.1, tied embeddings.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from semu.errors import ConfigError
+from semu.imports.megatron.flags import FLAGS
+from semu.imports.megatron.settings import Settings
+from semu_models.checks import nearest_divisor
+
+
+def transformer_table(settings: Settings) -> dict[str, Any]:
+    """The table.
+
+    Raises:
+        ConfigError: a size that is missing, or sizes that contradict one another.
+    """
+    layers, hidden = settings.required("num_layers"), settings.required("hidden_size")
+    heads = settings.required("num_attention_heads")
+    activation = _activation(settings)
+    is_gated = settings.get("swiglu") or activation == "quick_gelu"
+    has_bias = settings.get("add_bias_linear")
+    table: dict[str, Any] = {
+        "layers": layers,
+        "hidden": hidden,
+        "ffn": settings.size("ffn_hidden_size") or _inner_width(hidden, is_swiglu=settings.get("swiglu")),
+        "heads": heads,
+        "kv_heads": _kv_heads(settings, heads),
+        "head_dim": _head_dim(settings, hidden, heads),
+        **_vocabulary(settings),
+        "gated_mlp": is_gated,
+        "tied_embeddings": not settings.get("untie_embeddings_and_output_weights"),
+        "rms_norm": settings.get("normalization") == "RMSNorm",
+        **_positions(settings),
+        "bias": has_bias,
+        "dropout": _dropout(settings),
+    }
+    if activation is not None:
+        table["activation"] = activation
+    if settings.get("add_qkv_bias") and not has_bias:
+        table["qkv_bias"] = True
+    _check_fusions(settings, table)
+    table |= _latent(settings)
+    if settings.get("qk_layernorm") and "mla" not in table:
+        if not table["rms_norm"]:
+            settings.refuse("qk_layernorm", "layer norms of queries and keys, only RMS norms are modelled")
+        table["qk_norm"] = True
+    return table | _experts(settings, layers, table["ffn"], has_bias=has_bias)
+
+
+_ACTIVATIONS = {"squared_relu": "squared_relu", "openai_gelu": "gelu_tanh", "quick_geglu": "quick_gelu"}
+
+
+def _activation(settings: Settings) -> str | None:
+    """What stands in place of GELU or SwiGLU.
+
+    Raises:
+        ConfigError: several at once.
+    """
+    told = [name for name in ("swiglu", *_ACTIVATIONS) if settings.get(name)]
+    if len(told) > 1:
+        raise ConfigError(
+            "several activations",
+            where=settings.where(told[1]),
+            expected=f"one of {', '.join(settings.name(name) for name in told)}",
+            got="all of them" if len(told) > 2 else "both",
+        )
+    return _ACTIVATIONS.get(told[0]) if told else None
+
+
+def _check_fusions(settings: Settings, table: dict[str, Any]) -> None:
+    """Fused kernels that semu takes for granted, where there is something to fuse."""
+    has_activation = {
+        "bias_gelu_fusion": not table["gated_mlp"] and table["bias"] and "activation" not in table,
+        "bias_swiglu_fusion": table["gated_mlp"],
+    }
+    for name, matters in (has_activation | {"apply_rope_fusion": table["rotary"]}).items():
+        if matters and not settings.get(name):
+            settings.refuse(name, "in separate kernels")
+
+
+def _inner_width(hidden: int, *, is_swiglu: bool) -> int:
+    """Megatron-LM, ``validate_args``."""
+    return int((4 * hidden * 2 / 3) / 64) * 64 if is_swiglu else 4 * hidden
+
+
+def _kv_heads(settings: Settings, heads: int) -> int:
+    if not settings.get("group_query_attention"):
+        return heads
+    groups = settings.size("num_query_groups") or 1
+    if heads % groups:
+        raise ConfigError(
+            f"{heads} heads in {groups} groups",
+            where=settings.where("num_query_groups"),
+            expected=f"a divisor of {settings.name('num_attention_heads')} = {heads}",
+            got=groups,
+            nearest=nearest_divisor(heads, min(groups, heads)),
+        )
+    return groups
+
+
+def _head_dim(settings: Settings, hidden: int, heads: int) -> int:
+    width = settings.size("kv_channels")
+    if width is None and hidden % heads:
+        raise ConfigError(
+            f"a width of {hidden} does not divide into {heads} heads",
+            where=settings.where("num_attention_heads"),
+            expected=f"a divisor of {settings.name('hidden_size')} = {hidden}, or --kv-channels",
+            got=heads,
+            nearest=nearest_divisor(hidden, min(heads, hidden)),
+        )
+    return width or hidden // heads
+
+
+def _vocabulary(settings: Settings) -> dict[str, int]:
+    """Entries, and what they are padded to."""
+    padded = settings.size("padded_vocab_size", least=0)
+    if padded:
+        return {"vocab": padded}
+    size = settings.size("vocab_size")
+    kind = settings.get("tokenizer_type")
+    if size is not None:
+        size += FLAGS.added_tokens.get(kind, 0)
+    elif kind is None or kind in FLAGS.tokenizers:
+        size = FLAGS.tokenizers[kind or "GPT2BPETokenizer"]
+        settings.notes.append(f"vocabulary: {size} entries, those of {kind or 'GPT2BPETokenizer'}")
+    if size is None:
+        raise ConfigError(
+            f"the size of the vocabulary is in the files of {kind}",
+            where=settings.where("tokenizer_type"),
+            expected="--vocab-size beside it, or one of " + ", ".join(FLAGS.tokenizers),
+            got=kind,
+            nearest="--vocab-size N",
+        )
+    return {"vocab": size, "vocab_multiple": settings.size("make_vocab_size_divisible_by") or 128}
+
+
+def _positions(settings: Settings) -> dict[str, Any]:
+    kind = settings.get("position_embedding_type")
+    if settings.get("use_rotary_position_embeddings"):
+        kind = "rope"
+    if kind == "learned_absolute" and settings.get("add_position_embedding"):
+        rows, tokens = settings.size("max_position_embeddings"), settings.size("seq_length")
+        if rows is None:
+            raise ConfigError(
+                "no --max-position-embeddings",
+                where=settings.given.source,
+                expected="the rows of the learned position table, or --position-embedding-type rope",
+            )
+        if tokens is not None and rows < tokens:
+            raise ConfigError(
+                f"sequences of {tokens} tokens and {rows} positions",
+                where=settings.where("max_position_embeddings"),
+                expected=f"at least {settings.name('seq_length')} = {tokens}",
+                got=rows,
+                nearest=tokens,
+            )
+        return {"rotary": False, "positions": rows}
+    return {"rotary": kind in ("rope", "yarn")}
+
+
+def _dropout(settings: Settings) -> float:
+    attention, hidden = float(settings.get("attention_dropout")), float(settings.get("hidden_dropout"))
+    if (attention == 0) != (hidden == 0):
+        settings.refuse(
+            "attention_dropout" if settings.is_told("attention_dropout") else "hidden_dropout",
+            f"dropout of {attention:g} in attention and {hidden:g} behind it, only both or none are modelled",
+        )
+    return hidden
+
+
+def _latent(settings: Settings) -> dict[str, Any]:
+    """Multi-latent attention, with norms of its latents as under ``--qk-layernorm``."""
+    if not settings.get("multi_latent_attention"):
+        return {}
+    if not settings.get("qk_layernorm"):
+        settings.refuse("multi_latent_attention", "latents without --qk-layernorm, only those with norms are modelled")
+    names = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+    sizes = {name: settings.size(name) for name in names}
+    return {"mla": {name: size for name, size in sizes.items() if size is not None}}
+
+
+def _experts(settings: Settings, layers: int, ffn: int, *, has_bias: bool) -> dict[str, Any]:
+    experts = settings.size("num_experts")
+    table: dict[str, Any] = {}
+    if further := settings.size("mtp_num_layers", least=0):
+        table["mtp_layers"] = further
+    if experts is None:
+        return table
+    top_k = settings.size("moe_router_topk") or 2
+    if top_k > experts:
+        raise ConfigError(
+            f"{top_k} of {experts} experts for every token",
+            where=settings.where("moe_router_topk"),
+            expected=f"at most {settings.name('num_experts')} = {experts}",
+            got=top_k,
+            nearest=experts,
+        )
+    if has_bias:
+        settings.refuse("add_bias_linear", "experts with biases, only those without are modelled")
+    table |= {"experts": experts, "top_k": top_k, "moe_ffn": settings.size("moe_ffn_hidden_size") or ffn}
+    shared = settings.size("moe_shared_expert_intermediate_size", least=0)
+    if shared:
+        table["shared_ffn"] = shared
+        if settings.get("moe_shared_expert_gate"):
+            table["shared_gate"] = True
+    return table | _expert_layers(settings, layers)
+
+
+def _expert_layers(settings: Settings, layers: int) -> dict[str, Any]:
+    text: str = settings.get("moe_layer_freq")
+    pattern = layer_pattern(text, settings.where("moe_layer_freq"))
+    if isinstance(pattern, int):
+        return {} if pattern == 1 else {"moe_layer_freq": pattern}
+    if len(pattern) != layers or not set(pattern) <= {0, 1}:
+        raise ConfigError(
+            f"a pattern of {len(pattern)} layers",
+            where=settings.where("moe_layer_freq"),
+            expected=f"a 0 or a 1 for each of {layers} layers",
+            got=text,
+        )
+    first = next((at for at, kind in enumerate(pattern) if kind), layers)
+    if all(pattern[first:]) and first < layers:
+        return {"first_k_dense": first} if first else {}
+    return {"moe_layer_freq": pattern}
+
+
+def layer_pattern(text: str, where: str) -> int | list[int]:
+    """A number, or the list that an expression like ``([0]*3+[1]*58)`` makes.
+
+    Args:
+        text: of ``--moe-layer-freq``. where: its place, for messages.
+    Raises:
+        ConfigError: another expression.
+    """
+    try:
+        value = _pattern(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        value = 0
+    if isinstance(value, int) and value < 1:
+        raise ConfigError(
+            "not a pattern of layers", where=where, expected="an integer >= 1, or lists like ([0]*3+[1]*58)", got=text
+        )
+    return value
+
+
+_MOST_LAYERS = 1 << 16
+
+
+def _pattern(node: ast.AST) -> int | list[int]:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.List):
+        items = [_pattern(item) for item in node.elts]
+        if all(isinstance(item, int) for item in items):
+            return [item for item in items if isinstance(item, int)]
+    if isinstance(node, ast.BinOp):
+        left, right = _pattern(node.left), _pattern(node.right)
+        if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
+            return left + right
+        if isinstance(node.op, ast.Mult):
+            pair = (left, right) if isinstance(left, list) else (right, left)
+            if isinstance(pair[0], list) and isinstance(pair[1], int) and len(pair[0]) * pair[1] <= _MOST_LAYERS:
+                return pair[0] * pair[1]
+    raise ValueError("not a pattern")

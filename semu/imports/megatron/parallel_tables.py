@@ -1,0 +1,213 @@
+"""``parallel_table``: how the job is spread, as ``[cluster]``, ``[parallel]`` and ``[overlap]``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semu.errors import ConfigError
+from semu.hardware.cluster import Cluster
+from semu.imports.megatron.settings import Settings
+from semu.parallel.layout_text import expand_stages
+
+DEFAULT_DEVICE = "h100"
+DEFAULT_GPUS_PER_NODE = 8
+
+_CONTEXT_KINDS = {"p2p": "ring", "all_gather": "all_gather", "a2a": "all_to_all"}
+_ZERO = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+
+
+def cluster_table(settings: Settings, asked: Cluster | None) -> dict[str, Any]:
+    """``[cluster]``: as the caller asks, else as the launcher or the log says, on ``DEFAULT_DEVICE``.
+
+    Args:
+        asked: by the caller; None: nothing.
+    Raises:
+        ConfigError: nobody says how many GPUs there are.
+    """
+    given = settings.given
+    world = settings.size("world_size")
+    if world is None and given.nodes is not None and given.gpus_per_node is not None:
+        world = given.nodes * given.gpus_per_node
+    if asked is not None:
+        if world is not None and world != asked.num_gpus:
+            settings.notes.append(f"cluster: {asked.num_gpus} GPUs as asked, the file is for {world}")
+        return {"device": asked.device, "nodes": asked.nodes, "gpus_per_node": asked.gpus_per_node}
+    if world is None:
+        half = "nodes" if given.nodes is None else "GPUs of a node"
+        raise ConfigError(
+            f"the number of {half} cannot be told",
+            where=given.where(given.cluster_line),
+            expected="--nnodes and --nproc_per_node with numbers, or --cluster DEVICE:NODESxGPUS",
+            nearest=f"--cluster {DEFAULT_DEVICE}:1x{DEFAULT_GPUS_PER_NODE}",
+        )
+    per_node = given.gpus_per_node or min(world, DEFAULT_GPUS_PER_NODE)
+    if world % per_node:
+        raise ConfigError(
+            f"{world} GPUs do not make nodes of {per_node}",
+            where=settings.where("world_size"),
+            expected="--cluster DEVICE:NODESxGPUS",
+            got=world,
+        )
+    if given.gpus_per_node is None:
+        settings.notes.append(f"cluster: {world} GPUs taken as nodes of {per_node}")
+    return {"device": DEFAULT_DEVICE, "nodes": world // per_node, "gpus_per_node": per_node}
+
+
+def parallel_table(settings: Settings, gpus: int, where: str, *, has_experts: bool) -> dict[str, Any]:
+    """``[parallel]``.
+
+    Args:
+        gpus: of the cluster. where: what says so, for messages. has_experts: of the model.
+    Raises:
+        ConfigError: GPUs that the parallel sizes do not divide, layers that the stages do not.
+    """
+    tp = settings.size("tensor_model_parallel_size") or 1
+    pp = settings.size("pipeline_model_parallel_size") or 1
+    cp = settings.size("context_parallel_size") or 1
+    _check_heads(settings, tp)
+    table: dict[str, Any] = {
+        "dp": _data_parallel(settings, gpus, where, tp * pp * cp),
+        "tp": tp,
+        "pp": pp,
+        **_stages(settings, pp),
+        "cp": cp,
+        "ep": settings.size("expert_model_parallel_size") or 1,
+        "sequence_parallel": settings.get("sequence_parallel") and tp > 1,
+    }
+    etp = settings.size("expert_tensor_parallel_size")
+    if etp is not None and has_experts:
+        table["etp"] = etp
+    if cp > 1:
+        kinds = set(settings.get("cp_comm_type"))
+        if len(kinds) > 1:
+            settings.refuse("cp_comm_type", "several kinds at once")
+        table["cp_kind"] = _CONTEXT_KINDS[min(kinds)]
+    if has_experts and table["ep"] * (etp or tp) > 1 and settings.get("moe_token_dispatcher_type") == "allgather":
+        settings.refuse("moe_token_dispatcher_type", "tokens gathered on all ranks, only alltoall is modelled")
+    return table | _sharding(settings, table["dp"])
+
+
+def _check_heads(settings: Settings, tp: int) -> None:
+    """Megatron-LM wants whole heads, and whole groups of them, on every tensor-parallel rank."""
+    names = ["num_attention_heads", *(("num_query_groups",) if settings.get("group_query_attention") else ())]
+    for name in names:
+        size = settings.size(name) or 1
+        if size % tp:
+            raise ConfigError(
+                f"{settings.name(name)} = {size} does not divide by {tp}",
+                where=settings.where("tensor_model_parallel_size"),
+                expected=f"a divisor of {size}",
+                got=tp,
+                nearest=max(n for n in range(1, min(size, tp) + 1) if size % n == 0),
+            )
+
+
+def _data_parallel(settings: Settings, gpus: int, where: str, ranks: int) -> int:
+    """Replicas of ``ranks`` GPUs."""
+    if gpus % ranks:
+        raise ConfigError(
+            f"{gpus} GPUs do not divide by tensor x pipeline x context = {ranks}",
+            where=where,
+            expected=f"a multiple of {ranks}",
+            got=gpus,
+            nearest=max(gpus // ranks, 1) * ranks,
+        )
+    told = settings.size("data_parallel_size")
+    if told is not None and told != gpus // ranks and gpus == settings.size("world_size"):
+        raise ConfigError(
+            f"{gpus} GPUs / {ranks} are {gpus // ranks} replicas",
+            where=settings.where("data_parallel_size"),
+            expected=str(gpus // ranks),
+            got=told,
+            nearest=gpus // ranks,
+        )
+    return gpus // ranks
+
+
+def _stages(settings: Settings, pp: int) -> dict[str, Any]:
+    """``vpp``, and where the stages end."""
+    text = settings.get("pipeline_model_parallel_layout")
+    if text is not None:
+        stages = len(expand_stages(text, settings.where("pipeline_model_parallel_layout")))
+        if stages % pp:
+            raise ConfigError(
+                f"{stages} stages on {pp} pipeline ranks",
+                where=settings.where("pipeline_model_parallel_layout"),
+                expected=f"a multiple of {pp}",
+                got=stages,
+                nearest=max(stages // pp, 1) * pp,
+            )
+        return {"vpp": stages // pp, "layout": {"stages": text}}
+    first = settings.size("decoder_first_pipeline_num_layers", least=0)
+    last = settings.size("decoder_last_pipeline_num_layers", least=0)
+    layout: dict[str, Any] = {name: size for name, size in (("first", first), ("last", last)) if size is not None}
+    for name in ("embedding", "loss"):
+        if settings.get(f"account_for_{name}_in_pipeline_split"):
+            layout[f"account_for_{name}"] = True
+    extra = sum(value is True for value in layout.values())
+    table: dict[str, Any] = {"vpp": _virtual_stages(settings, pp, extra)}
+    if pp > 1:
+        table |= {"layout": layout} if layout else {"partition": "layers"}
+    return table
+
+
+def _virtual_stages(settings: Settings, pp: int, extra: int) -> int:
+    """Megatron-LM, ``validate_args``; ``extra``: embedding and loss that count as layers."""
+    direct = settings.size("num_virtual_stages_per_pipeline_rank")
+    printed = settings.size("virtual_pipeline_model_parallel_size")
+    each = settings.size("num_layers_per_virtual_pipeline_stage")
+    if direct is not None and each is not None:
+        raise ConfigError(
+            "virtual stages are given twice",
+            where=settings.where("num_virtual_stages_per_pipeline_rank"),
+            expected=f"one of it and {settings.name('num_layers_per_virtual_pipeline_stage')}",
+            got="both",
+        )
+    if direct is not None or printed is not None:
+        return direct or printed or 1
+    if each is None:
+        return 1
+    layers = settings.required("num_layers") + extra
+    if layers % (pp * each):
+        raise ConfigError(
+            f"{layers} layers do not divide into {pp} ranks and chunks of {each}",
+            where=settings.where("num_layers_per_virtual_pipeline_stage"),
+            expected=f"a divisor of {layers}/{pp}",
+            got=each,
+            nearest=1 if layers % pp == 0 else None,
+        )
+    return layers // (pp * each)
+
+
+def _sharding(settings: Settings, dp: int) -> dict[str, Any]:
+    is_sharded = settings.get("use_distributed_optimizer")
+    table: dict[str, Any] = {"zero": 1 if is_sharded else 0}
+    if settings.get("use_torch_fsdp2"):
+        table = {"zero": 3, "reshard_after_forward": settings.get("torch_fsdp2_reshard_after_forward")}
+    elif settings.get("use_megatron_fsdp"):
+        table = {"zero": _ZERO[settings.get("data_parallel_sharding_strategy")]}
+    instances = settings.size("num_distributed_optimizer_instances") or 1
+    if instances > 1:
+        if dp % instances:
+            raise ConfigError(
+                f"{dp} replicas in {instances} instances",
+                where=settings.where("num_distributed_optimizer_instances"),
+                expected=f"a divisor of {dp}",
+                got=instances,
+                nearest=max(n for n in range(1, min(dp, instances) + 1) if dp % n == 0),
+            )
+        table["zero_group"] = dp // instances
+    return table
+
+
+def overlap_table(settings: Settings, vpp: int, pp: int) -> dict[str, Any]:
+    """``[overlap]``; without ``--tp-comm-overlap`` what Megatron-LM hides always, semu's default, stays."""
+    table: dict[str, Any] = {
+        "grad_reduce": settings.get("overlap_grad_reduce"),
+        "param_gather": settings.get("overlap_param_gather"),
+    }
+    if settings.get("tp_comm_overlap"):
+        table["tensor_parallel"] = True
+    if pp > 1:
+        table["pipeline"] = settings.get("overlap_p2p_comm") and vpp > 1
+    return table

@@ -1,0 +1,161 @@
+"""``Settings``: the arguments of a file by name, in their types, with Megatron-LM's defaults; notes what was asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from semu.errors import ConfigError, unknown_name
+from semu.imports.megatron.arguments import Argument, Given
+from semu.imports.megatron.flags import FLAGS, Flag, Treatment
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What changes time or memory and is not modelled. name: as the file writes it, or as it could have."""
+
+    name: str
+    value: str
+    line: int
+    why: str
+
+    def __str__(self) -> str:
+        place = f" (line {self.line})" if self.line else ""
+        value = "" if self.value in ("true", "") else f" {self.value}"
+        return f"{self.name}{value}{place}: {self.why}"
+
+
+class Settings:
+    """Arguments by the names that Megatron-LM prints.
+
+    Args:
+        given: what the file says; of an argument that comes twice the last counts.
+    Raises:
+        ConfigError: on ``get`` and its kin: a value of a wrong type, a word that Megatron-LM does not know.
+    """
+
+    def __init__(self, given: Given) -> None:
+        self.given = given
+        self.problems: list[Problem] = []
+        self.ignored: list[tuple[Argument, str]] = []
+        self.asked: dict[str, Any] = {}
+        self.notes: list[str] = list(given.notes)
+        self._told: dict[str, Argument] = {}
+        for argument in given.arguments:
+            self._sort(argument)
+
+    def _sort(self, argument: Argument) -> None:
+        flag = argument.flag
+        if flag is None:
+            if argument.is_printed and argument.is_nothing:
+                self.ignored.append((argument, "off"))
+                return
+            nearest = FLAGS.nearest(argument.written.removeprefix("--").replace("_", "-"))
+            hint = "" if nearest is None else f", did you mean {nearest}?"
+            self._refuse(argument, f"unknown{hint}")
+        elif flag.treatment is Treatment.IGNORED:
+            self.ignored.append((argument, f"{flag.purpose.replace('_', ' ')}: {flag.why}"))
+        elif flag.treatment is Treatment.UNMODELLED:
+            if argument.is_harmless and not argument.gap:
+                self.ignored.append((argument, "changes nothing with this value"))
+            else:
+                self._refuse(argument, flag.why)
+        else:
+            self._told[flag.dest] = argument
+
+    def _refuse(self, argument: Argument, why: str) -> None:
+        self.problems.append(Problem(argument.written, argument.shown, argument.line, why))
+
+    def refuse(self, dest: str, why: str) -> None:
+        """Note that an argument's value, or its default, is not modelled."""
+        flag, told = FLAGS.understood(dest), self._told.get(dest)
+        problem = Problem(
+            f"--{flag.name}" if told is None else told.written,
+            str(flag.default) if told is None else told.shown,
+            self.line(dest),
+            why,
+        )
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def get(self, dest: str) -> Any:
+        """The value of an argument, else Megatron-LM's default; False for a switch, True for one that turns off."""
+        flag = FLAGS.understood(dest)
+        told = self._told.get(dest)
+        value = None if told is None else told.value(self.where(dest))
+        if value is not None:
+            value = self._checked(flag, value)
+        if value is None:
+            value = {"switch": False, "off": True}.get(flag.type, flag.default)
+            value = tuple(value) if isinstance(value, list) else value
+        self.asked[dest] = value
+        return value
+
+    def size(self, dest: str, least: int = 1) -> int | None:
+        """An integer of at least ``least``, None where neither the file nor a default says one."""
+        value: int | None = self.get(dest)
+        if value is not None and value < least:
+            raise ConfigError(
+                f"{self.name(dest)} = {value}",
+                where=self.where(dest),
+                expected=f"an integer >= {least}",
+                got=value,
+                nearest=least,
+            )
+        return value
+
+    def required(self, dest: str) -> int:
+        """A size that must be told.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        value = self.size(dest)
+        if value is None:
+            raise ConfigError(
+                f"no {self.name(dest)}", where=self.given.source, expected=f"{self.name(dest)} with an integer >= 1"
+            )
+        return value
+
+    def is_told(self, dest: str) -> bool:
+        """Whether the file gives a value of its own."""
+        told = self._told.get(dest)
+        return told is not None and told.value(self.where(dest)) is not None
+
+    def is_default(self, dest: str) -> bool:
+        """Whether the value is the one that Megatron-LM has by itself."""
+        flag, value = FLAGS.understood(dest), self.asked[dest]
+        default = {"switch": False, "off": True}.get(flag.type, flag.default)
+        return bool(value == (tuple(default) if isinstance(default, list) else default))
+
+    def name(self, dest: str) -> str:
+        """An argument as the file writes it, or would."""
+        told = self._told.get(dest)
+        return f"--{FLAGS.understood(dest).name}" if told is None else told.written
+
+    def line(self, dest: str) -> int:
+        """Where an argument stands, 0: nowhere."""
+        told = self._told.get(dest)
+        return 0 if told is None else told.line
+
+    def where(self, dest: str) -> str:
+        """Place of an argument, for messages."""
+        return f"{self.given.where(self.line(dest))} {self.name(dest)}"
+
+    @property
+    def told(self) -> dict[str, Argument]:
+        """All arguments that semu understands and the file has."""
+        return dict(self._told)
+
+    def _checked(self, flag: Flag, value: object) -> object:
+        """The value, or None where it is not modelled."""
+        if not flag.values:
+            return value
+        for word in value if isinstance(value, tuple) else (value,):
+            if word in flag.others:
+                self.refuse(flag.dest, f"{word} is not modelled")
+                return None
+            if word not in flag.values:
+                legal = (*flag.values, *flag.others)
+                raise unknown_name(f"value of --{flag.name}", str(word), legal, where=self.where(flag.dest))
+        return value

@@ -1,0 +1,156 @@
+"""``training_table``: batch, precision, recomputation, kernels and optimizer, as ``[training]``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semu.errors import ConfigError
+from semu.imports.megatron.settings import Settings
+
+_UNFUSED = ("unfused", "local")
+_RECIPES = {"delayed": "tensorwise", "tensorwise": "tensorwise", "blockwise": "blockwise"}
+
+
+def training_table(settings: Settings, dp: int, vpp: int, layers: int, *, has_experts: bool) -> dict[str, Any]:
+    """The table.
+
+    Args:
+        dp, vpp: of ``[parallel]``. layers, has_experts: of the model.
+    Raises:
+        ConfigError: a missing size, a batch that does not divide, values that contradict one another.
+    """
+    precision = _precision(settings)
+    table: dict[str, Any] = {
+        **_batch(settings, dp),
+        "precision": precision,
+        **_dtypes(settings, precision),
+        "schedule": "interleaved" if vpp > 1 else "1f1b",
+        "software": "megatron",
+        **_recompute(settings),
+        **_kernels(settings),
+        "gradient_accumulation_fusion": settings.get("gradient_accumulation_fusion"),
+        "gradient_clipping": float(settings.get("clip_grad")) > 0,
+        **_offload(settings, layers),
+    }
+    settings.get("optimizer")
+    if has_experts:
+        table["moe_grouped_gemm"] = settings.get("moe_grouped_gemm")
+        capacity = settings.get("moe_expert_capacity_factor")
+        if capacity is not None and capacity > 0:
+            table["moe_capacity_factor"] = capacity
+            table["moe_pad_to_capacity"] = settings.get("moe_pad_expert_input_to_capacity")
+    return table
+
+
+def _batch(settings: Settings, dp: int) -> dict[str, int]:
+    micro = settings.required("micro_batch_size")
+    size = settings.size("global_batch_size")
+    if size is None:
+        size = micro * dp
+    if size % (micro * dp):
+        raise ConfigError(
+            f"a global batch of {size} does not divide by micro batch x replicas = {micro} x {dp}",
+            where=settings.where("global_batch_size"),
+            expected=f"a multiple of {micro * dp}",
+            got=size,
+            nearest=max(size // (micro * dp), 1) * micro * dp,
+        )
+    return {"micro_batch": micro, "global_batch": size, "seq_len": settings.required("seq_length")}
+
+
+def _precision(settings: Settings) -> str:
+    is_bf16, is_fp16 = settings.get("bf16"), settings.get("fp16")
+    if is_bf16 and is_fp16:
+        raise ConfigError("--bf16 and --fp16", where=settings.where("fp16"), expected="one of them", got="both")
+    if settings.get("fp8") is None:
+        return "bf16" if is_bf16 else "fp16" if is_fp16 else "fp32"
+    if not is_bf16:
+        raise ConfigError("fp8 without bf16", where=settings.where("fp8"), expected="--bf16 beside it", got="no --bf16")
+    return "fp8"
+
+
+def _dtypes(settings: Settings, precision: str) -> dict[str, Any]:
+    """Types of gradients, master weights and moments (Megatron-LM, ``validate_args``)."""
+    table: dict[str, Any] = {}
+    if precision == "fp8":
+        table["fp8_recipe"] = _RECIPES[settings.get("fp8_recipe")]
+        if settings.get("fp8_param"):
+            table["fp8_weights"] = "primary"
+    is_16 = precision in ("bf16", "fp8")
+    is_aware = settings.get("use_precision_aware_optimizer")
+    is_narrow = is_16 and (
+        settings.get("grad_reduce_in_bf16") or (is_aware and settings.get("main_grads_dtype") == "bf16")
+    )
+    if precision == "fp16" and not settings.get("accumulate_allreduce_grads_in_fp32"):
+        table["grad_dtype"] = "fp16"
+    else:
+        table["grad_dtype"] = "bf16" if is_narrow else "fp32"
+    if precision == "fp16":
+        table["loss_scaling"] = True
+    if is_aware:
+        settings.get("main_params_dtype")
+        moments = {settings.get("exp_avg_dtype"), settings.get("exp_avg_sq_dtype")}
+        if len(moments) > 1:
+            settings.refuse("exp_avg_sq_dtype", "moments of two types, only one for both is modelled")
+        table["optimizer_state_dtype"] = min(moments)
+    return table
+
+
+def _recompute(settings: Settings) -> dict[str, Any]:
+    granularity = settings.get("recompute_granularity")
+    if settings.get("recompute_activations"):
+        granularity = granularity or "selective"
+    modules: tuple[str, ...] = ()
+    if granularity == "selective":
+        modules = settings.get("recompute_modules")
+    if settings.get("moe_layer_recompute"):
+        granularity, modules = "selective", tuple(dict.fromkeys((*modules, "moe")))
+    if granularity is None:
+        return {"recompute": "none"}
+    if granularity == "selective":
+        return {"recompute": "selective" if modules == ("core_attn",) else list(modules)}
+    method, layers = settings.get("recompute_method"), settings.size("recompute_num_layers")
+    if method is None:
+        raise ConfigError(
+            "full recomputation without a method",
+            where=settings.where("recompute_granularity"),
+            expected="--recompute-method uniform or block beside it",
+            got="none",
+            nearest="--recompute-method uniform --recompute-num-layers 1",
+        )
+    if method == "block" and layers is None:
+        raise ConfigError(
+            "block recomputation without a number of layers",
+            where=settings.where("recompute_method"),
+            expected="--recompute-num-layers beside it",
+            got="none",
+        )
+    return {"recompute": "full", "recompute_method": method, "recompute_layers": layers or 1}
+
+
+def _kernels(settings: Settings) -> dict[str, Any]:
+    """Attention, token loss and the workspaces of the libraries that run them."""
+    is_local = settings.get("transformer_impl") == "local"
+    backend = settings.get("attention_backend")
+    is_unfused = backend in _UNFUSED or (is_local and not settings.get("use_flash_attn"))
+    is_fused_loss = settings.get("cross_entropy_loss_fusion") and settings.get("cross_entropy_fusion_impl") == "te"
+    if is_unfused and not settings.get("masked_softmax_fusion"):
+        settings.refuse("masked_softmax_fusion", "a softmax in separate kernels")
+    return {
+        "attention": "unfused" if is_unfused else "fused",
+        "cross_entropy": "fused" if is_fused_loss else "in_place",
+        "workspaces": "torch" if is_local else "transformer_engine",
+    }
+
+
+def _offload(settings: Settings, layers: int) -> dict[str, Any]:
+    words = []
+    table: dict[str, Any] = {}
+    count = settings.size("cpu_offloading_num_layers", least=0) or 0
+    if count:
+        words.append("activations")
+        if count < layers:
+            table["offload_layers"] = [f"*layers.{number}" for number in range(count)]
+    if settings.get("optimizer_cpu_offload"):
+        words.append("optimizer")
+    return {"offload": words, **table} if words else {}

@@ -1,0 +1,161 @@
+"""LoRA (2106.09685): adapters of low rank beside frozen linear layers, on any model and applied from outside.
+
+A linear layer of semu may fuse projections that other frameworks keep apart (queries, keys and values; gate and up):
+each gets an adapter of its own, so that parameters are counted as PEFT counts them, rank x (in + out) per projection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from semu.errors import ConfigError, unknown_name
+from semu.nn import functional as F
+from semu.nn.changes import CHANGES
+from semu.nn.layers.elementary import Linear
+from semu.nn.layers.lora_experts import LoRAExperts
+from semu.nn.layers.lora_sites import ALL_LINEAR, Site, sites_of
+from semu.nn.layers.moe import Experts
+from semu.nn.model import Model
+from semu.nn.module import Module, Parameter
+from semu.nn.rules.low_rank import add_parts, low_rank
+from semu.nn.trace.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Which layers get adapters.
+
+    Attributes:
+        rank: of every adapter, >= 1.
+        targets: ``"all-linear"``; names of projections (``q_proj``, ``c_attn``, ``linear_fc1``, ...); module paths; or
+            ``fnmatch`` patterns of paths that end in either (``llm.*.q_proj``). As in PEFT, a name stands for all
+            modules whose path ends in it.
+        dropout: probability on what an adapter reads; each draws its own mask.
+        alpha: the scale is alpha / rank; costs nothing and is kept for the record.
+        trainable: module paths or patterns of what is trained beside the adapters (PEFT's ``modules_to_save``, here
+            without a frozen copy).
+    Raises:
+        ConfigError: a rank below 1, a probability out of range, no target.
+    """
+
+    rank: int
+    targets: tuple[str, ...] = (ALL_LINEAR,)
+    dropout: float = 0.0
+    alpha: float | None = None
+    trainable: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("targets", "trainable"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
+            raise ConfigError(
+                "not a rank", where="model.lora.rank", expected="an integer >= 1", got=self.rank, nearest=1
+            )
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(
+                "not a probability", where="model.lora.dropout", expected="0 <= p < 1", got=self.dropout, nearest=0
+            )
+        if not self.targets:
+            raise ConfigError(
+                "no layer gets an adapter", where="model.lora.targets", expected="at least one name", got=[]
+            )
+
+
+class LoRALinear(Linear):
+    """A linear layer with adapters; the layer's own parameters are what they were.
+
+    Args:
+        base: the layer. rank: of the adapters. parts: adapted projections, each as (number, first row, rows).
+        dropout: on what an adapter reads.
+    """
+
+    def __init__(self, base: Linear, rank: int, parts: tuple[tuple[int, int], ...], dropout: float) -> None:
+        Module.__init__(self)
+        self.parts = base.parts
+        self.weight = base.weight
+        self.bias = base.bias
+        self.dropout = dropout
+        self.adapters = tuple(number for number, _ in parts)
+        for number, width in parts:
+            setattr(self, f"lora_a{number}", Parameter(rank, base.weight.shape[1]))
+            setattr(self, f"lora_b{number}", Parameter(width, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        y = F.linear(x, self.weight, self.bias, self.parts)
+        added = [
+            low_rank(F.dropout(x, self.dropout), getattr(self, f"lora_a{number}"), getattr(self, f"lora_b{number}"))
+            for number in self.adapters
+        ]
+        return add_parts(y, added)
+
+
+def add_lora(model: Model, lora: LoRA, *, where: str = "model.lora") -> Model:
+    """Freeze a model and put adapters beside its linear layers; returns the model.
+
+    Args:
+        model: changed in place. lora: which layers. where: place of the options, for messages.
+    Raises:
+        ConfigError: a target or a path that names nothing, or a layer that is named both whole and in parts.
+    """
+    sites = list(sites_of(model))
+    wanted: dict[str, set[int | None]] = {}
+    for target in lora.targets:
+        found = False
+        for site in sites:
+            parts = site.chosen(target)
+            found |= bool(parts)
+            wanted.setdefault(site.path, set()).update(parts)
+        if not found:
+            known = sorted({name.rpartition(".")[2] for site in sites for name in site.names})
+            raise unknown_name("projection or module path", target, [ALL_LINEAR, *known], where=f"{where}.targets")
+    paths = {path for m in model.modules for path, _ in m.body.named_modules(m.name)}
+    own = dict(model.named_parameters())
+    trained = set()
+    for word in lora.trainable:
+        named = {p for p in own if p == word or p.startswith(f"{word}.") or fnmatchcase(p, word)}
+        if not named:
+            raise unknown_name("module path", word, sorted(paths), where=f"{where}.trainable")
+        trained |= named
+    for path, parameter in own.items():
+        parameter.requires_grad = path in trained
+    wrapped: dict[int, LoRALinear | LoRAExperts] = {}
+    for site in sites:
+        if parts := wanted[site.path]:
+            if id(site.module) not in wrapped:
+                wrapped[id(site.module)] = _adapted(site, parts, lora, where)
+            _replace(site, wrapped[id(site.module)])
+    return model
+
+
+def _adapted(site: Site, parts: set[int | None], lora: LoRA, where: str) -> LoRALinear | LoRAExperts:
+    if isinstance(site.module, LoRALinear | LoRAExperts):
+        raise ConfigError("a layer has adapters already", where=site.path, expected="one call of add_lora")
+    if None in parts and len(parts) > 1 and len(site.widths) > 1:
+        raise ConfigError(
+            f"{site.path} is named as one projection and in parts",
+            where=f"{where}.targets",
+            expected="either, as c_attn or as q_proj",
+            got=list(lora.targets),
+        )
+    numbers = tuple(sorted(part for part in parts if part is not None))
+    if isinstance(site.module, Experts):
+        return LoRAExperts(site.module, lora.rank, numbers, lora.dropout)
+    sizes = ((0, sum(site.widths)),) if None in parts else tuple((number, site.widths[number]) for number in numbers)
+    return LoRALinear(site.module, lora.rank, sizes, lora.dropout)
+
+
+def _replace(site: Site, new: Module) -> None:
+    """Hang a module in the place of a layer, attribute or member of a list."""
+    if site.name in site.parent.__dict__:
+        children = site.parent._children()
+        order = list(children)
+        setattr(site.parent, site.name, new)
+        again = {name: children[name] for name in order}
+        children.clear()
+        children.update(again)
+    else:
+        site.parent._children()[site.name] = new
+        CHANGES.note()

@@ -1,0 +1,77 @@
+"""Multi-head latent attention (DeepSeek-V2, 2405.04434 §2.1): queries, keys and values from narrow latents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semu.nn import functional as F
+from semu.nn.layers.elementary import Linear, RMSNorm
+from semu.nn.module import Module
+from semu.nn.rules.attention.latent import latent_keys, spread_tokens
+from semu.nn.trace.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class LatentSizes:
+    """Widths of latent attention.
+
+    Attributes:
+        kv_lora_rank: of the latent of keys and values. q_lora_rank: of that of the queries, None: no latent.
+        qk_head_dim: of a head's part without position. qk_pos_emb_head_dim: of its rotated part.
+        v_head_dim: of a head's values.
+    """
+
+    kv_lora_rank: int
+    qk_head_dim: int
+    qk_pos_emb_head_dim: int
+    v_head_dim: int
+    q_lora_rank: int | None = None
+
+
+class LatentAttention(Module):
+    """As trained (nothing absorbed): down-projections and their norms are replicated, up-projections split by heads.
+
+    Args:
+        hidden: width. heads: heads. sizes: of the latents. causal: mask the future. bias: of the output projection.
+        down_bias: of the down-projections (transformers' ``attention_bias`` means both).
+        dropout: as in ``SelfAttention``.
+    """
+
+    recompute_kind = "attention"
+
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        sizes: LatentSizes,
+        *,
+        causal: bool = True,
+        bias: bool = False,
+        down_bias: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.heads, self.causal, self.sizes = heads, causal, sizes
+        width = sizes.qk_head_dim + sizes.qk_pos_emb_head_dim
+        rank = sizes.q_lora_rank
+        self.query_down = Linear(hidden, rank, bias=down_bias) if rank is not None else None
+        self.query_norm = RMSNorm(rank) if rank is not None else None
+        self.query_up = Linear(rank if rank is not None else hidden, heads * width, bias=False)
+        self.kv_down = Linear(hidden, sizes.kv_lora_rank + sizes.qk_pos_emb_head_dim, bias=down_bias)
+        self.kv_norm = RMSNorm(sizes.kv_lora_rank)
+        self.kv_up = Linear(sizes.kv_lora_rank, heads * (sizes.qk_head_dim + sizes.v_head_dim), bias=False)
+        self.out = Linear(heads * sizes.v_head_dim, hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] -> [tokens, hidden]."""
+        s = self.sizes
+        latent = x
+        if self.query_down is not None and self.query_norm is not None:
+            latent = self.query_norm(self.query_down(x))
+        q = F.rope(self.query_up(latent).unflatten(self.heads, s.qk_head_dim + s.qk_pos_emb_head_dim))
+        narrow, positions = self.kv_down(x).split((s.kv_lora_rank, s.qk_pos_emb_head_dim))
+        kv = self.kv_up(self.kv_norm(narrow)).unflatten(self.heads, s.qk_head_dim + s.v_head_dim)
+        k, v = latent_keys(kv, spread_tokens(positions), s.qk_head_dim, s.qk_pos_emb_head_dim)
+        out: Tensor = self.out(F.attention(q, k, v, causal=self.causal, dropout=self.dropout).flatten())
+        return out

@@ -1,0 +1,327 @@
+"""Transformer building blocks: self- and cross-attention, feed-forward networks, a pre-norm layer, a language head."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from semu.errors import ConfigError
+from semu.nn import functional as F
+from semu.nn.layers.activation import Activation
+from semu.nn.layers.elementary import Dropout, Embedding, LayerNorm, LayerScale, Linear, RMSNorm
+from semu.nn.module import Module, Parameter
+from semu.nn.trace.tensor import Tensor
+from semu.nn.window import Window
+
+
+class SelfAttention(Module):
+    """Multi-head self-attention with a fused QKV projection; grouped queries where ``kv_heads < heads``.
+
+    Args:
+        hidden: width. heads: query heads. kv_heads: key/value heads, a divisor of heads; None: heads.
+        head_dim: None: hidden / heads. causal: mask the future. rotary: rotate q and k (RoPE).
+        bias, qkv_bias: biases of the output and of the QKV projection (None: as ``bias``).
+        key_bias: false: the keys have none though queries and values do (Whisper, 2212.04356).
+        dropout: probability on the attention probabilities; a fused kernel keeps no mask of it.
+        qk_norm: RMS norm of every query's and key's head before the rotation (Qwen3, 2505.09388 §2).
+        window: how far a token sees; None: the whole sequence.
+        sinks: a learned logit per head takes part in the softmax (GPT-OSS, 2508.10925 §2.2); split with the heads.
+        softcap: bound of the scores (Gemma 2, 2408.00118 §2); None: there is none.
+    Raises:
+        ConfigError: heads that do not divide.
+    """
+
+    recompute_kind = "attention"
+
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        kv_heads: int | None = None,
+        *,
+        head_dim: int | None = None,
+        causal: bool = True,
+        rotary: bool = False,
+        bias: bool = True,
+        qkv_bias: bool | None = None,
+        key_bias: bool = True,
+        dropout: float = 0.0,
+        qk_norm: bool = False,
+        window: Window | None = None,
+        sinks: bool = False,
+        softcap: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.window = window
+        self.softcap = softcap
+        self.heads = heads
+        self.kv_heads = kv_heads if kv_heads is not None else heads
+        self.head_dim = head_dim if head_dim is not None else _divide(hidden, heads, "hidden", "heads")
+        _divide(heads, self.kv_heads, "heads", "kv_heads")
+        self.causal = causal
+        self.rotary = rotary
+        width = (heads + 2 * self.kv_heads) * self.head_dim
+        parts = tuple(count * self.head_dim for count in (heads, self.kv_heads, self.kv_heads))
+        self.qkv = Linear(
+            hidden,
+            width,
+            bias=bias if qkv_bias is None else qkv_bias,
+            parts=parts,
+            bias_features=None if key_bias else parts[0] + parts[2],
+        )
+        self.out = Linear(heads * self.head_dim, hidden, bias=bias)
+        self.query_norm = RMSNorm(self.head_dim) if qk_norm else None
+        self.key_norm = RMSNorm(self.head_dim) if qk_norm else None
+        self.sinks = Parameter(heads) if sinks else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] -> [tokens, hidden]."""
+        q, k, v = F.split_heads(self.qkv(x), (self.heads, self.kv_heads, self.kv_heads), self.head_dim)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        if self.rotary:
+            q, k = F.rope(q), F.rope(k)
+        context = F.attention(
+            q,
+            k,
+            v,
+            causal=self.causal,
+            dropout=self.dropout,
+            window=self.window,
+            sinks=self.sinks,
+            softcap=self.softcap,
+        )
+        out: Tensor = self.out(context.flatten())
+        return out
+
+
+class CrossAttention(Module):
+    """Queries from one token stream, keys and values from another (e.g. video latents and captions).
+
+    Args:
+        hidden: width of the queries. heads: heads. context: width of the other stream; None: hidden. bias: biases.
+        key_bias: as in ``SelfAttention``.
+    """
+
+    recompute_kind = "attention"
+
+    def __init__(
+        self, hidden: int, heads: int, context: int | None = None, *, bias: bool = True, key_bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.head_dim = _divide(hidden, heads, "hidden", "heads")
+        self.query = Linear(hidden, hidden, bias=bias)
+        self.key_value = Linear(
+            context if context is not None else hidden,
+            2 * hidden,
+            bias=bias,
+            bias_features=None if key_bias else hidden,
+        )
+        self.out = Linear(hidden, hidden, bias=bias)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """[tokens, hidden], [context tokens, context] -> [tokens, hidden]."""
+        q = self.query(x).unflatten(self.heads, self.head_dim)
+        k, v = F.split_heads(self.key_value(context), (self.heads, self.heads), self.head_dim)
+        out: Tensor = self.out(F.attention(q, k, v, causal=False).flatten())
+        return out
+
+
+class MLP(Module):
+    """Feed-forward network: ``down(f(up(x)))``, or gated: ``down(f(gate(x)) * up(x))`` with gate and up fused.
+
+    Args:
+        hidden: width. ffn: inner width. out: width of the result; None: hidden. gated: as above. bias: biases.
+        activation: f; None: SiLU where gated (SwiGLU), else GELU.
+    """
+
+    recompute_kind = "mlp"
+
+    def __init__(
+        self,
+        hidden: int,
+        ffn: int,
+        out: int | None = None,
+        *,
+        gated: bool = False,
+        bias: bool = True,
+        activation: Activation | None = None,
+    ) -> None:
+        super().__init__()
+        self.gated = gated
+        self.activation = activation if activation is not None else Activation.default(gated=gated)
+        self.up = Linear(hidden, 2 * ffn if gated else ffn, bias=bias, parts=(ffn, ffn) if gated else None)
+        self.down = Linear(ffn, out if out is not None else hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] -> [tokens, out]."""
+        inner = self.up(x)
+        out: Tensor = self.down(self.activation.apply(inner, gated=self.gated))
+        return out
+
+
+class NormPlacement(Enum):
+    """Where a layer's norms stand: before its two branches (2002.04745), behind the additions (1706.03762 §3.1, BERT),
+    or before and behind the branches (Gemma 2, 2408.00118 §2)."""
+
+    PRE = "pre"
+    POST = "post"
+    SANDWICH = "sandwich"
+
+
+class TransformerLayer(Module):
+    """Two residual branches: ``x + attention(norm(x))``, then ``x + mlp(norm(x))``.
+
+    Args:
+        hidden, ffn, heads, kv_heads, head_dim: sizes.
+        causal: mask the future. rotary: RoPE. gated: a gated feed-forward network. rms_norm: RMS instead of layer norm.
+        bias, qkv_bias: biases of the projections. dropout: probability on the attention's
+            probabilities, after attention and after MLP.
+        qk_norm: RMS norm of queries and keys, head by head.
+        mlp: in place of the MLP, e.g. a mixture of experts; ``ffn`` is then of no account.
+        attention: in place of the self-attention, e.g. latent attention.
+        activation: of the MLP; None: see ``MLP``. placement: of the norms.
+        attention_bias, mlp_bias: biases of one branch; None: as ``bias``.
+        window, sinks, softcap, key_bias: see ``SelfAttention``.
+        layer_scale: every branch is multiplied by a learned number per feature.
+    """
+
+    fp8_region = True
+
+    def __init__(
+        self,
+        hidden: int,
+        ffn: int,
+        heads: int,
+        kv_heads: int | None = None,
+        *,
+        head_dim: int | None = None,
+        causal: bool = True,
+        rotary: bool = False,
+        gated: bool = False,
+        rms_norm: bool = False,
+        bias: bool = True,
+        qkv_bias: bool | None = None,
+        dropout: float = 0.0,
+        qk_norm: bool = False,
+        mlp: Module | None = None,
+        attention: Module | None = None,
+        activation: Activation | None = None,
+        placement: NormPlacement = NormPlacement.PRE,
+        attention_bias: bool | None = None,
+        mlp_bias: bool | None = None,
+        window: Window | None = None,
+        sinks: bool = False,
+        softcap: float | None = None,
+        key_bias: bool = True,
+        layer_scale: bool = False,
+    ) -> None:
+        super().__init__()
+        self.placement = placement
+
+        def norm() -> Module:
+            return RMSNorm(hidden) if rms_norm else LayerNorm(hidden)
+
+        self.attention_norm = norm()
+        if attention is None:
+            attention = SelfAttention(
+                hidden,
+                heads,
+                kv_heads,
+                head_dim=head_dim,
+                causal=causal,
+                rotary=rotary,
+                bias=bias if attention_bias is None else attention_bias,
+                qkv_bias=qkv_bias,
+                key_bias=key_bias,
+                dropout=dropout,
+                qk_norm=qk_norm,
+                window=window,
+                sinks=sinks,
+                softcap=softcap,
+            )
+        self.attention = attention
+        self.mlp_norm = norm()
+        own_bias = bias if mlp_bias is None else mlp_bias
+        self.mlp = mlp if mlp is not None else MLP(hidden, ffn, gated=gated, bias=own_bias, activation=activation)
+        self.attention_dropout = Dropout(dropout)
+        self.mlp_dropout = Dropout(dropout)
+        is_sandwich = placement is NormPlacement.SANDWICH
+        self.attention_out_norm = norm() if is_sandwich else None
+        self.mlp_out_norm = norm() if is_sandwich else None
+        self.attention_scale = LayerScale(hidden) if layer_scale else None
+        self.mlp_scale = LayerScale(hidden) if layer_scale else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] -> [tokens, hidden]."""
+        is_post = self.placement is NormPlacement.POST
+        branch = self.attention(x if is_post else self.attention_norm(x))
+        branch = _after(branch, self.attention_out_norm, self.attention_scale)
+        x = x + self.attention_dropout(branch)
+        if is_post:
+            x = self.attention_norm(x)
+        branch = _after(self.mlp(x if is_post else self.mlp_norm(x)), self.mlp_out_norm, self.mlp_scale)
+        out: Tensor = x + self.mlp_dropout(branch)
+        return self.mlp_norm(out) if is_post else out
+
+
+def _after(branch: Tensor, *modules: Module | None) -> Tensor:
+    """What stands behind a branch, in order, where there is any."""
+    for module in modules:
+        if module is not None:
+            branch = module(branch)
+    return branch
+
+
+class LMHead(Module):
+    """Final norm, projection to the vocabulary, token loss.
+
+    Args:
+        hidden: width. vocab: vocabulary. rms_norm: kind of the final norm.
+        tied: the embedding whose table is shared, or None for a table of its own.
+        softcap: the logits are capped (Gemma 2, 2408.00118 §2): one more kernel over them.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        vocab: int,
+        *,
+        rms_norm: bool = False,
+        tied: Embedding | None = None,
+        softcap: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.softcap = softcap
+        self.norm = RMSNorm(hidden) if rms_norm else LayerNorm(hidden)
+        self.projection = TiedLinear(tied.weight) if tied is not None else Linear(hidden, vocab, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] -> scalar loss."""
+        logits = self.projection(self.norm(x))
+        return F.cross_entropy(logits if self.softcap is None else F.softcap(logits))
+
+
+class TiedLinear(Module):
+    """A projection with another module's parameter as its weight."""
+
+    def __init__(self, weight: Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        return F.linear(x, self.weight)
+
+
+def _divide(total: int, parts: int, what: str, by: str) -> int:
+    if parts < 1 or total % parts:
+        nearest = max((n for n in range(1, min(total, max(parts, 1)) + 1) if total % n == 0), default=1)
+        raise ConfigError(
+            f"{what} = {total} does not divide into {by} = {parts}",
+            expected=f"a divisor of {total}",
+            got=parts,
+            nearest=nearest,
+        )
+    return total // parts

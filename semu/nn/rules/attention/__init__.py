@@ -1,0 +1,1 @@
+"""Operator rules of attention, by kernel."""

@@ -1,0 +1,204 @@
+"""Attention over a context-parallel group: each rank holds two of the 2 cp chunks of every sequence.
+
+Rank r holds chunks r and 2 cp - 1 - r, of c tokens each, so that under a causal mask every rank has as many pairs to
+compute: with keys of rank s < r all its queries (2 c x c), with its own the lower half (2 c x 2 c), with those of s > r
+its later chunk's queries with all of them (c x 2 c); each step 2 c^2 scores, all ranks and steps alike (Megatron-LM's
+context parallelism; Llama 3, 2407.21783 §3.3.2; striping for the same end: 2311.09431). Costed is the last rank, whose
+steps all read all its queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from semu.errors import ConfigError
+from semu.graph.dim import divide
+from semu.graph.operator import OpKind
+from semu.graph.tensor import Role
+from semu.nn.rules.attention.context_collective import (
+    gather_context,
+    half,
+    heads_for_tokens,
+    pass_on,
+    reduce_scatter_context,
+    tokens_for_heads,
+)
+from semu.nn.rules.attention.fused import AttentionKernel, fused_attention
+from semu.nn.trace.sharding import ContextKind
+from semu.nn.trace.tensor import Tensor, laid_out_like
+
+
+def context_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    """Attention of this rank's queries to the keys of all context ranks.
+
+    Args:
+        q, k, v, causal: as ``fused_attention``, the tokens of one context rank.
+    Returns:
+        [query tokens, heads, d_v].
+    Raises:
+        ConfigError: heads that the group does not divide (all-to-all).
+    """
+    kind = q.trace.options.cp_kind
+    if kind is ContextKind.ALL_GATHER:
+        return _gathered(q, k, v, causal=causal)
+    if kind is ContextKind.ALL_TO_ALL:
+        return _by_heads(q, k, v, causal=causal)
+    return _ring(q, k, v, causal=causal)
+
+
+def _ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    """Keys and values go around (Ring Attention, 2310.01889 §3), as in Transformer Engine's ``AttnFuncWithCPAndKVP2P``.
+
+    Forward: K and V are joined into one buffer; in each of cp steps the buffer is sent on beside the kernel that reads
+    it, and the step's output is merged into the sum by its log-sum-exp. Saves q, the K and V that came last, the output
+    and its log-sum-exp. Backward: from the K and V that came last, on around the ring to the rank's own; dK and dV
+    follow one step behind. So each way cp - 1 times K and V, and in the backward cp - 1 times dK and dV.
+    """
+    trace, ranks = q.trace, q.trace.options.cp_group.num_ranks
+    own, other = _ring_kernels(q, k, v, causal=causal)
+    kv = _joined(k, v)
+    before = trace.last_kernel
+    y, statistics = own.forward(q, [kv], "attention")
+    for step in range(1, ranks):
+        role = Role.ACTIVATION if step == ranks - 1 else Role.COMMUNICATION
+        (kv,) = pass_on([kv], "pass_kv", after=before, role=role)
+        before = trace.last_kernel
+        part, part_statistics = other.forward(q, [kv], "attention")
+        _merge(own, q, [y, statistics], [part, part_statistics])
+    last = kv
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        reads = [q, y, statistics, grad]
+        buffer, part_kv = (last.local_shape, last.dtype), (last.local_shape, last.dtype)
+        if causal:
+            part_kv = ((half(last.local_shape[0], trace.where), *last.local_shape[1:]), last.dtype)
+        before = trace.last_kernel
+        grad_q, (grad_kv,) = other.backward(q, [*reads, last], "attention_bw", [buffer])
+        grad_kv = laid_out_like(grad_kv, last)
+        (kv,) = pass_on([last], "pass_kv_bw", after=before, behind=[grad])
+        for step in range(1, ranks):
+            is_own = step == ranks - 1
+            before = trace.last_kernel
+            kernel = own if is_own else other
+            part_q, (part,) = kernel.backward(q, [*reads, kv], "attention_bw", [buffer if is_own else part_kv])
+            _add(grad_q, part_q)
+            if is_own:
+                (arrived,) = pass_on([grad_kv], "pass_grad_kv", after=before, role=Role.ACTIVATION)
+            else:
+                kv, arrived = pass_on([kv, grad_kv], "pass_kv_grad_kv", after=before)
+            _add(arrived, part)
+            grad_kv = arrived
+        grad_k = trace.view(grad_kv, k.shape, k.shards)
+        grad_v = trace.view(grad_kv, v.shape, v.shards)
+        return [grad_q, laid_out_like(grad_k, k), laid_out_like(grad_v, v)]
+
+    trace.record([q, k, v], [y], backward)
+    return y
+
+
+def _ring_kernels(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[AttentionKernel, AttentionKernel]:
+    """The kernel of the rank's own keys, and that of another rank's."""
+    where, ranks = q.trace.where, q.trace.options.cp_group.num_ranks
+    whole = AttentionKernel.of(q, k, v, causal=causal)
+    block = divide(whole.pairs, ranks, "the pairs of a context rank", where)
+    own = replace(whole, pairs=block)
+    if not causal:
+        return own, own
+    other = replace(
+        own, key_tokens=half(own.key_tokens, where), pairs=divide(block, 2, "a block of pairs", where), is_masked=False
+    )
+    return own, other
+
+
+def _joined(k: Tensor, v: Tensor) -> Tensor:
+    """K and V in one buffer, which goes around: one copy."""
+    return k.trace.emit(
+        OpKind.COPY,
+        [k, v],
+        (*k.shape[:2], k.shape[2] + v.shape[2]),
+        shards=k.shards,
+        dtype=k.dtype,
+        sequences=k.sequences,
+        mem_bytes=2 * (k.size_bytes + v.size_bytes),
+        key=(k.numel + v.numel,),
+        name="join_kv",
+    )
+
+
+def _merge(kernel: AttentionKernel, q: Tensor, into: Sequence[Tensor], part: Sequence[Tensor]) -> None:
+    """Add a step's output to the sum, both weighted by their log-sum-exps, in place."""
+    q.trace.emit(
+        OpKind.ADD,
+        [*into, *part],
+        mem_bytes=3 * (kernel.out_bytes(q) + kernel.statistics_bytes),
+        key=(into[0].numel,),
+        updates=into,
+        name="merge",
+    )
+
+
+def _add(into: Tensor, part: Tensor) -> None:
+    """Add to a gradient in place."""
+    into.trace.emit(
+        OpKind.ADD,
+        [into, part],
+        mem_bytes=3 * part.size_bytes,
+        key=(part.numel,),
+        updates=[into],
+        name="add_grad",
+    )
+
+
+def _gathered(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    """K and V are gathered before the kernel; in the backward they are gathered again, and dK and dV reduce-scattered.
+
+    Saves q, k, v, the output and its log-sum-exp, not the gathered tensors (Transformer Engine's
+    ``AttnFuncWithCPAndKVAllGather``; the exchange is exposed: 2407.21783 §3.3.2).
+    """
+    trace = q.trace
+    ranks = trace.options.cp_group.num_ranks
+    own = AttentionKernel.of(q, k, v, causal=causal)
+    kernel = replace(own, key_tokens=ranks * own.key_tokens)
+    y, statistics = kernel.forward(q, [gather_context(k, "gather_k"), gather_context(v, "gather_v")], "attention")
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        keys, values = gather_context(k, "gather_k_bw"), gather_context(v, "gather_v_bw")
+        written = [(keys.local_shape, k.dtype), (values.local_shape, v.dtype)]
+        reads = [q, keys, values, y, statistics, grad]
+        grad_q, (grad_k, grad_v) = kernel.backward(q, reads, "attention_bw", written)
+        return [
+            grad_q,
+            reduce_scatter_context(laid_out_like(grad_k, keys), k, "scatter_grad_k"),
+            reduce_scatter_context(laid_out_like(grad_v, values), v, "scatter_grad_v"),
+        ]
+
+    trace.record([q, k, v], [y], backward)
+    return y
+
+
+def _by_heads(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    """Each rank gets all tokens of some heads, and gives its output back (DeepSpeed-Ulysses, 2309.14509 §3.1): an
+    all-to-all of q, k, v and of the output, and of their gradients."""
+    for name, x in (("heads", q), ("kv_heads", k)):
+        _check_heads(name, x)
+    parts = [heads_for_tokens(x, f"exchange_{name}") for name, x in (("q", q), ("k", k), ("v", v))]
+    return tokens_for_heads(fused_attention(*parts, causal=causal), q, "exchange_out")
+
+
+def _check_heads(name: str, x: Tensor) -> None:
+    ranks, heads = x.trace.options.cp_group.num_ranks, x.local_shape[1]
+    assert isinstance(heads, int)
+    if heads % ranks:
+        split = f" / tp = {x.shape[1]} / {x.shards[1]}" if x.shards[1] > 1 else ""
+        raise ConfigError(
+            f"{name}{split} = {heads} cannot be split over a context-parallel group of {ranks}",
+            where=x.trace.where,
+            expected=f"a divisor of {heads}, or cp_kind = ring or all_gather",
+            got=f"cp = {ranks}",
+            nearest=max(n for n in range(1, ranks + 1) if heads % n == 0),
+        )

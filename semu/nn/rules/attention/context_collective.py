@@ -1,0 +1,170 @@
+"""Collectives of the context-parallel group: gather and reduce-scatter of tokens, all-to-all, the ring's transfers.
+
+A context rank's graph shows the tokens of that rank; what it gathers has cp times as many. As each rank holds two
+chunks that are not neighbours, what arrives is put in order, and what leaves for other ranks is packed, by a copy
+(Transformer Engine's ``get_seq_chunk_ids_for_reordering_before_attn`` and ``flash_attn_a2a_communicate``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from semu.graph.dim import Dim, divide
+from semu.graph.operator import OpKind
+from semu.graph.tensor import Role
+from semu.hardware.kinds import DType
+from semu.nn.rules.collective import wire_bytes
+from semu.nn.rules.views import copy_like
+from semu.nn.trace.tensor import Sequences, Tensor
+
+
+def gather_context(x: Tensor, name: str) -> Tensor:
+    """[tokens, ...] of every rank, put in order: [cp x tokens, ...]."""
+    group = x.trace.options.cp_group
+    whole = x.trace.emit(
+        OpKind.ALL_GATHER,
+        [x],
+        (group.num_ranks * x.shape[0], *x.shape[1:]),
+        shards=x.shards,
+        dtype=x.dtype,
+        sequences=whole_sequences(x),
+        net_bytes=wire_bytes(OpKind.ALL_GATHER, group.num_ranks * x.size_bytes, group, x.trace.where),
+        key=(group.num_ranks, group.num_nodes),
+        stream=x.trace.communication_stream(group),
+        role=Role.COMMUNICATION,
+        name=name,
+    )
+    return _rearranged(whole, f"{name}_order")
+
+
+def reduce_scatter_context(x: Tensor, like: Tensor, name: str) -> Tensor:
+    """Sum [cp x tokens, ...] over the ranks and keep one rank's [tokens, ...], laid out as ``like``."""
+    group = x.trace.options.cp_group
+    x = _rearranged(x, f"{name}_pack")
+    return x.trace.emit(
+        OpKind.REDUCE_SCATTER,
+        [x],
+        like.shape,
+        shards=like.shards,
+        dtype=like.dtype,
+        sequences=like.sequences,
+        net_bytes=wire_bytes(OpKind.REDUCE_SCATTER, x.size_bytes, group, x.trace.where),
+        key=(group.num_ranks, group.num_nodes),
+        stream=x.trace.communication_stream(group),
+        name=name,
+    )
+
+
+def heads_for_tokens(x: Tensor, name: str) -> Tensor:
+    """Exchange so that each rank has some heads of all tokens: [tokens, heads, d] -> [cp x tokens, heads, d], the heads
+    split over the context group too. Backward: the opposite exchange (2309.14509 §3.1)."""
+    ranks = x.trace.options.cp_group.num_ranks
+    there = (ranks * x.shape[0], *x.shape[1:]), (x.shards[0], x.shards[1] * ranks, *x.shards[2:]), whole_sequences(x)
+    return _exchanged(x, there, name, copies=True)
+
+
+def tokens_for_heads(x: Tensor, like: Tensor, name: str) -> Tensor:
+    """The opposite of ``heads_for_tokens``: all heads of the rank's own tokens, tokens and heads as in ``like``."""
+    there = (like.shape[0], *x.shape[1:]), like.shards, like.sequences
+    return _exchanged(x, there, name, copies=True)
+
+
+def redistribute_tokens(x: Tensor) -> Tensor:
+    """Rows that other context ranks need, to where they need them: an all-to-all of x each way, same size."""
+    return _exchanged(x, (x.shape, x.shards, x.sequences), "redistribute", copies=False)
+
+
+def pass_on(
+    parts: Sequence[Tensor], name: str, *, after: int, role: Role = Role.COMMUNICATION, behind: Sequence[Tensor] = ()
+) -> tuple[Tensor, ...]:
+    """Send tensors, as one message, to the next rank of the ring, and receive as many from the rank before.
+
+    It runs beside the computation: nothing waits for it but what reads the received tensors.
+
+    Args:
+        parts: what is sent. name: of the operator. role: of what is received.
+        after: operator that it waits for, so that no more than two buffers are in use; -1: none.
+        behind: further tensors that must be there before it is issued.
+    """
+    first, *others = parts
+    trace, group = first.trace, first.trace.options.cp_group
+    extra: list[tuple[Sequence[Dim], DType]] = [(x.local_shape, x.dtype) for x in others]
+    message = sum((x.size_bytes for x in others), first.size_bytes)
+    received = trace.emit(
+        OpKind.P2P,
+        [*parts, *behind],
+        first.shape,
+        shards=first.shards,
+        dtype=first.dtype,
+        sequences=first.sequences,
+        net_bytes=wire_bytes(OpKind.P2P, message, group, trace.where),
+        key=(group.num_ranks, group.num_nodes),
+        stream=trace.communication_stream(group),
+        role=role,
+        name=name,
+        extra_outputs=extra,
+        beside=[after],
+    )
+    sides = trace.side_outputs(len(others)) if others else []
+    return (received, *(replace(side, shape=x.shape, shards=x.shards) for side, x in zip(sides, others, strict=True)))
+
+
+def whole_sequences(x: Tensor) -> Sequences | None:
+    """Packing of all ranks' tokens together."""
+    ranks, own = x.trace.options.cp_group.num_ranks, x.sequences
+    if own is None:
+        return None
+    length = None if own.length is None else ranks * own.length
+    return replace(
+        own, tokens=ranks * own.tokens, pairs=ranks * own.pairs, length=length, pair_unit=ranks * own.pair_unit
+    )
+
+
+_Layout = tuple[tuple[Dim, ...], tuple[int, ...], Sequences | None]
+
+
+def _exchanged(x: Tensor, there: _Layout, name: str, *, copies: bool) -> Tensor:
+    """An all-to-all to another layout of as many bytes; backward: to where it was.
+
+    Args:
+        x: what is exchanged. there: layout after it. name: of the operators.
+        copies: packed before and put in order after.
+    """
+    trace, group = x.trace, x.trace.options.cp_group
+
+    def exchange(source: Tensor, to: _Layout, label: str) -> Tensor:
+        source = _rearranged(source, f"{label}_pack") if copies else source
+        received = trace.emit(
+            OpKind.ALL_TO_ALL,
+            [source],
+            to[0],
+            shards=to[1],
+            dtype=source.dtype,
+            sequences=to[2],
+            net_bytes=wire_bytes(OpKind.ALL_TO_ALL, source.size_bytes, group, trace.where),
+            key=(group.num_ranks, group.num_nodes),
+            stream=trace.communication_stream(group),
+            name=label,
+        )
+        return _rearranged(received, f"{label}_order") if copies else received
+
+    y = exchange(x, there, name)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        return [exchange(grad, (x.shape, x.shards, x.sequences), f"{name}_bw")]
+
+    trace.record([x], [y], backward)
+    return y
+
+
+def _rearranged(x: Tensor, name: str) -> Tensor:
+    """The same rows in another order: one copy."""
+    return copy_like(x, [x], 2 * x.size_bytes, name)
+
+
+def half(dim: Dim, where: str) -> Dim:
+    """One of a rank's two chunks."""
+    return divide(dim, 2, "a context rank's tokens", where)

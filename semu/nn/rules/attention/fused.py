@@ -1,0 +1,191 @@
+"""Fused scaled-dot-product attention over packed sequences (FlashAttention: 2205.14135, 2307.08691)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from semu.graph.dim import Dim, divide
+from semu.graph.operator import OpKind
+from semu.hardware.kinds import DType
+from semu.nn.rules.attention.unfused import attention_sizes
+from semu.nn.trace.tensor import Tensor, laid_out_like
+from semu.nn.trace.tracing import ParameterUse
+from semu.nn.window import Window
+
+
+@dataclass(frozen=True)
+class AttentionKernel:
+    """Some queries with some keys, in one kernel each way.
+
+    Attributes:
+        tokens, key_tokens: read, on one rank. heads, kv_heads: of them, on one rank. d, d_v: sizes of a head.
+        pairs: sum of query x key lengths over the packed sequences.
+        is_masked: the kernel skips the upper half of the pairs.
+        is_causal: the attention as a whole has a causal mask; of it this kernel may be a part without one.
+        sinks: one learned logit per head beside the keys'.
+    """
+
+    tokens: Dim
+    key_tokens: Dim
+    heads: int
+    kv_heads: int
+    d: int
+    d_v: int
+    pairs: Dim
+    is_masked: bool
+    is_causal: bool
+    sinks: ParameterUse | None = None
+
+    @classmethod
+    def of(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool,
+        window: Window | None = None,
+        sinks: ParameterUse | None = None,
+    ) -> AttentionKernel:
+        """All queries with all keys, or with those of the window.
+
+        Raises:
+            GraphError: operands that do not fit together.
+        """
+        heads, kv_heads, d, d_v, pairs = attention_sizes(q, k, v, window)
+        tokens, key_tokens = q.local_shape[0], k.local_shape[0]
+        heads, kv_heads = heads // q.shards[1], kv_heads // k.shards[1]
+        return cls(tokens, key_tokens, heads, kv_heads, d, d_v, pairs, is_masked=causal, is_causal=causal, sinks=sinks)
+
+    def forward(self, q: Tensor, keys: Sequence[Tensor], name: str) -> tuple[Tensor, Tensor]:
+        """Append the forward kernel.
+
+        Args:
+            q: [query tokens, heads, d]. keys: what holds keys and values. name: of the operator.
+        Returns:
+            [query tokens, heads, d_v]; one fp32 log-sum-exp per query and head, [tokens, heads] local.
+        FLOP:
+            2 pairs heads (d + d_v), halved where masked.
+        """
+        trace = q.trace
+        flop = self._flop(q, self.d + self.d_v)
+        y = trace.emit(
+            OpKind.ATTENTION_FORWARD,
+            [q, *keys, *self.own_parameters],
+            (q.shape[0], q.shape[1], self.d_v),
+            shards=q.shards,
+            dtype=q.dtype,
+            sequences=q.sequences,
+            flop=flop,
+            causal_flop=flop if self.is_causal else 0,
+            mem_bytes=q.size_bytes + self.key_bytes(q) + self.out_bytes(q) + self.statistics_bytes,
+            key=self.key,
+            name=name,
+            extra_outputs=[((self.tokens, self.heads), DType.FP32)],
+        )
+        (log_sum_exp,) = trace.side_outputs(1)
+        return y, log_sum_exp
+
+    def backward(
+        self, q: Tensor, reads: Sequence[Tensor], name: str, key_gradients: Sequence[tuple[Sequence[Dim], DType]]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Append the backward kernel.
+
+        Args:
+            q: queries. reads: everything that it reads. name: of the operator.
+            key_gradients: local shapes and types of what it writes for keys and values.
+        Returns:
+            Gradient of the queries; those of keys and values.
+        FLOP:
+            2 pairs heads (3 d + 2 d_v), halved where masked; the third q k^T is no model FLOP.
+        """
+        trace = q.trace
+        flop, scores = self._flop(q, 3 * self.d + 2 * self.d_v), self._flop(q, self.d)
+        grad_q = trace.emit(
+            OpKind.ATTENTION_BACKWARD,
+            [*reads, *self.own_parameters],
+            q.shape,
+            shards=q.shards,
+            dtype=q.dtype,
+            sequences=q.sequences,
+            flop=flop,
+            recomputed_flop=scores,
+            causal_flop=flop - scores if self.is_causal else 0,
+            mem_bytes=2 * (q.size_bytes + self.key_bytes(q) + self.out_bytes(q)) + self.statistics_bytes,
+            key=self.key,
+            name=name,
+            gradients=[use for use in self.own_parameters if use.gradient is not None],
+            extra_outputs=key_gradients,
+        )
+        return grad_q, trace.side_outputs(len(key_gradients))
+
+    @property
+    def key(self) -> tuple[Dim, ...]:
+        """Shape key: see ``semu.costs.roofline.ATTENTION_KEY``."""
+        share = 2 if self.is_masked else 1
+        return (self.tokens, self.key_tokens, self.pairs, self.heads, self.kv_heads, self.d, self.d_v, share)
+
+    @property
+    def own_parameters(self) -> tuple[ParameterUse, ...]:
+        """The sinks, where there are any."""
+        return (self.sinks,) if self.sinks is not None else ()
+
+    @property
+    def statistics_bytes(self) -> Dim:
+        """Bytes of the log-sum-exps."""
+        return self.tokens * self.heads * DType.FP32.size_bytes
+
+    def key_bytes(self, q: Tensor) -> Dim:
+        """Bytes of the keys and values read."""
+        return self.key_tokens * self.kv_heads * (self.d + self.d_v) * q.dtype.size_bytes
+
+    def out_bytes(self, q: Tensor) -> Dim:
+        """Bytes of the output."""
+        return self.tokens * self.heads * self.d_v * q.dtype.size_bytes
+
+    def _flop(self, q: Tensor, width: int) -> Dim:
+        work = 2 * self.pairs * self.heads * width
+        return divide(work, 2 if self.is_masked else 1, "attention FLOP", q.trace.where)
+
+
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: Window | None = None, sinks: ParameterUse | None = None
+) -> Tensor:
+    """One kernel each way.
+
+    Args:
+        q: [query tokens, heads, d]. k: [key tokens, kv heads, d]. v: [key tokens, kv heads, d_v]; heads a multiple of
+            kv heads (GQA, 2305.13245). All split alike over heads.
+        causal: a token attends to those before it; the count is halved.
+        window: how far a token attends; blocks of scores outside it are skipped (2307.08691 §3.1; Mistral, 2310.06825).
+        sinks: one learned logit per head in the softmax's denominator (GPT-OSS, 2508.10925 §2.2); read and, in the
+            backward, its gradient written by the same kernels: a few bytes, not counted.
+    Returns:
+        [query tokens, heads, d_v].
+    FLOP:
+        forward 2 pairs heads (d + d_v), backward 2 pairs heads (3 d + 2 d_v), pairs = sum of query x key lengths over
+        the packed sequences, halved where causal (FlashAttention computes the lower half only). The backward's third
+        q k^T is recomputation inside the kernel and no model FLOP.
+    Saves q, k, v, the output and one fp32 log-sum-exp per query and head.
+    """
+    kernel = AttentionKernel.of(q, k, v, causal=causal, window=window, sinks=sinks)
+    trace, ledger = q.trace, q.trace.ledger
+    kept = ledger.next() if ledger is not None and ledger.place is not None else None
+    if kept is not None:
+        y, log_sum_exp = replace(kept[0], requires_grad=trace.any_trainable([q, k, v, *kernel.own_parameters])), kept[1]
+    else:
+        y, log_sum_exp = kernel.forward(q, [k, v], "attention")
+        if ledger is not None:
+            ledger.kept.append((y, log_sum_exp))
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        written = [(k.local_shape, k.dtype), (v.local_shape, v.dtype)]
+        reads = [q, k, v, y, log_sum_exp, grad]
+        grad_q, (grad_k, grad_v) = kernel.backward(q, reads, "attention_bw", written)
+        return [grad_q, laid_out_like(grad_k, k), laid_out_like(grad_v, v)]
+
+    trace.record([q, k, v], [y], backward)
+    return y

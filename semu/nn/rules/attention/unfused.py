@@ -1,0 +1,232 @@
+"""Attention as separate kernels that write the scores to memory, as Megatron-LM did before FlashAttention.
+
+Saved per layer beside q, k and v: the softmax's output, the dropout's mask (1 byte) and its output, 5 a s^2 b bytes in
+16-bit precision (2205.05198 §4.1, eq. 1). The products are over whole squares: a causal mask hides scores that have
+been computed, and the masked half is no model FLOP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from semu.errors import GraphError
+from semu.graph.dim import Dim, product
+from semu.graph.operator import OpKind
+from semu.nn.rules.pointwise import dropout as apply_dropout
+from semu.nn.rules.pointwise import softcap as apply_softcap
+from semu.nn.trace.tensor import Sequences, Tensor, local_shape
+from semu.nn.trace.tracing import ParameterUse
+from semu.nn.window import Window
+
+
+def unfused_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    dropout: float,
+    window: Window | None = None,
+    sinks: ParameterUse | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Scores (batched product with the scale fused), masked softmax (one kernel), dropout, context (batched product).
+
+    Args:
+        q: [query tokens, heads, d]. k, v: [key tokens, kv heads, d or d_v]; all split alike over heads. With fewer
+            key heads than heads, k and v are copied once for every query head (``repeat_interleave``) and kept so.
+        causal: a token attends to those before it. dropout: probability on the probabilities.
+        window: hides scores that have been computed, as the causal mask does.
+        sinks: one logit per head in the softmax's denominator. softcap: a kernel between scores and softmax.
+    Returns:
+        [query tokens, heads, d_v].
+    FLOP:
+        forward 2 pairs heads (d + d_v), backward twice that, pairs = sum of query x key lengths.
+    """
+    heads, kv_heads, _, _, pairs = attention_sizes(q, k, v)
+    if kv_heads < heads:
+        k, v = (_repeat_heads(x, heads) for x in (k, v))
+    seen = pairs if window is None else attention_sizes(q, k, v, window)[-1]
+    scores = _product(q, k, "scores", _Like((pairs, heads), (1, q.shards[1])), pairs, seen, causal=causal)
+    if softcap is not None:
+        scores = apply_softcap(scores)
+    weights = apply_dropout(_softmax(scores, sinks), dropout)
+    context = _Like((q.shape[0], heads, v.shape[2]), q.shards, q.sequences)
+    return _product(weights, v, "context", context, pairs, seen, causal=causal)
+
+
+@dataclass(frozen=True)
+class _Like:
+    """Global shape, shards and packing of a result."""
+
+    shape: tuple[Dim, ...]
+    shards: tuple[int, ...]
+    sequences: Sequences | None = None
+
+    @classmethod
+    def tensor(cls, x: Tensor) -> _Like:
+        return cls(x.shape, x.shards, x.sequences)
+
+
+def _product(a: Tensor, b: Tensor, name: str, like: _Like, pairs: Dim, seen: Dim, *, causal: bool) -> Tensor:
+    """A batched product over sequences and heads, with its two gradients. Saves both operands.
+
+    ``b`` is [key tokens, heads, width]; each of the three products costs 2 x pairs x heads x width on a rank, of which
+    the ``seen`` pairs are needed, half of them under a causal mask.
+    """
+    trace = a.trace
+    heads, width = b.local_shape[1:]
+    work = 2 * pairs * heads * width
+    masked = seen * heads * width if causal else 0
+    wasted = work - 2 * seen * heads * width + masked
+
+    def multiply(left: Tensor, right: Tensor, result: _Like, label: str) -> Tensor:
+        elements = product(local_shape(result.shape, result.shards, trace.where))
+        return trace.emit(
+            OpKind.MATMUL,
+            [left, right],
+            result.shape,
+            shards=result.shards,
+            dtype=a.dtype,
+            sequences=result.sequences,
+            flop=work,
+            recomputed_flop=wasted,
+            causal_flop=masked,
+            mem_bytes=left.size_bytes + right.size_bytes + elements * a.dtype.size_bytes,
+            key=(left.local_shape[0], right.local_shape[0], width),
+            name=label,
+        )
+
+    y = multiply(a, b, like, name)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        return [
+            multiply(grad, b, _Like.tensor(a), f"{name}_left_bw") if a.requires_grad else None,
+            multiply(a, grad, _Like.tensor(b), f"{name}_right_bw") if b.requires_grad else None,
+        ]
+
+    trace.record([a, b], [y], backward)
+    return y
+
+
+def _softmax(scores: Tensor, sinks: ParameterUse | None = None) -> Tensor:
+    """Scale, mask and softmax in one kernel over the rows of ``scores`` [pairs, heads].
+
+    Saves its output. The backward works in place of the gradient (Megatron-LM's fused softmax), and sums that of the
+    sinks over rows that it reads anyway. It is costed as a norm: both read rows, reduce them and write them.
+    """
+    trace = scores.trace
+    trained = [sinks] if sinks is not None and sinks.gradient is not None else []
+    key = (scores.numel, 1)
+    y = trace.emit(
+        OpKind.SOFTMAX,
+        [scores, *([sinks] if sinks is not None else [])],
+        scores.shape,
+        shards=scores.shards,
+        dtype=scores.dtype,
+        mem_bytes=2 * scores.size_bytes,
+        key=key,
+        name="softmax",
+    )
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        return [
+            trace.emit(
+                OpKind.SOFTMAX,
+                [grad, y],
+                mem_bytes=3 * y.size_bytes,
+                key=key,
+                updates=[grad],
+                gradients=trained,
+                name="softmax_bw",
+            )
+        ]
+
+    trace.record([scores], [y], backward)
+    return y
+
+
+def _repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """[tokens, kv heads, d] -> [tokens, heads, d], each head as often as query heads share it: a copy each way."""
+    shape = (x.shape[0], heads, x.shape[2])
+    once, often = x.size_bytes, product(local_shape(shape, x.shards, x.trace.where)) * x.dtype.size_bytes
+
+    def copy(source: Tensor, to: tuple[Dim, ...], name: str) -> Tensor:
+        return x.trace.emit(
+            OpKind.COPY,
+            [source],
+            to,
+            shards=x.shards,
+            dtype=x.dtype,
+            sequences=x.sequences,
+            mem_bytes=once + often,
+            key=(source.numel,),
+            name=name,
+        )
+
+    y = copy(x, shape, "repeat_heads")
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        return [copy(grad, x.shape, "sum_heads")]
+
+    x.trace.record([x], [y], backward)
+    return y
+
+
+def attention_sizes(q: Tensor, k: Tensor, v: Tensor, window: Window | None = None) -> tuple[int, int, int, int, Dim]:
+    """Heads, key heads, d, d_v and pairs of an attention, those inside the window where there is one.
+
+    Raises:
+        GraphError: operands that do not fit together, a window over two different packings.
+    """
+    heads, kv_heads = _heads(q, k, v)
+    d, d_v = _int(q.shape[2], q), _int(v.shape[2], v)
+    packing, keys = q.sequences or _one_sequence(q), k.sequences or _one_sequence(k)
+    if window is None:
+        return heads, kv_heads, d, d_v, packing.pairs_with(keys, q.trace.where)
+    if packing != keys:
+        raise GraphError(
+            "a window is for self-attention",
+            where=q.trace.where,
+            expected=f"keys of the stream {packing.stream!r}",
+            got=keys.stream,
+        )
+    return heads, kv_heads, d, d_v, packing.pairs_within(window, q.trace.where)
+
+
+def _heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int]:
+    where = q.trace.where
+    if not (q.ndim == k.ndim == v.ndim == 3):
+        raise GraphError("attention needs [tokens, heads, dim]", where=where, got=f"{q.shape}, {k.shape}, {v.shape}")
+    heads, kv_heads = _int(q.shape[1], q), _int(k.shape[1], k)
+    if k.shape[:2] != v.shape[:2] or q.shape[2] != k.shape[2]:
+        raise GraphError("q, k and v do not fit together", where=where, got=f"{q.shape}, {k.shape}, {v.shape}")
+    if heads % kv_heads:
+        raise GraphError(
+            "query heads per key head must be whole", where=where, expected=f"a multiple of {kv_heads}", got=heads
+        )
+    if q.shards != k.shards or q.shards != v.shards or q.shards[0] != 1 or q.shards[2] != 1:
+        raise GraphError(
+            "q, k and v must be split over heads alike, tokens whole",
+            where=where,
+            got=f"{q.shards}, {k.shards}, {v.shards}",
+        )
+    return heads, kv_heads
+
+
+def _int(dim: Dim, x: Tensor) -> int:
+    if not isinstance(dim, int):
+        raise GraphError("heads and head size must not depend on the batch", where=x.trace.where, got=dim)
+    return dim
+
+
+def _one_sequence(x: Tensor) -> Sequences:
+    tokens = x.shape[0]
+    return Sequences("tokens", tokens, tokens * tokens, 1, tokens)

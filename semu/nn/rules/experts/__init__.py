@@ -1,0 +1,1 @@
+"""Operator rules of mixtures of experts: routing, dispatch, grouped products."""

@@ -1,0 +1,282 @@
+"""Grouped matrix products: every expert of a rank multiplies its own rows, in one kernel; bf16 or fp8."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from semu.errors import GraphError
+from semu.graph.dim import Dim, divide
+from semu.graph.operator import OpKind, Phase
+from semu.hardware.kinds import DType
+from semu.nn.layers.activation import Activation
+from semu.nn.module import Parameter
+from semu.nn.rules.experts.routing import PROBABILITY
+from semu.nn.rules.fp8 import WIDTH_MULTIPLE
+from semu.nn.rules.fp8 import _cast as cast
+from semu.nn.rules.fp8 import _cast_weight as cast_weight
+from semu.nn.trace.tensor import Tensor
+from semu.nn.trace.tracing import ParameterUse
+
+
+def grouped_linear(
+    x: Tensor, weight: Parameter, bias: Parameter | None = None, *, split_out: bool, may_be_fp8: bool = True
+) -> Tensor:
+    """``y_e = x_e W_e^T (+ b_e)`` for the rows of every local expert e; the bias and its gradient are fused.
+
+    Args:
+        x: [rows, in / (etp where the input is split)], rows of this rank's experts, sorted.
+        weight: [experts, out, in]; a rank holds experts / ep of them. bias: [experts, out].
+        split_out: expert tensor parallelism splits ``out``, else ``in``.
+        may_be_fp8: false: in the plain precision even where linears run in fp8.
+    Returns:
+        [rows, out / (etp where it is split)]: FLOP 2 rows n k of local widths. Saves x (under fp8 its transposed copy).
+    Raises:
+        GraphError: a width that does not fit; under fp8 one that is no multiple of 16.
+    """
+    trace, plan = x.trace, x.trace.options.experts
+    cut = (plan.ep, plan.etp if split_out else 1, 1 if split_out else plan.etp)
+    is_expert = plan.ep > 1 or plan.etp != trace.options.plan.tp  # else reduced with all other gradients
+    use = trace.parameter(weight, cut, is_fp8=trace.is_fp8 and may_be_fp8, is_expert=is_expert)
+    added = [trace.parameter(bias, cut[:2], is_expert=is_expert)] if bias is not None else []
+    _, n, k = (dim // parts for dim, parts in zip(weight.shape, cut, strict=True))
+    if x.shape[-1] != k:
+        raise GraphError("the rows do not fit the experts", where=trace.where, expected=f"[..., {k}]", got=x.shape)
+    if trace.is_fp8 and may_be_fp8:
+        return _fp8(x, use, added, cut, n, k)
+    name, groups = weight.name, weight.shape[0] // plan.ep
+    y = _product(x, use, groups, n, (x.local_shape[0], n, k), DType.BF16, name=name, bias=added)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        grad_x = None
+        if x.requires_grad:
+            key = (x.local_shape[0], k, n)
+            grad_x = _product(grad, use, groups, k, key, DType.BF16, phase=Phase.INPUT_GRADIENT, name=f"{name}.grad_bw")
+        if _trains(use, added):
+            _weight_gradient(grad, x, use, added, (n, k), None)
+        return [grad_x]
+
+    trace.record([x], [y], backward)
+    return y
+
+
+def _fp8(x: Tensor, use: ParameterUse, added: Sequence[ParameterUse], cut: tuple[int, ...], n: int, k: int) -> Tensor:
+    """The same with fp8 operands; casts as ``fp8_linear`` makes them."""
+    trace = x.trace
+    if n % WIDTH_MULTIPLE or k % WIDTH_MULTIPLE:
+        raise GraphError(
+            "experts that fp8 products cannot take",
+            where=trace.where,
+            expected=f"both axes multiples of {WIDTH_MULTIPLE} on every rank (or precision bf16)",
+            got=f"[{n}, {k}]",
+        )
+    trains, needs, name = use.gradient is not None, x.requires_grad, use.parameter.name
+    groups = use.numel // (n * k)
+    x8 = cast(x, plain=True, transposed=trains and trace.grad_enabled, name=f"{name}.cast")
+    w8 = cast_weight(trace, use, cut, transposed=needs and trace.grad_enabled)
+    assert x8.plain is not None
+    y = _product(x8.plain, w8[0], groups, n, (x.local_shape[0], n, k), DType.FP8, name=name, bias=added)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        if not trains and _trains(use, added):
+            _weight_gradient(grad, x, use, added, (n, k), None)
+        if not (trains or needs):
+            return [None]
+        phase = Phase.INPUT_GRADIENT if needs else Phase.WEIGHT_GRADIENT
+        g8 = cast(grad, plain=needs, transposed=trains, name=f"{name}.grad_cast", phase=phase)
+        grad_x = None
+        if needs:
+            assert g8.plain is not None
+            key = (x.local_shape[0], k, n)
+            grad_x = _product(
+                g8.plain, w8[1], groups, k, key, DType.FP8, phase=Phase.INPUT_GRADIENT, name=f"{name}.grad_bw"
+            )
+        if trains:
+            assert g8.transposed is not None and x8.transposed is not None
+            _weight_gradient(g8.transposed, x8.transposed, use, added, (n, k), DType.FP8)
+        return [grad_x]
+
+    trace.record([x], [y], backward)
+    return y
+
+
+def _trains(use: ParameterUse, added: Sequence[ParameterUse]) -> bool:
+    return any(item.gradient is not None for item in (use, *added))
+
+
+def _product(
+    a: Tensor,
+    weight: Tensor | ParameterUse,
+    groups: int,
+    width: int,
+    key: tuple[Dim, Dim, Dim],
+    operand: DType,
+    *,
+    name: str,
+    phase: Phase | None = None,
+    bias: Sequence[ParameterUse] = (),
+) -> Tensor:
+    """Append rows times the experts' weights: FLOP 2 m n k, bytes of rows, of all local weights and of the result.
+
+    The shape key tells that m is split over the local experts.
+    """
+    trace = a.trace
+    m, n, k = key
+    size = trace.options.tensor_dtype.size_bytes
+    is_fp8 = operand is DType.FP8
+    return trace.emit(
+        trace.options.experts.product,
+        [a, weight, *bias],
+        (a.shape[0], width),
+        shards=a.shards,
+        flop=2 * m * n * k,
+        mem_bytes=(1 if is_fp8 else size) * (m * k + groups * n * k) + size * m * n,
+        key=(*key, groups, 1),
+        phase=phase,
+        name=name,
+        arithmetic=DType.FP8 if is_fp8 else None,
+    )
+
+
+def _weight_gradient(
+    grad: Tensor,
+    x: Tensor,
+    use: ParameterUse,
+    added: Sequence[ParameterUse],
+    widths: tuple[int, int],
+    arithmetic: DType | None,
+) -> None:
+    """Append ``dW_e += dY_e^T X_e`` into the gradient buffers of all local experts; unfused: a product, then a sum.
+
+    The biases' gradients ride along; where the weights are frozen they are a reduction of their own.
+    """
+    trace, (n, k) = grad.trace, widths
+    writes = [item for item in (use, *added) if item.gradient is not None]
+    if use.gradient is None:
+        trace.emit(
+            OpKind.CUSTOM,
+            [grad],
+            gradients=writes,
+            mem_bytes=grad.size_bytes,
+            phase=Phase.WEIGHT_GRADIENT,
+            name=f"{use.parameter.name}.bias_bw",
+        )
+        return
+    rows = grad.local_shape[0]
+    is_fused = trace.options.fused_accumulation
+    size, grad_size = trace.options.tensor_dtype.size_bytes, trace.options.grad_dtype.size_bytes
+    product_of = trace.emit(
+        trace.options.experts.product,
+        [grad, x],
+        None if is_fused else (use.numel,),
+        dtype=None if is_fused else trace.options.tensor_dtype,
+        gradients=writes if is_fused else (),
+        flop=2 * rows * n * k,
+        mem_bytes=grad.dtype.size_bytes * rows * n
+        + x.dtype.size_bytes * rows * k
+        + (2 * grad_size if is_fused else size) * use.numel,
+        key=(n, k, rows, 1, use.numel // (n * k)),
+        phase=Phase.WEIGHT_GRADIENT,
+        name=f"{use.parameter.name}.weight_bw",
+        arithmetic=arithmetic,
+    )
+    if not is_fused:
+        trace.emit(
+            OpKind.ADD,
+            [product_of],
+            gradients=writes,
+            mem_bytes=(size + 2 * grad_size) * use.numel,
+            key=(use.numel,),
+            phase=Phase.WEIGHT_GRADIENT,
+            name=f"{use.parameter.name}.accumulate_weight_grad",
+        )
+
+
+def _weighted(x: Tensor, probabilities: Tensor) -> Tensor:
+    """Rows [rows, f] times their probabilities [rows]. Saves both."""
+    trace, rows = x.trace, x.local_shape[0]
+    row_bytes = rows * PROBABILITY.size_bytes
+
+    def emit(inputs: Sequence[Tensor], mem_bytes: Dim, name: str, sides: int) -> Tensor:
+        return trace.emit(
+            OpKind.ADD,
+            inputs,
+            x.shape,
+            shards=x.shards,
+            dtype=x.dtype,
+            mem_bytes=mem_bytes,
+            key=(x.numel,),
+            name=name,
+            extra_outputs=[((rows,), PROBABILITY)] * sides,
+        )
+
+    y = emit([x, probabilities], 2 * x.size_bytes + row_bytes, "weight_rows", 0)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        grad_x = emit([x, probabilities, grad], 3 * x.size_bytes + 2 * row_bytes, "weight_rows_bw", 1)
+        return [grad_x, trace.side_outputs(1)[0]]
+
+    trace.record([x, probabilities], [y], backward)
+    return y
+
+
+def weighted_activation(
+    x: Tensor, probabilities: Tensor, *, gated: bool, activation: Activation | None = None
+) -> Tensor:
+    """The expert's non-linearity times the row's probability, one kernel.
+
+    Args:
+        x: [rows, 2 f] where gated, else [rows, f]. probabilities: [rows]. activation: default as in ``MLP``.
+    Saves its inputs (kind ``moe_act`` drops the output). GELU is one kernel and the product another, which keeps what
+    it multiplies (Megatron-LM's TEGroupedMLP fuses only gated ones), unless ``moe_act`` drops it all.
+    """
+    trace = x.trace
+    function = activation if activation is not None else Activation.default(gated=gated)
+    if not gated and "moe_act" not in trace.options.recompute.kinds:
+        return _weighted(function.apply(x, gated=False), probabilities)
+    width = x.shape[-1]
+    assert isinstance(width, int)
+    rows = x.local_shape[0]
+    out_width = width // 2 if gated else width
+    out_bytes = divide(x.size_bytes, 2, "a gated tensor", trace.where) if gated else x.size_bytes
+    row_bytes = rows * PROBABILITY.size_bytes
+    name = f"weighted_{function.gated_name if gated else function.value}"
+
+    def apply() -> Tensor:
+        return trace.emit(
+            OpKind.ACTIVATION,
+            [x, probabilities],
+            (*x.shape[:-1], out_width),
+            shards=x.shards,
+            dtype=x.dtype,
+            mem_bytes=x.size_bytes + out_bytes + row_bytes,
+            key=(x.numel,),
+            name=name,
+        )
+
+    y = apply()
+    trace.drop_output("moe_act", y, apply)
+
+    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        (grad,) = gradients
+        assert grad is not None
+        grad_x = trace.emit(
+            OpKind.ACTIVATION,
+            [x, probabilities, grad],
+            x.shape,
+            shards=x.shards,
+            dtype=x.dtype,
+            mem_bytes=2 * x.size_bytes + out_bytes + 2 * row_bytes,
+            key=(x.numel,),
+            name=f"{name}_bw",
+            extra_outputs=[((rows,), PROBABILITY)],
+        )
+        return [grad_x, trace.side_outputs(1)[0]]
+
+    trace.record([x, probabilities], [y], backward)
+    return y

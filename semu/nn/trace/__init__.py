@@ -1,0 +1,1 @@
+"""From a module's ``forward`` to a graph: symbolic tensors, the tape, backward by autograd."""

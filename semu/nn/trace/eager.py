@@ -1,0 +1,39 @@
+"""What PyTorch's eager mode reads and writes beyond a fused kernel, where a module is several element-wise kernels.
+
+Without ``torch.compile`` and without a fused kernel of their own, modules run operator by operator, and every operator
+reads and writes memory. Counted here for half-precision tensors [bytes per element], beyond the one kernel that the
+rules append, from the modules as torchtitan writes them (torchtitan/models/llama/model.py, norms.py):
+
+* RMS norm (``x.float() * rsqrt(x.float().pow(2).mean() + eps)``, cast back, times weight): cast 2 + 4, square 4 + 4,
+  mean 4, scale 4 + 4, cast 4 + 2, weight 2 + 2 = 36, fused 4. Its gradients: of the weight's product 4 + 6 + 2, cast
+  2 + 4, of the scaling 4 + 4 and 8 + 4 + 4, of the mean 4, of the square 8 + 8 + 12, their sum 8 + 4, cast 4 + 2 = 92,
+  fused 6.
+* gated activation (``silu(gate) * up``), per element of the result: 2 + 2 and 4 + 2 = 10, fused 6; gradients
+  4 + 2, 4 + 2 and 4 + 2 = 18, fused 10.
+* rotary embedding in complex fp32: cast 2 + 4, product 4 + 4, cast 4 + 2 = 20, fused 4; gradients the same.
+
+The extra bytes are a kernel of the kind ADD, whose rate is that of element-wise operators. What eager mode keeps
+beyond the fused kernels' inputs is not counted.
+"""
+
+from __future__ import annotations
+
+from semu.graph.operator import OpKind, Phase
+from semu.nn.trace.tensor import Tensor
+
+RMS_NORM, RMS_NORM_BACKWARD = 32, 86
+GATE, GATE_BACKWARD = 4, 8
+ROTARY, ROTARY_BACKWARD = 16, 16
+
+
+def eager_passes(x: Tensor, bytes_per_element: int, name: str, phase: Phase | None = None) -> None:
+    """Append the extra traffic of an unfused module; nothing where modules are fused.
+
+    Args:
+        x: what it reads, of the size that counts. bytes_per_element: beyond the fused kernel. name: of the kernel.
+        phase: default: the trace's current phase.
+    """
+    if not x.trace.options.eager_modules:
+        return
+    mem_bytes = bytes_per_element * x.numel
+    x.trace.emit(OpKind.ADD, [x], mem_bytes=mem_bytes, key=(x.numel,), phase=phase, name=f"{name}_passes")

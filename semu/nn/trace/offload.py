@@ -1,0 +1,68 @@
+"""Offload of saved activations: copies out behind a block's forward pass, copies in ahead of its backward.
+
+What is saved is what backward operators read of the forward pass, so it is found by differentiating the block once.
+Each copy out waits only for the kernel that made its tensor, each copy in only for its turn on the link; kernels wait
+for what they read, and a tensor goes from the device when its last reader in the forward pass and its copy are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from semu.graph.graph import Graph
+from semu.graph.operator import OpKind, Phase
+from semu.hardware.device import OFFLOAD, RELOAD
+from semu.hardware.kinds import Port
+from semu.hardware.network import CommGroup
+from semu.nn.trace.tracing import Trace
+
+HOST_LINK = {stream: CommGroup(stream.name, 2, 1, local_port=Port.PCIE) for stream in (OFFLOAD, RELOAD)}
+"""GPU and host as the two ends of a transfer over PCIe."""
+
+
+def saved_storages(graph: Graph, num_forward: int) -> tuple[int, ...]:
+    """Storages that backward operators read of the forward pass and do not write, in the order of their making."""
+    forward, backward = graph.operators[:num_forward], graph.operators[num_forward:]
+    made = {graph.tensors[tensor].storage for op in forward for tensor in (*op.inputs, *op.outputs)}
+    read = {graph.tensors[tensor].storage for op in backward for tensor in op.inputs}
+    written = {graph.tensors[tensor].storage for op in backward for tensor in op.outputs}
+    return tuple(s for s in sorted((made & read) - written) if not graph.storages[s].role.is_static)
+
+
+def copy_out(trace: Trace, saved: Sequence[int]) -> None:
+    """Append a copy to the host for each saved storage."""
+    graph = trace.graph
+    for storage in saved:
+        node = next(tensor.index for tensor in graph.tensors if tensor.storage == storage)
+        trace.groups[OFFLOAD] = HOST_LINK[OFFLOAD]
+        graph.add_operator(
+            OpKind.P2P,
+            OFFLOAD,
+            inputs=[node],
+            net_bytes=graph.storages[storage].size_bytes,
+            key=(2, 1),
+            path="offload",
+            phase=Phase.FORWARD,
+        )
+
+
+def copy_in(trace: Trace, saved: Sequence[int]) -> None:
+    """Append a copy from the host for each saved storage; what reads it from now on reads the copy.
+
+    What the backward pass needs first, the last that was made, comes first.
+    """
+    graph = trace.graph
+    for storage in reversed(saved):
+        base = next(tensor for tensor in graph.tensors if tensor.storage == storage)
+        node = graph.add_tensor(base.shape, base.dtype, graph.storages[storage].role, name="reload")
+        trace.groups[RELOAD] = HOST_LINK[RELOAD]
+        graph.add_operator(
+            OpKind.P2P,
+            RELOAD,
+            outputs=[node],
+            net_bytes=graph.storages[storage].size_bytes,
+            key=(2, 1),
+            path="reload",
+            phase=Phase.INPUT_GRADIENT,
+        )
+        trace.reloaded[storage] = node

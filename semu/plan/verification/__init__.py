@@ -1,0 +1,1 @@
+"""Whether an execution plan can run, found without running it."""

@@ -1,0 +1,268 @@
+"""``draw_timeline``: the stages of every rank over time."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from semu.engine.timeline import IterationTimeline, OuterSlice, StageSlice
+from semu.graph.operator import OpKind, Phase
+from semu.present.plots.canvas import (
+    DPI,
+    FONT,
+    FONT_SIZE,
+    INK,
+    LEFT_IN,
+    RIGHT_IN,
+    WIDTH_IN,
+    boxes,
+    ink_on,
+    make_sheet,
+    mix,
+)
+from semu.units import format_time
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+_Span: TypeAlias = tuple[int, float, float]
+"""Row, start [s], end [s]."""
+
+_MODULE_HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#7A5C3E")
+"""Okabe and Ito's palette (Color Universal Design, 2008) without its lightest colours, then a brown."""
+_WHITENING = {Phase.FORWARD: 0.6, Phase.WEIGHT_GRADIENT: -0.35}
+"""What is mixed into a module's hue; other phases show the hue itself."""
+_TRANSFER, _DATA_PARALLEL, _OUTER_COMPUTE = "#3A3A3A", "#B8860B", "#555555"
+_IDLE_FACE, _IDLE_HATCH = "#F8F8F8", "#D4D4D4"
+_SMALLEST_NUMBER, _LARGEST_NUMBER = 6.5, 10.0
+"""Font sizes of microbatch numbers [pt]."""
+_LEAST_SHARE = 0.2
+"""Numbers are left out when fewer boxes than this could carry one."""
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """From data to pixels, and where things lie within a rank's row (0 is its top, 1 the next rank's).
+
+    Attributes:
+        pixels_per_s, pixels_per_row: size of the axes.
+        stages, transfers, data_parallel: (low, high) of the lanes.
+    """
+
+    pixels_per_s: float
+    pixels_per_row: float
+    stages: tuple[float, float]
+    transfers: tuple[float, float]
+    data_parallel: tuple[float, float]
+
+
+def draw_timeline(path: str | os.PathLike[str], timeline: IterationTimeline, *, title: str) -> None:
+    """Draw the stages of every rank over time as a PNG.
+
+    A module has a hue, lighter forward and darker backward; boxes carry the microbatch's number where it fits. Under
+    the stages of a rank lie two thin lanes, transfers and data-parallel communication, whose slices are drawn at
+    least a pixel wide. Idle time shows as hatched ground.
+
+    Args:
+        path: the file to make.
+        timeline: what to draw.
+        title: headline.
+    Raises:
+        OSError: the file cannot be written.
+    """
+    num_ranks = len(timeline.ranks)
+    height_in = float(np.clip(9.0 / num_ranks, 0.2, 0.8)) * num_ranks
+    sheet = make_sheet(height_in, title, _subtitle(timeline), legend_of(timeline))
+    axes = sheet.figure.add_axes(sheet.box)
+    end_s = max(timeline.iteration_time_s, timeline.makespan_s)
+    axes.set_xlim(0, end_s if end_s > 0 else 1)
+    draw_ranks(axes, timeline, height_in)
+    sheet.save(path)
+
+
+def draw_ranks(axes: Axes, timeline: IterationTimeline, height_in: float) -> None:
+    """Draw the ranks of an iteration into axes whose time axis is set.
+
+    Args:
+        axes: where. timeline: what. height_in: of the axes [inch].
+    """
+    axes.set_ylim(len(timeline.ranks), 0)
+    scale = _scale(timeline, height_in, axes.get_xlim()[1])
+    _draw_idle(axes, timeline, scale)
+    _draw_stages(axes, timeline, scale)
+    _draw_outer(axes, timeline, scale)
+    axes.axvline(timeline.makespan_s, color=INK, linewidth=1.1, linestyle=(0, (4, 3)))
+    _draw_frame(axes, timeline, scale)
+
+
+def _subtitle(timeline: IterationTimeline) -> str:
+    busy_s = sum(stage.end_s - stage.start_s for rank in timeline.ranks for stage in rank.stages)
+    area_s = len(timeline.ranks) * timeline.makespan_s
+    bubble = f"{100 * (1 - busy_s / area_s):.1f} %" if area_s > 0 else "0 %"
+    return (
+        f"iteration {format_time(timeline.iteration_time_s)}  ·  pipeline {format_time(timeline.makespan_s)}"
+        f"  ·  bubble ratio {bubble}"
+    )
+
+
+def _styles(timeline: IterationTimeline) -> dict[tuple[str, Phase], tuple[float, float, float]]:
+    """Colour of each module and phase, modules in order of their first chunk."""
+    chunk_of: dict[str, int] = {}
+    phases: set[tuple[str, Phase]] = set()
+    for rank in timeline.ranks:
+        for stage in rank.stages:
+            chunk_of[stage.module] = min(stage.chunk, chunk_of.get(stage.module, stage.chunk))
+            phases.add((stage.module, stage.phase))
+    modules = sorted(chunk_of, key=lambda module: (chunk_of[module], module))
+    hues = {module: _MODULE_HUES[number % len(_MODULE_HUES)] for number, module in enumerate(modules)}
+    order = list(Phase)
+    known = sorted(phases, key=lambda style: (modules.index(style[0]), order.index(style[1])))
+    return {(module, phase): mix(hues[module], _WHITENING.get(phase, 0.0)) for module, phase in known}
+
+
+def _is_transfer(slice_: OuterSlice) -> bool:
+    return slice_.kind is OpKind.P2P
+
+
+def legend_of(timeline: IterationTimeline) -> dict[str, Artist]:
+    """Label -> handle of what occurs in the timeline."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    entries: dict[str, Artist] = {
+        f"{module} {phase.name.lower().replace('_', ' ')}": Patch(facecolor=color)
+        for (module, phase), color in _styles(timeline).items()
+    }
+    outer = [slice_ for rank in timeline.ranks for slice_ in rank.outer]
+    if any(_is_transfer(slice_) for slice_ in outer):
+        entries["transfer"] = Patch(facecolor=_TRANSFER)
+    if any(slice_.kind.is_communication and not _is_transfer(slice_) for slice_ in outer):
+        entries["data-parallel collective"] = Patch(facecolor=_DATA_PARALLEL)
+    if any(not slice_.kind.is_communication for slice_ in outer):
+        entries["optimizer"] = Patch(facecolor=_OUTER_COMPUTE)
+    entries["idle"] = Patch(facecolor=_IDLE_FACE, edgecolor=_IDLE_HATCH, linewidth=0, hatch="////")
+    entries["end of pipeline"] = Line2D([], [], color=INK, linewidth=1.1, linestyle=(0, (4, 3)))
+    return entries
+
+
+def _scale(timeline: IterationTimeline, height_in: float, span_s: float) -> _Scale:
+    """Lanes take room only when something is in them."""
+    communication = [s for rank in timeline.ranks for s in rank.outer if s.kind.is_communication]
+    lanes = [any(_is_transfer(s) for s in communication), any(not _is_transfer(s) for s in communication)]
+    stages_end = 0.92 - 0.13 * sum(lanes)
+    transfers = (stages_end + 0.035, stages_end + 0.125) if lanes[0] else (stages_end, stages_end)
+    low = transfers[1] + 0.035
+    return _Scale(
+        pixels_per_s=DPI * (WIDTH_IN - LEFT_IN - RIGHT_IN) / span_s,
+        pixels_per_row=DPI * height_in / len(timeline.ranks),
+        stages=(0.06, stages_end),
+        transfers=transfers,
+        data_parallel=(low, low + 0.09),
+    )
+
+
+def _draw_spans(
+    axes: Axes, spans: Iterable[_Span], lane: tuple[float, float], color: object, edge: float, least_s: float = 0.0
+) -> None:
+    """One collection of equal-coloured boxes, at least ``least_s`` wide, with white edges of ``edge`` points."""
+    from matplotlib.collections import PolyCollection
+
+    columns = np.array(list(spans), dtype=np.float64).reshape(-1, 3)
+    if not len(columns):
+        return
+    rows, starts, ends = columns.T
+    corners = boxes(starts, np.maximum(ends, starts + least_s), rows + lane[0], rows + lane[1])
+    collection = PolyCollection(list(corners), facecolors=[color], edgecolors="white", linewidths=edge)
+    axes.add_collection(collection, autolim=False)
+
+
+def _draw_idle(axes: Axes, timeline: IterationTimeline, scale: _Scale) -> None:
+    from matplotlib.patches import Rectangle
+
+    low, high = scale.stages
+    for row in range(len(timeline.ranks)):
+        ground = Rectangle((0, row + low), axes.get_xlim()[1], high - low)
+        ground.set(facecolor=_IDLE_FACE, edgecolor=_IDLE_HATCH, linewidth=0, hatch="////")
+        axes.add_artist(ground)
+
+
+def _draw_stages(axes: Axes, timeline: IterationTimeline, scale: _Scale) -> None:
+    stages: dict[tuple[str, Phase], list[tuple[int, StageSlice]]] = defaultdict(list)
+    widths = []
+    for row, rank in enumerate(timeline.ranks):
+        for stage in rank.stages:
+            stages[stage.module, stage.phase].append((row, stage))
+            widths.append((stage.end_s - stage.start_s) * scale.pixels_per_s)
+    edge = 0.7 if widths and np.median(widths) > 6 else 0.0
+    low, high = scale.stages
+    size = min(_LARGEST_NUMBER, 0.5 * (high - low) * scale.pixels_per_row * 72 / DPI)
+    for (module, phase), color in _styles(timeline).items():
+        group = stages[module, phase]
+        _draw_spans(axes, ((row, s.start_s, s.end_s) for row, s in group), scale.stages, color, edge)
+        if size >= _SMALLEST_NUMBER:
+            _draw_numbers(axes, group, scale, size, ink_on(color))
+
+
+def _draw_numbers(axes: Axes, group: list[tuple[int, StageSlice]], scale: _Scale, size: float, ink: str) -> None:
+    """The microbatch's number in each box that is wide enough, unless that is true of only a few boxes.
+
+    Most numbers of a group have one size; only boxes narrower than most have smaller ones.
+    """
+    texts = [str(stage.microbatch) for _, stage in group]
+    widths_pt = np.array([(s.end_s - s.start_s) * scale.pixels_per_s - 3 for _, s in group]) * 72 / DPI
+    fitting = widths_pt / (0.64 * np.array([len(text) for text in texts]))
+    readable = fitting >= _SMALLEST_NUMBER
+    if np.mean(readable) < _LEAST_SHARE:
+        return
+    fitting = np.minimum(fitting, min(size, float(np.quantile(fitting[readable], 0.25))))
+    middle = sum(scale.stages) / 2
+    for position in np.flatnonzero(readable).tolist():
+        row, stage = group[position]
+        axes.text(
+            (stage.start_s + stage.end_s) / 2,
+            row + middle,
+            texts[position],
+            size=float(fitting[position]),
+            color=ink,
+            family=FONT,
+            ha="center",
+            va="center_baseline",
+            parse_math=False,
+        )
+
+
+def _draw_outer(axes: Axes, timeline: IterationTimeline, scale: _Scale) -> None:
+    """Transfers and data-parallel communication in their lanes, computation outside stages among the stages."""
+    transfers: list[_Span] = []
+    data_parallel: list[_Span] = []
+    compute: list[_Span] = []
+    for row, rank in enumerate(timeline.ranks):
+        for slice_ in rank.outer:
+            is_link = slice_.kind.is_communication
+            spans = compute if not is_link else transfers if _is_transfer(slice_) else data_parallel
+            spans.append((row, slice_.start_s, slice_.end_s))
+    least_s = 1.2 / scale.pixels_per_s
+    _draw_spans(axes, transfers, scale.transfers, _TRANSFER, 0.0, least_s)
+    _draw_spans(axes, data_parallel, scale.data_parallel, _DATA_PARALLEL, 0.0, least_s)
+    _draw_spans(axes, compute, scale.stages, _OUTER_COMPUTE, 0.0, least_s)
+
+
+def _draw_frame(axes: Axes, timeline: IterationTimeline, scale: _Scale) -> None:
+    """Ticks and labels; every rank is named unless rows are too low for that."""
+    num_ranks = len(timeline.ranks)
+    step = -(-num_ranks // 40)
+    named = list(range(0, num_ranks, step))
+    labels = [f"rank {timeline.ranks[row].rank}" for row in named]
+    axes.set_yticks([row + sum(scale.stages) / 2 for row in named], labels)
+    axes.set_xlabel("time [s]", size=FONT_SIZE, color=INK, family=FONT)
+    axes.tick_params(axis="y", length=0, labelsize=FONT_SIZE, labelcolor=INK, labelfontfamily=FONT)
+    axes.tick_params(axis="x", labelsize=FONT_SIZE - 0.5, color=INK, labelcolor=INK, labelfontfamily=FONT)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(INK)

@@ -1,0 +1,279 @@
+"""``render``: a report as the table that people read, at most 110 columns wide, without boxes.
+
+Objects: ``render``, ``fit_sentence`` (whether the job fits, and by how much), ``align_columns``.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+
+from semu.present.report import CONTENTION_SCOPE, CONVENTION, ContentionSummary, RankMemoryRow, Report, TopOperator
+from semu.present.uncertainty import LEVEL, Uncertainty
+from semu.units import GIB, format_count, format_time
+
+WIDTH = 110
+"""Longest line."""
+MAX_RANKS = 16
+"""Pipelines with more ranks show only their highest peaks."""
+SHOWN_RANKS = 4
+"""How many of them."""
+SHOWN_KINDS = 3
+"""So many kinds whose errors widen the interval most are named."""
+
+_LABEL = 22
+
+
+def render(report: Report) -> str:
+    """The table behind ``repr(report)``; no line ends with a newline or is longer than ``WIDTH``."""
+    sections = [
+        [report.title],
+        list(_summary(report)),
+        list(_breakdown(report)),
+        list(_ranks(report)),
+        list(_nearest_fit(report)),
+        list(_operators(report)),
+        list(_notes(report)),
+    ]
+    lines = [line for section in sections if section for line in (*section, "")][:-1]
+    return "\n".join(_cut(line.rstrip(), WIDTH) for line in lines)
+
+
+def fit_sentence(report: Report) -> str:
+    """Whether the job fits in memory: which rank is highest, and by how much it does or does not."""
+    peak = max(report.peak_memory_bytes)
+    rank = report.peak_memory_bytes.index(peak)
+    have = f"{report.capacity_bytes / GIB:.2f} GiB"
+    if report.fits:
+        free = (report.capacity_bytes - peak) / GIB
+        return f"fits: rank {rank} peaks at {peak / GIB:.2f} of {have}, {free:.2f} GiB free"
+    over = (peak - report.capacity_bytes) / GIB
+    return f"does not fit: rank {rank} needs {peak / GIB:.2f} GiB, {over:.2f} GiB more than the device's {have}"
+
+
+def align_columns(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
+    """Rows of cells as lines with two spaces between columns.
+
+    Args:
+        rows: equally many cells each, headings first. right: per column, whether it is aligned to the right.
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(right))]
+    return [
+        "  ".join(
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+# -- sections ------------------------------------------------------------------------------------------------------
+def _summary(report: Report) -> Iterator[str]:
+    precision = _words(report.job, "training", "precision")
+    peak = f"of the dense {precision} peak" if precision else "of the dense peak"
+    replicas = f"{report.num_microbatches} microbatches per replica"
+    if report.num_distinct_replicas > 1:
+        replicas += f"; slowest of {report.num_distinct_replicas} distinct replicas: {report.slowest_replica}"
+    full = _percent(report.mfu_full_attention)
+    yield _line("iteration time", format_time(report.iteration_time_s), replicas)
+    if report.contention is not None:
+        yield from _contention(report.contention, report.iteration_time_s)
+    if report.samples is not None:
+        drawn = report.samples
+        share = report.job["training"].get("straggler_share", 0)  # type: ignore[attr-defined]
+        note = f"half of {drawn.count} iterations with jitter {drawn.jitter:g} take no longer (seed {drawn.seed})"
+        if share:
+            random = f"jitter {drawn.jitter:g}, stragglers {share:g}, seed {drawn.seed}"
+            note = f"half of {drawn.count} iterations take no longer ({random})"
+        yield _line("p50", format_time(drawn.p50_s), note)
+        yield _line("p95", format_time(drawn.p95_s), "95 % take no longer")
+    if report.uncertainty is not None:
+        yield from _interval(report.uncertainty)
+    yield _line("tokens/s/GPU", f"{report.tokens_per_s_per_gpu:,.1f}", f"{report.tokens:,} tokens per iteration")
+    yield _line("model TFLOP/s/GPU", f"{report.model_tflop_per_s_per_gpu:.1f}", "")
+    yield _line("MFU", _percent(report.mfu), f"{peak}; causal attention counted half (in full: {full})")
+    if report.mfu_bf16 is not None:
+        yield _line("MFU, bf16 peak", _percent(report.mfu_bf16), "the same FLOP against the dense bf16 peak")
+    yield _line("HFU", _percent(report.hfu), "recomputation counted too")
+    yield _line("bubble ratio", _percent(report.bubble_ratio), f"pipeline ends at {format_time(report.makespan_s)}")
+    active = report.active_parameters
+    has_idle = active is not None and report.has_idle_parameters
+    note = f"{format_count(active)} active: used by a token" if active is not None and has_idle else ""
+    trained = _trained(report)
+    if trained is not None:
+        note = ", ".join([*([note] if note else []), f"{format_count(trained)} trained"])
+    yield _line("parameters", format_count(report.parameters), note)
+    yield f"{'memory':<{_LABEL}}{fit_sentence(report)}"
+
+
+def _interval(found: Uncertainty) -> Iterator[str]:
+    """Between what times the iteration lies, and whose errors make the interval wide."""
+    low, high = found.interval_s()
+    time = found.iteration_time_s or 1.0
+    most = ", ".join(f"{item.kind} {_percent(item.sigma_s / time)}" for item in found.kinds[:SHOWN_KINDS])
+    text = f"{format_time(low)} to {format_time(high)}"
+    yield _line(f"{LEVEL:.0%} interval", text, f"+-{_percent(found.sigma_s / time)} by {most}" if most else "")
+
+
+def _contention(seen: ContentionSummary, iteration_s: float) -> Iterator[str]:
+    """What sharing links cost."""
+    more = iteration_s - seen.iteration_time_alone_s
+    note = f"{seen.slowed:,} of {seen.transfers:,} transfers slowed, {seen.touched_stages:,} of {seen.stages:,} stages"
+    lost = ", ".join(f"{name} {format_time(seconds)}" for name, seconds in seen.lost_s.items())
+    yield _line("contention", "+" + (format_time(more) if more > 0 else "0 s"), f"{note} touched")
+    if lost:
+        yield _line("", "", f"transfers lost: {lost}")
+
+
+def _breakdown(report: Report) -> Iterator[str]:
+    rows = list(_breakdown_rows(report.breakdown_s))
+    total = report.iteration_time_s
+    yield "where the time goes (mean over ranks)"
+    cells = [
+        (f"  {name}", format_time(time) if abs(time) >= 1e-9 else "0 s", _percent(time / total if total else 0.0))
+        for name, time in rows
+    ]
+    cells.append(("  iteration", format_time(total), _percent(1.0)))
+    yield from align_columns(cells, (False, True, True))
+
+
+def _breakdown_rows(breakdown: Mapping[str, object]) -> Iterator[tuple[str, float]]:
+    """Names and times [s] in the order of the report; ``other`` only where there is some."""
+    for name, value in breakdown.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name.replace('_', ' ')}, {kind}", float(time)) for kind, time in value.items())
+        elif isinstance(value, int | float) and (value or name != "other"):
+            yield name.replace("_", " "), float(value)
+
+
+def _ranks(report: Report) -> Iterator[str]:
+    shown = sorted(report.ranks, key=lambda row: (-row.peak_bytes, row.rank))
+    shown = shown if len(shown) <= MAX_RANKS else shown[:SHOWN_RANKS]
+    yield f"memory of each pipeline rank (GiB; the device has {report.capacity_bytes / GIB:.2f})"
+    rows: list[Sequence[str]] = [("  rank", "chunks", "parameters", "static", "peak", "of device", "at the peak")]
+    rows += [_rank_cells(row, report.capacity_bytes) for row in sorted(shown, key=lambda row: row.rank)]
+    yield from align_columns(rows, (True, False, True, True, True, True, False))
+    hidden = [row.peak_bytes / GIB for row in report.ranks if row not in shown]
+    if hidden:
+        peaks = f"{min(hidden):.2f} to {max(hidden):.2f}"
+        yield f"  the {len(shown)} highest; {len(hidden)} more with peaks of {peaks} are hidden"
+
+
+def _rank_cells(row: RankMemoryRow, capacity_bytes: int) -> tuple[str, ...]:
+    share = _percent(row.peak_bytes / capacity_bytes) + ("" if row.peak_bytes <= capacity_bytes else " !")
+    operator = _cut_left(row.peak_operator, 35 - len(row.peak_stage))
+    peak_at = " ".join(part for part in (row.peak_stage, operator) if part) or "static memory alone"
+    return (
+        str(row.rank),
+        _cut(row.chunks, 30),
+        format_count(row.parameters),
+        f"{row.static_bytes / GIB:.2f}",
+        f"{row.peak_bytes / GIB:.2f}",
+        share,
+        peak_at,
+    )
+
+
+def _nearest_fit(report: Report) -> Iterator[str]:
+    if report.nearest_fit is None:
+        return
+    if not report.nearest_fit:
+        yield "no change that was tried makes it fit in memory"
+        return
+    yield "changes after which it fits in memory, the fastest first (--set ...)"
+    rows: list[Sequence[str]] = [("  saves", "peak", "costs", "", "change")]
+    rows += [
+        (
+            f"{change.saved_bytes / GIB:.2f} GiB",
+            f"{change.peak_memory_bytes / GIB:.2f} GiB",
+            ("-" if change.added_time_s < 0 else "+") + format_time(abs(change.added_time_s)),
+            f"{change.added_time_s / report.iteration_time_s:+.1%}",
+            change.label(),
+        )
+        for change in report.nearest_fit
+    ]
+    yield from align_columns(rows, (True, True, True, True, False))
+
+
+def _operators(report: Report) -> Iterator[str]:
+    if not report.top_operators:
+        return
+    sources = list(dict.fromkeys((row.provenance, row.source) for row in report.top_operators))
+    yield "operators that cost most (share of all stage time of the slowest replica)"
+    rows: list[Sequence[str]] = [("  share", "time", "calls", "bound by", "operator", "phase", "coefficients")]
+    rows += [_operator_cells(row, sources.index((row.provenance, row.source)) + 1) for row in report.top_operators]
+    yield from align_columns(rows, (True, True, True, False, False, False, False))
+    for number, (_, source) in enumerate(sources, start=1):
+        yield from textwrap.wrap(f"[{number}] {source}", WIDTH, initial_indent="  ", subsequent_indent="      ")
+
+
+def _operator_cells(row: TopOperator, source: int) -> tuple[str, ...]:
+    return (
+        _percent(row.share),
+        format_time(row.time_s),
+        f"{row.calls:,}",
+        row.bound,
+        _cut_left(row.path, 40),
+        row.phase.replace("_", " "),
+        f"{row.provenance} [{source}]",
+    )
+
+
+def _tenths(shares: Mapping[str, float]) -> dict[str, int]:
+    """Shares in tenths of a percent that add up to what they add up to unrounded: largest remainders go up."""
+    whole = {name: int(1000 * share) for name, share in shares.items()}
+    short = round(1000 * sum(shares.values())) - sum(whole.values())
+    for name in sorted(shares, key=lambda name: whole[name] - 1000 * shares[name])[: max(0, short)]:
+        whole[name] += 1
+    return whole
+
+
+def _notes(report: Report) -> Iterator[str]:
+    shares = report.coverage if report.provenance else {}
+    text = ", ".join(f"{name} {tenths / 10:.1f}%" for name, tenths in _tenths(shares).items()) or "none used"
+    yield from _wrap(f"coverage: compute and communication time by coefficients: {text}")
+    yield from _wrap(f"MFU and HFU: {CONVENTION}")
+    if report.contention is not None:
+        yield from _wrap(f"contention: {CONTENTION_SCOPE}")
+    for warning in report.warnings:
+        yield from _wrap(f"warning: {warning}")
+
+
+# -- cells ---------------------------------------------------------------------------------------------------------
+def _line(label: str, value: str, note: str) -> str:
+    return f"{label:<{_LABEL}}{value:>10}  {note}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+def _cut(text: str, width: int) -> str:
+    """At most ``width`` characters, the end left out."""
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _cut_left(text: str, width: int) -> str:
+    """At most ``width`` characters, the beginning left out: the end of a module path says more."""
+    return text if len(text) <= width else "..." + text[3 - width :]
+
+
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ")
+
+
+def _words(job: Mapping[str, object], table: str, key: str) -> str:
+    """A word of the resolved job, empty where it is absent."""
+    options = job.get(table)
+    return str(options[key]) if isinstance(options, Mapping) and key in options else ""
+
+
+def _trained(report: Report) -> int | None:
+    """Parameters that are trained, where others are frozen; None where all or none are, or nobody says."""
+    model = report.job.get("model")
+    modules = model.get("modules") if isinstance(model, Mapping) else None
+    if not isinstance(modules, list):
+        return None
+    frozen = sum(module["parameters"] - module["trainable_parameters"] for module in modules)
+    trained = sum(module["trainable_parameters"] for module in modules)
+    return int(trained) if frozen and trained else None

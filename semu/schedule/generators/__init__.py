@@ -1,0 +1,1 @@
+"""One pipeline schedule per file; ``semu.schedule.registry`` lists them."""

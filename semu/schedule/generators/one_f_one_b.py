@@ -1,0 +1,42 @@
+"""1F1B: one forward, one backward in turn (PipeDream-Flush: 2006.09503 §3; Megatron-LM: 2104.04473 §2.2).
+
+    rank 0 |F0F1F2F3            B0--F4B1--F5B2--  B3--  B4--  B5--|
+    rank 1 |  F0F1F2        B0--F3B1--F4B2--F5B3--  B4--  B5--    |
+    rank 2 |    F0F1    B0--F2B1--F3B2--F4B3--F5B4--  B5--        |
+    rank 3 |      F0B0--F1B1--F2B2--F3B3--F4B4--F5B5--            |
+
+Equal stages of forward time f and backward time b: makespan (m + p - 1)(f + b), bubble ratio (p - 1) / (m + p - 1) as
+GPipe, but rank r holds at most min(m, p - r) microbatches' activations. Several virtual stages per rank take turns as
+in Megatron-LM: see ``interleaved``.
+"""
+
+from __future__ import annotations
+
+from semu.schedule.generators.interleaved import interleaved
+from semu.schedule.schedule import PipelineShape, Schedule, StageKey
+
+
+def one_f_one_b(shape: PipelineShape) -> Schedule:
+    """The 1F1B schedule, interleaved where ranks have several virtual stages; a rank runs all chunks of a virtual stage
+    where one forward stands.
+
+    Args:
+        shape: ranks, chunks and microbatches.
+    Raises:
+        ScheduleError: as ``interleaved``.
+    """
+    if shape.num_slots > 1:
+        return interleaved(shape)
+    return Schedule.build("1f1b", (_order(shape, rank) for rank in range(shape.num_ranks)))
+
+
+def _order(shape: PipelineShape, rank: int) -> list[StageKey]:
+    m = shape.num_microbatches
+    warm_up = min(shape.num_ranks - rank - 1, m)
+    order = [stage for i in range(warm_up) for stage in shape.forward(rank, i)]
+    for i in range(warm_up, m):
+        order += shape.forward(rank, i)
+        order += shape.backward(rank, i - warm_up)
+    for i in range(m - warm_up, m):
+        order += shape.backward(rank, i)
+    return order

@@ -1,0 +1,86 @@
+"""The automatic zero-bubble scheduler with an activation limit (2401.10241 §3): from real times to an order.
+
+    rank 0 |F0F1F2F3      I0W0F4I1W1F5I2W2I3W3I4W4I5W5|
+    rank 1 |  F0F1F2    I0F3I1W0F4I2W1F5I3W2I4W3I5W4W5|
+    rank 2 |    F0F1  I0F2I1F3I2W0F4I3W1F5I4W2I5W3W4W5|
+    rank 3 |      F0I0F1I1F2I2F3I3W0F4I4W1F5I5W2W3W4W5|
+
+The list scheduler's policies, and the handcrafted ZB-H1 and ZB-H2 where they fit, on the pipeline's own numbers; the
+shortest makespan wins. Within p microbatches' activations it is never later than ZB-H1, within 2 p never later than
+ZB-H2; equal stages with f = i = w reach both closed forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from semu.schedule.family import Makespan, ScheduleFamily, one_slot
+from semu.schedule.generators.zb_h1 import zb_h1
+from semu.schedule.generators.zb_h2 import zb_h2
+from semu.schedule.rules.list_scheduler import activation_limit, held_bytes, merit, search_policies
+from semu.schedule.schedule import Schedule
+from semu.schedule.study import PipelineStudy
+
+
+def automatic(study: PipelineStudy, limit_bytes: ArrayLike | None = None, name: str = "zb-auto") -> Schedule:
+    """The best zero-bubble schedule found within a limit.
+
+    Args:
+        study: a pipeline with one slot per rank, and its costs.
+        limit_bytes: of activations, one number or one per rank [bytes]; by default none.
+    Raises:
+        MemoryLimitError: a rank has no room for a microbatch. ScheduleError: several slots.
+    """
+    shape = study.shape
+    zb_h1.check_shape(shape)
+    best = search_policies(study, name, limit_bytes=limit_bytes)
+    reached = merit(study.evaluate(best))
+    if shape.is_plain:
+        least = held_bytes(study).min(axis=0, initial=2**62)
+        for family in (zb_h1, zb_h2):
+            held = family.activations(shape.num_ranks, shape.num_microbatches, 1)
+            needed = np.array(held, dtype=np.int64) * least
+            if limit_bytes is not None and not np.all(needed <= np.asarray(limit_bytes)):
+                continue
+            made = family(shape)
+            found = study.evaluate(made)
+            fits = limit_bytes is None or bool(np.all(found.peak_bytes <= np.asarray(limit_bytes)))
+            if fits and merit(found) < reached:
+                best, reached = Schedule(name, made.orders), merit(found)
+    return best
+
+
+def _within(times: int, name: str) -> Callable[[PipelineStudy], Schedule]:
+    """Within the activations of ``times`` p microbatches."""
+
+    def adapt(study: PipelineStudy) -> Schedule:
+        return automatic(study, activation_limit(study, times * study.shape.num_ranks), name)
+
+    return adapt
+
+
+def _equal(closed_form: Makespan) -> Makespan:
+    return lambda p, m, v, f, i, w: closed_form(p, m, v, f, i, w) if f == i == w else None
+
+
+def _family(name: str, times: int, reached: ScheduleFamily) -> ScheduleFamily:
+    adapt = _within(times, name)
+    return ScheduleFamily(
+        name,
+        lambda shape: adapt(PipelineStudy.of(shape)).orders,
+        "2401.10241 §3",
+        splits_backward=True,
+        rules=(one_slot,),
+        makespan=_equal(reached.makespan),
+        adapt=adapt,
+    )
+
+
+zb_auto = _family("zb-auto", 1, zb_h1)
+"""Within the activations of p microbatches."""
+
+zb_auto_2p = _family("zb-auto-2p", 2, zb_h2)
+"""Within the activations of 2 p microbatches."""

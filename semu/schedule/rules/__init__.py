@@ -1,0 +1,1 @@
+"""What generators are made of: patterns, building blocks, the list scheduler."""

@@ -1,0 +1,244 @@
+"""``search``: a schedule made for a job's batch, from partition to full simulation of what was found (DIP §3.2)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from semu.baselines import megatron, megatron_1f1b
+from semu.errors import ConfigError, MemoryLimitError, unknown_name
+from semu.job import TrainingJob
+from semu.present.report import Report
+from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
+from semu.searcher.bounds import lower_bounds
+from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
+from semu.searcher.fit import fitted, settled
+from semu.searcher.memory import check_limits
+from semu.searcher.orders.budgeted import SearchResult, search_problem
+from semu.searcher.orders.levels import search_levels
+from semu.searcher.orders.loop import Budget, Incumbent
+from semu.searcher.orders.refine import compile_chains
+from semu.searcher.orders.strategy import STRATEGIES, Objective
+from semu.searcher.partition import Partition, partition
+from semu.searcher.plain_job import plain_job
+from semu.searcher.problem.build import JobProblem, build_problem
+from semu.searcher.problem.search_problem import Solution
+from semu.searcher.report import SearchReport
+from semu.simulation import prepare
+
+DEFAULT_TIME_S = 10.0
+"""Time of a search that nobody limits [s]; DIP's searches take it (§7.4)."""
+EXACT_TIME_S = 60.0
+"""Time of CP-SAT where the search has none [s]."""
+MOST_TIME_S = 1e6
+"""Time of CP-SAT at most [s]; it knows no infinite one."""
+
+
+def job_problem(
+    job: TrainingJob,
+    *,
+    sub_batch: Mapping[str, int] | None = None,
+    segments: Mapping[str, int] | None = None,
+    strategies: Sequence[str] = LAYER_STRATEGIES,
+    candidates: int = MOST_CANDIDATES,
+    memory_limit_bytes: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[Partition, JobProblem]:
+    """What a search would look at.
+
+    Args: as ``search``, but for ``job``: one without layout and schedule (``plain_job``).
+    """
+    for word in strategies:
+        if word not in LAYER_STRATEGIES:
+            raise unknown_name("memory strategy", word, LAYER_STRATEGIES, where="strategies")
+    if isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < 1:
+        raise ConfigError("not a number of candidates", where="candidates", expected="an integer >= 1", got=candidates)
+    say = progress if progress is not None else _silent
+    say("cutting the model and the batch")
+    cut = partition(job, sub_batch=sub_batch, segments=segments)
+    say("simulating the candidates of every chunk")
+    plan = candidate_variants(job, cut.plan(), strategies=strategies, most=candidates)
+    built = build_problem(prepare(job, plan=plan), memory_limit_bytes=memory_limit_bytes)
+    check_limits(built.problem)
+    return cut, built
+
+
+def search(
+    job: TrainingJob,
+    *,
+    rollouts: int | None = None,
+    time_s: float | None = None,
+    seed: int = 0,
+    strategy: str = "mixed",
+    workers: int | None = None,
+    objective: str = "min",
+    sub_batch: Mapping[str, int] | None = None,
+    segments: Mapping[str, int] | None = None,
+    strategies: Sequence[str] = LAYER_STRATEGIES,
+    candidates: int = MOST_CANDIDATES,
+    memory_limit_bytes: int | None = None,
+    exact: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> SearchReport:
+    """Look for the schedule that is best for a job's batch.
+
+    Args:
+        job: what to train, on what; its layout, schedule and recomputation are replaced.
+        rollouts: sequences to try; gives the same bytes again. time_s: wall time of the search itself [s]; does not.
+            0 of either: the heuristic's schedule. Neither: 10 s.
+        seed: of all random numbers. strategy: over sequences, one of ``semu.searcher.orders.strategy.STRATEGIES``.
+        workers: threads; None: half the cores. objective: ``min``, or ``max`` for the longest schedule.
+        sub_batch: module -> items of a sub-microbatch, 0: whole microbatches. segments: module -> chunks per rank.
+            Both in place of what ``partition`` chooses.
+        strategies: memory strategies of layers that may be used. candidates: ways to run a stage pair, at most.
+        memory_limit_bytes: of every rank; None: the device's memory.
+        exact: afterwards let OR-Tools' CP-SAT go on, for ``time_s`` (60 s without one).
+        progress: called with a line at the start of each step, and for every incumbent.
+    Returns:
+        The best schedule with its full simulation. It fits in memory.
+    Raises:
+        MemoryLimitError: no strategy fits: which rank, how much is missing.
+        ConfigError: options that do not fit together, or a job that this version does not model under a plan.
+        ScheduleError: sub-microbatches of a module that cannot be cut.
+    """
+    if strategy not in STRATEGIES:
+        raise unknown_name("search strategy", strategy, STRATEGIES, where="strategy")
+    if objective not in [item.value for item in Objective]:
+        raise unknown_name("objective", objective, [item.value for item in Objective], where="objective")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ConfigError("not a seed", where="seed", expected="an integer >= 0", got=seed, nearest=0)
+    goal = Objective(objective)
+    if exact and goal is Objective.MAX:
+        raise ConfigError("the exact solver looks for the shortest schedule", where="exact", expected="objective min")
+    budget = Budget(rollouts, DEFAULT_TIME_S if rollouts is None and time_s is None else time_s, workers)
+    say = progress if progress is not None else _silent
+    began = time.perf_counter()
+    say("simulating Megatron-LM's schedule")
+    baseline = simulated_megatron(job)
+    job, changes = plain_job(job)
+    cut, built = job_problem(
+        job,
+        sub_batch=sub_batch,
+        segments=segments,
+        strategies=strategies,
+        candidates=candidates,
+        memory_limit_bytes=memory_limit_bytes,
+        progress=say,
+    )
+    prepared_s = time.perf_counter() - began
+    say("searching")
+    target = built.problem
+    first, begun, default = settled(built, heuristic_result)
+    tell = _told(say, first.solution.lower_bound_s)
+
+    def find(problem: JobProblem) -> SearchResult:
+        return search_levels(problem.problem, budget, strategy=strategy, objective=goal, seed=seed, progress=tell)
+
+    try:
+        if first.ended_by == "interrupt" or (budget.time_s != 0 and budget.rollouts != 0 and _is_stopped(begun, seed)):
+            raise KeyboardInterrupt
+        result, built, best = settled(begun, find)
+    except KeyboardInterrupt:  # the heuristic's is the best so far
+        result = replace(first, ended_by="interrupt", is_reproducible=False, seed=seed, workers=budget.num_workers())
+        result = replace(result, strategy=strategy, objective=goal)
+        built, best = begun, default
+    if goal is Objective.MIN and default.makespan_s < best.makespan_s:
+        built, best = begun, default
+    bound = lower_bounds(target)
+    bound_s, bound_name = bound.value_s, bound.name
+    if exact and result.ended_by != "interrupt":
+        say("solving with CP-SAT")
+        result = replace(result, is_reproducible=False)
+        try:
+            best, bound_s, bound_name, is_stopped = _exact(built, best, budget, seed, (bound_s, bound_name))
+        except KeyboardInterrupt:
+            is_stopped = True
+        result = replace(result, ended_by="interrupt" if is_stopped else result.ended_by)
+    say("simulating the best schedule")
+    plan = built.plan_of(best, "search")
+    return SearchReport(
+        job=job,
+        changes=changes,
+        partition=cut,
+        plan=plan,
+        report=built.simulated(plan).report(),
+        default=built.simulated(built.plan_of(default, "heuristic")).report(),
+        baseline=baseline,
+        limit_bytes=int(built.costs.capacity_bytes if memory_limit_bytes is None else memory_limit_bytes),
+        problem=built,
+        solution=replace(best, lower_bound_s=bound_s),
+        bound_name=bound_name,
+        result=result,
+        prepare_s=prepared_s,
+    )
+
+
+def _silent(_: str) -> None:
+    return None
+
+
+def simulated_megatron(job: TrainingJob) -> Report | None:
+    """Megatron-LM on the job, interleaved where it can be; None: it cannot run it."""
+    for make in (megatron, megatron_1f1b):
+        try:
+            return make(job).simulate()
+        except ConfigError:
+            continue
+    return None
+
+
+def heuristic_result(built: JobProblem) -> SearchResult:
+    """The best of the default schedules of all levels of memory."""
+    return search_levels(built.problem, Budget(rollouts=0))
+
+
+def _is_stopped(built: JobProblem, seed: int) -> bool:
+    """Compile, or read, the kernels before the clock starts; True: Ctrl-C came meanwhile."""
+    found = search_problem(built.problem, Budget(rollouts=1, workers=1), seed=seed)
+    compile_chains(built.problem, found.solution)
+    return found.ended_by == "interrupt"
+
+
+def _told(say: Callable[[str], None], bound: float) -> Callable[[Incumbent], None]:
+    """What progress says of an incumbent. ``bound``: [s]."""
+
+    def tell(one: Incumbent) -> None:
+        gap = f", gap {100 * (one.makespan_s / bound - 1):.2f} %" if bound > 0 and np.isfinite(one.makespan_s) else ""
+        rate = f", {one.rollouts / one.time_s:.0f} rollouts/s" if one.rollouts and one.time_s > 0 else ""
+        say(f"best {one.makespan_s:.4f} s{gap} after {one.rollouts} rollouts{rate}")
+
+    return tell
+
+
+def _exact(
+    built: JobProblem, best: Solution, budget: Budget, seed: int, bound: tuple[float, str]
+) -> tuple[Solution, float, str, bool]:
+    """What CP-SAT makes of the best schedule, the better bound, and whether Ctrl-C, which it catches, ended it."""
+    from semu.searcher.exact import solve_exact
+    from semu.searcher.orders.interleave import evaluate
+
+    limit_s = min(budget.time_s or EXACT_TIME_S, MOST_TIME_S)
+    found = solve_exact(
+        built.problem,
+        time_s=limit_s,
+        workers=budget.num_workers(),
+        seed=seed,
+        hint=(best.start_s, best.choice),
+    )
+    is_stopped = not found.is_optimal and found.wall_s < 0.9 * limit_s
+    slack = found.tick_s * (built.problem.num_stages + np.count_nonzero(built.problem.transfer_s))
+    if np.isfinite(found.bound_s) and found.bound_s - slack > bound[0]:
+        bound = float(found.bound_s - slack), "CP-SAT"
+    if found.orders:
+        other = evaluate(built.problem, np.concatenate(found.orders), found.choice)
+        if other.makespan_s < best.makespan_s:
+            try:
+                _, other = fitted(built, other)
+            except MemoryLimitError:
+                return best, *bound, is_stopped
+            if other.makespan_s < best.makespan_s:
+                return other, *bound, is_stopped
+    return best, *bound, is_stopped

@@ -1,0 +1,1 @@
+"""Kernels of the search: interleaving, bounds, sequences of segment groups, refinement."""

@@ -1,0 +1,1 @@
+"""Search over sequences of segment groups: strategies, the loop of rounds, refinement."""

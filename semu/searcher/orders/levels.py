@@ -1,0 +1,275 @@
+"""``search_levels``: the search from several levels of memory.
+
+DIP §5.2 interleaves with the leanest candidates of all stage pairs, and §5.3 then makes them faster under the same
+order. Where memory is not the bottleneck the order is then one for stages much slower than those that run. So the
+search also begins without the leanest candidates: a third, two thirds, or all but the fastest are left out. Each level
+gets a small part of the budget, the best of them a larger one, and moves of stages and candidates of the whole problem
+the rest, from the best schedules of all levels.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.errors import MemoryLimitError
+from semu.searcher.bounds import lower_bounds
+from semu.searcher.orders.budgeted import (
+    CUT_SHORT,
+    ORDER_SHARE,
+    PATIENCE,
+    SearchResult,
+    Seeds,
+    refine_solutions,
+    search_problem,
+)
+from semu.searcher.orders.loop import ELITE, Budget, Incumbent
+from semu.searcher.orders.refine import has_trades
+from semu.searcher.orders.strategy import Objective
+from semu.searcher.problem.search_problem import SearchProblem, Solution
+
+LEVELS = (0.0, 1 / 3, 2 / 3, 1.0)
+"""Parts of every pair's candidates that are left out; the fastest stays."""
+PROBE = 0.05
+"""Part of the budget for each level."""
+
+
+def above(problem: SearchProblem, level: float) -> tuple[SearchProblem, NDArray[np.int16]]:
+    """A problem without the leanest candidates, and how many of every pair were left out: int16[n].
+
+    Args:
+        level: 0: none; 1: all but the fastest.
+    """
+    first = np.floor(level * (problem.num_candidates - 1) + 1e-9).astype(np.int16)
+    left = (problem.num_candidates - first).astype(np.int16)
+    width = int(left.max(initial=1))
+    columns = np.minimum(first[:, None] + np.arange(width), problem.num_candidates[:, None] - 1)
+    rows = np.arange(problem.num_pairs)[:, None]
+    names = ("forward_s", "backward_s", "held_bytes", "forward_peak_bytes", "backward_peak_bytes")
+    costs: dict[str, Any] = {name: np.ascontiguousarray(getattr(problem, name)[rows, columns]) for name in names}
+    return replace(problem, num_candidates=left, **costs), first
+
+
+@dataclass
+class _Sum:
+    """What the searches so far came to."""
+
+    best: SearchResult | None = None
+    level: float = 0.0
+    solution: Solution | None = None
+    default: Solution | None = None
+    sequence_s: float = np.inf
+    curve: tuple[Incumbent, ...] = ()
+    rollouts: int = 0
+    moves: int = 0
+    time_s: float = 0.0
+    islands: list[Solution] = field(default_factory=list)
+
+
+def search_levels(
+    problem: SearchProblem,
+    budget: Budget,
+    *,
+    strategy: str = "mixed",
+    objective: Objective = Objective.MIN,
+    seed: int = 0,
+    levels: Sequence[float] = LEVELS,
+    seeds: Seeds | None = None,
+    keep: Callable[[Solution], None] | None = None,
+    progress: Callable[[Incumbent], None] | None = None,
+) -> SearchResult:
+    """Search.
+
+    Args: as ``search_problem``; the longest schedule is sought from the leanest candidates alone. Without a budget: the
+        best of the default schedules of all levels. levels: those to begin from, at least one.
+    Raises:
+        MemoryLimitError: no candidates fit: which rank, how much is missing.
+        ConfigError: an unknown strategy.
+    """
+    levels = [0.0] if objective is Objective.MAX else distinct_levels(problem, levels)
+    options = {"strategy": strategy, "objective": objective, "seed": seed}
+    if levels == [0.0]:
+        return search_problem(problem, budget, seeds=seeds, keep=keep, progress=progress, **options)  # type: ignore[arg-type]
+    began, bound = time.perf_counter(), lower_bounds(problem, effort=0.0)
+    total, refused = _Sum(), None
+    scores: dict[float, float] = {}
+    sequences: dict[float, Sequence[NDArray[np.int32]]] = {}
+
+    def run(level: float, share: Budget) -> str:
+        part, first = above(problem, level)
+        tell, hold = _ahead(progress, total), _better(keep, total, first)
+        known, turn = sequences.get(level), len(scores)
+        begin = seeds if known is None else (lambda *_: known)
+        try:
+            found = search_problem(
+                part,
+                share,
+                part=turn if known is not None else 0,
+                seeds=begin,
+                keep=hold,
+                progress=tell,
+                refine=False,
+                **options,  # type: ignore[arg-type]
+            )
+        except KeyboardInterrupt:  # between two rounds
+            if total.solution is None:
+                raise
+            return "interrupt"
+        sequences[level] = found.sequences
+        scores[level] = min(found.solution.makespan_s, scores.get(level, np.inf))
+        if total.solution is None or found.solution.makespan_s < total.solution.makespan_s:
+            total.level = level
+        _add(total, found, first, bound.value_s)
+        return found.ended_by
+
+    def refine(rest: Budget) -> str:
+        curve: list[Incumbent] = []
+        tell = _ahead(progress, replace(total, rollouts=0, moves=0, time_s=0.0))
+        rollouts = rest.rollouts if len(levels) > 1 else budget.rollouts
+        ends = (replace(budget, rollouts=rollouts), began, bound.value_s)
+        islands = sorted(total.islands, key=lambda one: one.makespan_s)[: ELITE + 1]
+        try:
+            best, moves, why = refine_solutions(problem, islands, ends, total.rollouts, seed, curve, keep, tell)
+        except KeyboardInterrupt:  # between two rounds
+            return "interrupt"
+        total.curve, total.moves = (*total.curve, *curve), total.moves + moves
+        total.solution = replace(best, lower_bound_s=bound.value_s)
+        return why
+
+    ended_by = ""
+    patience_s = None if budget.time_s is None else PATIENCE * budget.time_s
+    if len(levels) == 1:
+        share = _part(budget, ORDER_SHARE, rollouts=budget.rollouts)
+        ended_by = run(levels[0], replace(share, patience_s=patience_s))
+    for level in levels if len(levels) > 1 else ():
+        try:
+            ended_by = run(level, _part(budget, PROBE))
+        except MemoryLimitError as error:
+            refused = refused or error
+            continue
+        assert total.solution is not None
+        if ended_by in CUT_SHORT or total.solution.makespan_s <= bound.value_s:
+            break
+    if total.solution is None:
+        assert refused is not None
+        raise refused
+    if total.solution.makespan_s <= bound.value_s:
+        ended_by = "bound"
+    elif ended_by not in CUT_SHORT and budget.rollouts != 0 and budget.time_s != 0:
+        rest = _rest(budget, total)
+        if len(levels) > 1:
+            best_level = min(scores, key=lambda level: scores[level])
+            share = _part(rest, ORDER_SHARE, rollouts=rest.rollouts)
+            ended_by = run(best_level, replace(share, patience_s=patience_s))
+        if total.solution.makespan_s <= bound.value_s:
+            ended_by = "bound"
+        elif ended_by not in CUT_SHORT:
+            ended_by = refine(rest)
+    assert total.best is not None
+    assert total.default is not None
+    return replace(
+        total.best,
+        solution=total.solution,
+        default=total.default,
+        sequence_s=total.sequence_s,
+        bound_name=bound.name,
+        curve=total.curve,
+        rollouts=total.rollouts,
+        moves=total.moves,
+        time_s=time.perf_counter() - began,
+        others=(),
+        ended_by=ended_by,
+        is_reproducible=budget.is_reproducible and ended_by not in CUT_SHORT,
+        level=total.level,
+    )
+
+
+def distinct_levels(problem: SearchProblem, levels: Sequence[float]) -> list[float]:
+    """The levels that leave out different candidates, the first of equal ones; where memory has room for the fastest
+    candidates of all pairs, and no others are faster forwards or backwards, these alone."""
+    if problem.num_candidates.max(initial=1) < 2:
+        return [0.0]
+    found: dict[bytes, float] = {}
+    for level in levels:
+        found.setdefault(above(problem, level)[1].tobytes(), level)
+    if 1.0 in found.values() and not has_trades(problem):
+        fastest = np.arange(problem.num_pairs), problem.num_candidates - 1
+        times = (problem.forward_s, problem.backward_s)
+        if all(np.all(own[fastest][:, None] <= own) for own in times):
+            return [1.0]
+    return list(found.values())
+
+
+def _part(budget: Budget, share: float, rollouts: int | None = None) -> Budget:
+    """A part of a budget; ``rollouts``: so many instead."""
+    if rollouts is None and budget.rollouts is not None:
+        rollouts = int(share * budget.rollouts)
+    return replace(budget, rollouts=rollouts, time_s=None if budget.time_s is None else share * budget.time_s)
+
+
+def _rest(budget: Budget, total: _Sum) -> Budget:
+    rollouts = None if budget.rollouts is None else max(budget.rollouts - total.rollouts, 0)
+    return replace(
+        budget, rollouts=rollouts, time_s=None if budget.time_s is None else max(budget.time_s - total.time_s, 0.0)
+    )
+
+
+def _ahead(progress: Callable[[Incumbent], None] | None, total: _Sum) -> Callable[[Incumbent], None] | None:
+    """Tells only what is better than all before."""
+    if progress is None:
+        return None
+    rollouts, moves, time_s = total.rollouts, total.moves, total.time_s
+    best_s = np.inf if total.solution is None else total.solution.makespan_s
+
+    def tell(one: Incumbent) -> None:
+        if one.makespan_s < best_s:
+            progress(Incumbent(one.time_s + time_s, one.rollouts + rollouts, one.makespan_s, one.moves + moves))
+
+    return tell
+
+
+def _better(
+    keep: Callable[[Solution], None] | None, total: _Sum, first: NDArray[np.int16]
+) -> Callable[[Solution], None] | None:
+    """Hands on only what is better than all before, with the candidates of the whole problem."""
+    if keep is None:
+        return None
+    best_s = np.inf if total.solution is None else total.solution.makespan_s
+
+    def hold(one: Solution) -> None:
+        if one.makespan_s < best_s:
+            keep(replace(one, choice=(one.choice + first).astype(np.int16)))
+
+    return hold
+
+
+def _add(total: _Sum, found: SearchResult, first: NDArray[np.int16], bound_s: float) -> None:
+    """Join a search from a level. ``first``: int16[n], candidates that it did not know."""
+
+    def whole(solution: Solution) -> Solution:
+        return replace(solution, choice=(solution.choice + first).astype(np.int16), lower_bound_s=bound_s)
+
+    before = np.inf if total.solution is None else total.solution.makespan_s
+    points = [
+        Incumbent(one.time_s + total.time_s, one.rollouts + total.rollouts, one.makespan_s, one.moves + total.moves)
+        for one in found.curve
+        if one.makespan_s < before
+    ]
+    total.curve += tuple(points)
+    if found.solution.makespan_s < before or total.best is None:
+        total.best, total.solution = found, whole(found.solution)
+    if total.default is None or found.default.makespan_s < total.default.makespan_s:
+        total.default = whole(found.default)
+    known = {one.makespan_s for one in total.islands}
+    for solution in (found.solution, *found.others):
+        if solution.makespan_s not in known:
+            known.add(solution.makespan_s)
+            total.islands.append(whole(solution))
+    total.sequence_s = min(total.sequence_s, found.sequence_s)
+    total.rollouts, total.moves = total.rollouts + found.rollouts, total.moves + found.moves
+    total.time_s += found.time_s

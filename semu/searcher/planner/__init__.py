@@ -1,0 +1,1 @@
+"""Plans of one iteration after another while the one before it trains."""

@@ -1,0 +1,211 @@
+"""``BatchPlanner``: plans of one batch after another; what serves the next one is kept.
+
+Chunks are placed once, as they are during training (DIP §3.2), and so are their variants: a memory strategy costs and
+saves what it does whatever is in the batch. A batch brings its sub-microbatches, the costs of its stages, and its
+order. Compiled blocks and results by shape are remembered by the simulator, within bounds of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from semu.errors import ConfigError, MemoryLimitError
+from semu.job import TrainingJob
+from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
+from semu.schedule.stage_plan import StagePlan
+from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
+from semu.searcher.fit import settled
+from semu.searcher.job_search import heuristic_result
+from semu.searcher.memory import check_limits, choose_candidates
+from semu.searcher.orders.budgeted import SearchResult
+from semu.searcher.orders.interleave import evaluate
+from semu.searcher.orders.levels import LEVELS, search_levels
+from semu.searcher.orders.loop import Budget
+from semu.searcher.orders.refine import compile_chains
+from semu.searcher.partition import Partition, partition, recut
+from semu.searcher.plain_job import plain_job
+from semu.searcher.planner.fallback import Fallback
+from semu.searcher.planner.warm import Priorities
+from semu.searcher.problem.build import JobProblem, build_problem
+from semu.searcher.problem.search_problem import Solution
+from semu.simulation import prepare
+from semu.simulation.checks.context_parallel import check_lengths
+from semu.workload.batch import AbstractBatch
+from semu.workload.listed import ListedBatch
+
+Kept = Callable[[JobProblem, Solution], None]
+
+
+class BatchPlanner:
+    """Plans batches of a job.
+
+    Args:
+        job: what to train; its layout, schedule and recomputation are replaced. Its batch is what chunks, candidates
+            and the fallback are made for.
+        sub_batch, segments, strategies, candidates, memory_limit_bytes: as ``semu.search``.
+        strategy: over sequences. seed: of all random numbers. progress: called with a line at the start of each step.
+    Attributes:
+        given: the job as told. job: without what a plan decides. changes: what that changed.
+        partition: chunks, and how the job's own batch is cut. template: chunks and variants as a plan.
+        priorities: of the last batch that was searched; None: of none yet.
+    Raises:
+        MemoryLimitError: no strategy fits. ConfigError, ScheduleError: as ``semu.search``.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        *,
+        sub_batch: Mapping[str, int] | None = None,
+        segments: Mapping[str, int] | None = None,
+        strategies: Sequence[str] = LAYER_STRATEGIES,
+        candidates: int = MOST_CANDIDATES,
+        memory_limit_bytes: int | None = None,
+        strategy: str = "mixed",
+        seed: int = 0,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        say = progress if progress is not None else _silent
+        self.given = job
+        self.job, self.changes = plain_job(job)
+        self._limit, self._strategy, self._seed = memory_limit_bytes, strategy, seed
+        say("cutting the model")
+        self.partition: Partition = partition(self.job, sub_batch=sub_batch, segments=segments)
+        say("simulating the candidates of every chunk")
+        plan = candidate_variants(self.job, self.partition.plan(), strategies=strategies, most=candidates)
+        self.template: StagePlan = replace(plan, parts={})
+        say("making the schedule for want of a better one")
+        self._fallback = Fallback(self.job, self.template)
+        self._fallback.plan(self.job.num_microbatches)
+        say("reading the kernels")
+        self.priorities: Priorities | None = None
+        self._read_kernels()
+
+    def jobs_of(self, batch: AbstractBatch, where: str = "batch") -> tuple[TrainingJob, TrainingJob]:
+        """The job with a batch: as told, and without what a plan decides.
+
+        Args:
+            batch: a ``ListedBatch`` may have another number of microbatches than the job.
+            where: the batch, for messages.
+        Raises:
+            ConfigError: a batch that the job cannot run.
+        """
+        training, dp = self.given.training, self.given.parallel.dp
+        if isinstance(batch, ListedBatch):
+            if where in batch.source:
+                where = batch.source
+            elif batch.source != "batch":  # such as the line of a stream
+                where = f"{where}, {batch.source}"
+            if len(batch.items) % dp:
+                raise ConfigError(
+                    "microbatches that the data-parallel replicas cannot share",
+                    where=where,
+                    expected=f"a multiple of dp = {dp}",
+                    got=len(batch.items),
+                    nearest=max(len(batch.items) // dp, 1) * dp,
+                )
+            training = replace(training, global_batch=len(batch.items) * training.micro_batch)
+        try:
+            given = replace(self.given, batch=batch, training=training)
+            items = batch.microbatches(given.num_microbatches * dp, training.micro_batch, training.seq_len)
+            check_lengths(given, items)
+        except ConfigError as error:
+            if where not in (error.where or ""):
+                error.where = where if error.where is None else f"{where}: {error.where}"
+            raise
+        first = set(items[0].lengths)
+        needed = {spec.stream for module in given.model.modules for spec in module.inputs}
+        for number, item in enumerate(items):
+            if set(item.lengths) != first or not needed <= first:
+                raise ConfigError(
+                    "a microbatch without the streams that the model reads, or with others than the first one",
+                    where=f"{where}, microbatch {number}",
+                    expected=", ".join(sorted(needed | first)),
+                    got=", ".join(sorted(item.lengths)),
+                )
+        own = replace(self.job.training, global_batch=training.global_batch)
+        return given, replace(self.job, batch=batch, training=own)
+
+    def fallback(self, job: TrainingJob) -> StagePlan:
+        """A plan that is legal whatever is in the batch; it was not simulated with it."""
+        return self._fallback.plan(job.num_microbatches)
+
+    def prepared(self, job: TrainingJob) -> JobProblem:
+        """The search problem of a job of ``jobs_of``.
+
+        Raises:
+            ConfigError: a batch that this version does not model.
+        """
+        parts = recut(self.partition, job).plan().parts
+        built = build_problem(prepare(job, plan=replace(self.template, parts=parts)), memory_limit_bytes=self._limit)
+        check_limits(built.problem)
+        return built
+
+    def heuristic(self, built: JobProblem) -> tuple[JobProblem, Solution, float]:
+        """The heuristic's schedule, the problem under the limits with which it fits, and its level of memory.
+
+        Raises:
+            MemoryLimitError: it does not fit.
+        """
+        result, begun, default = settled(built, heuristic_result)
+        return begun, default, result.level
+
+    def search(
+        self, begun: JobProblem, default: Solution, level: float, budget: Budget, keep: Kept | None = None
+    ) -> tuple[SearchResult, JobProblem, Solution]:
+        """The best schedule that a budget finds; it fits, and is no worse than the heuristic's.
+
+        Args:
+            begun, default, level: of ``heuristic``. keep: given schedules that are the best so far, with their problem,
+                now and then; they may not fit.
+        """
+        levels, seeds = list(LEVELS), None
+        if self.priorities is not None:
+            levels, seeds = sorted({level, *_near(self.priorities.level)}), self.priorities.seeds
+
+        found: list[SearchResult] = []
+
+        def find(built: JobProblem) -> SearchResult:
+            hold = None if keep is None else (lambda one: keep(built, one))
+            options = {"strategy": self._strategy, "seed": self._seed, "seeds": seeds, "keep": hold}
+            try:
+                result = search_levels(built.problem, budget, levels=levels, **options)  # type: ignore[arg-type]
+            except MemoryLimitError:
+                result = search_levels(built.problem, budget, **options)  # type: ignore[arg-type]
+            found.append(result)
+            return result
+
+        try:
+            result, built, best = settled(begun, find)
+        except MemoryLimitError:
+            if not found:
+                raise
+            return found[-1], begun, default
+        if default.makespan_s < best.makespan_s:
+            built, best = begun, default
+        return result, built, best
+
+    def _read_kernels(self) -> None:
+        """Compile, or read, all kernels by a step of each: later they would hold up whoever shares the interpreter."""
+        begun, default, level = self.heuristic(self.prepared(self.job))
+        chosen = choose_candidates(begun.problem, default.order).choice
+        compile_chains(begun.problem, evaluate(begun.problem, default.order, chosen))
+        for _ in range(2):  # the second one begins with priorities
+            result, built, best = self.search(begun, default, level, Budget(rollouts=4, workers=1))
+            self.remember(built, best, result.level)
+        self.priorities = None
+
+    def remember(self, built: JobProblem, solution: Solution, level: float) -> None:
+        """Begin the next search with a schedule's priorities."""
+        self.priorities = Priorities.of(built.problem, solution, level)
+
+
+def _near(level: float) -> list[float]:
+    """A level of memory and those beside it."""
+    at = min(range(len(LEVELS)), key=lambda i: abs(LEVELS[i] - level))
+    return list(LEVELS[max(at - 1, 0) : at + 2])
+
+
+def _silent(_: str) -> None:
+    return None

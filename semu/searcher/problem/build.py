@@ -1,0 +1,144 @@
+"""``build_problem``: what the searcher must know of a job under a partition, from the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.errors import ConfigError
+from semu.graph.operator import Phase
+from semu.schedule.schedule import Schedule, StageKey
+from semu.schedule.stage_plan import StagePlan
+from semu.searcher.problem.search_problem import SearchProblem, Solution
+from semu.simulation import JobCheckpoint
+from semu.simulation.schedules.pair_costs import PairCosts
+
+I64 = NDArray[np.int64]
+I32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class JobProblem:
+    """A job as the searcher sees it, and the way back.
+
+    Attributes:
+        problem: for the search. variant: int32[n, S], the variant of its chunk that every candidate is.
+        checkpoint: the job, prepared under ``plan``. plan: chunks, parts and variants. costs: of its pairs.
+        target_bytes: int64[num_ranks], memory that a rank has; the problem's limits may be lower.
+    """
+
+    problem: SearchProblem
+    variant: I32
+    checkpoint: JobCheckpoint
+    plan: StagePlan
+    costs: PairCosts
+    target_bytes: I64
+
+    def plan_of(self, solution: Solution, name: str = "search") -> StagePlan:
+        """A schedule as a plan that ``semu.simulate`` runs."""
+        costs, problem = self.costs, self.problem
+        picked = self.variant[np.arange(problem.num_pairs), solution.choice]
+        chunk, number = costs.chunk.tolist(), costs.number.tolist()
+        orders = [
+            [StageKey(chunk[s // 2], Phase.BACKWARD if s % 2 else Phase.FORWARD, number[s // 2]) for s in own.tolist()]
+            for own in solution.orders()
+        ]
+        choice = tuple(tuple(picked[costs.chunk == c].tolist()) for c in range(costs.shape.num_chunks))
+        return replace(
+            self.plan,
+            choice=choice,
+            orders=Schedule.build(name, orders),
+            problem=self.checkpoint.described(),
+        )
+
+    def limited(self, limit_bytes: I64) -> JobProblem:
+        """The same with other limits. ``limit_bytes``: int64[num_ranks]."""
+        return replace(self, problem=replace(self.problem, limit_bytes=limit_bytes))
+
+    def simulated(self, plan: StagePlan) -> JobCheckpoint:
+        """The job under a plan of ``plan_of``, ready to be reported; as ``semu.simulate`` would prepare it."""
+        found = self.checkpoint.decided(plan)
+        assert plan.orders is not None
+        training = replace(found.job.training, schedule_file=plan.orders.name)
+        return replace(found, layout=replace(found.layout, job=replace(found.job, training=training)))
+
+    def excess_of(self, solution: Solution) -> I64:
+        """By how much the full simulation of a schedule is above what every rank has: int64[num_ranks] [bytes]."""
+        found = self.checkpoint.decided(self.plan_of(solution)).estimate()
+        return np.array(found.peak_memory_bytes, dtype=np.int64) - self.target_bytes
+
+
+def build_problem(
+    checkpoint: JobCheckpoint, *, memory_limit_bytes: int | None = None, replica: int | None = None
+) -> JobProblem:
+    """The search problem of a prepared job.
+
+    Of several data-parallel replicas, which all run one order, every stage takes as long, and as much memory, as on the
+    replica where that is most: no replica is slower than what the search computes, and none needs more.
+
+    Args:
+        checkpoint: prepared under a plan with variants, or under one without: then there is one candidate.
+        memory_limit_bytes: of every rank; None: the device's memory. replica: only this one.
+    Raises:
+        ConfigError: a limit that is none.
+    """
+    costs = checkpoint.pair_costs(replica)
+    limit = costs.capacity_bytes if memory_limit_bytes is None else memory_limit_bytes
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= costs.capacity_bytes:
+        raise ConfigError(
+            "not a part of the device's memory",
+            where="memory_limit_bytes",
+            expected=f"1 to {costs.capacity_bytes} bytes",
+            got=limit,
+            nearest=costs.capacity_bytes,
+        )
+    columns, count = _columns(costs)
+    rows = np.arange(len(costs.rank))[:, None]
+    planned = checkpoint.layout.planned
+    passes = np.stack((costs.module, costs.slot, costs.number), 1)
+    group = np.unique(np.stack((costs.microbatch, costs.module), 1), axis=0, return_inverse=True)[1].reshape(-1)
+    problem = SearchProblem.of(
+        rank=costs.rank,
+        has_backward=costs.has_backward,
+        module=costs.module,
+        microbatch=costs.microbatch,
+        part=costs.part,
+        slot=costs.slot,
+        chunk=costs.chunk,
+        group=group,
+        segment=np.unique(passes, axis=0, return_inverse=True)[1].reshape(-1),
+        num_candidates=count,
+        forward_s=costs.forward_s[rows, columns],
+        backward_s=costs.backward_s[rows, columns],
+        held_bytes=costs.held_bytes[rows, columns],
+        forward_peak_bytes=costs.forward_peak_bytes[rows, columns],
+        backward_peak_bytes=costs.backward_peak_bytes[rows, columns],
+        pred_ptr=costs.pred_ptr,
+        pred=costs.pred,
+        transfer_s=costs.transfer_s,
+        static_bytes=costs.static_bytes,
+        limit_bytes=np.full(costs.shape.num_ranks, limit, dtype=np.int64),
+        module_names=costs.module_names,
+    )
+    plan = planned.plan if planned is not None else StagePlan()
+    return JobProblem(problem, columns, checkpoint, plan, costs, problem.limit_bytes)
+
+
+def _columns(costs: PairCosts) -> tuple[I32, NDArray[np.int16]]:
+    """Per pair, its candidates by rising memory and falling time: variants, the last one repeated, int32[n, S]; how
+    many there are: int16[n]."""
+    n, width = costs.forward_s.shape
+    time = costs.forward_s + costs.backward_s
+    order = np.lexsort((np.broadcast_to(np.arange(width), (n, width)), time, costs.held_bytes), axis=1)
+    sorted_time = np.take_along_axis(time, order, axis=1)
+    best = np.minimum.accumulate(sorted_time, axis=1)
+    kept = np.ones((n, width), dtype=np.bool_)
+    kept[:, 1:] = sorted_time[:, 1:] < best[:, :-1]
+    count = kept.sum(axis=1)
+    place = np.argsort(~kept, axis=1, kind="stable")
+    last = np.minimum(np.arange(width)[None, :], count[:, None] - 1)
+    columns = np.take_along_axis(order, np.take_along_axis(place, last, axis=1), axis=1)
+    most = int(count.max(initial=1))
+    return columns[:, :most].astype(np.int32), count.astype(np.int16)

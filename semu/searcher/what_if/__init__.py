@@ -1,0 +1,1 @@
+"""A job under changes, one at a time: which would help most."""

@@ -1,0 +1,237 @@
+"""``what_if``: which hardware number, which overlap, which strategy would help most; many cheap simulations.
+
+Every answer is a full evaluation of the changed job: its time is the one that ``semu.simulate`` finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from semu.errors import ConfigError, SemuError
+from semu.hardware.kinds import DType
+from semu.job import Recompute, TrainingJob
+from semu.job.kinds import Precision
+from semu.present.estimate import Estimate
+from semu.searcher.what_if.changes import Change, Factor
+from semu.simulation.estimate import evaluate
+from semu.units import GIB, format_time
+
+FACTOR = 2.0
+"""Hardware numbers are divided and multiplied by it where nobody says which changes to look at."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a change does.
+
+    Attributes:
+        change: to the job. before: what the job has there. estimate: of the changed job; None: it cannot run.
+        reason: why it cannot run.
+    """
+
+    change: Change
+    before: str
+    estimate: Estimate | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """Result of ``semu.what_if``.
+
+    Attributes:
+        title: of the job. base: the job as it is. answers: one per change, in the order asked.
+        is_interrupted: Ctrl-C came before all were simulated; these are the answers so far.
+    """
+
+    title: str
+    base: Estimate
+    answers: tuple[Answer, ...]
+    is_interrupted: bool = False
+
+    def gain_of(self, answer: Answer) -> float | None:
+        """How much shorter an iteration is, as a share of the job's own; negative: longer; None: cannot run."""
+        if answer.estimate is None:
+            return None
+        return 1 - answer.estimate.iteration_time_s / self.base.iteration_time_s
+
+    def ranked(self) -> list[tuple[str, list[Answer]]]:
+        """Answers by what they change, what moves the time most first; those that cannot run are left out."""
+        groups: dict[str, list[Answer]] = {}
+        for answer in self.answers:
+            if answer.estimate is not None:
+                groups.setdefault(answer.change.key, []).append(answer)
+        widest = {key: max(abs(self.gain_of(one) or 0.0) for one in own) for key, own in groups.items()}
+        return sorted(groups.items(), key=lambda item: (-widest[item[0]], item[0]))
+
+    def to_json(self) -> dict[str, object]:
+        """Everything: the job's own figures, and those of every answer."""
+        return {
+            "job": self.title,
+            "base": _figures(self.base),
+            "is_interrupted": self.is_interrupted,
+            "answers": [
+                {
+                    "change": [{"key": key, "value": _plain(value)} for key, value in one.change.assignments],
+                    "before": one.before,
+                    "gain": self.gain_of(one),
+                    **(_figures(one.estimate) if one.estimate is not None else {"refused": one.reason}),
+                }
+                for one in self.answers
+            ],
+        }
+
+    def __repr__(self) -> str:
+        rows = [("what", "now", "instead", "iteration", "faster by", "peak memory")]
+        peak = max(self.base.peak_memory_bytes) / GIB
+        rows.append(("(as it is)", "", "", format_time(self.base.iteration_time_s), "", _peak(self.base, peak)))
+        for key, own in self.ranked():
+            for answer in own:
+                assert answer.estimate is not None
+                time = format_time(answer.estimate.iteration_time_s)
+                gain = f"{100 * (self.gain_of(answer) or 0.0):+.2f} %"
+                own_peak = max(answer.estimate.peak_memory_bytes) / GIB
+                rows.append((key, answer.before, answer.change.label, time, gain, _peak(answer.estimate, own_peak)))
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = [self.title]
+        lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        for one in self.answers:
+            if one.estimate is None:
+                lines.append(f"cannot run: {one.change}: {one.reason}")
+        return "\n".join(lines)
+
+
+def what_if(
+    job: TrainingJob,
+    changes: Sequence[Change] | None = None,
+    *,
+    factor: float = FACTOR,
+    title: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> WhatIf:
+    """Simulate a job under changes, one at a time.
+
+    Args:
+        job: as it is. changes: what to look at; None: ``default_changes(job, factor)``.
+        factor: by which those divide and multiply hardware numbers, > 1. title: for people; None: model and cluster.
+        progress: called with a line for every simulation.
+    Returns:
+        An answer per change. A change with which the job cannot run is answered with the reason. After Ctrl-C the
+        answers that there are.
+    Raises:
+        ConfigError: a job that cannot run as it is; a change of something that there is not.
+    """
+    asked = default_changes(job, factor) if changes is None else tuple(changes)
+    say = progress if progress is not None else _silent
+    say("simulating the job as it is")
+    base = evaluate(job)
+    answers: list[Answer] = []
+    is_interrupted = False
+    try:
+        for number, change in enumerate(asked):
+            before = change.before(job)
+            say(f"simulating change {number + 1} of {len(asked)}: {change}")
+            try:
+                answers.append(Answer(change, before, evaluate(change.apply(job))))
+            except SemuError as error:
+                answers.append(Answer(change, before, None, str(error)))
+    except KeyboardInterrupt:
+        is_interrupted = True
+    label = title if title is not None else f"{job.model.name} on {job.cluster.label()}, {job.parallel.label()}"
+    return WhatIf(label, base, tuple(answers), is_interrupted)
+
+
+def default_changes(job: TrainingJob, factor: float = FACTOR) -> tuple[Change, ...]:
+    """What one would ask of a job: its hardware, what may overlap, and strategies other than its own.
+
+    Args:
+        factor: by which hardware numbers are divided and multiplied, > 1.
+    Raises:
+        ConfigError: another factor.
+    """
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 < factor < float("inf"):
+        raise ConfigError("not a factor", where="factor", expected="a number > 1", got=factor, nearest=FACTOR)
+    found = list(_hardware(job, float(factor)))
+    options: list[tuple[str, Sequence[object]]] = [
+        ("overlap.grad_reduce", (True, False)),
+        ("overlap.param_gather", (True, False)),
+        ("overlap.tensor_parallel", (True, False)),
+        ("overlap.pipeline", (True, False)),
+        ("training.recompute", [one.value for one in Recompute]),
+        ("training.attention", ("fused", "unfused")),
+        ("training.grad_dtype", ("fp32", "bf16")),
+        ("training.gradient_accumulation_fusion", (True, False)),
+        ("parallel.sequence_parallel", (True, False)),
+        ("parallel.zero", (0, 1, 2, 3)),
+        ("parallel.partition", ("parameters", "latency", "layers")),
+        ("training.micro_batch", (Factor(0.5), Factor(2.0))),
+        ("training.schedule", ("gpipe", "1f1b", "zb-h1", "greedy")),
+    ]
+    for key, values in options:
+        found += [Change(((key, value),)) for value in values if _is_other(job, key, value)]
+    precisions = (Precision.BF16, Precision.FP8)
+    have = job.cluster.profile.flop_per_s
+    for one in precisions:
+        if DType(one.value) in have and job.training.precision is not one:
+            found.append(Change((("training.precision", one.value),)))
+    if job.parallel.pp > 1 and job.parallel.vpp == 1 and job.training.schedule_file is None:
+        found.append(Change((("parallel.vpp", 2), ("training.schedule", "interleaved"))))
+    return tuple(found)
+
+
+def _hardware(job: TrainingJob, factor: float) -> Iterator[Change]:
+    """The numbers of the profile that the job can feel."""
+    dtype = job.training.precision.value
+    peak = dtype if DType(dtype) in job.cluster.profile.flop_per_s else DType.BF16.value
+    keys = [f"flop_per_s.{peak}", "mem_bytes_per_s", "nvlink_bytes_per_s", "nic_bytes_per_s"]
+    keys += ["pcie_bytes_per_s"] if job.training.offload else []
+    keys += ["host.launch_s"] if job.training.launch else []
+    for key in keys:
+        for value in (1 / factor, factor):
+            yield Change(((f"cluster.{key}", Factor(value)),))
+
+
+def _is_other(job: TrainingJob, key: str, value: object) -> bool:
+    """Whether a job does not have it already, and it could matter."""
+    table, _, name = key.partition(".")
+    parallel, training = job.parallel, job.training
+    if key in ("training.schedule", "overlap.pipeline", "parallel.partition") and parallel.pp == 1:
+        return False
+    if key in ("overlap.tensor_parallel", "parallel.sequence_parallel") and parallel.tp == 1:
+        return False
+    if key.startswith(("overlap.grad", "overlap.param", "parallel.zero")) and parallel.dp * parallel.cp == 1:
+        return False
+    if key == "training.schedule" and (parallel.vpp > 1 or training.schedule_file is not None):
+        return False
+    if isinstance(value, Factor):
+        return value.value > 1 or training.micro_batch > 1
+    if key == "overlap.pipeline":
+        return job.overlaps_sends is not value
+    if key == "overlap.tensor_parallel":
+        return job.overlaps_tensor_parallel is not value
+    owner: object = {"parallel": parallel, "training": training, "overlap": training.overlap}[table]
+    own = getattr(owner, name)
+    return str(getattr(own, "value", own)) != str(value)
+
+
+def _figures(estimate: Estimate) -> dict[str, object]:
+    return {
+        "iteration_time_s": estimate.iteration_time_s,
+        "mfu": estimate.mfu,
+        "bubble_ratio": estimate.bubble_ratio,
+        "peak_memory_bytes": list(estimate.peak_memory_bytes),
+        "fits": estimate.fits,
+    }
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Factor) else value
+
+
+def _peak(estimate: Estimate, peak_gib: float) -> str:
+    return f"{peak_gib:.2f} GiB" + ("" if estimate.fits else " (does not fit)")
+
+
+def _silent(_: str) -> None:
+    return None

@@ -1,0 +1,1 @@
+"""Parameter gathers, gradient reductions and the optimizer step: what data-parallel replicas do together."""

@@ -1,0 +1,83 @@
+"""Buckets of a rank's parameters, pool by pool: other ranks hold the same experts than the same of all else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from semu.compile.layout import Layout
+from semu.compile.parameter_pools import ParameterPool
+from semu.parallel.data import Bucket, gradient_buckets
+
+
+@dataclass(frozen=True)
+class RankBucket:
+    """Parameters whose gradients are reduced, or which are gathered, together.
+
+    Attributes:
+        elements: local elements. members: numbers of the parameters in it, ascending. pool: what they are of.
+    """
+
+    elements: int
+    members: tuple[int, ...]
+    pool: ParameterPool
+
+
+def rank_buckets(
+    layout: Layout,
+    rank: int,
+    parameters: Sequence[int],
+    elements: Sequence[int],
+    slots: Sequence[int],
+    *,
+    overlapped: bool,
+) -> list[RankBucket]:
+    """Buckets of a rank; those that no other rank shares are left out.
+
+    Args:
+        rank: pipeline rank.
+        parameters, elements, slots: identity, local elements and virtual stage of each, in order of readiness.
+        overlapped: as ``gradient_buckets``.
+    Source:
+        Megatron-LM's DistributedDataParallel: buffers of expert-parallel parameters of their own, one bucket size. Its
+        kinds of buckets share the links; here they take turns, as they are full.
+    """
+    found: list[RankBucket] = []
+    pools = layout.pools(rank)
+    for pool in pools:
+        own = {id(held.parameter) for held in pool.held} if len(pools) > 1 else None
+        chosen = [number for number, key in enumerate(parameters) if own is None or key in own]
+        if not chosen or pool.ranks == 1:
+            continue
+        buckets = _buckets(
+            layout,
+            tuple([elements[number] for number in chosen]),
+            tuple([slots[number] for number in chosen]),
+            pool.mesh.parallel.gradient_ranks,
+            overlapped=overlapped,
+        )
+        found += [
+            RankBucket(
+                bucket.elements,
+                bucket.members if own is None else tuple([chosen[member] for member in bucket.members]),
+                pool,
+            )
+            for bucket in buckets
+        ]
+    return sorted(found, key=lambda bucket: bucket.members[-1])
+
+
+def _buckets(
+    layout: Layout, elements: tuple[int, ...], slots: tuple[int, ...], ranks: int, *, overlapped: bool
+) -> list[Bucket]:
+    """``gradient_buckets``, remembered: the order in which gradients become ready seldom changes."""
+    found: list[Bucket] = layout.cut.facts.get(
+        ("buckets", elements, slots, ranks, overlapped),
+        lambda: gradient_buckets(elements, ranks, overlapped=overlapped, slots=slots),
+    )
+    return found
+
+
+def shares_parameters(layout: Layout) -> bool:
+    """Whether some parameters are on several ranks, so that gradients must be reduced."""
+    return any(pool.ranks > 1 for rank in range(layout.job.parallel.pp) for pool in layout.pools(rank))

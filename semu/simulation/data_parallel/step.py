@@ -1,0 +1,237 @@
+"""What follows the pipeline: gradient reduction, optimizer step, parameter gathers.
+
+The optimizer starts when every rank's gradients are reduced (``gradient_reductions``), because the gradient norm is
+global (Megatron-LM's clipping); with ``optimizer_post_validation`` when the rank's own are. With ZeRO-1 the gradients
+are reduce-scattered (in groups, ``zero_group``, and then all-reduced across them), each rank steps its shard, and the
+parameters are gathered: after the step, or (``overlap.param_gather``) during the next iteration's first forwards
+(``gather``). With ZeRO-2 and ZeRO-3 the gradients are reduced inside the stages (``exchanges``), and with ZeRO-3 the
+parameters are gathered there; where ZeRO-3 gathers once an iteration, its units are reduced behind the stages like
+buckets (``held_units``). Weights that live on the host are written back behind the step and what gathers them
+(``weights``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from semu.compile.host_weights import host_weights, trained_on_host
+from semu.compile.layout import Layout
+from semu.costs.evaluation import Evaluation
+from semu.costs.roofline import CostModel
+from semu.engine.timeline import OuterSlice
+from semu.hardware.device import OFFLOAD, RELOAD
+from semu.hardware.kinds import DType, OpKind
+from semu.job import Fp8Weights
+from semu.nn.rules.optimizer import adam_bytes
+from semu.nn.trace.offload import HOST_LINK
+from semu.simulation.data_parallel.clipping import gradient_checks, own_checks
+from semu.simulation.data_parallel.gather import ParameterGather
+from semu.simulation.data_parallel.interference import interferences
+from semu.simulation.data_parallel.reduce import Reduction, Reductions, by_rank, plan_reductions
+from semu.simulation.data_parallel.slices import Slices
+from semu.simulation.memory.ranks import rank_static
+from semu.simulation.pipeline import PipelineRun
+from semu.simulation.transfers import collective, moved, on_device
+
+
+@dataclass(frozen=True, eq=False)
+class RankStep:
+    """The optimizer step of a pipeline rank and what follows it.
+
+    Attributes:
+        reload, offload: copies of optimizer state and weights from the host and back, where they live there.
+        optimizer: the Adam step, or None where nothing trains.
+        gathers: parameter all-gathers after the step.
+        casts: fp8 copies of the weights, made after the step for the whole next iteration.
+    """
+
+    optimizer: OuterSlice | None = None
+    gathers: tuple[OuterSlice, ...] = ()
+    casts: tuple[OuterSlice, ...] = ()
+    reload: tuple[OuterSlice, ...] = ()
+    offload: tuple[OuterSlice, ...] = ()
+
+    @cached_property
+    def end_s(self) -> float:
+        """End of the last of them [s]; 0: nothing."""
+        step = (self.optimizer,) if self.optimizer else ()
+        slices = (*self.reload, *step, *self.offload, *self.casts, *self.gathers)
+        return max((s.end_s for s in slices), default=0.0)
+
+    def after(self, time_s: float) -> RankStep:
+        """The same, begun at a time and not at 0 [s]."""
+
+        def later(slices: tuple[OuterSlice, ...]) -> tuple[OuterSlice, ...]:
+            return tuple([_later(piece, time_s) for piece in slices]) if slices else ()
+
+        step = _later(self.optimizer, time_s) if self.optimizer else None
+        return RankStep(step, later(self.gathers), later(self.casts), later(self.reload), later(self.offload))
+
+
+def _later(piece: OuterSlice, time_s: float) -> OuterSlice:
+    rest = (piece.net_bytes, piece.group_ranks, piece.provenance, piece.port)
+    return OuterSlice(piece.name, piece.kind, piece.stream, piece.start_s + time_s, piece.end_s + time_s, *rest)
+
+
+@dataclass(frozen=True, eq=False)
+class RankTail:
+    """What one pipeline rank does after its last stage.
+
+    Attributes:
+        reductions: gradient collectives, in order. step: the optimizer step and what follows it.
+        checks: what the gradients go through before the step: unscaling, their norm, scaling (``gradient_checks``).
+        interference: what kernels lost to hidden collectives, before the checks.
+    """
+
+    reductions: Slices
+    step: RankStep
+    checks: tuple[OuterSlice, ...] = ()
+    interference: OuterSlice | None = None
+
+    @property
+    def gathers(self) -> tuple[OuterSlice, ...]:
+        """Parameter all-gathers after the step."""
+        return self.step.gathers
+
+    @property
+    def steps(self) -> tuple[OuterSlice, ...]:
+        """The optimizer step with what surrounds it."""
+        own = self.step
+        lost = (self.interference,) if self.interference else ()
+        step = (own.optimizer,) if own.optimizer else ()
+        return (*lost, *self.checks, *own.reload, *step, *own.offload, *own.casts)
+
+    @property
+    def end_s(self) -> float:
+        """End of the last of them [s]."""
+        before = (self.interference, *self.checks) if self.interference else self.checks
+        return max([self.step.end_s, *self.reductions.end_s, *(piece.end_s for piece in before)])
+
+
+def rank_tails(
+    layout: Layout,
+    evaluation: Evaluation,
+    run: PipelineRun,
+    gathers: Mapping[int, ParameterGather],
+    found: Reductions | Sequence[Reduction] | None = None,
+) -> list[RankTail]:
+    """Reductions, optimizer and gathers of every pipeline rank.
+
+    Args:
+        layout, evaluation, run: the job. gathers: those that came before the pipeline.
+        found: gradient collectives; None: as ``plan_reductions`` times them.
+    """
+    model = evaluation.cost_model
+    reductions = by_rank(layout, found if found is not None else plan_reductions(layout, evaluation, run))
+    losses = interferences(layout, evaluation, run, gathers, reductions)
+    if layout.job.training.optimizer_post_validation:
+        return _steps_apart(layout, model, run, reductions, losses)
+    barrier = max([float(run.makespan().max()), 0.0, *(slices.end_s[-1] for slices in reductions if slices.end_s)])
+    barrier = max([barrier, *(loss.end_s for loss in losses if loss is not None)])
+    checks, barrier = gradient_checks(layout, model, barrier)
+    planned = rank_steps(layout, model)
+    begun = {id(step): step.after(barrier) for step in planned}
+    return [
+        RankTail(slices, begun[id(step)], checks[rank], losses[rank])
+        for rank, (slices, step) in enumerate(zip(reductions, planned, strict=True))
+    ]
+
+
+def _steps_apart(
+    layout: Layout,
+    model: CostModel,
+    run: PipelineRun,
+    reductions: Sequence[Slices],
+    losses: Sequence[OuterSlice | None],
+) -> list[RankTail]:
+    """The tails of ranks that step as soon as their own gradients are reduced."""
+    tails = []
+    for rank, (slices, step, loss) in enumerate(zip(reductions, rank_steps(layout, model), losses, strict=True)):
+        begin = max([run.rank_ends[rank], *slices.end_s, *([loss.end_s] if loss is not None else [])])
+        checks = own_checks(layout, model, rank, begin)
+        begin = checks[-1].end_s if checks else begin
+        tails.append(RankTail(slices, step.after(begin) if step.optimizer is not None else step, checks, loss))
+    return tails
+
+
+def rank_steps(layout: Layout, model: CostModel) -> list[RankStep]:
+    """The optimizer step of every pipeline rank as if it began at time 0; remembered, equal ones are one."""
+
+    def find() -> list[RankStep]:
+        known: dict[tuple[object, ...], RankStep] = {}
+        steps = [_find_step(layout, model, rank) for rank in range(layout.job.parallel.pp)]
+        return [known.setdefault(tuple(vars(step).values()), step) for step in steps]
+
+    if model.rules:
+        return find()
+    found: list[RankStep] = layout.facts.get(("steps", model), find)
+    return found
+
+
+def _find_step(layout: Layout, model: CostModel, rank: int) -> RankStep:
+    job = layout.job
+    if not layout.cut.trainable[rank]:
+        return RankStep()
+    dtype = job.training.precision.tensor_dtype
+    narrower = sum(layout.narrower_bytes(pool) for pool in layout.pools(rank))
+    if job.shards_are_masters:  # nothing is written but the masters
+        narrower += layout.stepped_elements(rank) * dtype.size_bytes
+    traffic = -narrower + adam_bytes(
+        layout.stepped_elements(rank),
+        tensor_dtype=dtype,
+        grad_dtype=job.training.grad_dtype,
+        master_dtype=job.training.master_dtype,
+        state_dtype=job.training.optimizer_state_dtype,
+    )
+    reload, offload = _state_copies(layout, model, rank)
+    begin = reload[0].end_s if reload else 0.0
+    away = host_weights(layout, rank)
+    if away.read:
+        reload += (collective(model, "weights in", OpKind.P2P, HOST_LINK[RELOAD], away.read, begin),)
+        begin = reload[-1].end_s
+    step = replace(on_device(model, "adam", OpKind.OPTIMIZER, traffic, begin), name="Adam step")
+    offload = tuple(moved(piece, step.end_s) for piece in offload)
+    done = offload[0].end_s if offload else step.end_s
+    gathers: list[OuterSlice] = []
+    if job.parallel.zero in (1, 2):
+        for pool in layout.pools(rank):
+            size = layout.trained_bytes(pool)
+            if job.training.overlap.param_gather:  # all else hides behind the next first forwards
+                size = trained_on_host(layout, pool) * dtype.size_bytes
+            if size and pool.ranks > 1:
+                group = pool.shard_group(rank)
+                gathers.append(collective(model, "parameters", OpKind.ALL_GATHER, group, size, done))
+                done = gathers[-1].end_s
+    if away.written:
+        offload += (collective(model, "weights out", OpKind.P2P, HOST_LINK[OFFLOAD], away.written, done),)
+        done = offload[-1].end_s
+    casts = _weight_casts(layout, model, rank, done)
+    return RankStep(step, tuple(gathers), casts, reload, offload)
+
+
+def _state_copies(layout: Layout, model: CostModel, rank: int) -> tuple[tuple[OuterSlice, ...], tuple[OuterSlice, ...]]:
+    """The rank's optimizer state, from the host before the step and back behind it; it is not hidden behind the step.
+
+    Bucket by bucket, so that only one is on the device; the times of all buckets are added up.
+    """
+    state = rank_static(layout, rank).host
+    if not state:
+        return (), ()
+    group, back = HOST_LINK[RELOAD], HOST_LINK[OFFLOAD]
+    into = collective(model, "optimizer state in", OpKind.P2P, group, state, 0.0)
+    return (into,), (collective(model, "optimizer state out", OpKind.P2P, back, state, 0.0),)
+
+
+def _weight_casts(layout: Layout, model: CostModel, rank: int, begin_s: float) -> tuple[OuterSlice, ...]:
+    """The rank's fp8 weights, cast for the next iteration: read in the parameters' type, two fp8 copies written; of
+    primary fp8 weights, only transposed."""
+    elements = layout.kept_fp8_elements(rank)
+    if not elements:
+        return ()
+    copies = 2 * (elements * DType.FP8.size_bytes + layout.kept_fp8_scale_bytes(rank))
+    traffic = elements * layout.job.training.precision.tensor_dtype.size_bytes + copies
+    if layout.job.fp8_weights is Fp8Weights.PRIMARY:
+        traffic = copies  # one read, the other written
+    return (on_device(model, "fp8 weights", OpKind.CAST, traffic, begin_s),)

@@ -1,0 +1,1 @@
+"""What makes stages slower than their templates: launches, contention, noise; and how sure a time is."""

@@ -1,0 +1,119 @@
+"""CPU launch: a kernel cannot start before its host has issued it, which shows only where the GPU runs dry.
+
+Every GPU has a host (DESIGN §3.1) that issues the operators of its stages one after another, collectives and copies
+too, ``host.launch_s`` each; an operator that takes no time has no kernel. Stage by stage the host is one more unit on a
+stream of its own: it begins a stage when it has issued everything before, and its i-th launch ends
+(i + 1) ``launch_s`` later, which bounds the i-th operator and nothing else. How far the host is ahead of the device
+carries over from stage to stage by itself; the queue between them is not bounded (CUDA's holds about a thousand
+launches, after which the GPU has work for longer than the host could fall behind).
+
+The host begins at time 0, having seen the end of the iteration before (the loss is printed, the gradient norm read).
+Where transfers between pipeline ranks do not overlap, it also waits for the device at each of them (Megatron-LM
+synchronises after ``batch_isend_irecv``): it issues nothing of the next stage before that stage can begin. Collectives
+outside stages, transfers, optimizer and clipping are issued at no cost, and what kernels lose to collectives that they
+hide inside stages (``interference``) is counted as without launches. CUDA graphs and compiled modules launch less
+than this: nothing here stands for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.engine.unit_graph import Edges, UnitGraph
+from semu.simulation.bindings import Binding, Inside, StageInsides
+from semu.units import quantize_time
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The hosts of all ranks as units behind all others.
+
+    Attributes:
+        latency: float64[num_replicas, num_stages] [s], issuing each stage, rank after rank. rank: int32[num_stages].
+        edges: what a host's units come after. bindings: launches bound the operators of the stages.
+    """
+
+    latency: NDArray[np.float64]
+    rank: NDArray[np.int32]
+    edges: Edges
+    bindings: tuple[Binding, ...]
+
+    def joined(self, nodes: UnitGraph) -> UnitGraph:
+        """All other units, and these."""
+        count = self.latency.shape[1]
+        first = nodes.num_units
+
+        def name(unit: int) -> str:
+            return nodes.name(unit) if unit < first else f"launch {unit - first}"
+
+        return replace(
+            nodes,
+            latency=np.concatenate((nodes.latency, self.latency), axis=1),
+            hold_ptr=np.concatenate((nodes.hold_ptr, nodes.hold_ptr[-1] + 1 + np.arange(count, dtype=np.int32))),
+            hold=np.concatenate((nodes.hold, nodes.num_streams + self.rank)).astype(np.int32),
+            num_streams=nodes.num_streams + int(self.rank.max(initial=-1)) + 1,
+            edge_ptr=np.concatenate((nodes.edge_ptr, np.full(count, nodes.edge_ptr[-1], dtype=np.int32))),
+            name=name,
+        )
+
+
+def launching_hosts(
+    insides: StageInsides, nodes: UnitGraph, orders: Sequence[NDArray[np.int32]], between: NDArray[np.int32]
+) -> Hosts:
+    """The hosts of a job under a schedule.
+
+    Args:
+        insides: the stages of the job. nodes: all other units. orders: units of the stages of each rank, in order.
+        between: int32[k, 2], the schedule's edges.
+    """
+    layout = insides.layout
+    launch_s = quantize_time(layout.job.profile.host.launch_s.value)
+    stages = np.concatenate(orders)
+    host = np.full(nodes.num_units, -1, dtype=np.int64)
+    host[stages] = nodes.num_units + np.arange(len(stages))
+    latency = np.zeros((len(nodes.latency), len(stages)))
+    bindings: list[Binding] = []
+    bounds: dict[int, tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]] = {}
+    for number, unit in enumerate(stages.tolist()):
+        inside = insides.of(unit)
+        if id(inside) not in bounds:
+            bounds[id(inside)] = _issued(inside, launch_s)
+        bound, lag, latency[:, number] = bounds[id(inside)]
+        if len(bound):
+            bindings.append(Binding(unit, np.full(len(bound), host[unit]), bound, lag))
+    chain = [np.stack((host[order[:-1]], host[order[1:]]), axis=1) for order in orders]
+    pairs = np.concatenate([*chain, _synchronising(insides, nodes, host, between)]).astype(np.int32)
+    rank = np.repeat(np.arange(len(orders), dtype=np.int32), [len(order) for order in orders])
+    return Hosts(latency, rank, Edges.between(pairs, len(latency)), tuple(bindings))
+
+
+def _issued(inside: Inside, launch_s: float) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Operators that a host which begins with their stage would issue late, when it has issued each after its begin,
+    and everything: int64[k], float64[num_replicas, k], float64[num_replicas] [s].
+
+    The others are never late: a host begins a stage no later than the device.
+    """
+    issued: NDArray[np.float64] = launch_s * np.cumsum(inside.latency > 0, axis=1).astype(np.float64)
+    bound = np.flatnonzero((issued > inside.start).any(axis=0)).astype(np.int64)
+    return bound, issued[:, bound], issued.max(axis=1, initial=0.0)
+
+
+def _synchronising(
+    insides: StageInsides, nodes: UnitGraph, host: NDArray[np.int64], between: NDArray[np.int32]
+) -> NDArray[np.int64]:
+    """Edges to a host from everything that a stage behind a transfer waits for: int64[k, 2]."""
+    units = insides.units
+    if insides.layout.job.overlaps_sends:
+        return np.zeros((0, 2), dtype=np.int64)
+    given = np.stack((nodes.edges.source, nodes.edges.target), axis=1)
+    edges = np.concatenate((given, between)).astype(np.int64)
+    edges = edges[host[edges[:, 1]] >= 0]
+    is_transfer = (edges[:, 0] < units.num_units) & (edges[:, 0] % units.size >= units.num_stages)
+    waits = np.zeros(nodes.num_units, dtype=np.bool_)
+    waits[edges[is_transfer, 1]] = True
+    mine = edges[waits[edges[:, 1]]]
+    return np.stack((mine[:, 0], host[mine[:, 1]]), axis=1)

@@ -1,0 +1,151 @@
+"""Jitter and stragglers: whole iterations with random stage latencies, for the p50 and p95 of the iteration time.
+
+Off by default. Every stage of every data-parallel replica draws its own factor. A GPU may also be slow for a whole
+iteration, and the stages of its pipeline rank with it, because its tensor- and context-parallel peers wait. Sampled
+replicas are further variants of the same units, so the schedule's edges are resumed over many samples in one call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.compile.layout import Layout
+from semu.costs.evaluation import Evaluation
+from semu.engine.unit_graph import Edges, Slots, UnitGraph
+from semu.errors import ConfigError
+from semu.schedule.units import PipelineUnits
+from semu.simulation.data_parallel.gather import ParameterGather
+from semu.simulation.data_parallel.step import rank_tails
+from semu.simulation.pipeline import PipelineRun, Replicas
+from semu.simulation.results.headline import iteration_time
+from semu.units import TIME_GRID_PER_S
+
+_TOGETHER = 1 << 23
+"""So many unit latencies are drawn and timed at once; results do not depend on it."""
+
+
+def check_samples(samples: int, seed: int) -> None:
+    """Refuse what is no number of samples, or no seed."""
+    for name, value in (("samples", samples), ("seed", seed)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError("not a count", where=name, expected="an integer >= 0", got=value, nearest=0)
+
+
+def stage_factors(rng: np.random.Generator, shape: tuple[int, ...], jitter: float) -> NDArray[np.float64]:
+    """Log-normal factors of mean 1 and relative standard deviation ``jitter``; exactly 1 without jitter.
+
+    sigma^2 = ln(1 + jitter^2), mu = -sigma^2 / 2 (moments of the log-normal distribution).
+    """
+    variance = math.log1p(jitter * jitter)
+    factors: NDArray[np.float64] = np.exp(math.sqrt(variance) * rng.standard_normal(shape) - variance / 2)
+    return factors
+
+
+def straggler_factors(
+    rng: np.random.Generator, shape: tuple[int, ...], gpus: int, share: float, slowdown: float
+) -> NDArray[np.float64]:
+    """``slowdown`` where at least one of the GPUs of a pipeline rank is a straggler, else 1.
+
+    Args:
+        shape: of the result, one number per pipeline rank. gpus: of a pipeline rank; each is a straggler with
+            probability ``share``, so that the rank is slow with 1 - (1 - share)^gpus.
+    """
+    is_slow = rng.random(shape) < 1.0 - (1.0 - share) ** gpus
+    return np.where(is_slow, slowdown, 1.0)
+
+
+def sample_iterations(
+    layout: Layout,
+    evaluation: Evaluation,
+    units: PipelineUnits,
+    replicas: Replicas,
+    nodes: UnitGraph,
+    run: PipelineRun,
+    gathers: Mapping[int, ParameterGather],
+    samples: int,
+    seed: int,
+) -> NDArray[np.float64]:
+    """Iteration times of drawn iterations.
+
+    Args:
+        layout, evaluation, units, replicas, nodes: the job. run: its iteration without jitter.
+        gathers: overlapped parameter gathers by rank. samples: how many. seed: of the draws.
+    Returns:
+        float64[samples] [s], on the time grid. What a stage waits for its parameters and for launches stays as it is
+        without jitter; inside a stage, operators keep their distance from its end.
+    """
+    job = layout.job
+    dp = len(replicas.of)
+    node_unit = run.problem.unit_of_nodes
+    is_stage = np.arange(units.num_units) % units.size < units.num_stages
+    plain = nodes.latency[replicas.of]
+    waits = np.zeros_like(plain)
+    waits[:, node_unit] = (run.latency - run.plain)[replicas.of]
+    order = run.problem.unit_edges(overlapped_sends=job.overlaps_sends)
+    rng, slow = np.random.default_rng(seed), np.random.default_rng((seed, 1))
+    training, gpus = job.training, job.parallel.tp * job.parallel.cp
+    stage_rank = units.stream[is_stage]
+    result = np.empty(samples)
+    step = max(1, _TOGETHER // plain.size)
+    for first in range(0, samples, step):
+        count = min(step, samples - first)
+        latency = np.tile(plain, (count, 1, 1))
+        stages = np.flatnonzero(is_stage)
+        factors = stage_factors(rng, (count, dp, len(stages)), training.jitter)
+        if training.straggler_share:
+            share, slowdown = training.straggler_share, training.straggler_slowdown
+            ranks = straggler_factors(slow, (count, dp, job.parallel.pp), gpus, share, slowdown)
+            factors *= ranks[:, :, stage_rank]
+        latency[:, :, stages] = np.rint(plain[:, stages] * factors * TIME_GRID_PER_S) / TIME_GRID_PER_S
+        latency += waits
+        times = _variants(nodes, latency.reshape(count * dp, -1)).resume(Edges.between(order, count * dp))
+        end = times.end[:, node_unit].reshape(count, dp, -1)
+        start = times.start[:, node_unit].reshape(count, dp, -1)
+        for number in range(count):
+            result[first + number] = _iteration(layout, evaluation, replicas, run, gathers, start[number], end[number])
+    return result
+
+
+def _variants(nodes: UnitGraph, latency: NDArray[np.float64]) -> UnitGraph:
+    """The units with other latencies, float64[num_variants, num_units] [s], and nobody waiting inside a stage."""
+    count = len(latency)
+    return replace(
+        nodes,
+        latency=np.ascontiguousarray(latency),
+        edges=replace(nodes.edges, lag=np.zeros((count, 0))),
+        slots=Slots.none(nodes.num_units, count),
+    )
+
+
+def _iteration(
+    layout: Layout,
+    evaluation: Evaluation,
+    replicas: Replicas,
+    run: PipelineRun,
+    gathers: Mapping[int, ParameterGather],
+    start: NDArray[np.float64],
+    end: NDArray[np.float64],
+) -> float:
+    """Iteration time [s] of one sample; ``start``, ``end``: float64[dp, num_nodes] [s]."""
+    usual = run.latency[replicas.of]
+    held = run.release.items()
+    sample = replace(
+        run,
+        shape=run.shape[replicas.of],
+        count=np.ones(len(replicas.of), dtype=np.int64),
+        first=np.arange(len(replicas.of)),
+        plain=run.plain[replicas.of],
+        latency=end - start,
+        start=end - usual,
+        end=end,
+        release={
+            (number, node): late for number, own in enumerate(replicas.of) for (of, node), late in held if of == own
+        },
+        launched=None if run.launched is None else run.launched[replicas.of],
+    )
+    return iteration_time(layout.job, sample, rank_tails(layout, evaluation, sample, gathers))

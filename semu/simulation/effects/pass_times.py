@@ -1,0 +1,108 @@
+"""``with_pass_times``: a job whose passes take what somebody measured, on every rank alike.
+
+What a schedule makes of given times is a question of its own, apart from how well the times are predicted: a profile
+says what a forward, an input gradient and a weight gradient of a microbatch take on a rank (the mean over the ranks,
+where it gives one number), and the pipeline, its transfers and the optimizer are simulated as ever.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from semu.compile.layout import Layout
+from semu.compile.stage import StageCosts
+from semu.costs.evaluation import Evaluation
+from semu.costs.phases import check_split, split_costs
+from semu.costs.shape_costs import ShapeCosts
+from semu.errors import ConfigError
+from semu.schedule.units import BACKWARD, FORWARD, INPUT, NOTHING, WEIGHT
+from semu.simulation.checkpoint import JobCheckpoint
+from semu.simulation.pipeline import consolidated_units
+from semu.units import TIME_GRID_PER_S
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """What the passes of a microbatch take on a pipeline rank [s].
+
+    Attributes:
+        forward_s, input_s, weight_s: T_F, T_B and T_W of 2401.10241 §2.3.
+    """
+
+    forward_s: float
+    input_s: float
+    weight_s: float
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ConfigError("not a time", where=item.name, expected="a number > 0 [s]", got=value)
+
+    @property
+    def by_code(self) -> dict[int, float]:
+        """By the code of a stage (``semu.schedule.units``)."""
+        whole = self.input_s + self.weight_s
+        return {FORWARD: self.forward_s, BACKWARD: whole, INPUT: self.input_s, WEIGHT: self.weight_s, NOTHING: 0.0}
+
+
+def with_pass_times(checkpoint: JobCheckpoint, times: PassTimes) -> JobCheckpoint:
+    """The same job with given times of its passes; the chunks of a rank that a microbatch runs through share them out
+    equally.
+
+    Memory stays what it is. Operators inside stages keep their own times, so jobs in which something outside a stage
+    waits for one of them are refused.
+
+    Args:
+        checkpoint: prepared. times: of every rank.
+    Raises:
+        ConfigError: data or context parallelism, launches, a frozen chunk, or a backward that cannot be split.
+    """
+    layout = checkpoint.layout
+    _check(layout)
+    evaluation = _timed(layout, checkpoint.evaluation, times)
+    nodes = consolidated_units(layout, evaluation, checkpoint.units, checkpoint.replicas, checkpoint.gathers)
+    return replace(checkpoint, evaluation=evaluation, nodes=nodes)
+
+
+def _check(layout: Layout) -> None:
+    parallel, training = layout.job.parallel, layout.job.training
+    for where, fits, got in (
+        ("parallel.dp", parallel.gradient_ranks == 1, parallel.gradient_ranks),
+        ("training.launch", not training.launch, "true"),
+        ("training", all(chunk.backward is not None for chunk in layout.chunks), "a chunk without backward"),
+    ):
+        if not fits:
+            raise ConfigError(
+                "given times of passes go with nothing that waits for operators inside them",
+                where=where,
+                expected="one replica without launches, every chunk with a backward",
+                got=got,
+            )
+    check_split(layout)
+
+
+def _timed(layout: Layout, evaluation: Evaluation, times: PassTimes) -> Evaluation:
+    given = times.by_code
+
+    def timed(costs: StageCosts, chunk: int, code: int) -> StageCosts:
+        own = layout.chunks[chunk].chunk
+        share = given[code] / sum(other.chunk.flow == own.flow for other in layout.chunks_of(own.rank))
+        lasts = round(share * TIME_GRID_PER_S) / TIME_GRID_PER_S
+        return replace(costs, latency=np.full_like(costs.latency, lasts), exposed=np.zeros_like(costs.exposed))
+
+    by_shape = ShapeCosts(evaluation.by_shape.model, evaluation.by_shape.symbols)
+    parts = {key: timed(costs, *key) for key, costs in split_costs(layout, evaluation).items()}
+    by_shape.found("split costs", lambda: parts)
+    chunks = [
+        replace(
+            costs,
+            forward=timed(costs.forward, number, FORWARD),
+            backward=None if costs.backward is None else timed(costs.backward, number, BACKWARD),
+        )
+        for number, costs in enumerate(evaluation.chunks)
+    ]
+    return Evaluation(evaluation.shapes, by_shape, tuple(chunks))

@@ -1,0 +1,188 @@
+"""``time_uncertainty``: which coefficients an iteration time rests on, and how far their errors move it.
+
+To first order the iteration grows by what a kind takes on the critical path (``critical_path``). Inside a stage that is
+the time of its kernels and the exposed time of its collectives, which is shared out among the kinds of a stream by
+their times; a chunk's stages are taken to be made up alike, as their mean over the replica's microbatches is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.compile.layout import Layout
+from semu.compile.stage import StageCosts, StageProgram
+from semu.costs.evaluation import Evaluation
+from semu.costs.roofline import CostModel
+from semu.costs.shape_factors import ATTENTION_KEY
+from semu.engine.timeline import IterationTimeline, OuterSlice
+from semu.graph.operator import Operator, Phase
+from semu.hardware.capabilities import DeviceProfile
+from semu.hardware.kinds import DType, OpKind, Port, Provenance
+from semu.hardware.number import Number, worst_provenance
+from semu.hardware.software import Software
+from semu.job import TrainingJob
+from semu.present.uncertainty import FACTOR_SPREADS, UncertainKind, Uncertainty, spread_of
+from semu.simulation.replica_costs import ReplicaCosts
+from semu.simulation.results.critical_paths import critical_path
+
+
+def time_uncertainty(
+    layout: Layout,
+    evaluation: Evaluation,
+    costs: ReplicaCosts,
+    timeline: IterationTimeline,
+    *,
+    iteration_time_s: float,
+    overhead_s: float,
+    launch_share: float,
+) -> Uncertainty:
+    """How far the errors of the coefficients move an iteration time.
+
+    Args:
+        layout, evaluation: the job. costs, timeline: of its slowest replica.
+        iteration_time_s: [s]; overhead_s: what of it lies outside the model and is taken as exact [s].
+        launch_share: share of the stages' time that they wait for the host.
+    Returns:
+        The contributions of all kinds; their times are those on the critical path, with what the path does not explain
+        (another replica's work) laid on all of them alike.
+    """
+    spreads = _Spreads(layout.job, evaluation.cost_model)
+    path = critical_path(timeline)
+    seconds: dict[str, float] = {}
+    weighted: dict[str, float] = {}
+
+    def add(kind: str, time: float, spread: float) -> None:
+        seconds[kind] = seconds.get(kind, 0.0) + time
+        weighted[kind] = weighted.get(kind, 0.0) + time * spread
+
+    stages = _StageMixes(layout, evaluation, costs, spreads)
+    for (chunk, phase), time in path.stages.items():
+        for kind, share, spread in stages.of(chunk, phase):
+            add(kind, time * share * (1.0 - launch_share), spread)
+    explained = sum(seconds.values())
+    launch = launch_share * sum(path.stages.values())
+    if launch > 0:
+        number = layout.job.profile.host.launch_s
+        add("host.launch_s", launch, spread_of(number.provenance, number.relative_error))
+        explained += launch
+    for kind, time in list(seconds.items()):
+        factor = spreads.factor(kind)
+        if factor is not None:
+            add(factor[0], time, factor[1])
+    for piece, time in path.outer:
+        for kind, part, spread in spreads.of_outer(piece, time):
+            add(kind, part, spread)
+        explained += time
+    scale = (iteration_time_s - overhead_s) / explained if explained > 0 else 0.0
+    kinds = [UncertainKind(kind, time * scale, weighted[kind] / time) for kind, time in seconds.items() if time > 0]
+    return Uncertainty.of(iteration_time_s, kinds)
+
+
+class _Spreads:
+    """Relative standard deviations of the times of a job's operators, before software changes the device."""
+
+    def __init__(self, job: TrainingJob, model: CostModel) -> None:
+        self._model = model
+        self._plain: DeviceProfile = job.cluster.profile.scaled(job.training.fp8_recipe)
+        software = job.training.software
+        self._factors = None if software is Software.KERNELS else job.cluster.profile.software.get(software)
+        self._transfer_s = job.profile.transfer_s
+        self._known: dict[object, tuple[str, float]] = {}
+
+    def of_row(self, row: int) -> tuple[str, float]:
+        """Kind and spread of an operator of the library."""
+        operator = self._model.library.operators[row]
+        if operator.kind.is_communication:
+            group = self._model.link_of(row)
+            assert group is not None
+            return self._link(group.port, operator.kind)
+        head_dim = operator.key[5] if _is_attention(operator) else None
+        has_flop = operator.flop != 0
+        key = operator.kind, operator.dtype, head_dim if isinstance(head_dim, int) else None, has_flop
+        if key not in self._known:
+            self._known[key] = self._compute(*key)
+        return self._known[key]
+
+    def _compute(self, kind: OpKind, dtype: DType | None, head_dim: int | None, has_flop: bool) -> tuple[str, float]:
+        section = self._plain.efficiency(kind, dtype=dtype, head_dim=head_dim)
+        provenance, error = section.provenance, section.relative_error
+        if has_flop and dtype in (DType.FP32, DType.TF32) and (kind, dtype) not in self._plain.variants:
+            provenance, error = worst_provenance(provenance, Provenance.TRANSFERRED), None
+        return kind.value, spread_of(provenance, error)
+
+    def _link(self, port: Port, kind: OpKind) -> tuple[str, float]:
+        section = self._plain.links[port].of(kind)
+        return f"{port.value}.{kind.value}", spread_of(section.provenance, section.relative_error)
+
+    def factor(self, kind: str) -> tuple[str, float] | None:
+        """The software factor of a compute kind with its spread; None: there is none."""
+        if self._factors is None or "." in kind or kind in (OpKind.OPTIMIZER.value, OpKind.CUSTOM.value):
+            return None
+        number = self._factors.of_kind(OpKind(kind))
+        name = next(name for name in ("matmul", "attention", "memory_bound") if getattr(self._factors, name) is number)
+        return f"software.{name}", _factor_spread(number)
+
+    def of_outer(self, piece: OuterSlice, time_s: float) -> list[tuple[str, float, float]]:
+        """Kinds, times [s] and spreads of an operator outside stages, of which ``time_s`` is on the path."""
+        if piece.name == "interference" and self._factors is not None:
+            return [("software.interference", time_s, _factor_spread(self._factors.interference))]
+        if piece.port is None:
+            kind, spread = self._compute(piece.kind, None, None, False)
+            return [(kind, time_s, spread)]
+        kind, spread = self._link(piece.port, piece.kind)
+        if piece.kind is not OpKind.P2P or self._factors is None or not self._transfer_s:
+            return [(kind, time_s, spread)]
+        added = min(self._transfer_s, time_s)
+        return [
+            (kind, time_s - added, spread),
+            ("software.transfer_s", added, _factor_spread(self._factors.transfer_s)),
+        ]
+
+
+def _is_attention(operator: Operator) -> bool:
+    is_kind = operator.kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
+    return is_kind and len(operator.key) == len(ATTENTION_KEY)
+
+
+def _factor_spread(number: Number) -> float:
+    return spread_of(number.provenance, number.relative_error, FACTOR_SPREADS)
+
+
+class _StageMixes:
+    """What the stages of each chunk and phase are made up of."""
+
+    def __init__(self, layout: Layout, evaluation: Evaluation, costs: ReplicaCosts, spreads: _Spreads) -> None:
+        self._layout, self._evaluation, self._costs, self._spreads = layout, evaluation, costs, spreads
+        self._known: dict[int, list[tuple[str, float, float]]] = {}
+
+    def of(self, chunk: int, phase: Phase) -> list[tuple[str, float, float]]:
+        """Kinds with their shares of the stages' time, which add up to 1, and spreads."""
+        program = self._layout.chunks[chunk]  # of its variants, the first stands for all
+        stage = self._evaluation.chunks[chunk]
+        own, its = (program.forward, stage.forward) if phase is Phase.FORWARD else (program.backward, stage.backward)
+        assert own is not None and its is not None
+        known = self._known.get(id(own))
+        if known is None:
+            known = self._known[id(own)] = self._mix(own, its, chunk)
+        return known
+
+    def _mix(self, program: StageProgram, stage: StageCosts, chunk: int) -> list[tuple[str, float, float]]:
+        uses, shapes = self._costs.uses_of(chunk), self._costs.shapes
+        if not uses.any():
+            uses = self._costs.uses
+        time = self._costs.row_seconds(chunk)[program.rows]
+        exposed: NDArray[np.float64] = uses @ stage.exposed[shapes]
+        exposed[0] = float(uses @ stage.latency[shapes]) - exposed[1:].sum()
+        total = np.bincount(program.stream, weights=time, minlength=len(exposed))
+        visible = np.divide(exposed, total, out=np.zeros_like(total), where=total > 0)
+        shares = np.bincount(program.rows, weights=time * visible[program.stream])
+        everything = float(shares.sum()) or 1.0
+        kinds: dict[str, float] = {}
+        spread: dict[str, float] = {}
+        for row in np.flatnonzero(shares).tolist():
+            kind, own = self._spreads.of_row(row)
+            share = float(shares[row]) / everything
+            kinds[kind] = kinds.get(kind, 0.0) + share
+            spread[kind] = spread.get(kind, 0.0) + share * own
+        return [(kind, share, spread[kind] / share) for kind, share in kinds.items()]

@@ -1,0 +1,191 @@
+"""Memory of a pipeline rank outside stages: what the data loader gives, receive buffers, sent tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.compile.layout import Layout
+from semu.costs.evaluation import Evaluation
+from semu.costs.phases import CODE_OF_PHASE, program_of
+from semu.graph.operator import Phase
+from semu.simulation.memory.boundary_events import GroundEvents, unkept_bytes
+from semu.simulation.memory.module_boundary import seam_events
+from semu.simulation.pipeline import PipelineRun
+from semu.simulation.transfers import Edge, leaving_positions
+
+
+@dataclass(frozen=True)
+class PipelineGround:
+    """``GroundEvents`` of all pipeline ranks, one rank after another.
+
+    Attributes:
+        ptr: int64[num_ranks + 1], where each rank's begin. time, size: as there.
+    """
+
+    ptr: NDArray[np.int64]
+    time: NDArray[np.float64]
+    size: NDArray[np.int64]
+
+    def of_rank(self, rank: int) -> GroundEvents:
+        """Those of one rank."""
+        own = slice(self.ptr[rank], self.ptr[rank + 1])
+        return GroundEvents(self.time[:, own], self.size[:, own])
+
+    def joined(self, more: Sequence[GroundEvents | None]) -> PipelineGround:
+        """These and others; ``more``: of each rank, in any order, or nothing at all."""
+        if not more:
+            return self
+        from semu.engine.kernels.pipeline_memory import sort_events
+
+        counts = [0 if own is None else own.time.shape[1] for own in more]
+        ptr = self.ptr + np.cumsum([0, *counts])
+        time = np.empty((len(self.time), ptr[-1]))
+        size = np.empty(time.shape, dtype=np.int64)
+        for rank, own in enumerate(more):
+            known, first = self.of_rank(rank), ptr[rank]
+            middle = first + known.time.shape[1]
+            time[:, first:middle], size[:, first:middle] = known.time, known.size
+            if own is not None:
+                time[:, middle : ptr[rank + 1]], size[:, middle : ptr[rank + 1]] = own.time, own.size
+        sort_events(ptr, time, size)
+        return PipelineGround(ptr, time, size)
+
+
+def ground_events(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> PipelineGround:
+    """Changes outside the stages of all pipeline ranks, for all replicas."""
+    from semu.engine.kernels.pipeline_memory import sort_events
+
+    problem = run.problem
+    moments = np.concatenate((run.start, run.end), axis=1)
+    events: _Events | None = problem.known.get("ground")
+    if events is None:
+        events = problem.known["ground"] = _find_events(layout, run, moments[0])
+    sizes = evaluation.by_shape.found(("ground", problem), lambda: _find_sizes(layout, evaluation, run))
+    time = moments.take(events.moment, axis=1)
+    if run.num_replicas == evaluation.num_shapes == 1:
+        size = sizes.take(events.kind, axis=0).reshape(1, -1)
+    else:
+        size = sizes[events.kind, run.shape[:, events.microbatch]]
+    sort_events(events.ptr, time, size)
+    return PipelineGround(events.ptr, time, size).joined(seam_events(layout, evaluation, run))
+
+
+@dataclass(frozen=True)
+class _Events:
+    """When ranks' memory changes outside stages, whatever the times are; of each rank in an order of some run, from
+    which that of others differs little.
+
+    Attributes:
+        ptr: int64[num_ranks + 1], where each rank's events begin.
+        moment: int64[num_events], node at whose start something changes, or, more by the number of nodes, at whose end.
+        kind, microbatch: int64[num_events]; events of one kind bring or take the same thing, of a microbatch or of
+            another column of the table of shapes.
+    """
+
+    ptr: NDArray[np.int64]
+    moment: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    microbatch: NDArray[np.int64]
+
+
+def _find_events(layout: Layout, run: PipelineRun, moments: NDArray[np.float64]) -> _Events:
+    """``moments``: float64[2 x num_nodes] [s], of the run that gives the order."""
+    problem = run.problem
+    moment: list[NDArray[np.int64]] = []
+    microbatch: list[NDArray[np.integer]] = []
+    owner: list[int] = []
+    later: list[int] = []
+    at = _edges_at(run)
+    for rank in range(problem.shape.num_ranks):
+        for chunk in layout.chunks_of(rank):
+            nodes = problem.stage_nodes[chunk.chunk.index, 0]
+            moment.append(nodes)
+            microbatch.append(run.column[nodes])
+            owner.append(rank)
+            later.append(0)
+        for edge, is_received in at[rank]:
+            after = problem.num_stages + (0 if is_received else problem.num_nodes)
+            for _, mine in [(-1, None)] if is_received else _by_variant(layout, run, edge):
+                moment.append(edge.transfers if mine is None else edge.transfers[mine])
+                microbatch.append(edge.column if mine is None else edge.column[mine])
+                owner.append(rank)
+                later.append(after)
+    none = np.zeros(0, dtype=np.int64)
+    counts = [len(own) for own in moment]
+    of_rank = np.repeat(np.array(owner, dtype=np.int64), counts)
+    every = np.concatenate([none, *moment]) + np.repeat(np.array(later, dtype=np.int64), counts)
+    order = np.lexsort((moments[every], of_rank))
+    return _Events(
+        ptr=np.searchsorted(of_rank, np.arange(problem.shape.num_ranks + 1)),
+        moment=every[order],
+        kind=np.repeat(np.arange(len(counts)), counts)[order],
+        microbatch=np.concatenate([none, *microbatch])[order].astype(np.int64),
+    )
+
+
+def _find_sizes(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> NDArray[np.int64]:
+    """What each kind of event brings or takes: int64[num_kinds, num_shapes] [bytes]."""
+    sizes: list[NDArray[np.int64]] = []
+    at = _edges_at(run)
+    for rank in range(run.problem.shape.num_ranks):
+        sizes += [_loaded_bytes(layout, evaluation, chunk.chunk.index) for chunk in layout.chunks_of(rank)]
+        for edge, is_received in at[rank]:
+            if is_received:
+                sizes.append(edge.size)
+            else:
+                sizes += [
+                    -_released(layout, evaluation, kind, edge.source, edge.consumer, edge.phase)
+                    for kind, _ in _by_variant(layout, run, edge)
+                ]
+    return np.array(sizes, dtype=np.int64).reshape(len(sizes), evaluation.num_shapes)
+
+
+def _by_variant(layout: Layout, run: PipelineRun, edge: Edge) -> list[tuple[int, NDArray[np.int64] | None]]:
+    """The variants of a chunk that send something, each with its transfers among those of the edge; None: all."""
+    if layout.planned is None:
+        return [(edge.source, None)]
+    problem = run.problem
+    sender = run.kind[problem.pred[problem.pred_ptr[problem.num_stages + edge.transfers]]]
+    return [(kind, np.flatnonzero(sender == kind)) for kind in layout.planned.numbers[edge.source]]
+
+
+def _edges_at(run: PipelineRun) -> list[list[tuple[Edge, bool]]]:
+    """Of every rank, the edges that end there (True), and those that begin there."""
+    shape = run.problem.shape
+    found: list[list[tuple[Edge, bool]]] = [[] for _ in range(shape.num_ranks)]
+    for edge in run.sent.edges:
+        found[shape.chunk_rank[edge.consumer]].append((edge, True))
+        found[shape.chunk_rank[edge.source]].append((edge, False))
+    return found
+
+
+def _loaded_bytes(layout: Layout, evaluation: Evaluation, chunk: int) -> NDArray[np.int64]:
+    """Bytes of the tensors that the data loader gives to a forward stage: int64[num_shapes]."""
+    arrivals = layout.chunks[chunk].arrivals
+    sizes = evaluation.chunks[chunk].arriving
+    given = [k for k, source in enumerate(arrivals) if source < 0]
+    loaded: NDArray[np.int64] = sizes[given].sum(axis=0) if given else np.zeros(sizes.shape[1], dtype=np.int64)
+    return loaded
+
+
+def _released(
+    layout: Layout, evaluation: Evaluation, kind: int, chunk: int, consumer: int, phase: Phase
+) -> NDArray[np.int64]:
+    """Bytes that go when a stage's results have been sent to a consumer and are not kept: int64[num_shapes].
+
+    Args:
+        kind: which variant of the chunk.
+    """
+    stage, costs = program_of(layout, kind, CODE_OF_PHASE[phase]), evaluation.chunks[kind]
+    sizes, positions = costs.leaving, [*range(len(stage.leaving))]
+    if phase is not Phase.FORWARD:
+        sizes, positions = costs.gradient_leaving, leaving_positions(layout, chunk, consumer, phase)
+    gone: NDArray[np.int64]
+    _, _, gone = evaluation.by_shape.found(  # as most chunks are alike; what the identities stand for stays alive
+        ("unkept", id(stage), id(sizes), *positions), lambda: (stage, sizes, unkept_bytes(stage, sizes, positions))
+    )
+    return gone

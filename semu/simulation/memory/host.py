@@ -1,0 +1,101 @@
+"""What lives on the host: bytes per GPU, and what of it this version does not model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.compile.host_weights import check_weights
+from semu.compile.layout import Layout
+from semu.costs.evaluation import Evaluation
+from semu.errors import ConfigError
+from semu.hardware.device import OFFLOAD
+from semu.job import TrainingJob
+from semu.simulation.memory.ranks import rank_static
+from semu.simulation.pipeline import PipelineRun
+from semu.units import GIB
+
+_SIGNS = np.array([1, -1, -1, 0, 0])
+"""Whether a stage copies out (1) or has read what was copied (-1), by its code."""
+
+
+def check_offload(job: TrainingJob) -> None:
+    """Refuse what would be wrong.
+
+    Raises:
+        ConfigError: offload with collectives inside stages, patterns that name no layer.
+    """
+    plan = job.training.offload_plan
+    if plan.activations and job.parallel.zero >= 2:
+        raise ConfigError(
+            f"offload of activations with ZeRO-{job.parallel.zero} is not modelled by this version",
+            where="training.offload",
+            expected='"optimizer", or parallel.zero of 0 or 1',
+            got="activations",
+            nearest="optimizer",
+        )
+    if plan.weights:
+        check_weights(job)
+    if not plan.layers:
+        return
+    paths = [path for module in job.model.modules for path, _ in module.blocks()]
+    for pattern in plan.layers:
+        if not any(plan.matches(pattern, path) for path in paths):
+            raise ConfigError(
+                f"no block of the model is called {pattern!r}",
+                where="training.offload_layers",
+                expected="paths or patterns of " + ", ".join(paths),
+                got=pattern,
+            )
+
+
+def host_memory(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> tuple[int, ...] | None:
+    """Host memory of one GPU of every pipeline rank at its highest [bytes]; None where nothing is offloaded."""
+    plan = layout.job.training.offload_plan
+    if not (plan.activations or plan.weights or plan.optimizer or OFFLOAD.name in layout.streams):
+        return None
+    problem = run.problem
+    result = []
+    for rank in range(layout.job.parallel.pp):
+        static = rank_static(layout, rank)
+        size = static.host + static.host_weights
+        nodes = np.flatnonzero(problem.node_rank == rank)
+        change = np.zeros((run.num_replicas, len(nodes)), dtype=np.int64)
+        kind = run.kind[nodes]
+        for number in np.unique(kind).tolist():
+            mine = np.flatnonzero(kind == number)
+            sign = _SIGNS[problem.phase[nodes[mine]]]
+            copied = _copied(layout, evaluation, number)
+            change[:, mine] = sign * copied[run.shape[:, run.column[nodes[mine]]]]
+        result.append(size + int(np.cumsum(change, axis=1).max(initial=0)))
+    return tuple(result)
+
+
+def host_notes(layout: Layout, hosts: Sequence[int] | None) -> list[str]:
+    """What a reader should know about the host's memory."""
+    if hosts is None:
+        return []
+    job = layout.job
+    have = job.cluster.profile.host.memory_bytes.value
+    note = f"offload: up to {max(hosts) / GIB:.2f} GiB of host memory per GPU"
+    if job.training.offload_plan.weights:
+        weights = max(rank_static(layout, rank).host_weights for rank in range(job.parallel.pp))
+        note += f" (weights: {weights / GIB:.2f} GiB)"
+    notes = [f"{note}, more than the {have / GIB:.0f} GiB that there is" if max(hosts) > have else note]
+    if job.training.offload_plan.weights and not layout.cut.on_host:
+        notes.append("offload of weights changes nothing: no layer between data and loss is chosen")
+    return notes
+
+
+def _copied(layout: Layout, evaluation: Evaluation, number: int) -> NDArray[np.int64]:
+    """Bytes that a forward stage of a chunk copies out, for every shape: int64[num_shapes]."""
+    rows = layout.kinds[number].forward.rows
+    copies = np.array(
+        [layout.library.operators[row].stream.name == OFFLOAD.name for row in rows.tolist()], dtype=np.bool_
+    )
+    total: NDArray[np.int64] = evaluation.columns.net_bytes[rows[copies]].sum(axis=0)
+    if evaluation.shapes.idle >= 0:
+        total[evaluation.shapes.idle] = 0
+    return total

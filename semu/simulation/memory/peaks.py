@@ -1,0 +1,310 @@
+"""Dynamic memory of all pipeline ranks: how high it is at most, exactly, over all replicas.
+
+At the pipeline level a rank's memory changes when a transfer begins on its receiver (the buffer), when it ends on its
+sender (the sent tensor goes, unless it is saved) and at the end of each stage; inside a stage the stage's own curve is
+on top. The peak is found with the stages' summits; only where a transfer moves the ground under a stage, and the
+stage could hold the peak, is the stage expanded operator by operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.compile.layout import Layout
+from semu.compile.stage import ExpandedStage, StageCosts, StageProgram
+from semu.costs.evaluation import Evaluation
+from semu.costs.phases import CODES, costs_of, program_of
+from semu.schedule.units import FORWARD
+from semu.simulation.memory.boundary import PipelineGround, ground_events
+from semu.simulation.memory.unsharded import UnshardedMemory
+from semu.simulation.pipeline import PipelineRun
+
+_AHEAD = 16
+"""So many doubtful stages are looked up together."""
+
+
+@dataclass(frozen=True)
+class RankPeak:
+    """The highest allocation of a pipeline rank over all replicas.
+
+    Attributes:
+        size_bytes: how much; of a whole rank, static and dynamic together. replica: the distinct replica that reaches
+            it. node: the stage during which it is reached, -1: between stages.
+    """
+
+    size_bytes: int
+    replica: int
+    node: int
+
+
+@dataclass(frozen=True, eq=False)
+class Summits:
+    """Bounds of the highest dynamic allocation of every rank.
+
+    Attributes:
+        net: int64[num_replicas, num_stages] [bytes], change by each stage. low, high: the same, bounds of the highest
+            allocation during each stage. between: int64[num_replicas, num_ranks] [bytes], the highest between stages.
+        best: int64[num_ranks, 3], as ``pipeline_summits``.
+    """
+
+    net: NDArray[np.int64]
+    low: NDArray[np.int64]
+    high: NDArray[np.int64]
+    between: NDArray[np.int64]
+    best: NDArray[np.int64]
+
+
+class PipelineMemory:
+    """Dynamic memory of all pipeline ranks.
+
+    Args:
+        layout, evaluation, run: the simulated job. held: per rank what it holds unsharded outside stages; none: nothing
+            anywhere.
+    """
+
+    def __init__(
+        self, layout: Layout, evaluation: Evaluation, run: PipelineRun, held: Sequence[UnshardedMemory | None] = ()
+    ) -> None:
+        self.layout, self.evaluation, self.run, self.held = layout, evaluation, run, held
+        self._rows: dict[int, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
+        self._expanded: dict[tuple[int, int, int, bytes], ExpandedStage] = {}
+
+    @cached_property
+    def ground(self) -> PipelineGround:
+        """Changes outside stages, for all ranks and replicas, but for what is held unsharded."""
+        return ground_events(self.layout, self.evaluation, self.run)
+
+    @cached_property
+    def around(self) -> PipelineGround:
+        """All changes outside stages, for all ranks and replicas."""
+        if not any(self.held):
+            return self.ground
+        return self.ground.joined([own.events if own is not None else None for own in self.held])
+
+    def held_by(self, rank: int) -> UnshardedMemory | None:
+        """What a rank holds unsharded outside stages."""
+        return self.held[rank] if self.held else None
+
+    # -- single stages -------------------------------------------------------------------------------------------
+    def program(self, node: int) -> StageProgram:
+        """The stage program of a node."""
+        problem = self.run.problem
+        return program_of(self.layout, int(self.run.kind[node]), int(problem.phase[node]))
+
+    def expand(self, replica: int, node: int) -> ExpandedStage:
+        """Operators and memory events of a stage, relative to its beginning; cached by all that it depends on."""
+        problem = self.run.problem
+        shape = int(self.run.shape[replica, self.run.column[node]])
+        touched = self.run.inside.get((replica, node))
+        if touched is not None:
+            self.load([shape])
+            return self.program(node).expand_at(touched.start, touched.end, self._rows[shape][1])
+        release = self.run.release.get((replica, node))
+        if release is None and self.evaluation.by_shape.is_few:
+            return self.evaluation.by_shape.expanded(self.program(node), shape)
+        self.load([shape])
+        key = (
+            int(self.run.kind[node]),
+            int(problem.phase[node]),
+            shape,
+            release.tobytes() if release is not None else b"",
+        )
+        if key not in self._expanded:
+            self._expanded[key] = self.program(node).expand(*self._rows[shape], release)
+        return self._expanded[key]
+
+    def load(self, shapes: Iterable[int]) -> None:
+        """Look up the costs of shapes that will be expanded; many at once are cheaper than one by one."""
+        missing = sorted(set(shapes) - self._rows.keys())
+        if missing:
+            numbers = np.array(missing)
+            costs = zip(self.evaluation.latencies_of(numbers), self.evaluation.sizes_of(numbers), strict=True)
+            self._rows.update(zip(missing, costs, strict=True))
+
+    # -- peaks ---------------------------------------------------------------------------------------------------
+    @cached_property
+    def peaks(self) -> list[RankPeak]:
+        """The exact highest dynamic allocation of every rank over all replicas."""
+        found = self.summits
+        sizes, replicas, nodes = (column.tolist() for column in found.best.T)
+        rank_of = self.run.problem.node_rank
+        doubtful = np.argwhere((found.high > found.low) & (found.high > found.best[:, 0][rank_of]))
+        if len(doubtful):
+            replica_of, node_of = doubtful.T
+            bounds, ranks = found.high[replica_of, node_of], rank_of[node_of]
+            order = np.lexsort((node_of, replica_of, -bounds, ranks))
+            wanted = doubtful[order]
+            columns = ranks[order].tolist(), bounds[order].tolist(), replica_of[order].tolist(), node_of[order].tolist()
+            for number, (rank, bound, replica, node) in enumerate(zip(*columns, strict=True)):
+                if bound <= sizes[rank]:
+                    continue
+                if not self.evaluation.by_shape.is_few:
+                    self._look_ahead(wanted[number : number + _AHEAD])
+                exact = self.exact_summit(replica, node)
+                if exact > sizes[rank]:
+                    sizes[rank], replicas[rank], nodes[rank] = exact, replica, node
+        return [RankPeak(*each) for each in zip(sizes, replicas, nodes, strict=True)]
+
+    def fullest(self, resident: NDArray[np.int64]) -> int:
+        """The exact highest allocation of the fullest rank over all replicas [bytes].
+
+        Args:
+            resident: int64[num_ranks] [bytes], what every rank holds all the time.
+        """
+        found = self.summits
+        above = resident[self.run.problem.node_rank]
+        top = int((found.best[:, 0] + resident).max())
+        bounds = found.high + above
+        doubtful = np.argwhere((found.high > found.low) & (bounds > top))
+        order = np.argsort(-bounds[tuple(doubtful.T)], kind="stable")
+        wanted = doubtful[order]
+        if self.evaluation.by_shape.is_few and len(wanted):
+            moved = self.run.release.keys() | self.run.inside.keys()
+            is_plain = np.array([key not in moved for key in map(tuple, wanted.tolist())])
+            top = self._highest(wanted[is_plain], bounds, resident, top)
+            wanted = wanted[~is_plain]
+        for number, (replica, node) in enumerate(wanted.tolist()):
+            if bounds[replica, node] <= top:
+                break
+            if not self.evaluation.by_shape.is_few:
+                self._look_ahead(wanted[number : number + _AHEAD])
+            top = max(top, self.exact_summit(replica, node) + int(above[node]))
+        return top
+
+    def _highest(
+        self, stages: NDArray[np.int64], bounds: NDArray[np.int64], resident: NDArray[np.int64], top: int
+    ) -> int:
+        """The highest allocation of a rank during some stages on which nothing outside bears, or what was known.
+
+        Args:
+            stages: int64[n, 2] (replica, node), the highest bound first. bounds: int64[num_replicas, num_stages]
+                [bytes]. resident: as ``fullest``. top: the highest that is known [bytes].
+        """
+        from semu.engine.kernels.pipeline_memory import highest_summit
+
+        run, problem, shapes = self.run, self.run.problem, self.evaluation.num_shapes
+        replica, node = stages.T
+        code = (len(CODES) * run.kind[node] + problem.phase[node]) * shapes + run.shape[replica, run.column[node]]
+        _, first, kind = np.unique(code, return_index=True, return_inverse=True)
+        changes = [self.expand(*stages[number].tolist()).changes for number in first.tolist()]
+        return int(
+            highest_summit(
+                top,
+                np.column_stack((stages, problem.node_rank[node], kind)),
+                bounds[replica, node],
+                resident,
+                problem.stream_ptr,
+                run.start,
+                run.end,
+                self.summits.net,
+                self.around.ptr,
+                self.around.time,
+                self.around.size,
+                np.cumsum([0, *[len(own) for own, _ in changes]]),
+                np.concatenate([np.zeros(0), *[own for own, _ in changes]]),
+                np.concatenate([np.zeros(0, dtype=np.int64), *[own for _, own in changes]]),
+            )
+        )
+
+    def _look_ahead(self, stages: NDArray[np.int64]) -> None:
+        """Look up the first of some stages (replica, node), and if it is new the others with it."""
+        shapes = self.run.shape[stages[:, 0], self.run.column[stages[:, 1]]].tolist()
+        if shapes[0] not in self._rows:
+            self.load(shapes)
+
+    @cached_property
+    def summits(self) -> Summits:
+        """Bounds of the highest dynamic allocation during each stage, and the highest one between stages."""
+        from semu.engine.kernels.pipeline_memory import pipeline_summits
+
+        run, problem, ground = self.run, self.run.problem, self.around
+        n, num_ranks = problem.num_stages, problem.shape.num_ranks
+        net, peak = self._stage_memory()
+        waiting = [
+            (replica, node)
+            for replica, node in run.release
+            if not self.program(node).is_serial  # one after another: late or not, the same memory
+        ]
+        waiting += list(run.inside)
+        self.load(int(run.shape[replica, run.column[node]]) for replica, node in waiting)
+        for replica, node in waiting:
+            level = np.cumsum(self.expand(replica, node).event_bytes.sum(axis=0))
+            net[replica, node], peak[replica, node] = level[-1], max(int(level.max()), 0)
+        low, high = np.empty_like(net), np.empty_like(net)
+        between = np.empty((len(net), num_ranks), dtype=np.int64)
+        best = np.empty((num_ranks, 3), dtype=np.int64)
+        stage_ptr = problem.stream_ptr[: num_ranks + 1]
+        pipeline_summits(
+            stage_ptr, run.start, run.end, net, peak, ground.ptr, ground.time, ground.size, low, high, between, best
+        )
+        assert n == stage_ptr[-1]
+        return Summits(net, low, high, between, best)
+
+    def _stage_memory(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Change by every stage, and its summit above its beginning, if nobody waits inside: int64[num_replicas,
+        num_stages] [bytes]."""
+        problem, shape = self.run.problem, self.run.shape
+        if problem.splits_backward:
+            nets, peaks = self.evaluation.by_shape.found("split stage memory", self._parts_memory)
+            kind = len(CODES) * self.run.kind + problem.phase
+        else:
+            nets, peaks = self.evaluation.by_shape.found("stage memory", self._kinds_memory)
+            kind = 2 * self.run.kind + problem.phase
+        if nets.shape[1] == len(shape) == 1:
+            return nets.take(kind, axis=0).reshape(1, -1), peaks.take(kind, axis=0).reshape(1, -1)
+        shapes = shape[:, self.run.column]
+        return nets[kind, shapes], peaks[kind, shapes]
+
+    def _kinds_memory(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same of every kind of stage (2 x chunk + phase) for every shape: int64[num_kinds, num_shapes] [bytes]."""
+        return self._memory([stage for costs in self.evaluation.chunks for stage in (costs.forward, costs.backward)])
+
+    def _parts_memory(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same where backwards are split: by 5 x chunk + phase."""
+        layout, evaluation = self.layout, self.evaluation
+        return self._memory(
+            [
+                costs_of(layout, evaluation, number, code) if code == FORWARD or costs.backward is not None else None
+                for number, costs in enumerate(evaluation.chunks)
+                for code in CODES
+            ]
+        )
+
+    def _memory(self, stages: Sequence[StageCosts | None]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        nothing = np.zeros(self.evaluation.num_shapes, dtype=np.int64)
+        return (
+            np.stack([nothing if stage is None else stage.net for stage in stages]),
+            np.stack([nothing if stage is None else stage.peak for stage in stages]),
+        )
+
+    def exact_summit(self, replica: int, node: int, *, with_end: bool = True) -> int:
+        """Highest dynamic allocation of a rank during a stage, as ``RankMemory.curve`` has it [bytes].
+
+        Args:
+            replica, node: the stage. with_end: what others allocate just as it ends counts too.
+        """
+        from semu.engine.kernels.pipeline_memory import exact_summit
+
+        run, rank = self.run, int(self.run.problem.node_rank[node])
+        first, stop = run.problem.stream_ptr[rank : rank + 2].tolist()
+        a, b = self.around.ptr[rank : rank + 2].tolist()
+        time, size = self.expand(replica, node).changes
+        stop_s = float(run.end[replica, node])
+        return int(
+            exact_summit(
+                float(run.start[replica, node]),
+                stop_s if with_end else float(np.nextafter(stop_s, 0.0)),
+                node - first,
+                run.end[replica, first:stop],
+                self.summits.net[replica, first:stop],
+                self.around.time[replica, a:b],
+                self.around.size[replica, a:b],
+                time,
+                size,
+            )
+        )

@@ -1,0 +1,92 @@
+"""What layers keep for their backward passes, at most at once, on a pipeline rank.
+
+This is the quantity of the closed forms of 2205.05198 (Table 2, eqs. 1 to 6): saved activations of transformer layers
+over all microbatches in flight, without embedding, output layer, loss and what kernels need for a moment. The peak
+that a rank allocates is more, see ``memory``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.compile.layout import ChunkStages, Layout
+from semu.costs.evaluation import Evaluation
+from semu.costs.phases import program_of
+from semu.schedule.units import WEIGHT
+from semu.simulation.pipeline import PipelineRun
+
+
+def saved_rows(chunk: ChunkStages, only: Collection[int] | None = None) -> list[int]:
+    """Size rows of the storages that backward passes of the chunk's layers read of its forward passes, each once.
+
+    Args:
+        only: numbers of storages to look at; None: all.
+
+    What arrives from the chunk before counts, what leaves to the next one does not, unless a layer here reads it again.
+    """
+    stage = chunk.backward
+    if stage is None:
+        return []
+    is_layer = np.array([block.is_layer for block in chunk.blocks], dtype=np.bool_)
+    reader = np.repeat(stage.block, np.diff(stage.touch_ptr))
+    read = np.zeros(len(stage.size_row), dtype=np.bool_)
+    read[stage.touch[is_layer[reader]]] = True
+    arriving = [row for row in stage.arriving if row >= 0]
+    kept = read & stage.alive_before & ~np.isin(stage.size_row, arriving)
+    if only is not None:
+        kept &= np.isin(stage.storage, sorted(only))
+    return [int(row) for row in stage.size_row[kept]]
+
+
+class SavedActivations:
+    """Saved activations of the layers of a job.
+
+    Args:
+        layout, evaluation, run: the simulated job.
+    """
+
+    def __init__(self, layout: Layout, evaluation: Evaluation, run: PipelineRun) -> None:
+        self.layout, self.evaluation, self.run = layout, evaluation, run
+        self._known: dict[int, NDArray[np.int64]] = {}
+
+    def peak(self, rank: int) -> int:
+        """Most bytes that are saved on a rank at once, over all replicas."""
+        problem = self.run.problem
+        nodes = np.flatnonzero(problem.node_rank == rank)
+        if not len(nodes):
+            return 0
+        change = np.zeros((self.run.num_replicas, len(nodes)), dtype=np.int64)
+        kind = self.run.kind[nodes]
+        for number in np.unique(kind).tolist():
+            mine = np.flatnonzero(kind == number)
+            shapes = self.run.shape[:, self.run.column[nodes[mine]]]
+            phases = problem.phase[nodes[mine]]
+            if problem.splits_backward:
+                change[:, mine] = self._parts(number)[phases, shapes]
+            else:
+                change[:, mine] = np.where(phases == 0, 1, -1) * self._size(number)[shapes]
+        return int(np.cumsum(change, axis=1).max(initial=0))
+
+    def _parts(self, number: int) -> NDArray[np.int64]:
+        """What a stage of each code saves, of one microbatch of each shape: int64[num_codes, num_shapes] [bytes].
+
+        W keeps what it reads of the forward pass; the gradients that it reads too are not counted.
+        """
+        size = self._size(number)
+        if self.layout.kinds[number].backward is None:
+            return np.stack([size, *[np.zeros_like(size)] * 4])
+        weights = program_of(self.layout, number, WEIGHT)
+        late = saved_rows(self.layout.kinds[number], set(weights.storage.tolist()))
+        kept = self.evaluation.by_shape.sizes_of_rows(late).sum(axis=0)
+        return np.stack([size, -size, kept - size, -kept, np.zeros_like(size)])
+
+    def _size(self, number: int) -> NDArray[np.int64]:
+        """Bytes that one microbatch of each shape saves in a chunk, or a variant: int64[num_shapes]."""
+        chunk = self.layout.kinds[number]
+        key = id(chunk.backward)
+        if key not in self._known:
+            self._known[key] = self.evaluation.by_shape.sizes_of_rows(saved_rows(chunk)).sum(axis=0)
+        return self._known[key]

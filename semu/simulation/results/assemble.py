@@ -1,0 +1,321 @@
+"""The report and the timeline, put together from the simulated pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from semu.compile.layout import Layout
+from semu.compile.recipe.applied import described_plan
+from semu.costs.evaluation import Evaluation
+from semu.graph.operator import Phase
+from semu.hardware.fp8 import Fp8Recipe
+from semu.hardware.kinds import DType, Provenance
+from semu.hardware.number import Number
+from semu.job import Precision, Recompute, TrainingJob, Workspaces
+from semu.job.experts import mixtures, worst_load
+from semu.present.report import Report
+from semu.simulation.data_parallel.gather import ParameterGather
+from semu.simulation.data_parallel.step import RankTail
+from semu.simulation.effects.uncertainty import time_uncertainty
+from semu.simulation.memory.host import host_memory, host_notes
+from semu.simulation.memory.saved import SavedActivations
+from semu.simulation.pipeline import PipelineRun
+from semu.simulation.replica_costs import ReplicaCosts
+from semu.simulation.results.breakdown import overhead_s
+from semu.simulation.results.headline import headline
+from semu.simulation.results.rank_timeline import build_timeline
+from semu.simulation.results.tables import add_outer, rank_row, top_operators
+
+
+def assemble_report(
+    layout: Layout,
+    evaluation: Evaluation,
+    run: PipelineRun,
+    tails: list[RankTail],
+    gathers: Mapping[int, ParameterGather],
+) -> Report:
+    """Everything that ``simulate`` returns."""
+    job = layout.job
+    profile = job.profile
+    head = headline(layout, evaluation, run, tails, gathers)
+    found, slowest, memories, peaks, work = head.estimate, head.slowest, head.memories, head.peaks, head.work
+    iteration = found.iteration_time_s
+    saved = SavedActivations(layout, evaluation, run)
+    parameters = job.model.num_parameters()
+    active = parameters - sum(item.idle_parameters for _, item in mixtures(job.model))
+    gpus = job.cluster.num_gpus
+    is_fp8 = job.training.precision is Precision.FP8
+    costs = ReplicaCosts.of(layout, evaluation, run, slowest)
+    lasts = max(iteration, *(tail.end_s for tail in tails)) if job.training.optimizer_post_validation else iteration
+    timeline = build_timeline(layout, evaluation, run, tails, gathers, memories, slowest, costs, lasts)
+    top, seconds = top_operators(layout, evaluation, costs)
+    add_outer(seconds, timeline)
+    launched = 0.0 if run.launched is None else float(run.launched[slowest].sum())
+    if launched:
+        name = profile.host.launch_s.provenance.value
+        seconds[name] = seconds.get(name, 0.0) + launched
+    everything = sum(seconds.values()) or 1.0
+    provenance = {name: value / everything for name, value in sorted(seconds.items())}
+    hosts = host_memory(layout, evaluation, run)
+    return Report(
+        title=f"{job.model.name} on {job.cluster.label()}, {parallel_label(job)}, {run.problem.schedule.name}",
+        iteration_time_s=iteration,
+        makespan_s=found.makespan_s,
+        mfu=found.mfu,
+        hfu=found.hfu,
+        mfu_full_attention=work.model_flop_full_attention / head.peak_rate,
+        mfu_bf16=work.model_flop / (profile.peak_flop_per_s(DType.BF16) * gpus * iteration) if is_fp8 else None,
+        model_flop=work.model_flop,
+        hardware_flop=work.hardware_flop,
+        model_tflop_per_s_per_gpu=work.model_flop / iteration / gpus / 1e12,
+        tokens_per_s_per_gpu=work.tokens / iteration / gpus,
+        tokens=work.tokens,
+        bubble_ratio=found.bubble_ratio,
+        peak_memory_bytes=found.peak_memory_bytes,
+        static_memory_bytes=found.static_memory_bytes,
+        capacity_bytes=found.capacity_bytes,
+        parameters=parameters,
+        active_parameters=active,
+        breakdown_s=found.breakdown_s,
+        ranks=tuple(rank_row(layout, run, memory, peak, saved) for memory, peak in zip(memories, peaks, strict=True)),
+        top_operators=top,
+        provenance=provenance,
+        num_microbatches=job.num_microbatches,
+        num_distinct_replicas=run.num_replicas,
+        slowest_replica=int(run.first[slowest]),
+        job=describe_job(layout),
+        warnings=(*_warnings(layout, parameters, run.num_replicas), *host_notes(layout, hosts)),
+        timeline=timeline,
+        host_memory_bytes=hosts,
+        reserve=found.reserve,
+        find_uncertainty=partial(
+            time_uncertainty,
+            layout,
+            evaluation,
+            costs,
+            timeline,
+            iteration_time_s=iteration,
+            overhead_s=overhead_s(job),
+            launch_share=launched / (launched + float(run.plain[slowest, : run.problem.num_stages].sum()) or 1.0),
+        ),
+    )
+
+
+def parallel_label(job: TrainingJob) -> str:
+    """``dp8-tp2-pp4``, and what modality modules have of their own: ``dp8-tp2-pp4 (vit: tp1)``."""
+    own = []
+    for module in job.model.modules:
+        if module.name in job.parallel.modules:
+            sizes = job.parallel.of_module(module.name)
+            different = [name for name in ("tp", "cp") if getattr(sizes, name) != getattr(job.parallel, name)]
+            words = "-".join(f"{name}{getattr(sizes, name)}" for name in different)
+            if sizes.tp > 1 and sizes.sequence_parallel != job.parallel.sequence_parallel:
+                words = " ".join([*([words] if words else []), "with sp" if sizes.sequence_parallel else "without sp"])
+            own += [f"{module.name}: {words}"] if words else []
+    return job.parallel.label() + (f" ({', '.join(own)})" if own else "")
+
+
+def describe_job(layout: Layout) -> dict[str, object]:
+    """Resolved inputs, for ``result.json``."""
+    job = layout.job
+    training = job.training
+    return {
+        "model": {
+            "name": job.model.name,
+            "modules": [
+                {
+                    "name": module.name,
+                    "role": module.role.value,
+                    "parameters": module.body.num_parameters(),
+                    "trainable_parameters": module.body.num_parameters(trainable_only=True),
+                }
+                for module in job.model.modules
+            ],
+        },
+        "cluster": {
+            "device": job.profile.name,
+            "nodes": job.cluster.nodes,
+            "gpus_per_node": job.cluster.gpus_per_node,
+        },
+        "parallel": {
+            name: getattr(job.parallel, name)
+            for name in (*_PARALLEL_KEYS, *(_SHARDING_KEYS if job.parallel.zero == 3 else ()))
+        }
+        | _describe_experts(job)
+        | ({"layout": job.parallel.layout.to_table()} if job.parallel.layout is not None else {})
+        | ({"modules": module_sizes(layout)} if job.parallel.modules else {})
+        | ({"cp_kind": job.parallel.context_kind.value} if job.parallel.cp > 1 else {})
+        | ({"placement": job.parallel.placement} if job.parallel.placement != "circular" else {})
+        | ({"segments": job.parallel.segments} if job.parallel.segments != "mixed" else {})
+        | ({"shares": dict(job.parallel.shares)} if job.parallel.shares else {}),
+        "chunks": [
+            {
+                "chunk": c.chunk.index,
+                "rank": c.chunk.rank,
+                "virtual_stage": c.chunk.slot,
+                "module": c.module,
+                "blocks": [c.chunk.first, c.chunk.last],
+            }
+            for c in layout.chunks
+        ],
+        "training": {
+            "micro_batch": training.micro_batch,
+            "global_batch": training.global_batch,
+            "seq_len": job.batch.context_length(training.seq_len),
+            "precision": training.precision.value,
+            "grad_dtype": training.grad_dtype.value,
+            "optimizer": training.optimizer.value,
+            "recompute": training.recompute.value
+            if training.recompute_modules is None
+            else list(training.recompute_modules),
+            "recompute_layers": training.recompute_layers,
+            "recompute_method": training.recompute_method.value if training.recompute_method else None,
+            "attention": training.attention.value,
+            "schedule": training.schedule,
+            "software": training.software.value,
+            "master_dtype": training.master_dtype.value,
+            "optimizer_state_dtype": training.optimizer_state_dtype.value,
+            **({"fp8_weights": job.fp8_weights.value} if training.precision is Precision.FP8 else {}),
+            **({"fp8_recipe": training.fp8_recipe.value} if training.fp8_recipe is Fp8Recipe.BLOCKWISE else {}),
+            "gradient_clipping": training.gradient_clipping,
+            "loss_scaling": training.loss_scaling,
+            "overhead_s": {
+                "value": training.overhead_s,
+                "provenance": (Provenance.SPEC if training.overhead_s else Provenance.DEFAULT).value,
+            },
+            "jitter": training.jitter,
+            **(
+                {"straggler_share": training.straggler_share, "straggler_slowdown": training.straggler_slowdown}
+                if training.straggler_share
+                else {}
+            ),
+            **({"workspaces": training.workspaces.value} if training.workspaces is not Workspaces.NONE else {}),
+            **({"recompute_policy": training.recompute_policy.value} if training.recompute_policy else {}),
+            **({"recompute_every": training.recompute_every} if training.recompute_every else {}),
+            "cross_entropy": training.cross_entropy.value,
+            "gradient_accumulation_fusion": training.gradient_accumulation_fusion,
+            **({"eager_modules": True} if training.eager_modules else {}),
+            **({"offload": list(training.offload)} if training.offload else {}),
+            **({"offload_layers": list(training.offload_layers)} if training.offload_layers is not None else {}),
+            **({"offload_fraction": training.offload_fraction} if training.offload_fraction is not None else {}),
+            **({"launch_s": _labelled(job.profile.host.launch_s)} if training.launch else {}),
+            **({"schedule_file": training.schedule_file} if training.schedule_file else {}),
+            **({"activation_limit": training.activation_limit} if training.activation_limit is not None else {}),
+            **({"optimizer_post_validation": True} if training.optimizer_post_validation else {}),
+        },
+        "overlap": {
+            **vars(training.overlap),
+            "tensor_parallel": job.overlaps_tensor_parallel,
+            "pipeline": job.overlaps_sends,
+        },
+        "batch": job.batch.describe(),
+        **({"plan": described_plan(layout)} if layout.planned is not None else {}),
+    }
+
+
+def module_sizes(layout: Layout) -> dict[str, dict[str, object]]:
+    """Every modality module's parallelism, with the groups of ranks over which it spreads a microbatch's items."""
+    job = layout.job
+    result: dict[str, dict[str, object]] = {}
+    for module in job.model.modules:
+        own = job.parallel.of_module(module.name)
+        sizes: dict[str, object] = {name: getattr(own, name) for name in ("dp", "tp", "pp", "cp")}
+        sizes["sequence_parallel"] = own.sequence_parallel and own.tp > 1
+        result[module.name] = sizes | {"item_groups": own.dp // job.parallel.dp}
+    return result
+
+
+def _describe_experts(job: TrainingJob) -> dict[str, object]:
+    """Expert parallelism and routing, where the model has experts."""
+    if not mixtures(job.model):
+        return {}
+    training = job.training
+    loads = training.moe_imbalance
+    return {
+        "etp": job.parallel.expert_tensor_ranks,
+        "expert_dp": job.parallel.expert_data_ranks,
+        "moe_imbalance": worst_load(loads, job.parallel.ep) if isinstance(loads, tuple) else loads,
+        "moe_capacity_factor": training.moe_capacity_factor,
+        "moe_pad_to_capacity": training.moe_pad_to_capacity,
+        "moe_grouped_gemm": training.moe_grouped_gemm,
+    }
+
+
+def _lacks_blocks(job: TrainingJob) -> bool:
+    """Whether the job wants blockwise scales, and its device has no coefficients for them."""
+    recipe = job.training.fp8_recipe
+    return recipe is Fp8Recipe.BLOCKWISE and not any(key is recipe for _, key in job.cluster.profile.variants)
+
+
+def _labelled(number: Number) -> dict[str, object]:
+    return {"value": number.value, "provenance": number.provenance.value}
+
+
+_PARALLEL_KEYS = ("dp", "tp", "pp", "vpp", "cp", "ep", "sequence_parallel", "zero", "partition")
+_SHARDING_KEYS = ("zero_group", "reshard_after_forward")
+
+
+def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
+    """What a reader should know before trusting the numbers."""
+    job = layout.job
+    absent = [] if job.training.launch else ["CPU launch time"]
+    if job.training.workspaces is Workspaces.NONE:
+        absent.append("library workspaces in allocated memory (reserved memory is an estimate that counts cuBLAS's)")
+    notes = ["not modelled by this version: " + ", ".join(absent)] if absent else []
+    if job.parallel.zero >= 2 and num_replicas > 1 and not job.gathers_once:
+        notes.append(
+            f"ZeRO-{job.parallel.zero} with unequal microbatches: the collectives inside stages wait for no other "
+            "replica, so that the iteration lasts at least as long as said"
+        )
+    for module in job.model.modules if job.parallel.modules else ():
+        groups = job.parallel.item_groups(module.name)
+        if groups > 1:
+            notes.append(
+                f"{module.name}: the sequences of a microbatch are spread over {groups} groups of ranks, the longest "
+                "one that is left to the group with the fewest tokens; times and memory are those of the busiest group"
+            )
+    if job.parallel.ep > 1 and num_replicas > 1:
+        notes.append(
+            "experts with unequal microbatches: a rank gets as many rows as its own tokens make, and the all-to-alls "
+            "wait for no other replica, so that the iteration lasts at least as long as said"
+        )
+    if "replicas" in layout.streams:
+        notes.append(
+            f"the contrastive loss compares {job.training.micro_batch * job.parallel.dp} samples, those of one "
+            "microbatch of every replica; replicas are taken to reach its collectives together"
+        )
+    phases = {op.phase for op in layout.library.operators}
+    if job.training.recompute is Recompute.FULL and Phase.INPUT_GRADIENT in phases and Phase.RECOMPUTE not in phases:
+        notes.append(
+            "recompute = full changes nothing: no block between data and loss; put the layers in an nn.Sequential, or "
+            "wrap them in nn.Recompute"
+        )
+    if (
+        job.training.recompute is Recompute.SELECTIVE
+        and Phase.INPUT_GRADIENT in phases
+        and Phase.RECOMPUTE not in phases
+    ):
+        notes.append("recompute changes nothing: the model runs none of the modules that it names where gradients flow")
+    if job.training.precision.tensor_dtype is DType.FP32:
+        notes.append("fused attention is costed as in half precision, scaled by the peak; libraries have none in fp32")
+    if _lacks_blocks(job):
+        notes.append(
+            "the device has no efficiency of blockwise fp8: products and casts are costed as with tensor scales"
+        )
+    if job.parallel.tp > 1:
+        whole = sum(
+            held.elements
+            for rank in range(job.parallel.pp)
+            for pool in layout.pools(rank)
+            if not pool.is_expert and pool.mesh.parallel.tp == job.parallel.tp
+            for held in pool.held
+            if not held.is_sharded
+        )
+        share = whole / max(parameters, 1)
+        if share > 0.01:
+            notes.append(
+                f"{share:.1%} of the parameters are replicated on every tensor-parallel rank: "
+                "modules that no sharding plan names (see parallel.plan)"
+            )
+    return notes

@@ -1,0 +1,416 @@
+"""Where the time goes and how much work was done: breakdown, FLOP, tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.compile.layout import Layout
+from semu.compile.stage import StageProgram
+from semu.compile.template import TemplateLibrary
+from semu.compile.template_cache import Recent
+from semu.costs.evaluation import Evaluation
+from semu.costs.phases import costs_of, stages_of_chunk
+from semu.graph.dim import Dim, DimTable
+from semu.graph.operator import Operator, Phase
+from semu.graph.rounded import with_rounded
+from semu.job import TrainingJob
+from semu.simulation.data_parallel.slices import Slices
+from semu.simulation.data_parallel.step import RankTail
+from semu.simulation.pipeline import PipelineRun
+from semu.units import TIME_GRID_PER_S
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Means over all ranks that sum to the iteration time [s].
+
+    Attributes:
+        compute: kernels of forward and backward stages.
+        exposed_communication: by communicator (``tp``, ``pp``, ``dp``): compute waited for a transfer.
+        bubble: compute waited for another rank's work, or for a slower replica.
+        optimizer: the optimizer step with clipping and casts of weights. overhead: ``training.overhead_s``.
+        interference: what kernels lose to the data-parallel collectives that they hide.
+        launch: what stages last longer because the host issues their kernels late.
+        other: what none of these explains (rounding; a test holds it at that).
+    """
+
+    compute: float
+    exposed_communication: Mapping[str, float]
+    bubble: float
+    optimizer: float
+    other: float
+    overhead: float = 0.0
+    interference: float = 0.0
+    launch: float = 0.0
+
+    def to_json(self) -> dict[str, object]:
+        """As ``breakdown_s`` of ``simulate --json``."""
+        return {
+            "compute": self.compute,
+            "exposed_communication": dict(self.exposed_communication),
+            "bubble": self.bubble,
+            "optimizer": self.optimizer,
+            **({"overhead": self.overhead} if self.overhead else {}),
+            **({"interference": self.interference} if self.interference else {}),
+            **({"launch": self.launch} if self.launch else {}),
+            "other": self.other,
+        }
+
+
+def overhead_s(job: TrainingJob) -> float:
+    """Time of an iteration outside the model [s], on the time grid."""
+    return round(job.training.overhead_s * TIME_GRID_PER_S) / TIME_GRID_PER_S
+
+
+def breakdown(
+    layout: Layout, evaluation: Evaluation, run: PipelineRun, tails: list[RankTail], iteration_time_s: float
+) -> Breakdown:
+    """Attribute every second of every rank.
+
+    A gap before a stage counts as exposed pipeline communication as far as a transfer that ends exactly then lasted,
+    else as bubble; so does the time after a rank's last stage in which no collective, gather or optimizer step runs.
+    """
+    weights = run.count / run.count.sum()
+    num_ranks = len(tails)
+    compute, exposed_inner, exposed_pp, waited, bubble = _stage_times(layout, evaluation, run, weights)
+    exposed = dict.fromkeys(layout.streams[1:], 0.0)
+    for number, name in enumerate(layout.streams[1:], start=1):
+        exposed[name] += float(exposed_inner[number])
+    exposed["pp"] = exposed.get("pp", 0.0) + exposed_pp
+    exposed["dp"] = exposed.get("dp", 0.0) + waited
+    optimizer = lost = 0.0
+    launch = 0.0 if run.launched is None else float(weights @ run.launched.sum(axis=1)) / num_ranks
+    overhead = overhead_s(layout.job)
+    is_alone, apart = run.num_replicas == 1, layout.job.training.optimizer_post_validation
+    for rank, tail in enumerate(tails):
+        done: Seconds = run.rank_ends[rank] if is_alone else run.done[rank]
+        idle = iteration_time_s - overhead - done
+        if apart:  # an iteration begins with the rank's first stage
+            idle = idle + run.first_start(rank)
+        earliest = run.rank_ends[rank] if is_alone else float(run.done[rank].min())
+        for slices in (tail.reductions, Slices.of(tail.gathers)):
+            for stream in slices.streams:
+                exposed.setdefault(stream, 0.0)
+            for number in [number for number, end in enumerate(slices.end_s) if end > earliest]:
+                late = _visible(slices.start_s[number], slices.end_s[number], done)
+                idle = idle - late
+                exposed[slices.pieces[number].stream] += _mean(weights, late) / num_ranks
+        for piece in tail.steps:
+            step = piece.end_s - piece.start_s
+            idle = idle - step
+            if piece is tail.interference:
+                lost += step / num_ranks
+            elif piece.kind.is_communication:
+                exposed[piece.stream] = exposed.get(piece.stream, 0.0) + step / num_ranks
+            else:
+                optimizer += step / num_ranks
+        bubble += _mean(weights, idle) / num_ranks
+    return Breakdown(
+        compute=compute,
+        exposed_communication={name: value for name, value in exposed.items() if value > 0},
+        bubble=bubble,
+        optimizer=optimizer,
+        other=iteration_time_s - (compute + sum(exposed.values()) + bubble + optimizer + overhead + lost + launch),
+        overhead=overhead,
+        interference=lost,
+        launch=launch,
+    )
+
+
+Seconds: TypeAlias = float | NDArray[np.float64]
+"""Of the only replica, or float64[num_replicas] [s]."""
+
+
+def _mean(weights: NDArray[np.float64], seconds: Seconds) -> float:
+    """Mean over all replicas [s]."""
+    return seconds if isinstance(seconds, float) else float(weights @ seconds)
+
+
+def _visible(start_s: float, end_s: float, done: Seconds) -> Seconds:
+    """How much of a slice lies after each replica's own last stage [s]."""
+    if isinstance(done, float):
+        return max(end_s - max(start_s, done), 0.0)
+    late: NDArray[np.float64] = np.maximum(end_s - np.maximum(start_s, done), 0.0)
+    return late
+
+
+def _stage_times(
+    layout: Layout, evaluation: Evaluation, run: PipelineRun, weights: NDArray[np.float64]
+) -> tuple[float, NDArray[np.float64], float, float, float]:
+    """Mean per rank of: compute, exposed time per stream, exposed P2P, waiting for parameters, bubble [s]."""
+    problem = run.problem
+    num_ranks = problem.shape.num_ranks
+    if run.num_replicas == 1:
+        key = "stage times", problem, run.shape.tobytes()
+        busy, alone = evaluation.by_shape.found(key, lambda: _template_times(layout, evaluation, run, weights))
+        exposed = alone.copy()
+    else:
+        busy, exposed = _template_times(layout, evaluation, run, weights)
+    for (replica, _), touched in run.inside.items():
+        busy += float(weights[replica]) * touched.held_s
+        exposed += weights[replica] * touched.exposed
+    wait = float(weights @ run.waited(np.arange(problem.num_stages)))
+    explained, bubble = _pipeline_gaps(run, apart=layout.job.training.optimizer_post_validation)
+    return (
+        (busy - float(exposed[1:].sum())) / num_ranks,
+        exposed / num_ranks,
+        float(weights @ explained) / num_ranks,
+        wait / num_ranks,
+        float(weights @ bubble) / num_ranks,
+    )
+
+
+def _template_times(
+    layout: Layout, evaluation: Evaluation, run: PipelineRun, weights: NDArray[np.float64]
+) -> tuple[float, NDArray[np.float64]]:
+    """Mean of all ranks' stages together, as if nothing outside bore on them: how long they last, and what of it is
+    exposed time per stream [s]."""
+    problem = run.problem
+    exposed = np.zeros(len(layout.streams))
+    busy = 0.0
+    is_alike = bool((run.shape == run.shape[:1, :1]).all())  # then only how many there are counts
+    known: dict[tuple[int, bytes | int], tuple[float, NDArray[np.float64]]] = {}
+    for number in range(len(evaluation.chunks)):
+        for phase, _ in stages_of_chunk(layout, number, splits=problem.splits_backward):
+            stage = costs_of(layout, evaluation, number, phase)
+            nodes = problem.stage_nodes[layout.kinds[number].chunk.index, phase]
+            if layout.planned is not None:
+                nodes = nodes[run.kind[nodes] == number]
+            key = (id(stage), len(nodes) if is_alike else run.column[nodes].tobytes())
+            if key not in known:
+                shapes = run.shape[:, run.column[nodes]]
+                latency = float(weights @ stage.latency[shapes].sum(axis=1))
+                known[key] = latency, np.einsum("r,rns->s", weights, stage.exposed[shapes])
+            busy += known[key][0]
+            exposed += known[key][1]
+    return busy, exposed
+
+
+_TOGETHER = 512
+"""So many stages are looked at together: few enough for the cache."""
+
+
+def _pipeline_gaps(run: PipelineRun, *, apart: bool = False) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Per replica, gaps before stages: the part that transfers ending at the stages' starts explain, and the rest [s].
+
+    Args:
+        apart: every rank's iteration begins with its own first stage.
+    Returns:
+        float64[num_replicas], float64[num_replicas].
+    """
+    problem = run.problem
+    n = problem.num_stages
+    start, end = run.start.T, run.end.T
+    follows = problem.following
+    gap = start[:n].copy()
+    gap[follows] -= end[follows - 1]
+    if apart:
+        for rank, nodes in enumerate(problem.rank_nodes):
+            gap[nodes[:1]] -= run.first_start(rank)
+    explained = np.zeros_like(gap)
+    together = _TOGETHER if run.num_replicas > 1 else max(n, 1)
+    for nodes, transfers in problem.awaited:
+        for first in range(0, len(nodes), together):
+            here, by = nodes[first : first + together], transfers[first : first + together]
+            arrives = end[by]
+            lasted = np.minimum(gap[here], arrives - start[by])
+            lasted[arrives != start[here]] = 0.0
+            explained[here] = np.maximum(explained[here], lasted)
+    return explained.sum(axis=0), (gap - explained).sum(axis=0)
+
+
+def bubble_ratio(run: PipelineRun, replica: int) -> float:
+    """1 - (sum of stage times) / (P x makespan) of one replica (DESIGN §2); 0 for an empty pipeline."""
+    n = run.problem.num_stages
+    makespan = float(run.makespan()[replica])
+    if makespan == 0:
+        return 0.0
+    busy = float(run.plain[replica, :n].sum())
+    busy += sum(touched.held_s for (number, _), touched in run.inside.items() if number == replica)
+    if run.launched is not None:
+        busy += float(run.launched[replica].sum())
+    return 1.0 - busy / (run.problem.shape.num_ranks * makespan)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Floating-point operations of one iteration over all GPUs.
+
+    Attributes:
+        model_flop: forward plus the gradients that training needs, causal attention counted half.
+        hardware_flop: with recomputation.
+        model_flop_full_attention: ``model_flop`` with causal attention counted in full (2104.04473's convention).
+        tokens: tokens of the backbone's stream, padding excluded.
+    """
+
+    model_flop: float
+    hardware_flop: float
+    model_flop_full_attention: float
+    tokens: int
+
+
+def count_work(layout: Layout, evaluation: Evaluation) -> Work:
+    """Sum the operators' FLOP over all stages, microbatches, replicas, tensor- and context-parallel ranks."""
+    symbols = with_rounded(evaluation.shapes.columns, layout.library.symbols, mean=True)  # all ranks, not the worst
+    if layout.planned is not None:
+        return _planned_work(layout, evaluation, symbols)
+    uses = np.bincount(evaluation.shapes.index.ravel())
+    one = tuple(column.tobytes() for column in symbols.values()) if len(uses) == 1 else None
+    if one is not None:  # every microbatch is alike
+        alone: tuple[int, int, int] = layout.cut.facts.get(
+            ("flop", tuple(symbols), one), lambda: _flop(layout, symbols, np.ones(1, dtype=np.int64))
+        )
+        hardware, model, full = (int(uses[0]) * value for value in alone)
+    else:
+        hardware, model, full = _flop(layout, symbols, uses)
+    return Work(float(model), float(hardware), float(full), _tokens(layout, evaluation, uses))
+
+
+def _planned_work(layout: Layout, evaluation: Evaluation, symbols: Mapping[str, NDArray[np.int64]]) -> Work:
+    """The same where a plan says what every (sub-)microbatch runs."""
+    library, planned = layout.library, layout.planned
+    assert planned is not None
+    index = evaluation.shapes.index
+    times = np.zeros((len(library.operators), evaluation.num_shapes), dtype=np.int64)
+    for chunk, kinds in enumerate(planned.choice):
+        shapes = index[:, layout.column_of(np.full(len(kinds), chunk), planned.parts[chunk])]
+        for kind in np.unique(kinds).tolist():
+            uses = np.bincount(shapes[:, kinds == kind].ravel(), minlength=evaluation.num_shapes)
+            stages = layout.kinds[kind]
+            for stage in (stages.forward, stages.backward):
+                if stage is not None:
+                    rows, calls = np.unique(stage.rows, return_counts=True)
+                    times[rows] += calls[:, None] * uses
+    if evaluation.shapes.idle >= 0:
+        times[:, evaluation.shapes.idle] = 0
+    own = layout.mesh.parallel.tp * layout.mesh.parallel.cp
+    hardware = model = full = 0
+    busy = np.flatnonzero(times.any(axis=1))
+    operators = [library.operators[row] for row in busy.tolist()]
+    work = _by_row([op.flop for op in operators], symbols, times[busy])
+    extra = _by_row([op.recomputed_flop for op in operators], symbols, times[busy])
+    causal = _by_row([op.causal_flop for op in operators], symbols, times[busy])
+    for operator, done, again, half in zip(operators, work, extra, causal, strict=True):
+        peers = own // operator.copies
+        hardware += peers * done
+        if operator.phase is not Phase.RECOMPUTE:
+            model += peers * (done - again)
+            full += peers * (done - again + half)
+    uses = np.bincount(index[:, : layout.job.num_microbatches].ravel(), minlength=evaluation.num_shapes)
+    return Work(float(model), float(hardware), float(full), _tokens(layout, evaluation, uses))
+
+
+def _by_row(dims: Sequence[Dim], symbols: Mapping[str, NDArray[np.int64]], times: NDArray[np.int64]) -> list[int]:
+    """``_totals`` where every size counts so often for each shape: int64[num_sizes, num_shapes]."""
+    table = DimTable.build(dims)
+    one = np.ones(times.shape[1], dtype=np.int64)
+    values = [np.prod([symbols[name] for name in monomial] or [one], axis=0) for monomial in table.monomials]
+    totals = [0] * len(dims)
+    for row, column in np.argwhere(table.coefficients).tolist():
+        totals[row] += int(table.coefficients[row, column]) * sum(
+            count * value for count, value in zip(times[row].tolist(), values[column].tolist(), strict=True) if count
+        )
+    return totals
+
+
+def _flop(layout: Layout, mean: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]) -> tuple[int, int, int]:
+    """FLOP of ``Work`` as whole numbers: hardware's, the model's, the model's with attention in full.
+
+    Args:
+        mean: symbol -> int64[num_shapes], of the mean rank. uses: int64[num_shapes], microbatches of each shape.
+    """
+    library = layout.library
+    hardware = model = full = 0
+    for name, stages in _stages_by_module(layout).items():
+        calls = np.zeros(len(library.operators), dtype=np.int64)
+        distinct = {id(stage): stage for stage in stages}
+        for number, times in Counter(map(id, stages)).items():
+            calls += times * np.bincount(distinct[number].rows, minlength=len(library.operators))
+        rows = np.flatnonzero(calls).tolist()
+        operators = [library.operators[row] for row in rows]
+        own = layout.mesh.of_module(name).parallel
+        peers = own.tp * own.cp
+        for symbols in _groups_of(name, own.dp // layout.job.parallel.dp, mean):
+            work, extra, causal = _flop_of(library, rows, symbols, uses)
+            for position, (row, operator) in enumerate(zip(rows, operators, strict=True)):
+                times = int(calls[row]) * (peers // operator.copies)
+                hardware += times * work[position]
+                if operator.phase is not Phase.RECOMPUTE:
+                    model += times * (work[position] - extra[position])
+                    full += times * (work[position] - extra[position] + causal[position])
+    return hardware, model, full
+
+
+def _flop_of(
+    library: TemplateLibrary, rows: Sequence[int], symbols: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]
+) -> tuple[list[int], list[int], list[int]]:
+    """FLOP of some operators over all microbatches, what of it is recomputed, and what causality leaves out."""
+
+    def find(operators: Sequence[Operator]) -> tuple[list[int], list[int], list[int]]:
+        return (
+            _totals([op.flop for op in operators], symbols, uses),
+            _totals([op.recomputed_flop for op in operators], symbols, uses),
+            _totals([op.causal_flop for op in operators], symbols, uses),
+        )
+
+    if len(uses) > 1:
+        return find([library.operators[row] for row in rows])
+    one = uses.tobytes(), tuple(symbols), tuple([column.tobytes() for column in symbols.values()])
+    work, extra, causal = _FLOP.get((library, *one), lambda: find(library.operators))
+    return [work[row] for row in rows], [extra[row] for row in rows], [causal[row] for row in rows]
+
+
+_FLOP: Recent[tuple[list[int], list[int], list[int]]] = Recent(128)
+"""Of all operators of a library, where all microbatches are alike."""
+
+
+def _stages_by_module(layout: Layout) -> dict[str, list[StageProgram]]:
+    """The stages of every modality module that has a parallelism of its own, and of all others together."""
+    result: dict[str, list[StageProgram]] = {}
+    for chunk in layout.chunks[: layout.cut.num_stages]:  # a microbatch runs through one copy of the model
+        is_own = layout.mesh_of(chunk.chunk.index) is not layout.mesh
+        stages = result.setdefault(chunk.module if is_own else "", [])
+        stages += [stage for stage in (chunk.forward, chunk.backward) if stage is not None]
+    return result
+
+
+def _groups_of(
+    module: str, groups: int, columns: Mapping[str, NDArray[np.int64]]
+) -> Iterator[Mapping[str, NDArray[np.int64]]]:
+    """The symbols as each group of ranks of a module sees them."""
+    if groups == 1:
+        yield columns
+        return
+    for group in range(groups):
+        own = {key.removesuffix(mark): column for key, column in columns.items() if key.endswith(mark := f"@{group}")}
+        yield {**columns, **{key: column for key, column in own.items() if f".{module}." in key}}
+
+
+def _totals(dims: Sequence[Dim], symbols: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]) -> list[int]:
+    """Sum over all microbatches of some size of every operator; whole numbers of any length, so nothing is rounded.
+
+    Args:
+        dims: one size per operator. symbols: symbol -> int64[num_shapes]. uses: int64[num_shapes], microbatches of
+            each shape.
+    """
+    table = DimTable.build(dims)
+    one = np.ones_like(uses)
+    sums = [int(np.prod([symbols[name] for name in monomial] or [one], axis=0) @ uses) for monomial in table.monomials]
+    totals = [0] * len(dims)
+    for row, column in np.argwhere(table.coefficients).tolist():
+        totals[row] += int(table.coefficients[row, column]) * sums[column]
+    return totals
+
+
+def _tokens(layout: Layout, evaluation: Evaluation, uses: NDArray[np.int64]) -> int:
+    """Tokens of the last modality module's first data stream (the backbone's text, the decoder's video)."""
+    fed = [module.inputs[0].stream for module in layout.job.model.modules if module.inputs]
+    stream = fed[-1] if fed else ""
+    column = evaluation.shapes.columns.get(f"{stream}.tokens")
+    return int(column @ uses) if column is not None else 0

@@ -1,0 +1,125 @@
+"""The report's tables: memory by rank, the operators that cost most, time by provenance of the coefficients."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import numpy as np
+
+from semu.compile.layout import Layout
+from semu.compile.stage import StageProgram
+from semu.costs.evaluation import Evaluation
+from semu.costs.phases import costs_of
+from semu.engine.timeline import IterationTimeline
+from semu.present.report import RankMemoryRow, TopOperator
+from semu.simulation.memory.peaks import RankPeak
+from semu.simulation.memory.ranks import RankMemory
+from semu.simulation.memory.saved import SavedActivations
+from semu.simulation.pipeline import PipelineRun
+from semu.simulation.replica_costs import ReplicaCosts
+
+NUM_TOP_OPERATORS = 10
+
+
+def rank_row(
+    layout: Layout, run: PipelineRun, memory: RankMemory, peak: RankPeak, saved: SavedActivations
+) -> RankMemoryRow:
+    """One pipeline rank's memory."""
+    chunks = layout.chunks_of(memory.rank)
+    stage, operator = "", ""
+    if peak.node >= 0:
+        stage = str(run.problem.stages[peak.node])
+        chunk, code = int(run.kind[peak.node]), int(run.problem.phase[peak.node])
+        part = costs_of(layout, memory.evaluation, chunk, code)
+        position = int(part.peak_op[run.shape[peak.replica, run.column[peak.node]]])
+        program = memory.program(peak.node)
+        if position >= 0:
+            block = layout.kinds[chunk].blocks[program.block[position]]
+            operator = ".".join(p for p in (block.path, layout.library.operators[program.rows[position]].path) if p)
+    return RankMemoryRow(
+        rank=memory.rank,
+        chunks=", ".join(f"{c.chunk.index}: {c.module}[{c.chunk.first}:{c.chunk.last}]" for c in chunks),
+        parameters=sum(held.elements for _, _, held in layout.held_by(memory.rank)),
+        static_bytes=memory.static.total,
+        peak_bytes=peak.size_bytes,
+        peak_stage=stage,
+        peak_operator=operator,
+        activation_bytes=saved.peak(memory.rank),
+        layer_parameters=sum(
+            held.elements for c, b, held in layout.held_by(memory.rank) if layout.chunks[c].blocks[b].is_layer
+        ),
+    )
+
+
+def top_operators(
+    layout: Layout, evaluation: Evaluation, costs: ReplicaCosts
+) -> tuple[tuple[TopOperator, ...], dict[str, float]]:
+    """The operators that cost most on one replica, and the stage time [s] by provenance of its coefficients."""
+    library, model = layout.library, evaluation.cost_model
+    calls: Counter[int] = Counter()
+    where: dict[int, str] = {}
+    known: dict[int, list[tuple[int, int, int]]] = {}
+    total_of: dict[int, float] = {}
+    calls_of: Counter[int] = Counter()
+    kinds = layout.kinds  # a microbatch runs through one copy of the model
+    for number, chunk in enumerate(kinds if layout.planned is not None else kinds[: layout.cut.num_stages]):
+        for stage in (chunk.forward, chunk.backward):
+            if stage is not None:
+                if id(stage) not in known:
+                    known[id(stage)] = _occurrences(stage)
+                for row, block, count in known[id(stage)]:
+                    calls[row] += count
+                    if costs.times is not None:
+                        total_of[row] = total_of.get(row, 0.0) + count * float(costs.row_seconds(number)[row])
+                        calls_of[row] += count * int(costs.times[number].sum())
+                    where.setdefault(row, chunk.blocks[block].path)
+    time: dict[tuple[str, str, str], list[float]] = {}
+    label: dict[tuple[str, str, str], int] = {}
+    provenance: dict[str, float] = {}
+    for row, count in calls.items():
+        operator = library.operators[row]
+        total, runs = float(costs.seconds[row]) * count, count * len(costs.column)
+        if costs.times is not None:
+            total, runs = total_of[row], calls_of[row]
+        path = re.sub(r"\.\d+\b", "", ".".join(p for p in (where[row], operator.path) if p))
+        key = (path, operator.kind.value, operator.phase.name.lower())
+        entry = time.setdefault(key, [0.0, 0.0])
+        entry[0] += total
+        entry[1] += runs
+        label.setdefault(key, row)
+        source = model.coefficients[row].provenance.value
+        provenance[source] = provenance.get(source, 0.0) + total
+    everything = sum(provenance.values()) or 1.0
+    ranked = sorted(time.items(), key=lambda item: (-item[1][0], item[0]))[:NUM_TOP_OPERATORS]
+    top = tuple(
+        TopOperator(
+            path=key[0],
+            kind=key[1],
+            phase=key[2],
+            time_s=total,
+            share=total / everything,
+            calls=int(count),
+            bound=model.bound(label[key], costs.columns, costs.uses),
+            provenance=model.coefficients[label[key]].provenance.value,
+            source=model.coefficients[label[key]].source,
+        )
+        for key, (total, count) in ranked
+    )
+    return top, provenance
+
+
+def _occurrences(stage: StageProgram) -> list[tuple[int, int, int]]:
+    """(row, block of its first occurrence, number of occurrences) of a stage's operators, in order of occurrence."""
+    rows, first, count = np.unique(stage.rows, return_index=True, return_counts=True)
+    order = np.argsort(first)
+    found = rows[order], stage.block[first[order]], count[order]
+    return list(zip(*(part.tolist() for part in found), strict=True))
+
+
+def add_outer(seconds: dict[str, float], timeline: IterationTimeline) -> None:
+    """Add transfers, reductions, gathers and the optimizer step to the time by provenance."""
+    for rank in timeline.ranks:
+        for piece in rank.outer:
+            name = piece.provenance.value
+            seconds[name] = seconds.get(name, 0.0) + piece.end_s - piece.start_s

@@ -1,0 +1,301 @@
+"""``ScheduleComparison``: a job under many schedules; for people (``repr``), for programs (``to_json``), on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from semu.errors import SemuError
+from semu.files import make_folder, write_file, write_text
+from semu.job import TrainingJob
+from semu.present.estimate import Estimate
+from semu.present.report_text import WIDTH, align_columns
+from semu.schedule.registry import ALL_SCHEDULES
+from semu.schedule.stage_table import StageTable, table_csv
+from semu.simulation.results.assemble import parallel_label
+from semu.units import GIB, format_time
+
+_HEADS = ("schedule", "placement", "vpp", "iteration", "vs own", "makespan", "bubble", "peak GiB", "rank", "fits", "")
+_RIGHT = (False, False, True, True, True, True, True, True, True, False, False)
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedSchedule:
+    """A job under a schedule.
+
+    Attributes:
+        name: of the schedule, or of its file. job: the run, cut for it: ``simulate(job)`` has the whole report.
+        estimate: figures. stages: when every stage of the slowest replica runs.
+    """
+
+    name: str
+    job: TrainingJob
+    estimate: Estimate = field(repr=False)
+    stages: StageTable = field(repr=False)
+
+    @property
+    def vpp(self) -> int:
+        """Virtual stages per rank."""
+        return self.job.parallel.vpp
+
+    @property
+    def placement(self) -> str:
+        """Where the groups of layers lie: ``one-to-one``, or as ``parallel.placement``."""
+        is_plain = self.vpp == 1 and self.job.parallel.placement == "circular"
+        return "one-to-one" if is_plain else self.job.parallel.placement
+
+    @property
+    def peak_rank(self) -> int:
+        """The pipeline rank that needs most memory."""
+        return self.estimate.peak_memory_bytes.index(self.peak_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most memory of a rank [bytes]."""
+        return max(self.estimate.peak_memory_bytes)
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Keys of a run file that make this schedule's stage table, as ``training.schedule_file``, the same run."""
+        made: dict[str, object] = {
+            "parallel.vpp": self.vpp,
+            "parallel.placement": self.job.parallel.placement,
+            "overlap.pipeline": self.job.overlaps_sends,
+        }
+        return made
+
+    def is_same(self, job: TrainingJob) -> bool:
+        """Whether another job runs the same schedule on the same cut."""
+        mine, theirs = self.job, job
+        return (
+            mine.training.schedule_file is None
+            and mine.training.schedule == theirs.training.schedule
+            and mine.parallel == theirs.parallel
+        )
+
+
+@dataclass(frozen=True)
+class RefusedSchedule:
+    """A schedule that cannot run the job.
+
+    Attributes:
+        name: of the schedule. error: why: the rule in ``message``, ``expected``, ``got``.
+    """
+
+    name: str
+    error: SemuError
+
+    @property
+    def rule(self) -> str:
+        """The rule, what it expects and what came, in a line without the schedule's name."""
+        expected = (
+            None if self.error.expected is None else textwrap.shorten(self.error.expected, 100, placeholder=" ...")
+        )
+        told = [f"{word} {part}" for word, part in (("expected", expected), ("got", self.error.got)) if part]
+        message = self.error.message.removeprefix(f"the schedule {self.name!r} ").removeprefix(f"{self.name}: ")
+        message = message.removeprefix(f"{self.name} ") if message.startswith(f"{self.name} needs") else message
+        return message + (f" ({', '.join(told)})" if told else "")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ScheduleComparison:
+    """A job under many schedules; ``comparison["zb-v"]`` is one of them.
+
+    Attributes:
+        rows: the job's own schedule, then the others in the order asked for. refused: those that cannot run it.
+        asked: the names asked for; None: nobody asked. warnings: what was decided for the user, a sentence each.
+    """
+
+    rows: tuple[ComparedSchedule, ...]
+    refused: tuple[RefusedSchedule, ...]
+    asked: tuple[str, ...] | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def own(self) -> ComparedSchedule:
+        """The job as it is."""
+        return self.rows[0]
+
+    @cached_property
+    def best(self) -> ComparedSchedule | None:
+        """The fastest of those that fit in memory, the first of equals; None: none fits."""
+        fitting = [row for row in self.rows if row.estimate.fits]
+        return min(fitting, key=lambda row: row.estimate.iteration_time_s, default=None)
+
+    @property
+    def chosen(self) -> tuple[ComparedSchedule, ...]:
+        """The schedules that were asked for; all, where nobody asked."""
+        if self.asked is None:
+            return self.rows
+        others = [row for row in self.rows[1:] if row.name in self.asked]
+        is_other = any(row.name == self.own.name for row in others)  # on another cut
+        return (*([self.own] if self.own.name in self.asked and not is_other else ()), *others)
+
+    def __getitem__(self, name: str) -> ComparedSchedule:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(name)
+
+    def label(self, row: ComparedSchedule) -> str:
+        """A row's name, with its virtual stages where another row has the same name."""
+        names = [other.name for other in self.rows]
+        return row.name if names.count(row.name) == 1 else f"{row.name}-vpp{row.vpp}"
+
+    @property
+    def title(self) -> str:
+        """What is compared."""
+        job = self.own.job
+        return (
+            f"{job.model.name} on {job.cluster.label()}, {parallel_label(job)}, "
+            f"{job.num_microbatches} microbatches per replica"
+        )
+
+    # -- for people ----------------------------------------------------------------------------------------------
+    def __repr__(self) -> str:
+        own_s = self.own.estimate.iteration_time_s
+        lines = align_columns([_HEADS, *(self._cells(row, own_s) for row in self.rows)], _RIGHT)
+        text = [self.title, "", *lines, "", *self._notes()]
+        return "\n".join(line.rstrip() for line in text)
+
+    def _cells(self, row: ComparedSchedule, own_s: float) -> tuple[str, ...]:
+        found = row.estimate
+        marks = [word for word, holds in (("own", row is self.own), ("best", row is self.best)) if holds]
+        return (
+            row.name,
+            row.placement,
+            str(row.vpp),
+            format_time(found.iteration_time_s),
+            "" if row is self.own else f"{found.iteration_time_s / own_s - 1:+.1%}",
+            format_time(found.makespan_s),
+            f"{found.bubble_ratio:.1%}",
+            f"{row.peak_bytes / GIB:.2f}",
+            str(row.peak_rank),
+            "yes" if found.fits else "no",
+            ", ".join(marks),
+        )
+
+    def _notes(self) -> Iterator[str]:
+        have = f"{self.own.estimate.capacity_bytes / GIB:.2f} GiB"
+        if self.best is None:
+            yield f"none of them fits in the {have} of a device"
+        else:
+            gain = self.own.estimate.iteration_time_s / self.best.estimate.iteration_time_s
+            against = (
+                "the run's own" if self.best is self.own else f"{gain:.2f}x as fast as the run's own {self.own.name}"
+            )
+            yield f"best: {self.best.name}, the fastest that fits in {have}; {against}"
+        yield "rank: the one that needs most memory; vs own: change of the iteration time"
+        tried = {*(row.name for row in self.rows), *(other.name for other in self.refused)}
+        left = [name for name in ALL_SCHEDULES if name not in tried]
+        if left and self.asked is None:
+            yield from textwrap.wrap(f"not compared: {', '.join(left)} (--compare all)", WIDTH, subsequent_indent="  ")
+        by_rule: dict[str, list[str]] = {}
+        for other in self.refused:
+            by_rule.setdefault(other.rule, []).append(other.name)
+        for rule, names in by_rule.items():
+            yield from textwrap.wrap(f"not run: {', '.join(names)}: {rule}", WIDTH, subsequent_indent="  ")
+
+    # -- for programs --------------------------------------------------------------------------------------------
+    def to_json(self) -> dict[str, object]:
+        """The table as JSON; rows in order, the run's own first."""
+        return {
+            "title": self.title,
+            "own": self.label(self.own),
+            "best": None if self.best is None else self.label(self.best),
+            "capacity_bytes": self.own.estimate.capacity_bytes,
+            "schedules": [self._row_json(row) for row in self.rows],
+            "refused": [
+                {"name": other.name, "rule": other.rule, "error": other.error.to_json()} for other in self.refused
+            ],
+            "warnings": list(self.warnings),
+        }
+
+    def _row_json(self, row: ComparedSchedule) -> dict[str, object]:
+        found, own_s = row.estimate, self.own.estimate.iteration_time_s
+        family = ALL_SCHEDULES.get(row.name)
+        return {
+            "name": row.name,
+            "label": self.label(row),
+            "is_own": row is self.own,
+            "is_best": row is self.best,
+            "vpp": row.vpp,
+            "placement": row.placement,
+            "splits_backward": row.stages.schedule.splits_backward,
+            "source": None if family is None else family.source,
+            "iteration_time_s": found.iteration_time_s,
+            "difference_s": found.iteration_time_s - own_s,
+            "makespan_s": found.makespan_s,
+            "bubble_ratio": found.bubble_ratio,
+            "mfu": found.mfu,
+            "peak_memory_bytes": list(found.peak_memory_bytes),
+            "peak_rank": row.peak_rank,
+            "fits": found.fits,
+        }
+
+    # -- on disk -------------------------------------------------------------------------------------------------
+    def to_csv(self) -> str:
+        """The stage tables of the schedules that were asked for (``semu.schedule.stage_table``); with one of them, the
+        file is a ``training.schedule_file`` under that row's ``settings``."""
+        return table_csv((self.label(row), row.stages) for row in self.chosen)
+
+    def save(self, directory: str | os.PathLike[str]) -> list[Path]:
+        """Write ``result.json``, ``schedules.png`` and a stage table per schedule, ``NAME.csv``.
+
+        Args:
+            directory: made if it is not there; files of these names are replaced.
+        Returns:
+            The files written.
+        Raises:
+            ConfigError: the directory cannot be made or written to.
+        """
+        folder = make_folder(Path(directory))
+        document = json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n"
+        return [
+            write_text(folder / "result.json", document),
+            self.draw(folder / "schedules.png"),
+            *(
+                write_text(folder / f"{self._file_name(row)}.csv", table_csv([(self.label(row), row.stages)]))
+                for row in self.rows
+            ),
+        ]
+
+    def _file_name(self, row: ComparedSchedule) -> str:
+        """``own-NAME`` for one from a file, whatever that is called."""
+        return f"own-{Path(row.name).stem}" if row.job.training.schedule_file is not None else self.label(row)
+
+    def draw(self, path: str | os.PathLike[str]) -> Path:
+        """Draw all schedules below one another on one time axis, as a PNG.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        from semu.present.plots import ScheduleRow, draw_schedules
+
+        rows = [
+            ScheduleRow(row.stages.evaluation(self._headline(row)), row.stages.arrays, _note(row)) for row in self.rows
+        ]
+        return write_file(
+            Path(path),
+            lambda file: draw_schedules(
+                file,
+                rows,
+                title=f"Pipeline schedules: {self.title}",
+                subtitle="slowest replica; beside each: iteration time, most memory of a rank (> x: a device has x)",
+            ),
+        )
+
+    def _headline(self, row: ComparedSchedule) -> str:
+        marks = [word for word, holds in (("own", row is self.own), ("best", row is self.best)) if holds]
+        return row.name + (f" ({', '.join(marks)})" if marks else "")
+
+
+def _note(row: ComparedSchedule) -> str:
+    chunks = f"vpp {row.vpp}, " if row.vpp > 1 else ""
+    room = "" if row.estimate.fits else f" > {row.estimate.capacity_bytes / GIB:.1f}"
+    return f"{chunks}{format_time(row.estimate.iteration_time_s)}, {row.peak_bytes / GIB:.4g} GiB{room}"

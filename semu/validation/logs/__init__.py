@@ -1,0 +1,1 @@
+"""Training logs of other programs, and a log beside a simulation."""

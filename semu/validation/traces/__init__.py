@@ -1,0 +1,1 @@
+"""Traces of real GPUs, and a trace beside a simulation."""

@@ -1,0 +1,1 @@
+"""Diffusion transformers for images and video."""

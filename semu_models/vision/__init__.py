@@ -1,0 +1,1 @@
+"""Vision encoders, one family per file."""

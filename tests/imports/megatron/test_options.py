@@ -1,0 +1,185 @@
+"""What each option changes in the tables, and that the job runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import semu
+from semu.imports.megatron import read_megatron
+from semu.runfile import make_job
+
+SIZES = "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512"
+BATCH = "--micro-batch-size 1 --global-batch-size 32 --bf16"
+MOE = "--num-experts 8 --disable-bias-linear --expert-model-parallel-size 4 --moe-token-dispatcher-type alltoall"
+MOE_KEYS = {
+    **{"model.transformer.experts": 8, "model.transformer.top_k": 2, "model.transformer.moe_ffn": 2048},
+    **{"model.transformer.bias": False, "parallel.ep": 4, "training.moe_grouped_gemm": False},
+}
+FP8 = {"training.precision": "fp8", "training.fp8_recipe": "tensorwise"}
+
+
+def tables_of(words: str) -> dict[str, Any]:
+    return read_megatron(f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} {BATCH} {words}\n").tables
+
+
+def flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Dotted key -> value."""
+    keys: dict[str, Any] = {}
+    for name, value in table.items():
+        keys |= flat(value, f"{path}{name}.") if isinstance(value, dict) else {path + name: value}
+    return keys
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [
+        ("--swiglu", {"model.transformer.gated_mlp": True, "model.transformer.ffn": 1344}),
+        ("--ffn-hidden-size 1000", {"model.transformer.ffn": 1000}),
+        ("--kv-channels 32", {"model.transformer.head_dim": 32}),
+        ("--group-query-attention --num-query-groups 2", {"model.transformer.kv_heads": 2}),
+        ("--group-query-attention", {"model.transformer.kv_heads": 1}),
+        ("--num-query-groups 2", {}),
+        ("--position-embedding-type rope", {"model.transformer.rotary": True, "model.transformer.positions": None}),
+        ("--position-embedding-type none", {"model.transformer.positions": None}),
+        ("--add-qkv-bias --disable-bias-linear", {"model.transformer.bias": False, "model.transformer.qkv_bias": True}),
+        (
+            "--normalization RMSNorm --qk-layernorm",
+            {"model.transformer.rms_norm": True, "model.transformer.qk_norm": True},
+        ),
+        ("--vocab-size 1000", {"model.transformer.vocab": 1000}),
+        ("--vocab-size 1000 --tokenizer-type NullTokenizer", {"model.transformer.vocab": 1001}),
+        ("--vocab-size 1000 --tokenizer-type SentencePieceTokenizer", {"model.transformer.vocab": 1000}),
+        (MOE, MOE_KEYS),
+        (f"{MOE} --moe-layer-freq 2", {**MOE_KEYS, "model.transformer.moe_layer_freq": 2}),
+        (f"{MOE} --moe-layer-freq '([0]*2+[1]*6)'", {**MOE_KEYS, "model.transformer.first_k_dense": 2}),
+        (f"{MOE} --moe-layer-freq '([1]+[0])*4'", {**MOE_KEYS, "model.transformer.moe_layer_freq": [1, 0] * 4}),
+        (
+            f"{MOE} --moe-grouped-gemm --moe-expert-capacity-factor 1.5 --moe-pad-expert-input-to-capacity",
+            {
+                **{**MOE_KEYS, "training.moe_grouped_gemm": True},
+                **{"training.moe_capacity_factor": 1.5, "training.moe_pad_to_capacity": True},
+            },
+        ),
+        (
+            f"{MOE} --moe-ffn-hidden-size 256 --moe-shared-expert-intermediate-size 512 --moe-shared-expert-gate",
+            {
+                **{**MOE_KEYS, "model.transformer.moe_ffn": 256},
+                **{"model.transformer.shared_ffn": 512, "model.transformer.shared_gate": True},
+            },
+        ),
+        (f"{MOE} --mtp-num-layers 2", {**MOE_KEYS, "model.transformer.mtp_layers": 2}),
+        ("--mtp-num-layers 0", {}),
+        (f"{MOE} --moe-layer-recompute", {**MOE_KEYS, "training.recompute": ["moe"]}),
+        ("--tensor-model-parallel-size 2", {"parallel.tp": 2, "parallel.dp": 4}),
+        (
+            "--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap",
+            {
+                **{"parallel.tp": 2, "parallel.dp": 4, "parallel.sequence_parallel": True},
+                "overlap.tensor_parallel": True,
+            },
+        ),
+        (
+            "--context-parallel-size 2 --cp-comm-type a2a",
+            {"parallel.cp": 2, "parallel.dp": 4, "parallel.cp_kind": "all_to_all"},
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2",
+            {
+                **{"parallel.pp": 2, "parallel.dp": 4, "parallel.vpp": 2, "parallel.partition": "layers"},
+                **{"overlap.pipeline": True, "training.schedule": "interleaved"},
+            },
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --no-overlap-p2p-communication",
+            {
+                **{"parallel.pp": 2, "parallel.dp": 4, "parallel.vpp": 4, "parallel.partition": "layers"},
+                **{"overlap.pipeline": False, "training.schedule": "interleaved"},
+            },
+        ),
+        (
+            "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1 "
+            "--decoder-last-pipeline-num-layers 1",
+            {
+                **{"parallel.pp": 4, "parallel.dp": 2, "overlap.pipeline": False},
+                **{"parallel.layout.first": 1, "parallel.layout.last": 1},
+            },
+        ),
+        (
+            "--num-layers 7 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1 "
+            "--account-for-embedding-in-pipeline-split",
+            {
+                **{"model.transformer.layers": 7, "parallel.pp": 4, "parallel.dp": 2, "parallel.vpp": 2},
+                **{"overlap.pipeline": True, "training.schedule": "interleaved"},
+                "parallel.layout.account_for_embedding": True,
+            },
+        ),
+        ("--use-distributed-optimizer", {"parallel.zero": 1}),
+        (
+            "--use-distributed-optimizer --num-distributed-optimizer-instances 2",
+            {"parallel.zero": 1, "parallel.zero_group": 4},
+        ),
+        ("--overlap-grad-reduce", {"overlap.grad_reduce": True}),
+        ("--use-torch-fsdp2", {"parallel.zero": 3, "parallel.reshard_after_forward": True}),
+        (
+            "--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward",
+            {"parallel.zero": 3, "parallel.reshard_after_forward": False},
+        ),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", {"parallel.zero": 2}),
+        ("--use-custom-fsdp --data-parallel-sharding-strategy optim_grads_params", {"parallel.zero": 3}),
+        ("--grad-reduce-in-bf16", {"training.grad_dtype": "bf16"}),
+        (
+            "--use-precision-aware-optimizer --main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+            {"training.grad_dtype": "bf16", "training.optimizer_state_dtype": "bf16"},
+        ),
+        ("--fp8-format e4m3", FP8),
+        ("--fp8-format hybrid --fp8-recipe blockwise", {**FP8, "training.fp8_recipe": "blockwise"}),
+        ("--fp8-format hybrid --fp8-param-gather", {**FP8, "training.fp8_weights": "primary"}),
+        ("--recompute-activations", {"training.recompute": "selective"}),
+        (
+            "--recompute-granularity selective --recompute-modules layernorm mlp",
+            {"training.recompute": ["layernorm", "mlp"]},
+        ),
+        (
+            "--recompute-granularity full --recompute-method uniform",
+            {
+                **{"training.recompute": "full", "training.recompute_method": "uniform"},
+                "training.recompute_layers": 1,
+            },
+        ),
+        ("--attention-backend unfused", {"training.attention": "unfused"}),
+        ("--transformer-impl local", {"training.attention": "unfused", "training.workspaces": "torch"}),
+        ("--transformer-impl local --use-flash-attn", {"training.workspaces": "torch"}),
+        ("--cross-entropy-loss-fusion", {}),
+        ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", {"training.cross_entropy": "fused"}),
+        ("--no-gradient-accumulation-fusion", {"training.gradient_accumulation_fusion": False}),
+        ("--clip-grad 0", {"training.gradient_clipping": False}),
+        ("--optimizer-cpu-offload", {"training.offload": ["optimizer"]}),
+        (
+            "--cpu-offloading-num-layers 2",
+            {"training.offload": ["activations"], "training.offload_layers": ["*layers.0", "*layers.1"]},
+        ),
+        ("--cpu-offloading-num-layers 8", {"training.offload": ["activations"]}),
+    ],
+)
+def test_option(words: str, changes: dict[str, Any]) -> None:
+    tables = tables_of(words)
+    before, after = flat(tables_of("")), flat(tables)
+    expected = {key: value for key, value in (before | changes).items() if value is not None}
+    assert after == expected
+    report = semu.evaluate(make_job(tables))
+    assert report.iteration_time_s > 0
+
+
+def test_wide_and_narrow_gradients_without_bf16() -> None:
+    sixteen = read_megatron(f"torchrun --nproc_per_node 8 pretrain.py {SIZES} --micro-batch-size 1 --fp16\n").tables
+    assert sixteen["training"]["grad_dtype"] == "fp16" and sixteen["training"]["loss_scaling"]
+    assert sixteen["training"]["global_batch"] == 8
+    wide = read_megatron(
+        f"torchrun --nproc_per_node 8 pretrain.py {SIZES} --micro-batch-size 1 --fp16 "
+        "--accumulate-allreduce-grads-in-fp32\n"
+    ).tables
+    assert wide["training"]["grad_dtype"] == "fp32"
+    plain = read_megatron(f"torchrun --nproc_per_node 8 pretrain.py {SIZES} --micro-batch-size 1\n").tables
+    assert plain["training"]["precision"] == "fp32"
