@@ -109,6 +109,7 @@ class SmallModel:
             "lm": {"lm": ()},
             "vlm": {"vit": (), "llm": ("vit",)},
             "two encoders": {"vit": (), "audio": (), "llm": ("vit", "audio")},
+            "two readers": {"vit": (), "depth": ("vit",), "llm": ("vit", "depth")},
             "t2v": {"llm": (), "dit": ("llm",)},
         }[self.name]
 
@@ -137,7 +138,7 @@ class SmallModel:
                     "stem": Project() if is_encoder else Sequence_(),
                     "layers": [Mix(mixes=not is_encoder, dropout=self.dropout) for _ in range(count)],
                     "head": Project(),
-                    "load": self._rows(name, replica) if is_encoder else self._ids(replica),
+                    "load": self._ids(replica) if not is_encoder else None if sources else self._rows(name, replica),
                     "loss": None if is_encoder else self._loss(replica),
                     "rows": self._begin(name, replica),
                 }

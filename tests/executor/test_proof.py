@@ -92,6 +92,16 @@ def test_two_encoders_into_one_backbone() -> None:
     case("two encoders", 2, items, {"vit": (2, 1), "audio": (1, 3), "llm": (1, 1)}, 4, split=True)
 
 
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("parts", [((1, 1), (1, 1)), ((2, 3), (1, 1)), ((1, 1), (2, 3)), ((2, 3), (2, 3))])
+def test_the_gradients_of_all_readers_of_an_output_add_up(
+    parts: tuple[tuple[int, int], tuple[int, int]], split: bool
+) -> None:
+    """A decoder and the backbone both read all that an encoder made, whole or in parts."""
+    items = {"vit": [[4, 3]], "depth": [[4, 3]], "llm": [[1, 1]]}
+    case("two readers", 2, items, {"vit": parts[0], "depth": parts[1], "llm": (1, 1)}, 11, split=split)
+
+
 @pytest.mark.parametrize("parts", [((2, 1), (3, 2)), ((1, 1), (2, 3)), ((3, 1), (1, 1)), ((2, 3), (2, 3))])
 def test_captions_and_clips_cut_alike_or_not(parts: tuple[tuple[int, int], tuple[int, int]]) -> None:
     items = {"llm": [[3, 4]], "dit": [[3, 4]]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -11,16 +12,21 @@ from hypothesis import strategies as st
 
 from semu.errors import ConfigError
 from semu.hardware.device import DeviceProfile
-from semu.hardware.kinds import OpKind, Port
+from semu.hardware.efficiency import CollectiveEfficiency, LinkEfficiency
+from semu.hardware.kinds import OpKind, Port, Provenance
 from semu.hardware.network import (
+    PIPELINE,
     CommGroup,
     collective_cost,
     collective_latency,
     effective_bandwidth,
     latency_steps,
+    port_capacity,
+    port_shares,
     wire_factor,
 )
 from semu.hardware.profile import list_profiles, load_profile
+from semu.hardware.software import Software
 
 H100 = load_profile("h100")
 COMMUNICATION = [kind for kind in OpKind if kind.is_communication]
@@ -142,6 +148,101 @@ def test_smallest_node_decides() -> None:
     assert effective_bandwidth(H100, kind, uneven) == pytest.approx(50e9 * coefficient(H100, "nic", kind, "net"))
 
 
+UNEVEN = [(4, 4), (5, 2), (6, 3), (3, 3, 1), (2, 1)]
+"""Ranks on each node."""
+
+
+def uneven_group(name: str, nodes: tuple[int, ...]) -> CommGroup:
+    return CommGroup(name, sum(nodes), len(nodes), min(nodes))
+
+
+def best_net(port: str) -> float:
+    """The best efficiency of any kind on a port of an H100."""
+    return max(coefficient(H100, port, kind, "net") for kind in COMMUNICATION)
+
+
+def busiest_card(nodes: tuple[int, ...]) -> Fraction:
+    """A ring's bytes over the busiest network card per byte that a rank passes on. The ring runs as slices, as many as
+    the smallest node has cards; slice s walks all ranks of a node and leaves it from the node's rank s."""
+    slices = min(nodes)
+    over_card: dict[tuple[int, int], Fraction] = {}
+    for leaving in range(slices):
+        walk = [(node, (leaving + 1 + i) % count) for node, count in enumerate(nodes) for i in range(count)]
+        for here, there in zip(walk, walk[1:] + walk[:1], strict=True):
+            if here[0] != there[0]:
+                over_card[here] = over_card.get(here, Fraction(0)) + Fraction(1, slices)
+    return max(over_card.values())
+
+
+@pytest.mark.parametrize("nodes", UNEVEN)
+@pytest.mark.parametrize("kind", RINGS)
+@pytest.mark.parametrize("nvlink", [450e9, 45e9])
+def test_a_ring_over_uneven_nodes_loads_the_cards_of_the_smallest(
+    nodes: tuple[int, ...], kind: OpKind, nvlink: float
+) -> None:
+    device = H100.override({"nvlink_bytes_per_s": nvlink})
+    per_card = busiest_card(nodes)
+    card, local = 50e9 * coefficient(H100, "nic", kind, "net"), nvlink * coefficient(H100, "nvlink", kind, "net")
+    rate = min(local, card / per_card)
+    expected = {Port.NIC: rate * per_card / (50e9 * best_net("nic"))}
+    if min(nodes) > 1:
+        expected[Port.NVLINK] = rate / (nvlink * best_net("nvlink"))
+    assert port_shares(device, kind, uneven_group("dp", nodes)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("nodes", UNEVEN)
+@pytest.mark.parametrize("nvlink", [450e9, 4.5e9])
+def test_an_all_to_all_over_uneven_nodes_counts_the_peers_of_the_smallest(
+    nodes: tuple[int, ...], nvlink: float
+) -> None:
+    device, kind = H100.override({"nvlink_bytes_per_s": nvlink}), OpKind.ALL_TO_ALL
+    node_of = [node for node, count in enumerate(nodes) for _ in range(count)]
+    one = node_of.index(nodes.index(min(nodes)))
+    beside = sum(node == node_of[one] for rank, node in enumerate(node_of) if rank != one)
+    beyond = len(node_of) - 1 - beside
+    card = 50e9 * coefficient(H100, "nic", kind, "net")
+    local = nvlink * coefficient(H100, "nvlink", kind, "net")
+    blocks_per_s = 1 / max(beyond / card, beside / local)
+    expected = {Port.NIC: blocks_per_s * beyond / (50e9 * best_net("nic"))}
+    if beside:
+        expected[Port.NVLINK] = blocks_per_s * beside / (nvlink * best_net("nvlink"))
+    group = uneven_group("ep", nodes)
+    assert effective_bandwidth(device, kind, group) == pytest.approx(blocks_per_s * (len(node_of) - 1), rel=1e-12)
+    assert port_shares(device, kind, group) == pytest.approx(expected, rel=1e-12)
+
+
+def test_defaults_do_not_say_what_a_port_carries() -> None:
+    """An efficiency of 1 that nobody measured is no capacity, unless nothing else is known of the port."""
+    copies = H100.number("link.pcie.p2p.net")
+    others = [H100.number(f"link.pcie.{kind.value}.net") for kind in COMMUNICATION if kind is not OpKind.P2P]
+    assert copies.provenance is Provenance.MEASURED and copies.value < 0.9
+    assert {(number.value, number.provenance) for number in others} == {(1.0, Provenance.DEFAULT)}
+    assert port_capacity(H100, Port.PCIE) == pytest.approx(64e9 * copies.value, rel=1e-12)
+    pair = CommGroup("offload", 2, local_port=Port.PCIE)
+    assert port_shares(H100, OpKind.P2P, pair) == pytest.approx({Port.PCIE: 1.0}, rel=1e-12)
+
+
+def test_a_port_of_defaults_carries_the_best_of_them() -> None:
+    nets = dict(zip(COMMUNICATION, (0.5, 0.75, 0.625, 0.25, 0.125), strict=True))
+    guessed = LinkEfficiency({kind: CollectiveEfficiency(net=net) for kind, net in nets.items()})
+    device = replace(H100, links={**H100.links, Port.NIC: guessed})
+    assert port_capacity(device, Port.NIC) == 0.75 * 50e9
+
+
+def test_every_shipped_port_carries_the_best_that_is_known_of_it() -> None:
+    for name in list_profiles():
+        profile = load_profile(name)
+        peaks = {
+            Port.NVLINK: profile.nvlink_bytes_per_s,
+            Port.NIC: profile.nic_bytes_per_s,
+            Port.PCIE: profile.pcie_bytes_per_s,
+        }
+        for port, peak in peaks.items():
+            nets = [profile.number(f"link.{port.value}.{kind.value}.net") for kind in COMMUNICATION]
+            best = max(net.value for net in nets if net.provenance is not Provenance.DEFAULT)
+            assert port_capacity(profile, port) == pytest.approx(peak.value * best, rel=1e-12), (name, port)
+
+
 @pytest.mark.parametrize(("n", "nodes"), [(16, 2), (32, 4), (64, 8), (8, 8), (16, 8)])
 def test_all_to_all_counts_peers(n: int, nodes: int) -> None:
     """Every rank sends one block to every other; the slower of its two ports decides."""
@@ -158,6 +259,22 @@ def test_p2p_by_placement() -> None:
     near, far = CommGroup("pp", 2, 1), CommGroup("pp", 2, 2)
     assert collective_latency(H100, OpKind.P2P, near, 355e6) == pytest.approx(7.6e-6 + 1e-3, rel=0.02)
     assert collective_latency(H100, OpKind.P2P, far, 35.5e6) == pytest.approx(18.7e-6 + 1e-3, rel=0.03)
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_only_transfers_between_pipeline_ranks_wait_for_the_host(num_nodes: int) -> None:
+    """Not the neighbours' transfers of context parallelism, nor collectives, whatever the group is called."""
+    waits_s = 2.0**-10
+    run = H100.override({"software.megatron.transfer_s": waits_s}).under(Software.MEGATRON)
+    kernels = H100.override({"software.megatron.transfer_s": 0.0}).under(Software.MEGATRON)
+    for name in (PIPELINE, "cp", "dp", "tp", "ep"):
+        for kind in COMMUNICATION:
+            group = CommGroup(name, 2, num_nodes)
+            bare, late = (collective_cost(profile, kind, group) for profile in (kernels, run))
+            added_s = waits_s if (name, kind) == (PIPELINE, OpKind.P2P) else 0.0
+            assert late == replace(bare, latency_s=bare.latency_s + added_s), (name, kind)
+            times = [collective_latency(profile, kind, group, 3e6) for profile in (kernels, run)]
+            assert times[1] - times[0] == pytest.approx(added_s, rel=1e-9, abs=1e-15)
 
 
 def test_steps_of_rings_and_trees() -> None:

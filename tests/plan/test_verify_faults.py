@@ -386,6 +386,71 @@ def same_actions(plan: ExecutionPlan, other: ExecutionPlan) -> bool:
     )
 
 
+def outgrown(plan: ExecutionPlan, message: int, gradient: int, replica: int) -> ExecutionPlan:
+    """A gradient larger than its replica's result, and smaller than the result of every other replica."""
+
+    def put(array: np.ndarray) -> None:
+        array[:, message], array[:, gradient] = 5000, 2000
+        array[replica, message], array[replica, gradient] = 1000, 1001
+
+    return changed(plan, "messages", "num_bytes", put)
+
+
+def equal_sizes(plan: ExecutionPlan, message: int, gradient: int, replica: int) -> ExecutionPlan:
+    """A gradient as large as its replica's result, where other replicas have smaller results: legal."""
+
+    def put(array: np.ndarray) -> None:
+        array[:, message] = array[:, gradient] = 1000
+        array[replica, message] = array[replica, gradient] = 5000
+
+    return changed(plan, "messages", "num_bytes", put)
+
+
+def misdirected(plan: ExecutionPlan, message: int, gradient: int, replica: int) -> ExecutionPlan:
+    """A message whose items are another stage's on one replica."""
+
+    def put(array: np.ndarray) -> None:
+        array[replica, message] += 50
+
+    return changed(plan, "messages", "items", put)
+
+
+@pytest.mark.parametrize("replica", [0, 1])
+@pytest.mark.parametrize(
+    ("change", "fault", "words"),
+    [
+        (outgrown, Fault.BYTES, "a gradient larger than what it is of"),
+        (misdirected, Fault.ITEMS, "other items than its stage"),
+        (equal_sizes, None, ""),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_messages_are_checked_on_every_replica(
+    change: Callable[[ExecutionPlan, int, int, int], ExecutionPlan], fault: Fault | None, words: str, replica: int
+) -> None:
+    """Other replicas alone would be legal."""
+    tried = 0
+    for seed in range(40):
+        plan = random_plan(seed)
+        ends = list(zip(plan.messages.source.tolist(), plan.messages.target.tolist(), strict=True))
+        answered = [(ends.index((b - 1, a - 1)), at) for at, (a, b) in enumerate(ends) if a % 2]
+        if plan.num_replicas == 1 or not answered:
+            continue
+        message, gradient = answered[seed % len(answered)]
+        tried += 1
+        wrong = change(plan, message, gradient, replica)
+        if fault is None:
+            verify(wrong)
+            continue
+        with pytest.raises(PlanError) as caught:
+            verify(wrong)
+        assert caught.value.fault is fault, str(caught.value)
+        assert words in caught.value.message
+        at = message if fault is Fault.ITEMS else gradient
+        assert f"messages[{at}]" in str(caught.value.where)
+    assert tried >= 8
+
+
 def test_rank_action_and_what_is_there_are_told() -> None:
     plan = spelled(chain(2, 1), ["F0 s0 S0 r1 R1 B0", "r0 F1 R0 B1 s1 S1"])
     with pytest.raises(PlanError) as caught:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
 from numpy.typing import NDArray
+from plots.artists import color_of, figure_of, labels_of, legend_of, points_of
 
 from semu.present.plots import ScatterPoint, draw_validation
 from semu.present.plots.canvas import DPI, INK, LEFT_IN, RIGHT_IN, TOP_IN, WIDTH_IN
@@ -69,6 +71,28 @@ def test_the_band_is_ten_percent_around_the_diagonal(tmp_path: Path) -> None:
     rows = np.flatnonzero(column)
     height_per_decade = 5.9 * DPI / math.log10(100 * 1.25**2 / 1)
     assert rows.max() - rows.min() + 1 == pytest.approx(height_per_decade * math.log10((1 + BAND) / (1 - BAND)), abs=3)
+
+
+def test_measured_goes_across_and_predicted_up(tmp_path: Path) -> None:
+    """As the axes are labelled, with the dots of each group in its colour of the legend."""
+    times = [ScatterPoint("a", 1.0, 10.0), ScatterPoint("b", 100.0, 20.0), ScatterPoint("a", 2.0, 3.0)]
+    memory = [ScatterPoint("b", 40.0 * GIB, 50.0 * GIB), ScatterPoint("c", 8.0 * GIB, 6.0 * GIB)]
+    figure = figure_of(partial(draw_validation, tmp_path / "v.png", times, memory, title="runs"))
+    colors = legend_of(figure)
+    assert set(colors) == {"a", "b", "c"} and len(set(colors.values())) == 3
+    assert (colors["a"], colors["b"]) == (BLUE.lower(), ORANGE.lower())
+    left, right = figure.axes
+    assert left.get_position().x1 < right.get_position().x0
+    panels = (
+        (left, "iteration time [s]", {"a": [(1.0, 10.0), (2.0, 3.0)], "b": [(100.0, 20.0)], "c": []}),
+        (right, "peak memory [GiB]", {"a": [], "b": [(40.0, 50.0)], "c": [(8.0, 6.0)]}),
+    )
+    for axes, what, groups in panels:
+        assert labels_of(axes) == (f"measured {what}", f"predicted {what}")
+        dots = {color_of(line): points_of(line) for line in axes.lines if line.get_marker() != "None"}
+        assert dots == {colors[name]: points for name, points in groups.items()}
+        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+        assert axes.get_xlim() == axes.get_ylim()
 
 
 @pytest.mark.parametrize("groups", [0, 1, 8, 40])
