@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from present.plots.artists import color_of, figure_of, labels_of, legend_of, lines_of, points_of
-from tests.timeline_fixture import make_timeline
+from tests.present.timeline_fixture import make_timeline
 
 from semu.engine.timeline import IterationTimeline, MemoryCurve
 from semu.graph.tensor import Role
