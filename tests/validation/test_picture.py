@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 from numpy.typing import NDArray
-from plots.artists import color_of, figure_of, labels_of, legend_of, points_of
+from present.plots.artists import color_of, figure_of, labels_of, legend_of, points_of
 
 from semu.present.plots import ScatterPoint, draw_validation
 from semu.present.plots.canvas import DPI, INK, LEFT_IN, RIGHT_IN, TOP_IN, WIDTH_IN

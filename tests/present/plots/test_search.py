@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from present.plots.artists import color_of, figure_of, labels_of, legend_of, lines_of, points_of
-from tests.present.timeline_fixture import make_timeline
 
 from semu.engine.timeline import IterationTimeline, MemoryCurve
 from semu.graph.tensor import Role
 from semu.present.plots.search import draw_curve, draw_fullest, draw_timelines
 from semu.units import GIB
+from tests.present.timeline_fixture import make_timeline
 
 BEFORE, AFTER, LIMIT = "#d55e00", "#0072b2", "#b00020"
 """Vermilion and blue of Okabe and Ito, and a red."""
