@@ -14,8 +14,7 @@ from searcher.exact import optimum, whole
 from searcher.instances import vlm
 
 from semu.schedule import SCHEDULES, PipelineShape, PipelineStudy
-from semu.searcher import SearchProblem
-from semu.searcher import bound_kernels
+from semu.searcher import SearchProblem, bound_kernels
 from semu.searcher.bounds import lower_bounds
 from semu.searcher.interleave import Interleaver
 
