@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from simulation.reference_network import collective_seconds, latency_seconds, num_steps, wire_bytes
 
@@ -9,7 +11,6 @@ from semu.hardware.device import DeviceProfile
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup, collective_cost, collective_latency, latency_steps, wire_factor
 from semu.hardware.profile import list_profiles, load_profile
-from semu.hardware.software import Software
 
 KINDS = [kind for kind in OpKind if kind.is_communication]
 GROUPS = [
@@ -30,12 +31,12 @@ SIZES = [0, 1, 1000, 10**5, 10**7, 10**10]
 
 
 def devices() -> list[DeviceProfile]:
-    """Every shipped profile as it is, one as a framework finds it, and one all of whose coefficients matter."""
+    """Every shipped profile as it is, and one all of whose coefficients matter, with and without a framework."""
     shipped = [load_profile(name) for name in list_profiles()]
     marked = {"net": 0.37, "t0_s": 5e-6, "hop_s": 3e-7, "c_s": 2e-6, "few_ranks": 0.6, "short_net": 0.02}
     every = {kind.value: {**marked, "setup_s": 4e-6, "p": 1.7, "switch": 1.4} for kind in KINDS}
     full = load_profile("h100").override({"link": {port.value: every for port in Port}})
-    return [*shipped, full, *(one.under(Software.MEGATRON) for one in (full, load_profile("h100")))]
+    return [*shipped, replace(full, name="full"), replace(full, name="under a framework", transfer_s=7e-6)]
 
 
 @pytest.mark.parametrize("device", devices(), ids=lambda profile: profile.name)
