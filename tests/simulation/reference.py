@@ -2,8 +2,9 @@
 
 The whole iteration of each data-parallel replica is one list of nodes with explicit dependencies (operators, the two
 ends of each stage, sends); times are longest paths through it. Memory is a list of lifetimes
-(``reference_memory``). There is no array, no template, no kernel and no cache here; what is taken from semu is the
-description of a job, the trace of one block, and the scalar cost of one operator.
+(``reference_memory``). There is no array, no template, no kernel and no cache here. Blocks are traced by
+``reference_trace``, collectives timed by ``reference_network``; what is taken from semu is the description of a job,
+the kernels of an operator and of its gradient with their FLOP and bytes, and the scalar roofline of one kernel.
 """
 
 from __future__ import annotations

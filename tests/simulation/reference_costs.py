@@ -1,4 +1,4 @@
-"""What one operator costs for one microbatch: the scalar formulas of ``semu.hardware``, on the time grid."""
+"""What one operator costs for one microbatch, on the time grid: kernels by the scalar roofline of ``semu.hardware``."""
 
 from __future__ import annotations
 
