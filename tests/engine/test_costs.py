@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import semu
-from semu.engine.costs import CostModel
-from semu.engine.template import Template, TemplateLibrary, compile_template
+from semu.compile.template import Template, TemplateLibrary, compile_template
+from semu.costs.roofline import CostModel
 from semu.graph.dim import Poly
 from semu.graph.graph import Graph
 from semu.graph.operator import Phase
@@ -21,7 +21,7 @@ from semu.hardware.kinds import DType, OpKind, Provenance
 from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Parallel
-from semu_models.gpt import GPT, GPTConfig
+from semu_models.text.gpt import GPT, GPTConfig
 
 COMPUTE = Stream(Device(DeviceKind.COMPUTE), "compute")
 STEP_S = 2.0**-40

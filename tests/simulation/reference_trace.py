@@ -1,7 +1,7 @@
 """A tracer of its own for the slow reference: runs a block's ``forward`` on symbolic tensors and writes down operators.
 
-It stands in for ``semu.nn.tracing.Trace``, ``semu.nn.autograd`` and ``semu.nn.block``. What is taken from semu is the
-code of the modules and of each operator (the costs of one kernel, and which kernels its gradient takes), the shapes of
+It stands in for ``semu.nn.trace``'s ``tracing``, ``autograd`` and ``block``. What is taken from semu is the code of
+the modules and of each operator (the costs of one kernel, and which kernels its gradient takes), the shapes of
 tensors, and the records that are handed on. Recomputation is that of a whole block, or none.
 """
 
@@ -18,11 +18,11 @@ from semu.graph.tensor import Role
 from semu.hardware.device import Device, DeviceKind, Direction, Stream
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
-from semu.nn.block import CarrySpec, TracedBlock
 from semu.nn.module import Module, Parameter
 from semu.nn.rules.reshard import reshard_tokens
-from semu.nn.tensor import Sequences, Tensor
-from semu.nn.tracing import ParameterUse, TraceOptions
+from semu.nn.trace.block import CarrySpec, TracedBlock
+from semu.nn.trace.tensor import Sequences, Tensor
+from semu.nn.trace.tracing import ParameterUse, TraceOptions
 
 ON_GPU = Stream(Device(DeviceKind.COMPUTE), "compute")
 

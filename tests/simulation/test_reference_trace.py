@@ -24,11 +24,11 @@ from simulation.reference_trace import Written
 from semu.graph.operator import Operator
 from semu.job import TrainingJob
 from semu.nn import MixtureOfExperts, Model, TransformerLayer
-from semu.nn.block import TracedBlock, trace_block
-from semu.nn.tracing import TraceOptions
+from semu.nn.trace.block import TracedBlock, trace_block
+from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.config import Parallel
 from semu.parallel.modules import ModuleParallel
-from semu_models.decoder import Decoder, decoder_model
+from semu_models.text.decoder import Decoder, decoder_model
 
 
 def experts() -> Model:

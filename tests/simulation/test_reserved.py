@@ -18,10 +18,7 @@ from semu.parallel.config import Overlap, Parallel
 from semu.schedule.problem import lower
 from semu.simulation import prepare
 from semu.simulation.memory.ranks import RankMemory
-from semu.simulation.memory.reserved import HOPPER_WORKSPACE_BYTES, NUM_HANDLES, WORKSPACE_BYTES, rank_trace, shared_out
-from semu.simulation.pipeline import PipelineRun, run_pipeline
-from semu_models.text.llama import Llama
-from semu.simulation.reserved import (
+from semu.simulation.memory.reserved import (
     HOPPER_WORKSPACE_BYTES,
     NUM_HANDLES,
     WORKSPACE_BYTES,
@@ -29,7 +26,8 @@ from semu.simulation.reserved import (
     reserved_memory,
     shared_out,
 )
-from semu_models.llama import Llama
+from semu.simulation.pipeline import PipelineRun, run_pipeline
+from semu_models.text.llama import Llama
 from tests.simulation.jobs import (
     LANGUAGE,
     attention_encoder,
