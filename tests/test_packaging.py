@@ -52,6 +52,7 @@ def is_kernel_module(name: str) -> bool:
     return name.rsplit(".", 1)[-1].endswith("kernels")
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize("package", PACKAGES)
 def test_importing_a_package_imports_nothing_heavy(package: str) -> None:
     loaded = json.loads(run_python(f"import json, {package}; print(json.dumps(sorted(sys.modules)))"))
@@ -59,6 +60,7 @@ def test_importing_a_package_imports_nothing_heavy(package: str) -> None:
     assert [name for name in HEAVY if name in loaded] == []
 
 
+@pytest.mark.extras
 def test_every_module_imports_alone_and_only_kernels_load_numba() -> None:
     """One interpreter imports the modules in turn and notes which heavy package came in with which module.
 
@@ -81,13 +83,13 @@ def test_every_module_imports_alone_and_only_kernels_load_numba() -> None:
 
 
 NAMES = """
-    Checkpoint Cluster ConfigError DType Estimate ExecutionPlan Graph GraphError GraphTimeline GridResult Input InputSpec
-    IterationTimeline JobCheckpoint Level MemoryCurve ModalityModule ModalityRole Model ModuleParallel OpKind Overlap
-    Parallel Phase PipelineLayout Planner Port Precision Provenance Recompute Replication Report ResultCache Role
-    Schedule ScheduleError SearchReport SemuError ShapeSweep Simulation Span StagePlan Training TrainingJob __version__
-    baselines compare_schedules compile_plan engine errors evaluate graph grid hardware include nn parallel prepare run
-    schedule search simulate sweep trace what_if workload
-""".split()
+    Checkpoint Cluster ConfigError DType Estimate ExecutionPlan Graph GraphError GraphTimeline GridResult Input
+    InputSpec IterationTimeline JobCheckpoint Level MemoryCurve ModalityModule ModalityRole Model ModuleParallel
+    OpKind Overlap Parallel Phase PipelineLayout Planner Port Precision Provenance Recompute Replication Report
+    ResultCache Role Schedule ScheduleError SearchReport SemuError ShapeSweep Simulation Span StagePlan Training
+    TrainingJob __version__ baselines compare_schedules compile_plan engine errors evaluate graph grid hardware
+    include nn parallel prepare run schedule search simulate sweep trace what_if workload
+""".split()  # noqa: SIM905
 """What users may import from semu: a name may be added, none may go."""
 
 
