@@ -16,7 +16,7 @@ SUPPORTED := import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3,
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test test-extras lint format types contracts bench-quick clean
+.PHONY: help demo test test-extras lint format types contracts bench-quick readme clean
 
 help:
 	@echo "make demo         simulate one training iteration, write out/"
@@ -25,6 +25,7 @@ help:
 	@echo "make lint         ruff: rules and format        make format     ruff: mend both"
 	@echo "make types        mypy --strict                 make contracts  import-linter"
 	@echo "make bench-quick  every benchmark and every script of benchmarks/paper, in its quick form; with the extras"
+	@echo "make readme       README.md: figures and pictures that commands of seconds make"
 	@echo "make clean        remove the environments, caches and out/"
 
 # One stamp per environment, written only when its installation has succeeded.
@@ -80,6 +81,9 @@ bench-quick: $(EXTRAS)/.installed
 		$(EXTRAS)/bin/python $$script --quick || exit 1; \
 	done
 	$(EXTRAS)/bin/python -m benchmarks.paper --all --quick --out out/paper-quick
+
+readme: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.readme
 
 clean:
 	rm -rf $(VENV) $(EXTRAS) out build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
