@@ -334,6 +334,7 @@ def test_the_table(tmp_path: Path) -> None:
     assert again.rows == found.rows
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize("name", ["pandas", "polars"])
 def test_frames_of_others(name: str) -> None:
     found = grid(dense(), vary=("tp",))
