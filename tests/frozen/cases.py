@@ -474,10 +474,12 @@ def searches() -> Iterator[Case]:
         changes = settings(name, "1f1b", zero)
         yield Case(f"search/{name}/zero{zero}", What.SEARCH, name, changes, options=options, is_quick=name == "vlm-s")
     base = settings("vlm-s", "1f1b", 1)
-    yield Case("search/lm-7b/zero3", What.SEARCH, "lm-7b", settings("lm-7b", "1f1b", 3), options={"rollouts": 5})
+    yield Case(
+        "search/lm-7b/zero3", What.SEARCH, "lm-7b", settings("lm-7b", "1f1b", 3), options={"rollouts": 5, "workers": 1}
+    )
     for word, options in {
         "two-workers": {"rollouts": 40, "seed": 1, "workers": 2},
-        "heuristic": {"rollouts": 0},
+        "heuristic": {"rollouts": 0, "workers": 1},
         "mcts": {"rollouts": 40, "seed": 2, "workers": 1, "strategy": "mcts"},
         "max": {"rollouts": 20, "seed": 2, "workers": 1, "objective": "max"},
         "whole": {"rollouts": 20, "seed": 2, "workers": 1, "sub_batch": {"vit": 0}},
