@@ -521,9 +521,9 @@ def tables() -> Iterator[Case]:
     for name in ("vlm-s", "t2v-s"):
         yield Case(f"grid/{name}/small", What.GRID, name, settings(name, "1f1b", 1), options={**small, "top": 3})
     yield Case("grid/experts", What.GRID, EXPERTS["zero1"], options={"top": 3})
-    yield Case("validate/published", What.VALIDATE, is_quick=False)
-    yield Case("validate/runs", What.VALIDATE, options={"runs": "runs/runs.json"})
-    yield Case("validate/runs2", What.VALIDATE, options={"runs": "runs/runs2.json"})
+    yield Case("validate/published", What.VALIDATE)
+    yield Case("validate/runs", What.VALIDATE, options={"runs": "runs/runs.json", "every": 12})
+    yield Case("validate/runs2", What.VALIDATE, options={"runs": "runs/runs2.json", "every": 12})
     yield Case("validate/runs/pass-times", What.VALIDATE, options={"runs": "runs/runs.json", "pass_times": True})
 
 

@@ -183,7 +183,7 @@ def _validate(case: Case) -> str:
     from semu.validation import Row, published_rows, read_rows, validate
 
     options = dict(case.options)
-    runs = options.pop("runs", None)
+    runs, every = options.pop("runs", None), int(str(options.pop("every", 1)))
     if runs is None:
         rows = published_rows()
     else:
@@ -193,7 +193,7 @@ def _validate(case: Case) -> str:
         rows = read_rows(data / str(runs))
     if options.get("pass_times"):
         rows = tuple(row for row in rows if isinstance(row, Row) and row.pass_times is not None)
-    return _as_text(validate(rows, make_job, **options).to_json())
+    return _as_text(validate(rows[::every], make_job, **options).to_json())
 
 
 def _command(case: Case) -> str:
