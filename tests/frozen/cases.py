@@ -540,7 +540,6 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "what-if": ("what-if", *_LM),
     "plan": ("plan", *_VLM),
     "search": ("search", *_LM, "--rollouts", "10", "--workers", "1"),
-    "loop": ("plan", *_VLM, "--iterations", "3", "--rollouts", "5", "--workers", "1"),
     **{f"list-{what}": ("list", what, "--json") for what in ("setups", "schedules", "devices")},
     "unknown-key": ("simulate", "lm-7b", "--set", "training.micro_batches=2", "--json"),
     "unknown-setup": ("simulate", "vlm-q", "--json"),
