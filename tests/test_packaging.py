@@ -49,7 +49,7 @@ def imported_names(file: Path) -> set[str]:
 
 
 def is_kernel_module(name: str) -> bool:
-    return name.rsplit(".", 1)[-1].endswith("kernels")
+    return "kernels" in name.split(".")[-2:]
 
 
 @pytest.mark.extras

@@ -139,7 +139,7 @@ def _text(case: Case) -> str:
 def _trace(case: Case) -> str:
     from tempfile import TemporaryDirectory
 
-    from semu.traces import write_trace
+    from semu.present.traces import write_trace
 
     report = _report(case)
     with TemporaryDirectory() as folder:
