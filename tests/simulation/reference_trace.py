@@ -93,6 +93,7 @@ class Notebook:
         self.last_kernel = -1
         self.ledger = None
         self._names = {id(module): name for name, module in block.named_modules()}
+        self._parameter_names = {id(parameter): name for name, parameter in block.named_parameters()}
         self._modules: list[Module] = []
         self._in_fp8 = False
         self._sides: list[Tensor] = []
@@ -139,6 +140,13 @@ class Notebook:
         yield
         self.is_recording = before
 
+    @contextmanager
+    def at(self, _: str, phase: Phase, *, in_fp8_region: bool = False) -> Iterator[None]:
+        before = self.phase, self._in_fp8
+        self.phase, self._in_fp8 = phase, in_fp8_region
+        yield
+        self.phase, self._in_fp8 = before
+
     # -- tensors ---------------------------------------------------------------------------------------------------
     def arrive(self, shape: Sequence[Dim], shards: Sequence[int], dtype: DType, seqs: Sequences | None) -> Tensor:
         """A tensor from outside."""
@@ -165,7 +173,14 @@ class Notebook:
             for size in shape:
                 count *= size
             use = ParameterUse(
-                self.where, parameter, count, max(parts, default=1) > 1, weight, gradient, is_fp8, is_expert
+                self._parameter_names[id(parameter)],
+                parameter,
+                count,
+                max(parts, default=1) > 1,
+                weight,
+                gradient,
+                is_fp8,
+                is_expert,
             )
             self.parameters[id(parameter)] = use
         return self.parameters[id(parameter)]

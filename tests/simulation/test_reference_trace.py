@@ -76,7 +76,7 @@ def touched(block: TracedBlock) -> tuple[list[Any], list[Any]]:
 
     ends = of(block.inputs), of(block.outputs), of(block.output_gradients), of(block.input_gradients)
     uses = [(of(operator.inputs), of(operator.outputs)) for operator in graph.operators]
-    parameters = [(use.numel, use.is_sharded, use.is_fp8, use.is_expert) for use in block.parameters]
+    parameters = [(use.path, use.numel, use.is_sharded, use.is_fp8, use.is_expert) for use in block.parameters]
     held = of(tuple(use.tensor for use in block.parameters)), of(tuple(use.gradient for use in block.parameters))
     return [ends, uses, parameters, held], [
         (graph.storages[storage].size_bytes, graph.storages[storage].role) for storage in number
