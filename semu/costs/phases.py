@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from semu.compile.layout import ChunkStages, Layout
+from semu.compile.chunk import ChunkStages
+from semu.compile.layout import Layout
 from semu.compile.split_backward import SplitStage, empty_stage, split_stage_program
 from semu.compile.stage import StageCosts, StageProgram
 from semu.costs.evaluation import CostedJob, Evaluation

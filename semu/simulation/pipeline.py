@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 
 from semu.compile.layout import Layout
 from semu.costs.evaluation import CostedJob, Evaluation
-from semu.costs.phases import costs_of, program_of
+from semu.costs.phases import CODES, costs_of, program_of
 from semu.engine.unit_graph import Edges, Slots, UnitGraph, UnitTimes
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.schedule.problem import PipelineProblem
-from semu.schedule.units import PipelineUnits
+from semu.schedule.units import BACKWARD, FORWARD, PipelineUnits
 from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.context import ParameterGather, PipelineRun, Replicas, SimulatedJob, TimedJob
 from semu.simulation.data_parallel.gather import first_forward_bindings, parameter_waits
 from semu.simulation.effects.launch import launching_hosts
-from semu.simulation.transfers import edge_bytes, transfer_bytes, transfer_columns
+from semu.simulation.transfers import edge_bytes, moved_columns, transfer_bytes
 
 
 def distinct_replicas(costed: CostedJob, pairs: Sequence[tuple[int, int]]) -> Replicas:
@@ -77,7 +77,7 @@ def consolidated_units(
     slices = [piece for _, gather in sorted(gathers.items()) for piece in gather.slices]
     num_gathers = tuple([len(gather.slices) for _, gather in sorted(gathers.items())])
     latency = np.empty((len(replicas.count), units.num_units + len(slices)))
-    _fill_latencies(costed, units, replicas, latency[:, : units.num_units])
+    latency[:, : units.num_units] = _unit_latencies(costed, units, replicas).reshape(len(latency), -1)
     latency[:, units.num_units :] = [piece.end_s - piece.start_s for piece in slices]
 
     def name(unit: int) -> str:
@@ -113,95 +113,73 @@ def _graph(
     )
 
 
-def _fill_latencies(costed: CostedJob, units: PipelineUnits, replicas: Replicas, latency: NDArray[np.float64]) -> None:
-    """Latency of every stage and transfer of every replica: float64[num_replicas, num_units] [s], written."""
-    shape, evaluation = replicas.shape, costed.evaluation
-    if costed.layout.planned is not None:
-        _fill_planned(costed, units, replicas, latency)
-        return
-    is_alike = latency.shape[0] == 1 and shape.shape[1] > 1 and (shape == shape[0, 0]).all()
-    if is_alike and not units.merged and units.num_copies == 1:
-        links = replicas.links[0]
-        of, one = evaluation.by_shape.found(
-            ("one microbatch", id(links), int(shape[0, 0]), units.merged),
-            lambda: (links, _one_microbatch(costed, units, replicas)),
-        )
-        if of is not links:
-            one = _one_microbatch(costed, units, replicas)
-        latency.reshape(-1, units.size)[:] = one
-        return
-    first = units.chunk[0].tolist()  # stages of other copies of the model cost the same
-    for position, (chunk, code) in enumerate(zip(first, units.codes[0].tolist(), strict=True)):
-        own = units.codes[:, position]
-        if not units.merged or (own == code).all():
-            latency[:, position :: units.size] = costs_of(costed, chunk, code).latency[shape]
-            continue
-        for microbatch, code in enumerate(own.tolist()):
-            stage = costs_of(costed, chunk, code)
-            latency[:, position + microbatch * units.size] = stage.latency[shape[:, microbatch]]
-    for number in range(units.num_transfers):
-        sizes = _moved_bytes(costed, units, number)
-        column = latency[:, units.num_stages + number :: units.size]
-        for copy, pair in enumerate(units.pair[:, number].tolist()):
-            link_of = [links[pair] for links in replicas.links]
-            mine = np.flatnonzero(units.copy[: shape.shape[1]] == copy)
-            for link in dict.fromkeys(link_of):
-                by_shape = send_latency(evaluation, link, sizes)
-                rows = np.array([replica for replica, other in enumerate(link_of) if other == link])
-                if units.num_copies == 1:
-                    column[rows] = by_shape[shape[rows]]
-                else:
-                    column[np.ix_(rows, mine)] = by_shape[shape[np.ix_(rows, mine)]]
+def _unit_latencies(costed: CostedJob, units: PipelineUnits, replicas: Replicas) -> NDArray[np.float64]:
+    """Latency of every stage and transfer of every replica: float64[num_replicas, repeats, size] [s]."""
+    layout, shape, n = costed.layout, replicas.shape, units.num_stages
+    result = np.empty((len(shape), units.repeats, units.size))
+    chunk = units.chunk[units.copy]
+    by_code, row = _stage_latencies(costed, splits=units.merged is not None)
+    kind, column = layout.recipe.kind_of(chunk, units.parts), layout.recipe.column_of(chunk, units.parts)
+    result[:, :, :n] = by_code[row[kind, units.codes], shape[:, column]]
+    moved = moved_columns(layout, units)
+    for links in dict.fromkeys(replicas.links):
+        alike = np.array([number for number, other in enumerate(replicas.links) if other == links])
+        by_transfer = _transfer_latencies(costed, units, links)
+        found = by_transfer[0][by_transfer[1][units.copy], shape[alike][:, moved]]
+        result[alike, :, n:] = found
+    return result
 
 
-def _fill_planned(costed: CostedJob, units: PipelineUnits, replicas: Replicas, latency: NDArray[np.float64]) -> None:
-    """The same where a plan says what every stage runs."""
-    layout, evaluation = costed.layout, costed.evaluation
-    shape, n = replicas.shape, units.num_stages
-    unit = np.arange(units.repeats * units.size).reshape(units.repeats, units.size)
-    stages, part = unit[:, :n].ravel(), units.parts.ravel()
-    chunk, code = units.chunk[units.copy].ravel(), units.codes.ravel()
-    kind, column = layout.kind_of(chunk, part), layout.column_of(chunk, part)
-    for number, its in np.unique(np.stack((kind, code)), axis=1).T.tolist():
-        mine = (kind == number) & (code == its)
-        latency[:, stages[mine]] = costs_of(costed, number, its).latency[shape[:, column[mine]]]
-    producer, consumer = np.tile(units.producer, units.repeats), np.tile(units.consumer, units.repeats)
-    repeat = np.repeat(np.arange(units.repeats), units.num_transfers)
-    given, taken = units.chunk[units.copy[repeat], producer], units.chunk[units.copy[repeat], consumer]
-    sent, kept = units.parts[repeat, producer], units.parts[repeat, consumer]
-    ends = list(zip(given.tolist(), sent.tolist(), taken.tolist(), kept.tolist(), strict=True))
-    is_cut = layout.planned is not None and layout.planned.cutting is not None
-    moved = transfer_columns(layout, units.shape, ends) if is_cut else sent
-    pair, transfers = units.pair_of.ravel(), unit[:, n:].ravel()
-    edges = np.stack((given, taken, units.phase[producer]))
-    for source, target, way in np.unique(edges, axis=1).T.tolist():
-        sizes = edge_bytes(costed, source, target, Phase.BACKWARD if way else Phase.FORWARD)
-        mine = np.flatnonzero((edges[0] == source) & (edges[1] == target) & (edges[2] == way))
-        for replica, links in enumerate(replicas.links):  # one pair of ranks between two chunks
-            by_shape = send_latency(evaluation, links[int(pair[mine[0]])], sizes)
-            latency[replica, transfers[mine]] = by_shape[shape[replica, moved[mine]]]
+def _stage_latencies(costed: CostedJob, *, splits: bool) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Latencies of all distinct stages, and which of them each stage is.
+
+    Args:
+        splits: some backwards run in two parts.
+    Returns:
+        float64[num_stages, num_shapes] [s]; int64[num_kinds, num_codes], -1: there is no such stage.
+    """
+
+    def find() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        rows: dict[int, int] = {}
+        latency: list[NDArray[np.float64]] = []
+        row = np.full((len(costed.layout.kinds), len(CODES)), -1, dtype=np.int64)
+        for kind, costs in enumerate(costed.evaluation.chunks):
+            codes = (FORWARD,) if costs.backward is None else CODES if splits else (FORWARD, BACKWARD)
+            for code in codes:
+                stage = costs_of(costed, kind, code)
+                if id(stage) not in rows:
+                    rows[id(stage)] = len(latency)
+                    latency.append(stage.latency)
+                row[kind, code] = rows[id(stage)]
+        return np.stack(latency), row
+
+    return costed.evaluation.by_shape.found(("stage latencies", splits), find)
 
 
-def _one_microbatch(costed: CostedJob, units: PipelineUnits, replicas: Replicas) -> NDArray[np.float64]:
-    """Latency of every stage and transfer of the first microbatch of the only replica: float64[1, size] [s]."""
-    shape = int(replicas.shape[0, 0])
-    stages = zip(units.chunk[0].tolist(), units.codes[0].tolist(), strict=True)
-    lasts = [costs_of(costed, chunk, code).latency[shape] for chunk, code in stages]
-    links, known = replicas.links[0], dict[tuple[int, int], np.float64]()
-    for number, pair in enumerate(units.pair[0].tolist()):
-        sizes, link = _moved_bytes(costed, units, number), links[pair]
-        key = id(sizes), id(link)
-        if key not in known:
-            known[key] = send_latency(costed.evaluation, link, sizes)[shape]
-        lasts.append(known[key])
-    return np.array(lasts).reshape(1, -1)
+def _transfer_latencies(
+    costed: CostedJob, units: PipelineUnits, links: tuple[CommGroup, ...]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Latencies of all distinct transfers over some links, and which of them each transfer is.
 
+    Args:
+        links: of every pair of ranks.
+    Returns:
+        float64[num_distinct, num_shapes] [s]; int64[num_copies, num_transfers].
+    """
 
-def _moved_bytes(costed: CostedJob, units: PipelineUnits, number: int) -> NDArray[np.int64]:
-    """Bytes of a transfer for every shape: int64[num_shapes]."""
-    producer, consumer = units.producer[number], units.consumer[number]
-    phase = Phase.BACKWARD if units.phase[producer] else Phase.FORWARD
-    return edge_bytes(costed, int(units.chunk[0, producer]), int(units.chunk[0, consumer]), phase)
+    chunk, producer, consumer = units.chunk, units.producer, units.consumer
+    is_gradient = np.broadcast_to(units.phase[producer] > 0, units.pair.shape)
+    ends = np.stack((chunk[:, producer], chunk[:, consumer], is_gradient, units.pair)).reshape(4, -1)
+
+    def find() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        distinct, row = np.unique(ends, axis=1, return_inverse=True)
+        latency = [np.zeros((0, costed.evaluation.num_shapes))]
+        for source, target, way, pair in distinct.T.tolist():
+            sizes = edge_bytes(costed, source, target, Phase.BACKWARD if way else Phase.FORWARD)
+            latency.append(send_latency(costed.evaluation, links[pair], sizes)[None, :])
+        return np.concatenate(latency), row.reshape(units.pair.shape)
+
+    return costed.evaluation.by_shape.found(("transfer latencies", ends.tobytes(), len(chunk), links), find)
 
 
 def send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -242,7 +220,7 @@ def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
         added = _scheduled(problem, insides, gathers, nodes, overlapped=overlapped)
     times = everything.resume(added.edges, slots=added.slots, forced=added.order)
     unit = problem.unit_of_nodes
-    kind = layout.kind_of(problem.chunk, problem.microbatch)
+    kind = layout.recipe.kind_of(problem.chunk, problem.microbatch)
     start, end = times.start.take(unit, axis=1), times.end.take(unit, axis=1)
     launched = None
     if launches:
@@ -264,7 +242,7 @@ def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
         release=_releases(layout, times, unit, problem, kind),
         launched=launched,
         kind=kind,
-        column=layout.column_of(problem.chunk, problem.microbatch),
+        column=layout.recipe.column_of(problem.chunk, problem.microbatch),
     )
     return sim.under(run)
 

@@ -75,7 +75,7 @@ def prepare(
     plain = shapes_with({})
     check_streams(job, plain)
     check_items(job, microbatches, plain)
-    cutting = cut_batch(job.model, plan, microbatches, parallel.dp) if plan is not None else None
+    cutting = cut_batch(job.model, plan if plan is not None else StagePlan(), microbatches, parallel.dp)
 
     def shapes_of(library: TemplateLibrary) -> BatchShapes:
         windows, derived = windows_in(library.symbols), derived_in(library.symbols)
@@ -83,7 +83,7 @@ def prepare(
 
     def all_shapes_of(library: TemplateLibrary) -> BatchShapes:
         """With those of sub-microbatches."""
-        if cutting is None:
+        if not cutting.modules:
             return shapes_of(library)
         items = with_derived(cutting.microbatches, derived_in(library.symbols))
         sizes = parallel.dp, parallel.token_divisor, parallel.sequence_parts

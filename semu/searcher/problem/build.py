@@ -96,7 +96,6 @@ def build_problem(
         )
     columns, count = _columns(costs)
     rows = np.arange(len(costs.rank))[:, None]
-    planned = checkpoint.layout.planned
     passes = np.stack((costs.module, costs.slot, costs.number), 1)
     group = np.unique(np.stack((costs.microbatch, costs.module), 1), axis=0, return_inverse=True)[1].reshape(-1)
     problem = SearchProblem.of(
@@ -122,8 +121,10 @@ def build_problem(
         limit_bytes=np.full(costs.shape.num_ranks, limit, dtype=np.int64),
         module_names=costs.module_names,
     )
-    plan = planned.plan if planned is not None else StagePlan()
-    return JobProblem(problem, columns, checkpoint, plan, costs, problem.limit_bytes)
+    plan = checkpoint.layout.recipe.plan
+    return JobProblem(
+        problem, columns, checkpoint, plan if plan is not None else StagePlan(), costs, problem.limit_bytes
+    )
 
 
 def _columns(costs: PairCosts) -> tuple[I32, NDArray[np.int16]]:

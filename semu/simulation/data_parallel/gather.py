@@ -120,8 +120,6 @@ def _bound(insides: StageInsides, gather: ParameterGather, unit: int) -> tuple[N
         bound = np.flatnonzero(waits >= 0)
         return gather, waits[bound], bound
 
-    if insides.layout.planned is not None:
-        return find()[1:]
     of, waits, bound = insides.layout.facts.get(("bound", insides.stage(unit)[0]), find)
     return (waits, bound) if of is gather else find()[1:]
 

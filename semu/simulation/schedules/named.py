@@ -170,7 +170,7 @@ def named_schedule(name: str, sim: SimulatedJob) -> Schedule:
     family = ALL_SCHEDULES[name]
     if family.adapt is None:
         return family(shape)
-    if sim.layout.planned is not None:
+    if sim.layout.recipe.plan is not None:
         raise ConfigError(
             "a schedule made for the job's own costs is not modelled under a plan by this version",
             where="training.schedule",
