@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from semu.compile.layout import Layout
 from semu.compile.template import CostColumns
 from semu.costs.evaluation import Evaluation
-from semu.schedule.units import FORWARD
+from semu.schedule.phases import FORWARD
 from semu.simulation.pipeline import PipelineRun
 
 

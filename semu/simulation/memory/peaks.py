@@ -19,7 +19,7 @@ from semu.compile.layout import Layout
 from semu.compile.stage import ExpandedStage, StageCosts, StageProgram
 from semu.costs.evaluation import Evaluation
 from semu.costs.phases import CODES, costs_of, program_of
-from semu.schedule.units import FORWARD
+from semu.schedule.phases import FORWARD
 from semu.simulation.memory.boundary import PipelineGround, ground_events
 from semu.simulation.memory.unsharded import UnshardedMemory
 from semu.simulation.pipeline import PipelineRun

@@ -16,7 +16,7 @@ from semu.compile.stage import StageProgram
 from semu.costs.evaluation import Evaluation
 from semu.costs.phases import program_of
 from semu.graph.operator import Phase
-from semu.schedule.units import BACKWARD, FORWARD
+from semu.schedule.phases import BACKWARD, FORWARD
 from semu.simulation.pipeline import PipelineRun
 from semu.simulation.transfers import leaving_positions
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from semu.compile.layout import ChunkStages, Layout
 from semu.costs.evaluation import Evaluation
 from semu.costs.phases import program_of
-from semu.schedule.units import WEIGHT
+from semu.schedule.phases import WEIGHT
 from semu.simulation.pipeline import PipelineRun
 
 

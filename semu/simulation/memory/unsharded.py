@@ -19,7 +19,7 @@ from semu.costs.phases import program_of, split_of
 from semu.engine.timeline import OuterSlice
 from semu.graph.tensor import Role
 from semu.hardware.kinds import OpKind
-from semu.schedule.units import BACKWARD, FORWARD, INPUT, WEIGHT
+from semu.schedule.phases import BACKWARD, FORWARD, INPUT, WEIGHT
 from semu.simulation.data_parallel.gather import ParameterGather
 from semu.simulation.data_parallel.gradient_times import block_starts
 from semu.simulation.data_parallel.held_units import HeldUnit, held_units, unit_name

@@ -17,13 +17,14 @@ from semu.job import TrainingJob
 from semu.nn.model import ModalityRole
 from semu.schedule import SCHEDULES, is_executed, not_executed
 from semu.schedule.family import ScheduleFamily
+from semu.schedule.phases import BACKWARD, FORWARD, INPUT, WEIGHT
 from semu.schedule.placement import Placement
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.schedule.rules.list_scheduler import POLICIES, activation_limit, list_schedule
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape
 from semu.schedule.study import PipelineStudy
-from semu.schedule.units import BACKWARD, FORWARD, INPUT, WEIGHT, PipelineUnits
+from semu.schedule.units import PipelineUnits
 from semu.simulation.pipeline import Replicas, send_latency
 from semu.simulation.transfers import edge_bytes
 
