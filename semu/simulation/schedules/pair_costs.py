@@ -8,19 +8,17 @@ numbered chunk after chunk, part after part. Stage 2i is the forward of pair i, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.compile.layout import ChunkStages
+from semu.costs.evaluation import CostedJob
 from semu.errors import ConfigError
 from semu.schedule.graph import graph_of
 from semu.schedule.shape import PipelineShape
-from semu.simulation.memory.ranks import resident_memory
-
-if TYPE_CHECKING:
-    from semu.compile.layout import ChunkStages
-    from semu.simulation.checkpoint import JobCheckpoint
+from semu.simulation.context import SimulatedJob
+from semu.simulation.memory.static import resident_memory
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -70,7 +68,7 @@ class PairCosts:
     capacity_bytes: int
 
 
-def pair_costs(checkpoint: JobCheckpoint, replica: int | None = None) -> PairCosts:
+def pair_costs(sim: SimulatedJob, replica: int | None = None) -> PairCosts:
     """The costs of a prepared job, under a plan or none.
 
     Args:
@@ -79,9 +77,9 @@ def pair_costs(checkpoint: JobCheckpoint, replica: int | None = None) -> PairCos
     Raises:
         ConfigError: there is no such replica.
     """
-    layout, evaluation, units = checkpoint.layout, checkpoint.evaluation, checkpoint.units
+    layout, evaluation, units = sim.layout, sim.evaluation, sim.units
     shape, graph = units.shape, graph_of(units.shape)
-    shapes = checkpoint.replicas.shape
+    shapes = sim.replicas.shape
     if replica is not None:
         if isinstance(replica, bool) or not 0 <= replica < len(shapes):
             raise ConfigError("no such replica", where="replica", expected=f"0 to {len(shapes) - 1}", got=replica)
@@ -102,7 +100,7 @@ def pair_costs(checkpoint: JobCheckpoint, replica: int | None = None) -> PairCos
             seconds[0, mine, variant] = costs.forward.latency[its].max(axis=0)
             if costs.backward is not None:
                 seconds[1, mine, variant] = costs.backward.latency[its].max(axis=0)
-            sizes = stage_sizes(checkpoint, kind)[:, its].max(axis=1)
+            sizes = stage_sizes(sim, kind)[:, its].max(axis=1)
             held[mine, variant], peaks[:, mine, variant] = sizes[0], sizes[1:]
     edges = graph.pair_edges
     modules = list(dict.fromkeys(chunk.module for chunk in layout.chunks))
@@ -126,21 +124,21 @@ def pair_costs(checkpoint: JobCheckpoint, replica: int | None = None) -> PairCos
         backward_peak_bytes=peaks[1],
         pred_ptr=edges.ptr,
         pred=edges.pred,
-        transfer_s=_transfer_s(checkpoint, replica),
+        transfer_s=_transfer_s(sim, replica),
         static_bytes=np.array([static.total + work for static, work in resident_memory(layout)], dtype=np.int64),
         capacity_bytes=int(layout.job.profile.memory_bytes.value),
     )
 
 
-def stage_sizes(checkpoint: JobCheckpoint, kind: int) -> I64:
+def stage_sizes(costed: CostedJob, kind: int) -> I64:
     """What a chunk under one of its variants holds between its stages, and the highest of its forward and of its
     backward, as ``PairCosts`` says: int64[3, num_shapes].
 
     Args:
         kind: of ``Layout.kinds``.
     """
-    evaluation, stages, costs = checkpoint.evaluation, checkpoint.layout.kinds[kind], checkpoint.evaluation.chunks[kind]
-    held = _held(checkpoint, stages)
+    evaluation, stages, costs = costed.evaluation, costed.layout.kinds[kind], costed.evaluation.chunks[kind]
+    held = _held(costed, stages)
     forward = np.maximum(costs.forward.peak + costs.arriving.sum(axis=0), held)
     if stages.backward is None or costs.backward is None:
         return np.stack((held, forward, np.zeros_like(held)))
@@ -149,21 +147,21 @@ def stage_sizes(checkpoint: JobCheckpoint, kind: int) -> I64:
     return np.stack((held, forward, costs.backward.peak + gradients))
 
 
-def _held(checkpoint: JobCheckpoint, stages: ChunkStages) -> I64:
+def _held(costed: CostedJob, stages: ChunkStages) -> I64:
     """Bytes that a chunk's forward leaves for its backward: int64[num_shapes]."""
     whole = stages.backward
     if whole is None:
-        return np.zeros(checkpoint.evaluation.num_shapes, dtype=np.int64)
+        return np.zeros(costed.evaluation.num_shapes, dtype=np.int64)
     arriving = np.isin(whole.storage, [storage for storage in whole.arriving_storage if storage >= 0])
     saved = whole.size_row[whole.alive_before & ~arriving].tolist()
-    total: I64 = checkpoint.evaluation.by_shape.sizes_of_rows(saved).sum(axis=0)
+    total: I64 = costed.evaluation.by_shape.sizes_of_rows(saved).sum(axis=0)
     return total
 
 
-def _transfer_s(checkpoint: JobCheckpoint, replica: int | None) -> F64:
+def _transfer_s(sim: SimulatedJob, replica: int | None) -> F64:
     """How long each result of ``PipelineGraph.pair_edges`` is on its way: float64[num_edges] [s]."""
-    units, graph = checkpoint.units, graph_of(checkpoint.units.shape)
-    latency = checkpoint.nodes.latency if replica is None else checkpoint.nodes.latency[replica : replica + 1]
+    units, graph = sim.units, graph_of(sim.units.shape)
+    latency = sim.nodes.latency if replica is None else sim.nodes.latency[replica : replica + 1]
     edges, count = graph.pair_edges, len(graph.pair_edges.ptr)
     key = np.repeat(np.arange(count - 1), np.diff(edges.ptr)) * count + edges.pred
     stage = graph.pair_stages(units.stage_numbers)
