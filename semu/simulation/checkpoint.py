@@ -24,7 +24,7 @@ from semu.engine.unit_graph import Edges, UnitTimes
 from semu.errors import ScheduleError
 from semu.present.estimate import Estimate
 from semu.present.report import IterationSamples, Report
-from semu.schedule import SCHEDULES
+from semu.schedule import ALL_SCHEDULES, SCHEDULES
 from semu.schedule.files import read_schedule
 from semu.schedule.generators.interleaved import is_surely_legal
 from semu.schedule.problem import PipelineProblem, lower
@@ -170,7 +170,7 @@ class JobCheckpoint(SimulatedJob):
             return self.evaluation.by_shape.found((*key, self.replicas.links), make)
 
         def quick() -> PipelineProblem:
-            if chosen in ("1f1b", "interleaved") and is_surely_legal(self.units.shape):
+            if ALL_SCHEDULES[chosen].alternates and is_surely_legal(self.units.shape):
                 return lower(SCHEDULES[chosen](self.units.shape), self.units.shape, overlapped_sends=overlapped)
             return make()
 
