@@ -18,7 +18,7 @@ from simulation.reference_sharding import COPY, GATHER, REPLICATE, SHARD, Shardi
 
 from semu.graph.operator import Operator
 from semu.hardware.kinds import OpKind
-from semu.hardware.network import collective_latency
+from semu.hardware.network.cost import collective_latency
 from semu.job import TrainingJob
 
 Key = tuple[object, ...]

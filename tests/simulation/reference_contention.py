@@ -19,7 +19,8 @@ from simulation.reference_sharding import REPLICATE, Sharding, holds_all
 from simulation.reference_tail import Slice, collective, gather_times, parts_of, shared_buckets, trainable, worst_group
 
 from semu.hardware.kinds import OpKind, Port, Provenance
-from semu.hardware.network import CommGroup, collective_cost
+from semu.hardware.network import CommGroup
+from semu.hardware.network.cost import collective_cost
 from semu.job import TrainingJob
 
 GRID = 2**40

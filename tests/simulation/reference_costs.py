@@ -12,7 +12,8 @@ from semu.graph.operator import Operator, Phase
 from semu.hardware.device import DeviceProfile
 from semu.hardware.efficiency import Efficiency
 from semu.hardware.kinds import OpKind, Port
-from semu.hardware.network import CommGroup, collective_latency
+from semu.hardware.network import CommGroup
+from semu.hardware.network.cost import collective_latency
 from semu.workload import Microbatch
 
 PRODUCTS = (OpKind.MATMUL, OpKind.GROUPED_MATMUL)

@@ -15,7 +15,7 @@ from simulation.reference_memory import Curve, Lives, static_of
 from simulation.reference_model import Block, CutModel
 
 from semu.hardware.kinds import OpKind
-from semu.hardware.network import collective_latency
+from semu.hardware.network.cost import collective_latency
 from semu.job import TrainingJob
 from semu.schedule.stage_plan import StagePlan
 from semu.workload import Microbatch

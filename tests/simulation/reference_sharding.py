@@ -11,7 +11,8 @@ from simulation.reference_costs import on_grid
 from simulation.reference_model import Block, CutModel
 
 from semu.hardware.kinds import OpKind, Port
-from semu.hardware.network import CommGroup, collective_latency, wire_factor
+from semu.hardware.network import CommGroup, wire_factor
+from semu.hardware.network.cost import collective_latency
 from semu.job import TrainingJob
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from simulation.reference_modules import group_of, most_spread
 from simulation.reference_sharding import holds_all
 
 from semu.hardware.kinds import OpKind, Port
-from semu.hardware.network import CommGroup, collective_latency, wire_factor
+from semu.hardware.network import CommGroup, wire_factor
+from semu.hardware.network.cost import collective_latency
 from semu.job import TrainingJob
 from semu.nn import Parameter
 

@@ -13,7 +13,8 @@ from simulation.reference_contention import contended
 from semu.engine.timeline import OuterSlice
 from semu.errors import ConfigError
 from semu.hardware.kinds import OpKind, Port
-from semu.hardware.network import CommGroup, collective_cost, port_shares
+from semu.hardware.network import CommGroup
+from semu.hardware.network.cost import collective_cost, port_shares
 from semu.hardware.profile import load_profile
 from semu.job import TrainingJob
 from semu.nn import MixtureOfExperts, Model, TransformerLayer
