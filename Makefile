@@ -16,7 +16,7 @@ SUPPORTED := import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3,
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test test-extras lint format types contracts bench-quick clean
+.PHONY: help demo test test-extras lint format types contracts bench-quick readme clean
 
 help:
 	@echo "make demo         simulate one training iteration, write out/"
@@ -24,7 +24,8 @@ help:
 	@echo "make test-extras  every test that needs no GPU, with torch and the other extras installed"
 	@echo "make lint         ruff: rules and format        make format     ruff: mend both"
 	@echo "make types        mypy --strict                 make contracts  import-linter"
-	@echo "make bench-quick  every benchmark, in its quick form"
+	@echo "make bench-quick  every benchmark and every script of benchmarks/paper, in its quick form; with the extras"
+	@echo "make readme       README.md: figures and pictures that commands of seconds make"
 	@echo "make clean        remove the environments, caches and out/"
 
 # One stamp per environment, written only when its installation has succeeded.
@@ -73,11 +74,16 @@ types: $(VENV)/.installed-test
 contracts: $(VENV)/.installed-test
 	$(BIN)/lint-imports
 
-bench-quick: $(VENV)/.installed-test
+# With the extras: torch and Ray have rows of their own.
+bench-quick: $(EXTRAS)/.installed
 	@for script in benchmarks/[!_]*.py; do \
 		echo "$$script --quick"; \
-		$(BIN)/python $$script --quick || exit 1; \
+		$(EXTRAS)/bin/python $$script --quick || exit 1; \
 	done
+	$(EXTRAS)/bin/python -m benchmarks.paper --all --quick --out out/paper-quick
+
+readme: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.readme
 
 clean:
 	rm -rf $(VENV) $(EXTRAS) out build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -82,9 +82,10 @@ class Expanded:
 
 def stage_templates(job: JobCheckpoint) -> list[StageTemplate]:
     """The stages of one microbatch written out, in the order of the units; stages that are built alike share one."""
+    assert len(job.units.chunk) == 1, "a model that is held twice is not written out"
     known: dict[int, StageTemplate] = {}
     result = []
-    for chunk, phase in zip(job.units.chunk.tolist(), job.units.phase.tolist(), strict=True):
+    for chunk, phase in zip(job.units.chunk[0].tolist(), job.units.phase.tolist(), strict=True):
         stages = job.layout.chunks[chunk]
         program = stages.backward if phase else stages.forward
         assert program is not None

@@ -1,9 +1,7 @@
 """Speed of schedules as data: generating, validating and evaluating each of them at p=8, m=64, v=2 (DESIGN §6).
 
 Cold: nothing of the pipeline is remembered; the compiled kernels are loaded. With ``--out DIR`` also the picture of all
-schedules at p=4, m=8 on one time axis, and that of a vision-language model. The README's pictures are made by
-
-    python benchmarks/schedules.py --quick --out examples/pictures
+schedules at p=4, m=8 on one time axis, and that of a vision-language model, as the README has them (``make readme``).
 
 Where torch is installed, the same order goes through torch.distributed.pipelining's own simulation of schedules.
 The command ``semu schedules`` runs as a process of its own, start of Python included, kernels compiled before.

@@ -1,4 +1,8 @@
-"""What all tests share: where measured data is, how hypothesis runs, and ``--no-skips``."""
+"""What all tests share: where measured data is, how hypothesis runs, and three options.
+
+``--no-skips``: a skipped test fails. ``--passed-to`` and ``--not-in``: a second run, where more is installed, leaves
+out what a first run of the same files passed. It takes what the first did not select, skipped or could not collect.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,48 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="a skipped test fails: for an environment in which everything that tests may need is there",
     )
+    parser.addoption(
+        "--passed-to",
+        metavar="FILE",
+        help="write the ids of the tests that pass to FILE, but not of those marked extras",
+    )
+    parser.addoption("--not-in", metavar="FILE", help="leave out the tests whose ids FILE holds; no file: take all")
+
+
+class PassedTests:
+    """Writes the ids of passed tests when the run ends: ``--passed-to``.
+
+    Tests marked ``extras`` are left out, so that they are taken again where more is installed.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.passed, self.others = file, set[str](), set[str]()
+        file.unlink(missing_ok=True)  # a run that is killed leaves nothing behind that says more than is so
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.outcome != "passed" or "extras" in report.keywords:
+            self.others.add(report.nodeid)
+        elif report.when == "call":
+            self.passed.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text("".join(f"{name}\n" for name in sorted(self.passed - self.others)), encoding="utf-8")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    file = config.getoption("--passed-to")
+    if file and not hasattr(config, "workerinput"):  # processes of xdist report to the one that began them
+        config.pluginmanager.register(PassedTests(Path(file)))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    file = config.getoption("--not-in")
+    if not file or not Path(file).is_file():
+        return
+    passed = set(Path(file).read_text(encoding="utf-8").split("\n"))
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+    items[:] = [item for item in items if item.nodeid not in passed]
 
 
 def _fail_if_skipped(report: pytest.CollectReport | pytest.TestReport, config: pytest.Config) -> None:

@@ -442,6 +442,7 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 
 # -- as a process --------------------------------------------------------------------------------------------------
+@pytest.mark.extras
 def test_help_imports_nothing_heavy(semu_in_process: dict[str, str]) -> None:
     code = "import sys, semu.cli; semu.cli.main(['--help']); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], env=semu_in_process, capture_output=True, text=True, check=True)

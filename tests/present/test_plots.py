@@ -186,11 +186,13 @@ def test_text_is_legible_on_every_color() -> None:
             assert (light + 0.05) / (dark + 0.05) >= 3.5, (hue, share)
 
 
+@pytest.mark.extras
 def test_importing_does_not_load_matplotlib() -> None:
     code = "import sys, semu.present.plots; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.extras
 def test_pyplot_stays_out(tmp_path: Path) -> None:
     code = (
         "import sys\n"

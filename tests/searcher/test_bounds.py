@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import combinations, permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from searcher.instances import vlm
 from semu.schedule import SCHEDULES, PipelineShape, PipelineStudy
 from semu.searcher import SearchProblem
 from semu.searcher.bounds import lower_bounds
+from semu.searcher.kernels import bounds as bound_kernels
 from semu.searcher.orders.interleave import Interleaver
 
 INSTANCES = st.builds(
@@ -100,3 +103,73 @@ def test_nothing_takes_no_time() -> None:
     problem = vlm(2, 2, images=(0, 0), language_slots=0)
     assert problem.num_pairs == 0
     assert lower_bounds(problem).value_s == 0.0
+
+
+# -- edge-finding --------------------------------------------------------------------------------------------------
+def one_rank(rng: np.random.Generator, count: int) -> tuple[Any, Any, Any]:
+    """Releases, due times and times of a rank's stages, in whole seconds: what just fits is frequent."""
+    time = rng.integers(1, 5, count)
+    release = rng.integers(0, 8, count)
+    due = release + time + rng.integers(0, 2 * count, count)
+    return release.astype(float), due.astype(float), time.astype(float)
+
+
+def edge_finding_by_subsets(release: Any, due: Any, time: Any) -> list[float] | None:
+    """The rule by its definition, over all subsets (Nuijten 1994): a stage that does not fit among a subset before the
+    last due time of the subset runs after all of it. Releases; None: a subset alone does not fit."""
+    stages = range(len(time))
+    subsets = [list(own) for size in stages for own in combinations(stages, size + 1)]
+    ends = {tuple(own): max(min(release[list(s)]) + sum(time[list(s)]) for s in parts(own)) for own in subsets}
+    if any(ends[tuple(own)] > max(due[own]) for own in subsets):
+        return None
+    raised = release.tolist()
+    for own in subsets:
+        for stage in set(stages) - set(own):
+            if min(release[[*own, stage]]) + sum(time[[*own, stage]]) > max(due[own]):
+                raised[stage] = max(raised[stage], ends[tuple(own)])
+    return raised
+
+
+def parts(own: list[int]) -> list[tuple[int, ...]]:
+    """All subsets of a set but the empty one."""
+    return [part for size in range(len(own)) for part in combinations(own, size + 1)]
+
+
+def test_edge_finding_is_the_rule_over_all_subsets() -> None:
+    rng = np.random.default_rng(0)
+    refuted = raised = 0
+    for _ in range(300):
+        release, due, time = one_rank(rng, int(rng.integers(2, 6)))
+        expected = edge_finding_by_subsets(release, due, time)
+        found, order = release.copy(), np.argsort(release, kind="stable")
+        fits = bound_kernels._edge_find(order, found, due, time, np.zeros(len(time)), np.zeros(len(time)))
+        assert fits == (expected is not None)
+        if expected is not None:
+            assert found.tolist() == expected
+        refuted, raised = refuted + (not fits), raised + (fits and found.tolist() != release.tolist())
+    assert refuted >= 50
+    assert raised >= 50
+
+
+def test_the_optimum_of_one_rank_is_not_refuted() -> None:
+    """All orders of a rank's stages, each with a way before and after it: the best one is not refuted, and whatever is
+    refuted is below it."""
+    rng = np.random.default_rng(1)
+    nothing = np.zeros(0, dtype=np.int32)
+    tight = 0
+    for _ in range(100):
+        count = int(rng.integers(2, 6))
+        time, head, tail = (rng.integers(low, 8, count).astype(float) for low in (1, 0, 0))
+        best = np.inf
+        for order in permutations(range(count)):
+            at, end = 0.0, 0.0
+            for stage in order:
+                at = max(at, head[stage]) + time[stage]
+                end = max(end, at + tail[stage])
+            best = min(best, end)
+        stages = np.argsort(head, kind="stable")
+        graph = (np.arange(count, dtype=np.int32), np.zeros(count + 1, dtype=np.int32), nothing, np.zeros(0), time)
+        rank = (head, tail, np.array([0, count]), stages)
+        assert not bound_kernels.refute(best, *graph, *rank, 50, 1000)
+        tight += bound_kernels.refute(best - 1.0, *graph, *rank, 50, 1000)
+    assert tight > 90

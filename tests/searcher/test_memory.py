@@ -15,7 +15,7 @@ from searcher.instances import vlm
 from semu.errors import MemoryLimitError
 from semu.schedule import PipelineShape, PipelineStudy
 from semu.searcher import SearchProblem
-from semu.searcher.memory import check_limits, choose_candidates
+from semu.searcher.memory import MemoryChoice, check_limits, choose_candidates
 from semu.searcher.orders.interleave import Interleaver, evaluate
 
 
@@ -102,17 +102,18 @@ def two_pairs(limit: int) -> SearchProblem:
     )
 
 
-@pytest.mark.parametrize(
-    ("limit", "choice", "time"),
-    [
-        (20, [1, 2], 20.0),
-        (19, [1, 1], 22.0),
-        (18, [1, 1], 22.0),
-        (17, [1, 0], 26.0),
-        (12, [0, 1], 28.0),
-        (8, [0, 0], 32.0),
-    ],
-)
+BY_HAND = [
+    (20, [1, 2], 20.0),
+    (19, [1, 1], 22.0),
+    (18, [1, 1], 22.0),
+    (17, [1, 0], 26.0),
+    (12, [0, 1], 28.0),
+    (8, [0, 0], 32.0),
+]
+"""Limit of ``two_pairs`` [bytes], the best choice, and the time that it takes [s]."""
+
+
+@pytest.mark.parametrize(("limit", "choice", "time"), BY_HAND)
 def test_two_pairs_by_hand(limit: int, choice: list[int], time: float) -> None:
     """Of 17 bytes, either pair may have 10 and then the other 4: 26 s both ways."""
     problem = two_pairs(limit)
@@ -123,6 +124,24 @@ def test_two_pairs_by_hand(limit: int, choice: list[int], time: float) -> None:
         assert found.choice.tolist() == choice
     if limit == 20:
         assert found.gap[0] == 0.0
+
+
+@pytest.mark.parametrize(("limit", "least"), [(limit, time) for limit, _, time in BY_HAND])
+def test_the_gap_is_at_least_what_the_best_choice_saves(limit: int, least: float) -> None:
+    """Without a round of the Lagrangian a rank keeps the leanest candidates, 32 s, unless the fastest ones fit; the
+    bound is then the time of the fastest ones, 20 s."""
+    found = choose_candidates(two_pairs(limit), [0, 2, 1, 3], max_rounds=0)
+    saved = (found.time_s[0] - least) / found.time_s[0]
+    assert found.gap[0] >= saved
+    assert found.gap[0] == pytest.approx(0.0 if limit == 20 else (32.0 - 20.0) / 32.0, abs=1e-9)
+
+
+def test_the_gap_of_every_rank() -> None:
+    """8 of 32 s, 13 of 26 s, none of 20 s, and a rank without stages."""
+    found = MemoryChoice(
+        np.zeros(4, dtype=np.int16), np.array([32.0, 26.0, 20.0, 0.0]), np.array([24.0, 13.0, 20.0, 0.0])
+    )
+    assert found.gap.tolist() == [0.25, 0.5, 0.0, 0.0]
 
 
 def test_one_after_another_both_are_fast() -> None:

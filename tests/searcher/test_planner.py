@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from searcher.planner_jobs import MODELS, is_legal, video_job, vision_job, vision_stream
 from simulation.jobs import vlm_items
 
 import semu
 from semu.errors import ConfigError, MemoryLimitError
+from semu.searcher.orders.budgeted import SearchResult
+from semu.searcher.orders.interleave import evaluate
+from semu.searcher.orders.levels import search_levels
+from semu.searcher.orders.loop import Budget
+from semu.searcher.planner import batch_planner as planning
 from semu.searcher.planner.planned_iteration import Outcome, PlannedIteration
 from semu.searcher.planner.planner import Planner
 from semu.searcher.planner.training_loop import IterationRow, train
@@ -71,6 +79,16 @@ def test_the_loop_compares_and_counts(make: Any, stream: Any) -> None:
     assert "3 planned" in repr(report)
 
 
+def wait_until(is_so: Callable[[], bool]) -> bool:
+    """Wait until something holds; whether it did in time."""
+    latest_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        if time.monotonic() > latest_s:
+            return False
+        time.sleep(0.001)
+    return True
+
+
 class Gate:
     """A step of planning that waits until it is told to go on, or until nobody wants it any more."""
 
@@ -125,8 +143,7 @@ def test_the_best_so_far_is_taken_at_the_deadline(monkeypatch: pytest.MonkeyPatc
             if best.makespan_s < default.makespan_s:
                 keep(tight, best)
                 told.set()
-                while not budget.stop():
-                    threading.Event().wait(0.001)
+                wait_until(budget.stop)
             return result, tight, best
 
         monkeypatch.setattr(planner.batches, "search", endless)
@@ -141,15 +158,164 @@ def test_the_best_so_far_is_taken_at_the_deadline(monkeypatch: pytest.MonkeyPatc
         assert is_legal(first) < semu.simulate(first.job, plan=first.heuristic).iteration_time_s
 
 
-def test_a_deadline_ends_a_search() -> None:
-    with Planner(vision_job(), vision_stream(2), time_s=1000.0, deadline_s=0.5, patience_s=None) as planner:
+class Clock:
+    """Seconds that pass only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_deadline_ends_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eighth of a second passes whenever the search asks whether it is to end. Its bound is below every schedule of
+    these batches, and its rollouts last for many rounds."""
+    clock, asked = Clock(), []
+    options = {"rollouts": 5000, "workers": 1, "deadline_s": 0.5, "patience_s": None}
+    with Planner(video_job(), MODELS[1][1](2), clock=clock, **options) as planner:  # type: ignore[arg-type]
+        inner = planner.batches.search
+
+        def search(begun: Any, default: Any, level: float, budget: Budget, keep: Any = None) -> Any:
+            began_s, is_late = clock.now_s, budget.stop
+            assert is_late is not None
+
+            def stop() -> bool:
+                if not is_late():
+                    asked.append(clock.now_s - began_s)
+                    clock.now_s += 0.125
+                return is_late()
+
+            result, tight, best = inner(begun, default, level, replace(budget, stop=stop), keep)
+            return replace(result, time_s=clock.now_s - began_s), tight, best
+
+        monkeypatch.setattr(planner.batches, "search", search)
         steps = list(planner)
-    assert [
-        step.outcome in (Outcome.BEST_SO_FAR, Outcome.HEURISTIC, Outcome.FALLBACK) or step.ended_by == "bound"
-        for step in steps
-    ] == [True, True]
+    assert asked == 2 * [0.0, 0.125, 0.25, 0.375]
+    assert [step.outcome for step in steps] == 2 * [Outcome.BEST_SO_FAR]
+    assert [step.ended_by for step in steps] == 2 * ["stopped"]
+    assert [step.latency_s for step in steps] == 2 * [0.5]
     for step in steps:
-        is_legal(step)
+        assert 0 < step.rollouts < 100
+        assert step.heuristic is not None
+        assert is_legal(step) <= semu.simulate(step.job, plan=step.heuristic).iteration_time_s
+
+
+@pytest.mark.parametrize(("slow", "outcome"), [("prepared", Outcome.FALLBACK), ("heuristic", Outcome.HEURISTIC)])
+def test_a_deadline_before_the_search(slow: str, outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    with Planner(vision_job(), vision_stream(1), rollouts=20, deadline_s=0.5, clock=clock) as planner:
+        inner = getattr(planner.batches, slow)
+
+        def late(*arguments: Any) -> Any:
+            clock.now_s += 0.5
+            return inner(*arguments)
+
+        monkeypatch.setattr(planner.batches, slow, late)
+        monkeypatch.setattr(planner.batches, "search", None)
+        step = planner.take(None)
+    assert step is not None
+    assert (step.outcome, step.ended_by, step.error, step.latency_s) == (outcome, "", None, 0.5)
+    is_legal(step)
+
+
+def searches_until_late(
+    monkeypatch: pytest.MonkeyPatch, planner: Planner, clock: Clock, finish_s: Sequence[float]
+) -> list[float]:
+    """From now on every search goes on until it is to end, 100 s at most, and takes ``finish_s`` to hand over what it
+    found; returns the list to which each search adds how long it went on [s]."""
+    inner, spent_s = planner.batches.search, []
+
+    def search(begun: Any, default: Any, level: float, budget: Budget, keep: Any = None) -> Any:
+        began_s = clock.now_s
+        assert budget.stop is not None
+        while not budget.stop() and clock.now_s < began_s + 100.0:
+            clock.now_s += 0.5
+        spent_s.append(clock.now_s - began_s)
+        result, tight, best = inner(begun, default, level, Budget(rollouts=0, workers=1))
+        clock.now_s += finish_s[len(spent_s) - 1]
+        return replace(result, time_s=spent_s[-1]), tight, best
+
+    monkeypatch.setattr(planner.batches, "search", search)
+    return spent_s
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "next_s", "expected_s"),
+    [(10.0, 50.0, 10.0), (50.0, 10.0, 10.0), (10.0, None, 10.0), (None, 10.0, 10.0), (None, None, 100.0)],
+)
+def test_a_search_ends_at_the_deadline_or_when_it_is_asked_for(
+    deadline_s: float | None, next_s: float | None, expected_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever comes first; of the first iteration nobody knows when it will be asked for."""
+    clock = Clock()
+    with Planner(vision_job(), vision_stream(2), rollouts=1, deadline_s=deadline_s, clock=clock) as planner:
+        spent_s = searches_until_late(monkeypatch, planner, clock, [0.0, 0.0])
+        assert planner.take(None, next_s=next_s) is not None
+        assert planner.take(None) is not None
+    assert spent_s == [100.0 if deadline_s is None else deadline_s, expected_s]
+
+
+def test_a_search_leaves_time_for_finishing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much as the search before it took to finish, or half of what was kept for that one if that is more."""
+    clock, finish_s = Clock(), [2.0, 0.0, 0.0, 6.0, 1.0]
+    options = {"rollouts": 1, "deadline_s": 10.0, "patience_s": None}
+    with Planner(vision_job(), vision_stream(5), clock=clock, **options) as planner:  # type: ignore[arg-type]
+        spent_s = searches_until_late(monkeypatch, planner, clock, finish_s)
+        steps = list(planner)
+    assert spent_s == [10.0, 10.0 - 2.0, 10.0 - 1.0, 10.0 - 0.5, 10.0 - 6.0]
+    assert [step.latency_s for step in steps] == [12.0, 8.0, 9.0, 15.5, 5.0]
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_search_ends_when_its_plan_is_taken_or_the_planner_is_closed(
+    is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended, stopped = threading.Event(), threading.Event(), []
+    with Planner(vision_job(), vision_stream(1), rollouts=20) as planner:
+        inner = planner.batches.search
+
+        def search(problem: Any, default: Any, level: float, budget: Budget, keep: Any = None) -> Any:
+            assert budget.stop is not None
+            begun.set()
+            stopped.append(wait_until(budget.stop))
+            ended.set()
+            return inner(problem, default, level, Budget(rollouts=0, workers=1))
+
+        monkeypatch.setattr(planner.batches, "search", search)
+        planner.go_on()
+        assert begun.wait(PATIENCE_S)
+        if is_taken:
+            step = planner.take(0.0, hold=True)
+            assert step is not None
+            assert step.outcome is Outcome.HEURISTIC
+            assert ended.wait(0.5 * PATIENCE_S)
+    assert stopped == [True]
+
+
+def one_after_another(problem: SearchProblem, *_: Any, **__: Any) -> SearchResult:
+    """A search that finds the schedule without any overlap of microbatches, with the leanest candidates."""
+    place = np.argsort(problem.topological)  # every stage exists
+    microbatch = np.repeat(problem.microbatch, 2)
+    slow = evaluate(problem, np.lexsort((place, microbatch, problem.stage_rank)))
+    return replace(search_levels(problem, Budget(rollouts=0, workers=1)), solution=slow)
+
+
+@pytest.mark.parametrize(("make", "stream"), MODELS)
+def test_a_plan_is_never_slower_than_the_heuristic(make: Any, stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Planner(make(), stream(2), rollouts=50, patience_s=None) as planner:
+        [batch] = stream(1)
+        begun, default, level = planner.batches.heuristic(planner.batches.prepared(planner.batches.jobs_of(batch)[1]))
+        best = planner.batches.search(begun, default, level, Budget(rollouts=50, workers=1))[2]
+        assert best.makespan_s < default.makespan_s < one_after_another(begun.problem).solution.makespan_s
+        monkeypatch.setattr(planning, "search_levels", one_after_another)
+        steps = list(planner)
+    for step in steps:
+        assert step.outcome is Outcome.PLANNED
+        assert step.plan.orders is not None
+        assert step.heuristic is not None
+        assert replace(step.plan.orders, name="heuristic") == step.heuristic.orders
+        assert is_legal(step) == semu.simulate(step.job, plan=step.heuristic).iteration_time_s
 
 
 @pytest.mark.parametrize(("step", "outcome"), [("prepared", Outcome.FALLBACK), ("search", Outcome.HEURISTIC)])

@@ -2,8 +2,9 @@
 
 The whole iteration of each data-parallel replica is one list of nodes with explicit dependencies (operators, the two
 ends of each stage, sends); times are longest paths through it. Memory is a list of lifetimes
-(``reference_memory``). There is no array, no template, no kernel and no cache here; what is taken from semu is the
-description of a job, the trace of one block, and the scalar cost of one operator.
+(``reference_memory``). There is no array, no template, no kernel and no cache here. Blocks are traced by
+``reference_trace``, collectives timed by ``reference_network``; what is taken from semu is the description of a job,
+the kernels of an operator and of its gradient with their FLOP and bytes, and the scalar roofline of one kernel.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from simulation.reference_costs import ATTENTION, latency_of, on_grid, symbols_o
 from simulation.reference_memory import Curve, RankStatic, memory_of, static_of
 from simulation.reference_model import Block, CutModel
 from simulation.reference_modules import module_symbols
+from simulation.reference_network import collective_seconds
 from simulation.reference_sharding import COPY, GATHER, REPLICATE, SHARD, Sharding, Unit, holds_all
 
 from semu.graph.operator import Operator
 from semu.hardware.kinds import OpKind
-from semu.hardware.network.cost import collective_latency
 from semu.job import TrainingJob
 
 Key = tuple[object, ...]
@@ -423,7 +424,7 @@ class Writer:
         self.sent[send] = size
         gpus = [self.model.gpu(rank, self.number) for rank in (source, target)]
         group = self.model.job.cluster.place_group("pp", gpus)
-        return on_grid(collective_latency(self.model.job.profile, OpKind.P2P, group, size))
+        return on_grid(collective_seconds(self.model.job.profile, OpKind.P2P, group, size))
 
     # -- times -----------------------------------------------------------------------------------------------------
     def _take_longest_paths(self) -> None:

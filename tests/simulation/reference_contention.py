@@ -15,12 +15,12 @@ from simulation.reference_costs import on_grid, symbols_of
 from simulation.reference_held import Whole, gather, reduce, sharing, spans
 from simulation.reference_memory import memory_of
 from simulation.reference_modules import group_of, module_symbols
+from simulation.reference_network import latency_seconds
 from simulation.reference_sharding import REPLICATE, Sharding, holds_all
 from simulation.reference_tail import Slice, collective, gather_times, parts_of, shared_buckets, trainable, worst_group
 
 from semu.hardware.kinds import OpKind, Port, Provenance
 from semu.hardware.network import CommGroup
-from semu.hardware.network.cost import collective_cost
 from semu.job import TrainingJob
 
 GRID = 2**40
@@ -115,7 +115,7 @@ class _Crowd:
         if kind is None or group is None:
             self.movers.append(Mover(steps, 0, {}, after))
         else:
-            fixed = min(round(on_grid(collective_cost(self.job.profile, kind, group).latency_s) * GRID), steps)
+            fixed = min(round(on_grid(latency_seconds(self.job.profile, kind, group)) * GRID), steps)
             work = steps - fixed
             part = _part(self.job, kind, group)
             self.movers.append(Mover(fixed, work, dict.fromkeys(ports, part) if work else {}, after))

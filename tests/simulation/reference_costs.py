@@ -1,4 +1,4 @@
-"""What one operator costs for one microbatch: the scalar formulas of ``semu.hardware``, on the time grid."""
+"""What one operator costs for one microbatch, on the time grid: kernels by the scalar roofline of ``semu.hardware``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from functools import cache
 
 from simulation.reference_experts import rounded_value
+from simulation.reference_network import collective_seconds
 
 from semu.graph.dim import Dim, Poly
 from semu.graph.operator import Operator, Phase
@@ -13,7 +14,6 @@ from semu.hardware.device import DeviceProfile
 from semu.hardware.efficiency import Efficiency
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup
-from semu.hardware.network.cost import collective_latency
 from semu.workload import Microbatch
 
 PRODUCTS = (OpKind.MATMUL, OpKind.GROUPED_MATMUL)
@@ -104,7 +104,7 @@ def latency_of(
         if operator.stream.name in ("offload", "reload"):
             group = CommGroup(operator.stream.name, 2, local_port=Port.PCIE)
         assert group is not None
-        return on_grid(collective_latency(profile, operator.kind, group, net))
+        return on_grid(collective_seconds(profile, operator.kind, group, net))
     if operator.flop != 0 and flop == 0:
         return 0.0
     peak = profile.peak_flop_per_s(operator.dtype)

@@ -1,4 +1,8 @@
-"""The model of a job for the slow reference: every block traced by itself, cut over the ranks by trying all cuts."""
+"""The model of a job for the slow reference: every block traced by itself, cut over the ranks by trying all cuts.
+
+Blocks are traced by ``reference_trace``; those with selective recomputation, with recomputation that keeps outputs or
+stops early, and those that are offloaded are traced by semu.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from simulation.reference_experts import ExpertRanks
 from simulation.reference_layout import module_groups, stage_of_blocks
 from simulation.reference_modules import group_of, sizes_of, spread_anew
 from simulation.reference_split import part
+from simulation.reference_trace import can_trace, trace_slowly
 
 from semu.graph.operator import Operator
 from semu.hardware.kinds import DType
@@ -307,9 +312,10 @@ class CutModel:
         again: bool,
         out: bool = False,
     ) -> TracedBlock:
-        return trace_block(
-            body, specs, self._own[module], root=path, full_recompute=again, gradients=gradients, offload=out
-        )
+        options = self._own[module]
+        if can_trace(options, out, again):
+            return trace_slowly(body, specs, options, root=path, full_recompute=again, gradients=gradients)
+        return trace_block(body, specs, options, root=path, full_recompute=again, gradients=gradients, offload=out)
 
     def _trace_again(self, block: Block) -> None:
         """A gradient arrives only for what somebody downstream differentiates."""

@@ -13,9 +13,9 @@ from simulation.reference import Expansion, Key, Replica, StageName, Writer, sta
 from simulation.reference_costs import on_grid, symbols_of, value
 from simulation.reference_memory import Curve, Lives, static_of
 from simulation.reference_model import Block, CutModel
+from simulation.reference_network import collective_seconds
 
 from semu.hardware.kinds import OpKind
-from semu.hardware.network.cost import collective_latency
 from semu.job import TrainingJob
 from semu.schedule.stage_plan import StagePlan
 from semu.workload import Microbatch
@@ -259,7 +259,7 @@ class PlanWriter(Writer):
         self.sent[send] = size
         gpus = [self.model.gpu(rank, self.number) for rank in (source, target)]
         group = self.model.job.cluster.place_group("pp", gpus)
-        return on_grid(collective_latency(self.model.job.profile, OpKind.P2P, group, size))
+        return on_grid(collective_seconds(self.model.job.profile, OpKind.P2P, group, size))
 
 
 def sized(dim: object, symbols: Symbols) -> int:

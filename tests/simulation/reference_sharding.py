@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from simulation.reference_costs import on_grid
 from simulation.reference_model import Block, CutModel
+from simulation.reference_network import collective_seconds, wire_bytes
 
 from semu.hardware.kinds import OpKind, Port
-from semu.hardware.network import CommGroup, wire_factor
-from semu.hardware.network.cost import collective_latency
+from semu.hardware.network import CommGroup
 from semu.job import TrainingJob
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class Sharding:
         if what in (COPY, SHARD):
             size = unit.shard_bytes if what == SHARD else unit.elements * training.precision.tensor_dtype.size_bytes
             host = CommGroup("reload", 2, local_port=Port.PCIE)
-            latency = on_grid(collective_latency(self.job.profile, OpKind.P2P, host, size))
+            latency = on_grid(collective_seconds(self.job.profile, OpKind.P2P, host, size))
             made = SimpleNamespace(
                 kind=OpKind.P2P, stream=SimpleNamespace(name="reload"), flop=0, net_bytes=size, inputs=(), outputs=()
             )
@@ -281,13 +281,13 @@ class Sharding:
             size = unit.elements * training.precision.tensor_dtype.size_bytes
         if what == REPLICATE:
             size = (size + self.parts(unit.routed) - 1) // self.parts(unit.routed)
-        wire = int(wire_factor(kind, group.num_ranks) * size)
+        wire = wire_bytes(kind, group.num_ranks, size)
         stream = "fsdp" if self.job.parallel.zero == 3 else "dp"
         if unit.routed:
             stream = {"fsdp": "efsdp", "dp": "edp"}[stream]
         if what == REPLICATE:
             stream = "hsdp"
-        latency = on_grid(collective_latency(self.job.profile, kind, group, wire))
+        latency = on_grid(collective_seconds(self.job.profile, kind, group, wire))
         made = SimpleNamespace(
             kind=kind, stream=SimpleNamespace(name=stream), flop=0, net_bytes=wire, inputs=(), outputs=()
         )

@@ -11,11 +11,11 @@ from simulation.reference_interference import lost_s
 from simulation.reference_memory import scales
 from simulation.reference_model import CutModel
 from simulation.reference_modules import group_of, most_spread
+from simulation.reference_network import collective_seconds, wire_bytes
 from simulation.reference_sharding import holds_all
 
 from semu.hardware.kinds import OpKind, Port
-from semu.hardware.network import CommGroup, wire_factor
-from semu.hardware.network.cost import collective_latency
+from semu.hardware.network import CommGroup
 from semu.job import TrainingJob
 from semu.nn import Parameter
 
@@ -245,8 +245,8 @@ def stepped(model: CutModel, held: list[Held]) -> int:
 
 def collective(expansion: Expansion, kind: OpKind, group: CommGroup, size: int, start_s: float) -> Slice:
     """One collective over a buffer of ``size`` bytes."""
-    wire = int(wire_factor(kind, group.num_ranks) * size)
-    latency = on_grid(collective_latency(expansion.model.job.profile, kind, group, wire))
+    wire = wire_bytes(kind, group.num_ranks, size)
+    latency = on_grid(collective_seconds(expansion.model.job.profile, kind, group, wire))
     return Slice(kind, start_s, start_s + latency, wire)
 
 

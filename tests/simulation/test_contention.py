@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from simulation.comparison import assert_memory_equal, assert_sends_equal, assert_stages_equal
-from simulation.jobs import gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items, wide
+from simulation.jobs import ListedBatch, gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items, wide
 from simulation.reference_contention import contended
 
 from semu.engine.timeline import OuterSlice
 from semu.errors import ConfigError
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup
-from semu.hardware.network.cost import collective_cost, port_shares
+from semu.hardware.network.cost import collective_cost, collective_latency, port_shares
 from semu.hardware.profile import load_profile
 from semu.job import TrainingJob
 from semu.nn import MixtureOfExperts, Model, TransformerLayer
@@ -171,6 +172,22 @@ JOBS: dict[str, Callable[[], TrainingJob]] = {
         overlap=ALL,
         override=SLOW_NVLINK,
     ),
+    "peak in a slowed stage": lambda: job_of(
+        gpt(2),
+        text_items(4, seed=1),
+        Parallel(dp=2, tp=2, cp=2, zero=3, sequence_parallel=True),
+        overlap=overlap(pipeline=True, gradients=True, parameters=True),
+        recompute="full",
+        override={"nvlink_bytes_per_s": 1e8},
+    ),
+    "peak in a slowed stage, no ring": lambda: job_of(
+        gpt(2),
+        text_items(2, seed=1),
+        Parallel(dp=2, tp=2, zero=3, sequence_parallel=True),
+        overlap=overlap(pipeline=True, gradients=True, parameters=True),
+        recompute="full",
+        override={"nvlink_bytes_per_s": 3e7},
+    ),
     "slow NICs": lambda: job_of(
         gpt(),
         text_items(8),
@@ -222,6 +239,44 @@ def test_the_jobs_above_share_something() -> None:
     seen = [simulate(make(), contention=True).contention for make in JOBS.values()]
     assert {name for one in seen if one is not None for name in one.lost_s} >= {"cp", "dp", "fsdp", "pp", "tp"}
     assert sum(one.touched_stages for one in seen if one is not None) > 20
+
+
+def test_a_slowed_stage_may_hold_the_peak() -> None:
+    """Slower gathers and reductions overlap more, so whole parameters and whole gradients lie in memory together."""
+    job = JOBS["peak in a slowed stage"]()
+    report, usual = simulate(job, contention=True), simulate(job)
+    assert report.peak_memory_bytes[0] > usual.peak_memory_bytes[0]
+    assert report.peak_memory_bytes[0] >= int(report.timeline.ranks[0].memory.total.max())
+
+
+@pytest.mark.parametrize("name", ["text pp2 dp2 on NICs", "vlm pp2 dp2", "slow NICs", "everything"])
+def test_the_summary_is_of_the_replica_that_ends_last(name: str) -> None:
+    """The same summary wherever the longer data is: replicas are alike but for it.
+
+    What ``pp`` lost is what the sends of that replica's timeline take longer than they do alone.
+    """
+    job = JOBS[name]()
+    assert job.parallel.dp == 2 and isinstance(job.batch, ListedBatch)
+    items = job.batch.items
+    swapped = [items[number ^ 1] for number in range(len(items))]
+    seen = []
+    for batch in (ListedBatch(items), ListedBatch(tuple(swapped))):
+        report = simulate(replace(job, batch=batch), contention=True)
+        assert report.contention is not None
+        pairs = CommGroup("pp", 2, 2 if job.cluster.gpus_per_node == 1 else 1)
+        lost = 0.0
+        for rank in report.timeline.ranks:
+            assert rank.replica == report.slowest_replica
+            for piece in rank.outer:
+                if piece.stream == "pp" and piece.kind is OpKind.P2P:
+                    lost += piece.end_s - piece.start_s - sum(alone(job, OpKind.P2P, pairs, piece.net_bytes))
+        assert lost > 0
+        assert report.contention.lost_s["pp"] == pytest.approx(lost, rel=1e-6)
+        seen.append((report.slowest_replica, report.contention))
+    (first, one), (second, other) = seen
+    assert {first, second} == {0, 1}
+    assert one.lost_s == pytest.approx(other.lost_s, rel=1e-9)
+    assert (one.transfers, one.slowed, one.touched_stages) == (other.transfers, other.slowed, other.touched_stages)
 
 
 def assert_same(report: Report, usual: Report) -> None:
@@ -304,7 +359,10 @@ MODELS: dict[str, tuple[Callable[[], Model], Callable[..., Sequence[Any]]]] = {
 def alone(job: TrainingJob, kind: OpKind, group: CommGroup, net_bytes: int) -> tuple[float, float]:
     """Latency before the bytes move and time of the bytes [s], on the time grid."""
     cost = collective_cost(job.profile, kind, group)
-    fixed, total = (round(seconds * 2**40) / 2**40 for seconds in (cost.latency_s, cost.time_s(net_bytes)))
+    fixed, total = (
+        round(seconds * 2**40) / 2**40
+        for seconds in (cost.latency_s, collective_latency(job.profile, kind, group, net_bytes))
+    )
     return fixed, total - fixed
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from simulation.reference_held import wholes
+from simulation.reference_model import CutModel
 
 import semu
 from semu.engine.allocator import reserve
@@ -14,7 +18,14 @@ from semu.parallel.config import Overlap, Parallel
 from semu.schedule.problem import lower
 from semu.simulation import prepare
 from semu.simulation.memory.ranks import RankMemory
-from semu.simulation.memory.reserved import HOPPER_WORKSPACE_BYTES, NUM_HANDLES, WORKSPACE_BYTES, rank_trace, shared_out
+from semu.simulation.memory.reserved import (
+    HOPPER_WORKSPACE_BYTES,
+    NUM_HANDLES,
+    WORKSPACE_BYTES,
+    rank_trace,
+    reserved_memory,
+    shared_out,
+)
 from semu.simulation.pipeline import PipelineRun, run_pipeline
 from semu_models.text.llama import Llama
 from tests.simulation.jobs import (
@@ -146,6 +157,44 @@ def test_a_small_model_by_hand() -> None:
     small = reserved[0] - 20 * MIB
     assert small % (2 * MIB) == 0
     assert 0 <= small - (curve.max() - gradients - 2 * WORKSPACE_BYTES) <= 3 * MIB
+
+
+@pytest.mark.parametrize("more", [1, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1, 7 * MIB])
+def test_no_less_is_reserved_than_is_allocated(more: int) -> None:
+    """The host frees early what the device still holds: then whole segments of 2 MiB over the peak count."""
+    job = job_of(gpt(), pp=2)
+    made, run = run_of(job)
+    arguments = made.layout, made.evaluation, run, (0, 0)
+    replayed = reserved_memory(*arguments, (0, 0))
+    assert all(reserved > 0 and reserved % (2 * MIB) == 0 for reserved in replayed)
+    assert reserved_memory(*arguments, [reserved - 1 for reserved in replayed]) == replayed
+    assert reserved_memory(*arguments, replayed) == replayed
+    segments = (more + 2 * MIB - 1) // (2 * MIB)
+    expected = replayed[0] + 2 * MIB * segments, replayed[1]
+    assert reserved_memory(*arguments, (replayed[0] + more, replayed[1])) == expected
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("make", [gpt, llama])
+def test_zero_3_that_gathers_once_holds_all_through_the_iteration(make: Callable[[], Model], pp: int) -> None:
+    """Whole parameters and whole gradients of every block come before the first stage and go after the last one."""
+    job = job_of(make(), pp=pp, dp=2, zero=3, reshard_after_forward=False)
+    made, run = run_of(job)
+    model = CutModel(job)
+    peaks = semu.simulate(job).peak_memory_bytes
+    for rank in range(pp):
+        elements = [sum(use.numel for use in whole.uses) for whole in wholes(model, rank)]
+        expected = sorted([2 * count for count in elements] + [4 * count for count in elements])  # bf16, fp32 gradients
+        trace = rank_trace(made.layout, made.evaluation, run, rank, 0)
+        slot, size = trace.slot[trace.first :].tolist(), trace.size[trace.first :].tolist()
+        first, last = slot[: len(expected)], slot[-len(expected) :]
+        assert sorted(size[: len(expected)]) == expected
+        assert sorted(first) == sorted(last)
+        assert not any(size[-len(expected) :])
+        assert not set(first) & set(slot[len(expected) : -len(expected)])
+        curve, static = live(job, rank)
+        assert curve[-1] == static
+        assert curve.max() - NUM_HANDLES * HOPPER_WORKSPACE_BYTES >= peaks[rank]
 
 
 def test_sharing_out_keeps_the_sum() -> None:

@@ -83,6 +83,26 @@ def test_times_of_all_kinds_add_up_to_the_iteration(name: str) -> None:
     assert seconds == pytest.approx(report.iteration_time_s, rel=1e-9)
 
 
+@pytest.mark.parametrize("launch_us", [3.0, 20.0, 200.0])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_launches_have_their_time_and_kernels_the_rest(launch_us: float, recompute: str) -> None:
+    """On one rank launches add the difference to the same job without them; kernels take what they take there."""
+    options = {"recompute": recompute, "override": {"host": {"launch_s": launch_us * 1e-6}}}
+    plain, report = (
+        semu.simulate(job_of(gpt(), text_items(4), launch=launch, **options))  # type: ignore[arg-type]
+        for launch in (False, True)
+    )
+    added = report.iteration_time_s - plain.iteration_time_s
+    assert plain.uncertainty is not None and report.uncertainty is not None
+    times = by_kind(report.uncertainty)
+    assert added > 0
+    assert times.pop("launch_s") == pytest.approx(added, rel=1e-9)
+    assert sum(times.values()) == pytest.approx(sum(by_kind(plain.uncertainty).values()), rel=1e-9)
+    assert sum(times.values()) == pytest.approx(plain.iteration_time_s, rel=1e-9)
+    spreads = {item.kind: item.spread for item in report.uncertainty.kinds}
+    assert spreads["host.launch_s"] == pytest.approx(SPREADS[Provenance.SPEC])  # overridden
+
+
 def test_time_outside_the_model_is_exact() -> None:
     job = job_of(gpt(), text_items(4), overhead_s=0.5)
     plain = uncertainty(job_of(gpt(), text_items(4)))

@@ -61,6 +61,14 @@ def test_bounds_are_admissible(name: str) -> None:
     check(make(), vary, 5, seed=1)
 
 
+@pytest.mark.parametrize("training", [{}, HIDDEN], ids=["default", "hidden"])
+def test_bounds_of_deep_pipelines_are_admissible(training: dict[str, Any]) -> None:
+    """zb-h1 sends a gradient on before it computes the weight gradient: backwards of the ranks in front overlap with
+    weight gradients of the ranks behind, and do not come on top of their work."""
+    vary = {"pp": (8,), "schedule": ("1f1b", "zb-h1"), "recompute": None}
+    assert len(check(dense(8, **training), vary, 100, seed=2)) == 6
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_bounds_of_many_are_admissible(name: str) -> None:

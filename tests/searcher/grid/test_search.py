@@ -19,13 +19,16 @@ from semu.errors import ConfigError
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
 from semu.parallel.config import Parallel
+from semu.searcher.grid.bounds import Floors
 from semu.searcher.grid.content import content_hash
 from semu.searcher.grid.evaluate_points import Outcome, evaluate_chunk
 from semu.searcher.grid.grid_search import grid
+from semu.searcher.grid.hunt import CHUNK
 from semu.searcher.grid.legal import legal_points
 from semu.searcher.grid.space import Axis, Point, RankBy, Space
 from semu.simulation.estimate import evaluate
 from semu.simulation.memory.nearest_fit import changed
+from semu.simulation.results.figures import Figures
 
 SMALL = {"tp": None, "pp": (1, 2, 4), "micro_batch": (1, 2, 4), "recompute": ("none", "full")}
 
@@ -79,6 +82,38 @@ def test_the_best_are_those_of_all(make: Callable[..., TrainingJob], share: floa
     assert whole.evaluated == len(whole) and whole.cut_by_bound == 0
     known = {row.point: row.figures for row in whole.rows}
     assert all(known[row.point] == row.figures for row in bounded.rows)
+
+
+class Equal:
+    """An engine for which every configuration takes the same time and almost no memory."""
+
+    def __init__(self, time_s: float) -> None:
+        self.time_s = time_s
+
+    def run(self, work: Any, tasks: Any) -> Iterator[tuple[int, list[Outcome]]]:
+        for number, task in enumerate(tasks):
+            yield number, [Outcome(point, Figures(self.time_s, 0.5, 0.1, 1)) for point in task]
+
+
+def test_a_configuration_whose_bound_equals_the_best_is_evaluated() -> None:
+    """All take as long as the highest of all bounds: the configuration with that bound is as good as any other, and
+    the first in the order of the axes. Chunks of four configurations are evaluated before it."""
+    job, vary = dense(), {"tp": (1, 2, 4), "recompute": ("none", "selective", "full")}
+    points = legal_points(job, Space.of(job, vary)).points
+    floors = Floors(job, [1])
+    bound_s = {point: floors.of(point).time_s for point in points}
+    last = max(points, key=lambda point: bound_s[point])
+    assert sorted(bound_s.values())[-2] < bound_s[last]
+    assert last == min(points)
+    assert len(points) == 2 * CHUNK + 1
+    found = grid(job, vary=vary, top=1, engine=Equal(bound_s[last]))
+    assert [row.point for row in found] == sorted(points)
+    assert found.best is not None
+    assert found.best.point == last
+    assert found.cut_by_bound == 0
+    less = grid(job, vary=vary, top=1, engine=Equal(bound_s[last] * (1 - 1e-12)))
+    assert [row.point for row in less] == sorted({*points} - {last})
+    assert less.cut_by_bound == 1
 
 
 @pytest.mark.slow
@@ -299,6 +334,7 @@ def test_the_table(tmp_path: Path) -> None:
     assert again.rows == found.rows
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize("name", ["pandas", "polars"])
 def test_frames_of_others(name: str) -> None:
     found = grid(dense(), vary=("tp",))

@@ -1,0 +1,1 @@
+"""The parts of README.md that commands of seconds make; ``python -m benchmarks.readme`` writes them."""

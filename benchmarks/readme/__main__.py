@@ -1,0 +1,73 @@
+"""``make readme``: write the parts of README.md that commands of seconds make, and draw their pictures.
+
+    python -m benchmarks.readme [NAME ...] [--check]
+
+README.md marks a part with ``<!-- begin NAME: make readme -->`` and ``<!-- end NAME -->``. A picture is drawn when the
+figures that it shows have changed, or when its name is given; their digests are in ``examples/pictures/inputs.json``.
+``--check`` changes nothing and names what is stale. Exit: 0 ok, 1 something is stale, 2 an unknown name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+
+from benchmarks.readme._parts import PARTS
+from benchmarks.readme._pictures import PICTURES
+from benchmarks.readme._weave import README, part_of, recorded_digests, replace_part, write_digests
+from semu.files import write_text
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.readme", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"parts: {', '.join(PARTS)}; pictures: {', '.join(PICTURES)}"
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing, name what is stale")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.names if name not in (*PARTS, *PICTURES)]
+    if unknown:
+        print(f"unknown: {', '.join(unknown)}; expected {', '.join((*PARTS, *PICTURES))}", file=sys.stderr)
+        return 2
+    stale = [*_texts(options.names, check=options.check), *_pictures(options.names, check=options.check)]
+    for name in stale:
+        print(f"{'stale' if options.check else 'wrote'}: {name}", file=sys.stderr)
+    return 1 if stale and options.check else 0
+
+
+def _texts(names: Sequence[str], *, check: bool) -> list[str]:
+    """Parts whose text has changed; written unless ``check``."""
+    stale = []
+    for name in [name for name in PARTS if name in names or not names]:
+        text = README.read_text(encoding="utf-8")
+        before, after = part_of(text, name), PARTS[name]()
+        if before != after:
+            stale.append(name)
+            difference = difflib.unified_diff(
+                before.splitlines(), after.splitlines(), "README.md", name, lineterm="", n=0
+            )
+            print("\n".join(difference))
+            if not check:
+                write_text(README, replace_part(text, name, after))
+    return stale
+
+
+def _pictures(names: Sequence[str], *, check: bool) -> list[str]:
+    """Pictures whose figures have changed, and those that were asked for; drawn unless ``check``."""
+    stale = []
+    recorded = recorded_digests()
+    for name in [name for name in PICTURES if name in names or not names]:
+        digest = PICTURES[name].digest()
+        if recorded.get(name) != digest or (name in names and not check):
+            stale.append(name)
+            if not check:
+                PICTURES[name].draw()
+                write_digests(recorded := {**recorded, name: digest})
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main())

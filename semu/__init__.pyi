@@ -1,0 +1,99 @@
+# The names of ``semu``, each beside the module that has it: read by type checkers, and by ``__init__.py`` on first use.
+# ``__all__`` is what ``dir(semu)`` shows; the others are shown by their modules.
+
+from semu import baselines as baselines
+from semu import engine as engine
+from semu import errors as errors
+from semu import graph as graph
+from semu import hardware as hardware
+from semu import nn as nn
+from semu import parallel as parallel
+from semu import schedule as schedule
+from semu import workload as workload
+from semu.costs.result_cache import ResultCache as ResultCache
+from semu.engine.checkpoint import Checkpoint as Checkpoint
+from semu.engine.shapes import ShapeSweep as ShapeSweep
+from semu.engine.shapes import sweep as sweep
+from semu.engine.simulator import GraphTimeline as GraphTimeline
+from semu.engine.simulator import Simulation as Simulation
+from semu.engine.simulator import run as run
+from semu.engine.span import Span as Span
+from semu.engine.timeline import IterationTimeline as IterationTimeline
+from semu.engine.timeline import MemoryCurve as MemoryCurve
+from semu.errors import ConfigError as ConfigError
+from semu.errors import GraphError as GraphError
+from semu.errors import ScheduleError as ScheduleError
+from semu.errors import SemuError as SemuError
+from semu.graph.graph import Graph as Graph
+from semu.graph.level import Level as Level
+from semu.graph.operator import OpKind as OpKind
+from semu.graph.operator import Phase as Phase
+from semu.graph.parts import include as include
+from semu.graph.subgraph import Replication as Replication
+from semu.graph.tensor import Role as Role
+from semu.hardware.cluster import Cluster as Cluster
+from semu.hardware.kinds import DType as DType
+from semu.hardware.kinds import Port as Port
+from semu.hardware.kinds import Provenance as Provenance
+from semu.job import Precision as Precision
+from semu.job import Recompute as Recompute
+from semu.job import Training as Training
+from semu.job import TrainingJob as TrainingJob
+from semu.nn.model import InputSpec as InputSpec
+from semu.nn.model import ModalityModule as ModalityModule
+from semu.nn.model import ModalityRole as ModalityRole
+from semu.nn.model import Model as Model
+from semu.nn.trace.block import Input as Input
+from semu.nn.trace.block import trace as trace
+from semu.parallel.config import Overlap as Overlap
+from semu.parallel.config import Parallel as Parallel
+from semu.parallel.layout import PipelineLayout as PipelineLayout
+from semu.parallel.modules import ModuleParallel as ModuleParallel
+from semu.plan.compile import compile_plan as compile_plan
+from semu.plan.plan import ExecutionPlan as ExecutionPlan
+from semu.present.estimate import Estimate as Estimate
+from semu.present.report import Report as Report
+from semu.schedule.schedule import Schedule as Schedule
+from semu.schedule.stage_plan import StagePlan as StagePlan
+from semu.searcher.grid.grid_search import grid as grid
+from semu.searcher.grid.result import GridResult as GridResult
+from semu.searcher.job_search import search as search
+from semu.searcher.planner.planner import Planner as Planner
+from semu.searcher.report import SearchReport as SearchReport
+from semu.searcher.what_if.sensitivity import what_if as what_if
+from semu.simulation import JobCheckpoint as JobCheckpoint
+from semu.simulation import prepare as prepare
+from semu.simulation import simulate as simulate
+from semu.simulation.estimate import evaluate as evaluate
+from semu.simulation.schedules.comparing import compare_schedules as compare_schedules
+
+__version__: str
+
+__all__ = [
+    "Cluster",
+    "Estimate",
+    "ExecutionPlan",
+    "Graph",
+    "JobCheckpoint",
+    "Model",
+    "Parallel",
+    "Planner",
+    "Report",
+    "SemuError",
+    "Simulation",
+    "Training",
+    "TrainingJob",
+    "__version__",
+    "baselines",
+    "compare_schedules",
+    "compile_plan",
+    "evaluate",
+    "grid",
+    "nn",
+    "prepare",
+    "schedule",
+    "search",
+    "simulate",
+    "what_if",
+    "workload",
+]

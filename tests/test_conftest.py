@@ -1,0 +1,98 @@
+"""The options of ``conftest.py``, by runs of pytest on a folder of its own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = """
+import os
+import pytest
+
+HAS_MORE = bool(os.environ.get("HAS_MORE"))
+
+def test_that_passes():
+    pass
+
+@pytest.mark.parametrize("text", ["a b", "é", "::"])
+def test_of_a_text(text):
+    pass
+
+@pytest.mark.extras
+def test_that_the_extras_may_change():
+    pass
+
+@pytest.mark.slow
+def test_that_is_slow():
+    pass
+
+def test_that_needs_more():
+    if not HAS_MORE:
+        pytest.skip("there is not more")
+
+@pytest.fixture
+def breaks_afterwards():
+    yield
+    assert HAS_MORE
+
+def test_with_an_end_that_fails(breaks_afterwards):
+    pass
+
+@pytest.mark.xfail
+def test_that_is_known_to_fail():
+    assert False
+"""
+WHOLE_MODULE = (
+    "import os, pytest\nif not os.environ.get('HAS_MORE'):\n    pytest.skip('none', allow_module_level=True)\n"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path / "conftest.py")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow\n    extras\n")
+    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "test_whole.py").write_text(f"{WHOLE_MODULE}\ndef test_it():\n    pass\n")
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str, more: str = "") -> tuple[int, set[str]]:
+    """Exit code of pytest in a folder, and the tests that it ran to their end."""
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *arguments]
+    environment = {"PATH": "", "HAS_MORE": more}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    lines = [line.split(" PASSED")[0] for line in done.stdout.splitlines() if " PASSED" in line]
+    return done.returncode, {line.split("test_")[-1] for line in lines}
+
+
+def test_a_second_run_takes_what_the_first_did_not_pass(folder: Path) -> None:
+    code, _ = run(folder, "-m", "not slow", "--passed-to", "made/passed", "-n", "2")
+    assert code == 1  # one test's end fails
+    passed = (folder / "made/passed").read_text().split("\n")
+    assert passed == [
+        "test_some.py::test_of_a_text[::]",
+        "test_some.py::test_of_a_text[\\xe9]",
+        "test_some.py::test_of_a_text[a b]",
+        "test_some.py::test_that_passes",
+        "",
+    ]
+    code, taken = run(folder, "--not-in", "made/passed", "--no-skips", more="yes")
+    others = {"that_the_extras_may_change", "that_is_slow", "that_needs_more", "with_an_end_that_fails", "it"}
+    assert (code, taken) == (0, others)
+
+
+def test_a_test_skipped_in_the_second_run_fails_under_no_skips(folder: Path) -> None:
+    run(folder, "-m", "not slow", "--passed-to", "passed")
+    code, taken = run(folder, "--not-in", "passed", "--no-skips")
+    assert code != 0
+    assert "that_needs_more" not in taken
+
+
+def test_without_the_file_of_a_first_run_all_tests_run(folder: Path) -> None:
+    code, taken = run(folder, "--not-in", "nothing", more="yes")
+    assert code == 0
+    assert len(taken) == 9
