@@ -10,18 +10,19 @@ from numpy.typing import NDArray
 
 from semu.compile.layout import Layout
 from semu.costs.evaluation import CostedJob, Evaluation
-from semu.costs.phases import CODES, costs_of, program_of
+from semu.costs.phases import costs_of, program_of
 from semu.engine.unit_graph import Edges, Slots, UnitGraph, UnitTimes
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.schedule.problem import PipelineProblem
-from semu.schedule.units import BACKWARD, FORWARD, PipelineUnits
+from semu.schedule.units import PipelineUnits
 from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.context import ParameterGather, PipelineRun, Replicas, SimulatedJob, TimedJob
 from semu.simulation.data_parallel.gather import first_forward_bindings, parameter_waits
 from semu.simulation.effects.launch import launching_hosts
-from semu.simulation.transfers import edge_bytes, moved_columns, transfer_bytes
+from semu.simulation.transfers import edge_bytes, transfer_bytes
+from semu.simulation.unit_programs import unit_programs
 
 
 def distinct_replicas(costed: CostedJob, pairs: Sequence[tuple[int, int]]) -> Replicas:
@@ -77,7 +78,7 @@ def consolidated_units(
     slices = [piece for _, gather in sorted(gathers.items()) for piece in gather.slices]
     num_gathers = tuple([len(gather.slices) for _, gather in sorted(gathers.items())])
     latency = np.empty((len(replicas.count), units.num_units + len(slices)))
-    latency[:, : units.num_units] = _unit_latencies(costed, units, replicas).reshape(len(latency), -1)
+    _fill_latencies(costed, units, replicas, latency[:, : units.num_units])
     latency[:, units.num_units :] = [piece.end_s - piece.start_s for piece in slices]
 
     def name(unit: int) -> str:
@@ -113,73 +114,48 @@ def _graph(
     )
 
 
-def _unit_latencies(costed: CostedJob, units: PipelineUnits, replicas: Replicas) -> NDArray[np.float64]:
-    """Latency of every stage and transfer of every replica: float64[num_replicas, repeats, size] [s]."""
-    layout, shape, n = costed.layout, replicas.shape, units.num_stages
-    result = np.empty((len(shape), units.repeats, units.size))
-    chunk = units.chunk[units.copy]
-    by_code, row = _stage_latencies(costed, splits=units.merged is not None)
-    kind, column = layout.recipe.kind_of(chunk, units.parts), layout.recipe.column_of(chunk, units.parts)
-    result[:, :, :n] = by_code[row[kind, units.codes], shape[:, column]]
-    moved = moved_columns(layout, units)
-    for links in dict.fromkeys(replicas.links):
-        alike = np.array([number for number, other in enumerate(replicas.links) if other == links])
-        by_transfer = _transfer_latencies(costed, units, links)
-        found = by_transfer[0][by_transfer[1][units.copy], shape[alike][:, moved]]
-        result[alike, :, n:] = found
-    return result
+def _fill_latencies(costed: CostedJob, units: PipelineUnits, replicas: Replicas, latency: NDArray[np.float64]) -> None:
+    """Latency of every stage and transfer of every replica: float64[num_replicas, num_units] [s], written."""
+    column = unit_programs(costed.layout.recipe, units).column
+    for links in {id(links): links for links in replicas.links}.values():
+        alike = [number for number, other in enumerate(replicas.links) if other is links]
+        by_row, row = _distinct_latencies(costed, units, links)
+        place = row * by_row.shape[1] + replicas.shape[alike].take(column, axis=1)
+        latency[alike] = by_row.ravel().take(place)
 
 
-def _stage_latencies(costed: CostedJob, *, splits: bool) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Latencies of all distinct stages, and which of them each stage is.
-
-    Args:
-        splits: some backwards run in two parts.
-    Returns:
-        float64[num_stages, num_shapes] [s]; int64[num_kinds, num_codes], -1: there is no such stage.
-    """
-
-    def find() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        rows: dict[int, int] = {}
-        latency: list[NDArray[np.float64]] = []
-        row = np.full((len(costed.layout.kinds), len(CODES)), -1, dtype=np.int64)
-        for kind, costs in enumerate(costed.evaluation.chunks):
-            codes = (FORWARD,) if costs.backward is None else CODES if splits else (FORWARD, BACKWARD)
-            for code in codes:
-                stage = costs_of(costed, kind, code)
-                if id(stage) not in rows:
-                    rows[id(stage)] = len(latency)
-                    latency.append(stage.latency)
-                row[kind, code] = rows[id(stage)]
-        return np.stack(latency), row
-
-    return costed.evaluation.by_shape.found(("stage latencies", splits), find)
-
-
-def _transfer_latencies(
+def _distinct_latencies(
     costed: CostedJob, units: PipelineUnits, links: tuple[CommGroup, ...]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Latencies of all distinct transfers over some links, and which of them each transfer is.
+    """Latencies of all distinct stages and transfers for every shape, and which of them each unit is.
 
     Args:
         links: of every pair of ranks.
     Returns:
-        float64[num_distinct, num_shapes] [s]; int64[num_copies, num_transfers].
+        float64[num_distinct, num_shapes] [s]; int64[num_units].
     """
-
-    chunk, producer, consumer = units.chunk, units.producer, units.consumer
-    is_gradient = np.broadcast_to(units.phase[producer] > 0, units.pair.shape)
-    ends = np.stack((chunk[:, producer], chunk[:, consumer], is_gradient, units.pair)).reshape(4, -1)
+    programs = unit_programs(costed.layout.recipe, units)
 
     def find() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        distinct, row = np.unique(ends, axis=1, return_inverse=True)
-        latency = [np.zeros((0, costed.evaluation.num_shapes))]
-        for source, target, way, pair in distinct.T.tolist():
-            sizes = edge_bytes(costed, source, target, Phase.BACKWARD if way else Phase.FORWARD)
-            latency.append(send_latency(costed.evaluation, links[pair], sizes)[None, :])
-        return np.concatenate(latency), row.reshape(units.pair.shape)
+        latency: list[NDArray[np.float64]] = []
+        rows: dict[int, int] = {}
+        row = np.empty((units.repeats, units.size), dtype=np.int64)
+        stages = np.stack((programs.kind.reshape(row.shape)[:, : units.num_stages], units.codes)).reshape(2, -1)
+        distinct, place = np.unique(stages, axis=1, return_inverse=True)
+        for kind, code in distinct.T.tolist():
+            stage = costs_of(costed, kind, code)
+            if id(stage) not in rows:
+                rows[id(stage)] = len(latency)
+                latency.append(stage.latency)
+        by_stage = np.array([rows[id(costs_of(costed, kind, code))] for kind, code in distinct.T.tolist()])
+        row[:, : units.num_stages] = by_stage[place].reshape(units.codes.shape)
+        row[:, units.num_stages :] = len(latency) + programs.edge[units.copy]
+        for source, target, is_gradient, pair in programs.edges:
+            sizes = edge_bytes(costed, source, target, Phase.BACKWARD if is_gradient else Phase.FORWARD)
+            latency.append(send_latency(costed.evaluation, links[pair], sizes))
+        return np.stack(latency), row.ravel()
 
-    return costed.evaluation.by_shape.found(("transfer latencies", ends.tobytes(), len(chunk), links), find)
+    return costed.evaluation.by_shape.found(("unit latencies", programs, links), find)
 
 
 def send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -220,7 +196,8 @@ def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
         added = _scheduled(problem, insides, gathers, nodes, overlapped=overlapped)
     times = everything.resume(added.edges, slots=added.slots, forced=added.order)
     unit = problem.unit_of_nodes
-    kind = layout.recipe.kind_of(problem.chunk, problem.microbatch)
+    programs = unit_programs(layout.recipe, sim.units)
+    kind = programs.kind.take(unit[: problem.num_stages])
     start, end = times.start.take(unit, axis=1), times.end.take(unit, axis=1)
     launched = None
     if launches:
@@ -242,7 +219,7 @@ def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
         release=_releases(layout, times, unit, problem, kind),
         launched=launched,
         kind=kind,
-        column=layout.recipe.column_of(problem.chunk, problem.microbatch),
+        column=programs.column.take(unit[: problem.num_stages]),
     )
     return sim.under(run)
 

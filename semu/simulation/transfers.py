@@ -17,7 +17,7 @@ from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup, wire_factor
 from semu.schedule.problem import PipelineProblem
-from semu.schedule.units import PipelineUnits
+from semu.simulation.unit_programs import unit_programs
 
 
 def collective(
@@ -150,8 +150,8 @@ def transfer_bytes(costed: CostedJob, problem: PipelineProblem) -> TransferBytes
 def _find_bytes(costed: CostedJob, problem: PipelineProblem) -> TransferBytes:
     number, edge, _ = problem.transfer_edges
     members = problem.edge_transfers
-    repeat, position = np.divmod(problem.unit_of_nodes[problem.num_stages :], problem.units.size)
-    column = moved_columns(costed.layout, problem.units)[repeat, position - problem.units.num_stages]
+    programs = unit_programs(costed.layout.recipe, problem.units)
+    column = programs.column[problem.unit_of_nodes[problem.num_stages :]]
     edges = tuple(
         Edge(
             *key,
@@ -163,9 +163,3 @@ def _find_bytes(costed: CostedJob, problem: PipelineProblem) -> TransferBytes:
         for key, (transfers, whose) in zip(number, members, strict=True)
     )
     return TransferBytes(edges, edge)
-
-
-def moved_columns(layout: Layout, units: PipelineUnits) -> NDArray[np.int64]:
-    """Columns of the table of shapes of what every transfer moves: int64[repeats, num_transfers]."""
-    chunk, part, producer, consumer = units.chunk[units.copy], units.parts, units.producer, units.consumer
-    return layout.recipe.moved_columns(chunk[:, producer], part[:, producer], chunk[:, consumer], part[:, consumer])

@@ -72,6 +72,15 @@ class Recipe:
         return tuple([found[kind] for kind in range(len(self.kinds))])
 
     @cached_property
+    def kinds_by_columns(self) -> tuple[tuple[I64, tuple[int, ...]], ...]:
+        """The kinds of one copy of the model that run the same columns of the table of shapes, with these columns."""
+        found: dict[bytes, tuple[I64, list[int]]] = {}
+        for number, columns in enumerate(self.runs):
+            if self.kinds[number].chunk.flow == 0:  # a microbatch runs through one copy
+                found.setdefault(columns.tobytes(), (columns, []))[1].append(number)
+        return tuple([(columns, tuple(numbers)) for columns, numbers in found.values()])
+
+    @cached_property
     def _first(self) -> I64:
         """Where each chunk begins in a table of all chunks and numbers of parts."""
         return np.cumsum([0, *(int(own.max(initial=-1)) + 1 for own in self.parts)], dtype=np.int64)

@@ -248,19 +248,14 @@ def count_work(costed: CostedJob) -> Work:
     """Sum the operators' FLOP over all stages, microbatches, replicas, tensor- and context-parallel ranks."""
     layout, shapes = costed.layout, costed.evaluation.shapes
     symbols = with_rounded(shapes.columns, layout.library.symbols, mean=True)  # all ranks, not the worst
-    by_columns: dict[bytes, list[int]] = {}  # kinds that run the same columns
-    for kind, columns in enumerate(layout.recipe.runs):
-        if layout.kinds[kind].chunk.flow == 0:  # a microbatch runs through one copy of the model
-            by_columns.setdefault(columns.tobytes(), []).append(kind)
     hardware = model = full = 0
-    for kinds in by_columns.values():
-        uses = _uses(costed, layout.recipe.runs[kinds[0]])
+    for columns, kinds in layout.recipe.kinds_by_columns:
+        uses = _uses(costed, columns)
         found, times = _flop_of_kinds(layout, kinds, symbols, uses)
         hardware += times * found[0]
         model += times * found[1]
         full += times * found[2]
-    tokens = _tokens(costed, _uses(costed, np.arange(layout.job.num_microbatches)))
-    return Work(float(model), float(hardware), float(full), tokens)
+    return Work(float(model), float(hardware), float(full), _tokens(costed))
 
 
 def _uses(costed: CostedJob, columns: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -274,12 +269,12 @@ def _uses(costed: CostedJob, columns: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _flop_of_kinds(
-    layout: Layout, kinds: Sequence[int], symbols: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]
+    layout: Layout, kinds: tuple[int, ...], symbols: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]
 ) -> tuple[tuple[int, int, int], int]:
     """``_flop``, and how often that is; where there is one shape, that of one microbatch, which is remembered."""
     if len(uses) > 1:
         return _flop(layout, kinds, symbols, uses), 1
-    key = ("flop", tuple(kinds), tuple(symbols), tuple(column.tobytes() for column in symbols.values()))
+    key = ("flop", kinds, tuple(symbols), tuple(column.tobytes() for column in symbols.values()))
     one: tuple[int, int, int] = layout.cut.facts.get(
         key, lambda: _flop(layout, kinds, symbols, np.ones(1, dtype=np.int64))
     )
@@ -378,9 +373,10 @@ def _totals(dims: Sequence[Dim], symbols: Mapping[str, NDArray[np.int64]], uses:
     return totals
 
 
-def _tokens(costed: CostedJob, uses: NDArray[np.int64]) -> int:
+def _tokens(costed: CostedJob) -> int:
     """Tokens of the last modality module's first data stream (the backbone's text, the decoder's video)."""
     fed = [module.inputs[0].stream for module in costed.job.model.modules if module.inputs]
     stream = fed[-1] if fed else ""
-    column = costed.evaluation.shapes.columns.get(f"{stream}.tokens")
-    return int(column @ uses) if column is not None else 0
+    shapes = costed.evaluation.shapes
+    column = shapes.columns.get(f"{stream}.tokens")
+    return int(column[shapes.index[:, : costed.job.num_microbatches]].sum()) if column is not None else 0
