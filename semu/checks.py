@@ -63,6 +63,24 @@ def check_integer(
     )
 
 
+def check_count(value: object, where: str, *, least: int = 1, most: int = LARGEST_COUNT) -> int:
+    """A number of items that a batch may have: an integer from least to most.
+
+    Raises:
+        ConfigError: something else.
+    """
+    return check_integer(value, where, least=least, most=most)
+
+
+def check_seed(value: object, where: str) -> int:
+    """An integer >= 0, below 2^64.
+
+    Raises:
+        ConfigError: something else.
+    """
+    return check_integer(value, where, least=0, most=2**64 - 1)
+
+
 def check_number(
     value: object,
     where: str | None,
@@ -147,6 +165,17 @@ def find_named(kind: str, name: str, entries: Mapping[str, _T], *, where: str | 
     return entries[name]
 
 
+def check_text(value: object, where: str) -> str:
+    """A text, of characters that a file can hold.
+
+    Raises:
+        ScheduleError: something else.
+    """
+    if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ScheduleError("not a text", where=where, expected="a text", got=repr(value))
+    return value
+
+
 # -- fields of a configuration -----------------------------------------------------------------------------------------
 def check_sizes(config: Any, *names: str, zero: Collection[str] = ()) -> None:
     """Sizes of a configuration must be integers >= 1, or None where the field's type allows it.
@@ -188,6 +217,17 @@ def check_divides(config: Any, whole: str, parts: str) -> None:
         )
 
 
+def check_resolution(value: object, where: str) -> tuple[int, int]:
+    """(height, width) [px]: a pair of integers from 1 to 65536.
+
+    Raises:
+        ConfigError: something else.
+    """
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ConfigError("not a resolution", where=where, expected="[height, width] in pixels", got=value)
+    return check_count(value[0], where, most=1 << 16), check_count(value[1], where, most=1 << 16)
+
+
 # -- arrays ------------------------------------------------------------------------------------------------------------
 def check_integers(
     value: object,
@@ -212,6 +252,18 @@ def check_integers(
     check_shape(array, shape, where)
     check_range(array, where, least, int(np.iinfo(kind).max) if most is None else most)
     return array.astype(kind)
+
+
+def check_int32(value: object, where: str, least: int = 0) -> int:
+    """One integer >= least that an int32 holds; one of numpy as well.
+
+    Raises:
+        ScheduleError: something else.
+    """
+    plain = int(value) if isinstance(value, np.integer) else value
+    found = check_integer(plain, where, least=least, error=ScheduleError)
+    check_range(np.array(found), where, least, int(np.iinfo(np.int32).max))
+    return found
 
 
 def check_times(value: object, where: str, shape: Sequence[int | None]) -> NDArray[np.float64]:

@@ -13,11 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
+from semu.checks import check_number
 from semu.errors import ConfigError
 from semu.hardware.kinds import OpKind, Provenance
-from semu.hardware.number import check_efficiency, check_number, check_positive, worst_provenance
+from semu.hardware.number import worst_provenance
 
 NEUTRAL_SOURCE = "the paper's default: alpha = 1"
+
+
+def _check_share(value: float, where: str) -> float:
+    """A share of a peak, in (0, 1]."""
+    return check_number(value, where, "an efficiency", most=1, is_above=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +77,15 @@ class Efficiency:
     cache_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "flop", check_efficiency(self.flop, "flop"))
+        object.__setattr__(self, "flop", _check_share(self.flop, "flop"))
         for name in ("tiles_at_once", "tile_k0", "tile_rest", "row0", "power", "cache_bytes"):
             object.__setattr__(self, name, check_number(getattr(self, name), name))
-        object.__setattr__(self, "cached", check_number(self.cached, "cached", minimum=1.0))
-        object.__setattr__(self, "tile_128", check_positive(self.tile_128, "tile_128"))
-        object.__setattr__(self, "weight_gradient", check_efficiency(self.weight_gradient, "weight_gradient"))
-        object.__setattr__(self, "mem", check_efficiency(self.mem, "mem"))
+        object.__setattr__(self, "cached", check_number(self.cached, "cached", least=1.0))
+        object.__setattr__(self, "tile_128", check_number(self.tile_128, "tile_128", is_above=True))
+        object.__setattr__(self, "weight_gradient", _check_share(self.weight_gradient, "weight_gradient"))
+        object.__setattr__(self, "mem", _check_share(self.mem, "mem"))
         object.__setattr__(self, "t0_s", check_number(self.t0_s, "t0_s"))
-        object.__setattr__(self, "p", check_number(self.p, "p", minimum=1.0, is_infinite_ok=True))
+        object.__setattr__(self, "p", check_number(self.p, "p", least=1.0, is_infinite_ok=True))
         object.__setattr__(self, "s0_tokens", check_number(self.s0_tokens, "s0_tokens"))
         if self.relative_error is not None:
             error = check_number(self.relative_error, "relative_error")
@@ -175,11 +181,11 @@ class CollectiveEfficiency:
     p: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "switch", check_number(self.switch, "switch", minimum=1.0))
-        object.__setattr__(self, "p", check_number(self.p, "p", minimum=1.0))
+        object.__setattr__(self, "switch", check_number(self.switch, "switch", least=1.0))
+        object.__setattr__(self, "p", check_number(self.p, "p", least=1.0))
         if self.short_net != 0.0:
-            object.__setattr__(self, "short_net", check_efficiency(self.short_net, "short_net"))
-        object.__setattr__(self, "net", check_efficiency(self.net, "net"))
+            object.__setattr__(self, "short_net", _check_share(self.short_net, "short_net"))
+        object.__setattr__(self, "net", _check_share(self.net, "net"))
         for name in ("t0_s", "hop_s", "c_s", "few_ranks", "short_net", "setup_s"):
             object.__setattr__(self, name, check_number(getattr(self, name), name))
         if self.relative_error is not None:

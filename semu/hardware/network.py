@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import check_number
 from semu.errors import ConfigError
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import OpKind, Port, Provenance
-from semu.hardware.number import check_number
 
 PIPELINE = "pp"
 """Name of the communicators between pipeline ranks."""

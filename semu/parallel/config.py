@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
+from semu.checks import check_integer
 from semu.errors import ConfigError, unknown_name
 from semu.nn.trace.sharding import ContextKind, ShardingStyle
 from semu.parallel.layout import PipelineLayout
@@ -108,10 +109,7 @@ class Parallel:
     def __post_init__(self) -> None:
         for name in (*_SIZES, *(("etp",) if self.etp is not None else ())):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(
-                    "not a parallel size", where=f"parallel.{name}", expected="an integer >= 1", got=value, nearest=1
-                )
+            check_integer(value, f"parallel.{name}", "a parallel size")
         if not isinstance(self.zero, int) or isinstance(self.zero, bool) or self.zero not in (0, 1, 2, 3):
             raise ConfigError("unknown ZeRO stage", where="parallel.zero", expected="0, 1, 2 or 3", got=self.zero)
         for name in ("sequence_parallel", "reshard_after_forward"):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
+from semu.checks import check_integer
 from semu.errors import ConfigError, unknown_name
 from semu.parallel.layout_text import expand_stages
 
@@ -53,10 +54,8 @@ class PipelineLayout:
                 )
         for name in ("first", "last"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise ConfigError(
-                    "not a number of layers", where=f"{_WHERE}.{name}", expected="an integer >= 0", got=value, nearest=0
-                )
+            if value is not None:
+                check_integer(value, f"{_WHERE}.{name}", "a number of layers", least=0)
         if self.layers is not None:
             object.__setattr__(self, "layers", _counts(self.layers, f"{_WHERE}.layers"))
         if self.modules is not None:

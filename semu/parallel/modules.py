@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from semu.checks import check_integer
 from semu.errors import ConfigError, unknown_name
 
 _SIZES = ("tp", "cp", "dp", "pp", "vpp", "ep")
@@ -64,10 +65,8 @@ class ModuleParallel:
             )
         for key in _SIZES:
             size = getattr(made, key)
-            if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-                raise ConfigError(
-                    "not a parallel size", where=f"{where}.{key}", expected="an integer >= 1", got=size, nearest=1
-                )
+            if size is not None:
+                check_integer(size, f"{where}.{key}", "a parallel size")
         switch = made.sequence_parallel
         if switch is not None and not isinstance(switch, bool):
             raise ConfigError(

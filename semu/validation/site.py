@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
-from semu.errors import ConfigError
+from semu.checks import check_integer
 from semu.fitting.site_runs import EXPERT_ROW_SPREAD, F64, ROW_SPREAD, RunTimes, SiteFactors, evidence, factors_of
 from semu.present.report_text import align_columns
 from semu.validation.result import Quantity, RowResult
@@ -228,8 +228,7 @@ def check_count(count: int) -> None:
     Raises:
         ConfigError: a count below one.
     """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ConfigError("not a number of rows", where="--site", expected="an integer >= 1", got=count, nearest=1)
+    check_integer(count, "--site", "a number of rows")
 
 
 def run_times(row: RowResult) -> RunTimes | None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from semu.checks import nearest_divisor
 from semu.errors import ConfigError, InternalError
-from semu_models.checks import nearest_divisor
 from semu_models.hf.document import Document
 
 

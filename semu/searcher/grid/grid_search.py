@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from semu.checks import check_integer
 from semu.collector import without_collector
 from semu.errors import ConfigError, unknown_name
 from semu.job import TrainingJob
@@ -99,8 +100,7 @@ def _rank_by(rank_by: RankBy | str, price: float | None) -> RankBy:
 
 
 def _count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError("not a count", where=name, expected="an integer >= 1", got=value, nearest=1)
+    check_integer(value, name)
 
 
 def _engine(engine: Engine | str | None, workers: int | None) -> Engine:

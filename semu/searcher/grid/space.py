@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
+from semu.checks import check_integer
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.cluster import Cluster
 from semu.job import Recompute, TrainingJob
@@ -231,8 +232,7 @@ def with_gpus(job: TrainingJob, gpus: int) -> TrainingJob:
     Raises:
         ConfigError: no whole number of nodes.
     """
-    if isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1:
-        raise ConfigError("not a number of GPUs", where="gpus", expected="an integer >= 1", got=gpus, nearest=1)
+    check_integer(gpus, "gpus", "a number of GPUs")
     each = job.cluster.gpus_per_node
     if gpus > each and gpus % each:
         raise ConfigError(
