@@ -7,6 +7,7 @@ expected, what came, where, and the nearest legal value. ``where`` is the value'
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
@@ -101,19 +102,25 @@ def check_number(
     Raises:
         ConfigError: something else, NaN included.
     """
-    is_legal = is_number(value) and least <= value <= most and (value < math.inf or is_infinite_ok)
-    if is_legal and not (is_above and value == least):
-        return float(value)  # type: ignore[arg-type]
-    limit = f", at most {most:g}" if most < math.inf else ""
-    if nearest is None and not is_above:
+    highest = min(most, math.inf if is_infinite_ok else sys.float_info.max)  # an integer beyond it is no float
+    if is_number(value) and least <= value <= highest and not (is_above and value == least):
+        return float(value)
+    if is_number(value) and value > highest:
+        nearest = most if most < math.inf else None
+    elif nearest is None and not is_above:
         nearest = least
-    raise ConfigError(
-        f"not {what}",
-        where=where,
-        expected=f"a number {'>' if is_above else '>='} {least:g}{limit}",
-        got=value,
-        nearest=most if is_number(value) and value > most else nearest,
-    )
+    bounds = f"{'>' if is_above else '>='} {least:g}" + (f", at most {most:g}" if most < math.inf else "")
+    kind = "a number" if most < math.inf or is_infinite_ok else "a finite number"
+    raise ConfigError(f"not {what}", where=where, expected=f"{kind} {bounds}", got=value, nearest=nearest)
+
+
+def check_efficiency(value: object, where: str) -> float:
+    """A share of a peak, in (0, 1].
+
+    Raises:
+        ConfigError: something else.
+    """
+    return check_number(value, where, "an efficiency", most=1.0, is_above=True)
 
 
 def check_switch(value: object, where: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from semu.checks import check_integer
+from semu.checks import check_integer, check_switch
 from semu.errors import ConfigError, unknown_name
 
 _SIZES = ("tp", "cp", "dp", "pp", "vpp", "ep")
@@ -67,11 +67,8 @@ class ModuleParallel:
             size = getattr(made, key)
             if size is not None:
                 check_integer(size, f"{where}.{key}", "a parallel size")
-        switch = made.sequence_parallel
-        if switch is not None and not isinstance(switch, bool):
-            raise ConfigError(
-                "not a switch", where=f"{where}.sequence_parallel", expected="true or false", got=repr(switch)
-            )
+        if made.sequence_parallel is not None:
+            check_switch(made.sequence_parallel, f"{where}.sequence_parallel")
         return made
 
     def to_table(self) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def calibrate_sites(rows: Sequence[RowResult], count: int) -> SiteCalibration:
     Raises:
         ConfigError: a count below one.
     """
-    check_count(count)
+    check_integer(count, "--site", "a number of rows")
     members: dict[str, list[_Known]] = {}
     for row in rows:
         run = run_times(row)
@@ -220,15 +220,6 @@ def _choices(n: int, count: int) -> list[tuple[int, ...]]:
         return list(combinations(range(n), count))
     draw = random.Random(0)
     return [tuple(sorted(draw.sample(range(n), count))) for _ in range(MOST_CHOICES)]
-
-
-def check_count(count: int) -> None:
-    """Refuse what is no number of rows.
-
-    Raises:
-        ConfigError: a count below one.
-    """
-    check_integer(count, "--site", "a number of rows")
 
 
 def run_times(row: RowResult) -> RunTimes | None:
