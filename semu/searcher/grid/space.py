@@ -15,8 +15,6 @@ from semu.job.experts import mixtures
 from semu.parallel.config import PLACEMENTS
 
 Value: TypeAlias = int | str
-MOST_POINTS = 50_000_000
-"""Combinations that are looked at, at most."""
 
 
 class Axis(StrEnum):
