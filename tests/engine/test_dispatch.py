@@ -122,39 +122,41 @@ class Arrays:
     def results(self) -> tuple[NDArray[Any], ...]:
         return self.start, self.end, self.release, self.touched
 
+    @property
+    def streams(self) -> tuple[Any, ...]:
+        return self.hold_ptr, self.hold, self.num_streams
+
     def dispatch(self) -> int:
         return dispatch_kernels.dispatch_units(
-            *(self.hold_ptr, self.hold, self.num_streams, self.rank, self.latency),
-            *(self.edge_ptr, *self.edge, self.new_source, *self.new),
-            *(self.slot_ptr, self.slot_op, self.slot_start, *self.program, self.op_latency),
-            *(self.start, self.end, self.release, self.touched, self.order),
+            *(self.streams, self.rank, self.latency, (self.edge_ptr, *self.edge), (self.new_source, *self.new)),
+            *((self.slot_ptr, self.slot_op, self.slot_start, *self.program, self.op_latency), self.results, self.order),
         )
 
     def replay(self, order: NDArray[np.int32], variants: Sequence[Arrays]) -> tuple[NDArray[Any], ...]:
         """Start, end, release and touched of every variant, which are this problem with other latencies."""
         num_units = len(order)
-        target, _, op, slot = self.edge
-        new_target, _, new_op, new_slot = self.new
         start, end = np.full((2, len(variants), num_units), -7.0)
         release = np.full((len(variants), len(self.slot_op)), -7.0)
         touched = np.ones((len(variants), num_units), dtype=np.bool_)
+        slot_start, op_latency = (
+            np.stack([getattr(v, name) for v in variants]) for name in ("slot_start", "op_latency")
+        )
         dispatch_kernels.replay_units(
-            *(order, self.hold_ptr, self.hold, self.num_streams, np.stack([v.latency for v in variants])),
-            *(self.edge_ptr, target, np.stack([v.edge[1] for v in variants]), op, slot),
-            *(self.new_source, new_target, np.stack([v.new[1] for v in variants]), new_op, new_slot),
-            *(self.slot_ptr, self.slot_op, np.stack([v.slot_start for v in variants])),
-            *(*self.program, np.stack([v.op_latency for v in variants])),
-            *(start, end, release, touched),
+            *(order, self.streams, np.stack([v.latency for v in variants]), *self.edges_of(variants)),
+            *((self.slot_ptr, self.slot_op, slot_start, *self.program, op_latency), (start, end, release, touched)),
         )
         return start, end, release, touched
 
+    def edges_of(self, variants: Sequence[Arrays]) -> tuple[tuple[NDArray[Any], ...], ...]:
+        """Edges of the graph and those added later, with the lags of every variant."""
+        (target, _, *rest), (new_target, _, *new_rest) = self.edge, self.new
+        lag, new_lag = np.stack([v.edge[1] for v in variants]), np.stack([v.new[1] for v in variants])
+        return (self.edge_ptr, target, lag, *rest), (self.new_source, new_target, new_lag, *new_rest)
+
     def is_order_forced(self) -> bool:
-        target, _, op, slot = self.edge
-        new_target, _, new_op, new_slot = self.new
-        return order_kernels.is_order_forced(
-            *(self.order, self.hold_ptr, self.hold, self.num_streams),
-            *(self.edge_ptr, target, op, slot, self.new_source, new_target, new_op, new_slot),
-        )
+        count, is_forced = order_kernels.forced_order(self.streams, *self.edges_of([self]), np.empty_like(self.order))
+        assert count == len(self.order)
+        return is_forced
 
 
 # --------------------------------------------------------------------------------------------- instances

@@ -1,33 +1,43 @@
-"""``topological_order`` and ``is_order_forced``: an order of the units, and whether the edges leave any choice."""
+"""``forced_order``: an order of units in which every edge leads forward, and whether the edges leave any choice."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 I32 = NDArray[np.int32]
+Group = tuple[Any, ...]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def topological_order(edge_ptr: I32, edge_target: I32, new_source: I32, new_target: I32, order: I32) -> int:
-    """Some order of the units in which every edge leads forward (Kahn's algorithm, first come first served).
+def forced_order(streams: Group, edges: Group, added: Group, order: I32) -> tuple[int, bool]:
+    """Some order of the units in which every edge leads forward (Kahn's algorithm, first come first served), and
+    whether edges alone give every stream its order, so that no latency can change it.
+
+    They do where of every two units that follow one another on a stream, the second's start is bounded by an edge that
+    reads the first's end.
 
     Args:
-        edge_ptr, edge_target, new_source, new_target: edges, see the top of ``dispatch_kernels``.
+        streams, edges, added: see the top of ``dispatch``.
         order: written: int32[n].
     Returns:
-        Number of units in the order; less than n when the others are on or behind a cycle.
+        Number of units in the order, less than n when the others are on or behind a cycle; whether it is forced.
     """
+    hold_ptr, hold, num_streams = streams
+    edge_ptr, edge_target, _, edge_op, edge_slot = edges
+    new_source, new_target, _, new_op, new_slot = added
     n = len(order)
     waits = np.zeros(n, np.int32)
     head = np.full(n, -1, np.int32)
-    following = np.empty(len(new_source), np.int32)
+    behind = np.empty(len(new_source), np.int32)
     for e in range(len(edge_target)):
         waits[edge_target[e]] += 1
     for e in range(len(new_source)):
         waits[new_target[e]] += 1
-        following[e] = head[new_source[e]]
+        behind[e] = head[new_source[e]]
         head[new_source[e]] = e
     num_placed = 0
     for unit in range(n):
@@ -49,34 +59,9 @@ def topological_order(edge_ptr: I32, edge_target: I32, new_source: I32, new_targ
             if waits[new_target[e]] == 0:
                 order[num_placed] = new_target[e]
                 num_placed += 1
-            e = following[e]
-    return num_placed
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def is_order_forced(
-    order: I32,
-    hold_ptr: I32,
-    hold: I32,
-    num_streams: int,
-    edge_ptr: I32,
-    edge_target: I32,
-    edge_op: I32,
-    edge_slot: I32,
-    new_source: I32,
-    new_target: I32,
-    new_op: I32,
-    new_slot: I32,
-) -> bool:
-    """Whether edges alone give every stream its order, so that no latency can change it.
-
-    That is: of every two units that follow one another on a stream, the second's start is bounded by an edge that reads
-    the first's end.
-
-    Args:
-        order: int32[n], all units in an order in which every edge leads forward. num_streams: number of streams.
-        others: see the top of ``dispatch_kernels``.
-    """
+            e = behind[e]
+    if num_placed < n:
+        return num_placed, False
     following = np.full(len(hold), -1, np.int32)
     last_hold = np.full(num_streams, -1, np.int64)
     for place in range(len(order)):
@@ -97,4 +82,4 @@ def is_order_forced(
             for i in range(hold_ptr[new_source[e]], hold_ptr[new_source[e] + 1]):
                 if following[i] == new_target[e]:
                     following[i] = -1
-    return bool(np.all(following < 0))
+    return num_placed, bool(np.all(following < 0))
