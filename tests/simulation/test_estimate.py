@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from importlib import import_module
 from random import Random
 from typing import Any
 
@@ -31,6 +32,7 @@ from semu.simulation import checkpoint as job_checkpoint
 from semu.simulation.memory.boundary_events import GroundEvents
 from semu.simulation.memory.ranks import _precedence
 
+PREPARE = import_module("semu.simulation.prepare")  # the package has the function of that name
 FIGURES = tuple(item.name for item in fields(Estimate) if item.name != "reserve")
 
 
@@ -76,6 +78,7 @@ def random_job(seed: int) -> TrainingJob:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(40))
 def test_the_figures_of_simulate(seed: int) -> None:
     found = semu.evaluate(random_job(seed))
@@ -134,6 +137,7 @@ def job_with(feature: str, seed: int) -> TrainingJob:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("feature", FEATURES)
 def test_the_figures_of_simulate_with(feature: str, seed: int) -> None:
@@ -156,7 +160,7 @@ def forget() -> None:
         template_cache.LIBRARIES,
     ):
         known.clear()
-    job_checkpoint.SHARED_CACHE = ResultCache()
+    vars(PREPARE)["SHARED_CACHE"] = ResultCache()
 
 
 DENSE = semu.Parallel(dp=2, tp=2, pp=2)

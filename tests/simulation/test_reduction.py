@@ -18,7 +18,7 @@ from simulation.test_memory_peaks import memories_of
 from semu.graph.operator import Phase
 from semu.hardware.cluster import Cluster
 from semu.hardware.kinds import OpKind
-from semu.hardware.network import collective_latency
+from semu.hardware.network.cost import collective_latency
 from semu.nn import InputSpec, Linear, ModalityModule, ModalityRole, Model, Sequential
 from semu.parallel.config import Parallel
 from semu.present.report import Report
@@ -30,6 +30,7 @@ def on_grid(latency_s: float) -> float:
     return float(round(Fraction(latency_s) * 2**40) / Fraction(2**40))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("hidden", [False, True], ids=["after", "overlapped"])
 @pytest.mark.parametrize("zero", [0, 1])
 @pytest.mark.parametrize(("dp", "tp", "pp"), [(2, 1, 1), (2, 2, 2), (1, 2, 3), (3, 1, 2)])
@@ -108,6 +109,7 @@ def test_hiding_the_reduction_never_costs_time(model: object, items: object) -> 
 
 
 # -- gathers before the first forwards ---------------------------------------------------------------------------------
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("pp", "tp"), [(1, 1), (2, 1), (2, 2), (3, 1)])
 @pytest.mark.parametrize("kind", ["text", "vlm", "t2v"])
 def test_first_forwards_wait_for_their_parameters(kind: str, pp: int, tp: int) -> None:

@@ -8,29 +8,23 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import Layout
-from semu.costs.evaluation import Evaluation
 from semu.costs.phases import check_split, costs_of, split_of
-from semu.errors import ConfigError, MemoryLimitError
+from semu.errors import ConfigError
 from semu.graph.operator import Phase
 from semu.job import TrainingJob
 from semu.nn.model import ModalityRole
-from semu.schedule import SCHEDULES, is_executed, not_executed
+from semu.schedule import SCHEDULES
 from semu.schedule.family import ScheduleFamily
+from semu.schedule.phases import BACKWARD, FORWARD, INPUT, WEIGHT
 from semu.schedule.placement import Placement
-from semu.schedule.registry import ALL_SCHEDULES
-from semu.schedule.rules.list_scheduler import POLICIES, activation_limit, list_schedule
+from semu.schedule.registry import ALL_SCHEDULES, schedule_family
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape
 from semu.schedule.study import PipelineStudy
-from semu.schedule.units import BACKWARD, FORWARD, INPUT, WEIGHT, PipelineUnits
-from semu.simulation.pipeline import Replicas, send_latency
+from semu.schedule.units import units_of
+from semu.simulation.context import SimulatedJob
+from semu.simulation.pipeline import send_latency
 from semu.simulation.transfers import edge_bytes
-
-AUTOMATIC = ("zb-auto", "zb-auto-2p")
-"""Schedules that take a limit of activations."""
-_OF_TWO_COPIES = ("chimera", "greedy", "looped-bfs")
-"""Schedules of bidirectional pipelines."""
 
 
 def check_schedule_options(job: TrainingJob) -> None:
@@ -43,32 +37,32 @@ def check_schedule_options(job: TrainingJob) -> None:
     is_usual = name in SCHEDULES and limit is None and job.parallel.placement == "circular"
     if is_usual and not job.training.optimizer_post_validation:
         return
-    if not is_executed(name):
-        raise not_executed(name, "training.schedule")
-    if limit is not None and (name not in AUTOMATIC or job.training.schedule_file):
+    family = schedule_family(name, "training.schedule")
+    if limit is not None and (family.activation_limit is None or job.training.schedule_file):
+        automatic = (each.name for each in ALL_SCHEDULES.values() if each.activation_limit is not None)
         raise ConfigError(
             "a limit of activations is for an automatic schedule",
             where="training.activation_limit",
-            expected="no limit, or training.schedule = " + " or ".join(AUTOMATIC),
+            expected="no limit, or training.schedule = " + " or ".join(automatic),
             got=job.training.schedule_file or name,
             nearest="zb-auto",
         )
     _check_post_validation(job)
     _check_flows(job)
-    if job.training.schedule_file or name not in ALL_SCHEDULES:
+    if job.training.schedule_file:
         return
-    if name == "optimus" and not any(module.role is ModalityRole.ENCODER for module in job.model.modules):
+    if family.needs_encoder and not any(module.role is ModalityRole.ENCODER for module in job.model.modules):
         raise ConfigError(
-            "the schedule 'optimus' moves encoders out of the way of what reads them, and the model has none",
+            f"the schedule {name!r} moves encoders out of the way of what reads them, and the model has none",
             where="training.schedule",
             expected="another schedule, or a model with encoders",
             got=name,
             nearest="1f1b",
         )
-    _check_copies(name, job.parallel.copies, "parallel.placement")
+    _check_copies(family, job.parallel.copies, "parallel.placement")
     if job.parallel.copies > 1:
         return
-    family, placement = ALL_SCHEDULES[name], job.parallel.placement
+    placement = job.parallel.placement
     wants = family.placement.value if family.placement is Placement.V_SHAPE else "circular"
     if placement != wants and job.parallel.vpp > 1 and not (family.adapt is not None and wants == "circular"):
         raise ConfigError(
@@ -78,8 +72,8 @@ def check_schedule_options(job: TrainingJob) -> None:
             got=placement,
             nearest=wants,
         )
-    misfit = family.misfit(job.parallel.pp, job.num_microbatches, job.parallel.vpp) if name not in SCHEDULES else None
-    if misfit is not None:
+    misfit = family.misfit(job.parallel.pp, job.num_microbatches, job.parallel.vpp)
+    if misfit is not None and family.generate is None:
         is_slots = misfit.got == job.parallel.vpp and misfit.got != job.num_microbatches
         raise ConfigError(
             f"{name}: {misfit.rule}",
@@ -90,19 +84,20 @@ def check_schedule_options(job: TrainingJob) -> None:
         )
 
 
-def _check_copies(name: str, copies: int, where: str) -> None:
+def _check_copies(family: ScheduleFamily, copies: int, where: str) -> None:
     """Chimera needs two copies of the model, and few others can run them."""
-    if copies > 1 and name not in _OF_TWO_COPIES:
+    if copies > 1 and not family.runs_two_copies:
+        able = sorted(each.name for each in ALL_SCHEDULES.values() if each.runs_two_copies)
         raise ConfigError(
-            f"the schedule {name!r} does not run a pipeline in both directions",
+            f"the schedule {family.name!r} does not run a pipeline in both directions",
             where=where,
-            expected="circular or v-shape, or the schedule " + " or ".join(_OF_TWO_COPIES),
+            expected="circular or v-shape, or the schedule " + " or ".join(able),
             got="bidirectional",
             nearest="chimera",
         )
-    if copies == 1 and ALL_SCHEDULES[name].placement is Placement.BIDIRECTIONAL:
+    if copies == 1 and family.placement is Placement.BIDIRECTIONAL:
         raise ConfigError(
-            f"the schedule {name!r} needs the model twice, in opposite directions",
+            f"the schedule {family.name!r} needs the model twice, in opposite directions",
             where=where,
             expected="bidirectional",
             got="one copy",
@@ -148,33 +143,25 @@ def _check_post_validation(job: TrainingJob) -> None:
 
 
 def splits_backward(job: TrainingJob) -> bool:
-    """Whether the job's own schedule, told by its name, splits backwards."""
-    name = job.training.schedule
-    if job.training.schedule_file is not None:
-        return False
-    return name not in SCHEDULES and name in ALL_SCHEDULES and ALL_SCHEDULES[name].splits_backward
+    """Whether the job's schedule is a named one that splits backwards."""
+    family = ALL_SCHEDULES.get(job.training.schedule)
+    return job.training.schedule_file is None and family is not None and family.splits_backward
 
 
-def named_schedule(
-    name: str, layout: Layout, evaluation: Evaluation, units: PipelineUnits, replicas: Replicas
-) -> Schedule:
+def named_schedule(name: str, sim: SimulatedJob) -> Schedule:
     """The schedule of a name for a job.
 
-    Args:
-        layout, evaluation, replicas: the job. units: its stages.
     Raises:
         ConfigError: an unknown name, or another placement. ScheduleError: it does not fit the pipeline.
         MemoryLimitError: a rank has no room for a microbatch within its limit.
     """
-    if not is_executed(name):
-        raise not_executed(name, "schedule")
-    _check_copies(name, _copies(units.shape), "schedule")
-    if name in SCHEDULES:
-        return SCHEDULES[name](units.shape)
-    family = ALL_SCHEDULES[name]
+    shape, family = sim.units.shape, schedule_family(name)
+    _check_copies(family, _copies(shape), "schedule")
+    if family.generate is not None:
+        return family.generate(shape)
     if family.adapt is None:
-        return family(units.shape)
-    if layout.planned is not None:
+        return family(shape)
+    if sim.layout.planned is not None:
         raise ConfigError(
             "a schedule made for the job's own costs is not modelled under a plan by this version",
             where="training.schedule",
@@ -183,60 +170,24 @@ def named_schedule(
             nearest="1f1b",
         )
     if family.splits_backward:
-        check_split(layout)
-    study = pipeline_study(layout, evaluation, units, replicas, splits=family.splits_backward)
-    return _automatic(layout.job, family, study) if name in AUTOMATIC else family.on(study)
+        check_split(sim.layout)
+    study, training = pipeline_study(sim, splits=family.splits_backward), sim.job.training
+    return family.on_job(study, training.activation_limit, ends_apart=training.optimizer_post_validation)
 
 
 def _copies(shape: PipelineShape) -> int:
     return max(shape.chunk_flow, default=0) + 1
 
 
-def _automatic(job: TrainingJob, family: ScheduleFamily, study: PipelineStudy) -> Schedule:
-    """The automatic zero-bubble schedule within a limit, shortest where ranks need not wait for one another at the end
-    of an iteration, or else where they do."""
-    family.check_shape(study.shape)
-    usual = 2.0 if family.name == "zb-auto-2p" else 1.0
-    times = job.training.activation_limit if job.training.activation_limit is not None else usual
-    _check_room(job, times, study.shape.num_ranks)
-    limit = activation_limit(study, int(times * study.shape.num_ranks))
-    found = [list_schedule(study, family.name, limit_bytes=limit, split=True, policy=policy) for policy in POLICIES]
-    for name in ("zb-h1", "zb-h2"):
-        made = Schedule(family.name, ALL_SCHEDULES[name](study.shape).orders)
-        if np.all(study.evaluate(made).peak_bytes <= limit):
-            found.append(made)
-    apart = job.training.optimizer_post_validation
-
-    def merit(schedule: Schedule) -> tuple[float, int]:
-        result = study.evaluate(schedule)
-        return result.span_s if apart else result.makespan_s, int(result.peak_bytes.max(initial=0))
-
-    return min(found, key=merit)
-
-
-def _check_room(job: TrainingJob, times: float, num_ranks: int) -> None:
-    """A limit below one microbatch leaves no room on any rank, the first named."""
-    if int(times * num_ranks) < 1:
-        raise MemoryLimitError(
-            "rank 0 has no room for a microbatch",
-            where="training.activation_limit",
-            expected=f"at least one microbatch, {1 / num_ranks:g}p of p = {num_ranks} ranks",
-            got=f"{times:g}p",
-            nearest=f"{1 / num_ranks:g}p",
-        )
-
-
-def pipeline_study(
-    layout: Layout, evaluation: Evaluation, units: PipelineUnits, replicas: Replicas, *, splits: bool = True
-) -> PipelineStudy:
+def pipeline_study(sim: SimulatedJob, *, splits: bool = True) -> PipelineStudy:
     """The job on plain numbers: the mean of all replicas' stages, microbatch by microbatch.
 
     A forward holds what its backward reads; an I leaves what W reads, gradients of outputs too (2401.10241: M_B, M_W).
 
     Args:
-        layout, evaluation, units, replicas: the job. splits: with the parts of backwards; else they take no time.
+        sim: the job. splits: with the parts of backwards; else they take no time.
     """
-    shape = units.shape
+    shape, replicas = sim.units.shape, sim.replicas
     weights = replicas.count / replicas.count.sum()
     num_chunks, m = shape.num_chunks, shape.num_microbatches
     seconds = {code: np.zeros((num_chunks, m)) for code in (FORWARD, BACKWARD, INPUT, WEIGHT)}
@@ -246,21 +197,21 @@ def pipeline_study(
         result: NDArray[np.float64] = weights @ by_shape[replicas.shape]
         return result
 
-    parts = split_of(layout) if splits else (None,) * num_chunks
-    for chunk, (stages, split) in enumerate(zip(layout.chunks, parts, strict=True)):
+    parts = split_of(sim.layout) if splits else (None,) * num_chunks
+    for chunk, (stages, split) in enumerate(zip(sim.layout.chunks, parts, strict=True)):
         whole = stages.backward
-        seconds[FORWARD][chunk] = mean(costs_of(layout, evaluation, chunk, FORWARD).latency)
+        seconds[FORWARD][chunk] = mean(costs_of(sim, chunk, FORWARD).latency)
         if whole is None:
             continue
         for code in (BACKWARD, INPUT, WEIGHT) if split is not None else (BACKWARD,):
-            seconds[code][chunk] = mean(costs_of(layout, evaluation, chunk, code).latency)
+            seconds[code][chunk] = mean(costs_of(sim, chunk, code).latency)
         arriving = np.isin(whole.storage, [s for s in whole.arriving_storage if s >= 0])
         saved = whole.alive_before & ~arriving
-        held[chunk] = mean(evaluation.by_shape.sizes_of_rows(whole.size_row[saved].tolist()).sum(axis=0))
+        held[chunk] = mean(sim.evaluation.by_shape.sizes_of_rows(whole.size_row[saved].tolist()).sum(axis=0))
         if split is not None:
             late = split.weights.size_row[split.weights.alive_before]
-            kept[chunk] = mean(evaluation.by_shape.sizes_of_rows(late.tolist()).sum(axis=0))
-    there, back = _transfers(layout, evaluation, units, replicas)
+            kept[chunk] = mean(sim.evaluation.by_shape.sizes_of_rows(late.tolist()).sum(axis=0))
+    there, back = _transfers(sim)
     return PipelineStudy.of(
         shape,
         forward_s=seconds[FORWARD].ravel(),
@@ -274,20 +225,18 @@ def pipeline_study(
     )
 
 
-def _transfers(
-    layout: Layout, evaluation: Evaluation, units: PipelineUnits, replicas: Replicas
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _transfers(sim: SimulatedJob) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """How long every chunk's result and its gradient are on their way, the longest where several take them:
     float64[num_chunks, num_microbatches] [s]."""
-    shape = units.shape
+    units, shape = units_of(sim.units.shape), sim.units.shape
     found = np.zeros((2, shape.num_chunks, shape.num_microbatches))
-    links, shapes = replicas.links[0], replicas.shape[0]
+    links, shapes = sim.replicas.links[0], sim.replicas.shape[0]
     for chunk, pairs in zip(units.chunk.tolist(), units.pair.tolist(), strict=True):
         for producer, consumer, pair in zip(units.producer.tolist(), units.consumer.tolist(), pairs, strict=True):
             source, target = chunk[producer], chunk[consumer]
             way = int(units.phase[producer] > 0)
             phase = Phase.BACKWARD if way else Phase.FORWARD
-            sizes = edge_bytes(layout, evaluation, source, target, phase)
-            lasts = send_latency(evaluation, links[pair], sizes)[shapes]
+            sizes = edge_bytes(sim, source, target, phase)
+            lasts = send_latency(sim.evaluation, links[pair], sizes)[shapes]
             np.maximum(found[way, source], lasts, out=found[way, source])
     return found[0], found[1]
