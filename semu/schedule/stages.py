@@ -8,12 +8,13 @@ predecessors never name an I, and do not depend on which backwards are split.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.errors import ScheduleError
 from semu.schedule.schedule import PHASES, Schedule
 from semu.schedule.shape import PipelineShape, StageKey
@@ -190,7 +191,7 @@ def _shared(shape: PipelineShape, chunk: int, source: int) -> tuple[I64, I64]:
     return (here + shift * mine).ravel(), (there + shift * theirs).ravel()
 
 
-@lru_cache(maxsize=128)
+@memo.remembered(128)
 def stages_of(shape: PipelineShape) -> StageArrays:
     """``StageArrays.of``, remembered: nothing in it changes."""
     return StageArrays.of(shape)

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.errors import ScheduleError
 from semu.graph.operator import Phase
 from semu.schedule.schedule import PipelineShape, Schedule, StageKey
@@ -354,7 +355,7 @@ def units_of(shape: PipelineShape, merged: Merged | None = None) -> PipelineUnit
     return _units_of(shape, merged)
 
 
-@lru_cache(maxsize=128)
+@memo.remembered(128)
 def _units_of(shape: PipelineShape, merged: Merged | None) -> PipelineUnits:
     return PipelineUnits.of(shape, merged)
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.layout import Layout, build_layout
 from semu.compile.module_sharding import check_spread, spreads
 from semu.compile.recipe.applied import chosen, plan_layout
@@ -22,7 +23,6 @@ from semu.compile.recipe.recipe_job import planned_job, refuse_contention, refus
 from semu.compile.recipe.recipe_problem import check_problem, described, plan_of_file
 from semu.compile.recipe.sub_microbatches import cut_batch
 from semu.compile.template import TemplateLibrary
-from semu.compile.template_cache import Recent
 from semu.costs.evaluation import (
     BatchShapes,
     Evaluation,
@@ -65,10 +65,10 @@ from semu.simulation.schedules.named import named_schedule, splits_backward
 from semu.simulation.schedules.pair_costs import PairCosts, pair_costs
 from semu.workload.derived import with_derived
 
-SHARED_CACHE = ResultCache()
-"""Results of all simulations of the process that bring no cache."""
-_PROBLEMS: Recent[PipelineProblem] = Recent(64)
-"""Lowered schedules by generator, shape of the pipeline, and whether sends overlap."""
+_RESULTS = memo.Table[ResultCache]("results of all simulations that bring no cache", 1)
+_PROBLEMS = memo.Table[PipelineProblem](
+    "lowered schedules by generator, shape of the pipeline, and whether sends overlap", 64
+)
 
 
 @dataclass(frozen=True)
@@ -426,7 +426,7 @@ def prepare(
         ConfigError: sizes or options that do not fit together, or that this version does not model.
     """
     say = progress if progress is not None else _silent
-    results = cache if cache is not None else SHARED_CACHE
+    results = cache if cache is not None else _RESULTS.get((), ResultCache)
     plan = plan if plan is not None else plan_of_file(job)
     if plan is not None:
         check_problem(job, plan)
