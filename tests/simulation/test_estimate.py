@@ -18,6 +18,7 @@ from simulation.reference import expand
 from simulation.test_experts import moe
 
 import semu
+from semu import memo
 from semu.engine.kernels.pipeline_memory import exact_summit
 from semu.job import TrainingJob
 from semu.nn.layers.transformer import MLP

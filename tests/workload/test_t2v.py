@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from semu import memo
 from semu.errors import ConfigError
 from semu.workload import Microbatch, T2vBatch, VideoTokenizer, t2v_batch
 

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+from semu import memo
 from semu.errors import ConfigError
 from semu.workload import TextPerImage, VlmBatch, shape_columns, vlm_batch
 
