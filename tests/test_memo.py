@@ -191,9 +191,23 @@ NOT_RESULTS = {
 def is_empty_container(node: ast.expr | None) -> bool:
     if isinstance(node, ast.Dict | ast.List):
         return not (node.keys if isinstance(node, ast.Dict) else node.elts)
-    return isinstance(node, ast.Call) and ast.unparse(node.func).split("[")[0].rpartition(".")[2] in {
-        *("dict", "list", "set", "defaultdict", "OrderedDict", "WeakKeyDictionary", "WeakValueDictionary", "Values"),
-    }
+    return (
+        isinstance(node, ast.Call)
+        and not node.args
+        and ast.unparse(node.func).split("[")[0].rpartition(".")[2]
+        in {
+            *(
+                "dict",
+                "list",
+                "set",
+                "defaultdict",
+                "OrderedDict",
+                "WeakKeyDictionary",
+                "WeakValueDictionary",
+                "Values",
+            ),
+        }
+    )
 
 
 def test_no_other_file_has_a_table_of_its_own() -> None:

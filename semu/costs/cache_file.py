@@ -249,11 +249,8 @@ class CacheFile:
 def results_version() -> bytes:
     """Format of the file, version of semu, and hash of the code that results come from (in a checkout it changes)."""
     package = Path(__file__).parents[1]
-    files = [
-        file
-        for pattern in ("compile/*.py", "costs/*.py", "engine/*.py", "graph/dim.py", "units.py")
-        for file in sorted(package.glob(pattern))
-    ]
+    patterns = ("compile/*.py", "costs/*.py", "engine/*.py", "graph/dim.py", "units.py")
+    files = [file for pattern in patterns for file in sorted(package.glob(pattern))]
     code = blake2b(b"\0".join(file.read_bytes() for file in files), digest_size=16)
     return f"{FORMAT} {semu.__version__} {code.hexdigest()}".encode()
 
