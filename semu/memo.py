@@ -26,6 +26,7 @@ from weakref import WeakSet, ref
 V = TypeVar("V")
 P = ParamSpec("P")
 
+_NONE: Any = object()
 OWNERS = 1024
 """So many objects a ``ScopedTable`` remembers anything of."""
 
@@ -55,11 +56,13 @@ class Values(Generic[V]):
     """The values that were asked for last, by key.
 
     Args:
-        bound: most values; the one that was not asked for longest goes first.
+        bound: most values. One that is asked for stays at least until ``bound / 2`` other keys have been: in a table
+            more than half full, the value that was not asked for longest goes first.
     """
 
     def __init__(self, bound: int) -> None:
         self.bound, self.made = bound, 0
+        self._room = max(1, bound // 2)  # while no more are there, nobody has to note which was asked for last
         self._values: OrderedDict[Hashable, V] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -68,19 +71,25 @@ class Values(Generic[V]):
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
         """The value of a key; ``make`` makes it where there is none. Of two threads that make one at once, one wins."""
-        with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
-                return self._values[key]
-        return self._keep(key, make())
+        value = self._values.get(key, _NONE)
+        if value is _NONE:
+            return self._keep(key, make())
+        if len(self._values) > self._room:
+            self._note(key)
+        return cast("V", value)
 
     def peek(self, key: Hashable) -> V | None:
         """The value of a key; None: there is none."""
+        value = self._values.get(key)
+        if value is not None:
+            self._note(key)
+        return value
+
+    def _note(self, key: Hashable) -> None:
+        """The value of a key has been asked for."""
         with self._lock:
-            if key not in self._values:
-                return None
-            self._values.move_to_end(key)
-            return self._values[key]
+            if key in self._values:
+                self._values.move_to_end(key)
 
     def put(self, key: Hashable, value: V) -> V:
         """Remember another value of a key."""
@@ -154,7 +163,8 @@ class ScopedTable(Generic[V]):
 
     def get(self, owner: object, key: Hashable, make: Callable[[], V]) -> V:
         """The value of a key of an object, as ``Values.get``."""
-        return self.of(owner).get(key, make)
+        values = self._of.get(ref(owner))
+        return (values if values is not None else self.of(owner)).get(key, make)
 
     def clear(self) -> None:
         """Forget everything."""
