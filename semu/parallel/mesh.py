@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from semu import memo
 from semu.hardware.cluster import Cluster
 from semu.hardware.kinds import Port
 from semu.hardware.network import CommGroup
@@ -188,12 +189,7 @@ class Mesh:
             return cluster.place_group(name, gpus)  # refuses a GPU that is not there
         node = cluster.gpus_per_node
         key = (name, first % node, step, count, node, cluster.profile.nvlink_gpus.value)
-        known = _PLACED.get(key)
-        if known is None:
-            if len(_PLACED) >= _MOST_PLACED:
-                _PLACED.clear()
-            known = _PLACED[key] = cluster.place_group(name, gpus)
-        return known
+        return _PLACED.get(key, lambda: cluster.place_group(name, gpus))
 
     @cached_property
     def _strides(self) -> dict[str, int]:
@@ -225,9 +221,9 @@ class Mesh:
         return {}
 
 
-_MOST_PLACED = 4096
-_PLACED: dict[tuple[object, ...], CommGroup] = {}
-"""Groups by name, first GPU in its node, step, number of ranks, GPUs per node and reach of NVLink."""
+_PLACED = memo.Table[CommGroup](
+    "groups by name, first GPU in its node, step, number of ranks, GPUs per node and reach of NVLink", 4096
+)
 
 
 def _spread(group: CommGroup) -> tuple[int, bool, int]:

@@ -272,9 +272,9 @@ def _seconds(base: JobCheckpoint, blocks: Sequence[Block], items: Sequence[Micro
     numbers = sorted({block.template for block in blocks})
     halves = {number: build_stages(library, [number], streams, serial=serial) for number in numbers}
     programs = [stage for stages in halves.values() for stage in stages if stage is not None]
-    costs = dict(zip(map(id, programs), stage_costs(programs, by_shape, None), strict=True))
+    costs = dict(zip(programs, stage_costs(programs, by_shape, None), strict=True))
     by_template = {
-        number: sum((costs[id(s)].latency[given.index[0]] for s in stages if s is not None), np.zeros(len(items)))
+        number: sum((costs[s].latency[given.index[0]] for s in stages if s is not None), np.zeros(len(items)))
         for number, stages in halves.items()
     }
     return np.stack([by_template[block.template] for block in blocks])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from semu import memo
 from semu.compile.layout import build_layout
 from semu.compile.module_sharding import check_spread, spreads
 from semu.compile.recipe.applied import plan_layout
@@ -36,8 +37,7 @@ from semu.simulation.pipeline import consolidated_units, distinct_replicas
 from semu.simulation.schedules.named import splits_backward
 from semu.workload.derived import with_derived
 
-SHARED_CACHE = ResultCache()
-"""Results of all simulations of the process that bring no cache."""
+_RESULTS = memo.Table[ResultCache]("results of all simulations that bring no cache", 1)
 
 
 def prepare(
@@ -56,7 +56,7 @@ def prepare(
         ConfigError: sizes or options that do not fit together, or that this version does not model.
     """
     say = progress if progress is not None else _silent
-    results = cache if cache is not None else SHARED_CACHE
+    results = cache if cache is not None else _RESULTS.get((), ResultCache)
     plan = plan if plan is not None else plan_of_file(job)
     if plan is not None:
         check_problem(job, plan)
