@@ -16,6 +16,7 @@ from semu.job.training import Training
 from semu.nn.model import Model
 from semu.nn.module import Module
 from semu.nn.trace.recompute_plan import KIND_ALIASES, RECOMPUTE_KINDS, RULE_KINDS, RecomputePlan, is_pattern
+from semu.parallel.axes import MESH
 from semu.parallel.config import Parallel
 from semu.parallel.pipeline import nearest_multiple
 from semu.parallel.segments import check_places
@@ -71,11 +72,11 @@ class TrainingJob:
     def _check_cluster(self) -> None:
         need, have = self.parallel.num_gpus, self.cluster.num_gpus
         if need != have:
-            p = self.parallel
-            rest = p.cp * p.tp * p.pp
+            sizes = {name: size for name, size in self.parallel.sizes.items() if name in MESH}
+            rest = need // self.parallel.dp
             nearest = f"dp = {have // rest}" if have % rest == 0 else None
             raise ConfigError(
-                f"dp x cp x tp x pp = {p.dp} x {p.cp} x {p.tp} x {p.pp} = {need} ranks on {have} GPUs",
+                f"{' x '.join(sizes)} = {' x '.join(map(str, sizes.values()))} = {need} ranks on {have} GPUs",
                 where="parallel",
                 expected=f"a product of {have} (cluster {self.cluster.label()})",
                 got=need,
@@ -83,13 +84,13 @@ class TrainingJob:
             )
 
     def _check_batch(self) -> None:
-        per_step = self.parallel.dp * self.training.micro_batch
+        per_step = self.parallel.replicas * self.training.micro_batch
         if self.training.global_batch % per_step:
             below = self.training.global_batch // per_step * per_step
             raise ConfigError(
                 "the global batch does not divide into microbatches",
                 where="training.global_batch",
-                expected=f"a multiple of dp x micro_batch = {self.parallel.dp} x {self.training.micro_batch}",
+                expected=f"a multiple of dp x micro_batch = {self.parallel.replicas} x {self.training.micro_batch}",
                 got=self.training.global_batch,
                 nearest=max(per_step, below),
             )
@@ -190,7 +191,7 @@ class TrainingJob:
     @property
     def num_microbatches(self) -> int:
         """Microbatches of one data-parallel replica in one iteration."""
-        return self.training.global_batch // (self.parallel.dp * self.training.micro_batch)
+        return self.training.global_batch // (self.parallel.replicas * self.training.micro_batch)
 
     @property
     def shards_are_masters(self) -> bool:
@@ -245,7 +246,7 @@ class TrainingJob:
             )
         family = ALL_SCHEDULES.get(self.training.schedule)
         if count % pp and family is not None and family.alternates and not self.training.schedule_file:
-            per_step = self.parallel.dp * self.training.micro_batch
+            per_step = self.parallel.replicas * self.training.micro_batch
             raise ConfigError(
                 f"{count} microbatches do not divide by pp = {pp}, as interleaved 1F1B (vpp = {vpp}) needs",
                 where="training.global_batch",

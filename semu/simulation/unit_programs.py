@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.recipe.recipe import Recipe
-from semu.schedule.shape import PipelineShape
-from semu.schedule.units import Merged, PipelineUnits
+from semu.schedule.units import PipelineUnits
 
 I64 = NDArray[np.int64]
 
@@ -32,17 +31,12 @@ class UnitPrograms:
     edge: I64
 
 
+_PROGRAMS = memo.ScopedTable[UnitPrograms]("what units run under a recipe, by the pipeline's shape and split", 8)
+
+
 def unit_programs(recipe: Recipe, units: PipelineUnits) -> UnitPrograms:
     """What a pipeline's units run; remembered as long as the recipe."""
-    known = _KNOWN.setdefault(recipe, {})
-    key = units.shape, units.merged
-    if key not in known:
-        known[key] = _find(recipe, units)
-    return known[key]
-
-
-_KNOWN: WeakKeyDictionary[Recipe, dict[tuple[PipelineShape, Merged | None], UnitPrograms]] = WeakKeyDictionary()
-"""By recipe, shape of the pipeline, and the backwards that are whole."""
+    return _PROGRAMS.get(recipe, (units.shape, units.merged), lambda: _find(recipe, units))
 
 
 def _find(recipe: Recipe, units: PipelineUnits) -> UnitPrograms:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
 from hypothesis import strategies as st
 
 from semu.graph.operator import Phase
+from semu.schedule.problem import PipelineProblem
 from semu.schedule.schedule import PipelineShape, Schedule, StageKey
+from tests.engine.reference import fixed_order
 
 F, B = Phase.FORWARD, Phase.BACKWARD
 
@@ -44,6 +48,21 @@ def needs(shape: PipelineShape, stage: StageKey) -> set[StageKey]:
         if stage.chunk in shape.sources[chunk] and shape.has_backward[chunk]
     ]
     return {StageKey(stage.chunk, F, stage.microbatch)} | {StageKey(chunk, B, stage.microbatch) for chunk in later}
+
+
+def predecessors(shape: PipelineShape, stage: StageKey) -> list[StageKey]:
+    """Stages whose results a stage needs, sub-microbatches and split backwards included; ``B`` of another chunk stands
+    for its ``I`` where that is split. By ``PipelineShape.shared`` alone."""
+    chunk, part = stage.chunk, stage.microbatch
+    if stage.phase is F:
+        ends = [(source, F) for source in shape.sources[chunk]]
+    elif stage.phase is Phase.WEIGHT_GRADIENT:
+        return [StageKey(chunk, Phase.INPUT_GRADIENT, part)]
+    else:
+        readers = [other for other, sources in enumerate(shape.sources) if chunk in sources]
+        ends = [(reader, B) for reader in readers if shape.has_backward[reader]]
+    own = [] if stage.phase is F else [StageKey(chunk, F, part)]
+    return own + [StageKey(other, phase, there) for other, phase in ends for there in shape.shared(chunk, part, other)]
 
 
 def all_stages(shape: PipelineShape) -> list[StageKey]:
@@ -164,3 +183,10 @@ def simulate(
             busy[pair[0]].discard(send)
         pump(now)
     return times
+
+
+def lowered_times(problem: PipelineProblem, latency: Sequence[float]) -> dict[int, tuple[float, float]]:
+    """Start and end [s] of every node of a lowered schedule that does not wait in a circle."""
+    streams = [range(first, stop) for first, stop in pairwise(problem.stream_ptr.tolist())]
+    preds = [row.tolist() for row in np.split(problem.pred, problem.pred_ptr[1:-1])]
+    return fixed_order(streams, preds, latency)

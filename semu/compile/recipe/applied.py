@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.chunk import ChunkStages
 from semu.compile.layout import Cut, Layout
-from semu.compile.model_memo import ModelMemos, cut_key, trace_key
+from semu.compile.model_memo import cut_key, state_of, trace_key
 from semu.compile.recipe.recipe import Recipe
 from semu.compile.recipe.sub_microbatches import SubMicrobatches, check_symbols
 from semu.compile.recipe.variants import TracedVariants, check_alike, join_variant, symbols_of_module, told_variants
@@ -61,22 +62,21 @@ class _Joined:
     is_checked: bool = False
 
 
-JOINED: ModelMemos[_Joined] = ModelMemos()
-"""Variants of models' chunks, as long as the models live and stay as they are: a planner asks for the same ones batch
-after batch."""
+_JOINED = memo.ScopedTable[_Joined]("variants of the chunks of a model's state, by settings, variants and cuts", 64)
+"""A planner asks for the same ones batch after batch."""
 
 
 def _joined(layout: Layout, plan: StagePlan, cutting: SubMicrobatches) -> _Joined:
     """The variants of all chunks; remembered where the model hides nothing."""
-    job, memo = layout.job, JOINED.of(layout.job.model)
-    traced_key = trace_key(job, layout.mesh, has_experts=memo.has_experts, reads_replicas=memo.reads_replicas)
+    job, state = layout.job, state_of(layout.job.model)
+    traced_key = trace_key(job, layout.mesh, has_experts=state.has_experts, reads_replicas=state.reads_replicas)
     chunks_key = cut_key(job)
     cut = tuple((name, own.streams) for name, own in sorted(cutting.modules.items()))
     key = (traced_key, chunks_key, plan.variants, cut)
-    is_keyed = traced_key is not None and chunks_key is not None and memo.is_fixed
-    known = memo.values.peek(key) if is_keyed else None
-    if known is not None:
-        return known
+    is_keyed = traced_key is not None and chunks_key is not None and state.is_fixed
+    joined_before = _JOINED.of(state).peek(key) if is_keyed else None
+    if joined_before is not None:
+        return joined_before
     variants = told_variants(layout, plan)
     strategies = sorted({word for own in variants for words in own for word in words})
     traced = TracedVariants(job, strategies)
@@ -93,7 +93,7 @@ def _joined(layout: Layout, plan: StagePlan, cutting: SubMicrobatches) -> _Joine
         numbers.append([number, *range(len(layout.chunks) + len(more), len(layout.chunks) + len(more) + len(own) - 1)])
         more += own[1:]
     made = _Joined(joined, tuple(chunks), tuple(more), tuple(map(tuple, numbers)))
-    return memo.values.get(key, lambda: made) if is_keyed and traced.is_lasting else made
+    return _JOINED.get(state, key, lambda: made) if is_keyed and traced.is_lasting else made
 
 
 def chosen(layout: Layout, plan: StagePlan) -> Layout:

@@ -110,7 +110,7 @@ def _check_flows(job: TrainingJob) -> None:
     if job.parallel.copies == 1:
         return
     if job.num_microbatches % 2:
-        per_step = job.parallel.dp * job.training.micro_batch
+        per_step = job.parallel.replicas * job.training.micro_batch
         raise ConfigError(
             f"{job.num_microbatches} microbatches do not divide between the two directions of the pipeline",
             where="training.global_batch",
@@ -131,7 +131,7 @@ def _check_flows(job: TrainingJob) -> None:
 def _check_post_validation(job: TrainingJob) -> None:
     parallel, training = job.parallel, job.training
     gathers = parallel.zero >= 2 or (parallel.zero == 1 and training.overlap.param_gather)
-    if training.optimizer_post_validation and gathers and parallel.dp * parallel.cp > 1:
+    if training.optimizer_post_validation and gathers and parallel.data_ranks > 1:
         raise ConfigError(
             "ranks that step apart, with parameters gathered before the first forwards, are not modelled by this "
             "version",
