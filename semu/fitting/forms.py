@@ -21,6 +21,7 @@ from semu.hardware.kinds import DType, OpKind, Port
 from semu.hardware.network import CommGroup, cost_on_links, wire_factor
 from semu.hardware.network.algorithm import Links
 from semu.hardware.network.cost import port_peak
+from semu.hardware.number import p_norm
 from semu.hardware.shape_terms import attention_factor, cache_factor, row_bytes_factor, tiled_flop
 
 Values = NDArray[np.float64]
@@ -99,14 +100,6 @@ def flop_of(family: Family, shape: Values, *, is_forward: bool = True) -> Values
     return flop
 
 
-def _softened(compute: Values, memory: Values, p: float) -> Values:
-    longer, shorter = np.maximum(compute, memory), np.minimum(compute, memory)
-    if np.isinf(p):
-        return longer
-    result: Values = longer * (1.0 + (shorter / longer) ** p) ** (1.0 / p)
-    return result
-
-
 def _isolated(t1: Values, power: float, throttle_s: float = THROTTLE_S) -> Values:
     return t1 * (1.0 + power * t1 / (t1 + throttle_s))
 
@@ -128,7 +121,7 @@ def _product(numbers: Mapping[str, float], shape: Values, peaks: Peaks) -> Value
     rate = numbers["flop"] * peaks.flop_per_s * np.where(weight_gradient > 0, numbers["weight_gradient"], 1.0)
     moved = groups * (in_bytes * (m * k + k * n) + out_bytes * m * n)
     memory = moved / (numbers["mem"] * peaks.mem_bytes_per_s)
-    time = _isolated(numbers["t0_s"] + _softened(flop / rate, memory, numbers["p"]), numbers["power"])
+    time = _isolated(numbers["t0_s"] + p_norm(flop / rate, memory, numbers["p"]), numbers["power"])
     if quantised.any():
         # the kernel before it reads 16-bit activations and writes fp8 ones
         time = time + quantised * 3.0 * m * k / (numbers[QUANTISE] * peaks.mem_bytes_per_s)
@@ -153,7 +146,7 @@ def _attention(numbers: Mapping[str, float], shape: Values, peaks: Peaks, *, is_
     )
     compute = flop / (numbers["flop"] * peaks.flop_per_s)
     memory = moved / (numbers["mem"] * peaks.mem_bytes_per_s)
-    t1 = numbers["t0_s"] + _softened(compute, memory, numbers["p"])
+    t1 = numbers["t0_s"] + p_norm(compute, memory, numbers["p"])
     return _isolated(t1, numbers["power"], ATTENTION_THROTTLE_S)
 
 

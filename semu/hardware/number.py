@@ -6,6 +6,9 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from semu.errors import ConfigError
 from semu.hardware.kinds import Provenance
@@ -59,6 +62,18 @@ def check_efficiency(value: object, where: str) -> float:
             "efficiency above the peak", where=where, expected="a number in (0, 1]", got=number, nearest=1.0
         )
     return number
+
+
+def p_norm(a: Any, b: Any, p: float) -> Any:
+    """(a^p + b^p)^(1/p), the soft maximum of two times: their sum at p = 1, the longer one at p = infinity.
+
+    Args:
+        a, b: >= 0, numbers or arrays that broadcast. p: >= 1.
+    """
+    longer, shorter = np.maximum(a, b), np.minimum(a, b)
+    if np.isinf(p):
+        return longer
+    return longer * (1.0 + (shorter / (longer + (longer == 0.0))) ** p) ** (1.0 / p)
 
 
 def worst_provenance(*provenances: Provenance) -> Provenance:
