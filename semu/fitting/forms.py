@@ -1,9 +1,9 @@
-"""``predict``: times of many shapes by a profile's formulas, as columns; ``Peaks``: what the formulas are relative to.
+"""``predict``: times of many shapes by a profile's formulas; ``Peaks``: the rates that efficiencies are fractions of.
 
-The shape terms are those of ``semu.hardware.shape_terms`` and the collectives those of ``semu.hardware.network``, so
-that a fit sees what a simulation computes. Two things differ: a kernel that is measured by itself does not yet feel
-all of the sustained load, t = t1 (1 + power t1 / (t1 + t')), where a run pays rate / (1 + power); and attention as
-inference engines measure it writes keys and values into a cache.
+A fit sees what a simulation computes: both call ``semu.hardware.shape_terms`` and ``semu.hardware.network``. Three
+things differ in a measurement. An isolated kernel feels only a part of the sustained load: t = t1 (1 + power t1 /
+(t1 + t')), where a run pays rate / (1 + power). Attention in inference engines writes keys and values into a cache.
+The links inside nodes never limit a collective over nodes, whose section holds the network card's efficiency alone.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Values = NDArray[np.float64]
 THROTTLE_S = 2e-3
 """Time in which the clock falls under load [s]; pitfall "power" of the microbenchmark data."""
 ATTENTION_THROTTLE_S = 1e-2
-"""The same of fused attention, which draws less power: its rates fall from 5 ms on (aic, H200)."""
+"""The same time for fused attention, which draws less power: its rates fall from 5 ms on (aic, H200)."""
 QUANTISE = "quantise_mem"
-"""Coefficient of the product's formula alone: reached memory bandwidth of the kernel that quantises its input."""
+"""Coefficient in fits of products: memory bandwidth reached by the kernel that quantises the input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What a section's efficiencies are fractions of.
+    """The rates that a section's efficiencies are fractions of.
 
     Attributes:
         flop_per_s: of the section's precision. mem_bytes_per_s: of the device. port_bytes_per_s: one way; 0: no port.
@@ -85,7 +85,7 @@ def predict(section: str, coefficients: Mapping[str, float], shape: Values, peak
 
 
 def flop_of(family: Family, shape: Values, *, is_forward: bool = True) -> Values:
-    """FLOP of each row, without what shapes add: float64[n].
+    """FLOP of each row, without the shape terms: float64[n].
 
     Source:
         GEMM 2 m n k; attention forward 2 b h s_q s_kv (d + d_v), backward (3 d + 2 d_v), half when causal.
@@ -151,7 +151,6 @@ def _attention(numbers: Mapping[str, float], shape: Values, peaks: Peaks, *, is_
 
 
 def _collective(section: str, numbers: Mapping[str, float], shape: Values, peaks: Peaks) -> Values:
-    """As simulated, but for measurements over nodes: there the links inside the nodes are never the limit."""
     _, port, name = section.split(".")
     kind, rate = OpKind(name), numbers["net"] * peaks.port_bytes_per_s
     local = math.inf if Port(port) is Port.NIC else rate
