@@ -21,8 +21,7 @@ from semu.hardware.kinds import DType, OpKind, Port
 from semu.hardware.network import CommGroup, cost_on_links, wire_factor
 from semu.hardware.network.algorithm import Links
 from semu.hardware.network.cost import port_peak
-from semu.hardware.number import p_norm
-from semu.hardware.shape_terms import attention_factor, cache_factor, row_bytes_factor, tiled_flop
+from semu.hardware.shape_terms import attention_factor, cache_factor, p_norm, row_bytes_factor, tiled_flop
 
 Values = NDArray[np.float64]
 THROTTLE_S = 2e-3

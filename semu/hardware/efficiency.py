@@ -14,10 +14,12 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TypeVar
 
+from semu.checks import check_efficiency, check_number
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.kinds import OpKind, Provenance
 from semu.hardware.network.algorithms import COEFFICIENTS
-from semu.hardware.number import check_efficiency, check_number, check_positive, p_norm, worst_provenance
+from semu.hardware.number import worst_provenance
+from semu.hardware.shape_terms import p_norm
 
 NEUTRAL_SOURCE = "the paper's default: alpha = 1"
 
@@ -121,9 +123,9 @@ class Efficiency:
 
 _CHECKS: Mapping[str, Callable[[object, str], float]] = {
     **dict.fromkeys(("flop", "mem", "weight_gradient"), check_efficiency),
-    "tile_128": check_positive,
-    "cached": partial(check_number, minimum=1.0),
-    "p": partial(check_number, minimum=1.0, is_infinite_ok=True),
+    "tile_128": partial(check_number, is_above=True),
+    "cached": partial(check_number, least=1.0),
+    "p": partial(check_number, least=1.0, is_infinite_ok=True),
 }
 """Checks of coefficients; of the others a number >= 0 will do."""
 

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from semu.checks import check_integer, check_switch
 from semu.errors import ConfigError, unknown_name
-
-_SIZES = ("tp", "cp", "dp", "pp", "vpp", "ep")
+from semu.parallel.axes import AXES
+from semu.parallel.context import module_ranks
 
 
 @dataclass(frozen=True)
@@ -62,17 +63,12 @@ class ModuleParallel:
                 expected="a table, or semu.ModuleParallel(...)",
                 got=repr(value),
             )
-        for key in _SIZES:
+        for key in (item.name for item in fields(cls) if item.name in AXES):
             size = getattr(made, key)
-            if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-                raise ConfigError(
-                    "not a parallel size", where=f"{where}.{key}", expected="an integer >= 1", got=size, nearest=1
-                )
-        switch = made.sequence_parallel
-        if switch is not None and not isinstance(switch, bool):
-            raise ConfigError(
-                "not a switch", where=f"{where}.sequence_parallel", expected="true or false", got=repr(switch)
-            )
+            if size is not None:
+                check_integer(size, f"{where}.{key}", "a parallel size")
+        if made.sequence_parallel is not None:
+            check_switch(made.sequence_parallel, f"{where}.sequence_parallel")
         return made
 
     def to_table(self) -> dict[str, Any]:
@@ -84,7 +80,7 @@ class ModuleParallel:
         """The module's (dp, cp, tp).
 
         Args:
-            name: of the module. job: the job's ``dp``, ``tp``, ``pp``, ``vpp``, ``cp``, ``ep``.
+            name: of the module. job: the job's ``sizes``.
         Raises:
             ConfigError: sizes that do not divide, that contradict one another, or that this version does not model.
         """
@@ -100,15 +96,7 @@ class ModuleParallel:
                     got=size,
                     nearest=job[key],
                 )
-        cp = self.cp if self.cp is not None else job["cp"]
-        if cp not in (1, job["cp"]):
-            raise ConfigError(
-                f"cp = {cp} for one module beside cp = {job['cp']} is not modelled by this version",
-                where=f"{where}.cp",
-                expected=" or ".join(map(str, sorted({1, job["cp"]}))),
-                got=cp,
-                nearest=min((1, job["cp"]), key=lambda size: (abs(size - cp), size)),
-            )
+        cp = module_ranks(self.cp, job["cp"], where)
         tp = self.tp if self.tp is not None else job["tp"]
         if job["tp"] % tp:
             legal = [size for size in range(1, job["tp"] + 1) if job["tp"] % size == 0]

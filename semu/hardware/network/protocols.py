@@ -19,17 +19,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import check_efficiency, check_number
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network.algorithm import Links, Route
 from semu.hardware.network.coefficient import Coefficient, Fit
-from semu.hardware.number import check_efficiency, check_number, p_norm
+from semu.hardware.shape_terms import p_norm
 
 Values = NDArray[np.float64]
-
-
-def _check_share(value: object, where: str) -> float:
-    """A float in [0, 1]."""
-    return 0.0 if value == 0.0 else check_efficiency(value, where)
 
 
 TRANSFER = (
@@ -51,7 +47,7 @@ PROTOCOLS = (
         "short_net",
         0.0,
         "share of the port's peak that short messages reach, per peer; 0: one protocol",
-        _check_share,
+        partial(check_number, most=1.0),
         _fit(0.013, 1e-3, 0.5),
     ),
     _send("setup_s", 0.0, "latency of long messages above that of short ones [s]", check_number, _fit(6e-6, 0.0, 5e-5)),
@@ -59,7 +55,7 @@ PROTOCOLS = (
         "p",
         1.0,
         "how latency and transfer of long messages overlap: 1 one after the other, more where they do",
-        partial(check_number, minimum=1.0),
+        partial(check_number, least=1.0),
         _fit(2.0, 1.0, 6.0),
     ),
 )

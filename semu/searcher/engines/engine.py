@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from semu.checks import check_integer
 from semu.errors import ConfigError, unknown_name
 
 Task = TypeVar("Task")
@@ -66,10 +67,8 @@ def make_engine(name: str = "local", *, workers: int | None = None, address: str
     """
     if name not in ENGINES:
         raise unknown_name("engine", name, ENGINES, where="engine")
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ConfigError(
-            "not a number of workers", where="workers", expected="an integer >= 1", got=workers, nearest=1
-        )
+    if workers is not None:
+        check_integer(workers, "workers", "a number of workers")
     if address is not None and name != "ray":
         raise ConfigError("only a Ray cluster has an address", where="address", expected="engine ray", got=name)
     if name == "serial":

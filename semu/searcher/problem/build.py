@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import is_integer
 from semu.errors import ConfigError
 from semu.graph.operator import Phase
 from semu.schedule.schedule import Schedule, StageKey
@@ -86,7 +87,7 @@ def build_problem(
     """
     costs = checkpoint.pair_costs(replica)
     limit = costs.capacity_bytes if memory_limit_bytes is None else memory_limit_bytes
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= costs.capacity_bytes:
+    if not is_integer(limit) or not 1 <= limit <= costs.capacity_bytes:
         raise ConfigError(
             "not a part of the device's memory",
             where="memory_limit_bytes",
