@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from semu.engine.timeline import OuterSlice, RankTimeline, StageOperators
+from semu.engine.rank_timeline import OuterSlice, RankTimeline, StageOperators
 from semu.errors import ConfigError, nearest_name
 from semu.graph.level import Level
 

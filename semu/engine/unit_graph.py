@@ -358,7 +358,10 @@ class UnitGraph:
         order = np.empty(n, dtype=np.int32)
         done = topological_order(self.edge_ptr, edges.target, added.source, added.target, order)
         if done < n:
-            raise cycle_error(self.edges, added, order[:done], n, self.name, marked)
+            source = np.concatenate((edges.source, added.source))
+            target = np.concatenate((edges.target, added.target))
+            new = marked.union(zip(added.source.tolist(), added.target.tolist(), strict=True))
+            raise cycle_error(source, target, order[:done], n, self.name, new)
         is_forced = is_order_forced(
             order,
             self.hold_ptr,

@@ -11,16 +11,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from semu.errors import ConfigError, ScheduleError
 from semu.hardware.cluster import Cluster
 from semu.nn import MixtureOfExperts, Model
 from semu.parallel.config import Parallel
+from semu.runfile.config import RunConfig
 from semu_models.hf import HfModel
-
-if TYPE_CHECKING:
-    from semu.runfile.resolve import RunConfig
 
 DEVICE, PER_NODE, MOST_NODES = "h100", 8, 2048
 MOST_PP = 16

@@ -16,10 +16,11 @@ from typing import Any, Protocol
 from semu.errors import ConfigError, nearest_name
 from semu.imports.megatron import is_megatron, read_arguments
 from semu.nn import Module
+from semu.runfile.config import RunConfig
 from semu.runfile.hf_run import complete_hf_run
 from semu.runfile.overrides import Overrides
 from semu.runfile.places import Places
-from semu.runfile.resolve import RunConfig, resolve_tables
+from semu.runfile.resolve import resolve_tables
 from semu.runfile.schema import TABLES
 from semu.runfile.sources import hf_file
 from semu.runfile.toml_text import format_toml

@@ -21,7 +21,8 @@ from semu.searcher.orders.budgeted import SearchResult, search_problem
 from semu.searcher.orders.levels import search_levels
 from semu.searcher.orders.loop import Budget, Incumbent
 from semu.searcher.orders.refine import compile_chains
-from semu.searcher.orders.strategy import STRATEGIES, Objective
+from semu.searcher.orders.strategies import STRATEGIES
+from semu.searcher.orders.strategy import Objective
 from semu.searcher.partition import Partition, partition
 from semu.searcher.plain_job import plain_job
 from semu.searcher.problem.build import JobProblem, build_problem

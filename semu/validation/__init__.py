@@ -35,10 +35,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from semu.validation.evaluate import JobMaker, evaluate_row
-from semu.validation.result import Comparison, Quantity, RowResult, Status, ValidationResult
+from semu.validation.result import Comparison, Quantity, RowResult, Status, ValidationResult, score
 from semu.validation.row import BadRow, Row
 from semu.validation.rows import parse_rows, published_rows, read_rows
-from semu.validation.scoring import score
 
 __all__ = [
     "BadRow",

@@ -332,11 +332,11 @@ class Block(nn.Module):
 TRACED = {
     "feed-forward": lambda: semu.trace(Block(256), semu.Input((512, 256), requires_grad=True)),
     "transformer layer": lambda: semu.trace(
-        nn.transformer.TransformerLayer(256, 1024, 4, rotary=True, gated=True),
+        nn.TransformerLayer(256, 1024, 4, rotary=True, gated=True),
         semu.Input((384, 256), requires_grad=True),
     ),
     "transformer layer, recomputed": lambda: semu.trace(
-        nn.transformer.TransformerLayer(128, 512, 2), semu.Input((256, 128), requires_grad=True), full_recompute=True
+        nn.TransformerLayer(128, 512, 2), semu.Input((256, 128), requires_grad=True), full_recompute=True
     ),
 }
 

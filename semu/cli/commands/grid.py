@@ -16,7 +16,7 @@ from semu.units import GIB
 
 if TYPE_CHECKING:
     from semu.job import TrainingJob
-    from semu.runfile.resolve import RunConfig
+    from semu.runfile.config import RunConfig
     from semu.searcher.grid.result import GridResult
     from semu.searcher.grid.space import Value
 

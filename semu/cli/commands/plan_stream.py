@@ -16,7 +16,7 @@ from semu.cli.resolved import dump_run, read_run
 from semu.errors import ConfigError, SemuError
 from semu.files import make_folder, write_text
 from semu.job import TrainingJob
-from semu.runfile.resolve import RunConfig
+from semu.runfile.config import RunConfig
 from semu.workload import AbstractBatch, read_stream, write_stream
 
 DEFAULT_ITERATIONS = 100

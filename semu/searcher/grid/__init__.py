@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from semu.searcher.grid.grid_search import grid
-    from semu.searcher.grid.result import GridResult, Row
+    from semu.searcher.grid.result import GridResult
+    from semu.searcher.grid.rows import Row
     from semu.searcher.grid.space import Axis, Point, RankBy, Space
 
 _HOMES = {
@@ -20,7 +21,7 @@ _HOMES = {
     "GridResult": "result",
     "Point": "space",
     "RankBy": "space",
-    "Row": "result",
+    "Row": "rows",
     "Space": "space",
     "grid": "grid_search",
 }

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from semu.errors import ConfigError
 from semu.searcher.orders.interleave import Rollouts
 from semu.searcher.orders.space import OrderSpace
-from semu.searcher.orders.strategy import Objective, Proposal, make_strategy
+from semu.searcher.orders.strategies import make_strategy
+from semu.searcher.orders.strategy import Objective, Proposal
 
 I32 = NDArray[np.int32]
 F64 = NDArray[np.float64]

@@ -6,7 +6,7 @@ so what a strategy does depends on the seed and on the number of workers, never 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
@@ -198,38 +198,3 @@ class LocalStrategy:
 
 def _key(sequence: I32) -> bytes:
     return blake2b(sequence.tobytes(), digest_size=8).digest()
-
-
-def make_strategy(name: str, space: OrderSpace) -> OrderStrategy:
-    """A strategy by name.
-
-    Raises:
-        ConfigError: an unknown name.
-    """
-    from semu.errors import unknown_name
-
-    if name not in STRATEGIES:
-        raise unknown_name("search strategy", name, STRATEGIES, where="strategy")
-    return STRATEGIES[name](space)
-
-
-def _mcts(space: OrderSpace) -> OrderStrategy:
-    from semu.searcher.orders.mcts import TreeStrategy
-
-    return TreeStrategy(space)
-
-
-def _mixed(space: OrderSpace) -> OrderStrategy:
-    from semu.searcher.orders.mixed import MixedStrategy
-
-    return MixedStrategy(space)
-
-
-STRATEGIES: Mapping[str, Callable[[OrderSpace], OrderStrategy]] = {
-    "mixed": _mixed,
-    "mcts": _mcts,
-    "local": LocalStrategy,
-    "dfs": DepthFirstStrategy,
-    "random": RandomStrategy,
-}
-"""Strategies by the name that the command line uses."""
