@@ -19,6 +19,7 @@ from semu.costs.segment_costs import stage_costs
 from semu.costs.shape_costs import CostTables, ShapeCosts, num_shapes
 from semu.graph.rounded import with_rounded
 from semu.hardware.capabilities import DeviceProfile
+from semu.job import TrainingJob
 from semu.nn.window import Window
 from semu.workload.batch import Microbatch, shape_columns
 from semu.workload.spread import Spread, spread_columns
@@ -149,6 +150,28 @@ class Evaluation:
     def sizes_of(self, shapes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Storage sizes for some shapes: int64[n, num_size_rows] [bytes]. ``shapes``: int64[n], numbers of shapes."""
         return self.by_shape.sizes_of(shapes)
+
+
+@dataclass(frozen=True)
+class CostedJob:
+    """A job before its pipeline: compiled and costed.
+
+    Attributes:
+        layout: the model, cut into chunks and compiled. evaluation: costs of every stage for every distinct microbatch.
+    """
+
+    layout: Layout
+    evaluation: Evaluation
+
+    @property
+    def job(self) -> TrainingJob:
+        """What is trained, on what, how."""
+        return self.layout.job
+
+    @property
+    def cost_model(self) -> CostModel:
+        """How latencies come about."""
+        return self.evaluation.cost_model
 
 
 def evaluate(

@@ -10,7 +10,7 @@ import numpy as np
 from semu.compile.layout import ChunkStages, Layout
 from semu.compile.split_backward import SplitStage, empty_stage, split_stage_program
 from semu.compile.stage import StageCosts, StageProgram
-from semu.costs.evaluation import Evaluation
+from semu.costs.evaluation import CostedJob, Evaluation
 from semu.costs.segment_costs import stage_costs
 from semu.errors import ConfigError
 from semu.graph.operator import Phase
@@ -53,15 +53,15 @@ def stages_of_chunk(layout: Layout, chunk: int, *, splits: bool) -> list[tuple[i
     return found
 
 
-def costs_of(layout: Layout, evaluation: Evaluation, chunk: int, code: int) -> StageCosts:
+def costs_of(costed: CostedJob, chunk: int, code: int) -> StageCosts:
     """What a stage of a chunk, or of a variant of one, costs, for every shape."""
-    costs = evaluation.chunks[chunk]
+    costs = costed.evaluation.chunks[chunk]
     if code == FORWARD:
         return costs.forward
     if code == BACKWARD:
         assert costs.backward is not None
         return costs.backward
-    return split_costs(layout, evaluation)[chunk, code]
+    return split_costs(costed)[chunk, code]
 
 
 def split_of(layout: Layout) -> tuple[SplitStage | None, ...]:
@@ -70,8 +70,9 @@ def split_of(layout: Layout) -> tuple[SplitStage | None, ...]:
     return found
 
 
-def split_costs(layout: Layout, evaluation: Evaluation) -> dict[tuple[int, int], StageCosts]:
+def split_costs(costed: CostedJob) -> dict[tuple[int, int], StageCosts]:
     """What the parts of the backward stages cost, by chunk and code."""
+    layout, evaluation = costed.layout, costed.evaluation
 
     def make() -> dict[tuple[int, int], StageCosts]:
         programs = {

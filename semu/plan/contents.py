@@ -17,7 +17,7 @@ from semu.plan.plan import PlanChunk, PlanMemory, PlanPairs
 from semu.plan.timeline import SimulatedStages
 from semu.schedule.stages import stages_of
 from semu.schedule.units import BACKWARD, FORWARD, WEIGHT
-from semu.simulation.memory.ranks import resident_memory
+from semu.simulation.memory.static import resident_memory
 from semu.simulation.schedules.pair_costs import stage_sizes
 from semu.simulation.transfers import edge_bytes, transfer_columns
 from semu.workload.batch import Microbatch
@@ -215,7 +215,7 @@ class PlanContents:
         for number in edges.tolist():
             source, target = divmod(number // 2, count)
             ends = (target, source, Phase.BACKWARD) if number % 2 else (source, target, Phase.FORWARD)
-            rows.append(edge_bytes(self.layout, checkpoint.evaluation, *ends))
+            rows.append(edge_bytes(checkpoint, *ends))
         if not rows:
             return np.zeros((len(self._of_dp), 0), dtype=np.int64)
         shape = checkpoint.replicas.shape[:, self._columns(given, taken)]

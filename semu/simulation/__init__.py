@@ -32,7 +32,8 @@ from semu.costs.roofline import LatencyRules
 from semu.job import TrainingJob
 from semu.present.report import Report
 from semu.schedule.stage_plan import StagePlan
-from semu.simulation.checkpoint import JobCheckpoint, prepare
+from semu.simulation.checkpoint import JobCheckpoint
+from semu.simulation.prepare import prepare
 
 __all__ = ["JobCheckpoint", "prepare", "simulate"]
 

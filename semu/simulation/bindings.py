@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import Layout
 from semu.compile.stage import StageProgram
-from semu.costs.evaluation import Evaluation
 from semu.costs.phases import program_of
 from semu.engine.unit_graph import Edges, Slots
-from semu.schedule.units import PipelineUnits
+from semu.simulation.context import SimulatedJob
 
 
 @dataclass(frozen=True)
@@ -52,11 +50,11 @@ class StageInsides:
     """The operators of stages; stages of one kind with equal shapes on every replica are looked at once.
 
     Args:
-        layout, evaluation, units: the job. shape: int64[num_replicas, num_microbatches], distinct replicas.
+        sim: the job.
     """
 
-    def __init__(self, layout: Layout, evaluation: Evaluation, units: PipelineUnits, shape: NDArray[np.int64]) -> None:
-        self.layout, self.evaluation, self.units, self.shape = layout, evaluation, units, shape
+    def __init__(self, sim: SimulatedJob) -> None:
+        self.layout, self.evaluation, self.units, self.shape = sim.layout, sim.evaluation, sim.units, sim.replicas.shape
         self._known: dict[tuple[int, bytes], Inside] = {}
         self._rows: dict[bytes, NDArray[np.float64]] = {}
         self._programs: dict[int, tuple[int, StageProgram]] = {}

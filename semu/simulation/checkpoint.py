@@ -1,44 +1,27 @@
 """``JobCheckpoint``: every microbatch of a job simulated alone; restored under a schedule's edges, again and again.
 
-Everything that no schedule changes is done once (``prepare``): tracing, costing, consolidating stages and transfers.
-What is left is one kernel call on a few thousand nodes (PipeWeaver §4.2).
+Everything that no schedule changes is done once (``semu.simulation.prepare``): tracing, costing, consolidating stages
+and transfers. What is left is one kernel call on a few thousand nodes (PipeWeaver §4.2).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import Layout, build_layout
-from semu.compile.module_sharding import check_spread, spreads
-from semu.compile.recipe.applied import chosen, plan_layout
+from semu.compile.recipe.applied import chosen
 from semu.compile.recipe.recipe_job import planned_job, refuse_contention, refuse_split
-from semu.compile.recipe.recipe_problem import check_problem, described, plan_of_file
-from semu.compile.recipe.sub_microbatches import cut_batch
-from semu.compile.template import TemplateLibrary
+from semu.compile.recipe.recipe_problem import described
 from semu.compile.template_cache import Recent
-from semu.costs.evaluation import (
-    BatchShapes,
-    Evaluation,
-    cost_model_of,
-    distinct_shapes,
-    evaluate,
-    template_latencies,
-)
+from semu.costs.evaluation import CostedJob
 from semu.costs.phases import check_split
-from semu.costs.result_cache import ResultCache
-from semu.costs.roofline import LatencyRules
-from semu.engine.unit_graph import Edges, UnitGraph, UnitTimes
+from semu.engine.unit_graph import Edges, UnitTimes
 from semu.errors import ScheduleError
-from semu.job import TrainingJob
-from semu.nn.streams import derived_in
-from semu.nn.window import Window, windows_in
 from semu.present.estimate import Estimate
 from semu.present.report import IterationSamples, Report
 from semu.schedule import SCHEDULES
@@ -46,27 +29,21 @@ from semu.schedule.files import read_schedule
 from semu.schedule.problem import PipelineProblem, lower
 from semu.schedule.regular import regular_problem
 from semu.schedule.schedule import PipelineShape, Schedule
-from semu.schedule.stage_plan import StagePlan, first_difference
+from semu.schedule.stage_plan import StagePlan
 from semu.schedule.stage_table import StageTable
-from semu.schedule.units import Merged, PipelineUnits, units_of
-from semu.simulation.checks.context_parallel import check_lengths
-from semu.simulation.checks.items import check_items
-from semu.simulation.checks.unmodelled import check_streams, refuse_unmodelled
-from semu.simulation.data_parallel.gather import ParameterGather, parameter_gathers
-from semu.simulation.data_parallel.reduce import Reductions, plan_reductions
-from semu.simulation.data_parallel.step import RankTail, rank_tails
+from semu.schedule.units import Merged, units_of
+from semu.simulation.context import SimulatedJob, TimedJob
+from semu.simulation.data_parallel.reduce import plan_reductions
 from semu.simulation.effects.contention import check_contention, contend
 from semu.simulation.effects.noise import check_samples, sample_iterations
-from semu.simulation.pipeline import PipelineRun, Replicas, consolidated_units, distinct_replicas, run_pipeline
+from semu.simulation.iteration import Iteration, time_iteration
+from semu.simulation.pipeline import consolidated_units, run_pipeline
 from semu.simulation.results.assemble import assemble_report
-from semu.simulation.results.headline import Headline, headline, iteration_time
+from semu.simulation.results.headline import headline
 from semu.simulation.results.stage_times import stage_table
-from semu.simulation.schedules.named import named_schedule, splits_backward
+from semu.simulation.schedules.named import named_schedule
 from semu.simulation.schedules.pair_costs import PairCosts, pair_costs
-from semu.workload.derived import with_derived
 
-SHARED_CACHE = ResultCache()
-"""Results of all simulations of the process that bring no cache."""
 _PROBLEMS: Recent[PipelineProblem] = Recent(64)
 """Lowered schedules by generator, shape of the pipeline, and whether sends overlap."""
 
@@ -92,21 +69,8 @@ class OrderTimes:
 
 
 @dataclass(frozen=True)
-class JobCheckpoint:
-    """A job before its schedule; nothing in it changes, threads may share it.
-
-    Attributes:
-        layout: the model, cut and compiled. evaluation: costs of every stage for every distinct microbatch.
-        units: stages and transfers, microbatch by microbatch. replicas: distinct data-parallel replicas.
-        nodes: the units consolidated, one row of latencies per distinct replica. gathers: overlapped parameter gathers.
-    """
-
-    layout: Layout
-    evaluation: Evaluation
-    units: PipelineUnits
-    replicas: Replicas
-    nodes: UnitGraph
-    gathers: Mapping[int, ParameterGather]
+class JobCheckpoint(SimulatedJob):
+    """A simulated job to be restored under schedules; nothing in it changes, threads may share it."""
 
     def split(self, merged: Merged | None = frozenset()) -> JobCheckpoint:
         """The same job with its backward stages in two parts, so that schedules which split backwards can be restored.
@@ -116,28 +80,18 @@ class JobCheckpoint:
         """
         if merged == self.units.merged:
             return self
-        known: JobCheckpoint | None = self._others.get(merged)
-        if known is None:
-            if merged is not None:
-                refuse_split(self.layout)
-                check_split(self.layout)
-            units = units_of(self.units.shape, merged)
-            nodes = consolidated_units(self.layout, self.evaluation, units, self.replicas, self.gathers)
-            known = replace(self, units=units, nodes=nodes)
-            self._others.clear()
-            self._others[merged] = known
-        return known
-
-    @cached_property
-    def _others(self) -> dict[Merged | None, JobCheckpoint]:
-        """The same job with other backwards split."""
-        return {}
-
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self).items() if name != "_others"}  # copies begin empty
+        if merged is not None:
+            refuse_split(self.layout)
+            check_split(self.layout)
+        units = units_of(self.units.shape, merged)
+        return replace(self, units=units, nodes=consolidated_units(self, units, self.replicas, self.gathers))
 
     def pair_costs(self, replica: int | None = None) -> PairCosts:
-        """What every stage pair costs under each variant of its chunk, before there is a schedule; see there."""
+        """What every stage pair costs under each variant of its chunk, before there is a schedule.
+
+        Args:
+            replica: as ``semu.simulation.schedules.pair_costs.pair_costs``.
+        """
         return pair_costs(self, replica)
 
     def decided(self, plan: StagePlan) -> JobCheckpoint:
@@ -162,7 +116,8 @@ class JobCheckpoint:
         layout = replace(chosen(self.layout, plan), job=job)
         if plan.orders is not None:
             plan.orders.validate(self.units.shape)
-        nodes = consolidated_units(layout, self.evaluation, self.units, self.replicas, self.gathers)
+        costed = CostedJob(layout, self.evaluation)
+        nodes = consolidated_units(costed, self.units, self.replicas, self.gathers)
         return replace(self, layout=layout, nodes=nodes)
 
     def described(self) -> dict[str, Any]:
@@ -171,11 +126,6 @@ class JobCheckpoint:
         count = job.num_microbatches * job.parallel.dp
         items = job.batch.microbatches(count, job.training.micro_batch, job.training.seq_len)
         return described(job, self.layout, items)
-
-    @property
-    def job(self) -> TrainingJob:
-        """What was prepared."""
-        return self.layout.job
 
     @property
     def pipeline_shape(self) -> PipelineShape:
@@ -192,8 +142,7 @@ class JobCheckpoint:
         """
         chosen = schedule if schedule is not None else self._own_schedule
         if isinstance(chosen, str):
-            plain = self.split(None)
-            chosen = named_schedule(chosen, self.layout, self.evaluation, plain.units, self.replicas)
+            chosen = named_schedule(chosen, self)
         chosen.validate(self.units.shape)
         return chosen
 
@@ -310,21 +259,22 @@ class JobCheckpoint:
         )
         return OrderTimes(start, end, timed == units.num_units)
 
-    def _run(self, problem: PipelineProblem) -> tuple[PipelineRun, Reductions, list[RankTail]]:
-        run = run_pipeline(self.layout, self.evaluation, self.units, self.replicas, self.nodes, self.gathers, problem)
-        found = plan_reductions(self.layout, self.evaluation, run)
-        return run, found, rank_tails(self.layout, self.evaluation, run, self.gathers, found)
-
-    def run(self, schedule: Schedule | str | None = None) -> tuple[JobCheckpoint, PipelineRun, list[RankTail]]:
-        """The pipeline under a schedule, and what follows it on every rank; with the job's parts that it ran.
+    def timed(self, schedule: Schedule | str | None = None) -> TimedJob:
+        """The pipeline under a schedule, its backwards split as the schedule splits them.
 
         Args:
             schedule: as ``schedule``.
         """
         problem = self.problem(schedule)
-        own = self.split(problem.merged)
-        run, _, tails = own._run(problem)
-        return own, run, tails
+        return run_pipeline(self.split(problem.merged), problem)
+
+    def iteration(self, schedule: Schedule | str | None = None) -> Iteration:
+        """The whole iteration under a schedule.
+
+        Args:
+            schedule: as ``schedule``.
+        """
+        return time_iteration(self.timed(schedule))
 
     def unit_times(self, schedule: Schedule | str | None = None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """When every unit runs on every distinct replica under a schedule, waits for parameters and launches included.
@@ -334,7 +284,7 @@ class JobCheckpoint:
         Returns:
             Start and end, float64[num_replicas, num_units] [s].
         """
-        run = self._run(self.problem(schedule))[0]
+        run = run_pipeline(self, self.problem(schedule)).run
         start, end = np.zeros((2, run.num_replicas, self.units.num_units))
         unit = run.problem.unit_of_nodes
         start[:, unit], end[:, unit] = run.start, run.end
@@ -346,7 +296,7 @@ class JobCheckpoint:
         Args:
             schedule: as ``schedule``.
         """
-        return self._headline(schedule)[1].estimate
+        return headline(self.iteration(schedule)).estimate
 
     def staged(self, schedule: Schedule | str | None = None) -> tuple[Estimate, StageTable]:
         """The headline figures under a schedule, and when each stage of the slowest replica runs.
@@ -354,12 +304,9 @@ class JobCheckpoint:
         Args:
             schedule: as ``schedule``.
         """
-        run, head = self._headline(schedule)
-        return head.estimate, stage_table(run, head)
-
-    def _headline(self, schedule: Schedule | str | None) -> tuple[PipelineRun, Headline]:
-        _, run, tails = self.run(schedule)
-        return run, headline(self.layout, self.evaluation, run, tails, self.gathers)
+        iteration = self.iteration(schedule)
+        head = headline(iteration)
+        return head.estimate, stage_table(iteration.run, head)
 
     def report(
         self,
@@ -382,120 +329,23 @@ class JobCheckpoint:
             refuse_contention(self.layout)
         say = progress if progress is not None else _silent
         say("running the pipeline")
-        problem = self.problem(schedule)
-        own = self.split(problem.merged)
-        run, found, tails = own._run(problem)
+        timed = self.timed(schedule)
+        reductions = plan_reductions(timed)
+        iteration = time_iteration(timed, reductions)
+        shared = None
         if contention:
             say("sharing the links")
-            return own._contended_report(run, found, iteration_time(self.job, run, tails), say)
+            shared = contend(timed, reductions.listed)
+            alone_s, iteration = iteration.time_s, time_iteration(shared.timed, shared.reductions)
         say("finding the memory peaks")
-        report = assemble_report(self.layout, self.evaluation, run, tails, self.gathers)
+        report = assemble_report(iteration)
+        if shared is not None:
+            return replace(report, contention=replace(shared.summary, iteration_time_alone_s=float(alone_s)))
         if not samples:
             return report
         say("drawing the samples")
-        times = sample_iterations(
-            self.layout, self.evaluation, own.units, self.replicas, own.nodes, run, self.gathers, samples, seed
-        )
+        times = sample_iterations(timed, samples, seed)
         return replace(report, samples=IterationSamples.of(times, self.job.training.jitter, seed))
-
-    def _contended_report(
-        self, run: PipelineRun, found: Reductions, alone_s: float, say: Callable[[str], None]
-    ) -> Report:
-        """The report of a pipeline whose transfers share ports."""
-        layout, evaluation = self.layout, self.evaluation
-        shared = contend(layout, evaluation, self.units, self.replicas, self.nodes, self.gathers, run, found.listed)
-        tails = rank_tails(layout, evaluation, shared.run, shared.gathers, shared.reductions)
-        say("finding the memory peaks")
-        report = assemble_report(layout, evaluation, shared.run, tails, shared.gathers)
-        return replace(report, contention=replace(shared.summary, iteration_time_alone_s=float(alone_s)))
-
-
-def prepare(
-    job: TrainingJob,
-    *,
-    latency_rules: LatencyRules | None = None,
-    progress: Callable[[str], None] | None = None,
-    cache: ResultCache | None = None,
-    plan: StagePlan | None = None,
-) -> JobCheckpoint:
-    """Everything about a job that does not depend on its schedule.
-
-    Args: as ``simulate``.
-    Raises:
-        ScheduleError: a plan for another problem.
-        ConfigError: sizes or options that do not fit together, or that this version does not model.
-    """
-    say = progress if progress is not None else _silent
-    results = cache if cache is not None else SHARED_CACHE
-    plan = plan if plan is not None else plan_of_file(job)
-    if plan is not None:
-        check_problem(job, plan)
-        job = planned_job(job, plan)
-    refuse_unmodelled(job)
-    parallel, training = job.parallel, job.training
-    say("reading the batch")
-    count = job.num_microbatches * parallel.dp
-    microbatches = job.batch.microbatches(count, training.micro_batch, training.seq_len)
-    check_lengths(job, microbatches)
-
-    def shapes_with(windows: Mapping[str, Sequence[Window]], derived: Sequence[str] = ()) -> BatchShapes:
-        sizes = parallel.dp, parallel.token_divisor, parallel.sequence_parts
-        return distinct_shapes(with_derived(microbatches, derived), *sizes, spreads(job), windows)
-
-    plain = shapes_with({})
-    check_streams(job, plain)
-    check_items(job, microbatches, plain)
-    cutting = cut_batch(job.model, plan, microbatches, parallel.dp) if plan is not None else None
-
-    def shapes_of(library: TemplateLibrary) -> BatchShapes:
-        windows, derived = windows_in(library.symbols), derived_in(library.symbols)
-        return shapes_with(windows, derived) if windows or derived else plain
-
-    def all_shapes_of(library: TemplateLibrary) -> BatchShapes:
-        """With those of sub-microbatches."""
-        if cutting is None:
-            return shapes_of(library)
-        items = with_derived(cutting.microbatches, derived_in(library.symbols))
-        sizes = parallel.dp, parallel.token_divisor, parallel.sequence_parts
-        return BatchShapes.with_idle(distinct_shapes(items, *sizes, (), windows_in(library.symbols)))
-
-    say("tracing the model")
-    serial = not job.overlaps_tensor_parallel
-    layout = build_layout(
-        job,
-        lambda library: template_latencies(
-            library,
-            shapes_of(library),
-            cost_model_of(library, job.profile, latency_rules),
-            serial=serial,
-            cache=results,
-        ),
-        lambda streams: check_spread(job, streams, plain.columns),
-    )
-    if plan is not None:
-        if plan.problem is not None:
-            first_difference(plan.problem, described(job, layout, microbatches))
-        layout = plan_layout(layout, plan, cutting)
-    say("costing the stages")
-    evaluation = evaluate(
-        layout,
-        all_shapes_of(layout.library),
-        cost_model_of(layout.library, job.profile, latency_rules),
-        results,
-        remember=cache is None,
-    )
-    merged: Merged | None = frozenset() if splits_backward(job) else None
-    if merged is not None:
-        refuse_split(layout)
-        check_split(layout)
-    shape = layout.pipeline_shape(job.num_microbatches)
-    if plan is not None and plan.orders is not None:
-        plan.orders.validate(shape)
-    units = units_of(shape, merged)
-    gathers = parameter_gathers(layout, evaluation.cost_model)
-    replicas = distinct_replicas(layout, evaluation, units.pairs)
-    nodes = consolidated_units(layout, evaluation, units, replicas, gathers)
-    return JobCheckpoint(layout, evaluation, units, replicas, nodes, gathers)
 
 
 def _silent(_: str) -> None:

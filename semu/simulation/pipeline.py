@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.layout import Layout
-from semu.costs.evaluation import Evaluation
+from semu.costs.evaluation import CostedJob, Evaluation
 from semu.costs.phases import costs_of, program_of
 from semu.engine.unit_graph import Edges, Slots, UnitGraph, UnitTimes
 from semu.graph.operator import Phase
@@ -19,145 +18,19 @@ from semu.hardware.network import CommGroup
 from semu.schedule.problem import PipelineProblem
 from semu.schedule.units import PipelineUnits
 from semu.simulation.bindings import Binding, StageInsides
-from semu.simulation.data_parallel.gather import ParameterGather, first_forward_bindings, parameter_waits
+from semu.simulation.context import ParameterGather, PipelineRun, Replicas, SimulatedJob, TimedJob
+from semu.simulation.data_parallel.gather import first_forward_bindings, parameter_waits
 from semu.simulation.effects.launch import launching_hosts
-from semu.simulation.transfers import TransferBytes, edge_bytes, transfer_bytes, transfer_columns
+from semu.simulation.transfers import edge_bytes, transfer_bytes, transfer_columns
 
 
-@dataclass(frozen=True)
-class Replicas:
-    """The distinct data-parallel replicas of a job.
-
-    Attributes:
-        shape: int64[num_replicas, num_microbatches], shape of each microbatch; where a plan cuts microbatches, of each
-            column of its table (``SubMicrobatches``).
-        count: int64[num_replicas], how many data-parallel replicas are equal to this one.
-        first: int64[num_replicas], the first of them.
-        of: int64[dp], which of them each data-parallel replica is.
-        links: per distinct replica, the link of every pair of ranks.
-    """
-
-    shape: NDArray[np.int64]
-    count: NDArray[np.int64]
-    first: NDArray[np.int64]
-    of: NDArray[np.int64]
-    links: tuple[tuple[CommGroup, ...], ...]
-
-
-@dataclass(frozen=True)
-class TouchedStage:
-    """A stage whose operators do not run as its template says, because others move bytes over the same ports.
-
-    Attributes:
-        start, end: float64[num_ops] [s], relative to the stage's beginning.
-        held_s: how much longer it lasts for that, waiting for parameters left out.
-        exposed: float64[num_streams] [s], how much longer its kernels wait for each stream.
-    """
-
-    start: NDArray[np.float64]
-    end: NDArray[np.float64]
-    held_s: float
-    exposed: NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class PipelineRun:
-    """Times of all distinct replicas.
-
-    Attributes:
-        problem: structure. shape, count, first: see ``Replicas``.
-        plain: float64[num_replicas, num_nodes] [s], latency without waiting for parameters or launches.
-        latency: float64[num_replicas, num_nodes] [s], with it. start, end: float64[num_replicas, num_nodes] [s].
-        sent: bytes of the transfers.
-        release: (replica, node) -> earliest starts of the operators of a stage that waits for parameters or launches,
-            relative to its beginning: float64[num_ops] [s].
-        launched: float64[num_replicas, num_stages] [s], what stages wait for launches beyond their parameters; None:
-            launches are not modelled.
-        inside: (replica, node) -> a touched stage, under contention only; such stages are not in ``release``.
-        kind: int64[num_stages], which of ``Layout.kinds`` each stage runs: its chunk, or a variant of it.
-        column: int64[num_stages], column of ``shape`` with which each stage runs: its microbatch, or that of its
-            sub-microbatch.
-    """
-
-    problem: PipelineProblem
-    shape: NDArray[np.int64]
-    count: NDArray[np.int64]
-    first: NDArray[np.int64]
-    plain: NDArray[np.float64]
-    latency: NDArray[np.float64]
-    start: NDArray[np.float64]
-    end: NDArray[np.float64]
-    sent: TransferBytes
-    release: Mapping[tuple[int, int], NDArray[np.float64]]
-    launched: NDArray[np.float64] | None = None
-    inside: Mapping[tuple[int, int], TouchedStage] = field(default_factory=dict)
-    kind: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    column: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-
-    @property
-    def num_replicas(self) -> int:
-        """Number of distinct replicas."""
-        return len(self.count)
-
-    @cached_property
-    def gather_wait(self) -> NDArray[np.float64]:
-        """What every stage waits for its parameters: float64[num_replicas, num_stages] [s]."""
-        stages = slice(self.problem.num_stages)
-        waits: NDArray[np.float64] = self.latency[:, stages] - self.plain[:, stages]
-        return waits if self.launched is None else waits - self.launched
-
-    def stage_shape(self, replica: int) -> NDArray[np.int64]:
-        """Shape of every stage node: int64[num_stages]."""
-        shapes: NDArray[np.int64] = self.shape[replica][self.column]
-        return shapes
-
-    def waited(self, nodes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """How long the operators of some stages waited for parameters: float64[num_replicas] [s]."""
-        if not (self.release or self.inside):
-            return np.zeros(self.num_replicas)
-        if not self.inside:
-            some: NDArray[np.float64] = self.gather_wait.take(nodes, axis=1).sum(axis=1)
-            return some
-        late = self.gather_wait[:, nodes]
-        if self.inside:
-            place = {int(node): number for number, node in enumerate(nodes)}
-            for (replica, node), touched in self.inside.items():
-                if node in place:
-                    late[replica, place[node]] -= touched.held_s
-        total: NDArray[np.float64] = late.sum(axis=1)
-        return total
-
-    def makespan(self) -> NDArray[np.float64]:
-        """End of each replica's last stage [s]."""
-        return self._makespan
-
-    @cached_property
-    def _makespan(self) -> NDArray[np.float64]:
-        last: NDArray[np.float64] = self.end[:, : self.problem.num_stages].max(axis=1)
-        return last
-
-    @cached_property
-    def done(self) -> tuple[NDArray[np.float64], ...]:
-        """Per rank, the end of its last stage on every replica: float64[num_replicas] [s], 0 without stages."""
-        return tuple([self.end[:, nodes].max(axis=1, initial=0.0) for nodes in self.problem.rank_nodes])
-
-    def first_start(self, rank: int) -> float:
-        """Start of a rank's first stage on the replica that is first [s]."""
-        first = self.problem.rank_nodes[rank][:1]
-        return float(self.start[:, first].min(initial=np.inf)) if len(first) else 0.0
-
-    @cached_property
-    def rank_ends(self) -> tuple[float, ...]:
-        """Per rank, the end of its last stage on the slowest replica; 0 without stages [s]."""
-        return tuple([float(done.max()) for done in self.done])
-
-
-def distinct_replicas(layout: Layout, evaluation: Evaluation, pairs: Sequence[tuple[int, int]]) -> Replicas:
+def distinct_replicas(costed: CostedJob, pairs: Sequence[tuple[int, int]]) -> Replicas:
     """Find equal replicas: the same microbatches in the same order over links of the same kind.
 
     Args:
-        layout, evaluation: the job. pairs: ranks that exchange results.
+        costed: the job. pairs: ranks that exchange results.
     """
+    layout, evaluation = costed.layout, costed.evaluation
     links: list[tuple[CommGroup, ...]]
     links, kinds = layout.facts.get(("links", tuple(pairs)), lambda: _replica_links(layout, pairs))
     index = evaluation.shapes.index
@@ -194,21 +67,17 @@ def _replica_links(
 
 
 def consolidated_units(
-    layout: Layout,
-    evaluation: Evaluation,
-    units: PipelineUnits,
-    replicas: Replicas,
-    gathers: Mapping[int, ParameterGather],
+    costed: CostedJob, units: PipelineUnits, replicas: Replicas, gathers: Mapping[int, ParameterGather]
 ) -> UnitGraph:
     """Every microbatch of every distinct replica simulated alone: stages, transfers and parameter gathers as nodes.
 
     Args:
-        layout, evaluation, units, replicas: the job. gathers: overlapped gathers by rank, nodes after the pipeline's.
+        costed, units, replicas: the job. gathers: overlapped gathers by rank, nodes after the pipeline's.
     """
     slices = [piece for _, gather in sorted(gathers.items()) for piece in gather.slices]
     num_gathers = tuple([len(gather.slices) for _, gather in sorted(gathers.items())])
     latency = np.empty((len(replicas.count), units.num_units + len(slices)))
-    _fill_latencies(layout, evaluation, units, replicas, latency[:, : units.num_units])
+    _fill_latencies(costed, units, replicas, latency[:, : units.num_units])
     latency[:, units.num_units :] = [piece.end_s - piece.start_s for piece in slices]
 
     def name(unit: int) -> str:
@@ -244,40 +113,34 @@ def _graph(
     )
 
 
-def _fill_latencies(
-    layout: Layout,
-    evaluation: Evaluation,
-    units: PipelineUnits,
-    replicas: Replicas,
-    latency: NDArray[np.float64],
-) -> None:
+def _fill_latencies(costed: CostedJob, units: PipelineUnits, replicas: Replicas, latency: NDArray[np.float64]) -> None:
     """Latency of every stage and transfer of every replica: float64[num_replicas, num_units] [s], written."""
-    shape = replicas.shape
-    if layout.planned is not None:
-        _fill_planned(layout, evaluation, units, replicas, latency)
+    shape, evaluation = replicas.shape, costed.evaluation
+    if costed.layout.planned is not None:
+        _fill_planned(costed, units, replicas, latency)
         return
     is_alike = latency.shape[0] == 1 and shape.shape[1] > 1 and (shape == shape[0, 0]).all()
     if is_alike and not units.merged and units.num_copies == 1:
         links = replicas.links[0]
         of, one = evaluation.by_shape.found(
             ("one microbatch", id(links), int(shape[0, 0]), units.merged),
-            lambda: (links, _one_microbatch(layout, evaluation, units, replicas)),
+            lambda: (links, _one_microbatch(costed, units, replicas)),
         )
         if of is not links:
-            one = _one_microbatch(layout, evaluation, units, replicas)
+            one = _one_microbatch(costed, units, replicas)
         latency.reshape(-1, units.size)[:] = one
         return
     first = units.chunk[0].tolist()  # stages of other copies of the model cost the same
     for position, (chunk, code) in enumerate(zip(first, units.codes[0].tolist(), strict=True)):
         own = units.codes[:, position]
         if not units.merged or (own == code).all():
-            latency[:, position :: units.size] = costs_of(layout, evaluation, chunk, code).latency[shape]
+            latency[:, position :: units.size] = costs_of(costed, chunk, code).latency[shape]
             continue
         for microbatch, code in enumerate(own.tolist()):
-            stage = costs_of(layout, evaluation, chunk, code)
+            stage = costs_of(costed, chunk, code)
             latency[:, position + microbatch * units.size] = stage.latency[shape[:, microbatch]]
     for number in range(units.num_transfers):
-        sizes = evaluation.by_shape.found(("moved", number), lambda: _moved_bytes(layout, evaluation, units, number))  # noqa: B023
+        sizes = _moved_bytes(costed, units, number)
         column = latency[:, units.num_stages + number :: units.size]
         for copy, pair in enumerate(units.pair[:, number].tolist()):
             link_of = [links[pair] for links in replicas.links]
@@ -291,14 +154,9 @@ def _fill_latencies(
                     column[np.ix_(rows, mine)] = by_shape[shape[np.ix_(rows, mine)]]
 
 
-def _fill_planned(
-    layout: Layout,
-    evaluation: Evaluation,
-    units: PipelineUnits,
-    replicas: Replicas,
-    latency: NDArray[np.float64],
-) -> None:
+def _fill_planned(costed: CostedJob, units: PipelineUnits, replicas: Replicas, latency: NDArray[np.float64]) -> None:
     """The same where a plan says what every stage runs."""
+    layout, evaluation = costed.layout, costed.evaluation
     shape, n = replicas.shape, units.num_stages
     unit = np.arange(units.repeats * units.size).reshape(units.repeats, units.size)
     stages, part = unit[:, :n].ravel(), units.parts.ravel()
@@ -306,7 +164,7 @@ def _fill_planned(
     kind, column = layout.kind_of(chunk, part), layout.column_of(chunk, part)
     for number, its in np.unique(np.stack((kind, code)), axis=1).T.tolist():
         mine = (kind == number) & (code == its)
-        latency[:, stages[mine]] = costs_of(layout, evaluation, number, its).latency[shape[:, column[mine]]]
+        latency[:, stages[mine]] = costs_of(costed, number, its).latency[shape[:, column[mine]]]
     producer, consumer = np.tile(units.producer, units.repeats), np.tile(units.consumer, units.repeats)
     repeat = np.repeat(np.arange(units.repeats), units.num_transfers)
     given, taken = units.chunk[units.copy[repeat], producer], units.chunk[units.copy[repeat], consumer]
@@ -317,35 +175,33 @@ def _fill_planned(
     pair, transfers = units.pair_of.ravel(), unit[:, n:].ravel()
     edges = np.stack((given, taken, units.phase[producer]))
     for source, target, way in np.unique(edges, axis=1).T.tolist():
-        sizes = edge_bytes(layout, evaluation, source, target, Phase.BACKWARD if way else Phase.FORWARD)
+        sizes = edge_bytes(costed, source, target, Phase.BACKWARD if way else Phase.FORWARD)
         mine = np.flatnonzero((edges[0] == source) & (edges[1] == target) & (edges[2] == way))
         for replica, links in enumerate(replicas.links):  # one pair of ranks between two chunks
             by_shape = send_latency(evaluation, links[int(pair[mine[0]])], sizes)
             latency[replica, transfers[mine]] = by_shape[shape[replica, moved[mine]]]
 
 
-def _one_microbatch(
-    layout: Layout, evaluation: Evaluation, units: PipelineUnits, replicas: Replicas
-) -> NDArray[np.float64]:
+def _one_microbatch(costed: CostedJob, units: PipelineUnits, replicas: Replicas) -> NDArray[np.float64]:
     """Latency of every stage and transfer of the first microbatch of the only replica: float64[1, size] [s]."""
     shape = int(replicas.shape[0, 0])
     stages = zip(units.chunk[0].tolist(), units.codes[0].tolist(), strict=True)
-    lasts = [costs_of(layout, evaluation, chunk, code).latency[shape] for chunk, code in stages]
+    lasts = [costs_of(costed, chunk, code).latency[shape] for chunk, code in stages]
     links, known = replicas.links[0], dict[tuple[int, int], np.float64]()
     for number, pair in enumerate(units.pair[0].tolist()):
-        sizes, link = _moved_bytes(layout, evaluation, units, number), links[pair]
+        sizes, link = _moved_bytes(costed, units, number), links[pair]
         key = id(sizes), id(link)
         if key not in known:
-            known[key] = send_latency(evaluation, link, sizes)[shape]
+            known[key] = send_latency(costed.evaluation, link, sizes)[shape]
         lasts.append(known[key])
     return np.array(lasts).reshape(1, -1)
 
 
-def _moved_bytes(layout: Layout, evaluation: Evaluation, units: PipelineUnits, number: int) -> NDArray[np.int64]:
+def _moved_bytes(costed: CostedJob, units: PipelineUnits, number: int) -> NDArray[np.int64]:
     """Bytes of a transfer for every shape: int64[num_shapes]."""
     producer, consumer = units.producer[number], units.consumer[number]
     phase = Phase.BACKWARD if units.phase[producer] else Phase.FORWARD
-    return edge_bytes(layout, evaluation, int(units.chunk[0, producer]), int(units.chunk[0, consumer]), phase)
+    return edge_bytes(costed, int(units.chunk[0, producer]), int(units.chunk[0, consumer]), phase)
 
 
 def send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -356,22 +212,15 @@ def send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int6
     )
 
 
-def run_pipeline(
-    layout: Layout,
-    evaluation: Evaluation,
-    units: PipelineUnits,
-    replicas: Replicas,
-    nodes: UnitGraph,
-    gathers: Mapping[int, ParameterGather],
-    problem: PipelineProblem,
-) -> PipelineRun:
+def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
     """Time every distinct replica under a schedule: the schedule's edges on the consolidated units.
 
     Args:
-        nodes: from ``consolidated_units``. problem: the schedule, lowered. others: as there.
+        sim: the job. problem: the schedule, lowered.
     """
+    layout, evaluation, replicas, nodes, gathers = sim.layout, sim.evaluation, sim.replicas, sim.nodes, sim.gathers
     launches = layout.job.training.launch
-    insides = StageInsides(layout, evaluation, units, replicas.shape)
+    insides = StageInsides(sim)
     first = problem.first_forwards if gathers else ()
     overlapped = layout.job.overlaps_sends
     everything = nodes
@@ -402,7 +251,7 @@ def run_pipeline(
         for stage, lasts in parameter_waits(insides, gathers, first, times.start).items():
             by_unit[:, stage] -= lasts
         launched = by_unit[:, unit[: problem.num_stages]]
-    return PipelineRun(
+    run = PipelineRun(
         problem=problem,
         shape=replicas.shape,
         count=replicas.count,
@@ -411,12 +260,13 @@ def run_pipeline(
         latency=end - start,
         start=start,
         end=end,
-        sent=transfer_bytes(layout, evaluation, problem),
+        sent=transfer_bytes(sim, problem),
         release=_releases(layout, times, unit, problem, kind),
         launched=launched,
         kind=kind,
         column=layout.column_of(problem.chunk, problem.microbatch),
     )
+    return sim.under(run)
 
 
 @dataclass(frozen=True, eq=False)

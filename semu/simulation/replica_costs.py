@@ -8,11 +8,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import Layout
 from semu.compile.template import CostColumns
-from semu.costs.evaluation import Evaluation
+from semu.costs.evaluation import CostedJob
 from semu.schedule.units import FORWARD
-from semu.simulation.pipeline import PipelineRun
+from semu.simulation.context import TimedJob
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,30 +19,30 @@ class ReplicaCosts:
     """Costs of all operators for the distinct shapes of one replica.
 
     Attributes:
-        layout, evaluation: the job. shapes: int64[num_own], its distinct shapes.
+        costed: the job. shapes: int64[num_own], its distinct shapes.
         column: int64[num_microbatches], position in ``shapes`` of each microbatch's shape.
         times: int64[num_kinds, num_own], how often each of ``Layout.kinds`` runs each shape, under a plan; None: every
             chunk runs every microbatch.
     """
 
-    layout: Layout
-    evaluation: Evaluation
+    costed: CostedJob
     shapes: NDArray[np.int64]
     column: NDArray[np.int64]
     times: NDArray[np.int64] | None = None
 
     @classmethod
-    def of(cls, layout: Layout, evaluation: Evaluation, run: PipelineRun, replica: int) -> ReplicaCosts:
+    def of(cls, timed: TimedJob, replica: int) -> ReplicaCosts:
         """Of one distinct replica."""
+        layout, run, idle = timed.layout, timed.run, timed.evaluation.shapes.idle
         shapes, column = np.unique(run.shape[replica], return_inverse=True)
         if layout.planned is None:
-            return cls(layout, evaluation, shapes, column)
+            return cls(timed, shapes, column)
         times = np.zeros((len(layout.kinds), len(shapes)), dtype=np.int64)
         is_forward = run.problem.phase == FORWARD
         np.add.at(times, (run.kind[is_forward], column[run.column[is_forward]]), 1)
-        if evaluation.shapes.idle >= 0:
-            times[:, shapes == evaluation.shapes.idle] = 0
-        return cls(layout, evaluation, shapes, column, times)
+        if idle >= 0:
+            times[:, shapes == idle] = 0
+        return cls(timed, shapes, column, times)
 
     def uses_of(self, kind: int) -> NDArray[np.float64]:
         """How often one of ``Layout.kinds`` runs each shape: float64[num_own]."""
@@ -59,7 +58,7 @@ class ReplicaCosts:
 
     @cached_property
     def _latencies(self) -> NDArray[np.float64]:
-        return self.evaluation.latencies_of(self.shapes)
+        return self.costed.evaluation.latencies_of(self.shapes)
 
     @cached_property
     def _seconds_of(self) -> dict[int, NDArray[np.float64]]:
@@ -73,11 +72,11 @@ class ReplicaCosts:
     @cached_property
     def columns(self) -> CostColumns:
         """Costs of all operators of the library, for ``shapes``."""
-        symbols = {name: values[self.shapes] for name, values in self.evaluation.shapes.columns.items()}
-        return self.layout.library.evaluate(symbols)
+        symbols = {name: values[self.shapes] for name, values in self.costed.evaluation.shapes.columns.items()}
+        return self.costed.layout.library.evaluate(symbols)
 
     @cached_property
     def seconds(self) -> NDArray[np.float64]:
         """Time of every operator of the library over all microbatches [s]: float64[num_rows]."""
-        total: NDArray[np.float64] = self.uses @ self.evaluation.latencies_of(self.shapes)
+        total: NDArray[np.float64] = self.uses @ self.costed.evaluation.latencies_of(self.shapes)
         return total

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.layout import Layout
-from semu.costs.evaluation import Evaluation
+from semu.costs.evaluation import CostedJob
 from semu.costs.roofline import CostModel
 from semu.engine.timeline import OuterSlice
 from semu.graph.operator import Phase
@@ -89,15 +89,15 @@ def leaving_positions(layout: Layout, source: int, target: int, phase: Phase) ->
     return layout.cut.handed.get(ends, [])
 
 
-def edge_bytes(layout: Layout, evaluation: Evaluation, source: int, target: int, phase: Phase) -> NDArray[np.int64]:
+def edge_bytes(costed: CostedJob, source: int, target: int, phase: Phase) -> NDArray[np.int64]:
     """Bytes that chunk ``source`` sends to chunk ``target`` for every shape: the carry, or the gradients of the carry.
 
     Returns:
         int64[num_shapes].
     """
-    chunks = evaluation.chunks
+    evaluation, chunks = costed.evaluation, costed.evaluation.chunks
     sizes = chunks[target].arriving if phase is Phase.FORWARD else chunks[source].gradient_leaving
-    positions = leaving_positions(layout, source, target, phase)
+    positions = leaving_positions(costed.layout, source, target, phase)
     total: NDArray[np.int64]
     _, total = evaluation.by_shape.found(  # most chunks cost the same; the sizes stay alive beside their identity
         ("edge", id(sizes), *positions), lambda: (sizes, sizes[positions].sum(axis=0))
@@ -142,12 +142,13 @@ class TransferBytes:
         return edge.size
 
 
-def transfer_bytes(layout: Layout, evaluation: Evaluation, problem: PipelineProblem) -> TransferBytes:
+def transfer_bytes(costed: CostedJob, problem: PipelineProblem) -> TransferBytes:
     """Bytes of every transfer of the problem for every shape."""
-    return evaluation.by_shape.found(("sent", problem), lambda: _find_bytes(layout, evaluation, problem))
+    return costed.evaluation.by_shape.found(("sent", problem), lambda: _find_bytes(costed, problem))
 
 
-def _find_bytes(layout: Layout, evaluation: Evaluation, problem: PipelineProblem) -> TransferBytes:
+def _find_bytes(costed: CostedJob, problem: PipelineProblem) -> TransferBytes:
+    layout = costed.layout
     number, edge, microbatch = problem.transfer_edges
     members = problem.edge_transfers
     column = microbatch
@@ -159,7 +160,7 @@ def _find_bytes(layout: Layout, evaluation: Evaluation, problem: PipelineProblem
             *key,
             transfers,
             whose,
-            edge_bytes(layout, evaluation, *key),
+            edge_bytes(costed, *key),
             whose if column is microbatch else column[transfers],
         )
         for key, (transfers, whose) in zip(number, members, strict=True)

@@ -34,7 +34,7 @@ def check_compiled(plan: ExecutionPlan, checkpoint: JobCheckpoint, *, is_exact: 
     """All that holds of any compiled plan. ``checkpoint``: what it was compiled from, with its own schedule."""
     schedule, shape = checkpoint.schedule(), checkpoint.pipeline_shape
     pair_of = keys_of(plan, shape)
-    run = checkpoint.split(checkpoint.problem().merged)._run(checkpoint.problem())[0]
+    run = checkpoint.timed().run
     problem = run.problem
     slowest = int(np.argmax(run.makespan()))
 

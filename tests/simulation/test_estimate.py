@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from importlib import import_module
 from random import Random
 from typing import Any
 
@@ -31,6 +32,7 @@ from semu.simulation import checkpoint as job_checkpoint
 from semu.simulation.memory.boundary_events import GroundEvents
 from semu.simulation.memory.ranks import _precedence
 
+PREPARE = import_module("semu.simulation.prepare")  # the package has the function of that name
 FIGURES = tuple(item.name for item in fields(Estimate) if item.name != "reserve")
 
 
@@ -156,7 +158,7 @@ def forget() -> None:
         template_cache.LIBRARIES,
     ):
         known.clear()
-    job_checkpoint.SHARED_CACHE = ResultCache()
+    vars(PREPARE)["SHARED_CACHE"] = ResultCache()
 
 
 DENSE = semu.Parallel(dp=2, tp=2, pp=2)

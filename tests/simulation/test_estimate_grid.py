@@ -80,10 +80,9 @@ def test_the_fullest_rank_is_found_where_stages_wait_inside() -> None:
     counts = dict.fromkeys(("plain", "touched"), 0)
     for seed, name in enumerate(MODELS):
         for job in grid(name, MODELS[name][0](layers=4), seed, 2):
-            checkpoint = prepare(job)
-            own, run, tails = checkpoint.run()
-            held = pipeline_unsharded(own.layout, own.evaluation, run, own.gathers, [tail.reductions for tail in tails])
-            memory = PipelineMemory(own.layout, own.evaluation, run, held)
+            iteration = prepare(job).iteration()
+            run = iteration.run
+            memory = PipelineMemory(iteration, pipeline_unsharded(iteration))
             peaks = np.array([peak.size_bytes for peak in memory.peaks])
             for seed_of in range(3):  # whichever rank is the fullest
                 resident = np.random.default_rng(seed_of).permutation(len(peaks)) * int(peaks.max() // 8)

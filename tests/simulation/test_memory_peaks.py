@@ -29,9 +29,10 @@ from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.schedule.problem import lower
 from semu.simulation import prepare
-from semu.simulation.data_parallel.step import rank_tails
+from semu.simulation.context import PipelineRun
+from semu.simulation.iteration import time_iteration
 from semu.simulation.memory.ranks import RankMemory
-from semu.simulation.pipeline import PipelineRun, run_pipeline
+from semu.simulation.pipeline import run_pipeline
 from semu.simulation.results.headline import headline
 
 JOBS = {
@@ -56,9 +57,8 @@ def memories_of(job: TrainingJob) -> tuple[PipelineRun, list[RankMemory]]:
     """The run of a job under its own schedule, and every rank's memory."""
     ready = prepare(job)
     problem = lower(ready.schedule(), ready.pipeline_shape, overlapped_sends=job.overlaps_sends)
-    run = run_pipeline(ready.layout, ready.evaluation, ready.units, ready.replicas, ready.nodes, ready.gathers, problem)
-    tails = rank_tails(ready.layout, ready.evaluation, run, ready.gathers)
-    return run, headline(ready.layout, ready.evaluation, run, tails, ready.gathers).memories
+    iteration = time_iteration(run_pipeline(ready, problem))
+    return iteration.run, headline(iteration).memories
 
 
 def curve_of_one(

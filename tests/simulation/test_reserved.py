@@ -17,6 +17,7 @@ from semu.nn import Model
 from semu.parallel.config import Overlap, Parallel
 from semu.schedule.problem import lower
 from semu.simulation import prepare
+from semu.simulation.context import TimedJob
 from semu.simulation.memory.ranks import RankMemory
 from semu.simulation.memory.reserved import (
     HOPPER_WORKSPACE_BYTES,
@@ -26,7 +27,7 @@ from semu.simulation.memory.reserved import (
     reserved_memory,
     shared_out,
 )
-from semu.simulation.pipeline import PipelineRun, run_pipeline
+from semu.simulation.pipeline import run_pipeline
 from semu_models.text.llama import Llama
 from tests.simulation.jobs import (
     LANGUAGE,
@@ -45,17 +46,16 @@ from tests.simulation.jobs import job_of as job_of_items
 MIB = 1 << 20
 
 
-def run_of(job: TrainingJob) -> tuple[semu.simulation.JobCheckpoint, PipelineRun]:
+def timed(job: TrainingJob) -> TimedJob:
     made = prepare(job)
     problem = lower(made.schedule(), made.units.shape, overlapped_sends=job.overlaps_sends)
-    run = run_pipeline(made.layout, made.evaluation, made.units, made.replicas, made.nodes, made.gathers, problem)
-    return made, run
+    return run_pipeline(made, problem)
 
 
 def live(job: TrainingJob, rank: int) -> tuple[np.ndarray, int]:
     """Bytes alive after every event of one rank's iteration without rounding, and its static bytes."""
-    made, run = run_of(job)
-    trace = rank_trace(made.layout, made.evaluation, run, rank, 0)
+    found = timed(job)
+    trace = rank_trace(found, rank, 0)
     held: dict[int, int] = {}
     total, curve = 0, []
     for slot, size in zip(trace.slot.tolist(), trace.size.tolist(), strict=True):
@@ -132,14 +132,14 @@ def test_the_report_gives_the_estimate() -> None:
     job = job_of(gpt(), device="a100-80g", pp=2)
     report = semu.simulate(job)
     assert report.reserved_memory_bytes is not None
-    made, run = run_of(job)
+    found = timed(job)
     for rank, reserved in enumerate(report.reserved_memory_bytes):
-        trace = rank_trace(made.layout, made.evaluation, run, rank, 0)
+        trace = rank_trace(found, rank, 0)
         assert trace.size[:2].tolist() == [WORKSPACE_BYTES] * 2
         assert reserved == reserve(trace, capacity_bytes=1 << 50).peak_bytes
         assert reserved % (2 * MIB) == 0
         assert reserved >= report.peak_memory_bytes[rank]
-        assert RankMemory(made.layout, made.evaluation, run, rank).static.total == report.static_memory_bytes[rank]
+        assert RankMemory(found, rank).static.total == report.static_memory_bytes[rank]
     assert report.to_json()["reserved_memory_bytes"] == list(report.reserved_memory_bytes)
 
 
@@ -147,8 +147,8 @@ def test_a_small_model_by_hand() -> None:
     """Two workspaces of 8.125 MiB and a gradient buffer of 4 bytes a parameter share a segment of 20 MiB of the large
     pool; all else is at most 1 MiB and lies in segments of 2 MiB."""
     job = job_of(gpt(), device="a100-80g")
-    made, run = run_of(job)
-    trace = rank_trace(made.layout, made.evaluation, run, 0, 0)
+    found = timed(job)
+    trace = rank_trace(found, 0, 0)
     gradients = 4 * job.model.num_parameters()
     assert sorted(trace.size[trace.size > MIB].tolist()) == [gradients, WORKSPACE_BYTES, WORKSPACE_BYTES]
     curve, _ = live(job, 0)
@@ -163,8 +163,8 @@ def test_a_small_model_by_hand() -> None:
 def test_no_less_is_reserved_than_is_allocated(more: int) -> None:
     """The host frees early what the device still holds: then whole segments of 2 MiB over the peak count."""
     job = job_of(gpt(), pp=2)
-    made, run = run_of(job)
-    arguments = made.layout, made.evaluation, run, (0, 0)
+    found = timed(job)
+    arguments = found, (0, 0)
     replayed = reserved_memory(*arguments, (0, 0))
     assert all(reserved > 0 and reserved % (2 * MIB) == 0 for reserved in replayed)
     assert reserved_memory(*arguments, [reserved - 1 for reserved in replayed]) == replayed
@@ -179,13 +179,13 @@ def test_no_less_is_reserved_than_is_allocated(more: int) -> None:
 def test_zero_3_that_gathers_once_holds_all_through_the_iteration(make: Callable[[], Model], pp: int) -> None:
     """Whole parameters and whole gradients of every block come before the first stage and go after the last one."""
     job = job_of(make(), pp=pp, dp=2, zero=3, reshard_after_forward=False)
-    made, run = run_of(job)
+    found = timed(job)
     model = CutModel(job)
     peaks = semu.simulate(job).peak_memory_bytes
     for rank in range(pp):
         elements = [sum(use.numel for use in whole.uses) for whole in wholes(model, rank)]
         expected = sorted([2 * count for count in elements] + [4 * count for count in elements])  # bf16, fp32 gradients
-        trace = rank_trace(made.layout, made.evaluation, run, rank, 0)
+        trace = rank_trace(found, rank, 0)
         slot, size = trace.slot[trace.first :].tolist(), trace.size[trace.first :].tolist()
         first, last = slot[: len(expected)], slot[-len(expected) :]
         assert sorted(size[: len(expected)]) == expected

@@ -137,7 +137,7 @@ def test_memory_of_a_transformer_layer_between_i_and_w() -> None:
     """2401.10241 §3: M_W = 32 s b h bytes of a layer: 14 of inputs and 18 of output gradients of its products."""
     job = job_of(gpt(6), text_items(4), Parallel(pp=4))
     checkpoint = prepare(job)
-    study = pipeline_study(checkpoint.layout, checkpoint.evaluation, checkpoint.units, checkpoint.replicas)
+    study = pipeline_study(checkpoint)
     layers = [chunk.chunk.last - chunk.chunk.first for chunk in checkpoint.layout.chunks]
     delta = study.costs.delta_bytes.reshape(4, 4, 4)  # chunk, microbatch, stage
     tokens = [sum(item.lengths["text"]) for item in text_items(4)]

@@ -304,10 +304,10 @@ def test_reserved_memory_is_that_of_a_balanced_tape(parts: bool) -> None:
         job = make()
         cut = {name: counts_of(job.batch.microbatches(4, 1), stream, 3)} if parts else {}
         checkpoint = prepare(job, plan=StagePlan(parts=cut))
-        run, _, _ = checkpoint._run(checkpoint.problem())
+        timed = checkpoint.timed()
         estimate = checkpoint.estimate()
         for rank in range(2):
-            trace = rank_trace(checkpoint.layout, checkpoint.evaluation, run, rank, 0)
+            trace = rank_trace(timed, rank, 0)
             live: dict[int, int] = {}
             level = highest = 0
             for slot, size in zip(trace.slot[trace.first :].tolist(), trace.size[trace.first :].tolist(), strict=True):

@@ -7,7 +7,7 @@ is (the same multi-tensor kernels), and for what must be known everywhere an all
 from __future__ import annotations
 
 from semu.compile.layout import Layout
-from semu.costs.roofline import CostModel
+from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
@@ -17,7 +17,7 @@ SCALAR_BYTES = 4
 """One fp32 number: the sum of squares, or whether anything is infinite."""
 
 
-def gradient_checks(layout: Layout, model: CostModel, begin_s: float) -> tuple[list[tuple[OuterSlice, ...]], float]:
+def gradient_checks(costed: CostedJob, begin_s: float) -> tuple[list[tuple[OuterSlice, ...]], float]:
     """What happens to the gradients before the step.
 
     Args:
@@ -29,7 +29,7 @@ def gradient_checks(layout: Layout, model: CostModel, begin_s: float) -> tuple[l
         infinities; the norm reads every gradient and its square is summed; clipping reads and writes every gradient.
         It clips only where the norm exceeds the limit; here always.
     """
-    training = layout.job.training
+    layout, model, training = costed.layout, costed.cost_model, costed.job.training
     if not (training.loss_scaling or training.gradient_clipping):
         return [()] * layout.job.parallel.pp, begin_s
     ranks = range(layout.job.parallel.pp)
@@ -63,20 +63,20 @@ def gradient_checks(layout: Layout, model: CostModel, begin_s: float) -> tuple[l
     return [tuple(mine) for mine in slices], now
 
 
-def own_checks(layout: Layout, model: CostModel, rank: int, begin_s: float) -> tuple[OuterSlice, ...]:
+def own_checks(costed: CostedJob, rank: int, begin_s: float) -> tuple[OuterSlice, ...]:
     """What one rank does to its own gradients before a step that waits for no other rank (2401.10241 §4): the same
     sweeps; what the ranks tell one another goes beside the next iteration.
 
     Args:
         begin_s: when the rank's gradients are reduced.
     """
-    training = layout.job.training
-    size = graded_elements(layout, rank) * training.grad_dtype.size_bytes
+    training = costed.job.training
+    size = graded_elements(costed.layout, rank) * training.grad_dtype.size_bytes
     sweeps = [("unscale gradients", 2)] if training.loss_scaling else []
     sweeps += [("gradient norm", 1), ("clip gradients", 2)] if training.gradient_clipping else []
     slices: list[OuterSlice] = []
     for name, times in sweeps if size else ():
-        slices.append(on_device(model, name, OpKind.OPTIMIZER, times * size, begin_s))
+        slices.append(on_device(costed.cost_model, name, OpKind.OPTIMIZER, times * size, begin_s))
         begin_s = slices[-1].end_s
     return tuple(slices)
 

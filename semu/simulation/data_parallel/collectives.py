@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.layout import Layout
-from semu.costs.roofline import CostModel
+from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
@@ -60,25 +60,22 @@ def has_reductions(layout: Layout) -> bool:
     return found
 
 
-def reduction_plan(
-    layout: Layout, model: CostModel, trained: Trained | None, order: NDArray[np.int64] | None
-) -> ReductionPlan:
+def reduction_plan(costed: CostedJob, trained: Trained | None, order: NDArray[np.int64] | None) -> ReductionPlan:
     """The collectives for gradients that are complete in some order; remembered.
 
     Args:
         trained, order: as in ``Gradients``; None: nothing is reduced behind the stages (``has_reductions``).
     """
+    layout, model = costed.layout, costed.cost_model
     if model.rules:
-        return _find_plan(layout, model, trained, order)
+        return _find_plan(costed, trained, order)
     key = ("reductions", model, None if order is None else order.tobytes())
-    plan: ReductionPlan = layout.facts.get(key, lambda: _find_plan(layout, model, trained, order))
+    plan: ReductionPlan = layout.facts.get(key, lambda: _find_plan(costed, trained, order))
     return plan
 
 
-def _find_plan(
-    layout: Layout, model: CostModel, trained: Trained | None, order: NDArray[np.int64] | None
-) -> ReductionPlan:
-    job = layout.job
+def _find_plan(costed: CostedJob, trained: Trained | None, order: NDArray[np.int64] | None) -> ReductionPlan:
+    layout, job = costed.layout, costed.job
     overlapped = job.training.overlap.grad_reduce
     size, num_ranks = job.training.grad_dtype.size_bytes, job.parallel.pp
     num_gradients = 0 if order is None else len(order)
@@ -99,12 +96,12 @@ def _find_plan(
             if job.gathers_once:
                 unreached = set(trained.unreached.tolist())
                 units = unit_buckets(layout, rank, keys, [i not in unreached for i in turn])
-                inside, found = [bucket.members for _, bucket in units], unit_collectives(layout, model, rank, units)
+                inside, found = [bucket.members for _, bucket in units], unit_collectives(costed, rank, units)
             else:
                 key = _likeness(layout, rank, elements, slots)
                 if key is None or key not in alike:
                     buckets = rank_buckets(layout, rank, keys, elements, slots, overlapped=overlapped)
-                    alike[key] = [own.members for own in buckets], _bucket_collectives(layout, model, rank, buckets)
+                    alike[key] = [own.members for own in buckets], _bucket_collectives(costed, rank, buckets)
                 inside, found = alike[key]
             for members_in, own in zip(inside, found, strict=True):
                 mine = tuple([first + member for member in members_in]) if overlapped else None
@@ -117,7 +114,9 @@ def _find_plan(
             if job.parallel.zero >= 2:
                 count = -(-count // job.parallel.shard_ranks)
             group = mesh.worst_tp_group
-            pieces.append(collective(model, "replicated gradients", OpKind.ALL_REDUCE, group, count * size, 0.0))
+            pieces.append(
+                collective(costed.cost_model, "replicated gradients", OpKind.ALL_REDUCE, group, count * size, 0.0)
+            )
             groups.append(group)
             members.append(None)
             gates.append(last)
@@ -165,13 +164,13 @@ def _replicated(layout: Layout, rank: int) -> list[tuple[Mesh, int]]:
 
 
 def _bucket_collectives(
-    layout: Layout, model: CostModel, rank: int, buckets: list[RankBucket]
+    costed: CostedJob, rank: int, buckets: list[RankBucket]
 ) -> list[tuple[tuple[OuterSlice, CommGroup], ...]]:
     """What reduces each bucket of gradients, and over which communicator: an all-reduce; with ZeRO-1 a reduce-scatter,
     in groups followed by an all-reduce of the shard across them (Megatron-LM's
     ``--num-distributed-optimizer-instances``)."""
-    parallel, mesh = layout.job.parallel, layout.mesh
-    size = layout.job.training.grad_dtype.size_bytes
+    model, mesh, parallel = costed.cost_model, costed.layout.mesh, costed.job.parallel
+    size = costed.job.training.grad_dtype.size_bytes
     sizes = [bucket.elements * size for bucket in buckets]
     names = [f"gradients {number}" for number in range(len(sizes))]
     if any(bucket.pool.is_expert or bucket.pool.mesh is not mesh for bucket in buckets):  # then ZeRO-1 has no groups

@@ -8,40 +8,26 @@ gathered after the step (``reduction``), not here.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import Layout
+from semu.costs.evaluation import CostedJob
 from semu.costs.roofline import CostModel
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.schedule.units import PipelineUnits
 from semu.simulation.bindings import Binding, StageInsides
+from semu.simulation.context import ParameterGather
 from semu.simulation.data_parallel.buckets import rank_buckets, shares_parameters
 from semu.simulation.data_parallel.held_units import unit_gathers
 from semu.simulation.transfers import collectives, moved
 
 
-@dataclass(frozen=True, eq=False)
-class ParameterGather:
-    """The gathers of one rank before its first forwards.
-
-    Attributes:
-        slices: one after another from time 0. groups: the communicator of each.
-        last: (chunk, block) -> number of the gather that completes it.
-    """
-
-    slices: tuple[OuterSlice, ...]
-    groups: tuple[CommGroup, ...]
-    last: Mapping[tuple[int, int], int]
-
-
-def parameter_gathers(layout: Layout, model: CostModel) -> dict[int, ParameterGather]:
+def parameter_gathers(costed: CostedJob) -> dict[int, ParameterGather]:
     """The overlapped gathers of every pipeline rank; empty where nothing is gathered before the first forwards."""
-    job = layout.job
+    layout, model, job = costed.layout, costed.cost_model, costed.job
     if not job.gathers_once and (job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather):
         return {}
 
@@ -49,9 +35,9 @@ def parameter_gathers(layout: Layout, model: CostModel) -> dict[int, ParameterGa
         if not shares_parameters(layout):
             return {}
         if job.gathers_once:
-            return {rank: _gather_units(layout, model, rank) for rank in range(job.parallel.pp)}
+            return {rank: _gather_units(costed, rank) for rank in range(job.parallel.pp)}
         alike: _Alike = {}
-        return {rank: _gather(layout, model, rank, alike) for rank in range(job.parallel.pp)}
+        return {rank: _gather(costed, rank, alike) for rank in range(job.parallel.pp)}
 
     found: dict[int, ParameterGather] = find() if model.rules else layout.facts.get(("gathers", model), find)
     return found
@@ -61,7 +47,8 @@ _Alike = dict[Hashable, tuple[tuple[OuterSlice, ...], tuple[CommGroup, ...], lis
 """The gathers of ranks that hold as much in the same groups: slices, communicators, members of the buckets."""
 
 
-def _gather(layout: Layout, model: CostModel, rank: int, alike: _Alike) -> ParameterGather:
+def _gather(costed: CostedJob, rank: int, alike: _Alike) -> ParameterGather:
+    layout = costed.layout
     on_host = layout.cut.on_host
     held = [
         entry
@@ -80,7 +67,7 @@ def _gather(layout: Layout, model: CostModel, rank: int, alike: _Alike) -> Param
         sizes = [sum([each[member] for member in bucket.members]) for bucket in buckets]
         groups = [bucket.pool.shard_group(rank) for bucket in buckets]
         slices: list[OuterSlice] = []
-        for piece in _together(model, groups, sizes):
+        for piece in _together(costed.cost_model, groups, sizes):
             slices.append(moved(piece, slices[-1].end_s if slices else 0.0))
         found = tuple(slices), tuple(groups), [bucket.members for bucket in buckets]
         if key is not None:
@@ -100,8 +87,8 @@ def _together(model: CostModel, groups: Sequence[CommGroup], sizes: Sequence[int
     return [pieces[number] for number in range(len(groups))]
 
 
-def _gather_units(layout: Layout, model: CostModel, rank: int) -> ParameterGather:
-    slices, groups, last = unit_gathers(layout, model, rank)
+def _gather_units(costed: CostedJob, rank: int) -> ParameterGather:
+    slices, groups, last = unit_gathers(costed, rank)
     return ParameterGather(tuple(slices), tuple(groups), last)
 
 

@@ -16,7 +16,7 @@ from semu.costs.phases import program_of, split_of
 from semu.errors import InternalError
 from semu.schedule.problem import PipelineProblem
 from semu.schedule.units import BACKWARD, INPUT, WEIGHT
-from semu.simulation.pipeline import PipelineRun
+from semu.simulation.context import PipelineRun, TimedJob
 
 
 def last_nodes(run: PipelineRun, rank: int) -> tuple[int, ...]:
@@ -114,8 +114,9 @@ class Gradients:
     ready_s: NDArray[np.float64]
 
 
-def pipeline_gradients(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> Gradients:
+def pipeline_gradients(timed: TimedJob) -> Gradients:
     """When the gradient of each trained parameter is complete."""
+    layout, evaluation, run = timed.layout, timed.evaluation, timed.run
     problem, known = run.problem, evaluation.by_shape
     trained = trained_of(layout, splits=problem.splits_backward)
     nodes = known.found(("last backwards", problem), lambda: trained.last_stages(problem))
@@ -131,7 +132,7 @@ def pipeline_gradients(layout: Layout, evaluation: Evaluation, run: PipelineRun)
         shapes = run.shape[0][run.column[nodes]]
         begins, ends, places = known.found(
             ("completed", problem, shapes.tobytes()),
-            lambda: _completed(layout, evaluation, trained, run, nodes, shapes),
+            lambda: _completed(timed, trained, nodes, shapes),
         )
         np.maximum.at(ready, places, run.start[0].take(begins) + ends)
     for writers in [own for own, node in zip(trained.written, nodes.tolist(), strict=True) if node < 0]:
@@ -165,18 +166,14 @@ def _is_in_order(order: NDArray[np.int64], ready: NDArray[np.float64], rank: NDA
 
 
 def _completed(
-    layout: Layout,
-    evaluation: Evaluation,
-    trained: Trained,
-    run: PipelineRun,
-    nodes: NDArray[np.int64],
-    shapes: NDArray[np.int64],
+    timed: TimedJob, trained: Trained, nodes: NDArray[np.int64], shapes: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
     """Of every operator that completes a gradient: its stage, its end after the stage's beginning [s], the parameter.
 
     Args:
         nodes: the last backward stage of everything in ``trained.written``. shapes: their microbatches'.
     """
+    layout, evaluation, run = timed.layout, timed.evaluation, timed.run
     begins, ends, every = [np.zeros(0, dtype=np.int64)], [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
     for writers, node, shape in zip(trained.written, nodes.tolist(), shapes.tolist(), strict=True):
         if node < 0:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from semu.compile.layout import Layout
 from semu.compile.parameter_pools import ParameterPool
 from semu.compile.tracer import HeldParameter
-from semu.costs.roofline import CostModel
+from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
@@ -84,9 +84,10 @@ def unit_buckets(layout: Layout, rank: int, keys: list[int], reached: list[bool]
 
 
 def unit_collectives(
-    layout: Layout, model: CostModel, rank: int, buckets: list[tuple[int, RankBucket]]
+    costed: CostedJob, rank: int, buckets: list[tuple[int, RankBucket]]
 ) -> list[tuple[tuple[OuterSlice, CommGroup], ...]]:
     """What reduces each unit's gradients: a reduce-scatter, with HSDP an all-reduce of the shard across the groups."""
+    layout, model = costed.layout, costed.cost_model
     size = layout.job.training.grad_dtype.size_bytes
     result = []
     for number, bucket in buckets:
@@ -101,15 +102,14 @@ def unit_collectives(
     return result
 
 
-def unit_gathers(
-    layout: Layout, model: CostModel, rank: int
-) -> tuple[list[OuterSlice], list[CommGroup], dict[tuple[int, int], int]]:
+def unit_gathers(costed: CostedJob, rank: int) -> tuple[list[OuterSlice], list[CommGroup], dict[tuple[int, int], int]]:
     """The gathers of a rank's units, one after another from time 0, and which of them each block waits for.
 
     Returns:
         The slices; their communicators; (chunk, block) -> number of the slice. Without ``overlap.param_gather`` every
         block waits for the last one.
     """
+    layout, model = costed.layout, costed.cost_model
     slices: list[OuterSlice] = []
     groups: list[CommGroup] = []
     last: dict[tuple[int, int], int] = {}

@@ -7,7 +7,7 @@ a slice before the optimizer. It stretches the iteration and moves nothing insid
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,30 +20,23 @@ from semu.costs.evaluation import Evaluation
 from semu.costs.phases import costs_of, stages_of_chunk
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
-from semu.simulation.data_parallel.gather import ParameterGather
+from semu.simulation.context import TimedJob
 from semu.simulation.data_parallel.slices import Slices
-from semu.simulation.pipeline import PipelineRun
 from semu.units import TIME_GRID_PER_S
 
 DATA_PARALLEL = ("dp", FSDP_STREAM, *EXPERT_STREAMS.values(), REPLICA_STREAM)
 """Streams of the data-parallel collectives."""
 
 
-def interferences(
-    layout: Layout,
-    evaluation: Evaluation,
-    run: PipelineRun,
-    gathers: Mapping[int, ParameterGather],
-    reductions: Sequence[Slices],
-) -> list[OuterSlice | None]:
+def interferences(timed: TimedJob, reductions: Sequence[Slices]) -> list[OuterSlice | None]:
     """What every pipeline rank's kernels lose, as a slice behind its last stage and reduction; None: nothing.
 
     Args:
-        layout, evaluation, run: the job. gathers: overlapped parameter gathers by rank.
-        reductions: gradient collectives of every rank.
+        timed: the job under a schedule. reductions: gradient collectives of every rank.
     Returns:
         Slices on the compute stream, of the replica on which most hides.
     """
+    layout = timed.layout
     share = layout.job.profile.interference
     if share == 0:
         return [None] * len(reductions)
@@ -51,8 +44,7 @@ def interferences(
         "sharing", lambda: [_is_shared(layout, rank) for rank in range(len(reductions))]
     )
     return [
-        _interference(layout, evaluation, run, gathers.get(rank), rank, slices, share) if shared[rank] else None
-        for rank, slices in enumerate(reductions)
+        _interference(timed, rank, slices, share) if shared[rank] else None for rank, slices in enumerate(reductions)
     ]
 
 
@@ -61,22 +53,15 @@ def _is_shared(layout: Layout, rank: int) -> bool:
     return any(pool.mesh.parallel.gradient_ranks > 1 for pool in layout.pools(rank))
 
 
-def _interference(
-    layout: Layout,
-    evaluation: Evaluation,
-    run: PipelineRun,
-    gather: ParameterGather | None,
-    rank: int,
-    reductions: Slices,
-    share: float,
-) -> OuterSlice | None:
+def _interference(timed: TimedJob, rank: int, reductions: Slices, share: float) -> OuterSlice | None:
+    run, training, gather = timed.run, timed.job.training, timed.gathers.get(rank)
     done = run.done[rank]
-    hidden = _inside_stages(layout, evaluation, run, rank)
+    hidden = _inside_stages(timed, rank)
     if reductions:
         begins, ends = np.array(reductions.start_s)[:, None], np.array(reductions.end_s)[:, None]
         late = np.maximum(ends - np.maximum(begins, done), 0.0)
         hidden = hidden + (ends - begins - late).sum(axis=0)
-    if gather is not None and layout.job.training.overlap.param_gather:
+    if gather is not None and training.overlap.param_gather:
         nodes = run.problem.rank_nodes[rank]
         total = sum(piece.end_s - piece.start_s for piece in gather.slices)
         hidden = hidden + np.maximum(total - run.waited(nodes), 0.0)
@@ -84,12 +69,13 @@ def _interference(
     if lost <= 0:
         return None
     begin = max([float(done.max()), *reductions.end_s])
-    provenance = layout.job.cluster.profile.software[layout.job.training.software].interference.provenance
+    provenance = timed.job.cluster.profile.software[training.software].interference.provenance
     return OuterSlice("interference", OpKind.CUSTOM, "compute", begin, begin + lost, 0, 1, provenance)
 
 
-def _inside_stages(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int) -> NDArray[np.float64]:
+def _inside_stages(timed: TimedJob, rank: int) -> NDArray[np.float64]:
     """Time of the collectives inside a rank's stages that no kernel waited for: float64[num_replicas] [s]."""
+    layout, run = timed.layout, timed.run
     streams = [number for number, name in enumerate(layout.streams) if name in DATA_PARALLEL]
     hidden = np.zeros(run.num_replicas)
     if not streams:
@@ -98,8 +84,8 @@ def _inside_stages(layout: Layout, evaluation: Evaluation, run: PipelineRun, ran
     for chunk in layout.chunks_of(rank):
         number = chunk.chunk.index
         for phase, program in stages_of_chunk(layout, number, splits=problem.splits_backward):
-            stage = costs_of(layout, evaluation, number, phase)
-            total = _collective_time(program, streams, evaluation)
+            stage = costs_of(timed, number, phase)
+            total = _collective_time(program, streams, timed.evaluation)
             mine = np.flatnonzero((problem.chunk == chunk.chunk.index) & (problem.phase == phase))
             shapes = run.shape[:, problem.microbatch[mine]]
             hidden += (total - stage.exposed[:, streams].sum(axis=1))[shapes].sum(axis=1)

@@ -14,15 +14,13 @@ from itertools import chain
 import numpy as np
 
 from semu.compile.layout import Layout
-from semu.costs.evaluation import Evaluation
-from semu.costs.roofline import CostModel
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
+from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.data_parallel.collectives import ReductionPlan, has_reductions, reduction_plan
 from semu.simulation.data_parallel.gradient_times import Gradients, last_nodes, pipeline_gradients, rank_end
 from semu.simulation.data_parallel.slices import Slices, between
-from semu.simulation.pipeline import PipelineRun
 from semu.simulation.transfers import collective
 
 
@@ -88,11 +86,12 @@ class Reductions:
         return [*found, *self.tied]
 
 
-def plan_reductions(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> Reductions:
+def plan_reductions(timed: TimedJob) -> Reductions:
     """All gradient collectives under a schedule."""
-    gradients = pipeline_gradients(layout, evaluation, run) if has_reductions(layout) else None
+    layout, run = timed.layout, timed.run
+    gradients = pipeline_gradients(timed) if has_reductions(layout) else None
     trained, order = (gradients.trained, gradients.order) if gradients is not None else (None, None)
-    plan = reduction_plan(layout, evaluation.cost_model, trained, order)
+    plan = reduction_plan(timed, trained, order)
     ready = gradients.ready_s if gradients is not None else np.zeros(0)
     ends = np.array(run.rank_ends)
     if layout.cut.copies > 1:  # ranks r and p - 1 - r reduce together
@@ -107,7 +106,7 @@ def plan_reductions(layout: Layout, evaluation: Evaluation, run: PipelineRun) ->
             start_s.append(now)
             now += length
             end_s.append(now)
-    return Reductions(run, plan, gradients, start_s, end_s, _tied(layout, evaluation.cost_model, run, plan, end_s))
+    return Reductions(run, plan, gradients, start_s, end_s, _tied(timed, plan, end_s))
 
 
 def by_rank(layout: Layout, found: Reductions | Sequence[Reduction]) -> list[Slices]:
@@ -117,12 +116,10 @@ def by_rank(layout: Layout, found: Reductions | Sequence[Reduction]) -> list[Sli
     return [Slices.of([item.piece for item in found if rank in item.ranks]) for rank in range(layout.job.parallel.pp)]
 
 
-def _tied(
-    layout: Layout, model: CostModel, run: PipelineRun, plan: ReductionPlan, end_s: list[float]
-) -> tuple[Reduction, ...]:
+def _tied(timed: TimedJob, plan: ReductionPlan, end_s: list[float]) -> tuple[Reduction, ...]:
     """Parameters held by several pipeline ranks (tied embeddings): their gradients are summed over those ranks. Where
     the model is there twice, rank p - 1 - r is none other than r."""
-    job = layout.job
+    layout, job, run = timed.layout, timed.job, timed.run
     shared: list[tuple[int, list[int]]] = layout.cut.facts.get("tied", lambda: _shared(layout))
     if not shared:
         return ()
@@ -137,7 +134,7 @@ def _tied(
         if job.parallel.zero >= 2:
             elements = -(-elements // job.parallel.shard_ranks)
         buffer_bytes = elements * job.training.grad_dtype.size_bytes
-        piece = collective(model, "tied gradients", OpKind.ALL_REDUCE, group, buffer_bytes, begin)
+        piece = collective(timed.cost_model, "tied gradients", OpKind.ALL_REDUCE, group, buffer_bytes, begin)
         nodes = tuple(node for rank in ranks for node in last_nodes(run, rank))
         result.append(Reduction(piece, tuple(ranks), group, nodes))
         for rank in ranks:

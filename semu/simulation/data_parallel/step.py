@@ -12,27 +12,24 @@ buckets (``held_units``). Weights that live on the host are written back behind 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from semu.compile.host_weights import host_weights, trained_on_host
-from semu.compile.layout import Layout
-from semu.costs.evaluation import Evaluation
-from semu.costs.roofline import CostModel
+from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
 from semu.hardware.device import OFFLOAD, RELOAD
 from semu.hardware.kinds import DType, OpKind
 from semu.job import Fp8Weights
 from semu.nn.rules.optimizer import adam_bytes
 from semu.nn.trace.offload import HOST_LINK
+from semu.simulation.context import TimedJob
 from semu.simulation.data_parallel.clipping import gradient_checks, own_checks
-from semu.simulation.data_parallel.gather import ParameterGather
 from semu.simulation.data_parallel.interference import interferences
-from semu.simulation.data_parallel.reduce import Reduction, Reductions, by_rank, plan_reductions
+from semu.simulation.data_parallel.reduce import Reduction, Reductions, by_rank
 from semu.simulation.data_parallel.slices import Slices
-from semu.simulation.memory.ranks import rank_static
-from semu.simulation.pipeline import PipelineRun
+from semu.simulation.memory.static import rank_static
 from semu.simulation.transfers import collective, moved, on_device
 
 
@@ -110,58 +107,48 @@ class RankTail:
         return max([self.step.end_s, *self.reductions.end_s, *(piece.end_s for piece in before)])
 
 
-def rank_tails(
-    layout: Layout,
-    evaluation: Evaluation,
-    run: PipelineRun,
-    gathers: Mapping[int, ParameterGather],
-    found: Reductions | Sequence[Reduction] | None = None,
-) -> list[RankTail]:
+def rank_tails(timed: TimedJob, found: Reductions | Sequence[Reduction]) -> list[RankTail]:
     """Reductions, optimizer and gathers of every pipeline rank.
 
     Args:
-        layout, evaluation, run: the job. gathers: those that came before the pipeline.
-        found: gradient collectives; None: as ``plan_reductions`` times them.
+        timed: the job under a schedule. found: its gradient collectives.
     """
-    model = evaluation.cost_model
-    reductions = by_rank(layout, found if found is not None else plan_reductions(layout, evaluation, run))
-    losses = interferences(layout, evaluation, run, gathers, reductions)
-    if layout.job.training.optimizer_post_validation:
-        return _steps_apart(layout, model, run, reductions, losses)
-    barrier = max([float(run.makespan().max()), 0.0, *(slices.end_s[-1] for slices in reductions if slices.end_s)])
+    reductions = by_rank(timed.layout, found)
+    losses = interferences(timed, reductions)
+    if timed.job.training.optimizer_post_validation:
+        return _steps_apart(timed, reductions, losses)
+    barrier = max(
+        [float(timed.run.makespan().max()), 0.0, *(slices.end_s[-1] for slices in reductions if slices.end_s)]
+    )
     barrier = max([barrier, *(loss.end_s for loss in losses if loss is not None)])
-    checks, barrier = gradient_checks(layout, model, barrier)
-    planned = rank_steps(layout, model)
-    begun = {id(step): step.after(barrier) for step in planned}
+    checks, barrier = gradient_checks(timed, barrier)
+    steps = rank_steps(timed)
+    begun = {id(step): step.after(barrier) for step in steps}
     return [
         RankTail(slices, begun[id(step)], checks[rank], losses[rank])
-        for rank, (slices, step) in enumerate(zip(reductions, planned, strict=True))
+        for rank, (slices, step) in enumerate(zip(reductions, steps, strict=True))
     ]
 
 
-def _steps_apart(
-    layout: Layout,
-    model: CostModel,
-    run: PipelineRun,
-    reductions: Sequence[Slices],
-    losses: Sequence[OuterSlice | None],
-) -> list[RankTail]:
+def _steps_apart(timed: TimedJob, reductions: Sequence[Slices], losses: Sequence[OuterSlice | None]) -> list[RankTail]:
     """The tails of ranks that step as soon as their own gradients are reduced."""
     tails = []
-    for rank, (slices, step, loss) in enumerate(zip(reductions, rank_steps(layout, model), losses, strict=True)):
-        begin = max([run.rank_ends[rank], *slices.end_s, *([loss.end_s] if loss is not None else [])])
-        checks = own_checks(layout, model, rank, begin)
+    for rank, (slices, step, loss) in enumerate(zip(reductions, rank_steps(timed), losses, strict=True)):
+        begin = max([timed.run.rank_ends[rank], *slices.end_s, *([loss.end_s] if loss is not None else [])])
+        checks = own_checks(timed, rank, begin)
         begin = checks[-1].end_s if checks else begin
         tails.append(RankTail(slices, step.after(begin) if step.optimizer is not None else step, checks, loss))
     return tails
 
 
-def rank_steps(layout: Layout, model: CostModel) -> list[RankStep]:
+def rank_steps(costed: CostedJob) -> list[RankStep]:
     """The optimizer step of every pipeline rank as if it began at time 0; remembered, equal ones are one."""
+
+    layout, model = costed.layout, costed.cost_model
 
     def find() -> list[RankStep]:
         known: dict[tuple[object, ...], RankStep] = {}
-        steps = [_find_step(layout, model, rank) for rank in range(layout.job.parallel.pp)]
+        steps = [_find_step(costed, rank) for rank in range(layout.job.parallel.pp)]
         return [known.setdefault(tuple(vars(step).values()), step) for step in steps]
 
     if model.rules:
@@ -170,8 +157,8 @@ def rank_steps(layout: Layout, model: CostModel) -> list[RankStep]:
     return found
 
 
-def _find_step(layout: Layout, model: CostModel, rank: int) -> RankStep:
-    job = layout.job
+def _find_step(costed: CostedJob, rank: int) -> RankStep:
+    layout, model, job = costed.layout, costed.cost_model, costed.job
     if not layout.cut.trainable[rank]:
         return RankStep()
     dtype = job.training.precision.tensor_dtype
@@ -185,7 +172,7 @@ def _find_step(layout: Layout, model: CostModel, rank: int) -> RankStep:
         master_dtype=job.training.master_dtype,
         state_dtype=job.training.optimizer_state_dtype,
     )
-    reload, offload = _state_copies(layout, model, rank)
+    reload, offload = _state_copies(costed, rank)
     begin = reload[0].end_s if reload else 0.0
     away = host_weights(layout, rank)
     if away.read:
@@ -207,16 +194,16 @@ def _find_step(layout: Layout, model: CostModel, rank: int) -> RankStep:
     if away.written:
         offload += (collective(model, "weights out", OpKind.P2P, HOST_LINK[OFFLOAD], away.written, done),)
         done = offload[-1].end_s
-    casts = _weight_casts(layout, model, rank, done)
+    casts = _weight_casts(costed, rank, done)
     return RankStep(step, tuple(gathers), casts, reload, offload)
 
 
-def _state_copies(layout: Layout, model: CostModel, rank: int) -> tuple[tuple[OuterSlice, ...], tuple[OuterSlice, ...]]:
+def _state_copies(costed: CostedJob, rank: int) -> tuple[tuple[OuterSlice, ...], tuple[OuterSlice, ...]]:
     """The rank's optimizer state, from the host before the step and back behind it; it is not hidden behind the step.
 
     Bucket by bucket, so that only one is on the device; the times of all buckets are added up.
     """
-    state = rank_static(layout, rank).host
+    state, model = rank_static(costed.layout, rank).host, costed.cost_model
     if not state:
         return (), ()
     group, back = HOST_LINK[RELOAD], HOST_LINK[OFFLOAD]
@@ -224,9 +211,10 @@ def _state_copies(layout: Layout, model: CostModel, rank: int) -> tuple[tuple[Ou
     return (into,), (collective(model, "optimizer state out", OpKind.P2P, back, state, 0.0),)
 
 
-def _weight_casts(layout: Layout, model: CostModel, rank: int, begin_s: float) -> tuple[OuterSlice, ...]:
+def _weight_casts(costed: CostedJob, rank: int, begin_s: float) -> tuple[OuterSlice, ...]:
     """The rank's fp8 weights, cast for the next iteration: read in the parameters' type, two fp8 copies written; of
     primary fp8 weights, only transposed."""
+    layout = costed.layout
     elements = layout.kept_fp8_elements(rank)
     if not elements:
         return ()
@@ -234,4 +222,4 @@ def _weight_casts(layout: Layout, model: CostModel, rank: int, begin_s: float) -
     traffic = elements * layout.job.training.precision.tensor_dtype.size_bytes + copies
     if layout.job.fp8_weights is Fp8Weights.PRIMARY:
         traffic = copies  # one read, the other written
-    return (on_device(model, "fp8 weights", OpKind.CAST, traffic, begin_s),)
+    return (on_device(costed.cost_model, "fp8 weights", OpKind.CAST, traffic, begin_s),)

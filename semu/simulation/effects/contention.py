@@ -14,18 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.layout import Layout
-from semu.costs.evaluation import Evaluation
 from semu.engine.timeline import OuterSlice
-from semu.engine.unit_graph import UnitGraph
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.present.report import ContentionSummary
-from semu.schedule.units import PipelineUnits
-from semu.simulation.data_parallel.gather import ParameterGather
+from semu.simulation.context import ParameterGather, TimedJob, TouchedStage
 from semu.simulation.data_parallel.reduce import Reduction
 from semu.simulation.effects.link_units import UnitWriter
 from semu.simulation.effects.port_units import JobUnits, WrittenStages
-from semu.simulation.pipeline import PipelineRun, Replicas, TouchedStage
 
 F64 = NDArray[np.float64]
 
@@ -35,12 +31,11 @@ class Contended:
     """A job's times under contention.
 
     Attributes:
-        run, gathers, reductions: as without contention, with other times.
+        timed, reductions: as without contention, with other times of stages, transfers, gathers and collectives.
         summary: what was touched, on the replica that ends last.
     """
 
-    run: PipelineRun
-    gathers: Mapping[int, ParameterGather]
+    timed: TimedJob
     reductions: tuple[Reduction, ...]
     summary: ContentionSummary
 
@@ -78,22 +73,14 @@ def check_contention(contention: bool, samples: int, job: TrainingJob) -> None:
         )
 
 
-def contend(
-    layout: Layout,
-    evaluation: Evaluation,
-    units: PipelineUnits,
-    replicas: Replicas,
-    nodes: UnitGraph,
-    gathers: Mapping[int, ParameterGather],
-    run: PipelineRun,
-    found: Sequence[Reduction],
-) -> Contended:
+def contend(timed: TimedJob, found: Sequence[Reduction]) -> Contended:
     """Time a job again, its transfers sharing ports.
 
     Args:
-        layout, evaluation, units, replicas, nodes, gathers: the job. run, found: its times without contention.
+        timed: the job under a schedule, without contention. found: its gradient collectives.
     """
-    writer = UnitWriter(layout, evaluation, units, replicas, nodes, gathers, run, found)
+    run, units = timed.run, timed.units
+    writer = UnitWriter(timed, found)
     job = writer.write()
     graph = job.build(writer.num_ports)
     start, end = graph.run()
@@ -106,13 +93,12 @@ def contend(
     lost = np.maximum(end - start - graph.fixed - graph.work, 0.0)
     slowest = int(np.argmax(contended.makespan()))
     return Contended(
-        contended,
-        _timed_gathers(job, gathers, start, end),
+        replace(timed, run=contended, gathers=_timed_gathers(job, timed.gathers, start, end)),
         tuple(
             replace(item, piece=_timed(item.piece, start[unit], end[unit]))
             for unit, item in enumerate(found, start=job.reductions)
         ),
-        _summary(layout, writer, job, inside, lost, slowest),
+        _summary(timed.layout, writer, job, inside, lost, slowest),
     )
 
 

@@ -10,25 +10,22 @@ out operator by operator between a beginning and an end; the others are one unit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import ChunkStages, Layout
+from semu.compile.layout import ChunkStages
 from semu.compile.stage import StageProgram
-from semu.costs.evaluation import Evaluation
 from semu.costs.phases import program_of, stages_of_chunk
-from semu.engine.unit_graph import UnitGraph
 from semu.hardware.device import Direction
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup, collective_cost, port_shares
 from semu.nn.trace.offload import HOST_LINK
-from semu.schedule.units import PipelineUnits
-from semu.simulation.data_parallel.gather import ParameterGather, first_forwards
+from semu.simulation.context import TimedJob
+from semu.simulation.data_parallel.gather import first_forwards
 from semu.simulation.data_parallel.reduce import Reduction
 from semu.simulation.effects.port_units import JobUnits, WrittenStages
-from semu.simulation.pipeline import PipelineRun, Replicas
 from semu.units import TIME_GRID_PER_S
 
 I64 = NDArray[np.int64]
@@ -44,23 +41,13 @@ class UnitWriter:
     """Writes the units of a job.
 
     Args:
-        layout, evaluation, units, replicas, nodes, gathers, run: the job, and its times without contention.
-        found: its gradient collectives.
+        timed: the job under a schedule, without contention. found: its gradient collectives.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        evaluation: Evaluation,
-        units: PipelineUnits,
-        replicas: Replicas,
-        nodes: UnitGraph,
-        gathers: Mapping[int, ParameterGather],
-        run: PipelineRun,
-        found: Sequence[Reduction],
-    ) -> None:
-        self.layout, self.evaluation, self.units, self.replicas = layout, evaluation, units, replicas
-        self.nodes, self.gathers, self.run, self.found = nodes, gathers, run, found
+    def __init__(self, timed: TimedJob, found: Sequence[Reduction]) -> None:
+        run, units = timed.run, timed.units
+        self.layout, self.evaluation, self.units, self.replicas = timed.layout, timed.evaluation, units, timed.replicas
+        self.nodes, self.gathers, self.run, self.found = timed.nodes, timed.gathers, run, found
         self.orders = run.problem.unit_orders
         self.unit_of = run.problem.unit_of_nodes
         self.node_of = {int(u): node for node, u in enumerate(self.unit_of[: run.problem.num_stages])}

@@ -8,21 +8,15 @@ replicas are further variants of the same units, so the schedule's edges are res
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import Layout
-from semu.costs.evaluation import Evaluation
 from semu.engine.unit_graph import Edges, Slots, UnitGraph
 from semu.errors import ConfigError
-from semu.schedule.units import PipelineUnits
-from semu.simulation.data_parallel.gather import ParameterGather
-from semu.simulation.data_parallel.step import rank_tails
-from semu.simulation.pipeline import PipelineRun, Replicas
-from semu.simulation.results.headline import iteration_time
+from semu.simulation.context import TimedJob
+from semu.simulation.iteration import time_iteration
 from semu.units import TIME_GRID_PER_S
 
 _TOGETHER = 1 << 23
@@ -59,27 +53,16 @@ def straggler_factors(
     return np.where(is_slow, slowdown, 1.0)
 
 
-def sample_iterations(
-    layout: Layout,
-    evaluation: Evaluation,
-    units: PipelineUnits,
-    replicas: Replicas,
-    nodes: UnitGraph,
-    run: PipelineRun,
-    gathers: Mapping[int, ParameterGather],
-    samples: int,
-    seed: int,
-) -> NDArray[np.float64]:
+def sample_iterations(timed: TimedJob, samples: int, seed: int) -> NDArray[np.float64]:
     """Iteration times of drawn iterations.
 
     Args:
-        layout, evaluation, units, replicas, nodes: the job. run: its iteration without jitter.
-        gathers: overlapped parameter gathers by rank. samples: how many. seed: of the draws.
+        timed: the job under a schedule, without jitter. samples: how many. seed: of the draws.
     Returns:
         float64[samples] [s], on the time grid. What a stage waits for its parameters and for launches stays as it is
         without jitter; inside a stage, operators keep their distance from its end.
     """
-    job = layout.job
+    job, run, units, replicas, nodes = timed.job, timed.run, timed.units, timed.replicas, timed.nodes
     dp = len(replicas.of)
     node_unit = run.problem.unit_of_nodes
     is_stage = np.arange(units.num_units) % units.size < units.num_stages
@@ -107,7 +90,7 @@ def sample_iterations(
         end = times.end[:, node_unit].reshape(count, dp, -1)
         start = times.start[:, node_unit].reshape(count, dp, -1)
         for number in range(count):
-            result[first + number] = _iteration(layout, evaluation, replicas, run, gathers, start[number], end[number])
+            result[first + number] = _iteration_time(timed, start[number], end[number])
     return result
 
 
@@ -122,16 +105,9 @@ def _variants(nodes: UnitGraph, latency: NDArray[np.float64]) -> UnitGraph:
     )
 
 
-def _iteration(
-    layout: Layout,
-    evaluation: Evaluation,
-    replicas: Replicas,
-    run: PipelineRun,
-    gathers: Mapping[int, ParameterGather],
-    start: NDArray[np.float64],
-    end: NDArray[np.float64],
-) -> float:
+def _iteration_time(timed: TimedJob, start: NDArray[np.float64], end: NDArray[np.float64]) -> float:
     """Iteration time [s] of one sample; ``start``, ``end``: float64[dp, num_nodes] [s]."""
+    run, replicas = timed.run, timed.replicas
     usual = run.latency[replicas.of]
     held = run.release.items()
     sample = replace(
@@ -148,4 +124,4 @@ def _iteration(
         },
         launched=None if run.launched is None else run.launched[replicas.of],
     )
-    return iteration_time(layout.job, sample, rank_tails(layout, evaluation, sample, gathers))
+    return time_iteration(replace(timed, run=sample)).time_s

@@ -14,7 +14,7 @@ import numpy as np
 
 from semu.compile.layout import Layout
 from semu.compile.stage import StageCosts
-from semu.costs.evaluation import Evaluation
+from semu.costs.evaluation import CostedJob, Evaluation
 from semu.costs.phases import check_split, split_costs
 from semu.costs.shape_costs import ShapeCosts
 from semu.errors import ConfigError
@@ -61,11 +61,10 @@ def with_pass_times(checkpoint: JobCheckpoint, times: PassTimes) -> JobCheckpoin
     Raises:
         ConfigError: data or context parallelism, launches, a frozen chunk, or a backward that cannot be split.
     """
-    layout = checkpoint.layout
-    _check(layout)
-    evaluation = _timed(layout, checkpoint.evaluation, times)
-    nodes = consolidated_units(layout, evaluation, checkpoint.units, checkpoint.replicas, checkpoint.gathers)
-    return replace(checkpoint, evaluation=evaluation, nodes=nodes)
+    _check(checkpoint.layout)
+    timed = CostedJob(checkpoint.layout, _timed(checkpoint, times))
+    nodes = consolidated_units(timed, checkpoint.units, checkpoint.replicas, checkpoint.gathers)
+    return replace(checkpoint, evaluation=timed.evaluation, nodes=nodes)
 
 
 def _check(layout: Layout) -> None:
@@ -85,8 +84,8 @@ def _check(layout: Layout) -> None:
     check_split(layout)
 
 
-def _timed(layout: Layout, evaluation: Evaluation, times: PassTimes) -> Evaluation:
-    given = times.by_code
+def _timed(costed: CostedJob, times: PassTimes) -> Evaluation:
+    layout, evaluation, given = costed.layout, costed.evaluation, times.by_code
 
     def timed(costs: StageCosts, chunk: int, code: int) -> StageCosts:
         own = layout.chunks[chunk].chunk
@@ -95,7 +94,7 @@ def _timed(layout: Layout, evaluation: Evaluation, times: PassTimes) -> Evaluati
         return replace(costs, latency=np.full_like(costs.latency, lasts), exposed=np.zeros_like(costs.exposed))
 
     by_shape = ShapeCosts(evaluation.by_shape.model, evaluation.by_shape.symbols)
-    parts = {key: timed(costs, *key) for key, costs in split_costs(layout, evaluation).items()}
+    parts = {key: timed(costs, *key) for key, costs in split_costs(costed).items()}
     by_shape.found("split costs", lambda: parts)
     chunks = [
         replace(

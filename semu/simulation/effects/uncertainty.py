@@ -10,9 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import Layout
 from semu.compile.stage import StageCosts, StageProgram
-from semu.costs.evaluation import Evaluation
 from semu.costs.roofline import CostModel
 from semu.costs.shape_factors import ATTENTION_KEY
 from semu.engine.timeline import IterationTimeline, OuterSlice
@@ -28,8 +26,6 @@ from semu.simulation.results.critical_paths import critical_path
 
 
 def time_uncertainty(
-    layout: Layout,
-    evaluation: Evaluation,
     costs: ReplicaCosts,
     timeline: IterationTimeline,
     *,
@@ -40,14 +36,15 @@ def time_uncertainty(
     """How far the errors of the coefficients move an iteration time.
 
     Args:
-        layout, evaluation: the job. costs, timeline: of its slowest replica.
+        costs, timeline: of the job's slowest replica.
         iteration_time_s: [s]; overhead_s: what of it lies outside the model and is taken as exact [s].
         launch_share: share of the stages' time that they wait for the host.
     Returns:
         The contributions of all kinds; their times are those on the critical path, with what the path does not explain
         (another replica's work) laid on all of them alike.
     """
-    spreads = _Spreads(layout.job, evaluation.cost_model)
+    job, model = costs.costed.job, costs.costed.cost_model
+    spreads = _Spreads(job, model)
     path = critical_path(timeline)
     seconds: dict[str, float] = {}
     weighted: dict[str, float] = {}
@@ -56,14 +53,14 @@ def time_uncertainty(
         seconds[kind] = seconds.get(kind, 0.0) + time
         weighted[kind] = weighted.get(kind, 0.0) + time * spread
 
-    stages = _StageMixes(layout, evaluation, costs, spreads)
+    stages = _StageMixes(costs, spreads)
     for (chunk, phase), time in path.stages.items():
         for kind, share, spread in stages.of(chunk, phase):
             add(kind, time * share * (1.0 - launch_share), spread)
     explained = sum(seconds.values())
     launch = launch_share * sum(path.stages.values())
     if launch > 0:
-        number = layout.job.profile.host.launch_s
+        number = job.profile.host.launch_s
         add("host.launch_s", launch, spread_of(number.provenance, number.relative_error))
         explained += launch
     for kind, time in list(seconds.items()):
@@ -152,14 +149,14 @@ def _factor_spread(number: Number) -> float:
 class _StageMixes:
     """What the stages of each chunk and phase are made up of."""
 
-    def __init__(self, layout: Layout, evaluation: Evaluation, costs: ReplicaCosts, spreads: _Spreads) -> None:
-        self._layout, self._evaluation, self._costs, self._spreads = layout, evaluation, costs, spreads
+    def __init__(self, costs: ReplicaCosts, spreads: _Spreads) -> None:
+        self._costs, self._spreads = costs, spreads
         self._known: dict[int, list[tuple[str, float, float]]] = {}
 
     def of(self, chunk: int, phase: Phase) -> list[tuple[str, float, float]]:
         """Kinds with their shares of the stages' time, which add up to 1, and spreads."""
-        program = self._layout.chunks[chunk]  # of its variants, the first stands for all
-        stage = self._evaluation.chunks[chunk]
+        program = self._costs.costed.layout.chunks[chunk]  # of its variants, the first stands for all
+        stage = self._costs.costed.evaluation.chunks[chunk]
         own, its = (program.forward, stage.forward) if phase is Phase.FORWARD else (program.backward, stage.backward)
         assert own is not None and its is not None
         known = self._known.get(id(own))

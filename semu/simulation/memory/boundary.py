@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.layout import Layout
-from semu.costs.evaluation import Evaluation
+from semu.costs.evaluation import CostedJob
 from semu.costs.phases import CODE_OF_PHASE, program_of
 from semu.graph.operator import Phase
+from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.memory.boundary_events import GroundEvents, unkept_bytes
 from semu.simulation.memory.module_boundary import seam_events
-from semu.simulation.pipeline import PipelineRun
 from semu.simulation.transfers import Edge, leaving_positions
 
 
@@ -55,23 +55,24 @@ class PipelineGround:
         return PipelineGround(ptr, time, size)
 
 
-def ground_events(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> PipelineGround:
+def ground_events(timed: TimedJob) -> PipelineGround:
     """Changes outside the stages of all pipeline ranks, for all replicas."""
     from semu.engine.kernels.pipeline_memory import sort_events
 
+    layout, evaluation, run = timed.layout, timed.evaluation, timed.run
     problem = run.problem
     moments = np.concatenate((run.start, run.end), axis=1)
     events: _Events | None = problem.known.get("ground")
     if events is None:
         events = problem.known["ground"] = _find_events(layout, run, moments[0])
-    sizes = evaluation.by_shape.found(("ground", problem), lambda: _find_sizes(layout, evaluation, run))
+    sizes = evaluation.by_shape.found(("ground", problem), lambda: _find_sizes(timed))
     time = moments.take(events.moment, axis=1)
     if run.num_replicas == evaluation.num_shapes == 1:
         size = sizes.take(events.kind, axis=0).reshape(1, -1)
     else:
         size = sizes[events.kind, run.shape[:, events.microbatch]]
     sort_events(events.ptr, time, size)
-    return PipelineGround(events.ptr, time, size).joined(seam_events(layout, evaluation, run))
+    return PipelineGround(events.ptr, time, size).joined(seam_events(timed))
 
 
 @dataclass(frozen=True)
@@ -127,21 +128,22 @@ def _find_events(layout: Layout, run: PipelineRun, moments: NDArray[np.float64])
     )
 
 
-def _find_sizes(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> NDArray[np.int64]:
+def _find_sizes(timed: TimedJob) -> NDArray[np.int64]:
     """What each kind of event brings or takes: int64[num_kinds, num_shapes] [bytes]."""
+    layout, run = timed.layout, timed.run
     sizes: list[NDArray[np.int64]] = []
     at = _edges_at(run)
     for rank in range(run.problem.shape.num_ranks):
-        sizes += [_loaded_bytes(layout, evaluation, chunk.chunk.index) for chunk in layout.chunks_of(rank)]
+        sizes += [_loaded_bytes(timed, chunk.chunk.index) for chunk in layout.chunks_of(rank)]
         for edge, is_received in at[rank]:
             if is_received:
                 sizes.append(edge.size)
             else:
                 sizes += [
-                    -_released(layout, evaluation, kind, edge.source, edge.consumer, edge.phase)
+                    -_released(timed, kind, edge.source, edge.consumer, edge.phase)
                     for kind, _ in _by_variant(layout, run, edge)
                 ]
-    return np.array(sizes, dtype=np.int64).reshape(len(sizes), evaluation.num_shapes)
+    return np.array(sizes, dtype=np.int64).reshape(len(sizes), timed.evaluation.num_shapes)
 
 
 def _by_variant(layout: Layout, run: PipelineRun, edge: Edge) -> list[tuple[int, NDArray[np.int64] | None]]:
@@ -163,23 +165,22 @@ def _edges_at(run: PipelineRun) -> list[list[tuple[Edge, bool]]]:
     return found
 
 
-def _loaded_bytes(layout: Layout, evaluation: Evaluation, chunk: int) -> NDArray[np.int64]:
+def _loaded_bytes(costed: CostedJob, chunk: int) -> NDArray[np.int64]:
     """Bytes of the tensors that the data loader gives to a forward stage: int64[num_shapes]."""
-    arrivals = layout.chunks[chunk].arrivals
-    sizes = evaluation.chunks[chunk].arriving
+    arrivals = costed.layout.chunks[chunk].arrivals
+    sizes = costed.evaluation.chunks[chunk].arriving
     given = [k for k, source in enumerate(arrivals) if source < 0]
     loaded: NDArray[np.int64] = sizes[given].sum(axis=0) if given else np.zeros(sizes.shape[1], dtype=np.int64)
     return loaded
 
 
-def _released(
-    layout: Layout, evaluation: Evaluation, kind: int, chunk: int, consumer: int, phase: Phase
-) -> NDArray[np.int64]:
+def _released(costed: CostedJob, kind: int, chunk: int, consumer: int, phase: Phase) -> NDArray[np.int64]:
     """Bytes that go when a stage's results have been sent to a consumer and are not kept: int64[num_shapes].
 
     Args:
         kind: which variant of the chunk.
     """
+    layout, evaluation = costed.layout, costed.evaluation
     stage, costs = program_of(layout, kind, CODE_OF_PHASE[phase]), evaluation.chunks[kind]
     sizes, positions = costs.leaving, [*range(len(stage.leaving))]
     if phase is not Phase.FORWARD:

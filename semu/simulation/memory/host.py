@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from semu.compile.host_weights import check_weights
 from semu.compile.layout import Layout
-from semu.costs.evaluation import Evaluation
+from semu.costs.evaluation import CostedJob
 from semu.errors import ConfigError
 from semu.hardware.device import OFFLOAD
 from semu.job import TrainingJob
-from semu.simulation.memory.ranks import rank_static
-from semu.simulation.pipeline import PipelineRun
+from semu.simulation.context import TimedJob
+from semu.simulation.memory.static import rank_static
 from semu.units import GIB
 
 _SIGNS = np.array([1, -1, -1, 0, 0])
@@ -51,9 +51,9 @@ def check_offload(job: TrainingJob) -> None:
             )
 
 
-def host_memory(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> tuple[int, ...] | None:
+def host_memory(timed: TimedJob) -> tuple[int, ...] | None:
     """Host memory of one GPU of every pipeline rank at its highest [bytes]; None where nothing is offloaded."""
-    plan = layout.job.training.offload_plan
+    layout, run, plan = timed.layout, timed.run, timed.job.training.offload_plan
     if not (plan.activations or plan.weights or plan.optimizer or OFFLOAD.name in layout.streams):
         return None
     problem = run.problem
@@ -67,7 +67,7 @@ def host_memory(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> tup
         for number in np.unique(kind).tolist():
             mine = np.flatnonzero(kind == number)
             sign = _SIGNS[problem.phase[nodes[mine]]]
-            copied = _copied(layout, evaluation, number)
+            copied = _copied(timed, number)
             change[:, mine] = sign * copied[run.shape[:, run.column[nodes[mine]]]]
         result.append(size + int(np.cumsum(change, axis=1).max(initial=0)))
     return tuple(result)
@@ -89,8 +89,9 @@ def host_notes(layout: Layout, hosts: Sequence[int] | None) -> list[str]:
     return notes
 
 
-def _copied(layout: Layout, evaluation: Evaluation, number: int) -> NDArray[np.int64]:
+def _copied(costed: CostedJob, number: int) -> NDArray[np.int64]:
     """Bytes that a forward stage of a chunk copies out, for every shape: int64[num_shapes]."""
+    layout, evaluation = costed.layout, costed.evaluation
     rows = layout.kinds[number].forward.rows
     copies = np.array(
         [layout.library.operators[row].stream.name == OFFLOAD.name for row in rows.tolist()], dtype=np.bool_

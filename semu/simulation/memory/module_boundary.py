@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from semu.compile.layout import Layout
 from semu.compile.stage import StageProgram
-from semu.costs.evaluation import Evaluation
+from semu.costs.evaluation import CostedJob
 from semu.graph.operator import Phase
 from semu.schedule.units import BACKWARD, FORWARD
+from semu.simulation.context import TimedJob
 from semu.simulation.memory.boundary_events import GroundEvents, unkept_bytes
-from semu.simulation.pipeline import PipelineRun
 from semu.simulation.transfers import edge_bytes, leaving_positions, transfer_columns
 
 I64 = NDArray[np.int64]
@@ -33,17 +33,17 @@ def seams_of(layout: Layout) -> Iterator[tuple[int, int]]:
                 yield source, target
 
 
-def seam_events(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> list[GroundEvents | None]:
+def seam_events(timed: TimedJob) -> list[GroundEvents | None]:
     """The changes of memory where pieces are cut and joined, of every rank; empty where nothing is cut."""
-    seams = list(seams_of(layout))
+    seams = list(seams_of(timed.layout))
     if not seams:
         return []
-    num_ranks = layout.cut.num_ranks
+    num_ranks = timed.layout.cut.num_ranks
     time: list[list[NDArray[np.float64]]] = [[] for _ in range(num_ranks)]
     size: list[list[I64]] = [[] for _ in range(num_ranks)]
     for seam in seams:
         for phase in (FORWARD, BACKWARD):
-            for rank, moment, change in _at(layout, evaluation, run, *seam, phase):
+            for rank, moment, change in _at(timed, *seam, phase):
                 time[rank].append(moment)
                 size[rank].append(change)
     return [
@@ -52,15 +52,13 @@ def seam_events(layout: Layout, evaluation: Evaluation, run: PipelineRun) -> lis
     ]
 
 
-def _at(
-    layout: Layout, evaluation: Evaluation, run: PipelineRun, source: int, target: int, phase: int
-) -> Iterator[tuple[int, NDArray[np.float64], I64]]:
+def _at(timed: TimedJob, source: int, target: int, phase: int) -> Iterator[tuple[int, NDArray[np.float64], I64]]:
     """Rank, times, changes: where a result is cut into pieces, and where they are joined.
 
     Args:
         source, target: chunks, as ``seams_of``. phase: ``FORWARD``, or of the gradients.
     """
-    chunks = layout.chunks
+    layout, run, chunks = timed.layout, timed.run, timed.layout.chunks
     giver, taker = (source, target) if phase == FORWARD else (target, source)
     if phase == BACKWARD and (chunks[giver].backward is None or chunks[taker].backward is None):
         return
@@ -68,8 +66,8 @@ def _at(
     letter = Phase.FORWARD if phase == FORWARD else Phase.BACKWARD
     assert layout.planned is not None
     variants = layout.planned.numbers[giver]
-    left = np.stack([_left(layout, evaluation, kind, giver, taker, letter) for kind in variants])
-    whole = _taken(layout, evaluation, source, taker, letter)
+    left = np.stack([_left(timed, kind, giver, taker, letter) for kind in variants])
+    whole = _taken(timed, source, taker, letter)
     problem, shape = run.problem, run.problem.shape
     made, used = problem.stage_nodes[giver, phase], problem.stage_nodes[taker, phase]
     made = made[np.argsort(problem.microbatch[made], kind="stable")]
@@ -87,26 +85,26 @@ def _at(
     if change.any():
         yield int(chunks[giver].chunk.rank), run.end[:, made], change
     if not is_same:
-        pieces = edge_bytes(layout, evaluation, giver, taker, letter)[run.shape[:, columns]]
+        pieces = edge_bytes(timed, giver, taker, letter)[run.shape[:, columns]]
     change = whole[run.shape[:, run.column[used]]]
     np.add.at(change.T, taken, -pieces.T)
     if change.any():
         yield int(chunks[taker].chunk.rank), run.start[:, used], change
 
 
-def _left(layout: Layout, evaluation: Evaluation, kind: int, giver: int, taker: int, phase: Phase) -> I64:
+def _left(costed: CostedJob, kind: int, giver: int, taker: int, phase: Phase) -> I64:
     """Bytes of a result that nobody keeps for a backward: int64[num_shapes]. ``kind``: which variant of the giver."""
-    chunk, costs = layout.kinds[kind], evaluation.chunks[kind]
+    chunk, costs = costed.layout.kinds[kind], costed.evaluation.chunks[kind]
     if phase is Phase.FORWARD:
         return unkept_bytes(chunk.forward, costs.leaving, range(len(chunk.forward.leaving)))
     assert chunk.backward is not None
-    positions = leaving_positions(layout, giver, taker, phase)
+    positions = leaving_positions(costed.layout, giver, taker, phase)
     return unkept_bytes(chunk.backward, costs.gradient_leaving, positions)
 
 
-def _taken(layout: Layout, evaluation: Evaluation, source: int, taker: int, phase: Phase) -> I64:
+def _taken(costed: CostedJob, source: int, taker: int, phase: Phase) -> I64:
     """Bytes of the tensors that a stage takes: int64[num_shapes]; one that arrives twice counts once."""
-    chunk = layout.chunks[taker]
+    chunk = costed.layout.chunks[taker]
     stage: StageProgram = chunk.forward
     if phase is Phase.FORWARD:
         wanted = [k for k, other in enumerate(chunk.arrivals) if other == source]
@@ -114,5 +112,5 @@ def _taken(layout: Layout, evaluation: Evaluation, source: int, taker: int, phas
         assert chunk.backward is not None
         stage, wanted = chunk.backward, list(range(len(chunk.backward.arriving)))
     rows = {stage.arriving_storage[k]: stage.arriving[k] for k in wanted if stage.arriving[k] >= 0}
-    total: I64 = evaluation.by_shape.sizes_of_rows([*rows.values()]).sum(axis=0)
+    total: I64 = costed.evaluation.by_shape.sizes_of_rows([*rows.values()]).sum(axis=0)
     return total

@@ -15,14 +15,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import Layout
 from semu.compile.stage import ExpandedStage, StageCosts, StageProgram
-from semu.costs.evaluation import Evaluation
 from semu.costs.phases import CODES, costs_of, program_of
 from semu.schedule.units import FORWARD
+from semu.simulation.context import TimedJob
 from semu.simulation.memory.boundary import PipelineGround, ground_events
 from semu.simulation.memory.unsharded import UnshardedMemory
-from semu.simulation.pipeline import PipelineRun
 
 _AHEAD = 16
 """So many doubtful stages are looked up together."""
@@ -63,21 +61,19 @@ class PipelineMemory:
     """Dynamic memory of all pipeline ranks.
 
     Args:
-        layout, evaluation, run: the simulated job. held: per rank what it holds unsharded outside stages; none: nothing
-            anywhere.
+        timed: the job under a schedule. held: per rank what it holds unsharded outside stages; none: nothing anywhere.
     """
 
-    def __init__(
-        self, layout: Layout, evaluation: Evaluation, run: PipelineRun, held: Sequence[UnshardedMemory | None] = ()
-    ) -> None:
-        self.layout, self.evaluation, self.run, self.held = layout, evaluation, run, held
+    def __init__(self, timed: TimedJob, held: Sequence[UnshardedMemory | None] = ()) -> None:
+        self.timed, self.held = timed, held
+        self.layout, self.evaluation, self.run = timed.layout, timed.evaluation, timed.run
         self._rows: dict[int, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
         self._expanded: dict[tuple[int, int, int, bytes], ExpandedStage] = {}
 
     @cached_property
     def ground(self) -> PipelineGround:
         """Changes outside stages, for all ranks and replicas, but for what is held unsharded."""
-        return ground_events(self.layout, self.evaluation, self.run)
+        return ground_events(self.timed)
 
     @cached_property
     def around(self) -> PipelineGround:
@@ -266,11 +262,10 @@ class PipelineMemory:
 
     def _parts_memory(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The same where backwards are split: by 5 x chunk + phase."""
-        layout, evaluation = self.layout, self.evaluation
         return self._memory(
             [
-                costs_of(layout, evaluation, number, code) if code == FORWARD or costs.backward is not None else None
-                for number, costs in enumerate(evaluation.chunks)
+                costs_of(self.timed, number, code) if code == FORWARD or costs.backward is not None else None
+                for number, costs in enumerate(self.evaluation.chunks)
                 for code in CODES
             ]
         )

@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import Layout
 from semu.compile.stage import StageProgram
-from semu.costs.evaluation import Evaluation
 from semu.costs.phases import program_of
 from semu.graph.operator import Phase
 from semu.schedule.units import BACKWARD, FORWARD
-from semu.simulation.pipeline import PipelineRun
+from semu.simulation.context import TimedJob
 from semu.simulation.transfers import leaving_positions
 
 Key = tuple[object, ...]
@@ -33,15 +31,14 @@ class PlannedTape:
 
     def __init__(
         self,
-        layout: Layout,
-        evaluation: Evaluation,
-        run: PipelineRun,
+        timed: TimedJob,
         rank: int,
         replica: int,
         issued: Callable[[StageProgram], tuple[NDArray[np.int64], NDArray[np.bool_]]],
     ) -> None:
-        self.layout, self.evaluation, self.run, self.rank, self.replica = layout, evaluation, run, rank, replica
-        self.nodes = run.problem.rank_nodes[rank].tolist()
+        self.layout, self.evaluation, self.run = timed.layout, timed.evaluation, timed.run
+        self.rank, self.replica = rank, replica
+        self.nodes = timed.run.problem.rank_nodes[rank].tolist()
         self._issued = issued
         self._live: dict[Key, int] = {}
         self._gone: set[int] = set()

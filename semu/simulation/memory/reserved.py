@@ -17,16 +17,15 @@ from numpy.typing import NDArray
 
 from semu.compile.layout import ChunkStages, Layout
 from semu.compile.stage import StageProgram
-from semu.costs.evaluation import Evaluation
 from semu.costs.phases import CODE_OF_PHASE, program_of
 from semu.engine.allocator import AllocationTrace, Reserved, reserve
 from semu.graph.operator import Phase
 from semu.hardware.kinds import DType
 from semu.job import TrainingJob
-from semu.simulation.memory.ranks import rank_static
+from semu.simulation.context import TimedJob
 from semu.simulation.memory.recipe_tape import PlannedTape
+from semu.simulation.memory.static import rank_static
 from semu.simulation.memory.unsharded import held_bytes
-from semu.simulation.pipeline import PipelineRun
 from semu.simulation.transfers import leaving_positions
 
 CONTEXT_BYTES = 512 << 20
@@ -49,31 +48,30 @@ def outside_bytes(job: TrainingJob) -> int:
     return CONTEXT_BYTES + COMMUNICATOR_BYTES * sum(size > 1 for size in (parallel.tp, parallel.pp, parallel.dp))
 
 
-def reserved_memory(
-    layout: Layout, evaluation: Evaluation, run: PipelineRun, replicas: Sequence[int], peaks: Sequence[int]
-) -> tuple[int, ...]:
+def reserved_memory(timed: TimedJob, replicas: Sequence[int], peaks: Sequence[int]) -> tuple[int, ...]:
     """Highest reserved memory of every pipeline rank [bytes].
 
     Args:
-        layout, evaluation, run: the simulated job. replicas: per rank, the distinct replica to replay: the one whose
+        timed: the job under a schedule. replicas: per rank, the distinct replica to replay: the one whose
             allocation is highest. peaks: per rank, its highest allocation [bytes]; less is never reserved.
     """
-    capacity = int(layout.job.cluster.profile.memory_bytes.value) - outside_bytes(layout.job)
+    capacity = int(timed.job.cluster.profile.memory_bytes.value) - outside_bytes(timed.job)
     result = []
     for rank, (replica, peak) in enumerate(zip(replicas, peaks, strict=True)):
-        trace = rank_trace(layout, evaluation, run, rank, replica)
+        trace = rank_trace(timed, rank, replica)
         found: Reserved = reserve(trace, capacity_bytes=max(capacity, 0))
         result.append(max(found.peak_bytes, -(-peak // (2 << 20)) * (2 << 20)))
     return tuple(result)
 
 
-def rank_trace(layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int, replica: int) -> AllocationTrace:
+def rank_trace(timed: TimedJob, rank: int, replica: int) -> AllocationTrace:
     """Everything that one rank of one replica allocates and frees: static memory, then one iteration."""
+    layout = timed.layout
     static = static_requests(layout, rank)
     if layout.planned is not None:
-        recorded = PlannedTape(layout, evaluation, run, rank, replica, _issued).record()
+        recorded = PlannedTape(timed, rank, replica, _issued).record()
     else:
-        recorded = _Tape(layout, evaluation, run, rank, replica).record()
+        recorded = _Tape(timed, rank, replica).record()
     tape = _held(layout, rank, recorded)
     first = len(static)
     slots = [np.arange(first, dtype=np.int64)] + [slot + first for slot, _ in tape]
@@ -163,8 +161,9 @@ def _issued(program: StageProgram) -> tuple[NDArray[np.int64], NDArray[np.bool_]
 class _Tape:
     """Allocations and frees of one iteration on one rank of one replica."""
 
-    def __init__(self, layout: Layout, evaluation: Evaluation, run: PipelineRun, rank: int, replica: int) -> None:
-        self.layout, self.evaluation, self.run, self.rank, self.replica = layout, evaluation, run, rank, replica
+    def __init__(self, timed: TimedJob, rank: int, replica: int) -> None:
+        layout, run = timed.layout, timed.run
+        self.layout, self.evaluation, self.run, self.rank, self.replica = layout, timed.evaluation, run, rank, replica
         self.nodes = np.flatnonzero(run.problem.node_rank == rank)
         self.count = int(run.shape.shape[1])
         self._base: dict[int, int] = {}

@@ -12,11 +12,10 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import ChunkStages, Layout
-from semu.costs.evaluation import Evaluation
+from semu.compile.layout import ChunkStages
 from semu.costs.phases import program_of
 from semu.schedule.units import WEIGHT
-from semu.simulation.pipeline import PipelineRun
+from semu.simulation.context import TimedJob
 
 
 def saved_rows(chunk: ChunkStages, only: Collection[int] | None = None) -> list[int]:
@@ -45,11 +44,11 @@ class SavedActivations:
     """Saved activations of the layers of a job.
 
     Args:
-        layout, evaluation, run: the simulated job.
+        timed: the job under a schedule.
     """
 
-    def __init__(self, layout: Layout, evaluation: Evaluation, run: PipelineRun) -> None:
-        self.layout, self.evaluation, self.run = layout, evaluation, run
+    def __init__(self, timed: TimedJob) -> None:
+        self.layout, self.evaluation, self.run = timed.layout, timed.evaluation, timed.run
         self._known: dict[int, NDArray[np.int64]] = {}
 
     def peak(self, rank: int) -> int:

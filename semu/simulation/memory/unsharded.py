@@ -14,17 +14,15 @@ from numpy.typing import NDArray
 
 from semu.compile.layout import Layout
 from semu.compile.stage import ROLES
-from semu.costs.evaluation import Evaluation
 from semu.costs.phases import program_of, split_of
-from semu.engine.timeline import OuterSlice
 from semu.graph.tensor import Role
 from semu.hardware.kinds import OpKind
 from semu.schedule.units import BACKWARD, FORWARD, INPUT, WEIGHT
-from semu.simulation.data_parallel.gather import ParameterGather
+from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.data_parallel.gradient_times import block_starts
 from semu.simulation.data_parallel.held_units import HeldUnit, held_units, unit_name
+from semu.simulation.iteration import Iteration
 from semu.simulation.memory.boundary_events import GroundEvents
-from semu.simulation.pipeline import PipelineRun
 
 
 @dataclass(frozen=True)
@@ -55,38 +53,23 @@ def held_bytes(layout: Layout, rank: int) -> list[int]:
     return [size for size in sizes if size]
 
 
-def pipeline_unsharded(
-    layout: Layout,
-    evaluation: Evaluation,
-    run: PipelineRun,
-    gathers: Mapping[int, ParameterGather],
-    reductions: Sequence[Sequence[OuterSlice]],
-) -> list[UnshardedMemory | None]:
-    """``unsharded_memory`` of every pipeline rank, empty where none can hold anything; ``reductions``: by rank."""
-    if not layout.job.gathers_once:
+def pipeline_unsharded(iteration: Iteration) -> list[UnshardedMemory | None]:
+    """``unsharded_memory`` of every pipeline rank, empty where none can hold anything."""
+    if not iteration.job.gathers_once:
         return []
-    return [unsharded_memory(layout, evaluation, run, rank, gathers, own) for rank, own in enumerate(reductions)]
+    return [unsharded_memory(iteration, rank) for rank in range(len(iteration.tails))]
 
 
-def unsharded_memory(
-    layout: Layout,
-    evaluation: Evaluation,
-    run: PipelineRun,
-    rank: int,
-    gathers: Mapping[int, ParameterGather],
-    reductions: Sequence[OuterSlice],
-) -> UnshardedMemory | None:
-    """What a pipeline rank holds unsharded outside its stages; None: nothing.
-
-    Args:
-        layout, evaluation, run: the simulated job. gathers: before the first forwards, by rank.
-        reductions: gradient collectives of the rank.
-    """
+def unsharded_memory(iteration: Iteration, rank: int) -> UnshardedMemory | None:
+    """What a pipeline rank holds unsharded outside its stages; None: nothing."""
+    layout, run, gathers = iteration.layout, iteration.run, iteration.gathers
     if rank not in gathers:
         return None
-    done = {piece.name: piece.end_s for piece in reductions if piece.kind is OpKind.REDUCE_SCATTER}
+    done = {
+        piece.name: piece.end_s for piece in iteration.tails[rank].reductions if piece.kind is OpKind.REDUCE_SCATTER
+    }
     begun = {piece.name: piece.start_s for piece in gathers[rank].slices}
-    writers = _FirstWriters(layout, evaluation, run)
+    writers = _FirstWriters(iteration)
     role: list[int] = []
     time: list[NDArray[np.float64]] = []
     size: list[int] = []
@@ -133,8 +116,8 @@ def _last_use(run: PipelineRun, users: Mapping[int, Sequence[int]]) -> NDArray[n
 class _FirstWriters:
     """When the first operator that writes a unit's gradients begins."""
 
-    def __init__(self, layout: Layout, evaluation: Evaluation, run: PipelineRun) -> None:
-        self.layout, self.evaluation, self.run = layout, evaluation, run
+    def __init__(self, timed: TimedJob) -> None:
+        self.layout, self.evaluation, self.run = timed.layout, timed.evaluation, timed.run
         self._starts: dict[tuple[int, int], NDArray[np.float64]] = {}
 
     def start(self, unit: HeldUnit, users: Mapping[int, Sequence[int]]) -> NDArray[np.float64]:

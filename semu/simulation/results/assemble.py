@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 from semu.compile.layout import Layout
 from semu.compile.recipe.applied import described_plan
-from semu.costs.evaluation import Evaluation
 from semu.graph.operator import Phase
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType, Provenance
@@ -15,41 +13,32 @@ from semu.hardware.number import Number
 from semu.job import Precision, Recompute, TrainingJob, Workspaces
 from semu.job.experts import mixtures, worst_load
 from semu.present.report import Report
-from semu.simulation.data_parallel.gather import ParameterGather
-from semu.simulation.data_parallel.step import RankTail
 from semu.simulation.effects.uncertainty import time_uncertainty
+from semu.simulation.iteration import Iteration
 from semu.simulation.memory.host import host_memory, host_notes
 from semu.simulation.memory.saved import SavedActivations
-from semu.simulation.pipeline import PipelineRun
 from semu.simulation.replica_costs import ReplicaCosts
-from semu.simulation.results.breakdown import overhead_s
 from semu.simulation.results.headline import headline
 from semu.simulation.results.rank_timeline import build_timeline
 from semu.simulation.results.tables import add_outer, rank_row, top_operators
 
 
-def assemble_report(
-    layout: Layout,
-    evaluation: Evaluation,
-    run: PipelineRun,
-    tails: list[RankTail],
-    gathers: Mapping[int, ParameterGather],
-) -> Report:
+def assemble_report(iteration: Iteration) -> Report:
     """Everything that ``simulate`` returns."""
-    job = layout.job
+    layout, job, run, tails = iteration.layout, iteration.job, iteration.run, iteration.tails
     profile = job.profile
-    head = headline(layout, evaluation, run, tails, gathers)
+    head = headline(iteration)
     found, slowest, memories, peaks, work = head.estimate, head.slowest, head.memories, head.peaks, head.work
-    iteration = found.iteration_time_s
-    saved = SavedActivations(layout, evaluation, run)
+    time_s = found.iteration_time_s
+    saved = SavedActivations(iteration)
     parameters = job.model.num_parameters()
     active = parameters - sum(item.idle_parameters for _, item in mixtures(job.model))
     gpus = job.cluster.num_gpus
     is_fp8 = job.training.precision is Precision.FP8
-    costs = ReplicaCosts.of(layout, evaluation, run, slowest)
-    lasts = max(iteration, *(tail.end_s for tail in tails)) if job.training.optimizer_post_validation else iteration
-    timeline = build_timeline(layout, evaluation, run, tails, gathers, memories, slowest, costs, lasts)
-    top, seconds = top_operators(layout, evaluation, costs)
+    costs = ReplicaCosts.of(iteration, slowest)
+    lasts = max(time_s, *(tail.end_s for tail in tails)) if job.training.optimizer_post_validation else time_s
+    timeline = build_timeline(iteration, memories, slowest, costs, lasts)
+    top, seconds = top_operators(costs)
     add_outer(seconds, timeline)
     launched = 0.0 if run.launched is None else float(run.launched[slowest].sum())
     if launched:
@@ -57,19 +46,19 @@ def assemble_report(
         seconds[name] = seconds.get(name, 0.0) + launched
     everything = sum(seconds.values()) or 1.0
     provenance = {name: value / everything for name, value in sorted(seconds.items())}
-    hosts = host_memory(layout, evaluation, run)
+    hosts = host_memory(iteration)
     return Report(
         title=f"{job.model.name} on {job.cluster.label()}, {parallel_label(job)}, {run.problem.schedule.name}",
-        iteration_time_s=iteration,
+        iteration_time_s=time_s,
         makespan_s=found.makespan_s,
         mfu=found.mfu,
         hfu=found.hfu,
         mfu_full_attention=work.model_flop_full_attention / head.peak_rate,
-        mfu_bf16=work.model_flop / (profile.peak_flop_per_s(DType.BF16) * gpus * iteration) if is_fp8 else None,
+        mfu_bf16=work.model_flop / (profile.peak_flop_per_s(DType.BF16) * gpus * time_s) if is_fp8 else None,
         model_flop=work.model_flop,
         hardware_flop=work.hardware_flop,
-        model_tflop_per_s_per_gpu=work.model_flop / iteration / gpus / 1e12,
-        tokens_per_s_per_gpu=work.tokens / iteration / gpus,
+        model_tflop_per_s_per_gpu=work.model_flop / time_s / gpus / 1e12,
+        tokens_per_s_per_gpu=work.tokens / time_s / gpus,
         tokens=work.tokens,
         bubble_ratio=found.bubble_ratio,
         peak_memory_bytes=found.peak_memory_bytes,
@@ -78,7 +67,7 @@ def assemble_report(
         parameters=parameters,
         active_parameters=active,
         breakdown_s=found.breakdown_s,
-        ranks=tuple(rank_row(layout, run, memory, peak, saved) for memory, peak in zip(memories, peaks, strict=True)),
+        ranks=tuple(rank_row(iteration, memory, peak, saved) for memory, peak in zip(memories, peaks, strict=True)),
         top_operators=top,
         provenance=provenance,
         num_microbatches=job.num_microbatches,
@@ -91,12 +80,10 @@ def assemble_report(
         reserve=found.reserve,
         find_uncertainty=partial(
             time_uncertainty,
-            layout,
-            evaluation,
             costs,
             timeline,
-            iteration_time_s=iteration,
-            overhead_s=overhead_s(job),
+            iteration_time_s=time_s,
+            overhead_s=iteration.overhead_s,
             launch_share=launched / (launched + float(run.plain[slowest, : run.problem.num_stages].sum()) or 1.0),
         ),
     )

@@ -14,16 +14,14 @@ from semu.compile.layout import Layout
 from semu.compile.stage import StageProgram
 from semu.compile.template import TemplateLibrary
 from semu.compile.template_cache import Recent
-from semu.costs.evaluation import Evaluation
+from semu.costs.evaluation import CostedJob
 from semu.costs.phases import costs_of, stages_of_chunk
 from semu.graph.dim import Dim, DimTable
 from semu.graph.operator import Operator, Phase
 from semu.graph.rounded import with_rounded
-from semu.job import TrainingJob
+from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.data_parallel.slices import Slices
-from semu.simulation.data_parallel.step import RankTail
-from semu.simulation.pipeline import PipelineRun
-from semu.units import TIME_GRID_PER_S
+from semu.simulation.iteration import Iteration
 
 
 @dataclass(frozen=True)
@@ -63,22 +61,16 @@ class Breakdown:
         }
 
 
-def overhead_s(job: TrainingJob) -> float:
-    """Time of an iteration outside the model [s], on the time grid."""
-    return round(job.training.overhead_s * TIME_GRID_PER_S) / TIME_GRID_PER_S
-
-
-def breakdown(
-    layout: Layout, evaluation: Evaluation, run: PipelineRun, tails: list[RankTail], iteration_time_s: float
-) -> Breakdown:
+def breakdown(iteration: Iteration, iteration_time_s: float) -> Breakdown:
     """Attribute every second of every rank.
 
     A gap before a stage counts as exposed pipeline communication as far as a transfer that ends exactly then lasted,
     else as bubble; so does the time after a rank's last stage in which no collective, gather or optimizer step runs.
     """
+    layout, run, tails = iteration.layout, iteration.run, iteration.tails
     weights = run.count / run.count.sum()
     num_ranks = len(tails)
-    compute, exposed_inner, exposed_pp, waited, bubble = _stage_times(layout, evaluation, run, weights)
+    compute, exposed_inner, exposed_pp, waited, bubble = _stage_times(iteration, weights)
     exposed = dict.fromkeys(layout.streams[1:], 0.0)
     for number, name in enumerate(layout.streams[1:], start=1):
         exposed[name] += float(exposed_inner[number])
@@ -86,7 +78,7 @@ def breakdown(
     exposed["dp"] = exposed.get("dp", 0.0) + waited
     optimizer = lost = 0.0
     launch = 0.0 if run.launched is None else float(weights @ run.launched.sum(axis=1)) / num_ranks
-    overhead = overhead_s(layout.job)
+    overhead = iteration.overhead_s
     is_alone, apart = run.num_replicas == 1, layout.job.training.optimizer_post_validation
     for rank, tail in enumerate(tails):
         done: Seconds = run.rank_ends[rank] if is_alone else run.done[rank]
@@ -141,22 +133,22 @@ def _visible(start_s: float, end_s: float, done: Seconds) -> Seconds:
 
 
 def _stage_times(
-    layout: Layout, evaluation: Evaluation, run: PipelineRun, weights: NDArray[np.float64]
+    timed: TimedJob, weights: NDArray[np.float64]
 ) -> tuple[float, NDArray[np.float64], float, float, float]:
     """Mean per rank of: compute, exposed time per stream, exposed P2P, waiting for parameters, bubble [s]."""
-    problem = run.problem
+    run, problem = timed.run, timed.run.problem
     num_ranks = problem.shape.num_ranks
     if run.num_replicas == 1:
         key = "stage times", problem, run.shape.tobytes()
-        busy, alone = evaluation.by_shape.found(key, lambda: _template_times(layout, evaluation, run, weights))
+        busy, alone = timed.evaluation.by_shape.found(key, lambda: _template_times(timed, weights))
         exposed = alone.copy()
     else:
-        busy, exposed = _template_times(layout, evaluation, run, weights)
+        busy, exposed = _template_times(timed, weights)
     for (replica, _), touched in run.inside.items():
         busy += float(weights[replica]) * touched.held_s
         exposed += weights[replica] * touched.exposed
     wait = float(weights @ run.waited(np.arange(problem.num_stages)))
-    explained, bubble = _pipeline_gaps(run, apart=layout.job.training.optimizer_post_validation)
+    explained, bubble = _pipeline_gaps(run, apart=timed.job.training.optimizer_post_validation)
     return (
         (busy - float(exposed[1:].sum())) / num_ranks,
         exposed / num_ranks,
@@ -166,19 +158,17 @@ def _stage_times(
     )
 
 
-def _template_times(
-    layout: Layout, evaluation: Evaluation, run: PipelineRun, weights: NDArray[np.float64]
-) -> tuple[float, NDArray[np.float64]]:
+def _template_times(timed: TimedJob, weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
     """Mean of all ranks' stages together, as if nothing outside bore on them: how long they last, and what of it is
     exposed time per stream [s]."""
-    problem = run.problem
+    layout, evaluation, run, problem = timed.layout, timed.evaluation, timed.run, timed.run.problem
     exposed = np.zeros(len(layout.streams))
     busy = 0.0
     is_alike = bool((run.shape == run.shape[:1, :1]).all())  # then only how many there are counts
     known: dict[tuple[int, bytes | int], tuple[float, NDArray[np.float64]]] = {}
     for number in range(len(evaluation.chunks)):
         for phase, _ in stages_of_chunk(layout, number, splits=problem.splits_backward):
-            stage = costs_of(layout, evaluation, number, phase)
+            stage = costs_of(timed, number, phase)
             nodes = problem.stage_nodes[layout.kinds[number].chunk.index, phase]
             if layout.planned is not None:
                 nodes = nodes[run.kind[nodes] == number]
@@ -255,11 +245,12 @@ class Work:
     tokens: int
 
 
-def count_work(layout: Layout, evaluation: Evaluation) -> Work:
+def count_work(costed: CostedJob) -> Work:
     """Sum the operators' FLOP over all stages, microbatches, replicas, tensor- and context-parallel ranks."""
+    layout, evaluation = costed.layout, costed.evaluation
     symbols = with_rounded(evaluation.shapes.columns, layout.library.symbols, mean=True)  # all ranks, not the worst
     if layout.planned is not None:
-        return _planned_work(layout, evaluation, symbols)
+        return _planned_work(costed, symbols)
     uses = np.bincount(evaluation.shapes.index.ravel())
     one = tuple(column.tobytes() for column in symbols.values()) if len(uses) == 1 else None
     if one is not None:  # every microbatch is alike
@@ -269,11 +260,12 @@ def count_work(layout: Layout, evaluation: Evaluation) -> Work:
         hardware, model, full = (int(uses[0]) * value for value in alone)
     else:
         hardware, model, full = _flop(layout, symbols, uses)
-    return Work(float(model), float(hardware), float(full), _tokens(layout, evaluation, uses))
+    return Work(float(model), float(hardware), float(full), _tokens(costed, uses))
 
 
-def _planned_work(layout: Layout, evaluation: Evaluation, symbols: Mapping[str, NDArray[np.int64]]) -> Work:
+def _planned_work(costed: CostedJob, symbols: Mapping[str, NDArray[np.int64]]) -> Work:
     """The same where a plan says what every (sub-)microbatch runs."""
+    layout, evaluation = costed.layout, costed.evaluation
     library, planned = layout.library, layout.planned
     assert planned is not None
     index = evaluation.shapes.index
@@ -303,7 +295,7 @@ def _planned_work(layout: Layout, evaluation: Evaluation, symbols: Mapping[str, 
             model += peers * (done - again)
             full += peers * (done - again + half)
     uses = np.bincount(index[:, : layout.job.num_microbatches].ravel(), minlength=evaluation.num_shapes)
-    return Work(float(model), float(hardware), float(full), _tokens(layout, evaluation, uses))
+    return Work(float(model), float(hardware), float(full), _tokens(costed, uses))
 
 
 def _by_row(dims: Sequence[Dim], symbols: Mapping[str, NDArray[np.int64]], times: NDArray[np.int64]) -> list[int]:
@@ -408,9 +400,9 @@ def _totals(dims: Sequence[Dim], symbols: Mapping[str, NDArray[np.int64]], uses:
     return totals
 
 
-def _tokens(layout: Layout, evaluation: Evaluation, uses: NDArray[np.int64]) -> int:
+def _tokens(costed: CostedJob, uses: NDArray[np.int64]) -> int:
     """Tokens of the last modality module's first data stream (the backbone's text, the decoder's video)."""
-    fed = [module.inputs[0].stream for module in layout.job.model.modules if module.inputs]
+    fed = [module.inputs[0].stream for module in costed.job.model.modules if module.inputs]
     stream = fed[-1] if fed else ""
-    column = evaluation.shapes.columns.get(f"{stream}.tokens")
+    column = costed.evaluation.shapes.columns.get(f"{stream}.tokens")
     return int(column @ uses) if column is not None else 0

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import Layout
 from semu.compile.stage import ROLES
-from semu.costs.evaluation import Evaluation
 from semu.engine.timeline import (
     IterationTimeline,
     MemoryCurve,
@@ -23,10 +19,10 @@ from semu.engine.timeline import (
 from semu.graph.operator import Phase
 from semu.graph.tensor import Role
 from semu.hardware.kinds import OpKind, Port, Provenance
-from semu.simulation.data_parallel.gather import ParameterGather
+from semu.simulation.context import ParameterGather, TimedJob
 from semu.simulation.data_parallel.step import RankTail
+from semu.simulation.iteration import Iteration
 from semu.simulation.memory.ranks import RankMemory
-from semu.simulation.pipeline import PipelineRun
 from semu.simulation.replica_costs import ReplicaCosts
 
 _PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT, Phase.WEIGHT_GRADIENT)
@@ -34,23 +30,16 @@ _PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRA
 
 
 def build_timeline(
-    layout: Layout,
-    evaluation: Evaluation,
-    run: PipelineRun,
-    tails: list[RankTail],
-    gathers: Mapping[int, ParameterGather],
-    memories: list[RankMemory],
-    replica: int,
-    costs: ReplicaCosts,
-    iteration: float,
+    iteration: Iteration, memories: list[RankMemory], replica: int, costs: ReplicaCosts, time_s: float
 ) -> IterationTimeline:
-    """The iteration as one distinct replica lives it, all pipeline ranks."""
+    """The iteration as one distinct replica lives it, all pipeline ranks; ``time_s``: how long it is shown [s]."""
+    tails, gathers = iteration.tails, iteration.gathers
     tables: dict[int, OperatorTable] = {}
     ranks = tuple(
-        _RankBuilder(layout, evaluation, run, memory, replica, costs, tables).build(tails[rank], gathers.get(rank))
+        _RankBuilder(iteration, memory, replica, costs, tables).build(tails[rank], gathers.get(rank))
         for rank, memory in enumerate(memories)
     )
-    return IterationTimeline(ranks, iteration, float(run.makespan()[replica]))
+    return IterationTimeline(ranks, time_s, float(iteration.run.makespan()[replica]))
 
 
 class _RankBuilder:
@@ -58,18 +47,16 @@ class _RankBuilder:
 
     def __init__(
         self,
-        layout: Layout,
-        evaluation: Evaluation,
-        run: PipelineRun,
+        timed: TimedJob,
         memory: RankMemory,
         replica: int,
         costs: ReplicaCosts,
         tables: dict[int, OperatorTable],
     ) -> None:
-        self.layout, self.evaluation, self.run = layout, evaluation, run
+        self.layout, self.evaluation, self.run = timed.layout, timed.evaluation, timed.run
         self.memory, self.replica, self.costs, self.tables = memory, replica, costs, tables
         self.nodes = memory.nodes
-        if run.problem.splits_backward:  # parts in which nothing happens are not shown
+        if timed.run.problem.splits_backward:  # parts in which nothing happens are not shown
             self.nodes = np.array([n for n in memory.nodes.tolist() if memory.program(n).num_ops], dtype=np.int64)
 
     def build(self, tail: RankTail, gather: ParameterGather | None) -> RankTimeline:

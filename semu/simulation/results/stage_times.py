@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from semu.schedule.stage_table import StageTable
 from semu.schedule.units import NOTHING
-from semu.simulation.pipeline import PipelineRun
+from semu.simulation.context import PipelineRun
 from semu.simulation.results.headline import Headline
 
 

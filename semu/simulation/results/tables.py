@@ -7,31 +7,28 @@ from collections import Counter
 
 import numpy as np
 
-from semu.compile.layout import Layout
 from semu.compile.stage import StageProgram
-from semu.costs.evaluation import Evaluation
 from semu.costs.phases import costs_of
 from semu.engine.timeline import IterationTimeline
 from semu.present.report import RankMemoryRow, TopOperator
+from semu.simulation.context import TimedJob
 from semu.simulation.memory.peaks import RankPeak
 from semu.simulation.memory.ranks import RankMemory
 from semu.simulation.memory.saved import SavedActivations
-from semu.simulation.pipeline import PipelineRun
 from semu.simulation.replica_costs import ReplicaCosts
 
 NUM_TOP_OPERATORS = 10
 
 
-def rank_row(
-    layout: Layout, run: PipelineRun, memory: RankMemory, peak: RankPeak, saved: SavedActivations
-) -> RankMemoryRow:
+def rank_row(timed: TimedJob, memory: RankMemory, peak: RankPeak, saved: SavedActivations) -> RankMemoryRow:
     """One pipeline rank's memory."""
+    layout, run = timed.layout, timed.run
     chunks = layout.chunks_of(memory.rank)
     stage, operator = "", ""
     if peak.node >= 0:
         stage = str(run.problem.stages[peak.node])
         chunk, code = int(run.kind[peak.node]), int(run.problem.phase[peak.node])
-        part = costs_of(layout, memory.evaluation, chunk, code)
+        part = costs_of(timed, chunk, code)
         position = int(part.peak_op[run.shape[peak.replica, run.column[peak.node]]])
         program = memory.program(peak.node)
         if position >= 0:
@@ -52,11 +49,10 @@ def rank_row(
     )
 
 
-def top_operators(
-    layout: Layout, evaluation: Evaluation, costs: ReplicaCosts
-) -> tuple[tuple[TopOperator, ...], dict[str, float]]:
+def top_operators(costs: ReplicaCosts) -> tuple[tuple[TopOperator, ...], dict[str, float]]:
     """The operators that cost most on one replica, and the stage time [s] by provenance of its coefficients."""
-    library, model = layout.library, evaluation.cost_model
+    layout, model = costs.costed.layout, costs.costed.cost_model
+    library = layout.library
     calls: Counter[int] = Counter()
     where: dict[int, str] = {}
     known: dict[int, list[tuple[int, int, int]]] = {}

@@ -8,8 +8,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import Layout
-from semu.costs.evaluation import Evaluation
 from semu.costs.phases import check_split, costs_of, split_of
 from semu.errors import ConfigError, MemoryLimitError
 from semu.graph.operator import Phase
@@ -23,8 +21,9 @@ from semu.schedule.rules.list_scheduler import POLICIES, activation_limit, list_
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape
 from semu.schedule.study import PipelineStudy
-from semu.schedule.units import BACKWARD, FORWARD, INPUT, WEIGHT, PipelineUnits
-from semu.simulation.pipeline import Replicas, send_latency
+from semu.schedule.units import BACKWARD, FORWARD, INPUT, WEIGHT, units_of
+from semu.simulation.context import SimulatedJob
+from semu.simulation.pipeline import send_latency
 from semu.simulation.transfers import edge_bytes
 
 AUTOMATIC = ("zb-auto", "zb-auto-2p")
@@ -155,26 +154,23 @@ def splits_backward(job: TrainingJob) -> bool:
     return name not in SCHEDULES and name in ALL_SCHEDULES and ALL_SCHEDULES[name].splits_backward
 
 
-def named_schedule(
-    name: str, layout: Layout, evaluation: Evaluation, units: PipelineUnits, replicas: Replicas
-) -> Schedule:
+def named_schedule(name: str, sim: SimulatedJob) -> Schedule:
     """The schedule of a name for a job.
 
-    Args:
-        layout, evaluation, replicas: the job. units: its stages.
     Raises:
         ConfigError: an unknown name, or another placement. ScheduleError: it does not fit the pipeline.
         MemoryLimitError: a rank has no room for a microbatch within its limit.
     """
+    shape = sim.units.shape
     if not is_executed(name):
         raise not_executed(name, "schedule")
-    _check_copies(name, _copies(units.shape), "schedule")
+    _check_copies(name, _copies(shape), "schedule")
     if name in SCHEDULES:
-        return SCHEDULES[name](units.shape)
+        return SCHEDULES[name](shape)
     family = ALL_SCHEDULES[name]
     if family.adapt is None:
-        return family(units.shape)
-    if layout.planned is not None:
+        return family(shape)
+    if sim.layout.planned is not None:
         raise ConfigError(
             "a schedule made for the job's own costs is not modelled under a plan by this version",
             where="training.schedule",
@@ -183,9 +179,9 @@ def named_schedule(
             nearest="1f1b",
         )
     if family.splits_backward:
-        check_split(layout)
-    study = pipeline_study(layout, evaluation, units, replicas, splits=family.splits_backward)
-    return _automatic(layout.job, family, study) if name in AUTOMATIC else family.on(study)
+        check_split(sim.layout)
+    study = pipeline_study(sim, splits=family.splits_backward)
+    return _automatic(sim.job, family, study) if name in AUTOMATIC else family.on(study)
 
 
 def _copies(shape: PipelineShape) -> int:
@@ -226,17 +222,15 @@ def _check_room(job: TrainingJob, times: float, num_ranks: int) -> None:
         )
 
 
-def pipeline_study(
-    layout: Layout, evaluation: Evaluation, units: PipelineUnits, replicas: Replicas, *, splits: bool = True
-) -> PipelineStudy:
+def pipeline_study(sim: SimulatedJob, *, splits: bool = True) -> PipelineStudy:
     """The job on plain numbers: the mean of all replicas' stages, microbatch by microbatch.
 
     A forward holds what its backward reads; an I leaves what W reads, gradients of outputs too (2401.10241: M_B, M_W).
 
     Args:
-        layout, evaluation, units, replicas: the job. splits: with the parts of backwards; else they take no time.
+        sim: the job. splits: with the parts of backwards; else they take no time.
     """
-    shape = units.shape
+    shape, replicas = sim.units.shape, sim.replicas
     weights = replicas.count / replicas.count.sum()
     num_chunks, m = shape.num_chunks, shape.num_microbatches
     seconds = {code: np.zeros((num_chunks, m)) for code in (FORWARD, BACKWARD, INPUT, WEIGHT)}
@@ -246,21 +240,21 @@ def pipeline_study(
         result: NDArray[np.float64] = weights @ by_shape[replicas.shape]
         return result
 
-    parts = split_of(layout) if splits else (None,) * num_chunks
-    for chunk, (stages, split) in enumerate(zip(layout.chunks, parts, strict=True)):
+    parts = split_of(sim.layout) if splits else (None,) * num_chunks
+    for chunk, (stages, split) in enumerate(zip(sim.layout.chunks, parts, strict=True)):
         whole = stages.backward
-        seconds[FORWARD][chunk] = mean(costs_of(layout, evaluation, chunk, FORWARD).latency)
+        seconds[FORWARD][chunk] = mean(costs_of(sim, chunk, FORWARD).latency)
         if whole is None:
             continue
         for code in (BACKWARD, INPUT, WEIGHT) if split is not None else (BACKWARD,):
-            seconds[code][chunk] = mean(costs_of(layout, evaluation, chunk, code).latency)
+            seconds[code][chunk] = mean(costs_of(sim, chunk, code).latency)
         arriving = np.isin(whole.storage, [s for s in whole.arriving_storage if s >= 0])
         saved = whole.alive_before & ~arriving
-        held[chunk] = mean(evaluation.by_shape.sizes_of_rows(whole.size_row[saved].tolist()).sum(axis=0))
+        held[chunk] = mean(sim.evaluation.by_shape.sizes_of_rows(whole.size_row[saved].tolist()).sum(axis=0))
         if split is not None:
             late = split.weights.size_row[split.weights.alive_before]
-            kept[chunk] = mean(evaluation.by_shape.sizes_of_rows(late.tolist()).sum(axis=0))
-    there, back = _transfers(layout, evaluation, units, replicas)
+            kept[chunk] = mean(sim.evaluation.by_shape.sizes_of_rows(late.tolist()).sum(axis=0))
+    there, back = _transfers(sim)
     return PipelineStudy.of(
         shape,
         forward_s=seconds[FORWARD].ravel(),
@@ -274,20 +268,18 @@ def pipeline_study(
     )
 
 
-def _transfers(
-    layout: Layout, evaluation: Evaluation, units: PipelineUnits, replicas: Replicas
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _transfers(sim: SimulatedJob) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """How long every chunk's result and its gradient are on their way, the longest where several take them:
     float64[num_chunks, num_microbatches] [s]."""
-    shape = units.shape
+    units, shape = units_of(sim.units.shape), sim.units.shape
     found = np.zeros((2, shape.num_chunks, shape.num_microbatches))
-    links, shapes = replicas.links[0], replicas.shape[0]
+    links, shapes = sim.replicas.links[0], sim.replicas.shape[0]
     for chunk, pairs in zip(units.chunk.tolist(), units.pair.tolist(), strict=True):
         for producer, consumer, pair in zip(units.producer.tolist(), units.consumer.tolist(), pairs, strict=True):
             source, target = chunk[producer], chunk[consumer]
             way = int(units.phase[producer] > 0)
             phase = Phase.BACKWARD if way else Phase.FORWARD
-            sizes = edge_bytes(layout, evaluation, source, target, phase)
-            lasts = send_latency(evaluation, links[pair], sizes)[shapes]
+            sizes = edge_bytes(sim, source, target, phase)
+            lasts = send_latency(sim.evaluation, links[pair], sizes)[shapes]
             np.maximum(found[way, source], lasts, out=found[way, source])
     return found[0], found[1]

@@ -7,19 +7,17 @@ numbered chunk after chunk, part after part. Stage 2i is the forward of pair i, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.compile.layout import ChunkStages
+from semu.costs.evaluation import CostedJob
 from semu.errors import ConfigError
 from semu.schedule.shape import PipelineShape
 from semu.schedule.stages import stages_of
-from semu.simulation.memory.ranks import resident_memory
-
-if TYPE_CHECKING:
-    from semu.compile.layout import ChunkStages
-    from semu.simulation.checkpoint import JobCheckpoint
+from semu.simulation.context import SimulatedJob
+from semu.simulation.memory.static import resident_memory
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -69,7 +67,7 @@ class PairCosts:
     capacity_bytes: int
 
 
-def pair_costs(checkpoint: JobCheckpoint, replica: int | None = None) -> PairCosts:
+def pair_costs(sim: SimulatedJob, replica: int | None = None) -> PairCosts:
     """The costs of a prepared job, under a plan or none.
 
     Args:
@@ -78,9 +76,9 @@ def pair_costs(checkpoint: JobCheckpoint, replica: int | None = None) -> PairCos
     Raises:
         ConfigError: there is no such replica.
     """
-    layout, evaluation, units = checkpoint.layout, checkpoint.evaluation, checkpoint.units
+    layout, evaluation, units = sim.layout, sim.evaluation, sim.units
     shape, arrays = units.shape, stages_of(units.shape)
-    shapes = checkpoint.replicas.shape
+    shapes = sim.replicas.shape
     if replica is not None:
         if isinstance(replica, bool) or not 0 <= replica < len(shapes):
             raise ConfigError("no such replica", where="replica", expected=f"0 to {len(shapes) - 1}", got=replica)
@@ -101,9 +99,9 @@ def pair_costs(checkpoint: JobCheckpoint, replica: int | None = None) -> PairCos
             seconds[0, mine, variant] = costs.forward.latency[its].max(axis=0)
             if costs.backward is not None:
                 seconds[1, mine, variant] = costs.backward.latency[its].max(axis=0)
-            sizes = stage_sizes(checkpoint, kind)[:, its].max(axis=1)
+            sizes = stage_sizes(sim, kind)[:, its].max(axis=1)
             held[mine, variant], peaks[:, mine, variant] = sizes[0], sizes[1:]
-    pred_ptr, pred, transfer = _edges(checkpoint, replica)
+    pred_ptr, pred, transfer = _edges(sim, replica)
     modules = list(dict.fromkeys(chunk.module for chunk in layout.chunks))
     return PairCosts(
         shape=shape,
@@ -131,15 +129,15 @@ def pair_costs(checkpoint: JobCheckpoint, replica: int | None = None) -> PairCos
     )
 
 
-def stage_sizes(checkpoint: JobCheckpoint, kind: int) -> I64:
+def stage_sizes(costed: CostedJob, kind: int) -> I64:
     """What a chunk under one of its variants holds between its stages, and the highest of its forward and of its
     backward, as ``PairCosts`` says: int64[3, num_shapes].
 
     Args:
         kind: of ``Layout.kinds``.
     """
-    evaluation, stages, costs = checkpoint.evaluation, checkpoint.layout.kinds[kind], checkpoint.evaluation.chunks[kind]
-    held = _held(checkpoint, stages)
+    evaluation, stages, costs = costed.evaluation, costed.layout.kinds[kind], costed.evaluation.chunks[kind]
+    held = _held(costed, stages)
     forward = np.maximum(costs.forward.peak + costs.arriving.sum(axis=0), held)
     if stages.backward is None or costs.backward is None:
         return np.stack((held, forward, np.zeros_like(held)))
@@ -148,21 +146,21 @@ def stage_sizes(checkpoint: JobCheckpoint, kind: int) -> I64:
     return np.stack((held, forward, costs.backward.peak + gradients))
 
 
-def _held(checkpoint: JobCheckpoint, stages: ChunkStages) -> I64:
+def _held(costed: CostedJob, stages: ChunkStages) -> I64:
     """Bytes that a chunk's forward leaves for its backward: int64[num_shapes]."""
     whole = stages.backward
     if whole is None:
-        return np.zeros(checkpoint.evaluation.num_shapes, dtype=np.int64)
+        return np.zeros(costed.evaluation.num_shapes, dtype=np.int64)
     arriving = np.isin(whole.storage, [storage for storage in whole.arriving_storage if storage >= 0])
     saved = whole.size_row[whole.alive_before & ~arriving].tolist()
-    total: I64 = checkpoint.evaluation.by_shape.sizes_of_rows(saved).sum(axis=0)
+    total: I64 = costed.evaluation.by_shape.sizes_of_rows(saved).sum(axis=0)
     return total
 
 
-def _edges(checkpoint: JobCheckpoint, replica: int | None) -> tuple[I32, I32, F64]:
+def _edges(sim: SimulatedJob, replica: int | None) -> tuple[I32, I32, F64]:
     """Predecessors of the stages, and how long each result is on its way."""
-    units, arrays = checkpoint.units, stages_of(checkpoint.units.shape)
-    latency = checkpoint.nodes.latency if replica is None else checkpoint.nodes.latency[replica : replica + 1]
+    units, arrays = sim.units, stages_of(sim.units.shape)
+    latency = sim.nodes.latency if replica is None else sim.nodes.latency[replica : replica + 1]
     longest = latency.max(axis=0)
     size, n = units.size, units.num_stages
     repeat = np.arange(units.repeats)[:, None] * size

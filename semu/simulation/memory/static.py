@@ -1,0 +1,77 @@
+"""What a pipeline rank keeps allocated all the time: parameters, gradients, optimizer state, libraries' workspaces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from semu.compile.host_weights import host_weights
+from semu.compile.layout import Layout
+from semu.hardware.kinds import OpKind
+from semu.job import Training
+from semu.parallel.data import MIN_BUCKET_ELEMENTS, StaticBytes, static_bytes
+from semu.simulation.memory.workspaces import workspace_bytes
+
+
+def rank_static(layout: Layout, rank: int) -> StaticBytes:
+    """What a rank stores for its parameters all the time."""
+    job = layout.job
+    fp8 = layout.kept_fp8_elements(rank), layout.primary_fp8_elements(rank), layout.kept_fp8_scale_bytes(rank)
+    static = StaticBytes(0, 0, 0)
+    for number, pool in enumerate(layout.pools(rank)):
+        copied, primary, scales = (0, 0, 0) if number else fp8  # of all pools: only the sum counts
+        static += static_bytes(
+            pool.elements,
+            pool.trained_elements,
+            dp=pool.shards,
+            zero=job.parallel.zero,
+            tensor_dtype=job.training.precision.tensor_dtype,
+            grad_dtype=job.training.grad_dtype,
+            master_dtype=job.training.master_dtype,
+            state_dtype=job.training.optimizer_state_dtype,
+            fp8_elements=copied,
+            fp8_primary=primary,
+            fp8_scale_bytes=scales,
+            shards_are_masters=job.shards_are_masters,
+        )
+    if job.training.offload_plan.optimizer:
+        static = on_host(static, job.training)
+    if not layout.cut.on_host:
+        return static
+    away = host_weights(layout, rank)
+    return replace(
+        static,
+        parameters=static.parameters - away.parameters,
+        optimizer=static.optimizer - away.masters,
+        host_weights=away.parameters + away.masters,
+    )
+
+
+def on_host(static: StaticBytes, training: Training) -> StaticBytes:
+    """Optimizer state on the host; one bucket of it is on the device for the step."""
+    master = 0 if training.master_dtype is training.precision.tensor_dtype else training.master_dtype.size_bytes
+    each = master + 2 * training.optimizer_state_dtype.size_bytes
+    bucket = min(static.optimizer, MIN_BUCKET_ELEMENTS * each)
+    return replace(static, optimizer=bucket, host=static.optimizer)
+
+
+def resident_memory(layout: Layout) -> list[tuple[StaticBytes, int]]:
+    """What every rank stores for its parameters all the time, and what libraries keep allocated [bytes]."""
+    job = layout.job
+    found: list[tuple[StaticBytes, int]] = layout.facts.get(
+        "resident",
+        lambda: [
+            (
+                rank_static(layout, rank),
+                workspace_bytes(job.training.workspaces, job.cluster.profile, has_experts=_runs_experts(layout, rank)),
+            )
+            for rank in range(job.parallel.pp)
+        ],
+    )
+    return found
+
+
+def _runs_experts(layout: Layout, rank: int) -> bool:
+    """Whether a rank runs grouped products."""
+    templates = {block.template for chunk in layout.chunks_of(rank) for block in chunk.blocks}
+    operators = (op for number in templates for op in layout.library.templates[number].operators)
+    return any(operator.kind is OpKind.GROUPED_MATMUL for operator in operators)

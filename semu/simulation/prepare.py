@@ -1,0 +1,133 @@
+"""``prepare``: everything about a job that no schedule changes: tracing, cutting, costing, its stages and transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from semu.compile.layout import build_layout
+from semu.compile.module_sharding import check_spread, spreads
+from semu.compile.recipe.applied import plan_layout
+from semu.compile.recipe.recipe_job import planned_job, refuse_split
+from semu.compile.recipe.recipe_problem import check_problem, described, plan_of_file
+from semu.compile.recipe.sub_microbatches import cut_batch
+from semu.compile.template import TemplateLibrary
+from semu.costs.evaluation import (
+    BatchShapes,
+    CostedJob,
+    cost_model_of,
+    distinct_shapes,
+    evaluate,
+    template_latencies,
+)
+from semu.costs.phases import check_split
+from semu.costs.result_cache import ResultCache
+from semu.costs.roofline import LatencyRules
+from semu.job import TrainingJob
+from semu.nn.streams import derived_in
+from semu.nn.window import Window, windows_in
+from semu.schedule.stage_plan import StagePlan, first_difference
+from semu.schedule.units import Merged, units_of
+from semu.simulation.checkpoint import JobCheckpoint
+from semu.simulation.checks.context_parallel import check_lengths
+from semu.simulation.checks.items import check_items
+from semu.simulation.checks.unmodelled import check_streams, refuse_unmodelled
+from semu.simulation.data_parallel.gather import parameter_gathers
+from semu.simulation.pipeline import consolidated_units, distinct_replicas
+from semu.simulation.schedules.named import splits_backward
+from semu.workload.derived import with_derived
+
+SHARED_CACHE = ResultCache()
+"""Results of all simulations of the process that bring no cache."""
+
+
+def prepare(
+    job: TrainingJob,
+    *,
+    latency_rules: LatencyRules | None = None,
+    progress: Callable[[str], None] | None = None,
+    cache: ResultCache | None = None,
+    plan: StagePlan | None = None,
+) -> JobCheckpoint:
+    """Everything about a job that does not depend on its schedule.
+
+    Args: as ``simulate``.
+    Raises:
+        ScheduleError: a plan for another problem.
+        ConfigError: sizes or options that do not fit together, or that this version does not model.
+    """
+    say = progress if progress is not None else _silent
+    results = cache if cache is not None else SHARED_CACHE
+    plan = plan if plan is not None else plan_of_file(job)
+    if plan is not None:
+        check_problem(job, plan)
+        job = planned_job(job, plan)
+    refuse_unmodelled(job)
+    parallel, training = job.parallel, job.training
+    say("reading the batch")
+    count = job.num_microbatches * parallel.dp
+    microbatches = job.batch.microbatches(count, training.micro_batch, training.seq_len)
+    check_lengths(job, microbatches)
+
+    def shapes_with(windows: Mapping[str, Sequence[Window]], derived: Sequence[str] = ()) -> BatchShapes:
+        sizes = parallel.dp, parallel.token_divisor, parallel.sequence_parts
+        return distinct_shapes(with_derived(microbatches, derived), *sizes, spreads(job), windows)
+
+    plain = shapes_with({})
+    check_streams(job, plain)
+    check_items(job, microbatches, plain)
+    cutting = cut_batch(job.model, plan, microbatches, parallel.dp) if plan is not None else None
+
+    def shapes_of(library: TemplateLibrary) -> BatchShapes:
+        windows, derived = windows_in(library.symbols), derived_in(library.symbols)
+        return shapes_with(windows, derived) if windows or derived else plain
+
+    def all_shapes_of(library: TemplateLibrary) -> BatchShapes:
+        """With those of sub-microbatches."""
+        if cutting is None:
+            return shapes_of(library)
+        items = with_derived(cutting.microbatches, derived_in(library.symbols))
+        sizes = parallel.dp, parallel.token_divisor, parallel.sequence_parts
+        return BatchShapes.with_idle(distinct_shapes(items, *sizes, (), windows_in(library.symbols)))
+
+    say("tracing the model")
+    serial = not job.overlaps_tensor_parallel
+    layout = build_layout(
+        job,
+        lambda library: template_latencies(
+            library,
+            shapes_of(library),
+            cost_model_of(library, job.profile, latency_rules),
+            serial=serial,
+            cache=results,
+        ),
+        lambda streams: check_spread(job, streams, plain.columns),
+    )
+    if plan is not None:
+        if plan.problem is not None:
+            first_difference(plan.problem, described(job, layout, microbatches))
+        layout = plan_layout(layout, plan, cutting)
+    say("costing the stages")
+    evaluation = evaluate(
+        layout,
+        all_shapes_of(layout.library),
+        cost_model_of(layout.library, job.profile, latency_rules),
+        results,
+        remember=cache is None,
+    )
+    merged: Merged | None = frozenset() if splits_backward(job) else None
+    if merged is not None:
+        refuse_split(layout)
+        check_split(layout)
+    shape = layout.pipeline_shape(job.num_microbatches)
+    if plan is not None and plan.orders is not None:
+        plan.orders.validate(shape)
+    units = units_of(shape, merged)
+    costed = CostedJob(layout, evaluation)
+    gathers = parameter_gathers(costed)
+    replicas = distinct_replicas(costed, units.pairs)
+    nodes = consolidated_units(costed, units, replicas, gathers)
+    return JobCheckpoint(layout, evaluation, units, replicas, nodes, gathers)
+
+
+def _silent(_: str) -> None:
+    return None
