@@ -82,6 +82,7 @@ SHARED_NAMES = {
     "semu.simulation.memory.nearest_fit",
     "semu.simulation.results.breakdown",
     "semu.simulation.results.headline",
+    "semu.simulation.prepare",
     "semu.simulation.schedules.pair_costs",
     "semu.validation.logs.compare_log",
     "semu.validation.traces.compare_trace",
