@@ -6,7 +6,6 @@ operators only; the layer rules that call them know the matching backward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from semu.errors import GraphError
@@ -99,14 +98,7 @@ def all_to_all(x: Tensor, *, gather: int, scatter: int) -> Tensor:
         )
 
     y = exchange(x, gather, scatter)
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [exchange(grad, scatter, gather)]
-
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, lambda grad: [exchange(grad, scatter, gather)])
 
 
 def send(x: Tensor, group: CommGroup) -> Tensor:
@@ -133,14 +125,7 @@ def send(x: Tensor, group: CommGroup) -> Tensor:
         )
 
     y = move(x, "send")
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [move(grad, "send_bw")]
-
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, lambda grad: [move(grad, "send_bw")])
 
 
 def _collective(kind: OpKind, x: Tensor, *, token_shards: int, buffer: str) -> Tensor:

@@ -88,9 +88,7 @@ def fp8_linear(
     has_grad = x.requires_grad or any(use.parameter.requires_grad for use in (w, b) if use is not None)
     y = replace(y, requires_grad=has_grad and trace.grad_enabled)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         needs = x.requires_grad
         phase = Phase.INPUT_GRADIENT if needs else Phase.WEIGHT_GRADIENT
         if is_scattered:
@@ -115,8 +113,7 @@ def fp8_linear(
         _weight_gradient(grad, g8.transposed, columns, w, b, (n, k))
         return [grad_x]
 
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, backward)
 
 
 def _widths(trace: Trace, weight: Parameter, cut: tuple[int, int]) -> tuple[int, int]:

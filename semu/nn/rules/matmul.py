@@ -78,15 +78,12 @@ def _plain(
     """The local product of a whole or column-split weight, with its two gradients."""
     y = forward_product(x, weight, bias, out_shards, parts=parts)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = input_gradient(grad, weight, x.shards[-1]) if x.requires_grad else None
         weight_gradient(grad, x, weight, bias)
         return [grad_x]
 
-    x.trace.record([x], [y], backward)
-    return y
+    return x.trace.recorded([x], y, backward)
 
 
 def _column(x: Tensor, weight: Parameter, bias: Parameter | None, parts: Sequence[int] | None = None) -> Tensor:
@@ -98,9 +95,7 @@ def _column(x: Tensor, weight: Parameter, bias: Parameter | None, parts: Sequenc
         whole = all_gather_tokens(x) if is_split else x
     y = forward_product(whole, w, b, tp, requires_grad_like=x, parts=parts)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         needs_weight = w.gradient is not None
         again = all_gather_tokens(x) if is_split and needs_weight else x
         grad_x = None
@@ -110,8 +105,7 @@ def _column(x: Tensor, weight: Parameter, bias: Parameter | None, parts: Sequenc
         weight_gradient(grad, again, w, b)
         return [grad_x]
 
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, backward)
 
 
 def _row(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
@@ -131,16 +125,13 @@ def _row(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
         reduced = reduce_scatter_tokens(partial) if scatter else all_reduce(partial)
     y = _mark(reduced, x, w, b)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         whole = all_gather_tokens(grad) if scatter else grad
         grad_x = input_gradient(whole, w, tp) if x.requires_grad else None
         weight_gradient(whole, x, w, b)
         return [grad_x]
 
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, backward)
 
 
 def _mark(y: Tensor, x: Tensor, weight: ParameterUse, bias: ParameterUse | None) -> Tensor:
@@ -297,13 +288,10 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
     c = multiply([a, b], (*a.shape[:-1], n), (batch * m, n, k), None, "matmul")
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         phase = Phase.INPUT_GRADIENT
         grad_a = multiply([grad, b], a.shape, (batch * m, k, n), phase, "left_bw") if a.requires_grad else None
         grad_b = multiply([a, grad], b.shape, (batch * k, n, m), phase, "right_bw") if b.requires_grad else None
         return [grad_a, grad_b]
 
-    trace.record([a, b], [c], backward)
-    return c
+    return trace.recorded([a, b], c, backward)

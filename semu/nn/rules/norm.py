@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from semu.errors import GraphError
 from semu.graph.dim import product
 from semu.graph.operator import OpKind, Phase
@@ -50,9 +48,7 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
         eager_passes(y, RMS_NORM, name)
     trace.drop_output("layernorm", y, normalise)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         trained = [use for use in uses if use.gradient is not None]
         if not x.requires_grad and not trained:
             return [None]
@@ -73,5 +69,4 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
             eager_passes(grad_x, RMS_NORM_BACKWARD, f"{name}_bw", Phase.INPUT_GRADIENT)
         return [grad_x if x.requires_grad else None]
 
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, backward)

@@ -83,14 +83,7 @@ def concatenate(a: Tensor, b: Tensor) -> Tensor:
         key=(a.numel + b.numel,),
         name="concatenate",
     )
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [a.trace.view(grad, part.shape, part.shards) for part in (a, b)]
-
-    a.trace.record([a, b], [y], backward)
-    return y
+    return a.trace.recorded([a, b], y, lambda grad: [a.trace.view(grad, part.shape, part.shards) for part in (a, b)])
 
 
 def unflatten(x: Tensor, outer: int, inner: int) -> Tensor:
@@ -143,11 +136,4 @@ def flatten(x: Tensor) -> Tensor:
 
 def _reshape(x: Tensor, shape: Sequence[Dim], shards: Sequence[int]) -> Tensor:
     view = x.trace.view(x, shape, shards)
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [x.trace.view(grad, x.shape, x.shards)]
-
-    x.trace.record([x], [view], backward)
-    return view
+    return x.trace.recorded([x], view, lambda grad: [x.trace.view(grad, x.shape, x.shards)])

@@ -466,3 +466,16 @@ class Trace:
         """Put a step on the tape, unless no gradient flows through it."""
         if self._grad_enabled and any(output.requires_grad for output in outputs):
             self.tape.append(TapeStep(tuple(inputs), tuple(outputs), backward, self._path, self._in_fp8_region))
+
+    def recorded(
+        self, inputs: Sequence[Tensor], output: Tensor, backward: Callable[[Tensor], Sequence[Tensor | None]]
+    ) -> Tensor:
+        """Put a step with one output on the tape; ``backward`` takes that output's gradient. Returns the output."""
+
+        def of_one(gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+            (grad,) = gradients
+            assert grad is not None
+            return backward(grad)
+
+        self.record(inputs, [output], of_one)
+        return output

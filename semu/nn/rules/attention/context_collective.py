@@ -150,14 +150,7 @@ def _exchanged(x: Tensor, there: _Layout, name: str, *, copies: bool) -> Tensor:
         return _rearranged(received, f"{label}_order") if copies else received
 
     y = exchange(x, there, name)
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [exchange(grad, (x.shape, x.shards, x.sequences), f"{name}_bw")]
-
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, lambda grad: [exchange(grad, (x.shape, x.shards, x.sequences), f"{name}_bw")])
 
 
 def _rearranged(x: Tensor, name: str) -> Tensor:

@@ -71,16 +71,13 @@ def concatenate_tokens(a: Tensor, b: Tensor) -> Tensor:
         name="concatenate_tokens",
     )
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         return [
             copy_like(part, [grad], 2 * part.size_bytes, "split_grad") if part.requires_grad else None
             for part in (a, b)
         ]
 
-    trace.record([a, b], [y], backward)
-    return y
+    return trace.recorded([a, b], y, backward)
 
 
 def split_tokens(x: Tensor) -> tuple[Tensor, ...]:
@@ -126,13 +123,10 @@ def concatenate_features(a: Tensor, b: Tensor) -> Tensor:
         name="concatenate_features",
     )
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         return [
             copy_like(part, [grad], 2 * part.size_bytes, "split_grad") if part.requires_grad else None
             for part in (a, b)
         ]
 
-    trace.record([a, b], [y], backward)
-    return y
+    return trace.recorded([a, b], y, backward)

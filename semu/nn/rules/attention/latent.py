@@ -80,11 +80,8 @@ def spread_tokens(x: Tensor) -> Tensor:
     is_split = x.shards[0] > 1
     y = all_gather_tokens(x) if is_split else trace.view(x, x.shape, x.shards)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         with trace.at(trace.path, Phase.INPUT_GRADIENT):
             return [reduce_scatter_tokens(grad) if is_split else all_reduce(grad)]
 
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, backward)

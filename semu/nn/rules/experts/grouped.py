@@ -46,9 +46,7 @@ def grouped_linear(
     name, groups = weight.name, weight.shape[0] // plan.ep
     y = _product(x, use, groups, n, (x.local_shape[0], n, k), DType.BF16, name=name, bias=added)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = None
         if x.requires_grad:
             key = (x.local_shape[0], k, n)
@@ -57,8 +55,7 @@ def grouped_linear(
             _weight_gradient(grad, x, use, added, (n, k), None)
         return [grad_x]
 
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, backward)
 
 
 def _fp8(x: Tensor, use: ParameterUse, added: Sequence[ParameterUse], cut: tuple[int, ...], n: int, k: int) -> Tensor:
@@ -78,9 +75,7 @@ def _fp8(x: Tensor, use: ParameterUse, added: Sequence[ParameterUse], cut: tuple
     assert x8.plain is not None
     y = _product(x8.plain, w8[0], groups, n, (x.local_shape[0], n, k), DType.FP8, name=name, bias=added)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         if not trains and _trains(use, added):
             _weight_gradient(grad, x, use, added, (n, k), None)
         if not (trains or needs):
@@ -99,8 +94,7 @@ def _fp8(x: Tensor, use: ParameterUse, added: Sequence[ParameterUse], cut: tuple
             _weight_gradient(g8.transposed, x8.transposed, use, added, (n, k), DType.FP8)
         return [grad_x]
 
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, backward)
 
 
 def _trains(use: ParameterUse, added: Sequence[ParameterUse]) -> bool:
@@ -215,14 +209,11 @@ def _weighted(x: Tensor, probabilities: Tensor) -> Tensor:
 
     y = emit([x, probabilities], 2 * x.size_bytes + row_bytes, "weight_rows", 0)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = emit([x, probabilities, grad], 3 * x.size_bytes + 2 * row_bytes, "weight_rows_bw", 1)
         return [grad_x, trace.side_outputs(1)[0]]
 
-    trace.record([x, probabilities], [y], backward)
-    return y
+    return trace.recorded([x, probabilities], y, backward)
 
 
 def weighted_activation(
@@ -262,9 +253,7 @@ def weighted_activation(
     y = apply()
     trace.drop_output("moe_act", y, apply)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = trace.emit(
             OpKind.ACTIVATION,
             [x, probabilities, grad],
@@ -278,5 +267,4 @@ def weighted_activation(
         )
         return [grad_x, trace.side_outputs(1)[0]]
 
-    trace.record([x, probabilities], [y], backward)
-    return y
+    return trace.recorded([x, probabilities], y, backward)

@@ -144,14 +144,7 @@ def unpermute(y: Tensor, order: Tensor, like: Tensor) -> Tensor:
         )
 
     x = move(y, like, "unpermute")
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [move(grad, y, "unpermute_bw", Phase.INPUT_GRADIENT)]
-
-    trace.record([y], [x], backward)
-    return x
+    return trace.recorded([y], x, lambda grad: [move(grad, y, "unpermute_bw", Phase.INPUT_GRADIENT)])
 
 
 def scale_tokens(x: Tensor, gate: Tensor) -> Tensor:
@@ -179,11 +172,8 @@ def scale_tokens(x: Tensor, gate: Tensor) -> Tensor:
 
     y = emit([x, gate], 2, "token_gate", 0)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = emit([x, gate, grad], 3, "token_gate_bw", 1)
         return [grad_x, laid_out_like(trace.side_outputs(1)[0], gate)]
 
-    trace.record([x, gate], [y], backward)
-    return y
+    return trace.recorded([x, gate], y, backward)
