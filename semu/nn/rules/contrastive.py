@@ -89,10 +89,7 @@ def scale_rows(x: Tensor, factor: Parameter) -> Tensor:
         return trace.emit(
             OpKind.ADD,
             [*inputs, use],
-            x.shape,
-            shards=x.shards,
-            dtype=x.dtype,
-            sequences=x.sequences,
+            like=x,
             gradients=[use] if is_backward and use.gradient is not None else [],
             mem_bytes=passes * x.size_bytes,
             key=(x.numel,),

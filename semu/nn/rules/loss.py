@@ -53,10 +53,7 @@ def cross_entropy(logits: Tensor) -> Tensor:
             trace.emit(
                 OpKind.CROSS_ENTROPY,
                 [softmax],
-                logits.shape,
-                shards=logits.shards,
-                dtype=logits.dtype,
-                sequences=logits.sequences,
+                like=logits,
                 mem_bytes=fp32 * logits.numel + logits.size_bytes,
                 key=(tokens, logits.local_shape[1]),
                 name="softmax_bw",
@@ -214,10 +211,7 @@ def mean_squared_error(prediction: Tensor) -> Tensor:
             trace.emit(
                 OpKind.CROSS_ENTROPY,
                 [prediction],
-                prediction.shape,
-                shards=prediction.shards,
-                dtype=prediction.dtype,
-                sequences=prediction.sequences,
+                like=prediction,
                 mem_bytes=3 * prediction.size_bytes,
                 key=(prediction.numel,),
                 name="squared_error_bw",

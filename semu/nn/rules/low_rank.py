@@ -52,10 +52,7 @@ def add_parts(y: Tensor, parts: Sequence[Tensor]) -> Tensor:
     out = y.trace.emit(
         OpKind.ADD,
         [y, *parts],
-        y.shape,
-        shards=y.shards,
-        dtype=y.dtype,
-        sequences=y.sequences,
+        like=y,
         mem_bytes=3 * numel * y.dtype.size_bytes,
         key=(numel,),
         name="add_adapters",

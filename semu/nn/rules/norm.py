@@ -32,10 +32,7 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
         return trace.emit(
             OpKind.NORM,
             [x, *uses],
-            x.shape,
-            shards=x.shards,
-            dtype=x.dtype,
-            sequences=x.sequences,
+            like=x,
             mem_bytes=2 * x.size_bytes + statistics,
             key=(rows, x.shape[-1]),
             name=name,
@@ -55,10 +52,7 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
         grad_x = trace.emit(
             OpKind.NORM,
             [x, saved, grad, *uses],
-            x.shape if x.requires_grad else None,
-            shards=x.shards,
-            dtype=x.dtype,
-            sequences=x.sequences,
+            like=x if x.requires_grad else None,
             gradients=trained,
             mem_bytes=(3 if x.requires_grad else 2) * x.size_bytes + statistics,
             key=(rows, x.shape[-1]),

@@ -56,10 +56,7 @@ def _emit(
     return x.trace.emit(
         OpKind.ADD,
         inputs,
-        x.shape if has_output else None,
-        shards=x.shards,
-        dtype=x.dtype,
-        sequences=x.sequences,
+        like=x if has_output else None,
         gradients=gradients,
         mem_bytes=passes * x.size_bytes,
         key=(x.numel,),

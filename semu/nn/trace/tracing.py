@@ -330,6 +330,7 @@ class Trace:
         inputs: Sequence[Tensor | ParameterUse],
         shape: Sequence[Dim] | None = None,
         *,
+        like: Tensor | None = None,
         shards: Sequence[int] | None = None,
         dtype: DType | None = None,
         sequences: Sequences | None = None,
@@ -355,8 +356,8 @@ class Trace:
             kind, flop, recomputed_flop, causal_flop, mem_bytes, net_bytes, key, stream: as ``Graph.add_operator``;
                 local to one rank.
             inputs: tensors and parameters read.
-            shape, shards, dtype, sequences, role: the output's; no output tensor of its own when ``shape`` is None
-                (then the first input comes back).
+            shape, shards, dtype, sequences, role: the output's; where they are None, those of ``like``. Without
+                ``shape`` and ``like`` there is no output tensor, and the first input comes back.
             gradients: parameters whose gradient buffers it writes.
             updates: tensors changed in place.
             phase: default: the trace's current phase.
@@ -366,6 +367,11 @@ class Trace:
             beside: operators that it waits for, of a transfer that runs beside what surrounds it, whatever
                 ``overlap_tp`` says: it waits for these and for what it reads, and what reads its outputs for it.
         """
+        if like is not None:
+            shape = like.shape if shape is None else shape
+            shards = like.shards if shards is None else shards
+            dtype = like.dtype if dtype is None else dtype
+            sequences = like.sequences if sequences is None else sequences
         path = ".".join(part for part in (self.path, name) if part)
         now = phase if phase is not None else self.phase
         reads = [self._read(item, now) if isinstance(item, Tensor) else item.tensor for item in inputs]
