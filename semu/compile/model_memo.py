@@ -18,6 +18,8 @@ from weakref import WeakKeyDictionary
 
 from semu.compile.template_cache import Recent
 from semu.job import TrainingJob
+from semu.job.declare import Influence
+from semu.job.training import OPTIONS
 from semu.nn.changes import CHANGES
 from semu.nn.layers.moe import MixtureOfExperts
 from semu.nn.model import ModalityModule, Model
@@ -44,28 +46,10 @@ PLACEMENT = frozenset(
 """Settings of ``Parallel`` that decide where blocks and optimizer states lie, and nothing inside a block."""
 ZERO = frozenset({"dp", "zero", "zero_group", "reshard_after_forward"})
 """Settings of ``Parallel`` that change no stage while ``zero`` is 0 or 1."""
-AROUND = frozenset(
-    {
-        "micro_batch",
-        "global_batch",
-        "schedule",
-        "schedule_file",
-        "activation_limit",
-        "optimizer_post_validation",
-        "overhead_s",
-        "jitter",
-        "straggler_share",
-        "straggler_slowdown",
-        "gradient_clipping",
-        "loss_scaling",
-        "workspaces",
-    }
-)
-"""Settings of ``Training`` that change neither blocks nor stages."""
-
-
-BATCH = frozenset({"micro_batch", "global_batch", "schedule", "schedule_file", "activation_limit"})
+BATCH = frozenset(row.name for row in OPTIONS if row.influence is Influence.MICROBATCHES)
 """Settings of ``Training`` that say how many microbatches there are, what is in them and in which order they run."""
+AROUND = frozenset(row.name for row in OPTIONS if row.influence is not Influence.STAGES)
+"""Settings of ``Training`` that change neither blocks nor stages."""
 
 _REGISTERS = frozenset({"_modules", "_parameters"})
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,9 @@ from semu.graph.operator import Operator, Phase
 from semu.hardware.device import Device, DeviceKind, DeviceProfile, Direction, Stream
 from semu.hardware.efficiency import Efficiency
 from semu.hardware.kinds import DType, OpKind, Provenance
-from semu.hardware.network import CollectiveCost, CommGroup, collective_cost
+from semu.hardware.network import CommGroup
+from semu.hardware.network.cost import collective_cost
+from semu.hardware.network.protocols import CollectiveCost
 from semu.hardware.number import worst_provenance
 from semu.units import TIME_GRID_PER_S
 
@@ -94,7 +96,7 @@ class CostModel:
         self._protocols: dict[int, CollectiveCost] = {}
         self._has_flop = np.array([operator.flop != 0 for operator in library.operators], dtype=np.bool_)
         self.efficiencies: list[Efficiency | None] = []
-        self._outer_costs: dict[tuple[OpKind, CommGroup], CollectiveCost] = {}
+        self._link_costs: dict[tuple[OpKind, CommGroup], CollectiveCost] = {}
         self.coefficients: list[Coefficients] = []
         for row, (operator, group) in enumerate(zip(library.operators, library.groups, strict=True)):
             if operator.kind.is_communication:
@@ -106,13 +108,19 @@ class CostModel:
     def _fill_link(self, row: int, operator: Operator, group: CommGroup | None) -> None:
         if group is None:
             group = _group_of_key(operator)
-        cost = collective_cost(self.profile, operator.kind, group)
+        cost = self._link_cost(operator.kind, group)
         self._net_rate[row], self._fixed[row], self._corner[row] = cost.bytes_per_s, cost.latency_s, cost.c_s
-        if cost.has_protocols:
+        if not cost.is_plain:
             self._protocols[row] = cost
         efficiency = self.profile.links[group.port].of(operator.kind)
         self.efficiencies.append(None)
         self.coefficients.append(Coefficients(efficiency.provenance, efficiency.source, efficiency.relative_error))
+
+    def _link_cost(self, kind: OpKind, group: CommGroup) -> CollectiveCost:
+        cost = self._link_costs.get((kind, group))
+        if cost is None:
+            cost = self._link_costs[kind, group] = collective_cost(self.profile, kind, group)
+        return cost
 
     def _fill_compute(self, row: int, operator: Operator) -> None:
         is_attention = operator.kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
@@ -145,11 +153,12 @@ class CostModel:
 
     @cached_property
     def numbers(self) -> NDArray[np.float64]:
-        """Every coefficient that operators' latencies are computed with: float64[num_ops, 17]."""
+        """Every coefficient that operators' latencies are computed with: float64[num_ops, num_coefficients]."""
         rates = (self._flop_rate, self._mem_rate, self._net_rate)
-        protocols = np.zeros((3, len(self._fixed)))
-        for row, cost in self._protocols.items():
-            protocols[:, row] = cost.short_bytes_per_s, cost.setup_s, cost.p
+        ways = {row: [x for way in cost.protocols for x in astuple(way)] for row, cost in self._protocols.items()}
+        protocols = np.zeros((max(map(len, ways.values()), default=0), len(self._fixed)))
+        for row, numbers in ways.items():
+            protocols[: len(numbers), row] = numbers
         shapes = [
             [0.0 if item is None else getattr(item, name) for item in self.efficiencies] for name in SHAPE_COEFFICIENTS
         ]
@@ -213,10 +222,7 @@ class CostModel:
         """
         memory, network = np.atleast_1d(np.asarray(mem_bytes)), np.atleast_1d(np.asarray(net_bytes))
         if group is not None:
-            cost = self._outer_costs.get((kind, group))
-            if cost is None:
-                cost = self._outer_costs[kind, group] = collective_cost(self.profile, kind, group)
-            seconds = cost.times_s(network)
+            seconds = self._link_cost(kind, group).times_s(network)
         else:
             efficiency = self.profile.efficiency(kind)
             seconds = efficiency.t0_s + memory / (efficiency.mem * self.profile.mem_bytes_per_s.value)

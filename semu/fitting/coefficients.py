@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from semu.fitting.forms import QUANTISE
 from semu.hardware.capabilities import DeviceProfile, VariantKey, parse_variant
-from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, coefficient_names
+from semu.hardware.efficiency import Efficiency, coefficient_names
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import OpKind, Port
 
@@ -17,9 +17,10 @@ def coefficients_of(profile: DeviceProfile, section: str) -> dict[str, float]:
     """
     group, name, *rest = section.split(".")
     if group == "link":
-        return _values(profile.links[Port(name)].of(OpKind(rest[0])))
+        return dict(profile.links[Port(name)].of(OpKind(rest[0])).numbers)
     kind, variant = OpKind(name), parse_variant(rest[0]) if rest else None
-    values = _values(_efficiency(profile, kind, variant))
+    efficiency = _efficiency(profile, kind, variant)
+    values = {name: float(getattr(efficiency, name)) for name in coefficient_names(Efficiency)}
     if variant is Fp8Recipe.BLOCKWISE:
         cast = profile.variants.get((OpKind.CAST, Fp8Recipe.BLOCKWISE), profile.efficiencies[OpKind.CAST])
         values[QUANTISE] = cast.mem
@@ -36,7 +37,3 @@ def _efficiency(profile: DeviceProfile, kind: OpKind, variant: VariantKey | None
     if isinstance(variant, Fp8Recipe):
         return profile.scaled(variant).efficiencies[kind]
     return profile.efficiencies[kind]
-
-
-def _values(section: Efficiency | CollectiveEfficiency) -> dict[str, float]:
-    return {name: float(getattr(section, name)) for name in coefficient_names(type(section))}

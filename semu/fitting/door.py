@@ -10,6 +10,8 @@ from semu.fitting.forms import flop_of, peaks_of
 from semu.fitting.models import SMALL_BYTES
 from semu.fitting.samples import MOST_NAMED, Family, Refusal, Samples
 from semu.hardware.capabilities import DeviceProfile
+from semu.hardware.kinds import OpKind
+from semu.hardware.network import wire_factor
 
 _SLACK = 1.01
 """Peaks are rounded."""
@@ -72,10 +74,8 @@ def _rates(
         per_node = (
             np.maximum(samples.column("ranks") / samples.column("nodes"), 1.0) if ".nic." in samples.section else 1
         )
-        ranks = samples.column("ranks")
-        share = (ranks - 1) / ranks if not samples.section.endswith("p2p") else 1.0
-        if samples.section.endswith("all_reduce"):
-            share = 2.0 * share
+        kind = OpKind(samples.section.split(".")[2])
+        share = np.array([float(wire_factor(kind, int(ranks))) for ranks in samples.column("ranks")])
         gain = np.where(samples.column("whole") > 0, _SWITCH, 1.0)
         return (
             samples.column("bytes") * share / samples.time_s,

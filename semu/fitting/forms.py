@@ -8,6 +8,7 @@ inference engines measure it writes keys and values into a cache.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,7 +18,9 @@ from numpy.typing import NDArray
 from semu.fitting.samples import Family, family_of
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import DType, OpKind, Port
-from semu.hardware.network import CommGroup, latency_steps, long_times, wire_factor
+from semu.hardware.network import CommGroup, cost_on_links, wire_factor
+from semu.hardware.network.algorithm import Links
+from semu.hardware.network.cost import port_peak
 from semu.hardware.shape_terms import attention_factor, cache_factor, row_bytes_factor, tiled_flop
 
 Values = NDArray[np.float64]
@@ -51,12 +54,7 @@ def peaks_of(profile: DeviceProfile, section: str) -> Peaks:
     group, name, *rest = section.split(".")
     memory = profile.mem_bytes_per_s.value
     if group == "link":
-        ports = {
-            Port.NVLINK: profile.nvlink_bytes_per_s,
-            Port.NIC: profile.nic_bytes_per_s,
-            Port.PCIE: profile.pcie_bytes_per_s,
-        }
-        return Peaks(profile.peak_flop_per_s(DType.BF16), memory, ports[Port(name)].value)
+        return Peaks(profile.peak_flop_per_s(DType.BF16), memory, port_peak(profile, Port(name)))
     is_fp8 = bool(rest) and rest[0].startswith("fp8")
     return Peaks(profile.peak_flop_per_s(DType.FP8 if is_fp8 else DType.BF16), memory)
 
@@ -160,23 +158,15 @@ def _attention(numbers: Mapping[str, float], shape: Values, peaks: Peaks, *, is_
 
 
 def _collective(section: str, numbers: Mapping[str, float], shape: Values, peaks: Peaks) -> Values:
+    """As simulated, but for measurements over nodes: there the links inside the nodes are never the limit."""
+    _, port, name = section.split(".")
+    kind, rate = OpKind(name), numbers["net"] * peaks.port_bytes_per_s
+    local = math.inf if Port(port) is Port.NIC else rate
     ranks, nodes, buffer, whole = shape
-    kind = OpKind(section.split(".")[2])
-    factor, steps = np.empty_like(ranks), np.empty_like(ranks)
-    for n, m in {(int(n), int(m)) for n, m in zip(ranks, nodes, strict=True)}:
-        chosen = (ranks == n) & (nodes == m)
-        factor[chosen] = float(wire_factor(kind, n))
-        steps[chosen] = latency_steps(kind, CommGroup("group", n, m))
-    per_node = 1.0 if ".nic." not in section or kind is OpKind.P2P else ranks / nodes
-    rate = numbers["net"] * peaks.port_bytes_per_s * per_node
-    transfer = factor * buffer / rate
-    if ".nic." not in section and kind is not OpKind.P2P:
-        in_switch = (whole > 0) & (numbers["switch"] > 1.0)
-        transfer = transfer * np.where(in_switch, 1.0 / numbers["switch"], 1.0 + numbers["few_ranks"] / (ranks - 1.0))
-    latency, moving = numbers["t0_s"] + numbers["hop_s"] * steps, transfer + np.sqrt(numbers["c_s"] * transfer)
-    result: Values = long_times(latency + numbers["setup_s"], moving, numbers["p"])
-    if numbers["short_net"] > 0:
-        peers = ranks - 1.0 if kind is OpKind.ALL_TO_ALL else 1.0
-        short = factor * buffer / (peers * numbers["short_net"] * peaks.port_bytes_per_s)
-        result = np.minimum(latency + short, result)
+    result = np.empty(len(buffer))
+    for n, m, is_whole in set(zip(ranks.tolist(), nodes.tolist(), (whole > 0).tolist(), strict=True)):
+        group, links = CommGroup("group", int(n), int(m)), Links(local, rate, peaks.port_bytes_per_s, is_whole)
+        chosen = (ranks == n) & (nodes == m) & ((whole > 0) == is_whole)
+        net_bytes = float(wire_factor(kind, group.num_ranks)) * buffer[chosen]
+        result[chosen] = cost_on_links(kind, group, links, numbers).times_s(net_bytes)
     return result

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from semu.fitting.devices import KNOWN_DEVICES
 from semu.fitting.forms import QUANTISE
 from semu.fitting.samples import Family, Samples, family_of
-from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, coefficient_names
+from semu.hardware.efficiency import Efficiency, coefficient_names
+from semu.hardware.kinds import OpKind, Port
+from semu.hardware.network import COEFFICIENTS
 
 SMALL_PRODUCT = 256
 """Products with a smaller m, n or k are small: no training job waits for them, and they are not fitted."""
@@ -78,19 +80,11 @@ _ATTENTION = (
     Free("p", 1.5, 1.0, 12.0),
     Free("power", 0.1, 0.0, 0.6),
 )
-_LINK = (
-    Free("net", 0.75, 0.05, 1.0),
-    Free("t0_s", 5e-6, 0.0, 5e-5),
-    Free("hop_s", 1e-6, 0.0, 1.9e-5),
-    Free("c_s", 1e-5, 0.0, 9.9e-5),
-    Free("few_ranks", 0.1, 0.0, 1.0),
-)
-_PROTOCOLS = (
-    Free("short_net", 0.013, 1e-3, 0.5),
-    Free("setup_s", 6e-6, 0.0, 5e-5),
-    Free("p", 2.0, 1.0, 6.0),
-)
-"""Of all-to-alls, whose sends choose a protocol by the bytes per peer; the rings' sizes do not show any."""
+_LINK = {
+    name: Free(name, item.fit.start, item.fit.low, item.fit.high)
+    for name, item in COEFFICIENTS.items()
+    if item.fit is not None
+}
 _ROW_WISE = ("norm", "softmax", "cross_entropy")
 CACHE = ("cached", "cache_bytes")
 """Factors of a source whose norms read their input again, where its sizes lie on both sides of the cache's."""
@@ -178,34 +172,30 @@ def _only(free: tuple[Free, ...], *names: str) -> tuple[Free, ...]:
 
 
 def _link_model(samples: Samples, fixed: dict[str, float], has_switch_reduction: bool) -> Model:
-    names = ["net"]
-    sizes, ranks = np.unique(samples.column("bytes")), np.unique(samples.column("ranks"))
-    if len(sizes) >= 8:
-        names.append("t0_s")
-    if len(sizes) >= 8 and not samples.section.endswith("p2p"):
-        names.append("c_s")
-    if len(ranks) >= 2:
-        names.append("hop_s")
-    if len(ranks) >= 2 and len(sizes) >= 8 and ".nvlink." in samples.section:
-        names.append("few_ranks")
-    free = _only(_LINK, *names)
-    if ".nic." in samples.section and len(ranks) >= 2:  # many ranks: the latency is that of the steps
-        fixed["t0_s"] = 0.0
-        free = _only(_LINK, "net", "hop_s", "c_s")
-    if ".nvlink." in samples.section and not samples.section.endswith("p2p"):
-        free = tuple(replace(item, high=PACKETS) if item.name == "net" else item for item in free)
+    _, port, kind = samples.section.split(".")
+    num_sizes, num_ranks = (len(np.unique(samples.column(name))) for name in ("bytes", "ranks"))
     is_whole = samples.column("whole") > 0
-    if has_switch_reduction and is_whole.any() and not is_whole.all():
-        free = (*free, Free("switch", 1.2, 1.0, 2.5))
-    if samples.section == "link.nvlink.all_to_all" and len(samples) >= _MANY and len(sizes) >= 8:
-        free = (*free, *_PROTOCOLS)
-    site = tuple(name for name in ("net", "t0_s", "hop_s") if name in names) if len(sizes) >= 8 else (TIME,)
-    final = (*site, FLOOR) if samples.section.endswith("all_reduce") else site
-    return Model(free, fixed, site, final)
+    has_switch = has_switch_reduction and bool(is_whole.any()) and not is_whole.all()
+    free = [
+        _LINK[name]
+        for name, item in COEFFICIENTS.items()
+        if item.fit is not None
+        and item.is_in(Port(port), OpKind(kind))
+        and item.fit.is_determined(num_sizes, num_ranks, len(samples), has_switch=has_switch)
+        and not (kind == "p2p" and name == "c_s")
+    ]
+    site = tuple(item.name for item in free if item.name in ("net", "t0_s", "hop_s")) if num_sizes >= 8 else (TIME,)
+    if port == "nic" and num_ranks >= 2:  # many ranks: the latency is that of the steps
+        fixed["t0_s"] = 0.0
+        free = [_LINK[name] for name in ("net", "hop_s", "c_s")]
+    if port == "nvlink" and kind != "p2p":
+        free = [replace(item, high=PACKETS) if item.name == "net" else item for item in free]
+    return Model(tuple(free), fixed, site, (*site, FLOOR) if kind == "all_reduce" else site)
 
 
 def defaults_of(section: str) -> dict[str, float]:
     """Coefficients of a section about which nothing is known."""
-    is_link = family_of(section) is Family.LINK
-    neutral = CollectiveEfficiency() if is_link else Efficiency()
-    return {name: float(getattr(neutral, name)) for name in coefficient_names(type(neutral))}
+    if family_of(section) is Family.LINK:
+        return {name: item.neutral for name, item in COEFFICIENTS.items()}
+    neutral = Efficiency()
+    return {name: float(getattr(neutral, name)) for name in coefficient_names(Efficiency)}

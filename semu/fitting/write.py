@@ -13,7 +13,8 @@ from semu.fitting.calibration import CAST, CalibratedSection, Calibration
 from semu.fitting.forms import QUANTISE
 from semu.fitting.models import CACHE, RATES, SMALL_BYTES, SMALL_PRODUCT, defaults_of
 from semu.fitting.samples import HELD_OUT_RULE, Family
-from semu.hardware.kinds import Provenance
+from semu.hardware.kinds import OpKind, Port, Provenance
+from semu.hardware.network import COEFFICIENTS
 
 _NAMES: Mapping[Family, tuple[str, ...]] = {
     Family.PRODUCT: (
@@ -30,7 +31,7 @@ _NAMES: Mapping[Family, tuple[str, ...]] = {
     ),
     Family.ATTENTION: ("flop", "mem", "t0_s", "p", "s0_tokens", "tiles_at_once", "tile_rest", "power"),
     Family.MEMORY: ("mem", "t0_s", "row0", "cached", "cache_bytes"),
-    Family.LINK: ("net", "t0_s", "hop_s", "c_s", "few_ranks", "switch", "short_net", "setup_s", "p"),
+    Family.LINK: tuple(COEFFICIENTS),
 }
 _ROW_WISE = ("efficiency.norm", "efficiency.softmax", "efficiency.cross_entropy")
 _STAND_IN = "/triad"
@@ -165,12 +166,8 @@ def _concerns(key: str, section: str) -> bool:
         return section in _ROW_WISE
     if key in CACHE:
         return section == "efficiency.norm"
-    if key in ("short_net", "setup_s") or (key == "p" and section.startswith("link.")):
-        return section == "link.nvlink.all_to_all"
-    is_collective = section.startswith("link.nvlink.") and not section.endswith(".p2p")
-    if key == "few_ranks":
-        return is_collective
-    return section.endswith("all_reduce") and is_collective if key == "switch" else True
+    group, name, *rest = section.split(".")
+    return group != "link" or COEFFICIENTS[key].is_in(Port(name), OpKind(rest[0]))
 
 
 def _cast_text(section: CalibratedSection) -> str:

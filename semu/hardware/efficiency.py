@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
-from semu.errors import ConfigError
+from semu.errors import ConfigError, unknown_name
 from semu.hardware.kinds import OpKind, Provenance
+from semu.hardware.network.algorithms import COEFFICIENTS
 from semu.hardware.number import check_efficiency, check_number, check_positive, worst_provenance
 
 NEUTRAL_SOURCE = "the paper's default: alpha = 1"
@@ -131,59 +132,45 @@ class Efficiency:
         return self.t0_s + softened
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class CollectiveEfficiency:
-    """Cost coefficients of one communication kind on one port.
-
-    t = t0 + hop x steps + T + sqrt(c T), T = net_bytes / bandwidth; steps are n - 1 for a ring of n ranks, see
-    ``semu.hardware.network.latency_steps``. Where a library sends short messages by another protocol (``short_net``),
-    with latency l = t0 + hop x steps, the faster of both counts,
-
-        t = min(l + net_bytes / (peers short_net B), ((l + setup)^p + (T + sqrt(c T))^p)^(1/p)),
-
-    B the port's bandwidth, peers n - 1 of an all-to-all, which sends to all others at once, else 1.
+    """Cost coefficients of one communication kind on one port; ``semu.hardware.network.COEFFICIENTS`` declares them.
 
     Attributes:
-        net: reached fraction of the port's one-direction bandwidth for long messages, in (0, 1].
-        t0_s: fixed latency [s].
-        hop_s: latency per step [s]; on the NIC the mean over a ring's steps between and inside nodes.
-        c_s: corner between latency and bandwidth [s]; 0: none.
-        switch: of an all-reduce over all GPUs that one NVSwitch joins, its rate over that of a ring, >= 1: the switch
-            adds up (NVLink SHARP).
-        few_ranks: what a ring of two takes longer per byte than one of very many, as a share; n ranks in a node take
-            1 + few_ranks / (n - 1).
-        short_net: fraction of the port's bandwidth that short messages reach, per peer, in [0, 1]; 0: one protocol.
-        setup_s: fixed latency of the protocol for long messages on top of that for short ones [s].
-        p: how latency and transfer of long messages add up, >= 1: 1 one after the other, more where they overlap.
+        numbers: coefficient -> value, all of them; each is an attribute as well (``link.net``). The constructor takes
+            them by name; one that is left out is neutral.
         provenance, source, relative_error: as in ``Efficiency``.
-    Source:
-        The form of the microbenchmark data; it generalises alpha-beta (Hockney 1994) by the corner c. Two protocols:
-        NCCL's LL and Simple, between which its sends choose by the bytes per peer.
+    Raises:
+        ConfigError: an unknown coefficient, or a number out of its range.
     """
 
-    net: float = 1.0
-    t0_s: float = 0.0
-    hop_s: float = 0.0
-    c_s: float = 0.0
-    provenance: Provenance = Provenance.DEFAULT
-    source: str = NEUTRAL_SOURCE
-    relative_error: float | None = None
-    switch: float = 1.0
-    few_ranks: float = 0.0
-    short_net: float = 0.0
-    setup_s: float = 0.0
-    p: float = 1.0
+    numbers: Mapping[str, float]
+    provenance: Provenance
+    source: str
+    relative_error: float | None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "switch", check_number(self.switch, "switch", minimum=1.0))
-        object.__setattr__(self, "p", check_number(self.p, "p", minimum=1.0))
-        if self.short_net != 0.0:
-            object.__setattr__(self, "short_net", check_efficiency(self.short_net, "short_net"))
-        object.__setattr__(self, "net", check_efficiency(self.net, "net"))
-        for name in ("t0_s", "hop_s", "c_s", "few_ranks", "short_net", "setup_s"):
-            object.__setattr__(self, name, check_number(getattr(self, name), name))
-        if self.relative_error is not None:
-            object.__setattr__(self, "relative_error", check_number(self.relative_error, "relative_error"))
+    def __init__(
+        self,
+        *,
+        provenance: Provenance = Provenance.DEFAULT,
+        source: str = NEUTRAL_SOURCE,
+        relative_error: float | None = None,
+        **numbers: float,
+    ) -> None:
+        for name in numbers:
+            if name not in COEFFICIENTS:
+                raise unknown_name("coefficient", name, COEFFICIENTS, where=name)
+        checked = {name: item.check(numbers.get(name, item.neutral), name) for name, item in COEFFICIENTS.items()}
+        object.__setattr__(self, "numbers", checked)
+        object.__setattr__(self, "provenance", provenance)
+        object.__setattr__(self, "source", source)
+        error = None if relative_error is None else check_number(relative_error, "relative_error")
+        object.__setattr__(self, "relative_error", error)
+
+    def __getattr__(self, name: str) -> float:
+        if name not in COEFFICIENTS:
+            raise AttributeError(name)
+        return self.numbers[name]
 
     @property
     def alpha_net(self) -> float:
@@ -231,6 +218,8 @@ _LABELS = frozenset(("provenance", "source", "relative_error"))
 
 def coefficient_names(section: type[Efficiency] | type[CollectiveEfficiency]) -> tuple[str, ...]:
     """Names of the numbers in an efficiency section, without its provenance, source and error."""
+    if section is CollectiveEfficiency:
+        return tuple(COEFFICIENTS)
     return tuple(item.name for item in fields(section) if item.name not in _LABELS)
 
 
@@ -244,8 +233,7 @@ def with_coefficient(section: Section, name: str, value: float) -> Section:
     """
     values = {key: getattr(section, key) for key in coefficient_names(type(section))}
     values[name] = value
-    return replace(
-        section,
+    return type(section)(
         **values,
         provenance=worst_provenance(section.provenance, Provenance.SPEC),
         source=f"override of {name}; otherwise: {section.source}",

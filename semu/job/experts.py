@@ -1,71 +1,21 @@
-"""Settings of a mixture of experts: values, how they fit the model and the parallel sizes, the plan for tracing."""
+"""Settings of a mixture of experts: how they fit the model and the parallel sizes, the plan for tracing."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from semu.errors import ConfigError
+from semu.job.training import Training
 from semu.nn.changes import CHANGES
 from semu.nn.layers.moe import MixtureOfExperts
 from semu.nn.model import ModalityModule, Model
 from semu.nn.module import Module
 from semu.nn.routing import ExpertPlan, Routing, rank_means
 from semu.parallel.config import Parallel
-
-if TYPE_CHECKING:
-    from semu.job.training import Training
-    from semu.parallel.mesh import Mesh
-
-
-def check_imbalance(value: object) -> float | tuple[float, ...]:
-    """A ratio >= 1, or loads of all experts >= 0 of which one is positive."""
-    where = "training.moe_imbalance"
-    if isinstance(value, list | tuple):
-        if not value or not all(_is_number(load) and load >= 0 for load in value) or not sum(value):
-            raise ConfigError(
-                "not the loads of experts", where=where, expected="numbers >= 0, not all 0", got=repr(value)[:60]
-            )
-        return tuple(float(load) for load in value)
-    if not _is_number(value) or value < 1:  # type: ignore[operator]
-        raise ConfigError(
-            "not an imbalance", where=where, expected="a ratio >= 1, or a list of expert loads", got=value, nearest=1
-        )
-    return float(value)  # type: ignore[arg-type]
-
-
-def check_capacity(value: object) -> float | None:
-    """A positive factor, or None."""
-    if value is None:
-        return None
-    if not _is_number(value) or value <= 0:  # type: ignore[operator]
-        raise ConfigError(
-            "not a capacity factor", where="training.moe_capacity_factor", expected="a number > 0", got=value, nearest=1
-        )
-    return float(value)  # type: ignore[arg-type]
-
-
-def check_padding(value: object, capacity: object) -> bool:
-    """A switch; on only where there is a capacity to pad to."""
-    where = "training.moe_pad_to_capacity"
-    if not isinstance(value, bool):
-        raise ConfigError("not a switch", where=where, expected="true or false", got=value)
-    if value and capacity is None:
-        raise ConfigError(
-            "nothing to pad to",
-            where=where,
-            expected="training.moe_capacity_factor beside it, or false",
-            got="true",
-            nearest="false",
-        )
-    return value
-
-
-def _is_number(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+from semu.parallel.mesh import Mesh
 
 
 def mixtures(model: Model) -> list[tuple[str, MixtureOfExperts]]:

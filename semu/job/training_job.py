@@ -20,12 +20,8 @@ from semu.parallel.config import Parallel
 from semu.parallel.pipeline import nearest_multiple
 from semu.parallel.segments import check_places
 from semu.parallel.stage_layers import stage_boundaries
+from semu.schedule.registry import ALL_SCHEDULES
 from semu.workload.batch import AbstractBatch, text_batch
-
-_GROUPED = ("1f1b", "interleaved")
-"""Schedules that run virtual stages in turn, with as many microbatches at a time as there are pipeline ranks."""
-_WAITING = ("1f1b", "gpipe", "interleaved")
-"""Schedules of one virtual stage under which a rank's compute waits for its transfers."""
 
 
 @dataclass(frozen=True)
@@ -176,8 +172,9 @@ class TrainingJob:
     def is_interlaced(self) -> bool:
         """Whether other stages may come between a microbatch's forward and its backward: in a pipeline, or where all
         forwards come first."""
-        in_turn = self.training.schedule in ("1f1b", "interleaved") or self.num_microbatches == 1
-        return self.parallel.pp > 1 or not in_turn
+        family = ALL_SCHEDULES.get(self.training.schedule)
+        in_turn = family is not None and family.alternates
+        return self.parallel.pp > 1 or not (in_turn or self.num_microbatches == 1)
 
     @property
     def gathers_once(self) -> bool:
@@ -225,12 +222,14 @@ class TrainingJob:
 
     @property
     def overlaps_sends(self) -> bool:
-        """Whether P2P sends run beside the sender's compute; interleaving does that unless told otherwise, and so do
-        schedules that are no pattern of Megatron-LM's."""
+        """Whether P2P sends run beside the sender's compute: as ``overlap.pipeline`` says, else with several virtual
+        stages per rank, under a schedule from a file, and as the schedule declares (``ScheduleFamily``)."""
         chosen = self.training.overlap.pipeline
         if chosen is not None:
             return chosen
-        return self.parallel.vpp > 1 or self.training.schedule not in _WAITING or bool(self.training.schedule_file)
+        family = ALL_SCHEDULES.get(self.training.schedule)
+        declared = family is None or family.overlaps_sends
+        return self.parallel.vpp > 1 or declared or bool(self.training.schedule_file)
 
     def _check_virtual_stages(self) -> None:
         pp, vpp, count = self.parallel.pp, self.parallel.vpp, self.num_microbatches
@@ -244,7 +243,8 @@ class TrainingJob:
                 got=vpp,
                 nearest=1,
             )
-        if count % pp and self.training.schedule in _GROUPED and not self.training.schedule_file:
+        family = ALL_SCHEDULES.get(self.training.schedule)
+        if count % pp and family is not None and family.alternates and not self.training.schedule_file:
             per_step = self.parallel.dp * self.training.micro_batch
             raise ConfigError(
                 f"{count} microbatches do not divide by pp = {pp}, as interleaved 1F1B (vpp = {vpp}) needs",

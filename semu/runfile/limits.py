@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
-from semu.errors import ConfigError, unknown_name
-from semu.job import Optimizer, Precision, Recompute
+from semu.checks import check_word
+from semu.errors import ConfigError
+from semu.job.training import OPTIONS
 from semu.runfile.places import Places
 from semu.schedule import SCHEDULES, is_executed, not_executed
-
-_MODELLED_SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType({"parallel.zero": (0, 1, 2, 3)})
-_MODELLED_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "training.precision": tuple(item.value for item in Precision),
-        "training.optimizer": tuple(item.value for item in Optimizer),
-        "training.recompute": tuple(item.value for item in Recompute),
-        "training.schedule": tuple(SCHEDULES),
-    }
-)
-_KNOWN_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "training.precision": tuple(item.value for item in Precision),
-    }
-)
-"""Words of the format beyond the modelled ones."""
 
 
 def refuse_unmodelled(config: Mapping[str, object], places: Places) -> None:
@@ -36,37 +20,25 @@ def refuse_unmodelled(config: Mapping[str, object], places: Places) -> None:
     Raises:
         ConfigError: the key, what came and the legal values.
     """
-    for key, sizes in _MODELLED_SIZES.items():
-        size = _get(config, key)
-        if isinstance(size, int) and size > max(sizes):
-            raise _refusal(key, size, tuple(map(str, sizes)), max(sizes), places)
-    for key, words in _MODELLED_WORDS.items():
-        word = _get(config, key)
-        if word is None or word in words or (key == "training.recompute" and isinstance(word, list)):
-            continue
-        if isinstance(word, str) and word not in _KNOWN_WORDS.get(key, ()):
-            if key == "training.schedule" and is_executed(word):
-                continue
-            if key == "training.schedule":
-                raise not_executed(word, places.where(key))
-            known = (*words, *_KNOWN_WORDS.get(key, ()))
-            raise unknown_name(key.rpartition(".")[2], word, set(known), where=places.where(key))
-        raise _refusal(key, word, words, words[0], places)
+    parallel, training = (_table(config, name) for name in ("parallel", "training"))
+    zero, schedule = parallel.get("zero"), training.get("schedule")
+    if isinstance(zero, int) and zero > 3:
+        raise ConfigError(
+            f"parallel.zero = {zero} is not modelled by this version",
+            where=places.where("parallel.zero"),
+            expected="0 or 1 or 2 or 3",
+            got=zero,
+            nearest=3,
+        )
+    for row in OPTIONS:
+        value = training.get(row.name)
+        if isinstance(value, str) and row.value.words:
+            check_word(value, row.value.words, row.name, places.where(f"training.{row.name}"))
+    if isinstance(schedule, str) and schedule not in SCHEDULES and not is_executed(schedule):
+        raise not_executed(schedule, places.where("training.schedule"))
 
 
-def _refusal(key: str, value: object, legal: tuple[str, ...], nearest: object, places: Places) -> ConfigError:
-    return ConfigError(
-        _message(f"{key} = {value}"), where=places.where(key), expected=" or ".join(legal), got=value, nearest=nearest
-    )
-
-
-def _message(what: str) -> str:
-    return f"{what} is not modelled by this version"
-
-
-def _get(config: Mapping[str, object], key: str) -> object:
-    """Value of a dotted key, None where it is absent."""
-    value: object = config
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+def _table(config: Mapping[str, object], name: str) -> Mapping[str, object]:
+    """A table, empty where it is absent."""
+    table = config.get(name)
+    return table if isinstance(table, Mapping) else {}

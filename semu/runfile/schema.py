@@ -3,48 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from dataclasses import fields
 from types import MappingProxyType
 
 from semu.errors import ConfigError, unknown_name
+from semu.job.declare import ValueKind
+from semu.job.training import OPTIONS
+from semu.parallel.config import Overlap
 from semu.runfile.places import Places
-
-
-class ValueKind(Enum):
-    """Type of a value; the enum's value is what a message calls it."""
-
-    INTEGER = "an integer"
-    NUMBER = "a number"
-    STRING = "a string"
-    SWITCH = "true or false"
-    STRINGS = "a list of strings"
-    INTEGERS = "a list of integers"
-    WORDS = "a string or a list of strings"
-    LOADS = "a number or a list of numbers"
-    PATTERN = "an integer or a list of integers"
-    TABLE = "a table"
-
-    def accepts(self, value: object) -> bool:
-        """Whether a TOML value is of this type (true and false are no integers)."""
-        is_switch = isinstance(value, bool)
-        is_strings = isinstance(value, list) and all(isinstance(item, str) for item in value)
-        is_numbers = isinstance(value, list) and all(
-            isinstance(item, int | float) and not isinstance(item, bool) for item in value
-        )
-        return {
-            ValueKind.INTEGER: isinstance(value, int) and not is_switch,
-            ValueKind.NUMBER: isinstance(value, int | float) and not is_switch,
-            ValueKind.STRING: isinstance(value, str),
-            ValueKind.SWITCH: is_switch,
-            ValueKind.STRINGS: is_strings,
-            ValueKind.INTEGERS: isinstance(value, list) and all(ValueKind.INTEGER.accepts(item) for item in value),
-            ValueKind.WORDS: isinstance(value, str) or is_strings,
-            ValueKind.PATTERN: (isinstance(value, int) and not is_switch)
-            or (is_numbers and isinstance(value, list) and all(isinstance(item, int) for item in value)),
-            ValueKind.LOADS: (isinstance(value, int | float) and not is_switch) or is_numbers,
-            ValueKind.TABLE: isinstance(value, Mapping),
-        }[self]
-
 
 _COUNTS = dict.fromkeys(("dp", "tp", "pp", "vpp", "cp", "ep"), ValueKind.INTEGER)
 
@@ -103,39 +69,8 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "segments": ValueKind.STRING,
             "shares": ValueKind.TABLE,
         },
-        "training": {
-            "micro_batch": ValueKind.INTEGER,
-            "global_batch": ValueKind.INTEGER,
-            "seq_len": ValueKind.INTEGER,
-            "precision": ValueKind.STRING,
-            "grad_dtype": ValueKind.STRING,
-            "optimizer": ValueKind.STRING,
-            "recompute": ValueKind.WORDS,
-            "schedule": ValueKind.STRING,
-            "attention": ValueKind.STRING,
-            "recompute_layers": ValueKind.INTEGER,
-            "recompute_method": ValueKind.STRING,
-            **dict.fromkeys(("master_dtype", "optimizer_state_dtype", "fp8_weights", "software"), ValueKind.STRING),
-            **dict.fromkeys(("gradient_clipping", "loss_scaling"), ValueKind.SWITCH),
-            **dict.fromkeys(("overhead_s", "jitter", "straggler_share", "straggler_slowdown"), ValueKind.NUMBER),
-            "moe_imbalance": ValueKind.LOADS,
-            "moe_capacity_factor": ValueKind.NUMBER,
-            **dict.fromkeys(("moe_pad_to_capacity", "moe_grouped_gemm"), ValueKind.SWITCH),
-            "workspaces": ValueKind.STRING,
-            "recompute_policy": ValueKind.STRING,
-            "recompute_every": ValueKind.INTEGER,
-            "cross_entropy": ValueKind.STRING,
-            "gradient_accumulation_fusion": ValueKind.SWITCH,
-            "eager_modules": ValueKind.SWITCH,
-            "offload": ValueKind.WORDS,
-            "offload_layers": ValueKind.STRINGS,
-            "offload_fraction": ValueKind.NUMBER,
-            "launch": ValueKind.SWITCH,
-            "fp8_recipe": ValueKind.STRING,
-            **dict.fromkeys(("schedule_file", "activation_limit"), ValueKind.STRING),
-            "optimizer_post_validation": ValueKind.SWITCH,
-        },
-        "overlap": dict.fromkeys(("grad_reduce", "param_gather", "tensor_parallel", "pipeline"), ValueKind.SWITCH),
+        "training": {row.name: row.value.kind for row in OPTIONS if row.value.kind is not None},
+        "overlap": dict.fromkeys((item.name for item in fields(Overlap)), ValueKind.SWITCH),
         "parallel.layout": {
             "stages": ValueKind.STRING,
             "layers": ValueKind.INTEGERS,

@@ -1,20 +1,16 @@
 """Pipeline schedules as data: ``Schedule`` = order of stages per rank; one file per generator.
 
-``ALL_SCHEDULES`` holds every generator (``registry``), ``SCHEDULES`` those of Megatron-LM, which need nothing else;
+``ALL_SCHEDULES`` holds every schedule (``registry``), ``SCHEDULES`` the generators of Megatron-LM's;
 ``PipelineStudy`` evaluates any of them on plain numbers, ``draw_grid`` shows one to people, ``files`` reads and writes,
 ``stage_table`` has a line per stage with times and memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from semu.errors import ConfigError, unknown_name
-from semu.schedule.generators.gpipe import gpipe
-from semu.schedule.generators.interleaved import interleaved
-from semu.schedule.generators.one_f_one_b import one_f_one_b
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey
 
@@ -24,15 +20,8 @@ if TYPE_CHECKING:
     from semu.schedule.grid import draw_grid
     from semu.schedule.passes import merge_backward, split_backward
     from semu.schedule.placement import FlowModule, Placement, stage_flow
-    from semu.schedule.registry import ALL_SCHEDULES
+    from semu.schedule.registry import ALL_SCHEDULES, SCHEDULES
     from semu.schedule.study import Evaluation, PipelineStudy
-
-SCHEDULES: Mapping[str, Callable[[PipelineShape], Schedule]] = {
-    "1f1b": one_f_one_b,
-    "gpipe": gpipe,
-    "interleaved": interleaved,
-}
-"""Schedule generators by the name that run.toml and the command line use."""
 
 _HOMES = {
     "ALL_SCHEDULES": "registry",
@@ -40,6 +29,7 @@ _HOMES = {
     "FlowModule": "placement",
     "PipelineStudy": "study",
     "Placement": "placement",
+    "SCHEDULES": "registry",
     "ScheduleFamily": "family",
     "draw_grid": "grid",
     "merge_backward": "passes",
@@ -79,8 +69,6 @@ def __getattr__(name: str) -> object:
 
 def is_executed(name: str) -> bool:
     """Whether a job can run the schedule of a name, in the placement that it needs."""
-    if name in SCHEDULES:
-        return True
     from semu.schedule.registry import ALL_SCHEDULES
 
     return name in ALL_SCHEDULES
@@ -90,4 +78,4 @@ def not_executed(name: str, where: str) -> ConfigError:
     """The error for a schedule that a job cannot run: an unknown name."""
     from semu.schedule.registry import ALL_SCHEDULES
 
-    return unknown_name("schedule", name, {*SCHEDULES, *ALL_SCHEDULES}, where=where)
+    return unknown_name("schedule", name, ALL_SCHEDULES, where=where)

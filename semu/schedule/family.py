@@ -1,7 +1,8 @@
-"""``ScheduleFamily``: a generator with what it needs of a pipeline, where it is from, and what it reaches."""
+"""``ScheduleFamily``: a schedule's generator, and everything that the rest of semu asks about the schedule."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -40,7 +41,7 @@ of the rank that holds most; None: no closed form there."""
 
 @dataclass(frozen=True)
 class ScheduleFamily:
-    """A generator of schedules; called with a shape, it makes one.
+    """A generator of schedules; called with a shape, it makes one. Defaults are those of most schedules.
 
     Attributes:
         name: as in run.toml and on the command line.
@@ -53,6 +54,20 @@ class ScheduleFamily:
         is_fixed: it is drawn for one chunk per rank and slot, in its placement, all with a backward; where a slot holds
             the end of one module and the beginning of the next, they run in a row.
         adapt: a pipeline with its costs -> the schedule made for these; None: costs do not matter to the order.
+        adapt_within: the same in a job: pipeline, limit in multiples of p microbatches' activations, whether ranks end
+            an iteration apart -> schedule; None: ``adapt``.
+        activation_limit: that limit where ``training.activation_limit`` is not set; None: the schedule takes no limit.
+        generate: Megatron-LM's schedules (``SCHEDULES``): the generator that a job calls in any circular placement,
+            whatever ``rules`` say of the virtual stages; None: a job calls the family.
+        alternates: one forward, one backward in turn; a rank's virtual stages take turns too, p microbatches each.
+        overlaps_sends: sends run beside the sender's compute where ``overlap.pipeline`` is not set and vpp = 1.
+        runs_two_copies: it runs bidirectional pipelines.
+        needs_encoder: it needs a modality module that is an encoder.
+        is_bounded: lower bounds of the grid may count on whole backwards, each rank's first one behind exactly
+            ``activations`` forwards (a list), and its last one followed by those of all ranks in front.
+        compared: place among the schedules that ``semu.compare_schedules`` compares by default, equal ones in the order
+            of the registry; None: compared where asked for.
+        is_tried: ``semu.what_if`` tries it by default.
     """
 
     name: str
@@ -65,6 +80,31 @@ class ScheduleFamily:
     activations: Activations = lambda p, m, v: None
     is_fixed: bool = False
     adapt: Callable[[PipelineStudy], Schedule] | None = None
+    adapt_within: Callable[[PipelineStudy, float, bool], Schedule] | None = None
+    activation_limit: float | None = None
+    generate: Callable[[PipelineShape], Schedule] | None = None
+    alternates: bool = False
+    overlaps_sends: bool = True
+    runs_two_copies: bool = False
+    needs_encoder: bool = False
+    is_bounded: bool = False
+    compared: int | None = None
+    is_tried: bool = False
+
+    @property
+    def description(self) -> str:
+        """A paragraph for people: the generator's first line, or how the docstring of its file begins."""
+        if self.generate is not None:
+            return (self.generate.__doc__ or "").strip().split("\n")[0]
+        text = " ".join((sys.modules[self.orders.__module__].__doc__ or "").split("\n\n")[0].split())
+        if self.activation_limit is None:
+            return text
+        return f"{text} Within {'' if self.activation_limit == 1 else f'{self.activation_limit:g} '}p microbatches."
+
+    @property
+    def fewest_slots(self) -> int:
+        """Virtual stages per rank from which on it is more than a simpler schedule; made for costs, it takes any."""
+        return 2 if self.placement is Placement.CIRCULAR and self.adapt is None else 1
 
     def misfit(self, num_ranks: int, num_microbatches: int, num_slots: int = 1) -> Misfit | None:
         """The first rule that a pipeline's size breaks, if any."""
@@ -114,6 +154,19 @@ class ScheduleFamily:
             return self(study.shape)
         self.check_shape(study.shape)
         return self.adapt(study)
+
+    def on_job(self, study: PipelineStudy, limit: float | None, *, ends_apart: bool) -> Schedule:
+        """The schedule of a job's pipeline, made for its costs where the family can.
+
+        Args:
+            study: the job's stages. limit: ``training.activation_limit``. ends_apart: ranks step apart.
+        Raises:
+            ScheduleError, MemoryLimitError: as ``on``.
+        """
+        if self.adapt_within is None or self.activation_limit is None:
+            return self.on(study)
+        self.check_shape(study.shape)
+        return self.adapt_within(study, self.activation_limit if limit is None else limit, ends_apart)
 
     def check_shape(self, shape: PipelineShape) -> None:
         """Raise what does not fit about a pipeline; see ``__call__``."""

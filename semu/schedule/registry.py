@@ -1,8 +1,8 @@
-"""``ALL_SCHEDULES``: every generator by name."""
+"""``ALL_SCHEDULES``: every schedule by name, with all that is asked about it (``ScheduleFamily``)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from semu.errors import unknown_name
@@ -21,38 +21,53 @@ from semu.schedule.generators.zb_auto import zb_auto, zb_auto_2p
 from semu.schedule.generators.zb_h1 import zb_h1
 from semu.schedule.generators.zb_h2 import zb_h2
 from semu.schedule.generators.zb_v import zb_v
+from semu.schedule.schedule import Schedule
+from semu.schedule.shape import PipelineShape
 
-ALL_SCHEDULES: Mapping[str, ScheduleFamily] = MappingProxyType(
-    {
-        family.name: family
-        for family in (
-            *families,
-            eager_1f1b,
-            zb_h1,
-            zb_h2,
-            zb_auto,
-            zb_auto_2p,
-            interleaved_zb,
-            zb_v,
-            v_half,
-            v_min,
-            dualpipe_v,
-            chimera,
-            hanayo,
-            greedy,
-            optimus,
-        )
-    }
-)
+REGISTRY = {
+    family.name: family
+    for family in (
+        *families,
+        eager_1f1b,
+        zb_h1,
+        zb_h2,
+        zb_auto,
+        zb_auto_2p,
+        interleaved_zb,
+        zb_v,
+        v_half,
+        v_min,
+        dualpipe_v,
+        chimera,
+        hanayo,
+        greedy,
+        optimus,
+    )
+}
+"""The table of schedules; a new one is a file in ``generators`` and a line here."""
+
+ALL_SCHEDULES: Mapping[str, ScheduleFamily] = MappingProxyType(REGISTRY)
 """Schedules by the name of run.toml and the command line, the merged ones of the classics first."""
 
+SCHEDULES: Mapping[str, Callable[[PipelineShape], Schedule]] = MappingProxyType(
+    {name: family.generate for name, family in sorted(REGISTRY.items()) if family.generate is not None}
+)
+"""Generators of Megatron-LM's schedules, which run a pipeline of any number of chunks per rank."""
 
-def schedule_family(name: str) -> ScheduleFamily:
-    """The generator of a name.
+
+def schedule_family(name: str, where: str = "schedule") -> ScheduleFamily:
+    """The schedule of a name.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: an unknown name; ``where`` it stands.
     """
     if name not in ALL_SCHEDULES:
-        raise unknown_name("schedule", name, ALL_SCHEDULES, where="schedule")
+        raise unknown_name("schedule", name, ALL_SCHEDULES, where=where)
     return ALL_SCHEDULES[name]
+
+
+def compared_schedules() -> tuple[str, ...]:
+    """What a comparison compares by default: one of each idea; every shipped setup sees what is best for it or within a
+    hundredth of that."""
+    places = {name: family.compared for name, family in ALL_SCHEDULES.items() if family.compared is not None}
+    return tuple(sorted(places, key=lambda name: places[name]))

@@ -49,6 +49,8 @@ from typing import Any, TypeAlias
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.kinds import DType
 from semu.hardware.profile import load_profile
+from semu.schedule.placement import Placement
+from semu.schedule.registry import ALL_SCHEDULES
 from semu.validation.row import Measure, Row, Shape
 
 Tables: TypeAlias = dict[str, dict[str, Any]]
@@ -60,8 +62,6 @@ _LEARNED = ("learned", "learned_absolute")
 """Words for a table of positions."""
 VOCAB_MULTIPLE = 128
 """Megatron-LM's ``make-vocab-size-divisible-by``."""
-V_SHAPED = ("zb-v",)
-"""Schedules of two chunks per rank, placed in a V."""
 PARTIAL = "partial"
 """What a row says for a recomputation of some layers, it does not tell of how many."""
 _ZERO: Mapping[str, int] = MappingProxyType({"none": 0, "zero1": 1, "zero2": 2, "fsdp": 3})
@@ -313,15 +313,21 @@ def _parallel(row: Row, vp: int) -> dict[str, Any]:
         table["zero_group"] = row.zero_group
     if row.shape.moe is not None and row.etp is not None:
         table["etp"] = row.etp
-    if row.schedule in V_SHAPED:
+    if is_v_shaped(row):
         table["placement"] = "v-shape"
     if row.layout is not None:
         table["layout"] = dict(row.layout)
-    elif row.schedule in V_SHAPED and not divides(row.shape.layers, row.pp * vp):
+    elif is_v_shaped(row) and not divides(row.shape.layers, row.pp * vp):
         pass  # balanced by parameters
     elif row.pp > 1:
         table["layout"] = {"layers": layers_of_chunks(row.shape.layers, row.pp * vp)}
     return table
+
+
+def is_v_shaped(row: Row) -> bool:
+    """Whether a row's schedule has two chunks per rank, placed in a V."""
+    family = ALL_SCHEDULES.get(row.schedule or "")
+    return family is not None and family.placement is Placement.V_SHAPE
 
 
 def _schedule(row: Row, vp: int) -> str:

@@ -20,7 +20,7 @@ from semu.errors import ConfigError, ScheduleError
 from semu.present.estimate import Estimate
 from semu.present.report import Report
 from semu.simulation import JobCheckpoint
-from semu.validation.jobs import PARTIAL, V_SHAPED, Settings, divides
+from semu.validation.jobs import PARTIAL, Settings, divides, is_v_shaped
 from semu.validation.row import Row
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -154,7 +154,7 @@ def _micro_batches(row: Row) -> tuple[int, ...]:
 
 def _chunk_counts(row: Row) -> tuple[int, ...]:
     """Chunks per rank: those among which the layers can be shared out; several where the row says interleaved."""
-    if row.schedule in V_SHAPED:
+    if is_v_shaped(row):
         return (2,)
     if row.vp is not None or row.pp == 1:
         return (row.vp or 1,)

@@ -15,7 +15,8 @@ from semu.fitting.models import TIME, Free, Model, defaults_of, model_of
 from semu.fitting.samples import Family, Sample, Samples, by_section, family_of, is_held_out
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, coefficient_names
 from semu.hardware.kinds import OpKind
-from semu.hardware.network import CommGroup, collective_latency, wire_factor
+from semu.hardware.network import CommGroup, wire_factor
+from semu.hardware.network.cost import collective_latency
 from semu.hardware.profile import load_profile
 from semu.hardware.shape_terms import row_bytes_factor, tiled_flop
 

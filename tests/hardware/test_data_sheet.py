@@ -6,7 +6,8 @@ import pytest
 
 from semu.hardware.data_sheet import data_sheet
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
-from semu.hardware.network import CommGroup, collective_cost
+from semu.hardware.network import CommGroup
+from semu.hardware.network.cost import collective_cost
 from semu.hardware.profile import list_profiles, load_profile
 from semu.hardware.software import Software
 

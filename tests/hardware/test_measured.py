@@ -17,7 +17,8 @@ import pytest
 from semu.hardware.device import DeviceProfile
 from semu.hardware.efficiency import Efficiency
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
-from semu.hardware.network import CommGroup, collective_latency
+from semu.hardware.network import CommGroup
+from semu.hardware.network.cost import collective_latency
 from semu.hardware.profile import load_profile
 from semu.hardware.shape_terms import tiled_flop
 

@@ -14,16 +14,13 @@ from semu.errors import ConfigError
 from semu.hardware.device import DeviceProfile
 from semu.hardware.efficiency import CollectiveEfficiency, LinkEfficiency
 from semu.hardware.kinds import OpKind, Port, Provenance
-from semu.hardware.network import (
-    PIPELINE,
-    CommGroup,
+from semu.hardware.network import ALGORITHMS, COEFFICIENTS, PIPELINE, CommGroup, wire_factor
+from semu.hardware.network.cost import (
     collective_cost,
     collective_latency,
-    effective_bandwidth,
-    latency_steps,
+    collective_route,
     port_capacity,
     port_shares,
-    wire_factor,
 )
 from semu.hardware.profile import list_profiles, load_profile
 from semu.hardware.software import Software
@@ -36,6 +33,18 @@ RINGS = [OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER]
 def coefficient(profile: DeviceProfile, port: str, kind: OpKind, name: str) -> float:
     """A profile's number through its dotted key, not through the code under test."""
     return profile.number(f"link.{port}.{kind.value}.{name}").value
+
+
+def effective_bandwidth(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> float:
+    """Bandwidth that a rank's wire bytes see in long messages [byte/s]."""
+    return collective_cost(profile, kind, group).bytes_per_s
+
+
+def latency_steps(kind: OpKind, group: CommGroup) -> int:
+    """How many times a message waits for a hop."""
+    route = collective_route(H100, kind, group)
+    assert route is not None
+    return route.steps
 
 
 def ring_bytes_sent(num_ranks: int, chunks: int, rounds: int) -> Fraction:
@@ -272,7 +281,8 @@ def test_only_transfers_between_pipeline_ranks_wait_for_the_host(num_nodes: int)
             group = CommGroup(name, 2, num_nodes)
             bare, late = (collective_cost(profile, kind, group) for profile in (kernels, run))
             added_s = waits_s if (name, kind) == (PIPELINE, OpKind.P2P) else 0.0
-            assert late == replace(bare, latency_s=bare.latency_s + added_s), (name, kind)
+            waiting = tuple(replace(way, latency_s=way.latency_s + added_s) for way in bare.protocols)
+            assert late.protocols == waiting, (name, kind)
             times = [collective_latency(profile, kind, group, 3e6) for profile in (kernels, run)]
             assert times[1] - times[0] == pytest.approx(added_s, rel=1e-9, abs=1e-15)
 
@@ -291,6 +301,23 @@ def test_a_tree_is_never_longer_than_the_ring(nodes: int, per_node: int) -> None
     group = CommGroup("dp", nodes * per_node, nodes)
     steps = latency_steps(OpKind.ALL_REDUCE, group)
     assert steps == min(group.num_ranks - 1, per_node - 1 + math.ceil(math.log2(nodes)))
+
+
+@pytest.mark.parametrize("kind", COMMUNICATION)
+@pytest.mark.parametrize("group", [CommGroup("g", 2), CommGroup("g", 8), CommGroup("g", 3, 3), CommGroup("g", 9, 2, 1)])
+def test_an_algorithm_serves_every_kind_on_every_group(kind: OpKind, group: CommGroup) -> None:
+    served = [algorithm.name for algorithm in ALGORITHMS if kind in algorithm.kinds]
+    assert served and len({algorithm.name for algorithm in ALGORITHMS}) == len(ALGORITHMS)
+    assert collective_route(H100, kind, group) is not None
+
+
+def test_every_coefficient_is_declared_once_and_neutral_in_its_range() -> None:
+    for name, item in COEFFICIENTS.items():
+        assert item.check(item.neutral, name) == item.neutral and item.meaning
+        if item.fit is not None:
+            assert item.fit.low <= item.fit.start <= item.fit.high
+    names = [own.name for algorithm in ALGORITHMS for own in algorithm.coefficients]
+    assert all(COEFFICIENTS[own.name] is own for algorithm in ALGORITHMS for own in algorithm.coefficients), names
 
 
 @pytest.mark.parametrize("kind", COMMUNICATION)

@@ -18,8 +18,8 @@ from semu.parallel.layout import PipelineLayout
 from semu.runfile import load_run
 from semu.schedule import ALL_SCHEDULES, is_executed, read_schedule
 from semu.schedule.placement import Placement
+from semu.schedule.registry import compared_schedules
 from semu.schedule.stage_table import table_csv
-from semu.simulation.schedules.comparing import DEFAULT
 from semu.simulation.schedules.comparison import ComparedSchedule
 
 PLACES = {item: item.value for item in (Placement.V_SHAPE, Placement.BIDIRECTIONAL)}
@@ -136,12 +136,14 @@ def test_what_is_compared_where_nobody_says() -> None:
     job = job_of(gpt(8), text_items(8), Parallel(pp=2), schedule="gpipe")
     told: list[str] = []
     found = semu.compare_schedules(job, progress=told.append)
-    assert [line for line in told if "schedule" in line] == [f"running the schedule {x}" for x in ("gpipe", *DEFAULT)]
-    assert [row.name for row in found.rows] == ["gpipe", *(name for name in DEFAULT if name != "optimus")]
+    assert [line for line in told if "schedule" in line] == [
+        f"running the schedule {x}" for x in ("gpipe", *compared_schedules())
+    ]
+    assert [row.name for row in found.rows] == ["gpipe", *(name for name in compared_schedules() if name != "optimus")]
     assert [other.name for other in found.refused] == ["optimus"]
     assert "not compared: zb-h2, zb-auto-2p, interleaved-zb, v-half, v-min (--compare all)" in repr(found)
     assert found.chosen == found.rows
-    assert set(DEFAULT) <= set(EXECUTED)
+    assert set(compared_schedules()) <= set(EXECUTED)
 
 
 # -- what cannot run ---------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from simulation.reference_contention import contended
 from semu.engine.timeline import OuterSlice
 from semu.errors import ConfigError
 from semu.hardware.kinds import OpKind, Port
-from semu.hardware.network import CommGroup, collective_cost, port_shares
+from semu.hardware.network import CommGroup
+from semu.hardware.network.cost import collective_cost, collective_latency, port_shares
 from semu.hardware.profile import load_profile
 from semu.job import TrainingJob
 from semu.nn import MixtureOfExperts, Model, TransformerLayer
@@ -358,7 +359,10 @@ MODELS: dict[str, tuple[Callable[[], Model], Callable[..., Sequence[Any]]]] = {
 def alone(job: TrainingJob, kind: OpKind, group: CommGroup, net_bytes: int) -> tuple[float, float]:
     """Latency before the bytes move and time of the bytes [s], on the time grid."""
     cost = collective_cost(job.profile, kind, group)
-    fixed, total = (round(seconds * 2**40) / 2**40 for seconds in (cost.latency_s, cost.time_s(net_bytes)))
+    fixed, total = (
+        round(seconds * 2**40) / 2**40
+        for seconds in (cost.latency_s, collective_latency(job.profile, kind, group, net_bytes))
+    )
     return fixed, total - fixed
 
 

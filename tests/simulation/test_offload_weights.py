@@ -30,7 +30,7 @@ from semu.errors import ConfigError
 from semu.graph.tensor import Role
 from semu.hardware.cluster import Cluster
 from semu.hardware.kinds import OpKind, Port
-from semu.hardware.network import collective_latency
+from semu.hardware.network.cost import collective_latency
 from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.nn.trace.offload import HOST_LINK

@@ -18,7 +18,7 @@ from simulation.test_memory_peaks import memories_of
 from semu.graph.operator import Phase
 from semu.hardware.cluster import Cluster
 from semu.hardware.kinds import OpKind
-from semu.hardware.network import collective_latency
+from semu.hardware.network.cost import collective_latency
 from semu.nn import InputSpec, Linear, ModalityModule, ModalityRole, Model, Sequential
 from semu.parallel.config import Parallel
 from semu.present.report import Report

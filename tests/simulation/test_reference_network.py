@@ -9,7 +9,8 @@ from simulation.reference_network import collective_seconds, latency_seconds, nu
 
 from semu.hardware.device import DeviceProfile
 from semu.hardware.kinds import OpKind, Port
-from semu.hardware.network import CommGroup, collective_cost, collective_latency, latency_steps, wire_factor
+from semu.hardware.network import CommGroup, wire_factor
+from semu.hardware.network.cost import collective_cost, collective_latency, collective_route
 from semu.hardware.profile import list_profiles, load_profile
 
 KINDS = [kind for kind in OpKind if kind.is_communication]
@@ -50,7 +51,8 @@ def test_both_agree_on_every_device(device: DeviceProfile) -> None:
             if group.num_ranks > 1:
                 latency = latency_seconds(device, kind, group)
                 assert collective_cost(device, kind, group).latency_s == pytest.approx(latency, rel=1e-12)
-                assert latency_steps(kind, group) == num_steps(kind, group)
+                route = collective_route(device, kind, group)
+                assert route is not None and route.steps == num_steps(kind, group)
 
 
 @pytest.mark.parametrize("kind", KINDS)

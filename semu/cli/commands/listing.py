@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -123,25 +122,19 @@ def _devices_text() -> str:
 
 # -- schedules -----------------------------------------------------------------------------------------------------
 def _schedule_rows() -> list[dict[str, object]]:
-    from semu.schedule import SCHEDULES, is_executed
-    from semu.schedule.registry import ALL_SCHEDULES
+    from semu.schedule.registry import ALL_SCHEDULES, SCHEDULES
 
     rows: list[dict[str, object]] = []
     for name in (*SCHEDULES, *(name for name in ALL_SCHEDULES if name not in SCHEDULES)):
         family = ALL_SCHEDULES[name]
-        if name in SCHEDULES:
-            text = (SCHEDULES[name].__doc__ or "").strip().split("\n")[0]
-        else:
-            text = " ".join((sys.modules[family.orders.__module__].__doc__ or "").split("\n\n")[0].split())
-            text += {"zb-auto": " Within p microbatches.", "zb-auto-2p": " Within 2 p microbatches."}.get(name, "")
         rows.append(
             {
                 "name": name,
                 "placement": family.placement.value,
                 "splits_backward": family.splits_backward,
                 "source": family.source,
-                "is_executed": is_executed(name),
-                "description": text,
+                "is_executed": True,
+                "description": family.description,
             }
         )
     return rows

@@ -60,4 +60,6 @@ chimera = ScheduleFamily(
     makespan=_makespan,
     activations=lambda p, m, v: min(m, p),
     is_fixed=True,
+    runs_two_copies=True,
+    compared=0,
 )

@@ -22,7 +22,7 @@ def _one_chunk(p: int, m: int, v: int, f: float, i: float, w: float) -> float:
     return (m + p - 1) * (f + i + w)
 
 
-def _held_interleaved(p: int, m: int, v: int) -> list[int]:
+def _held(p: int, m: int, v: int) -> list[int]:
     if v == 1:
         return [min(m, p - rank) for rank in range(p)]
     return [min(m * v, 2 * (p - rank - 1) + (v - 1) * p + 1) for rank in range(p)]
@@ -35,7 +35,11 @@ families = (
         "1811.06965 §2.3",
         rules=(one_slot,),
         makespan=_one_chunk,
-        activations=lambda p, m, v: [m] * p,
+        activations=lambda p, m, v: [m * v] * p,
+        generate=gpipe,
+        overlaps_sends=False,
+        is_bounded=True,
+        is_tried=True,
     ),
     ScheduleFamily(
         "1f1b",
@@ -43,7 +47,13 @@ families = (
         "2006.09503 §3, 2104.04473 §2.2",
         rules=(one_slot,),
         makespan=_one_chunk,
-        activations=lambda p, m, v: [min(m, p - rank) for rank in range(p)],
+        activations=_held,
+        generate=one_f_one_b,
+        alternates=True,
+        overlaps_sends=False,
+        is_bounded=True,
+        compared=0,
+        is_tried=True,
     ),
     ScheduleFamily(
         "interleaved",
@@ -52,7 +62,13 @@ families = (
         Placement.CIRCULAR,
         rules=(_groups_of_p,),
         makespan=lambda p, m, v, f, i, w: (m * v + p - 1) * (f + i + w),
-        activations=_held_interleaved,
+        activations=_held,
+        generate=interleaved,
+        alternates=True,
+        overlaps_sends=False,
+        is_bounded=True,
+        compared=0,
+        is_tried=True,
     ),
     looped_bfs,
 )

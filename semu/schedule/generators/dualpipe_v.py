@@ -67,4 +67,5 @@ dualpipe_v = ScheduleFamily(
     makespan=_makespan,
     activations=lambda p, m, v: 2 * p + 1,
     is_fixed=True,
+    compared=0,
 )

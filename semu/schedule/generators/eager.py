@@ -63,4 +63,5 @@ eager_1f1b = ScheduleFamily(
     rules=(one_slot,),
     makespan=lambda p, m, v, f, i, w: (m + p - 1) * (f + i + w),
     activations=lambda p, m, v: [min(m, limit) for limit in _default(p)],
+    compared=0,
 )

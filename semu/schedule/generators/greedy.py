@@ -40,4 +40,7 @@ greedy = ScheduleFamily(
     Placement.CIRCULAR,
     makespan=lambda p, m, v, f, i, w: (m + p - 1) * (f + i + w) if v == 1 and i + w == 2 * f else None,
     adapt=greedy_schedule,
+    runs_two_copies=True,
+    compared=1,
+    is_tried=True,
 )

@@ -50,4 +50,5 @@ hanayo = ScheduleFamily(
     activations=lambda p, m, v: p * v if m % p == 0 else None,
     is_fixed=True,
     adapt=_adapt,
+    compared=0,
 )

@@ -28,4 +28,6 @@ looped_bfs = ScheduleFamily(
     Placement.CIRCULAR,
     makespan=_makespan,
     activations=lambda p, m, v: [m * v] * p,
+    runs_two_copies=True,
+    compared=0,
 )

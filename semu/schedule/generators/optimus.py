@@ -141,4 +141,6 @@ optimus = _WithEncoder(
     rules=(_groups_of_p,),
     makespan=_makespan,
     activations=_held,
+    needs_encoder=True,
+    compared=0,
 )

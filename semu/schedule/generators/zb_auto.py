@@ -6,27 +6,38 @@
     rank 3 |      F0I0F1I1F2I2F3I3W0F4I4W1F5I5W2W3W4W5|
 
 The list scheduler's policies, and the handcrafted ZB-H1 and ZB-H2 where they fit, on the pipeline's own numbers; the
-shortest makespan wins. Within p microbatches' activations it is never later than ZB-H1, within 2 p never later than
-ZB-H2; equal stages with f = i = w reach both closed forms.
+best of them wins. Two functions choose:
+
+- ``zb_auto_of_study``, for a pipeline given as plain numbers: the shortest makespan, then the shortest span of a rank.
+  Within p microbatches' activations it is never later than ZB-H1, within 2 p never later than ZB-H2; equal stages with
+  f = i = w reach both closed forms.
+- ``zb_auto_of_job``, for a training job: the shortest span of a rank where ranks end an iteration apart (post-validated
+  optimizer steps, §4), else the shortest makespan, and then the lowest memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import ArrayLike
 
+from semu.errors import MemoryLimitError
 from semu.schedule.family import Makespan, ScheduleFamily, one_slot
 from semu.schedule.generators.zb_h1 import zb_h1
 from semu.schedule.generators.zb_h2 import zb_h2
-from semu.schedule.rules.list_scheduler import activation_limit, held_bytes, merit, search_policies
+from semu.schedule.rules.list_scheduler import (
+    POLICIES,
+    activation_limit,
+    held_bytes,
+    list_schedule,
+    merit,
+    search_policies,
+)
 from semu.schedule.schedule import Schedule
 from semu.schedule.study import PipelineStudy
 
 
-def automatic(study: PipelineStudy, limit_bytes: ArrayLike | None = None, name: str = "zb-auto") -> Schedule:
-    """The best zero-bubble schedule found within a limit.
+def zb_auto_of_study(study: PipelineStudy, limit_bytes: ArrayLike | None = None, name: str = "zb-auto") -> Schedule:
+    """The best zero-bubble schedule of a pipeline given as plain numbers; see ``zb_auto_of_job``.
 
     Args:
         study: a pipeline with one slot per rank, and its costs.
@@ -53,21 +64,50 @@ def automatic(study: PipelineStudy, limit_bytes: ArrayLike | None = None, name: 
     return best
 
 
-def _within(times: int, name: str) -> Callable[[PipelineStudy], Schedule]:
-    """Within the activations of ``times`` p microbatches."""
+def zb_auto_of_job(study: PipelineStudy, times: float, ends_apart: bool, name: str = "zb-auto") -> Schedule:
+    """The best zero-bubble schedule of a training job; see ``zb_auto_of_study``.
 
-    def adapt(study: PipelineStudy) -> Schedule:
-        return automatic(study, activation_limit(study, times * study.shape.num_ranks), name)
+    Args:
+        study: the job's stages, one slot per rank.
+        times: limit of the activations of every rank, in multiples of p of its largest microbatches.
+        ends_apart: ranks need not wait for one another at the end of an iteration: the longest span of a rank decides,
+            else the makespan; of equals the lowest peak memory of a rank.
+    Raises:
+        MemoryLimitError: the limit is below one microbatch. ScheduleError: several slots.
+    """
+    p = study.shape.num_ranks
+    if int(times * p) < 1:
+        raise MemoryLimitError(
+            "rank 0 has no room for a microbatch",
+            where="training.activation_limit",
+            expected=f"at least one microbatch, {1 / p:g}p of p = {p} ranks",
+            got=f"{times:g}p",
+            nearest=f"{1 / p:g}p",
+        )
+    limit = activation_limit(study, int(times * p))
+    candidates = [list_schedule(study, name, limit_bytes=limit, split=True, policy=policy) for policy in POLICIES]
+    for family in (zb_h1, zb_h2):
+        made = Schedule(name, family(study.shape).orders)
+        if np.all(study.evaluate(made).peak_bytes <= limit):
+            candidates.append(made)
 
-    return adapt
+    def cost(schedule: Schedule) -> tuple[float, int]:
+        result = study.evaluate(schedule)
+        return result.span_s if ends_apart else result.makespan_s, int(result.peak_bytes.max(initial=0))
+
+    return min(candidates, key=cost)
 
 
 def _equal(closed_form: Makespan) -> Makespan:
     return lambda p, m, v, f, i, w: closed_form(p, m, v, f, i, w) if f == i == w else None
 
 
-def _family(name: str, times: int, reached: ScheduleFamily) -> ScheduleFamily:
-    adapt = _within(times, name)
+def _family(name: str, times: int, reached: ScheduleFamily, compared: int | None = None) -> ScheduleFamily:
+    """Within the activations of ``times`` p microbatches."""
+
+    def adapt(study: PipelineStudy) -> Schedule:
+        return zb_auto_of_study(study, activation_limit(study, times * study.shape.num_ranks), name)
+
     return ScheduleFamily(
         name,
         lambda shape: adapt(PipelineStudy.of(shape)).orders,
@@ -76,10 +116,13 @@ def _family(name: str, times: int, reached: ScheduleFamily) -> ScheduleFamily:
         rules=(one_slot,),
         makespan=_equal(reached.makespan),
         adapt=adapt,
+        adapt_within=lambda study, limit, ends_apart: zb_auto_of_job(study, limit, ends_apart, name),
+        activation_limit=times,
+        compared=compared,
     )
 
 
-zb_auto = _family("zb-auto", 1, zb_h1)
+zb_auto = _family("zb-auto", 1, zb_h1, compared=0)
 """Within the activations of p microbatches."""
 
 zb_auto_2p = _family("zb-auto-2p", 2, zb_h2)

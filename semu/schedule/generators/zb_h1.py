@@ -35,4 +35,6 @@ zb_h1 = ScheduleFamily(
     rules=(one_slot,),
     makespan=_makespan,
     activations=lambda p, m, v: [min(m, p)] * p,
+    compared=0,
+    is_tried=True,
 )

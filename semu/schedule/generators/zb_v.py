@@ -56,4 +56,5 @@ zb_v = ScheduleFamily(
     makespan=_makespan,
     activations=lambda p, m, v: [2 * min(m, p)] * p if m >= 2 * p - 1 else None,
     is_fixed=True,
+    compared=0,
 )

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.errors import ConfigError
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import wire_factor
 from semu.job import Fp8Weights, Precision, TrainingJob
@@ -28,14 +27,12 @@ from semu.parallel.mesh import Mesh
 from semu.parallel.pipeline import Chunk, deal_chunks
 from semu.parallel.segments import place_modules
 from semu.parallel.stage_layers import stage_boundaries
+from semu.schedule.registry import ALL_SCHEDULES
 from semu.searcher.grid.blocks import BlockTable, MicrobatchCosts
 from semu.searcher.grid.space import Point, job_at
 
 F64: TypeAlias = NDArray[np.float64]
 I64: TypeAlias = NDArray[np.int64]
-_IN_TURN = ("1f1b", "interleaved")
-_WHOLE = ("1f1b", "interleaved", "gpipe")
-"""Schedules of whole backwards, of which it is known when they run them."""
 
 
 class Floor(NamedTuple):
@@ -133,7 +130,7 @@ class Floors:
         head = tail = np.zeros(point.pp)
         if self._is_chain and not training.optimizer_post_validation:
             head = costs.forward_s[cut.first[cut.entry]]
-            if point.schedule in _WHOLE:
+            if ALL_SCHEDULES[point.schedule].is_bounded:
                 tail = costs.backward_s[cut.first[cut.entry]]
         reduce_s, step_s = self._tail(point, table, cut)
         last = cut.of_ranks(cut.of_chunks(costs.dearest_s))
@@ -144,7 +141,7 @@ class Floors:
 
     def _tail(self, point: Point, table: BlockTable, cut: _Cut) -> tuple[F64, F64]:
         """Reduction of the gradients, and step, of every rank [s]."""
-        key = (*_sizes(point), point.schedule in _WHOLE)
+        key = (*_sizes(point), ALL_SCHEDULES[point.schedule].is_bounded)
         if key not in self._tails:
             self._tails[key] = self._find_tail(point, table, cut)
         return self._tails[key]
@@ -166,7 +163,12 @@ class Floors:
             state_dtype=training.optimizer_state_dtype,
         )
         step_s = np.where(stepped > 0, table.model.outer_latency(OpKind.OPTIMIZER, "adam", mem_bytes=traffic), 0.0)
-        is_behind = point.schedule in _WHOLE and point.vpp == 1 and point.zero <= 1 and parallel.zero_group is None
+        is_behind = (
+            ALL_SCHEDULES[point.schedule].is_bounded
+            and point.vpp == 1
+            and point.zero <= 1
+            and parallel.zero_group is None
+        )
         if not is_behind or point.dp * point.cp == 1 or training.optimizer_post_validation:
             return none, step_s
         kind = OpKind.REDUCE_SCATTER if point.zero else OpKind.ALL_REDUCE
@@ -188,7 +190,7 @@ class Floors:
         if key not in self._memories:
             self._memories[key] = self._static(point, table, cut)
         static = self._memories[key]
-        if point.schedule not in _WHOLE or point.placement != "circular" or point.zero >= 2:
+        if not ALL_SCHEDULES[point.schedule].is_bounded or point.placement != "circular" or point.zero >= 2:
             return static
         left = np.maximum(cut.of_chunks(costs.kept) - costs.handed[cut.last - 1], 0)
         return static + cut.of_ranks(left * _waiting(point, self._job, cut))
@@ -250,13 +252,6 @@ def _waiting(point: Point, job: TrainingJob, cut: _Cut) -> I64:
     """Forwards of every chunk that its rank has run before its first backward: int64[num_chunks]."""
     p, v = point.pp, point.vpp
     m = job.training.global_batch // (point.dp * point.micro_batch)
-    if point.schedule == "gpipe":
-        return np.full(len(cut.rank), m)
-    if point.schedule not in _IN_TURN:
-        raise ConfigError("not a schedule of whole backwards", where="schedule", got=point.schedule)
-    if v == 1:
-        return np.minimum(m, p - cut.rank)
-    steps = np.minimum(2 * (p - cut.rank - 1) + (v - 1) * p + 1, m * v)
+    steps = np.array(ALL_SCHEDULES[point.schedule].activations(p, m, v), dtype=np.int64)[cut.rank]
     whole, rest = np.divmod(steps, p * v)  # p microbatches through one slot, the same through the next
-    counts: I64 = whole * p + np.clip(rest - cut.slot * p, 0, p)
-    return counts
+    return np.where(steps == m * v, m, whole * p + np.clip(rest - cut.slot * p, 0, p))

@@ -15,11 +15,8 @@ from itertools import product
 
 from semu.errors import ConfigError, SemuError
 from semu.job import TrainingJob
-from semu.schedule import SCHEDULES
+from semu.schedule.registry import ALL_SCHEDULES, SCHEDULES
 from semu.searcher.grid.space import Axis, Point, Space, job_at, num_blocks
-
-GROUPED = ("1f1b", "interleaved")
-"""Schedules that run virtual stages in groups of as many microbatches as there are pipeline ranks."""
 
 
 class Rule(StrEnum):
@@ -114,6 +111,7 @@ def legal_points(job: TrainingJob, space: Space, progress: Callable[[str], None]
     total = math.prod(len(v[axis]) for axis in Axis if not (axis is Axis.DP and follows))
     cuts, found = _Cuts(), list[Point]()
     inner = len(v[Axis.MICRO_BATCH]) * len(v[Axis.RECOMPUTE]) * len(v[Axis.SCHEDULE])
+    grouped = {name for name, family in ALL_SCHEDULES.items() if family.alternates}
     is_odd = {str(name): not _is_usual(job, str(name)) for name in v[Axis.SCHEDULE]}
     for sizes, count in _sizes(job, space, inner, cuts, follows=follows):
         if progress is not None and len(found) // 5000 != (len(found) + inner) // 5000:
@@ -127,7 +125,7 @@ def legal_points(job: TrainingJob, space: Space, progress: Callable[[str], None]
                 continue
             odd = job.training.global_batch // step % pp != 0
             for recompute, schedule in product(v[Axis.RECOMPUTE], v[Axis.SCHEDULE]):
-                if odd and vpp > 1 and schedule in GROUPED:
+                if odd and vpp > 1 and schedule in grouped:
                     cuts.add(Rule.GROUPS, 1)
                     continue
                 point = Point(*sizes[:6], int(micro_batch), str(recompute), str(schedule), sizes[6], placement)
@@ -197,9 +195,8 @@ def _misfit(job: TrainingJob, sizes: tuple[int, int, int, int, int, int, int, st
 
 def _is_usual(job: TrainingJob, schedule: str) -> bool:
     """Whether a schedule runs every pipeline in a circular placement."""
-    return (
-        schedule in SCHEDULES and job.training.activation_limit is None and not job.training.optimizer_post_validation
-    )
+    training = job.training
+    return schedule in SCHEDULES and training.activation_limit is None and not training.optimizer_post_validation
 
 
 def _refusal(job: TrainingJob, point: Point) -> SemuError | None:

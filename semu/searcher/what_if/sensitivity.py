@@ -13,6 +13,7 @@ from semu.hardware.kinds import DType
 from semu.job import Recompute, TrainingJob
 from semu.job.kinds import Precision
 from semu.present.estimate import Estimate
+from semu.schedule.registry import ALL_SCHEDULES
 from semu.searcher.what_if.changes import Change, Factor
 from semu.simulation.estimate import evaluate
 from semu.units import GIB, format_time
@@ -153,6 +154,7 @@ def default_changes(job: TrainingJob, factor: float = FACTOR) -> tuple[Change, .
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 < factor < float("inf"):
         raise ConfigError("not a factor", where="factor", expected="a number > 1", got=factor, nearest=FACTOR)
     found = list(_hardware(job, float(factor)))
+    tried = {name: family.fewest_slots for name, family in ALL_SCHEDULES.items() if family.is_tried}
     options: list[tuple[str, Sequence[object]]] = [
         ("overlap.grad_reduce", (True, False)),
         ("overlap.param_gather", (True, False)),
@@ -166,7 +168,7 @@ def default_changes(job: TrainingJob, factor: float = FACTOR) -> tuple[Change, .
         ("parallel.zero", (0, 1, 2, 3)),
         ("parallel.partition", ("parameters", "latency", "layers")),
         ("training.micro_batch", (Factor(0.5), Factor(2.0))),
-        ("training.schedule", ("gpipe", "1f1b", "zb-h1", "greedy")),
+        ("training.schedule", [name for name, slots in tried.items() if slots == 1]),
     ]
     for key, values in options:
         found += [Change(((key, value),)) for value in values if _is_other(job, key, value)]
@@ -176,7 +178,7 @@ def default_changes(job: TrainingJob, factor: float = FACTOR) -> tuple[Change, .
         if DType(one.value) in have and job.training.precision is not one:
             found.append(Change((("training.precision", one.value),)))
     if job.parallel.pp > 1 and job.parallel.vpp == 1 and job.training.schedule_file is None:
-        found.append(Change((("parallel.vpp", 2), ("training.schedule", "interleaved"))))
+        found += [Change((("parallel.vpp", v), ("training.schedule", name))) for name, v in tried.items() if v > 1]
     return tuple(found)
 
 

@@ -10,6 +10,7 @@ out operator by operator between a beginning and an end; the others are one unit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,7 +21,8 @@ from semu.compile.stage import StageProgram
 from semu.costs.phases import program_of, stages_of_chunk
 from semu.hardware.device import Direction
 from semu.hardware.kinds import OpKind, Port
-from semu.hardware.network import CommGroup, collective_cost, port_shares
+from semu.hardware.network import CommGroup
+from semu.hardware.network.cost import collective_cost, port_shares
 from semu.nn.trace.offload import HOST_LINK
 from semu.simulation.context import TimedJob
 from semu.simulation.data_parallel.gather import first_forwards
@@ -80,10 +82,10 @@ class UnitWriter:
 
     def _split(self, latency: F64, kind: OpKind, group: CommGroup) -> tuple[F64, F64]:
         """Latencies as fixed part and work [s]; what uses no port is fixed."""
-        profile = self.evaluation.cost_model.profile
-        if not port_shares(profile, kind, group):
+        cost = collective_cost(self.evaluation.cost_model.profile, kind, group)
+        if math.isinf(cost.bytes_per_s):
             return latency, np.zeros_like(latency)
-        return _split(latency, collective_cost(profile, kind, group).latency_s)
+        return _split(latency, cost.latency_s)
 
     def _collective(self, unit: int, ranks: Sequence[int], kind: OpKind, group: CommGroup) -> None:
         """A collective of all replicas uses the out of each rank that takes part."""

@@ -8,9 +8,9 @@ from semu.compile.layout import Layout
 from semu.compile.recipe.applied import described_plan
 from semu.graph.operator import Phase
 from semu.hardware.fp8 import Fp8Recipe
-from semu.hardware.kinds import DType, Provenance
-from semu.hardware.number import Number
+from semu.hardware.kinds import DType
 from semu.job import Precision, Recompute, TrainingJob, Workspaces
+from semu.job.description import describe_training
 from semu.job.experts import mixtures, worst_load
 from semu.present.report import Report
 from semu.simulation.effects.uncertainty import time_uncertainty
@@ -106,7 +106,6 @@ def parallel_label(job: TrainingJob) -> str:
 def describe_job(layout: Layout) -> dict[str, object]:
     """Resolved inputs, for ``result.json``."""
     job = layout.job
-    training = job.training
     return {
         "model": {
             "name": job.model.name,
@@ -146,53 +145,9 @@ def describe_job(layout: Layout) -> dict[str, object]:
             }
             for c in layout.chunks
         ],
-        "training": {
-            "micro_batch": training.micro_batch,
-            "global_batch": training.global_batch,
-            "seq_len": job.batch.context_length(training.seq_len),
-            "precision": training.precision.value,
-            "grad_dtype": training.grad_dtype.value,
-            "optimizer": training.optimizer.value,
-            "recompute": training.recompute.value
-            if training.recompute_modules is None
-            else list(training.recompute_modules),
-            "recompute_layers": training.recompute_layers,
-            "recompute_method": training.recompute_method.value if training.recompute_method else None,
-            "attention": training.attention.value,
-            "schedule": training.schedule,
-            "software": training.software.value,
-            "master_dtype": training.master_dtype.value,
-            "optimizer_state_dtype": training.optimizer_state_dtype.value,
-            **({"fp8_weights": job.fp8_weights.value} if training.precision is Precision.FP8 else {}),
-            **({"fp8_recipe": training.fp8_recipe.value} if training.fp8_recipe is Fp8Recipe.BLOCKWISE else {}),
-            "gradient_clipping": training.gradient_clipping,
-            "loss_scaling": training.loss_scaling,
-            "overhead_s": {
-                "value": training.overhead_s,
-                "provenance": (Provenance.SPEC if training.overhead_s else Provenance.DEFAULT).value,
-            },
-            "jitter": training.jitter,
-            **(
-                {"straggler_share": training.straggler_share, "straggler_slowdown": training.straggler_slowdown}
-                if training.straggler_share
-                else {}
-            ),
-            **({"workspaces": training.workspaces.value} if training.workspaces is not Workspaces.NONE else {}),
-            **({"recompute_policy": training.recompute_policy.value} if training.recompute_policy else {}),
-            **({"recompute_every": training.recompute_every} if training.recompute_every else {}),
-            "cross_entropy": training.cross_entropy.value,
-            "gradient_accumulation_fusion": training.gradient_accumulation_fusion,
-            **({"eager_modules": True} if training.eager_modules else {}),
-            **({"offload": list(training.offload)} if training.offload else {}),
-            **({"offload_layers": list(training.offload_layers)} if training.offload_layers is not None else {}),
-            **({"offload_fraction": training.offload_fraction} if training.offload_fraction is not None else {}),
-            **({"launch_s": _labelled(job.profile.host.launch_s)} if training.launch else {}),
-            **({"schedule_file": training.schedule_file} if training.schedule_file else {}),
-            **({"activation_limit": training.activation_limit} if training.activation_limit is not None else {}),
-            **({"optimizer_post_validation": True} if training.optimizer_post_validation else {}),
-        },
+        "training": describe_training(job),
         "overlap": {
-            **vars(training.overlap),
+            **vars(job.training.overlap),
             "tensor_parallel": job.overlaps_tensor_parallel,
             "pipeline": job.overlaps_sends,
         },
@@ -233,10 +188,6 @@ def _lacks_blocks(job: TrainingJob) -> bool:
     """Whether the job wants blockwise scales, and its device has no coefficients for them."""
     recipe = job.training.fp8_recipe
     return recipe is Fp8Recipe.BLOCKWISE and not any(key is recipe for _, key in job.cluster.profile.variants)
-
-
-def _labelled(number: Number) -> dict[str, object]:
-    return {"value": number.value, "provenance": number.provenance.value}
 
 
 _PARALLEL_KEYS = ("dp", "tp", "pp", "vpp", "cp", "ep", "sequence_parallel", "zero", "partition")

@@ -12,27 +12,11 @@ from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import LatencyRules
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.job import TrainingJob
-from semu.schedule.registry import ALL_SCHEDULES, schedule_family
+from semu.schedule.registry import ALL_SCHEDULES, compared_schedules, schedule_family
 from semu.simulation.prepare import prepare
 from semu.simulation.schedules.comparison import ComparedSchedule, RefusedSchedule, ScheduleComparison
 from semu.simulation.schedules.cuts import job_for
 
-DEFAULT = (
-    "1f1b",
-    "interleaved",
-    "looped-bfs",
-    "eager-1f1b",
-    "zb-h1",
-    "zb-auto",
-    "zb-v",
-    "dualpipe-v",
-    "chimera",
-    "hanayo",
-    "optimus",
-    "greedy",
-)
-"""What is compared where nobody says: one of each idea; every shipped setup sees what is best for it or within a
-hundredth of that."""
 EVERY = "all"
 """Stands for all schedules."""
 
@@ -52,7 +36,8 @@ def compare_schedules(
 
     Args:
         job: the run; its own schedule is the first of the comparison, whatever is asked for.
-        names: of schedules, ``"all"`` among them or alone for every one; None: ``DEFAULT``.
+        names: of schedules, ``"all"`` among them or alone for every one; None: one
+            of each idea (``compared_schedules``).
         latency_rules, progress, cache: as ``simulate``.
     Returns:
         the schedules in the order asked for, and those that cannot run this job with the rule that they break.
@@ -87,5 +72,5 @@ def compare_schedules(
 
 def _chosen(names: Iterable[str] | str | None) -> list[str]:
     """Names, each once."""
-    given = [names] if isinstance(names, str) else DEFAULT if names is None else names
+    given = [names] if isinstance(names, str) else compared_schedules() if names is None else names
     return [*dict.fromkeys(one for name in given for one in (ALL_SCHEDULES if name == EVERY else (name,)))]

@@ -11,11 +11,9 @@ from dataclasses import replace
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.parallel.config import PLACEMENTS
-from semu.schedule import is_executed, not_executed
 from semu.schedule.family import ScheduleFamily
 from semu.schedule.placement import Placement
 from semu.schedule.registry import schedule_family
-from semu.simulation.schedules.named import AUTOMATIC
 
 MOST_SLOTS = 4
 """Virtual stages that are tried where a schedule does not take the run's."""
@@ -27,32 +25,25 @@ def job_for(job: TrainingJob, name: str) -> TrainingJob:
     Args:
         job: the run. name: of a schedule.
     Raises:
-        ConfigError: an unknown name, a schedule that is only studied; sizes that it does not fit (the rule), a cut that
+        ConfigError: an unknown name, sizes that it does not fit (the rule), a cut that
             the model does not allow.
     """
     family = schedule_family(name)
-    if not is_executed(name):
-        raise not_executed(name, "schedule")
     pp, count, own = job.parallel.pp, job.num_microbatches, job.parallel.vpp
     is_twice = family.placement is Placement.BIDIRECTIONAL  # two groups of layers per rank, one of each copy
     wanted = (2,) if is_twice else dict.fromkeys((own, *range(1, MOST_SLOTS + 1)))
-    slots = [v for v in wanted if _is_meant(family, pp, v)]
+    slots = [v for v in wanted if v >= family.fewest_slots or pp == 1]
     v = next((v for v in slots if family.misfit(pp, count, v) is None), None)
     if v is None:
         misfit = family.misfit(pp, count, slots[0])
         assert misfit is not None
         raise ConfigError(misfit.rule, where="schedule", expected=misfit.expected, got=misfit.got)
-    limit = job.training.activation_limit if name in AUTOMATIC else None
+    limit = job.training.activation_limit if family.activation_limit is not None else None
     return replace(
         job,
         parallel=replace(job.parallel, vpp=1 if is_twice else v, placement=_placement(job, family, v)),
         training=replace(job.training, schedule=name, schedule_file=None, activation_limit=limit),
     )
-
-
-def _is_meant(family: ScheduleFamily, pp: int, v: int) -> bool:
-    """Whether so many chunks are what the schedule is made for; one that is made for costs takes any."""
-    return v > 1 or pp == 1 or family.placement is not Placement.CIRCULAR or family.adapt is not None
 
 
 def _placement(job: TrainingJob, family: ScheduleFamily, v: int) -> str:

@@ -9,15 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.costs.phases import check_split, costs_of, split_of
-from semu.errors import ConfigError, MemoryLimitError
+from semu.errors import ConfigError
 from semu.graph.operator import Phase
 from semu.job import TrainingJob
 from semu.nn.model import ModalityRole
-from semu.schedule import SCHEDULES, is_executed, not_executed
+from semu.schedule import SCHEDULES
 from semu.schedule.family import ScheduleFamily
 from semu.schedule.placement import Placement
-from semu.schedule.registry import ALL_SCHEDULES
-from semu.schedule.rules.list_scheduler import POLICIES, activation_limit, list_schedule
+from semu.schedule.registry import ALL_SCHEDULES, schedule_family
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape
 from semu.schedule.study import PipelineStudy
@@ -25,11 +24,6 @@ from semu.schedule.units import BACKWARD, FORWARD, INPUT, WEIGHT, units_of
 from semu.simulation.context import SimulatedJob
 from semu.simulation.pipeline import send_latency
 from semu.simulation.transfers import edge_bytes
-
-AUTOMATIC = ("zb-auto", "zb-auto-2p")
-"""Schedules that take a limit of activations."""
-_OF_TWO_COPIES = ("chimera", "greedy", "looped-bfs")
-"""Schedules of bidirectional pipelines."""
 
 
 def check_schedule_options(job: TrainingJob) -> None:
@@ -42,32 +36,32 @@ def check_schedule_options(job: TrainingJob) -> None:
     is_usual = name in SCHEDULES and limit is None and job.parallel.placement == "circular"
     if is_usual and not job.training.optimizer_post_validation:
         return
-    if not is_executed(name):
-        raise not_executed(name, "training.schedule")
-    if limit is not None and (name not in AUTOMATIC or job.training.schedule_file):
+    family = schedule_family(name, "training.schedule")
+    if limit is not None and (family.activation_limit is None or job.training.schedule_file):
+        automatic = (each.name for each in ALL_SCHEDULES.values() if each.activation_limit is not None)
         raise ConfigError(
             "a limit of activations is for an automatic schedule",
             where="training.activation_limit",
-            expected="no limit, or training.schedule = " + " or ".join(AUTOMATIC),
+            expected="no limit, or training.schedule = " + " or ".join(automatic),
             got=job.training.schedule_file or name,
             nearest="zb-auto",
         )
     _check_post_validation(job)
     _check_flows(job)
-    if job.training.schedule_file or name not in ALL_SCHEDULES:
+    if job.training.schedule_file:
         return
-    if name == "optimus" and not any(module.role is ModalityRole.ENCODER for module in job.model.modules):
+    if family.needs_encoder and not any(module.role is ModalityRole.ENCODER for module in job.model.modules):
         raise ConfigError(
-            "the schedule 'optimus' moves encoders out of the way of what reads them, and the model has none",
+            f"the schedule {name!r} moves encoders out of the way of what reads them, and the model has none",
             where="training.schedule",
             expected="another schedule, or a model with encoders",
             got=name,
             nearest="1f1b",
         )
-    _check_copies(name, job.parallel.copies, "parallel.placement")
+    _check_copies(family, job.parallel.copies, "parallel.placement")
     if job.parallel.copies > 1:
         return
-    family, placement = ALL_SCHEDULES[name], job.parallel.placement
+    placement = job.parallel.placement
     wants = family.placement.value if family.placement is Placement.V_SHAPE else "circular"
     if placement != wants and job.parallel.vpp > 1 and not (family.adapt is not None and wants == "circular"):
         raise ConfigError(
@@ -77,8 +71,8 @@ def check_schedule_options(job: TrainingJob) -> None:
             got=placement,
             nearest=wants,
         )
-    misfit = family.misfit(job.parallel.pp, job.num_microbatches, job.parallel.vpp) if name not in SCHEDULES else None
-    if misfit is not None:
+    misfit = family.misfit(job.parallel.pp, job.num_microbatches, job.parallel.vpp)
+    if misfit is not None and family.generate is None:
         is_slots = misfit.got == job.parallel.vpp and misfit.got != job.num_microbatches
         raise ConfigError(
             f"{name}: {misfit.rule}",
@@ -89,19 +83,20 @@ def check_schedule_options(job: TrainingJob) -> None:
         )
 
 
-def _check_copies(name: str, copies: int, where: str) -> None:
+def _check_copies(family: ScheduleFamily, copies: int, where: str) -> None:
     """Chimera needs two copies of the model, and few others can run them."""
-    if copies > 1 and name not in _OF_TWO_COPIES:
+    if copies > 1 and not family.runs_two_copies:
+        able = sorted(each.name for each in ALL_SCHEDULES.values() if each.runs_two_copies)
         raise ConfigError(
-            f"the schedule {name!r} does not run a pipeline in both directions",
+            f"the schedule {family.name!r} does not run a pipeline in both directions",
             where=where,
-            expected="circular or v-shape, or the schedule " + " or ".join(_OF_TWO_COPIES),
+            expected="circular or v-shape, or the schedule " + " or ".join(able),
             got="bidirectional",
             nearest="chimera",
         )
-    if copies == 1 and ALL_SCHEDULES[name].placement is Placement.BIDIRECTIONAL:
+    if copies == 1 and family.placement is Placement.BIDIRECTIONAL:
         raise ConfigError(
-            f"the schedule {name!r} needs the model twice, in opposite directions",
+            f"the schedule {family.name!r} needs the model twice, in opposite directions",
             where=where,
             expected="bidirectional",
             got="one copy",
@@ -147,11 +142,9 @@ def _check_post_validation(job: TrainingJob) -> None:
 
 
 def splits_backward(job: TrainingJob) -> bool:
-    """Whether the job's own schedule, told by its name, splits backwards."""
-    name = job.training.schedule
-    if job.training.schedule_file is not None:
-        return False
-    return name not in SCHEDULES and name in ALL_SCHEDULES and ALL_SCHEDULES[name].splits_backward
+    """Whether the job's schedule is a named one that splits backwards."""
+    family = ALL_SCHEDULES.get(job.training.schedule)
+    return job.training.schedule_file is None and family is not None and family.splits_backward
 
 
 def named_schedule(name: str, sim: SimulatedJob) -> Schedule:
@@ -161,13 +154,10 @@ def named_schedule(name: str, sim: SimulatedJob) -> Schedule:
         ConfigError: an unknown name, or another placement. ScheduleError: it does not fit the pipeline.
         MemoryLimitError: a rank has no room for a microbatch within its limit.
     """
-    shape = sim.units.shape
-    if not is_executed(name):
-        raise not_executed(name, "schedule")
-    _check_copies(name, _copies(shape), "schedule")
-    if name in SCHEDULES:
-        return SCHEDULES[name](shape)
-    family = ALL_SCHEDULES[name]
+    shape, family = sim.units.shape, schedule_family(name)
+    _check_copies(family, _copies(shape), "schedule")
+    if family.generate is not None:
+        return family.generate(shape)
     if family.adapt is None:
         return family(shape)
     if sim.layout.planned is not None:
@@ -180,46 +170,12 @@ def named_schedule(name: str, sim: SimulatedJob) -> Schedule:
         )
     if family.splits_backward:
         check_split(sim.layout)
-    study = pipeline_study(sim, splits=family.splits_backward)
-    return _automatic(sim.job, family, study) if name in AUTOMATIC else family.on(study)
+    study, training = pipeline_study(sim, splits=family.splits_backward), sim.job.training
+    return family.on_job(study, training.activation_limit, ends_apart=training.optimizer_post_validation)
 
 
 def _copies(shape: PipelineShape) -> int:
     return max(shape.chunk_flow, default=0) + 1
-
-
-def _automatic(job: TrainingJob, family: ScheduleFamily, study: PipelineStudy) -> Schedule:
-    """The automatic zero-bubble schedule within a limit, shortest where ranks need not wait for one another at the end
-    of an iteration, or else where they do."""
-    family.check_shape(study.shape)
-    usual = 2.0 if family.name == "zb-auto-2p" else 1.0
-    times = job.training.activation_limit if job.training.activation_limit is not None else usual
-    _check_room(job, times, study.shape.num_ranks)
-    limit = activation_limit(study, int(times * study.shape.num_ranks))
-    found = [list_schedule(study, family.name, limit_bytes=limit, split=True, policy=policy) for policy in POLICIES]
-    for name in ("zb-h1", "zb-h2"):
-        made = Schedule(family.name, ALL_SCHEDULES[name](study.shape).orders)
-        if np.all(study.evaluate(made).peak_bytes <= limit):
-            found.append(made)
-    apart = job.training.optimizer_post_validation
-
-    def merit(schedule: Schedule) -> tuple[float, int]:
-        result = study.evaluate(schedule)
-        return result.span_s if apart else result.makespan_s, int(result.peak_bytes.max(initial=0))
-
-    return min(found, key=merit)
-
-
-def _check_room(job: TrainingJob, times: float, num_ranks: int) -> None:
-    """A limit below one microbatch leaves no room on any rank, the first named."""
-    if int(times * num_ranks) < 1:
-        raise MemoryLimitError(
-            "rank 0 has no room for a microbatch",
-            where="training.activation_limit",
-            expected=f"at least one microbatch, {1 / num_ranks:g}p of p = {num_ranks} ranks",
-            got=f"{times:g}p",
-            nearest=f"{1 / num_ranks:g}p",
-        )
 
 
 def pipeline_study(sim: SimulatedJob, *, splits: bool = True) -> PipelineStudy:

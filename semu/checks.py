@@ -1,0 +1,286 @@
+"""Checks of numbers, names and shapes, for every door of semu.
+
+Each check returns the value that it was given, of the type that it says, or raises an error of one form: what was
+expected, what came, where, and the nearest legal value. ``where`` is the value's place: a dotted key, a field's path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
+from enum import Enum
+from typing import Any, TypeGuard, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.errors import ConfigError, ScheduleError, SemuError, unknown_name
+
+_T = TypeVar("_T")
+_E = TypeVar("_E", bound=Enum)
+
+LARGEST_COUNT = 2**31 - 1
+"""Largest number of items or tokens that files and batches may name: its square still fits into 64 bits."""
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a value is an integer; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value is an integer or a float, NaN and infinity included; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_integer(
+    value: object,
+    where: str | None,
+    what: str = "a count",
+    *,
+    least: int = 1,
+    most: int | None = None,
+    error: type[SemuError] = ConfigError,
+) -> int:
+    """An integer from least to most; most None: without an upper limit.
+
+    Args:
+        what: what the message calls the value: "not a count". error: class of the error.
+    Raises:
+        ConfigError, or ``error``: something else; the nearest legal value is the limit that was passed.
+    """
+    if is_integer(value) and least <= value and (most is None or value <= most):
+        return value
+    is_above = most is not None and is_integer(value) and value > most
+    raise error(
+        f"not {what}",
+        where=where,
+        expected=f"an integer from {least} to {most}" if is_above else f"an integer >= {least}",
+        got=value,
+        nearest=most if is_above else least,
+    )
+
+
+def check_number(
+    value: object,
+    where: str | None,
+    what: str = "a number in range",
+    *,
+    least: float = 0.0,
+    most: float = math.inf,
+    is_above: bool = False,
+    is_infinite_ok: bool = False,
+    nearest: float | None = None,
+) -> float:
+    """A finite number from least to most.
+
+    Args:
+        what: what the message calls the value. is_above: the value must be greater than ``least``.
+        is_infinite_ok: infinity is legal. nearest: what the message suggests for a value that is too small; None:
+            ``least``, where it is legal.
+    Raises:
+        ConfigError: something else, NaN included.
+    """
+    is_legal = is_number(value) and least <= value <= most and (value < math.inf or is_infinite_ok)
+    if is_legal and not (is_above and value == least):
+        return float(value)  # type: ignore[arg-type]
+    limit = f", at most {most:g}" if most < math.inf else ""
+    if nearest is None and not is_above:
+        nearest = least
+    raise ConfigError(
+        f"not {what}",
+        where=where,
+        expected=f"a number {'>' if is_above else '>='} {least:g}{limit}",
+        got=value,
+        nearest=most if is_number(value) and value > most else nearest,
+    )
+
+
+def check_switch(value: object, where: str) -> bool:
+    """True or false.
+
+    Raises:
+        ConfigError: something else.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError("not a switch", where=where, expected="true or false", got=value)
+    return value
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+def check_word(value: object, legal: Iterable[str], what: str, where: str | None) -> str:
+    """One of the legal words.
+
+    Args:
+        what: what the words are, for the message: "unknown schedule 'x'".
+    Raises:
+        ConfigError: another, with a 'did you mean'.
+    """
+    words = list(legal)
+    if not isinstance(value, str) or value not in words:
+        raise unknown_name(what, str(value), words, where=where)
+    return value
+
+
+def check_member(value: object, kind: type[_E], where: str, what: str | None = None) -> _E:
+    """A member of an enum, or the value of one; ``what`` as for ``check_word``, None: the last part of ``where``.
+
+    Raises:
+        ConfigError: another value, with a 'did you mean'.
+    """
+    if isinstance(value, kind):
+        return value
+    words = [str(member.value) for member in kind]
+    return kind(check_word(value, words, where.rpartition(".")[2] if what is None else what, where))
+
+
+def find_named(kind: str, name: str, entries: Mapping[str, _T], *, where: str | None = None) -> _T:
+    """The entry of a name; ``kind``: what the entries are, for the message.
+
+    Raises:
+        ConfigError: an unknown name, with a 'did you mean'.
+    """
+    if name not in entries:
+        raise unknown_name(kind, name, entries, where=where)
+    return entries[name]
+
+
+# -- fields of a configuration -----------------------------------------------------------------------------------------
+def check_sizes(config: Any, *names: str, zero: Collection[str] = ()) -> None:
+    """Sizes of a configuration must be integers >= 1, or None where the field's type allows it.
+
+    Args:
+        config: a dataclass. names: of its sizes; none: all fields of type ``int`` and ``int | None``.
+        zero: fields that may be 0.
+    Raises:
+        ConfigError: one is not.
+    """
+    for item in fields(config):
+        value = getattr(config, item.name)
+        is_size = item.name in names if names else item.type in (int, "int", "int | None")
+        if is_size and not (item.type == "int | None" and value is None):
+            least = 0 if item.name in zero else 1
+            check_integer(value, f"{type(config).__name__}.{item.name}", "a size", least=least)
+
+
+def nearest_divisor(total: int, near: int) -> int:
+    """The divisor of ``total`` next to a number, the smaller of two; 1 where there is none within 10,000."""
+    around = (n for away in range(10_000) for n in (near - away, near + away) if 1 <= n <= total)
+    return next((n for n in around if total % n == 0), 1)
+
+
+def check_divides(config: Any, whole: str, parts: str) -> None:
+    """Field ``whole`` must be a multiple of field ``parts``.
+
+    Raises:
+        ConfigError: it is not; the nearest legal value is the nearest divisor of ``whole``.
+    """
+    total, count = getattr(config, whole), getattr(config, parts)
+    if total % count:
+        raise ConfigError(
+            f"{whole} = {total} does not divide into {parts} = {count}",
+            where=f"{type(config).__name__}.{parts}",
+            expected=f"a divisor of {total}",
+            got=count,
+            nearest=nearest_divisor(total, count),
+        )
+
+
+# -- arrays ------------------------------------------------------------------------------------------------------------
+def check_integers(
+    value: object,
+    kind: type[np.signedinteger[Any]],
+    where: str,
+    shape: Sequence[int | None],
+    least: int = 0,
+    most: int | None = None,
+) -> NDArray[Any]:
+    """An array of integers >= least.
+
+    Args:
+        kind: type of the result. shape: None: any length. most: None: the largest integer of the type.
+    Raises:
+        ScheduleError: numbers that are not whole, another shape, a number out of range: the first is named.
+    """
+    array = _array(value, where, shape)
+    if array.size == 0 and array.dtype.kind == "f" and len(shape) == array.ndim:
+        array = array.astype(kind)
+    if array.dtype.kind not in "iu":
+        raise ScheduleError("not whole numbers", where=where, expected=_shape_text(shape), got=_type_text(array))
+    check_shape(array, shape, where)
+    check_range(array, where, least, int(np.iinfo(kind).max) if most is None else most)
+    return array.astype(kind)
+
+
+def check_times(value: object, where: str, shape: Sequence[int | None]) -> NDArray[np.float64]:
+    """An array of times >= 0 [s].
+
+    Raises:
+        ScheduleError: something else; the first number that is no time is named.
+    """
+    array = _array(value, where, shape)
+    if array.dtype.kind not in "fiu":
+        raise ScheduleError("not times", where=where, expected=_shape_text(shape), got=_type_text(array))
+    check_shape(array, shape, where)
+    times: NDArray[np.float64] = array.astype(np.float64)
+    bad = np.argwhere(~np.isfinite(times) | (times < 0))
+    if len(bad):
+        got = times[tuple(bad[0])]
+        raise ScheduleError("not a time", where=_item(where, bad[0]), expected="a finite number >= 0", got=got)
+    return times
+
+
+def check_shape(array: NDArray[Any], shape: Sequence[int | None], where: str) -> None:
+    """An array must have a shape; None: any length.
+
+    Raises:
+        ScheduleError: another shape.
+    """
+    sizes = zip(shape, array.shape, strict=False)
+    if len(shape) != array.ndim or any(want is not None and want != size for want, size in sizes):
+        raise ScheduleError(
+            "an array of another shape", where=where, expected=_shape_text(shape), got=_sizes_text(array.shape)
+        )
+
+
+def check_range(array: NDArray[Any], where: str, least: int, most: int) -> None:
+    """All numbers of an array must lie from least to most.
+
+    Raises:
+        ScheduleError: some do not; the first is named.
+    """
+    if array.size and (array.min() < least or array.max() > most):
+        at = np.argwhere((array < least) | (array > most))[0]
+        got = int(array[tuple(at)])
+        raise ScheduleError(
+            "out of range",
+            where=_item(where, at),
+            expected=f"{least} to {most}" if most >= least else "nothing: there are none",
+            got=got,
+            nearest=min(max(got, least), most) if most >= least else None,
+        )
+
+
+def _array(value: object, where: str, shape: Sequence[int | None]) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # lists of different lengths
+        raise ScheduleError("not a table of numbers", where=where, expected=_shape_text(shape)) from error
+
+
+def _item(where: str, index: NDArray[np.integer]) -> str:
+    return where + "".join(f"[{number}]" for number in index.tolist())
+
+
+def _shape_text(shape: Sequence[int | None]) -> str:
+    return "numbers, " + _sizes_text(["n" if size is None else size for size in shape])
+
+
+def _sizes_text(shape: Sequence[object]) -> str:
+    return " x ".join(map(str, shape)) or "one"
+
+
+def _type_text(array: NDArray[Any]) -> str:
+    return f"{_sizes_text(array.shape)} of {array.dtype.name}"

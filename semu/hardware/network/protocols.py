@@ -1,0 +1,175 @@
+"""From an algorithm's route to time: protocols for long and for short messages, and their coefficients.
+
+A message takes t = ((l + setup)^p + (T + sqrt(c T))^p)^(1/p), T = net_bytes / bandwidth, latency l = t0 + hop x steps.
+Where the library has a protocol for short messages (``short_net``) the faster of both counts; that one takes
+l + net_bytes / (peers short_net B), B the peak of the port.
+
+Source:
+    The form of the microbenchmark data; it generalises alpha-beta (Hockney 1994) by the corner c. Two protocols: NCCL's
+    LL and Simple, between which its sends choose by the bytes per peer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.hardware.kinds import OpKind, Port
+from semu.hardware.network.algorithm import Links, Route
+from semu.hardware.network.coefficient import Coefficient, Fit
+from semu.hardware.number import check_efficiency, check_number
+
+Values = NDArray[np.float64]
+_SENDS, _NVLINK = frozenset((OpKind.ALL_TO_ALL,)), frozenset((Port.NVLINK,))
+
+
+def _check_share(value: object, where: str) -> float:
+    """A float in [0, 1]."""
+    return 0.0 if value == 0.0 else check_efficiency(value, where)
+
+
+TRANSFER = (
+    Coefficient(
+        "net",
+        1.0,
+        "reached fraction of the port's one-direction bandwidth for long messages, in (0, 1]",
+        check_efficiency,
+        Fit(0.75, 0.05, 1.0),
+    ),
+    Coefficient("t0_s", 0.0, "fixed latency [s]", check_number, Fit(5e-6, 0.0, 5e-5, min_sizes=8)),
+    Coefficient(
+        "hop_s",
+        0.0,
+        "latency per step [s]; on the NIC the mean over a ring's steps between and inside nodes",
+        check_number,
+        Fit(1e-6, 0.0, 1.9e-5, min_ranks=2),
+    ),
+    Coefficient(
+        "c_s",
+        0.0,
+        "corner between latency and bandwidth [s]; 0: none",
+        check_number,
+        Fit(1e-5, 0.0, 9.9e-5, min_sizes=8),
+    ),
+)
+PROTOCOLS = (
+    Coefficient(
+        "short_net",
+        0.0,
+        "fraction of the port's bandwidth that short messages reach, per peer, in [0, 1]; 0: one protocol",
+        _check_share,
+        Fit(0.013, 1e-3, 0.5, min_sizes=8, min_rows=24),
+        _SENDS,
+        _NVLINK,
+    ),
+    Coefficient(
+        "setup_s",
+        0.0,
+        "latency of the protocol for long messages on top of that for short ones [s]",
+        check_number,
+        Fit(6e-6, 0.0, 5e-5, min_sizes=8, min_rows=24),
+        _SENDS,
+        _NVLINK,
+    ),
+    Coefficient(
+        "p",
+        1.0,
+        "how latency and transfer of long messages add up, >= 1: 1 one after the other, more where they overlap",
+        partial(check_number, minimum=1.0),
+        Fit(2.0, 1.0, 6.0, min_sizes=8, min_rows=24),
+        _SENDS,
+        _NVLINK,
+    ),
+)
+"""Fitted for all-to-alls, whose sends choose a protocol by the bytes per peer; measured rings do not show any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """One way to send a message; the formula is the module's.
+
+    Attributes:
+        latency_s: l [s]. bytes_per_s: bandwidth that a rank's wire bytes see; infinity for a group of one rank.
+        c_s: corner [s]. setup_s: see above [s]. p: softness, >= 1.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+    c_s: float = 0.0
+    setup_s: float = 0.0
+    p: float = 1.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the time is l + T + sqrt(c T)."""
+        return self.setup_s == 0.0 and self.p == 1.0
+
+    def times_s(self, net_bytes: NDArray[np.integer] | Values) -> Values:
+        """Times [s] of messages of ``net_bytes`` wire bytes per rank; without bytes the latency."""
+        transfer = net_bytes / self.bytes_per_s
+        if self.is_plain:
+            plain: Values = self.latency_s + transfer + np.sqrt(self.c_s * transfer)
+            return plain
+        start, moving = self.latency_s + self.setup_s, transfer + np.sqrt(self.c_s * transfer)
+        longer, shorter = np.maximum(start, moving), np.minimum(start, moving)
+        soft: Values = longer * (1.0 + (shorter / np.where(longer > 0.0, longer, 1.0)) ** self.p) ** (1.0 / self.p)
+        return soft
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCost:
+    """Time of one kind on one communicator: that of the fastest protocol for the message's size.
+
+    Attributes:
+        protocols: at least one; the first is the fastest for the longest messages.
+    """
+
+    protocols: tuple[Protocol, ...]
+
+    @property
+    def latency_s(self) -> float:
+        """Fixed and per-hop latency of long messages [s]."""
+        return self.protocols[0].latency_s
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bandwidth that a rank's wire bytes see in long messages [byte/s]."""
+        return self.protocols[0].bytes_per_s
+
+    @property
+    def c_s(self) -> float:
+        """Corner between latency and bandwidth of long messages [s]."""
+        return self.protocols[0].c_s
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the time is latency + T + sqrt(c T) for every size."""
+        return len(self.protocols) == 1 and self.protocols[0].is_plain
+
+    def times_s(self, net_bytes: NDArray[np.integer] | Values) -> Values:
+        """Times [s] of many sizes at once, not rounded; the latency where there are no bytes."""
+        result = self.protocols[0].times_s(net_bytes)
+        for other in self.protocols[1:]:
+            result = np.minimum(other.times_s(net_bytes), result)
+        return result
+
+
+FREE = CollectiveCost((Protocol(0.0, math.inf),))
+"""Of a collective of one rank, which sends nothing."""
+
+
+def protocols_of(route: Route, links: Links, numbers: Mapping[str, float]) -> tuple[Protocol, ...]:
+    """The protocols that a message may take along a route, that for long messages first.
+
+    Args:
+        route: of an algorithm. links: that it runs on. numbers: coefficient -> value.
+    """
+    latency_s = numbers["t0_s"] + numbers["hop_s"] * route.steps + links.transfer_s
+    long = Protocol(latency_s, route.bytes_per_s, numbers["c_s"], numbers["setup_s"], numbers["p"])
+    short_bytes_per_s = route.peers * numbers["short_net"] * links.peak_bytes_per_s
+    return (long, Protocol(latency_s, short_bytes_per_s)) if short_bytes_per_s > 0 else (long,)

@@ -1,0 +1,56 @@
+"""The ring: each rank passes chunks on to the next one.
+
+Source:
+    Patarasuk & Yuan, JPDC 69(2), 2009; over nodes: nccl-tests, PERFORMANCE.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from semu.hardware.kinds import OpKind, Port
+from semu.hardware.network.algorithm import Algorithm, Links, Route
+from semu.hardware.network.coefficient import COLLECTIVES, Coefficient, Fit
+from semu.hardware.network.group import CommGroup
+from semu.hardware.number import check_number
+
+FEW_RANKS = Coefficient(
+    "few_ranks",
+    0.0,
+    "share of time that a ring of two takes longer per byte than one of very many, as few ranks fill the links less; "
+    "n ranks in a node take 1 + few_ranks / (n - 1)",
+    check_number,
+    Fit(0.1, 0.0, 1.0, min_sizes=8, min_ranks=2),
+    COLLECTIVES,
+    frozenset((Port.NVLINK,)),
+)
+
+
+def few_ranks_gain(group: CommGroup, numbers: Mapping[str, float]) -> float:
+    """Rate of a group within a node over that of very many ranks."""
+    return 1.0 / (1.0 + numbers["few_ranks"] / (group.num_ranks - 1))
+
+
+def ring_route(group: CommGroup, links: Links, numbers: Mapping[str, float]) -> Route:
+    """n - 1 steps; the second round of an all-reduce is in its ``hop_s``.
+
+    Over nodes a ring enters and leaves each node once per NIC, and the g ranks of the smallest node drive g rings or
+    slices of one: it runs at min(local, g NIC), 1/g of it over each NIC.
+    """
+    steps = group.num_ranks - 1
+    if group.num_nodes == 1:
+        rate = links.local_bytes_per_s * few_ranks_gain(group, numbers)
+        return Route(rate, steps, {group.port: rate})
+    rate = min(links.local_bytes_per_s, group.ranks_per_node * links.nic_bytes_per_s)
+    over = {Port.NIC: rate / group.ranks_per_node}
+    if group.ranks_per_node > 1:
+        over[group.local_port] = rate
+    return Route(rate, steps, over)
+
+
+RING = Algorithm(
+    "ring",
+    frozenset((OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER)),
+    ring_route,
+    (FEW_RANKS,),
+)
