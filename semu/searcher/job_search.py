@@ -105,15 +105,7 @@ def search(
         ConfigError: options that do not fit together, or a job that this version does not model under a plan.
         ScheduleError: sub-microbatches of a module that cannot be cut.
     """
-    if strategy not in STRATEGIES:
-        raise unknown_name("search strategy", strategy, STRATEGIES, where="strategy")
-    if objective not in [item.value for item in Objective]:
-        raise unknown_name("objective", objective, [item.value for item in Objective], where="objective")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ConfigError("not a seed", where="seed", expected="an integer >= 0", got=seed, nearest=0)
-    goal = Objective(objective)
-    if exact and goal is Objective.MAX:
-        raise ConfigError("the exact solver looks for the shortest schedule", where="exact", expected="objective min")
+    goal = _objective(objective, strategy=strategy, seed=seed, exact=exact)
     budget = Budget(rollouts, DEFAULT_TIME_S if rollouts is None and time_s is None else time_s, workers)
     say = progress if progress is not None else _silent
     began = time.perf_counter()
@@ -175,6 +167,24 @@ def search(
         result=result,
         prepare_s=prepared_s,
     )
+
+
+def _objective(objective: str, *, strategy: str, seed: int, exact: bool) -> Objective:
+    """The objective of a search, whose other options are checked.
+
+    Raises:
+        ConfigError: an unknown name, no seed, an exact search for the longest schedule.
+    """
+    if strategy not in STRATEGIES:
+        raise unknown_name("search strategy", strategy, STRATEGIES, where="strategy")
+    if objective not in [item.value for item in Objective]:
+        raise unknown_name("objective", objective, [item.value for item in Objective], where="objective")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ConfigError("not a seed", where="seed", expected="an integer >= 0", got=seed, nearest=0)
+    goal = Objective(objective)
+    if exact and goal is Objective.MAX:
+        raise ConfigError("the exact solver looks for the shortest schedule", where="exact", expected="objective min")
+    return goal
 
 
 def _silent(_: str) -> None:
