@@ -26,8 +26,8 @@ from semu.present.plots import ScheduleRow, draw_schedules
 from semu.runfile import load_run
 from semu.schedule import ALL_SCHEDULES, PipelineStudy, ScheduleFamily
 from semu.schedule.compare import compare_schedules
+from semu.schedule.graph import graph_of
 from semu.schedule.schedule import Schedule
-from semu.schedule.stages import stages_of
 
 P, M, V = 8, 64, 2
 MODEL = "vlm-l"
@@ -44,7 +44,7 @@ def slots(family: ScheduleFamily) -> int:
 
 def all_of_it(family: ScheduleFamily, v: int) -> None:
     """From three numbers to a makespan, with nothing remembered."""
-    stages_of.cache_clear()
+    graph_of.cache_clear()
     shape = family.shape(P, M, v)
     schedule = family(shape)
     schedule.validate(shape)

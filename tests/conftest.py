@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+import zlib
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 
@@ -67,13 +69,29 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(PassedTests(Path(file)))
 
 
+@pytest.hookimpl(tryfirst=True)  # before what is marked slow is left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _mark_sampled(items)
     file = config.getoption("--not-in")
     if not file or not Path(file).is_file():
         return
     passed = set(Path(file).read_text(encoding="utf-8").split("\n"))
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
     items[:] = [item for item in items if item.nodeid not in passed]
+
+
+def _mark_sampled(items: list[pytest.Item]) -> None:
+    """Mark slow what ``sampled(k)`` leaves out: of a test's cases all but one in k, by the hash of the names."""
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("sampled") is not None:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for those in cases.values():
+        mark = those[0].get_closest_marker("sampled")
+        assert mark is not None
+        by_hash = sorted(those, key=lambda item: (zlib.crc32(item.nodeid.partition("[")[2].encode()), item.nodeid))
+        for item in by_hash[-(-len(those) // mark.args[0]) :]:
+            item.add_marker(pytest.mark.slow)
 
 
 def _fail_if_skipped(report: pytest.CollectReport | pytest.TestReport, config: pytest.Config) -> None:

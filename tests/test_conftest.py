@@ -54,7 +54,7 @@ WHOLE_MODULE = (
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path / "conftest.py")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow\n    extras\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow\n    extras\n    sampled\n")
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "test_whole.py").write_text(f"{WHOLE_MODULE}\ndef test_it():\n    pass\n")
     return tmp_path
@@ -96,3 +96,17 @@ def test_without_the_file_of_a_first_run_all_tests_run(folder: Path) -> None:
     code, taken = run(folder, "--not-in", "nothing", more="yes")
     assert code == 0
     assert len(taken) == 9
+
+
+def test_of_many_cases_the_default_run_takes_some_and_the_slow_one_the_others(folder: Path) -> None:
+    (folder / "test_whole.py").unlink()
+    (folder / "test_some.py").write_text(
+        "import pytest\n\n@pytest.mark.sampled(3)\n"
+        "@pytest.mark.parametrize('b', 'xyz')\n@pytest.mark.parametrize('a', range(7))\n"
+        "def test_case(a, b):\n    pass\n"
+    )
+    every = {f"case[{a}-{b}]" for a in range(7) for b in "xyz"}
+    some, others = run(folder, "-m", "not slow")[1], run(folder, "-m", "slow")[1]
+    assert len(some) == 7 and len({case[-2] for case in some}) > 1  # not all of one kind
+    assert some | others == every and not some & others
+    assert run(folder, "-m", "not slow")[1] == some

@@ -6,6 +6,7 @@ from semu.baselines.baseline import NO_LAYOUT, NO_SCHEDULE, Baseline
 from semu.errors import ConfigError
 from semu.hardware.software import Software
 from semu.job import TrainingJob
+from semu.parallel.axes import COUNTS
 from semu.parallel.pipeline import nearest_multiple
 
 
@@ -33,7 +34,7 @@ def fsdp(job: TrainingJob) -> Baseline:
         job,
         parallel={
             **NO_LAYOUT,
-            **dict.fromkeys(("tp", "pp", "vpp", "cp", "ep"), 1),
+            **dict.fromkeys(COUNTS, 1),
             "dp": gpus,
             "etp": None,
             "modules": {},

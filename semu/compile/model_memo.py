@@ -24,15 +24,14 @@ from semu.nn.changes import CHANGES
 from semu.nn.layers.moe import MixtureOfExperts
 from semu.nn.model import ModalityModule, Model
 from semu.nn.module import Module, Parameter
+from semu.parallel.axes import Shards, axes_of
 from semu.parallel.mesh import Mesh
 
 T = TypeVar("T")
 
 PLACEMENT = frozenset(
     {
-        "dp",
-        "pp",
-        "vpp",
+        *axes_of(Shards.SAMPLES, Shards.LAYERS),
         "zero",
         "zero_group",
         "reshard_after_forward",
@@ -44,7 +43,7 @@ PLACEMENT = frozenset(
     }
 )
 """Settings of ``Parallel`` that decide where blocks and optimizer states lie, and nothing inside a block."""
-ZERO = frozenset({"dp", "zero", "zero_group", "reshard_after_forward"})
+ZERO = frozenset({*axes_of(Shards.SAMPLES), "zero", "zero_group", "reshard_after_forward"})
 """Settings of ``Parallel`` that change no stage while ``zero`` is 0 or 1."""
 BATCH = frozenset(row.name for row in OPTIONS if row.influence is Influence.MICROBATCHES)
 """Settings of ``Training`` that say how many microbatches there are, what is in them and in which order they run."""

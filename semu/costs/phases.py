@@ -14,7 +14,7 @@ from semu.costs.evaluation import CostedJob, Evaluation
 from semu.costs.segment_costs import stage_costs
 from semu.errors import ConfigError
 from semu.graph.operator import Phase
-from semu.schedule.units import BACKWARD, FORWARD, INPUT, NOTHING, WEIGHT
+from semu.schedule.phases import BACKWARD, FORWARD, INPUT, NOTHING, WEIGHT
 
 CODES = (FORWARD, BACKWARD, INPUT, WEIGHT, NOTHING)
 """All kinds of stages of a chunk."""

@@ -61,7 +61,7 @@ def check_experts(model: Model, parallel: Parallel, training: Training) -> None:
     etp = parallel.expert_tensor_ranks
     if parallel.tp % etp:
         raise _indivisible("experts are split over part of the tensor-parallel ranks", "etp", etp, parallel.tp, "tp")
-    ranks = parallel.dp * parallel.cp * parallel.tp // etp
+    ranks = parallel.stage_gpus // etp
     legal = math.gcd(ranks, *(item.num_experts for _, item in found))
     if ranks % parallel.ep:
         raise _indivisible("the ranks cannot be shared out", "ep", parallel.ep, ranks, "dp x cp x tp / etp", legal)

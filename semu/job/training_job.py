@@ -16,6 +16,7 @@ from semu.job.training import Training
 from semu.nn.model import Model
 from semu.nn.module import Module
 from semu.nn.trace.recompute_plan import KIND_ALIASES, RECOMPUTE_KINDS, RULE_KINDS, RecomputePlan, is_pattern
+from semu.parallel.axes import MESH
 from semu.parallel.config import Parallel
 from semu.parallel.pipeline import nearest_multiple
 from semu.parallel.segments import check_places
@@ -71,11 +72,11 @@ class TrainingJob:
     def _check_cluster(self) -> None:
         need, have = self.parallel.num_gpus, self.cluster.num_gpus
         if need != have:
-            p = self.parallel
-            rest = p.cp * p.tp * p.pp
+            sizes = {name: size for name, size in self.parallel.sizes.items() if name in MESH}
+            rest = need // self.parallel.dp
             nearest = f"dp = {have // rest}" if have % rest == 0 else None
             raise ConfigError(
-                f"dp x cp x tp x pp = {p.dp} x {p.cp} x {p.tp} x {p.pp} = {need} ranks on {have} GPUs",
+                f"{' x '.join(sizes)} = {' x '.join(map(str, sizes.values()))} = {need} ranks on {have} GPUs",
                 where="parallel",
                 expected=f"a product of {have} (cluster {self.cluster.label()})",
                 got=need,

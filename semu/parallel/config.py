@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 from semu.errors import ConfigError, unknown_name
 from semu.nn.trace.sharding import ContextKind, ShardingStyle
+from semu.parallel.axes import ParallelSizes
+from semu.parallel.context import read_kind, sequence_parts
 from semu.parallel.layout import PipelineLayout
 from semu.parallel.modules import ModuleParallel
 from semu.parallel.segments import check_segments
 
 PLACEMENTS = ("circular", "v-shape", "bidirectional")
 """How groups of layers are dealt to pipeline ranks."""
-_SIZES = ("dp", "tp", "pp", "vpp", "cp", "ep")
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,11 @@ class Overlap:
 
 
 @dataclass(frozen=True)
-class Parallel:
-    """Sizes of the parallel dimensions.
+class Parallel(ParallelSizes):
+    """Sizes of the parallel axes, and how work and state are shared out on them.
 
     Attributes:
-        dp, tp, pp: data-, tensor- and pipeline-parallel sizes, >= 1.
-        vpp: virtual stages per pipeline rank, >= 1; group g of all pp x vpp groups of layers is on rank g mod pp.
-        cp, ep: context- and expert-parallel sizes, >= 1.
+        dp, tp, pp, vpp, cp, ep, etp: sizes, see ``ParallelSizes``.
         sequence_parallel: shard activations over the sequence between tensor-parallel regions (2205.05198).
         zero: 0 replicates the optimizer, 1 shards it over dp (Megatron's distributed optimizer), 2 | 3 shard
             gradients | parameters too; experts over the ranks that hold the same ones.
@@ -68,8 +66,6 @@ class Parallel:
             ``partition``.
         plan: extra sharding styles, module-path pattern -> style or its value, for modules that semu does not know,
             e.g. ``{"blocks.*.up": ShardingStyle.COLUMN}``; patterns as in ``fnmatch``, the first that matches wins.
-        etp: ranks that every expert is split over; None: tp, as in Megatron-LM. The dp x cp x tp ranks of a pipeline
-            rank are etp x ep x (expert data parallel), in this order.
         cp_kind: how context parallelism exchanges keys and values: ``"ring"`` (Megatron-LM's ``p2p``, its default),
             ``"all_gather"`` or ``"all_to_all"`` (``a2a``); without meaning where cp = 1.
         modules: modality module -> ``ModuleParallel`` or its table, where it differs from the job's, e.g.
@@ -85,19 +81,12 @@ class Parallel:
             ``partition`` balances best.
     """
 
-    dp: int = 1
-    tp: int = 1
-    pp: int = 1
-    vpp: int = 1
-    cp: int = 1
-    ep: int = 1
     sequence_parallel: bool = True
     zero: int = 1
     partition: str = "parameters"
     plan: Mapping[str, ShardingStyle] = field(default_factory=dict)
     zero_group: int | None = None
     reshard_after_forward: bool = True
-    etp: int | None = None
     layout: PipelineLayout | None = None
     cp_kind: ContextKind | str = ContextKind.RING
     modules: Mapping[str, ModuleParallel] = field(default_factory=dict)
@@ -106,12 +95,7 @@ class Parallel:
     shares: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in (*_SIZES, *(("etp",) if self.etp is not None else ())):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(
-                    "not a parallel size", where=f"parallel.{name}", expected="an integer >= 1", got=value, nearest=1
-                )
+        self.check_sizes()
         if not isinstance(self.zero, int) or isinstance(self.zero, bool) or self.zero not in (0, 1, 2, 3):
             raise ConfigError("unknown ZeRO stage", where="parallel.zero", expected="0, 1, 2 or 3", got=self.zero)
         for name in ("sequence_parallel", "reshard_after_forward"):
@@ -139,7 +123,7 @@ class Parallel:
         )
         object.__setattr__(self, "shares", shares)
 
-        object.__setattr__(self, "cp_kind", _context_kind(self.cp_kind))
+        object.__setattr__(self, "cp_kind", read_kind(self.cp_kind))
         self._set_modules()
         object.__setattr__(self, "plan", {pattern: _style(pattern, style) for pattern, style in self.plan.items()})
 
@@ -203,7 +187,7 @@ class Parallel:
             )
         modules = {name: ModuleParallel.of(name, value) for name, value in self.modules.items()}
         for name, own in modules.items():
-            own.sizes(name, {size: getattr(self, size) for size in _SIZES})
+            own.sizes(name, self.sizes)
         object.__setattr__(self, "modules", modules)
 
     def of_module(self, name: str) -> Self:
@@ -211,7 +195,7 @@ class Parallel:
         own = self.modules.get(name)
         if own is None:
             return self if not self.modules else replace(self, modules={})
-        dp, cp, tp = own.sizes(name, {size: getattr(self, size) for size in _SIZES})
+        dp, cp, tp = own.sizes(name, self.sizes)
         is_split = self.sequence_parallel if own.sequence_parallel is None else own.sequence_parallel
         return replace(self, dp=dp, cp=cp, tp=tp, sequence_parallel=is_split, modules={})
 
@@ -251,7 +235,8 @@ class Parallel:
     @property
     def shard_ranks(self) -> int:
         """Ranks over which ZeRO shards."""
-        return (self.zero_group if self.zero_group is not None else self.dp) * self.cp * self.copies
+        groups = 1 if self.zero_group is None else self.dp // self.zero_group
+        return self.gradient_ranks // groups
 
     @property
     def copies(self) -> int:
@@ -262,7 +247,7 @@ class Parallel:
     def gradient_ranks(self) -> int:
         """Ranks over which gradients are reduced: data x context (every context rank sees part of each sequence), twice
         as many where the model is there twice (2107.06925 §3.1)."""
-        return self.dp * self.cp * self.copies
+        return self.data_ranks * self.copies
 
     @property
     def is_sharded_in_groups(self) -> bool:
@@ -277,18 +262,13 @@ class Parallel:
     @property
     def expert_data_ranks(self) -> int:
         """Ranks that hold the same experts: dp x cp x tp / (ep x etp) (Megatron-LM, ``parallel_state``)."""
-        return self.dp * self.cp * self.tp // (self.ep * self.expert_tensor_ranks)
+        return self.stage_gpus // (self.ep * self.expert_tensor_ranks)
 
     @property
     def expert_shard_ranks(self) -> int:
         """Ranks over which ZeRO shards experts: those with the same experts, of a sharding group where there are any
         (torchtitan's ``efsdp`` = dp_shard x cp x tp / (ep x etp))."""
         return self.shard_ranks * self.tp // (self.ep * self.expert_tensor_ranks)
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs that the job needs: dp x cp x tp x pp."""
-        return self.dp * self.cp * self.tp * self.pp
 
     @property
     def token_divisor(self) -> int:
@@ -303,51 +283,11 @@ class Parallel:
 
     @property
     def sequence_parts(self) -> int:
-        """Chunks into which context parallelism cuts every sequence: 1, or 2 x cp, of which rank r holds number r and
-        number 2 cp - 1 - r, so that all ranks do equally much under a causal mask (Megatron-LM; 2407.21783 §3.3.2)."""
-        return 2 * self.cp if self.cp > 1 else 1
-
-    @classmethod
-    def parse(cls, text: str, base: Self | None = None) -> Self:
-        """Read the command line's short form, ``dp8-tp2-pp4-vpp1-cp1-ep1``; what is not named keeps ``base``'s value,
-        except that dimensions not named become 1.
-
-        Raises:
-            ConfigError: a part that is not a known name and a size.
-        """
-        sizes: dict[str, int] = dict.fromkeys(_SIZES, 1)
-        seen: set[str] = set()
-        for part in text.split("-"):
-            match = re.fullmatch(r"(dp|tp|pp|vpp|cp|ep|etp)(\d+)", part)
-            if match is None or match[1] in seen:
-                raise ConfigError(
-                    "not a parallel configuration",
-                    where="--parallel",
-                    expected="parts like dp8-tp2-pp4-vpp1-cp1-ep1, each at most once",
-                    got=text,
-                )
-            seen.add(match[1])
-            sizes[match[1]] = int(match[2])
-        start = base if base is not None else cls()
-        dp, tp, pp, vpp, cp, ep = (sizes[name] for name in _SIZES)
-        return replace(start, dp=dp, tp=tp, pp=pp, vpp=vpp, cp=cp, ep=ep, etp=sizes.get("etp", start.etp))
-
-    def label(self) -> str:
-        """Short form, ``dp8-tp2-pp4``; vpp, cp and ep only where they are not 1, etp where it is given."""
-        always = [f"dp{self.dp}", f"tp{self.tp}", f"pp{self.pp}"]
-        always += [f"{n}{getattr(self, n)}" for n in ("vpp", "cp", "ep") if getattr(self, n) > 1]
-        return "-".join(always + ([] if self.etp is None else [f"etp{self.etp}"]))
+        """Chunks into which context parallelism cuts every sequence (``semu.parallel.context``)."""
+        return sequence_parts(self.cp)
 
 
 _PLAN_STYLES = (ShardingStyle.REPLICATED, ShardingStyle.COLUMN, ShardingStyle.ROW, ShardingStyle.VOCABULARY)
-
-
-def _context_kind(kind: ContextKind | str) -> ContextKind:
-    legal = [member.value for member in ContextKind]
-    value = kind.value if isinstance(kind, ContextKind) else kind
-    if value not in legal:
-        raise unknown_name("kind of context parallelism", str(value), legal, where="parallel.cp_kind")
-    return ContextKind(value)
 
 
 def _style(pattern: str, style: ShardingStyle | str) -> ShardingStyle:

@@ -9,12 +9,13 @@ from functools import cached_property
 from semu.hardware.cluster import Cluster
 from semu.hardware.kinds import Port
 from semu.hardware.network import CommGroup
+from semu.parallel.axes import DATA, MESH
 from semu.parallel.config import Parallel
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Ranks in Megatron-LM's order: tensor fastest, then context, data, pipeline (``tp-cp-dp-pp``).
+    """Ranks in the order of ``semu.parallel.axes.MESH``: tensor fastest, then context, data, pipeline.
 
     Attributes:
         parallel: sizes. cluster: where ranks live; rank r is GPU r.
@@ -23,10 +24,9 @@ class Mesh:
     parallel: Parallel
     cluster: Cluster
 
-    def gpu(self, *, pp: int, dp: int = 0, cp: int = 0, tp: int = 0) -> int:
-        """Global rank (= GPU number) at these coordinates."""
-        p = self.parallel
-        return tp + p.tp * (cp + p.cp * (dp + p.dp * pp))
+    def gpu(self, **place: int) -> int:
+        """Global rank (= GPU number) at these coordinates, by axis; 0 on the others."""
+        return sum([self._strides[axis] * number for axis, number in place.items()])
 
     def tp_group(self, pp: int = 0, dp: int = 0, cp: int = 0) -> CommGroup:
         """The tensor-parallel group at a pipeline rank, replica and context rank."""
@@ -41,8 +41,10 @@ class Mesh:
         first = self.gpu(pp=pp)
         place = first % self.cluster.gpus_per_node  # pipeline ranks whole nodes apart have equal groups
         if place not in self._dp_groups:
-            peers = self._different(first, 1, p.tp)
-            self._dp_groups[place] = max((self._place("dp", peer, p.tp, p.dp * p.cp) for peer in peers), key=_spread)
+            peers = self._different(first, 1, self._strides[DATA[0]])
+            self._dp_groups[place] = max(
+                (self._place("dp", peer, self._strides[DATA[0]], p.data_ranks) for peer in peers), key=_spread
+            )
         return self._dp_groups[place]
 
     def _copies_group(self, pp: int) -> CommGroup:
@@ -71,7 +73,7 @@ class Mesh:
         width = p.tp * p.shard_ranks
         first = self.gpu(pp=pp)
         peers = self._different(first, 1, width)
-        return max((self._place("dp", peer, width, p.dp * p.cp // p.shard_ranks) for peer in peers), key=_spread)
+        return max((self._place("dp", peer, width, p.data_ranks // p.shard_ranks) for peer in peers), key=_spread)
 
     def expert_dp_group(self, pp: int) -> CommGroup:
         """The group over which gradients of a pipeline rank's experts are reduced: the ranks that hold the same part of
@@ -88,7 +90,7 @@ class Mesh:
         if not p.is_sharded_in_groups:
             return self.expert_dp_group(pp)
         width, together = p.ep * p.expert_tensor_ranks, p.shard_ranks * p.tp
-        bases = self._different(self.gpu(pp=pp), together, p.dp * p.cp // p.shard_ranks)
+        bases = self._different(self.gpu(pp=pp), together, p.data_ranks // p.shard_ranks)
         peers = (peer for base in bases for peer in self._different(base, 1, width))
         return max((self._place("edp", peer, width, p.expert_shard_ranks) for peer in peers), key=_spread)
 
@@ -115,7 +117,7 @@ class Mesh:
         first, distance = self.gpu(pp=source, dp=dp), self.gpu(pp=target) - self.gpu(pp=source)
         key = (first % self.cluster.gpus_per_node, distance)
         if key not in self._pairs:
-            peers = self._different(first, 1, self.parallel.tp * self.parallel.cp)
+            peers = self._different(first, 1, self.parallel.replica_gpus)
             pairs = [self._shared("pp", peer, distance, 2) for peer in peers]
             self._pairs[key] = max(pairs, key=_spread)
         return self._pairs[key]
@@ -123,24 +125,26 @@ class Mesh:
     @cached_property
     def worst_tp_group(self) -> CommGroup:
         """The tensor-parallel group that spans the most nodes; all groups are timed as it."""
-        p = self.parallel
-        firsts = self._different(0, p.tp, p.pp * p.dp * p.cp if p.tp > 1 else 1)
-        return max((self._place("tp", first, 1, p.tp) for first in firsts), key=_spread)
+        return self.worst_group("tp")
 
     @cached_property
     def worst_cp_group(self) -> CommGroup:
         """The context-parallel group that spans the most nodes; all groups are timed as it."""
-        p = self.parallel
-        replicas = self._different(0, p.tp * p.cp, p.pp * p.dp)
-        firsts = (peer for first in replicas for peer in range(first, first + p.tp)) if p.cp > 1 else range(1)
-        return max((self._place("cp", first, p.tp, p.cp) for first in firsts), key=_spread)
+        return self.worst_group("cp")
+
+    def worst_group(self, axis: str) -> CommGroup:
+        """The group of one axis that spans the most nodes."""
+        size, stride = getattr(self.parallel, axis), self._strides[axis]
+        bases = self._different(0, size * stride, self.parallel.num_gpus // (size * stride)) if size > 1 else range(1)
+        firsts = (base + peer for base in bases for peer in range(stride if size > 1 else 1))
+        return max((self._place(axis, first, stride, size) for first in firsts), key=_spread)
 
     @cached_property
     def worst_replica_group(self) -> CommGroup:
         """The replicas of one tensor-, context- and pipeline-parallel rank, as modules read one another's; the group
         that spans the most nodes."""
         p = self.parallel
-        width = p.tp * p.cp
+        width = p.replica_gpus
         firsts = [self.gpu(pp=pp) + peer for pp in range(p.pp) for peer in range(width)] if p.dp > 1 else [0]
         places = {first % self.cluster.gpus_per_node: first for first in reversed(firsts)}
         return max((self._place("replicas", first, width, p.dp) for first in places.values()), key=_spread)
@@ -157,7 +161,7 @@ class Mesh:
         """Ranks that hold different parts of a tensor spread over the tp x cp GPUs of a replica's pipeline rank, where
         neighbours hold the same part if there are fewer parts than GPUs; the group on most nodes. None: one part."""
         p = self.parallel
-        width = p.tp * p.cp
+        width = p.replica_gpus
         if parts == 1:
             return None
         name = "reshard" if parts == width else f"reshard{parts}"
@@ -191,6 +195,10 @@ class Mesh:
                 _PLACED.clear()
             known = _PLACED[key] = cluster.place_group(name, gpus)
         return known
+
+    @cached_property
+    def _strides(self) -> dict[str, int]:
+        return {axis: self.parallel.stride(axis) for axis in MESH}
 
     @cached_property
     def _groups(self) -> dict[tuple[str, int, int, int], CommGroup]:

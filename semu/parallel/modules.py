@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from semu.errors import ConfigError, unknown_name
-
-_SIZES = ("tp", "cp", "dp", "pp", "vpp", "ep")
+from semu.parallel.axes import AXES
+from semu.parallel.context import module_ranks
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ModuleParallel:
                 expected="a table, or semu.ModuleParallel(...)",
                 got=repr(value),
             )
-        for key in _SIZES:
+        for key in (item.name for item in fields(cls) if item.name in AXES):
             size = getattr(made, key)
             if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
                 raise ConfigError(
@@ -84,7 +84,7 @@ class ModuleParallel:
         """The module's (dp, cp, tp).
 
         Args:
-            name: of the module. job: the job's ``dp``, ``tp``, ``pp``, ``vpp``, ``cp``, ``ep``.
+            name: of the module. job: the job's ``sizes``.
         Raises:
             ConfigError: sizes that do not divide, that contradict one another, or that this version does not model.
         """
@@ -100,15 +100,7 @@ class ModuleParallel:
                     got=size,
                     nearest=job[key],
                 )
-        cp = self.cp if self.cp is not None else job["cp"]
-        if cp not in (1, job["cp"]):
-            raise ConfigError(
-                f"cp = {cp} for one module beside cp = {job['cp']} is not modelled by this version",
-                where=f"{where}.cp",
-                expected=" or ".join(map(str, sorted({1, job["cp"]}))),
-                got=cp,
-                nearest=min((1, job["cp"]), key=lambda size: (abs(size - cp), size)),
-            )
+        cp = module_ranks(self.cp, job["cp"], where)
         tp = self.tp if self.tp is not None else job["tp"]
         if job["tp"] % tp:
             legal = [size for size in range(1, job["tp"] + 1) if job["tp"] % size == 0]

@@ -24,9 +24,9 @@ from semu.plan.put_off import put_off
 from semu.plan.timeline import SimulatedStages, simulated_stages
 from semu.present.estimate import Estimate
 from semu.present.report import Report
+from semu.schedule.phases import BACKWARD, FORWARD, INPUT
 from semu.schedule.schedule import Schedule
 from semu.schedule.stage_plan import StagePlan
-from semu.schedule.units import BACKWARD, FORWARD, INPUT
 from semu.simulation import JobCheckpoint, prepare
 
 if TYPE_CHECKING:

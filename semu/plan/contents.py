@@ -15,8 +15,8 @@ from semu.graph.operator import Phase
 from semu.job import Recompute, TrainingJob
 from semu.plan.plan import PlanChunk, PlanMemory, PlanPairs
 from semu.plan.timeline import SimulatedStages
-from semu.schedule.stages import stages_of
-from semu.schedule.units import BACKWARD, FORWARD, WEIGHT
+from semu.schedule.graph import graph_of
+from semu.schedule.phases import BACKWARD, FORWARD, WEIGHT
 from semu.simulation.memory.static import resident_memory
 from semu.simulation.schedules.pair_costs import stage_sizes
 from semu.simulation.transfers import edge_bytes, transfer_columns
@@ -110,7 +110,7 @@ class PlanContents:
     @cached_property
     def pairs(self) -> PlanPairs:
         """The pairs, chunk after chunk."""
-        arrays = stages_of(self.stages.units.shape)
+        arrays = graph_of(self.stages.units.shape)
         kept = np.flatnonzero(arrays.exists)
         chunk = arrays.chunk[kept]
         part = arrays.sub_microbatch[kept]
@@ -172,7 +172,7 @@ class PlanContents:
         """What the pairs need under their variants, on that replica which needs most on their rank."""
         checkpoint, stages = self.stages.checkpoint, self.stages
         shapes = checkpoint.replicas.shape
-        arrays = stages_of(stages.units.shape)
+        arrays = graph_of(stages.units.shape)
         kept = np.flatnonzero(arrays.exists)
         chunk, number = arrays.chunk[kept], arrays.part[kept]
         kind, column = self.layout.kind_of(chunk, number), self.layout.column_of(chunk, number)

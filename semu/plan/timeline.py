@@ -8,9 +8,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.schedule.graph import graph_of
+from semu.schedule.phases import NOTHING
 from semu.schedule.schedule import Schedule
-from semu.schedule.stages import stages_of
-from semu.schedule.units import NOTHING, PipelineUnits, merged_backwards
+from semu.schedule.units import PipelineUnits, merged_backwards
 from semu.simulation import JobCheckpoint
 
 I64 = NDArray[np.int64]
@@ -54,10 +55,8 @@ class SimulatedStages:
     @cached_property
     def pair(self) -> I64:
         """int64[num_units], the pair of every stage, numbered as in ``PairCosts``; -1: a transfer."""
-        units = self.units
-        arrays = stages_of(units.shape)
-        number = np.cumsum(arrays.exists) - 1
-        return self._table(number[arrays.first[units.chunk[units.copy]] + units.parts])
+        graph = graph_of(self.units.shape)
+        return self._table(graph.pair_number[self.units.stage_numbers // 4])
 
     def _table(self, of_stages: NDArray[np.integer]) -> I64:
         """A column of all units. ``of_stages``: int[repeats, num_stages]."""

@@ -16,6 +16,7 @@ from typing import Any
 from semu.errors import ConfigError, ScheduleError
 from semu.hardware.cluster import Cluster
 from semu.nn import MixtureOfExperts, Model
+from semu.parallel.axes import AXES, MESH
 from semu.parallel.config import Parallel
 from semu.runfile.config import RunConfig
 from semu_models.hf import HfModel
@@ -28,7 +29,6 @@ PATIENCE = 3
 WEIGHT_BYTES, STATE_BYTES = 6, 12
 """Of a parameter: bf16 weight and fp32 gradient on every rank that holds it; Adam's fp32 state, sharded (ZeRO-1)."""
 
-_SIZES = ("dp", "tp", "pp", "cp", "ep", "vpp", "etp")
 _OTHER_BYTES = ("precision", "grad_dtype", "master_dtype", "optimizer_state_dtype", "optimizer", "fp8_weights")
 
 
@@ -61,11 +61,11 @@ def choose_layout(
         ConfigError, ScheduleError: what is wrong with the run, where it is not the memory of any layout.
     """
     cluster, parallel = config.setdefault("cluster", {}), config.setdefault("parallel", {})
-    has_cluster, has_sizes = "device" in cluster, any(key in parallel for key in _SIZES)
+    has_cluster, has_sizes = "device" in cluster, any(key in parallel for key in AXES)
     if has_cluster and has_sizes:
         return []
     if has_sizes:
-        gpus = math.prod(parallel.get(key, 1) for key in ("dp", "tp", "pp", "cp"))
+        gpus = math.prod(parallel.get(key, 1) for key in MESH)
         nodes, per_node = (gpus // PER_NODE, PER_NODE) if gpus % PER_NODE == 0 else (1, gpus)
         config["cluster"] = {"device": DEVICE, "nodes": nodes, "gpus_per_node": per_node, **cluster}
         return [f"cluster: not given, taken as {DEVICE}:{nodes}x{per_node}, which the parallelism needs"]
@@ -174,7 +174,7 @@ def _seconds(
 
 def _sentence(config: Mapping[str, Any], *, is_given: bool) -> str:
     cluster, parallel = config["cluster"], config["parallel"]
-    sizes = "-".join(f"{key}{parallel[key]}" for key in ("dp", "tp", "pp", "ep") if key in parallel)
+    sizes = "-".join(f"{key}{parallel[key]}" for key in AXES if key in parallel)
     size = f"{cluster['device']}:{cluster['nodes']}x{cluster['gpus_per_node']}"
     what = f"parallel: not given, taken as {sizes}" if is_given else f"cluster: not given, taken as {size} with {sizes}"
     return (

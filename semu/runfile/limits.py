@@ -8,7 +8,7 @@ from semu.checks import check_word
 from semu.errors import ConfigError
 from semu.job.training import OPTIONS
 from semu.runfile.places import Places
-from semu.schedule import SCHEDULES, is_executed, not_executed
+from semu.schedule.registry import schedule_family
 
 
 def refuse_unmodelled(config: Mapping[str, object], places: Places) -> None:
@@ -34,8 +34,8 @@ def refuse_unmodelled(config: Mapping[str, object], places: Places) -> None:
         value = training.get(row.name)
         if isinstance(value, str) and row.value.words:
             check_word(value, row.value.words, row.name, places.where(f"training.{row.name}"))
-    if isinstance(schedule, str) and schedule not in SCHEDULES and not is_executed(schedule):
-        raise not_executed(schedule, places.where("training.schedule"))
+    if isinstance(schedule, str):
+        schedule_family(schedule, places.where("training.schedule"))
 
 
 def _table(config: Mapping[str, object], name: str) -> Mapping[str, object]:

@@ -57,10 +57,8 @@ class Overrides:
         if self.parallel is not None:
             with _blamed("--parallel"):
                 sizes = Parallel.parse(self.parallel)
-            for name in ("dp", "tp", "pp", "vpp", "cp", "ep"):
-                yield "--parallel", ("parallel", name), getattr(sizes, name)
-            if sizes.etp is not None:
-                yield "--parallel", ("parallel", "etp"), sizes.etp
+            for name, size in sizes.sizes.items():
+                yield "--parallel", ("parallel", name), size
         if self.profile is not None:
             yield "--profile", ("cluster", "device"), self.profile
         if self.seed is not None:

@@ -11,9 +11,10 @@ from functools import cached_property
 from typing import Any
 
 from semu.errors import ConfigError, SemuError
+from semu.parallel.axes import AXES
 
 _KEY = re.compile(r"(model|cluster|parallel|training|overlap|batch)(\.\S+)?")
-_BLAMED_SIZE = re.compile(r"(dp|tp|pp|vpp|cp|ep|etp) = \d+")
+_BLAMED_SIZE = re.compile(rf"({'|'.join(AXES)}) = \d+")
 
 
 @dataclass

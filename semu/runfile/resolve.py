@@ -12,6 +12,7 @@ metadata file what the model reads, where nobody gives them.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from typing import Any
 from semu.errors import ConfigError
 from semu.job import Training, TrainingJob
 from semu.nn import Model
+from semu.parallel.axes import MESH
 from semu.parallel.config import Overlap, Parallel
 from semu.runfile.build import build_batch, build_with_reading, kind_read, streams_read
 from semu.runfile.config import RunConfig, ordered
@@ -141,7 +143,7 @@ def _replicas(defaults: Mapping[str, Mapping[str, Any]], config: Mapping[str, An
     """dp where it is not given: as many replicas as the GPUs hold; 1 where they do not come out even."""
     cluster, parallel = (defaults[name] | config.get(name, {}) for name in ("cluster", "parallel"))
     gpus = cluster["nodes"] * cluster["gpus_per_node"]
-    rest = parallel["tp"] * parallel["pp"] * parallel["cp"]
+    rest = math.prod(parallel[name] for name in MESH if name != "dp")
     return int(gpus // rest) if rest > 0 and gpus > 0 and gpus % rest == 0 else 1
 
 

@@ -9,10 +9,9 @@ from types import MappingProxyType
 from semu.errors import ConfigError, unknown_name
 from semu.job.declare import ValueKind
 from semu.job.training import OPTIONS
+from semu.parallel.axes import COUNTS
 from semu.parallel.config import Overlap
 from semu.runfile.places import Places
-
-_COUNTS = dict.fromkeys(("dp", "tp", "pp", "vpp", "cp", "ep"), ValueKind.INTEGER)
 
 SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
     {
@@ -55,7 +54,7 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "override": ValueKind.TABLE,
         },
         "parallel": {
-            **_COUNTS,
+            **dict.fromkeys(COUNTS, ValueKind.INTEGER),
             "sequence_parallel": ValueKind.SWITCH,
             "zero": ValueKind.INTEGER,
             "partition": ValueKind.STRING,

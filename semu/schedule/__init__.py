@@ -10,7 +10,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from semu.errors import ConfigError, unknown_name
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey
 
@@ -53,7 +52,6 @@ __all__ = [
     "draw_grid",
     "is_executed",
     "merge_backward",
-    "not_executed",
     "read_schedule",
     "split_backward",
     "stage_flow",
@@ -68,14 +66,7 @@ def __getattr__(name: str) -> object:
 
 
 def is_executed(name: str) -> bool:
-    """Whether a job can run the schedule of a name, in the placement that it needs."""
+    """Whether a job can run a schedule of this name, in the placement that it needs."""
     from semu.schedule.registry import ALL_SCHEDULES
 
     return name in ALL_SCHEDULES
-
-
-def not_executed(name: str, where: str) -> ConfigError:
-    """The error for a schedule that a job cannot run: an unknown name."""
-    from semu.schedule.registry import ALL_SCHEDULES
-
-    return unknown_name("schedule", name, ALL_SCHEDULES, where=where)

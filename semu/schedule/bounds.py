@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from semu.schedule.stages import StageArrays
+from semu.schedule.graph import PipelineGraph
 from semu.schedule.study import PipelineStudy
 
 
@@ -33,7 +33,7 @@ def lower_bound(study: PipelineStudy, *, split: bool) -> float:
     return best
 
 
-def _topological(arrays: StageArrays) -> list[int]:
+def _topological(arrays: PipelineGraph) -> list[int]:
     """Stages that run, forwards along the flow, then backwards against it; an I before its W."""
     found: list[int] = []
     pairs = np.flatnonzero(arrays.exists)

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from semu.errors import ScheduleError
 from semu.graph.operator import Phase
-from semu.schedule.schedule import PHASES, Schedule
+from semu.schedule.graph import PipelineGraph, graph_of
+from semu.schedule.phases import BACKWARD, INPUT, PHASES, WEIGHT
+from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey
-from semu.schedule.stages import BACKWARD, INPUT, WEIGHT, StageArrays, stages_of
 
 I64 = NDArray[np.int64]
 
@@ -22,7 +23,7 @@ def check_schedule(schedule: Schedule, shape: PipelineShape) -> None:
         raise ScheduleError(
             "wrong number of ranks", where=schedule.name, expected=str(shape.num_ranks), got=len(schedule.orders)
         )
-    arrays = stages_of(shape)
+    arrays = graph_of(shape)
     _check_stages(schedule, arrays)
     numbers = arrays.numbers(schedule)
     _check_missing(schedule, arrays, numbers)
@@ -31,7 +32,7 @@ def check_schedule(schedule: Schedule, shape: PipelineShape) -> None:
         raise _deadlock(schedule, shape, cursor.tolist())
 
 
-def dry_run(arrays: StageArrays, ptr: I64, numbers: NDArray[np.int32]) -> I64:
+def dry_run(arrays: PipelineGraph, ptr: I64, numbers: NDArray[np.int32]) -> I64:
     """How many stages of each rank can run in the given orders: int64[num_ranks].
 
     Loading the kernel takes as long as 100,000 stages without it, so it is used where something else has loaded it.
@@ -47,7 +48,7 @@ def dry_run(arrays: StageArrays, ptr: I64, numbers: NDArray[np.int32]) -> I64:
     return cursor
 
 
-def walk(arrays: StageArrays, ptr: I64, numbers: NDArray[np.int32]) -> I64:
+def walk(arrays: PipelineGraph, ptr: I64, numbers: NDArray[np.int32]) -> I64:
     """``dry_run`` without a kernel."""
     stages, bounds = numbers.tolist(), ptr.tolist()
     pred_ptr, pred = arrays.pred_ptr.tolist(), arrays.pred.tolist()
@@ -68,7 +69,7 @@ def walk(arrays: StageArrays, ptr: I64, numbers: NDArray[np.int32]) -> I64:
     return np.array(at, dtype=np.int64) - ptr[:-1]
 
 
-def _check_stages(schedule: Schedule, arrays: StageArrays) -> None:
+def _check_stages(schedule: Schedule, arrays: PipelineGraph) -> None:
     """Every stage exists, lies on its rank and runs once."""
     columns, shape = schedule.columns, arrays.shape
     chunk, phase, part = columns.chunk, columns.phase, columns.microbatch
@@ -127,7 +128,7 @@ def _range_of(shape: PipelineShape, stage: StageKey) -> str:
     return f"0 <= chunk < {shape.num_chunks}, 0 <= microbatch < {most}"
 
 
-def _check_missing(schedule: Schedule, arrays: StageArrays, numbers: NDArray[np.int32]) -> None:
+def _check_missing(schedule: Schedule, arrays: PipelineGraph, numbers: NDArray[np.int32]) -> None:
     """Every pair has its forward, and its backward whole or in both parts."""
     runs = np.zeros((arrays.num_pairs, 4), dtype=np.bool_)
     runs.reshape(-1)[numbers] = True

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from semu.errors import ConfigError
+from semu.schedule.graph import graph_of
+from semu.schedule.phases import BACKWARD, FORWARD, INPUT, WEIGHT
 from semu.schedule.shape import PipelineShape
-from semu.schedule.stages import BACKWARD, FORWARD, INPUT, WEIGHT, stages_of
 from semu.units import TIME_GRID_PER_S
 
 F64 = NDArray[np.float64]
@@ -20,7 +21,7 @@ I64 = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class StageCosts:
-    """Times and memory of stages by number (see ``StageArrays``).
+    """Times and memory of stages by number (see ``PipelineGraph``).
 
     Attributes:
         latency_s: float64[num_stages] [s].
@@ -64,7 +65,7 @@ class StageCosts:
         Raises:
             ConfigError: a negative number, one that is not finite, or an array of another length.
         """
-        arrays = stages_of(shape)
+        arrays = graph_of(shape)
 
         def column(name: str, values: ArrayLike) -> F64:
             found = np.asarray(values, dtype=np.float64)

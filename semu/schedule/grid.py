@@ -6,14 +6,14 @@ rank 1 |  F0F1F2    B0--F3B1--F4B2|      every other after it; the number is the
 
 from __future__ import annotations
 
-from semu.schedule.stages import StageArrays
+from semu.schedule.graph import PipelineGraph
 from semu.schedule.study import Evaluation
 
 _LETTERS = ("FBIW", "fbiw")
 
 
 def draw_grid(
-    evaluation: Evaluation, arrays: StageArrays, *, columns: int = 100, unit_s: float | None = None, width: int = 2
+    evaluation: Evaluation, arrays: PipelineGraph, *, columns: int = 100, unit_s: float | None = None, width: int = 2
 ) -> str:
     """A line per rank; a stage shows its phase and microbatch as far as there is room, idle time is blank.
 
@@ -41,7 +41,7 @@ def draw_grid(
     return "\n".join(lines)
 
 
-def _label(stage: int, arrays: StageArrays) -> str:
+def _label(stage: int, arrays: PipelineGraph) -> str:
     pair, phase = divmod(stage, 4)
     slot = arrays.shape.chunk_slot[int(arrays.chunk[pair])]
     return f"{_LETTERS[slot % 2][phase]}{int(arrays.part[pair])}"

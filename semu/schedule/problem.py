@@ -1,13 +1,13 @@
 """``PipelineProblem``: a schedule lowered to arrays, stages and transfers, ready for the fixed-order kernel.
 
 Nodes are numbered by stream in the order of execution: first one compute stream per rank, then one stream per directed
-pair of ranks that exchange tensors. Latencies are separate, so that many batches share one problem.
+pair of ranks that exchange tensors. Latencies are separate, so that many batches share one problem. A problem is a view
+of the pipeline's units in the order of a schedule: ``unit_of_nodes`` leads back to them.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,18 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.graph.operator import Phase
-from semu.schedule.schedule import PipelineShape, Schedule, StageKey
-from semu.schedule.units import (
-    BACKWARD,
-    INPUT,
-    NOTHING,
-    WEIGHT,
-    Merged,
-    PipelineUnits,
-    completed,
-    merged_backwards,
-    units_of,
-)
+from semu.schedule.graph import fan_out, pointers
+from semu.schedule.phases import BACKWARD, NOTHING, PHASES, WEIGHT
+from semu.schedule.schedule import PipelineShape, Schedule, StageColumns, StageKey, stage_keys
+from semu.schedule.units import Merged, PipelineUnits, completed, merged_backwards, units_of
+
+I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -46,18 +40,15 @@ class PipelineProblem:
 
     Attributes:
         shape: ranks, chunks, microbatches. schedule: order of stages per rank.
-        stages: node i < len(stages) is stages[i]. transfers: node len(stages) + j is transfers[j].
         stream_ptr: int64[num_streams + 1], nodes of each stream are consecutive.
         pred_ptr, pred: CSR predecessors, int32. node_rank: int32[num_stages].
-        chunk, phase, microbatch: int32[num_stages]; phase as in ``PipelineUnits.codes``: 0 forward, 1 backward, 2 and 3
-            its parts I and W, 4 what stands for W behind a whole backward among split ones.
+        chunk, phase, microbatch: int32[num_stages]; phase is a code of ``semu.schedule.phases``.
+        unit_of_nodes: int64[num_nodes], the unit of every node.
         merged: whole backwards among split ones; None: all are whole.
     """
 
     shape: PipelineShape
     schedule: Schedule
-    stages: tuple[StageKey, ...]
-    transfers: tuple[Transfer, ...]
     stream_ptr: NDArray[np.int64]
     pred_ptr: NDArray[np.int32]
     pred: NDArray[np.int32]
@@ -65,6 +56,7 @@ class PipelineProblem:
     chunk: NDArray[np.int32]
     phase: NDArray[np.int32]
     microbatch: NDArray[np.int32]
+    unit_of_nodes: NDArray[np.int64]
     merged: Merged | None = None
 
     def __getstate__(self) -> dict[str, object]:
@@ -73,12 +65,36 @@ class PipelineProblem:
     @property
     def num_stages(self) -> int:
         """Number of stages; transfers follow them."""
-        return len(self.stages)
+        return len(self.chunk)
 
     @property
     def num_nodes(self) -> int:
         """Stages and transfers."""
-        return len(self.stages) + len(self.transfers)
+        return len(self.unit_of_nodes)
+
+    @cached_property
+    def stages(self) -> tuple[StageKey, ...]:
+        """Node i < ``num_stages`` is ``stages[i]``; a stage in which nothing happens is called W."""
+        return tuple(stage_keys(self.chunk, np.where(self.phase == NOTHING, WEIGHT, self.phase), self.microbatch))
+
+    @cached_property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """Node ``num_stages`` + j is ``transfers[j]``."""
+        units, senders = self.units, self.senders
+        repeat, number = np.divmod(self.unit_of_nodes[self.num_stages :], units.size)
+        copy, number = units.copy[repeat], number - units.num_stages
+        reader = units.consumer[number]
+        readers = stage_keys(units.chunk[copy, reader], self.phase[senders], units.parts[repeat, reader])
+        ends = zip(self.node_rank[senders].tolist(), units.rank[copy, reader].tolist(), strict=True)
+        return tuple(
+            Transfer(self.stages[sender], source, target, key)
+            for sender, (source, target), key in zip(senders.tolist(), ends, readers, strict=True)
+        )
+
+    @property
+    def senders(self) -> NDArray[np.int32]:
+        """int32[num_transfers], the stage node whose result each transfer moves."""
+        return self.pred[self.pred_ptr[self.num_stages : -1]]
 
     @cached_property
     def known(self) -> dict[object, Any]:
@@ -98,17 +114,8 @@ class PipelineProblem:
     @cached_property
     def unit_orders(self) -> list[NDArray[np.int32]]:
         """Units of the stages of each rank, in the schedule's order."""
-        return self.units.orders(self.schedule)
-
-    @cached_property
-    def unit_of_nodes(self) -> NDArray[np.int64]:
-        """The unit of every node: int64[num_nodes]."""
-        units = self.units
-        return np.array(
-            [units.unit(stage) for stage in self.stages]
-            + [units.transfer(transfer.stage, transfer.consumer) for transfer in self.transfers],
-            dtype=np.int64,
-        )
+        ends = self.stream_ptr[: self.shape.num_ranks + 1].tolist()
+        return [self.unit_of_nodes[first:last].astype(np.int32) for first, last in itertools.pairwise(ends)]
 
     def unit_edges(self, *, overlapped_sends: bool) -> NDArray[np.int32]:
         """The schedule as edges between units; see ``PipelineUnits.order_edges``."""
@@ -174,14 +181,17 @@ class PipelineProblem:
     def transfer_edges(self) -> tuple[dict[tuple[int, int, Phase], int], NDArray[np.int64], NDArray[np.int64]]:
         """(source chunk, consumer chunk, phase) -> number of the edge, in the order of their first transfers; every
         transfer's edge and microbatch: int64[num_transfers]."""
-        number: dict[tuple[int, int, Phase], int] = {}
-        edge = np.zeros(len(self.transfers), dtype=np.int64)
-        microbatch = np.zeros(len(self.transfers), dtype=np.int64)
-        for j, transfer in enumerate(self.transfers):
-            key = (transfer.stage.chunk, transfer.consumer.chunk, transfer.stage.phase)
-            edge[j] = number.setdefault(key, len(number))
-            microbatch[j] = transfer.stage.microbatch
-        return number, edge, microbatch
+        units, senders = self.units, self.senders
+        repeat, number = np.divmod(self.unit_of_nodes[self.num_stages :], units.size)
+        reader = units.chunk[units.copy[repeat], units.consumer[number - units.num_stages]]
+        ends = np.stack((self.chunk[senders], reader, self.phase[senders]))
+        code = np.ravel_multi_index(tuple(ends), (self.shape.num_chunks, self.shape.num_chunks, len(PHASES)))
+        _, first, place = np.unique(code, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        turn = np.argsort(order)
+        keys = [(source, target, PHASES[phase]) for source, target, phase in ends[:, first[order]].T.tolist()]
+        edges = {key: number for number, key in enumerate(keys)}
+        return edges, turn[place.ravel()], self.microbatch[senders].astype(np.int64)
 
     @cached_property
     def edge_transfers(self) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]:
@@ -207,83 +217,77 @@ def lower(schedule: Schedule, shape: PipelineShape, *, overlapped_sends: bool) -
         ScheduleError: the shape has sub-microbatches without ``joins``, or copies of the model that differ.
     """
     merged = merged_backwards(schedule)
-    units_of(shape, merged)
-    orders = schedule.orders if merged is None else tuple(tuple(completed(order)) for order in schedule.orders)
-    stages = [stage for order in orders for stage in order]
-    number = {stage: i for i, stage in enumerate(stages)}
-    if merged is not None:  # either of I and B stands for the other
-        for stage, i in [*number.items()]:
-            if stage.phase in _EITHER:
-                number[StageKey(stage.chunk, _EITHER[stage.phase], stage.microbatch)] = i
-    rank_of = [rank for rank, order in enumerate(orders) for _ in order]
-    transfers = _transfers(stages, shape)
-    pairs = sorted({(t.source, t.target) for t in transfers})
-    by_pair = [[t for t in transfers if (t.source, t.target) == pair] for pair in pairs]
-    ordered = [t for group in by_pair for t in group]
-    preds: list[list[int]] = [[] for _ in range(len(stages) + len(ordered))]
-    for j, transfer in enumerate(ordered):
-        node = len(stages) + j
-        preds[node].append(number[transfer.stage])
-        preds[number[transfer.consumer]].append(node)
-        if not overlapped_sends:
-            following = number[transfer.stage] + 1
-            if merged and transfer.stage.phase is Phase.BACKWARD:
-                following += 1  # behind what stands for W
-            if following < len(stages) and rank_of[following] == transfer.source:
-                preds[following].append(node)
-    for node, stage in enumerate(stages):
-        for before in shape.predecessors(stage):
-            if shape.chunk_rank[before.chunk] == shape.chunk_rank[stage.chunk]:
-                preds[node].append(number[before])
-    sizes = [len(order) for order in orders] + [len(group) for group in by_pair]
-    phases = schedule.columns.phase if merged is None else np.array([_code(stage, merged) for stage in stages])
+    units, columns = units_of(shape, merged), completed(schedule.columns, merged)
+    unit = units.numbers(columns)
+    sender, transfer, pair = _transfers(units, unit)
+    node_rank = np.repeat(np.arange(shape.num_ranks, dtype=np.int32), np.diff(columns.ptr))
+    nodes = np.concatenate((unit, transfer))
+    pred_ptr, pred = _predecessors(units, columns, nodes, node_rank, sender, overlapped_sends=overlapped_sends)
+    per_pair = np.bincount(pair)
     return PipelineProblem(
         shape=shape,
         schedule=schedule,
-        stages=tuple(stages),
-        transfers=tuple(ordered),
-        stream_ptr=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
-        pred_ptr=np.concatenate(([0], np.cumsum([len(p) for p in preds]))).astype(np.int32),
-        pred=np.array([p for group in preds for p in group], dtype=np.int32),
-        node_rank=np.array(rank_of, dtype=np.int32),
-        chunk=np.array([s.chunk for s in stages], dtype=np.int32),
-        phase=phases.astype(np.int32),
-        microbatch=np.array([s.microbatch for s in stages], dtype=np.int32),
+        stream_ptr=np.concatenate((columns.ptr, len(unit) + np.cumsum(per_pair[per_pair > 0]))).astype(np.int64),
+        pred_ptr=pred_ptr,
+        pred=pred,
+        node_rank=node_rank,
+        chunk=columns.chunk.astype(np.int32),
+        phase=columns.phase.astype(np.int32),
+        microbatch=columns.microbatch.astype(np.int32),
+        unit_of_nodes=nodes,
         merged=merged,
     )
 
 
-_EITHER = {Phase.BACKWARD: Phase.INPUT_GRADIENT, Phase.INPUT_GRADIENT: Phase.BACKWARD}
-_CODE = {Phase.FORWARD: 0, Phase.BACKWARD: BACKWARD, Phase.INPUT_GRADIENT: INPUT, Phase.WEIGHT_GRADIENT: WEIGHT}
+def _transfers(units: PipelineUnits, unit: I64) -> tuple[I64, I64, I64]:
+    """Transfers pair after pair, as their producers run: the node that sends, the unit, the pair; int64[k] each.
+
+    Args:
+        unit: int64[num_stages], of every stage node.
+    """
+    repeat, place = np.divmod(unit, units.size)
+    sender, number = fan_out(np.bincount(units.producer, minlength=units.num_stages), place)
+    pair = units.pair[units.copy[repeat[sender]], number].astype(np.int64)
+    order = np.argsort(pair, kind="stable")
+    sender, number = sender[order], number[order]
+    return sender, repeat[sender] * units.size + units.num_stages + number, pair[order]
 
 
-def _code(stage: StageKey, merged: Merged) -> int:
-    """What kind of stage it is; see ``PipelineProblem``."""
-    if stage.phase is Phase.WEIGHT_GRADIENT and (stage.chunk, stage.microbatch) in merged:
-        return NOTHING
-    return _CODE[stage.phase]
+def _predecessors(
+    units: PipelineUnits,
+    columns: StageColumns,
+    nodes: I64,
+    node_rank: NDArray[np.int32],
+    sender: I64,
+    *,
+    overlapped_sends: bool,
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """CSR predecessors: of a transfer its sender; of a stage first transfers, by node, then stages of its rank.
 
-
-def _transfers(stages: Sequence[StageKey], shape: PipelineShape) -> list[Transfer]:
-    """All transfers, in the order in which their producers run on each rank."""
-    consumers: list[list[int]] = [[] for _ in range(shape.num_chunks)]
-    for chunk, sources in enumerate(shape.sources):
-        for source in sources:
-            consumers[source].append(chunk)
-    result = []
-    is_cut = shape.is_cut
-    for stage in stages:
-        here = shape.chunk_rank[stage.chunk]
-        if stage.phase is Phase.FORWARD:
-            targets = consumers[stage.chunk]
-        elif stage.phase is Phase.WEIGHT_GRADIENT:
-            targets = []
-        else:
-            targets = [source for source in shape.sources[stage.chunk] if shape.has_backward[source]]
-        for chunk in targets:
-            there = shape.chunk_rank[chunk]
-            if there == here:
-                continue
-            parts = shape.shared(stage.chunk, stage.microbatch, chunk) if is_cut else (stage.microbatch,)
-            result += [Transfer(stage, here, there, StageKey(chunk, stage.phase, part)) for part in parts]
-    return result
+    Args:
+        nodes: int64[num_nodes], units. sender: int64[num_transfers], nodes.
+    """
+    n = len(node_rank)
+    node = np.empty(units.num_units, dtype=np.int64)
+    node[nodes] = np.arange(len(nodes))
+    repeat, place = np.divmod(nodes, units.size)
+    transfer = np.arange(n, len(nodes))
+    consumer = node[repeat[n:] * units.size + units.consumer[place[n:] - units.num_stages]]
+    targets, befores = consumer, transfer
+    if (
+        not overlapped_sends
+    ):  # the stage behind the sender waits; what follows a whole backward among split ones is idle
+        following = sender + 1
+        if units.merged is not None:
+            following += columns.phase[sender] == BACKWARD
+        waits = (following < n) & (node_rank[np.minimum(following, n - 1)] == node_rank[sender])
+        both = np.stack((np.ones_like(waits), waits), axis=1)
+        targets = np.stack((consumer, following), axis=1)[both]
+        befores = np.stack((transfer, transfer), axis=1)[both]
+    before, after = units.local.T
+    needed = np.lexsort((before, units.local_turn, after))
+    reader, number = fan_out(np.bincount(after, minlength=units.num_stages), place[:n])
+    local = node[repeat[reader] * units.size + before[needed][number]]
+    targets = np.concatenate((transfer, targets, reader))
+    befores = np.concatenate((sender, befores, local))
+    return pointers(targets, len(nodes)), befores[np.argsort(targets, kind="stable")].astype(np.int32)

@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.graph.operator import Phase
+from semu.schedule.phases import INPUT, PHASES
 from semu.schedule.shape import PipelineShape, StageKey
 
-__all__ = ["PHASES", "PipelineShape", "Schedule", "StageColumns", "StageKey"]
+__all__ = ["PipelineShape", "Schedule", "StageColumns", "StageKey"]
 
-PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
-"""Phases of stages, by the number that arrays use."""
-_NUMBER = {phase.value: number for number, phase in enumerate(PHASES)}
+_CODE_OF_LETTER = {phase.value: code for code, phase in enumerate(PHASES)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +27,8 @@ class StageColumns:
 
     Attributes:
         ptr: int64[num_ranks + 1], first stage of each rank.
-        chunk, phase, microbatch: int64[num_stages]; phase is a position in ``PHASES``.
+        chunk, phase, microbatch: int64[num_stages]; phase is a code of ``semu.schedule.phases``, -1 for any
+            other phase.
     """
 
     ptr: NDArray[np.int64]
@@ -37,22 +37,28 @@ class StageColumns:
     microbatch: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
 class Schedule:
-    """An order of stages for each rank.
+    """An order of stages for each rank; nothing in it changes.
 
-    Attributes:
+    Stages as objects and stages as arrays are two forms of one order; the form that was not given is made when somebody
+    asks for it.
+
+    Args:
         name: of the generator, or of the file.
-        orders: per rank, its stages in order.
+        orders: per rank, its stages in order; or the same as arrays.
     """
 
-    name: str
-    orders: tuple[tuple[StageKey, ...], ...]
+    def __init__(self, name: str, orders: Iterable[Iterable[StageKey]] | StageColumns) -> None:
+        self.name = name
+        if isinstance(orders, StageColumns):
+            self.__dict__["columns"] = orders
+        else:
+            self.__dict__["orders"] = tuple(tuple(order) for order in orders)
 
     @classmethod
     def build(cls, name: str, orders: Iterable[Iterable[StageKey]]) -> Schedule:
         """From any iterables of stages, one per rank."""
-        return cls(name, tuple(tuple(order) for order in orders))
+        return cls(name, orders)
 
     def to_text(self) -> str:
         """Text form, one line per rank; ``-`` for a rank without stages."""
@@ -75,20 +81,38 @@ class Schedule:
         )
 
     @cached_property
+    def orders(self) -> tuple[tuple[StageKey, ...], ...]:
+        """Per rank, its stages in order."""
+        stages = stage_keys(self.columns.chunk, self.columns.phase, self.columns.microbatch)
+        return tuple(tuple(stages[first:last]) for first, last in pairwise(self.columns.ptr.tolist()))
+
+    @cached_property
     def columns(self) -> StageColumns:
         """The same stages as arrays."""
         stages = [stage for order in self.orders for stage in order]
         return StageColumns(
             np.cumsum([0, *map(len, self.orders)], dtype=np.int64),
             np.array([stage.chunk for stage in stages], dtype=np.int64),
-            np.array([_NUMBER.get(stage.phase._value_, -1) for stage in stages], dtype=np.int64),
+            np.array([_CODE_OF_LETTER.get(stage.phase._value_, -1) for stage in stages], dtype=np.int64),
             np.array([stage.microbatch for stage in stages], dtype=np.int64),
         )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        pairs = zip(vars(self.columns).values(), vars(other.columns).values(), strict=True)
+        return self.name == other.name and all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+
+    def __hash__(self) -> int:
+        return hash((self.name, *(column.tobytes() for column in vars(self.columns).values())))
+
+    def __repr__(self) -> str:
+        return f"Schedule({self.name!r}, {len(self.columns.chunk)} stages on {len(self.columns.ptr) - 1} ranks)"
 
     @property
     def splits_backward(self) -> bool:
         """Whether input and weight gradients are stages of their own anywhere."""
-        return bool(np.any(self.columns.phase >= 2))
+        return bool(np.any(self.columns.phase >= INPUT))
 
     def validate(self, shape: PipelineShape) -> None:
         """Check that every stage runs once, on its rank, and that the order cannot deadlock.
@@ -100,3 +124,9 @@ class Schedule:
         from semu.schedule.check import check_schedule
 
         check_schedule(self, shape)
+
+
+def stage_keys(chunk: NDArray[np.integer], phase: NDArray[np.integer], part: NDArray[np.integer]) -> list[StageKey]:
+    """Stages of arrays as objects. ``chunk``, ``phase``, ``part``: int[n], as ``StageColumns``."""
+    stages = np.stack((chunk, phase, part), axis=1).tolist()
+    return [StageKey(chunk, PHASES[code], part) for chunk, code, part in stages]

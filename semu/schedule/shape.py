@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from semu.errors import ScheduleError
 from semu.graph.operator import Phase
 
@@ -194,6 +197,13 @@ class PipelineShape:
             return range(0)
         first = microbatch * self.chunk_split[chunk]
         return range(first, first + self.count(chunk, microbatch))
+
+    @cached_property
+    def part_table(self) -> NDArray[np.int64]:
+        """int64[num_chunks, num_microbatches], how many stages of one phase each chunk runs for each microbatch."""
+        cut = self.part_counts or [[split] * self.num_microbatches for split in self.chunk_split]
+        runs = np.equal.outer(self.chunk_flow, self.microbatch_flow)
+        return np.array(cut, dtype=np.int64).reshape(runs.shape) * runs
 
     def count(self, chunk: int, microbatch: int) -> int:
         """Into how many sub-microbatches a chunk's module cuts a microbatch."""

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ScheduleError
+from semu.schedule.graph import PipelineGraph, graph_of
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey
-from semu.schedule.stages import StageArrays, stages_of
 from semu.schedule.study import Evaluation
 
 COLUMNS = ("schedule", "rank", "position", "chunk", "phase", "microbatch", "start_s", "end_s", "bytes")
@@ -55,9 +55,9 @@ class StageTable:
         return self.find_bytes()
 
     @property
-    def arrays(self) -> StageArrays:
+    def arrays(self) -> PipelineGraph:
         """Structure of the pipeline's stages."""
-        return stages_of(self.shape)
+        return graph_of(self.shape)
 
     def evaluation(self, name: str | None = None) -> Evaluation:
         """The times for pictures and grids; ``peak_bytes`` stays 0.

@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from semu.errors import MemoryLimitError, ScheduleError
 from semu.schedule.costs import StageCosts
+from semu.schedule.graph import PipelineGraph, graph_of
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape
-from semu.schedule.stages import StageArrays, stages_of
 from semu.units import format_bytes
 
 F64 = NDArray[np.float64]
@@ -93,9 +93,9 @@ class PipelineStudy:
         return cls(shape, StageCosts.of(shape, **costs))  # type: ignore[arg-type]
 
     @property
-    def arrays(self) -> StageArrays:
+    def arrays(self) -> PipelineGraph:
         """Structure of the stages."""
-        return stages_of(self.shape)
+        return graph_of(self.shape)
 
     @cached_property
     def delay_s(self) -> F64:

@@ -1,35 +1,35 @@
-"""``PipelineUnits``: the stages and transfers of a pipeline before any schedule, microbatch by microbatch.
+"""``PipelineUnits``: a pipeline's stages and transfers on their streams, before any schedule; a view of its graph.
 
 Numbering does not depend on a schedule: unit ``microbatch x size + position``, where the positions of a microbatch are
-its stages (by chunk, forward before backward), then its transfers. A schedule is a set of edges between units.
+its stages (by chunk, forward before backward before W), then its transfers, by their producers. A schedule is a set of
+edges between units.
 
 Under a schedule that splits backwards a chunk has three stages: forward, I, W. Where such a schedule runs a backward
 whole, B stands where I would, and behind it, where W would, a stage in which nothing happens.
 
-Where there are several copies of the model, a microbatch's positions are those of the copy that it runs through; the
-copies are alike but for their ranks.
+Where modules cut microbatches, microbatches are not alike: the positions are those of all microbatches together. Where
+there are several copies of the model, a microbatch's positions are those of the copy that it runs through; the copies
+are alike but for their ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ScheduleError
-from semu.graph.operator import Phase
-from semu.schedule.schedule import PipelineShape, Schedule, StageKey
+from semu.schedule.graph import PipelineGraph, graph_of
+from semu.schedule.phases import BACKWARD, CODES, FORWARD, INPUT, LETTERS, NOTHING, WEIGHT
+from semu.schedule.schedule import PipelineShape, Schedule, StageColumns, StageKey
 
 I32 = NDArray[np.int32]
-FORWARD, BACKWARD, INPUT, WEIGHT, NOTHING = range(5)
-"""Codes of stages in arrays: the positions of ``PHASES``, then a stage in which nothing happens."""
-LETTERS = "FBIW-"
-"""Of the codes, in names."""
-_PLACE = {Phase.FORWARD: 0, Phase.BACKWARD: 1, Phase.INPUT_GRADIENT: 1, Phase.WEIGHT_GRADIENT: 2}
+I64 = NDArray[np.int64]
 Merged = frozenset[tuple[int, int]]
 """(chunk, microbatch) of the backwards that a schedule which splits others runs whole."""
 
@@ -41,11 +41,12 @@ class PipelineUnits:
     Attributes:
         shape: ranks, chunks, microbatches.
         chunk, rank: int32[num_copies, num_stages], of a microbatch's stages in each copy of the model.
-        phase: int32[num_stages], 0 forward, 1 backward or I, 2 W.
+        phase: int32[num_stages], codes: forward, backward (whole, or its I), W.
         producer, consumer: int32[num_transfers], stages between which a transfer moves a result.
         pair: int32[num_copies, num_transfers], position in ``pairs``. pairs: directed pairs of ranks that exchange
             results.
-        local: (before, after) of every dependency inside a rank, as stages.
+        local: int32[num_local, 2], (before, after) of every dependency inside a rank, as stages.
+        local_turn: int64[num_local], orders what one stage needs (``Dependencies.turn``).
         merged: whole backwards among split ones; None: all are whole.
         part: int32[num_stages], numbers of stages where modules cut microbatches: then everything here is of all
             microbatches together, and units are positions. None: it is of one microbatch.
@@ -59,7 +60,8 @@ class PipelineUnits:
     consumer: I32
     pair: I32
     pairs: tuple[tuple[int, int], ...]
-    local: tuple[tuple[int, int], ...]
+    local: I32
+    local_turn: I64
     merged: Merged | None = None
     part: I32 | None = None
 
@@ -70,40 +72,41 @@ class PipelineUnits:
         Args:
             shape: ranks, chunks, microbatches. merged: as the attribute.
         Raises:
-            ScheduleError: modules that cut microbatches, or copies of the model that differ.
+            ScheduleError: modules that cut microbatches without ``joins``, or with split backwards or several copies
+                of the model; copies of the model that differ.
         """
-        if shape.is_cut and shape.joins:
-            return _numbered_through(shape, merged)
+        _check_cuts(shape, merged)
         if shape.is_cut:
-            raise ScheduleError(
-                "sub-microbatches are not executed yet for a job, only studied on plain numbers",
-                where="schedule",
-                expected="every chunk runs every microbatch in one piece",
-            )
-        copies = [_copy(shape, flow, splits=merged is not None) for flow in sorted(set(shape.chunk_flow)) or [0]]
-        first, flows = copies[0], range(len(copies))
-        known = {*shape.chunk_flow, *shape.microbatch_flow} <= {*flows}
-        alike = (first.phase, first.moved, first.local)
-        if not known or any((other.phase, other.moved, other.local) != alike for other in copies):
-            raise ScheduleError(
-                "copies of the model that are not cut alike, or a microbatch that runs through none of them",
-                where="schedule",
-                expected="the same chunks in every copy, between the same ranks or their mirror images",
-            )
-        ends = [[(own.rank[a], own.rank[b]) for a, b in own.moved] for own in copies]
-        pairs = tuple(sorted({end for own in ends for end in own}))
-        place = {end: number for number, end in enumerate(pairs)}
+            copies = [_Template.of(graph_of(shape), splits=False)]
+        else:
+            flows = sorted(set(shape.chunk_flow)) or [0]
+            singles = [replace(shape, num_microbatches=1, microbatch_flow=(flow,)) for flow in flows]
+            copies = [_Template.of(PipelineGraph.of(single), splits=merged is not None) for single in singles]
+            if not {*shape.chunk_flow, *shape.microbatch_flow} <= {*range(len(copies))} or not _are_alike(copies):
+                raise ScheduleError(
+                    "copies of the model that are not cut alike, or a microbatch that runs through none of them",
+                    where="schedule",
+                    expected="the same chunks in every copy, between the same ranks or their mirror images",
+                )
+        first = copies[0]
+        moved, local = np.flatnonzero(first.crosses), np.flatnonzero(~first.crosses)
+        producer, consumer = first.before[moved].astype(np.int32), first.after[moved].astype(np.int32)
+        rank = np.stack([own.rank for own in copies])
+        ends = rank[:, producer] * shape.num_ranks + rank[:, consumer]
+        pairs, pair = np.unique(ends, return_inverse=True)
         return cls(
             shape=shape,
-            chunk=np.array([own.chunk for own in copies], dtype=np.int32),
-            phase=np.array(first.phase, dtype=np.int32),
-            rank=np.array([own.rank for own in copies], dtype=np.int32),
-            producer=np.array([a for a, _ in first.moved], dtype=np.int32),
-            consumer=np.array([b for _, b in first.moved], dtype=np.int32),
-            pair=np.array([[place[end] for end in own] for own in ends], dtype=np.int32),
-            pairs=pairs,
-            local=tuple(first.local),
+            chunk=np.stack([own.chunk for own in copies]),
+            phase=first.phase,
+            rank=rank,
+            producer=producer,
+            consumer=consumer,
+            pair=pair.reshape(ends.shape).astype(np.int32),
+            pairs=tuple(divmod(end, shape.num_ranks) for end in pairs.tolist()),
+            local=np.stack((first.before[local], first.after[local]), axis=1).astype(np.int32),
+            local_turn=first.turn[local],
             merged=merged,
+            part=first.part if shape.is_cut else None,
         )
 
     def __getstate__(self) -> dict[str, object]:
@@ -111,12 +114,12 @@ class PipelineUnits:
 
     @cached_property
     def codes(self) -> I32:
-        """int32[num_microbatches, num_stages], what kind of stage each is: ``FORWARD`` to ``NOTHING``."""
-        kinds = np.array([FORWARD, BACKWARD] if self.merged is None else [FORWARD, INPUT, WEIGHT], dtype=np.int32)
+        """int32[repeats, num_stages], what kind of stage each is: ``FORWARD`` to ``NOTHING``."""
+        kinds = np.array([FORWARD, BACKWARD if self.merged is None else INPUT, -1, WEIGHT], dtype=np.int32)
         found = np.tile(kinds[self.phase], (self.repeats, 1))
         for chunk, microbatch in self.merged or ():  # numbered alike in all copies
-            found[microbatch, self.position[chunk, 1]] = BACKWARD
-            found[microbatch, self.position[chunk, 2]] = NOTHING
+            found[microbatch, self._places[chunk, BACKWARD]] = BACKWARD
+            found[microbatch, self._places[chunk, WEIGHT]] = NOTHING
         return found
 
     @property
@@ -205,7 +208,7 @@ class PipelineUnits:
         transfers = np.arange(self.num_stages, self.size, dtype=np.int32)
         one = np.concatenate(
             (
-                np.array(self.local, dtype=np.int32).reshape(-1, 2),
+                self.local,
                 np.stack((self.producer, transfers), axis=1),
                 np.stack((transfers, self.consumer), axis=1),
             )
@@ -214,39 +217,51 @@ class PipelineUnits:
         return (one[None, :, :] + shift[:, None, None]).reshape(-1, 2)
 
     @cached_property
-    def position(self) -> dict[tuple[int, int], int]:
-        """(chunk, phase 0, 1 or 2) -> position of that stage in a microbatch."""
-        return {
-            pair: position
-            for chunk in self.chunk.tolist()
-            for position, pair in enumerate(zip(chunk, self.phase.tolist(), strict=True))
-        }
+    def stage_numbers(self) -> I64:
+        """int64[repeats, num_stages], the number of every stage in the graph of the shape (``PipelineGraph``); the B of
+        a backward stands for its I."""
+        found: I64 = 4 * (graph_of(self.shape).first[self.chunk[self.copy]] + self.parts) + self.phase
+        return found
+
+    @cached_property
+    def _places(self) -> I64:
+        """int64[num_chunks, 5], position of each chunk's stage of each code in a microbatch, -1 for none; where units
+        are numbered through int64[num_pairs, 5], by pairs of the graph."""
+        if self.part is None:
+            found = np.full((self.shape.num_chunks, NOTHING + 1), -1, dtype=np.int64)
+            row = self.chunk
+        else:
+            graph = graph_of(self.shape)
+            found = np.full((graph.num_pairs, NOTHING + 1), -1, dtype=np.int64)
+            row = graph.first[self.chunk] + self.part
+        found[row, self.phase] = np.arange(self.num_stages)
+        found[:, INPUT], found[:, NOTHING] = found[:, BACKWARD], found[:, WEIGHT]
+        return found
+
+    def numbers(self, columns: StageColumns) -> I64:
+        """Units of stages: int64[n]. ``columns``: of a schedule, completed (``completed``)."""
+        if self.part is not None:
+            found: I64 = self._places[graph_of(self.shape).first[columns.chunk] + columns.microbatch, columns.phase]
+            return found
+        return columns.microbatch * self.size + self._places[columns.chunk, columns.phase]
 
     def unit(self, stage: StageKey) -> int:
         """Number of a stage's unit."""
         if self.part is not None:
-            return self._numbered[stage.chunk, _PLACE[stage.phase], stage.microbatch]
-        return stage.microbatch * self.size + self.position[stage.chunk, _PLACE[stage.phase]]
-
-    @cached_property
-    def _numbered(self) -> dict[tuple[int, int, int], int]:
-        """(chunk, phase, part) -> unit, where units are numbered through."""
-        columns = self.chunk[0].tolist(), self.phase.tolist(), self.parts[0].tolist()
-        return {stage: unit for unit, stage in enumerate(zip(*columns, strict=True))}
-
-    def transfer(self, stage: StageKey, consumer: StageKey) -> int:
-        """Number of the unit that carries a stage's result to a consumer."""
-        return (
-            self.unit(stage)
-            - self.unit_position(stage)
-            + self._transfer_position[self.unit_position(stage), self.unit_position(consumer)]
-        )
+            return self.unit_position(stage)
+        return stage.microbatch * self.size + self.unit_position(stage)
 
     def unit_position(self, stage: StageKey) -> int:
         """Position of a stage in its microbatch."""
+        row = stage.chunk
         if self.part is not None:
-            return self.unit(stage)
-        return self.position[stage.chunk, _PLACE[stage.phase]]
+            row = int(graph_of(self.shape).first[stage.chunk]) + stage.microbatch
+        return int(self._places[row, CODES[stage.phase]])
+
+    def transfer(self, stage: StageKey, consumer: StageKey) -> int:
+        """Number of the unit that carries a stage's result to a consumer."""
+        position = self.unit_position(stage)
+        return self.unit(stage) - position + self._transfer_position[position, self.unit_position(consumer)]
 
     @cached_property
     def _transfer_position(self) -> dict[tuple[int, int], int]:
@@ -277,21 +292,9 @@ class PipelineUnits:
                 expected="whole backwards" if self.merged is None else "split backwards",
                 got="whole backwards" if not schedule.splits_backward else "split backwards",
             )
-        if self.part is not None:
-            return [np.array([self.unit(stage) for stage in order], dtype=np.int32) for order in schedule.orders]
-        size, position, forward = self.size, self.position, Phase.FORWARD
-        if self.merged is None:
-            return [
-                np.array(
-                    [s.microbatch * size + position[s.chunk, 0 if s.phase is forward else 1] for s in order],
-                    dtype=np.int32,
-                )
-                for order in schedule.orders
-            ]
-        return [
-            np.array([s.microbatch * size + position[s.chunk, _PLACE[s.phase]] for s in completed(order)], np.int32)
-            for order in schedule.orders
-        ]
+        columns = completed(schedule.columns, self.merged)
+        units = self.numbers(columns).astype(np.int32)
+        return [units[first:last] for first, last in pairwise(columns.ptr.tolist())]
 
     def order_edges(self, orders: Sequence[I32], *, overlapped_sends: bool) -> I32:
         """Edges that give every stream its order: stages of a rank one after another, transfers of a pair as made.
@@ -368,119 +371,82 @@ def merged_backwards(schedule: Schedule) -> Merged | None:
     return frozenset(zip(columns.chunk[whole].tolist(), columns.microbatch[whole].tolist(), strict=True))
 
 
-def completed(order: Iterable[StageKey]) -> Iterator[StageKey]:
-    """The stages of a rank under a schedule that splits backwards; behind each whole one, a W that stands for
-    nothing."""
-    for stage in order:
-        yield stage
-        if stage.phase is Phase.BACKWARD:
-            yield StageKey(stage.chunk, Phase.WEIGHT_GRADIENT, stage.microbatch)
+def completed(columns: StageColumns, merged: Merged | None) -> StageColumns:
+    """The stages of a schedule that splits backwards, behind each whole backward the stage in which nothing happens;
+    other schedules (``merged`` is None) as they are."""
+    if merged is None:
+        return columns
+    whole = columns.phase == BACKWARD
+    kept = np.repeat(np.arange(len(whole)), 1 + whole)
+    phase = columns.phase[kept]
+    phase[1:][kept[1:] == kept[:-1]] = NOTHING
+    added = np.concatenate(([0], np.cumsum(whole)))
+    return StageColumns(columns.ptr + added[columns.ptr], columns.chunk[kept], phase, columns.microbatch[kept])
 
 
-@dataclass(frozen=True)
-class _Copy:
-    """The units of a microbatch in one copy of the model.
+class _Template(NamedTuple):
+    """The stages of one copy of the model for one microbatch, or of all microbatches where modules cut them.
 
     Attributes:
-        chunk, phase, rank: of its stages. moved, local: dependencies across ranks, and inside one, as positions.
+        chunk, phase, part, rank: int32[num_stages], by chunk, part and phase.
+        before, after, turn, crosses: dependencies as positions, int64[k] each, by producer; whether they cross ranks,
+            bool[k].
     """
 
-    chunk: list[int]
-    phase: list[int]
-    rank: list[int]
-    moved: list[tuple[int, int]]
-    local: list[tuple[int, int]]
+    chunk: I32
+    phase: I32
+    part: I32
+    rank: I32
+    before: I64
+    after: I64
+    turn: I64
+    crosses: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, graph: PipelineGraph, *, splits: bool) -> _Template:
+        """Number the stages of a graph through. ``splits``: with stages of their own for weight gradients."""
+        runs = np.zeros((graph.num_pairs, 4), dtype=np.bool_)
+        runs[:, FORWARD] = graph.exists
+        runs[:, BACKWARD] = graph.exists & graph.has_backward
+        runs[:, WEIGHT] = runs[:, BACKWARD] & splits
+        stage = np.flatnonzero(runs)
+        position = np.cumsum(runs) - 1
+        before, after, turn = graph.dependencies
+        kept = np.flatnonzero(runs.ravel()[after])
+        before, after = position[before[kept]], position[after[kept]]
+        pair, rank = stage // 4, graph.rank[stage // 4]
+        return cls(
+            graph.chunk[pair],
+            (stage % 4).astype(np.int32),
+            graph.part[pair],
+            rank,
+            before,
+            after,
+            turn[kept],
+            rank[before] != rank[after],
+        )
 
 
-def _copy(shape: PipelineShape, flow: int, *, splits: bool) -> _Copy:
-    stages = [
-        StageKey(chunk, phase, 0)
-        for chunk in range(shape.num_chunks)
-        for phase in (Phase.FORWARD, Phase.BACKWARD, *((Phase.WEIGHT_GRADIENT,) if splits else ()))
-        if shape.chunk_flow[chunk] == flow and (phase is Phase.FORWARD or shape.has_backward[chunk])
-    ]
-    number = {stage: position for position, stage in enumerate(stages)}
-    consumers: list[list[int]] = [[] for _ in range(shape.num_chunks)]
-    for chunk, sources in enumerate(shape.sources):
-        for source in dict.fromkeys(sources):
-            consumers[source].append(chunk)
-    moved: list[tuple[int, int]] = []
-    local: list[tuple[int, int]] = []
-    for stage in stages:
-        for after in _readers(shape, stage, consumers, splits=splits):
-            crosses = shape.chunk_rank[after.chunk] != shape.chunk_rank[stage.chunk]
-            (moved if crosses else local).append((number[stage], number[after]))
-    return _Copy(
-        [stage.chunk for stage in stages],
-        [_PLACE[stage.phase] for stage in stages],
-        [shape.chunk_rank[stage.chunk] for stage in stages],
-        moved,
-        local,
+def _are_alike(copies: Sequence[_Template]) -> bool:
+    """Whether copies of the model have the same stages and dependencies, and send the same results."""
+    return all(
+        np.array_equal(getattr(own, name), getattr(copies[0], name))
+        for own in copies[1:]
+        for name in ("phase", "before", "after", "crosses")
     )
 
 
-def _readers(
-    shape: PipelineShape, stage: StageKey, consumers: Sequence[Sequence[int]], *, splits: bool
-) -> list[StageKey]:
-    """Stages that need a stage's result, in the order in which it is sent. ``consumers``: who reads each chunk."""
-    if stage.phase is Phase.FORWARD:
-        readers = [StageKey(chunk, stage.phase, 0) for chunk in consumers[stage.chunk]]
-        return readers + ([StageKey(stage.chunk, Phase.BACKWARD, 0)] if shape.has_backward[stage.chunk] else [])
-    if stage.phase is Phase.WEIGHT_GRADIENT:
-        return []
-    own = [StageKey(stage.chunk, Phase.WEIGHT_GRADIENT, 0)] if splits else []
-    return [
-        *(StageKey(source, stage.phase, 0) for source in shape.sources[stage.chunk] if shape.has_backward[source]),
-        *own,
-    ]
-
-
-def _numbered_through(shape: PipelineShape, merged: Merged | None) -> PipelineUnits:
-    """Units of a pipeline whose modules cut microbatches: stages chunk by chunk and part by part, then transfers, by
-    their producers."""
-    if merged is not None or any(shape.chunk_flow + shape.microbatch_flow):
+def _check_cuts(shape: PipelineShape, merged: Merged | None) -> None:
+    """Refuse what no job executes."""
+    if shape.is_cut and not shape.joins:
+        raise ScheduleError(
+            "sub-microbatches are not executed yet for a job, only studied on plain numbers",
+            where="schedule",
+            expected="every chunk runs every microbatch in one piece",
+        )
+    if shape.is_cut and (merged is not None or any(shape.chunk_flow + shape.microbatch_flow)):
         raise ScheduleError(
             "sub-microbatches do not go with split backwards, nor with several copies of the model, in this version",
             where="schedule",
             expected="whole backwards in one copy of the model",
         )
-    stages = [
-        StageKey(chunk, phase, part)
-        for chunk in range(shape.num_chunks)
-        for part in shape.every_part(chunk)
-        for phase in (Phase.FORWARD, Phase.BACKWARD)
-        if phase is Phase.FORWARD or shape.has_backward[chunk]
-    ]
-    number = {stage: unit for unit, stage in enumerate(stages)}
-    consumers: list[list[int]] = [[] for _ in range(shape.num_chunks)]
-    for chunk, sources in enumerate(shape.sources):
-        for source in sources:
-            consumers[source].append(chunk)
-    moved: list[tuple[int, int]] = []
-    local: list[tuple[int, int]] = []
-    for unit, stage in enumerate(stages):
-        if stage.phase is Phase.FORWARD:
-            others: Sequence[int] = consumers[stage.chunk]
-            if shape.has_backward[stage.chunk]:
-                local.append((unit, unit + 1))
-        else:
-            others = [source for source in shape.sources[stage.chunk] if shape.has_backward[source]]
-        for other in others:
-            ends = local if shape.chunk_rank[other] == shape.chunk_rank[stage.chunk] else moved
-            for part in shape.shared(stage.chunk, stage.microbatch, other):
-                ends.append((unit, number[StageKey(other, stage.phase, part)]))
-    rank = [shape.chunk_rank[stage.chunk] for stage in stages]
-    between = [(rank[a], rank[b]) for a, b in moved]
-    pairs = {end: place for place, end in enumerate(sorted(set(between)))}
-    return PipelineUnits(
-        shape=shape,
-        chunk=np.array([[stage.chunk for stage in stages]], dtype=np.int32),
-        phase=np.array([_PLACE[stage.phase] for stage in stages], dtype=np.int32),
-        rank=np.array([rank], dtype=np.int32),
-        producer=np.array([a for a, _ in moved], dtype=np.int32),
-        consumer=np.array([b for _, b in moved], dtype=np.int32),
-        pair=np.array([[pairs[end] for end in between]], dtype=np.int32),
-        pairs=tuple(pairs),
-        local=tuple(local),
-        part=np.array([stage.microbatch for stage in stages], dtype=np.int32),
-    )

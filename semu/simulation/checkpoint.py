@@ -24,10 +24,10 @@ from semu.engine.unit_graph import Edges, UnitTimes
 from semu.errors import ScheduleError
 from semu.present.estimate import Estimate
 from semu.present.report import IterationSamples, Report
-from semu.schedule import SCHEDULES
+from semu.schedule import ALL_SCHEDULES, SCHEDULES
 from semu.schedule.files import read_schedule
+from semu.schedule.generators.interleaved import is_surely_legal
 from semu.schedule.problem import PipelineProblem, lower
-from semu.schedule.regular import regular_problem
 from semu.schedule.schedule import PipelineShape, Schedule
 from semu.schedule.stage_plan import StagePlan
 from semu.schedule.stage_table import StageTable
@@ -170,7 +170,9 @@ class JobCheckpoint(SimulatedJob):
             return self.evaluation.by_shape.found((*key, self.replicas.links), make)
 
         def quick() -> PipelineProblem:
-            return regular_problem(chosen, self.units.shape, overlapped_sends=overlapped) or make()
+            if ALL_SCHEDULES[chosen].alternates and is_surely_legal(self.units.shape):
+                return lower(SCHEDULES[chosen](self.units.shape), self.units.shape, overlapped_sends=overlapped)
+            return make()
 
         return _PROBLEMS.get((SCHEDULES[chosen], self.units.shape, overlapped), quick)
 

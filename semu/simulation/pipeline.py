@@ -58,7 +58,7 @@ def _replica_links(
     known: dict[int, tuple[CommGroup, ...]] = {}  # replicas that begin at the same place of a node have the same links
     links = []
     for dp in range(parallel.dp):
-        place = dp * parallel.tp * parallel.cp % node
+        place = layout.mesh.gpu(dp=dp) % node
         if place not in known:
             found = (layout.mesh.pp_pair(*pair, dp=dp) for pair in pairs)
             known[place] = tuple([distinct.setdefault(link, link) for link in found])

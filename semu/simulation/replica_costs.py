@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from semu.compile.template import CostColumns
 from semu.costs.evaluation import CostedJob
-from semu.schedule.units import FORWARD
+from semu.schedule.phases import FORWARD
 from semu.simulation.context import TimedJob
 
 

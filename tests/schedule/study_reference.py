@@ -9,7 +9,8 @@ from fractions import Fraction
 import numpy as np
 from hypothesis import strategies as st
 
-from semu.schedule.schedule import PHASES, Schedule
+from semu.schedule.phases import PHASES
+from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey
 from semu.schedule.study import PipelineStudy
 

@@ -7,10 +7,10 @@ import pytest
 
 from semu.errors import ScheduleError
 from semu.schedule.generators.gpipe import gpipe
+from semu.schedule.graph import graph_of
 from semu.schedule.problem import lower
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey
-from semu.schedule.stages import stages_of
 from semu.schedule.units import units_of
 
 SHAPE = PipelineShape(
@@ -41,7 +41,7 @@ def test_a_module_needs_all_parts_of_another() -> None:
 
 
 def test_arrays_know_the_same() -> None:
-    arrays = stages_of(SHAPE)
+    arrays = graph_of(SHAPE)
     assert arrays.exists.sum() == 3 + 3 + 2 + 2
     for stage in range(arrays.num_stages):
         pair, phase = divmod(stage, 4)

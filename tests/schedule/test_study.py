@@ -13,13 +13,14 @@ from semu.graph.operator import Phase
 from semu.schedule.check import dry_run, walk
 from semu.schedule.family import ScheduleFamily
 from semu.schedule.generators.eager import eager_with_limit
+from semu.schedule.graph import PipelineGraph
 from semu.schedule.passes import merge_backward, split_backward
+from semu.schedule.phases import PHASES
 from semu.schedule.placement import FlowModule, stage_flow
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.schedule.rules.list_scheduler import Policy, activation_limit, list_schedule
-from semu.schedule.schedule import PHASES, Schedule
+from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey
-from semu.schedule.stages import StageArrays
 from semu.schedule.study import PipelineStudy
 
 
@@ -77,7 +78,7 @@ def test_predecessors_are_those_of_the_definition(shape: PipelineShape) -> None:
     for split in (False, True):
         is_split = {(chunk, part): split for chunk in range(shape.num_chunks) for part in parts}
         stages = stages_to_run(shape, is_split)
-        arrays = StageArrays.of(shape)
+        arrays = PipelineGraph.of(shape)
         for stage in stages:
             number = int(4 * (arrays.first[stage.chunk] + stage.microbatch) + PHASES.index(stage.phase))
             listed = [int(before) for before in arrays.pred[arrays.pred_ptr[number] : arrays.pred_ptr[number + 1]]]

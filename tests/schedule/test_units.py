@@ -179,6 +179,6 @@ def test_phases_are_numbered_forward_first() -> None:
     units = PipelineUnits.of(PipelineShape(1, 1, (0, 0), ((), (0,)), (False, True)))
     assert [units.name(unit) for unit in range(3)] == ["0F0", "1F0", "1B0"]
     assert units.phase.tolist() == [0, 0, 1]
-    assert units.position == {(0, 0): 0, (1, 0): 1, (1, 1): 2}
+    assert [units.unit_position(StageKey.parse(name)) for name in ("0F0", "1F0", "1B0")] == [0, 1, 2]
     assert units.unit(StageKey(1, Phase.BACKWARD, 0)) == 2
     assert units.num_transfers == 0

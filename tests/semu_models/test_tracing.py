@@ -40,6 +40,7 @@ def check_gradients(links: list[Link]) -> None:
         assert all(operator.phase.is_backward for operator in link.backward)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "tp"), CASES)
 def test_blocks_trace_and_lint(name: str, tp: int) -> None:
     model = semu_models.build(name)
@@ -56,6 +57,7 @@ def test_blocks_trace_and_lint(name: str, tp: int) -> None:
             assert links[-1].block.output_specs[0].shape == ()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "tp"), CASES)
 def test_all_parameters_are_there_and_split_evenly(name: str, tp: int) -> None:
     model = semu_models.build(name)

@@ -16,6 +16,7 @@ KINDS = ("ring", "all_gather", "all_to_all")
 MODELS = {"text": (gpt, text_items), "vlm": (vlm, vlm_items), "t2v": (t2v, t2v_items)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tensor", [False, True], ids=["wait", "overlap_tp"])
 @pytest.mark.parametrize(("cp", "tp", "pp"), [(2, 1, 1), (2, 2, 2), (4, 1, 2)])
 @pytest.mark.parametrize("kind", KINDS)
@@ -26,6 +27,7 @@ def test_times_and_memory(name: str, kind: str, cp: int, tp: int, pp: int, tenso
     assert_equal(simulate(job), expand(job))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("hidden", [False, True], ids=["wait", "overlap"])

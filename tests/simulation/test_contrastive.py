@@ -115,6 +115,7 @@ def items(count: int, pairs: int = 3) -> list[Microbatch]:
     return [Microbatch({"text": [CAPTION] * pairs, "vision": [PATCHES] * pairs}, samples=pairs)] * count
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [SOFTMAX, SIGMOID])
 @pytest.mark.parametrize(
     "parallel",

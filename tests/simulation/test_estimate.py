@@ -78,6 +78,7 @@ def random_job(seed: int) -> TrainingJob:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(40))
 def test_the_figures_of_simulate(seed: int) -> None:
     found = semu.evaluate(random_job(seed))
@@ -136,6 +137,7 @@ def job_with(feature: str, seed: int) -> TrainingJob:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("feature", FEATURES)
 def test_the_figures_of_simulate_with(feature: str, seed: int) -> None:

@@ -93,6 +93,7 @@ def test_latent_attention(sizes: dict[str, int]) -> None:
     assert_tails_equal(job_of(latent(), text_items(4), Parallel(**sizes)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "routing",
     [
@@ -169,6 +170,7 @@ def test_parameters_gathered_during_the_first_forwards() -> None:
     assert_equal(simulate(job), expand(job, gather_times(expand(job))))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(14))
 def test_random_jobs(seed: int) -> None:
     random = Random(seed)

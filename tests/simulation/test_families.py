@@ -243,6 +243,7 @@ def test_times_and_memory_are_the_reference_s(name: str, recompute: str) -> None
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "qwen2-moe"])
 @pytest.mark.parametrize(
     "options",

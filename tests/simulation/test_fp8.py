@@ -31,6 +31,7 @@ PERFECT = {
 """alpha = 1: the bare roofline."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("weights", ["iteration", "primary", "microbatch"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize(("pp", "tp", "sp"), [(1, 1, False), (2, 1, False), (2, 2, False), (3, 2, True), (1, 4, True)])
@@ -47,6 +48,7 @@ def test_text_against_the_reference(pp: int, tp: int, sp: bool, recompute: str, 
     assert_equal(simulate(job), expand(job))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("weights", ["iteration", "primary", "microbatch"])
 @pytest.mark.parametrize("kind", ["vlm", "frozen", "t2v"])
 def test_other_models_against_the_reference(kind: str, weights: str) -> None:

@@ -30,6 +30,7 @@ from semu_models.text.llama import Llama, LlamaConfig
 BLOCKS = {"precision": "fp8", "fp8_recipe": "blockwise"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("weights", ["iteration", "primary", "microbatch"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize(("pp", "tp", "sp"), [(1, 1, False), (2, 2, False), (3, 2, True)])

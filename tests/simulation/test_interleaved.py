@@ -99,6 +99,7 @@ def test_bytes_that_cross_ranks(p: int, v: int) -> None:
 
 
 # -- the slow reference ------------------------------------------------------------------------------------------------
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("pipeline", [False, None], ids=["wait", "default"])
@@ -109,6 +110,7 @@ def test_text(pp: int, vpp: int, tp: int, pipeline: bool | None, schedule: str, 
     check(job_of(gpt(5), text_items(2 * pp), parallel, overlap=options, schedule=schedule, recompute=recompute))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("frozen", [(), ("vit",), ("llm",), ("vit.layers", "llm")], ids=lambda names: "+".join(names))
 @pytest.mark.parametrize(("pp", "vpp", "tp"), [(2, 2, 2), (2, 3, 1), (3, 2, 1)])
 def test_vision_language(pp: int, vpp: int, tp: int, frozen: tuple[str, ...]) -> None:
@@ -180,6 +182,7 @@ def test_awkward_models(model: object, pipeline: bool) -> None:
     check(job_of(model(), text_items(4), Parallel(pp=2, vpp=2), overlap=overlap(pipeline=pipeline)))  # type: ignore[operator]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(10))
 def test_random_jobs(seed: int) -> None:
     random = Random(seed)

@@ -81,6 +81,7 @@ def test_any_job_as_the_reference(
     assert_equal(simulate(job), expand(job))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("launch_us", [3.0, 20.0])
 @pytest.mark.parametrize(
     "parallel",

@@ -153,6 +153,7 @@ def test_unnumbered_blocks_all_count() -> None:
 
 
 # -- the slow reference ------------------------------------------------------------------------------------------------
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize(
     ("table", "sizes"),

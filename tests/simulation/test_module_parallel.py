@@ -31,6 +31,7 @@ def job(kind: str, own: ModuleParallel | None, parallel: Parallel, count: int = 
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sp", "no_sp"])
 @pytest.mark.parametrize(("tp", "own", "pp"), [(4, 1, 1), (4, 2, 2), (2, 1, 4), (4, 1, 3)])
@@ -39,6 +40,7 @@ def test_times_and_memory_are_the_reference_s(kind: str, tp: int, own: int, pp: 
     assert_tails_equal(job(kind, ModuleParallel(tp=own), parallel))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_jobs(seed: int) -> None:
     random = Random(seed)
@@ -68,6 +70,7 @@ def test_random_jobs(seed: int) -> None:
     assert_tails_equal(made)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("own", [ModuleParallel(cp=1), ModuleParallel(tp=1, cp=1), ModuleParallel(tp=1)], ids=str)
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (2, 2)])
@@ -97,6 +100,7 @@ STRATEGIES: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", ["vlm", pytest.param("t2v", marks=pytest.mark.slow)])
 def test_beside_everything_else(kind: str, strategy: str) -> None:

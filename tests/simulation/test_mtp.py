@@ -27,6 +27,7 @@ def mtp_job(depths: int, parallel: Parallel, **options: object) -> TrainingJob:
     return job_of(mtp(depths), text_items(2 * parallel.dp), parallel, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("depths", "recompute"), [(1, "none"), (1, "selective"), (2, "full"), (3, "none")])
 @pytest.mark.parametrize("sizes", [{"pp": 3}, {"tp": 2, "pp": 2, "dp": 2, "ep": 2}], ids=str)
 def test_multi_token_prediction(depths: int, sizes: dict[str, int], recompute: str) -> None:

@@ -25,6 +25,7 @@ def some(*first: str) -> list[object]:
     return [kind if kind in first else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "size"),
     [
@@ -40,6 +41,7 @@ def test_tensor_and_pipeline_parallelism(kind: str, size: tuple[int, int, int, b
     assert_tails_equal(job_of(model_of(kind), items, parallel))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", some("siglip", "internvl", "qwen2-audio", "whisper"))
 @pytest.mark.parametrize("recompute", ["full", "selective"])
 def test_recomputation(kind: str, recompute: str) -> None:
@@ -70,6 +72,7 @@ STRATEGIES: dict[str, tuple[Parallel, dict[str, object]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", some("llava", "omni"))
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_strategies(kind: str, strategy: str) -> None:
@@ -92,6 +95,7 @@ FROZEN = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "frozen"), [(kind, paths) for kind, lists in FROZEN.items() for paths in lists])
 def test_frozen_parts(kind: str, frozen: list[str]) -> None:
     model = model_of(kind).freeze(frozen)

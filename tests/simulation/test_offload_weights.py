@@ -46,6 +46,7 @@ from semu_models.text.mixtral import Mixtral, MixtralConfig
 ALL = ["weights", "activations", "optimizer"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
 @pytest.mark.parametrize(("tp", "tensor"), [(1, False), (2, True)], ids=["tp1", "tp2_overlap"])
 @pytest.mark.parametrize(("pp", "vpp"), [pytest.param(1, 1, marks=pytest.mark.slow), (2, 1), (2, 2)])
@@ -80,6 +81,7 @@ def test_other_models_as_the_reference(pp: int) -> None:
             assert_tails_equal(job)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("software", ["megatron", "torch"])
 @pytest.mark.parametrize("offload", [["weights"], ["weights", "optimizer"]], ids=["weights", "state too"])

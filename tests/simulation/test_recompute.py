@@ -71,6 +71,7 @@ def check(job: TrainingJob) -> Report:
     return report
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("attention", ["fused", "unfused"])
 @pytest.mark.parametrize(
     "recompute", ["none", "selective", "full", ["mlp", "norm"], ["attention", "core_attn", "act"], ["*.layers.1.mlp"]]
@@ -104,6 +105,7 @@ def test_attention_whose_output_leaves() -> None:
     check(job_of(attention_encoder(), text_items(3), Parallel(pp=2), recompute="selective", attention="unfused"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", ["block", "uniform"])
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize(("pp", "tp"), [(1, 1), (2, 2)])

@@ -88,6 +88,7 @@ def test_every_nth_layer_by_hand(make: Any, every: int) -> None:
     assert some.hardware_flop - none.hardware_flop == (full.hardware_flop - none.hardware_flop) / LAYERS * count
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("tp", "tensor"), [(1, False), (2, False), (2, True)], ids=["tp1", "tp2", "tp2_overlap"])
 @pytest.mark.parametrize("pp", [1, 2])
 @pytest.mark.parametrize("options", [POLICY, {"recompute": "full", "recompute_every": 2}], ids=["policy", "every"])

@@ -35,6 +35,7 @@ def check(job: TrainingJob) -> None:
     assert_equal(simulate(job), expand(job))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("pipeline", [False, True], ids=["wait", "overlap_pp"])
@@ -52,6 +53,7 @@ def test_text(pp: int, tp: int, tensor: bool, pipeline: bool, schedule: str, rec
     check(job)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("frozen", [(), ("vit",), ("llm",), ("vit.layers", "llm")], ids=lambda names: "+".join(names))
 @pytest.mark.parametrize(("pp", "tp"), [(1, 1), (2, 2), (4, 1), (5, 2)])
 def test_vision_language(pp: int, tp: int, frozen: tuple[str, ...]) -> None:
@@ -67,6 +69,7 @@ def test_vision_language(pp: int, tp: int, frozen: tuple[str, ...]) -> None:
         check(job)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("frozen", [(), ("llm",), ("dit",)], ids=lambda names: "+".join(names))
 @pytest.mark.parametrize(("pp", "tp"), [(1, 2), (2, 1), (4, 2)])
 def test_text_to_video(pp: int, tp: int, frozen: tuple[str, ...]) -> None:
@@ -123,6 +126,7 @@ def test_recomputation_of_a_block_with_an_output_that_gets_no_gradient() -> None
     check(job_of(chain(Linear(WIDTH, WIDTH), Fork(), Along(), Distance()), text_items(3), recompute="full"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_jobs(seed: int) -> None:
     random = Random(seed)

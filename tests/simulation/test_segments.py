@@ -110,6 +110,7 @@ def test_no_shares_and_cuts_have_a_lighter_heaviest_stage(
         assert all(len(found) == (len(modules) if kind == "separated" else 1) for found in holders.values())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["vlm", "t2v"])
 @pytest.mark.parametrize(("segments", "sizes"), CASES)
 def test_against_the_slow_reference(kind: str, segments: str, sizes: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from semu.simulation import simulate
 from semu_models.text.mixtral import Mixtral, MixtralConfig
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: Parallel(**sizes).label())
 def test_everything_against_the_reference(sizes: dict[str, int], zero: int) -> None:
@@ -31,6 +32,7 @@ def test_everything_against_the_reference(sizes: dict[str, int], zero: int) -> N
         assert_tails_equal(job)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("hidden", ["none", "both"])
 @pytest.mark.parametrize("options", [{}, {"reshard_after_forward": False}], ids=["resharded", "kept"])
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ OVERLAPS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("hidden", OVERLAPS)
 @pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
@@ -61,6 +62,7 @@ def test_zero_3_against_the_reference(options: dict[str, object], tp: int, hidde
     assert_tails_equal(job_of(t2v(frozen=["llm"]), t2v_items(8), parallel, overlap=OVERLAPS[hidden], recompute="full"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("hidden", OVERLAPS)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_zero_2_against_the_reference(tp: int, hidden: str) -> None:
@@ -380,6 +382,7 @@ def test_sharding_groups_and_resharding_are_checked() -> None:
     assert Parallel(dp=8, zero=3, zero_group=2).shard_ranks == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("hidden", ["none", "reduce"])
 @pytest.mark.parametrize(
     ("dp", "tp", "group", "gpus_per_node"), [(4, 1, 2, 0), (4, 2, 2, 4), (6, 2, 3, 6), (4, 1, 4, 2)]

@@ -88,6 +88,7 @@ def test_a_job_without_factors_is_the_bare_kernels(name: str) -> None:
     assert run(four, "torch") > run(four, "megatron") > run(four, "kernels")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
     "parallel",

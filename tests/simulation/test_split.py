@@ -83,6 +83,7 @@ def check(job: TrainingJob, seed: int = 0) -> None:
             assert_all_equal(report, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize(
     ("tp", "sequence", "tensor", "pipeline"),
@@ -96,6 +97,7 @@ def test_text(tp: int, sequence: bool, tensor: bool, pipeline: bool, recompute: 
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("frozen", [(), ("vit",), ("llm",), ("vit.layers", "llm")], ids=lambda names: "+".join(names))
 @pytest.mark.parametrize(("pp", "tp", "recompute"), [(1, 1, "none"), (2, 2, "full"), (4, 1, "none")])
 def test_vision_language(pp: int, tp: int, recompute: str, frozen: tuple[str, ...]) -> None:

@@ -20,6 +20,7 @@ from semu.simulation import simulate
 from semu.workload import Microbatch
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("pp", "tp", "zero", "hidden"),
     [

@@ -61,6 +61,7 @@ def encoder(*windows: Window | None) -> Model:
 TEXT = (Window.sliding(64), None, Window.chunked(50), Window.sliding(100))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("attention", ["fused", "unfused"])
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
 @pytest.mark.parametrize(("tp", "pp", "dp"), [(1, 1, 1), (2, 2, 1), (2, 1, 2), (1, 3, 2)])

@@ -23,8 +23,8 @@ from semu.present.plots.canvas import (
     make_sheet,
     mix,
 )
-from semu.schedule.schedule import PHASES
-from semu.schedule.stages import StageArrays
+from semu.schedule.graph import PipelineGraph
+from semu.schedule.phases import PHASES
 from semu.schedule.study import Evaluation
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class ScheduleRow:
     """
 
     evaluation: Evaluation
-    arrays: StageArrays
+    arrays: PipelineGraph
     note: str = ""
 
 

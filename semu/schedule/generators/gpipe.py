@@ -12,6 +12,10 @@ microbatches through one, then through the next (2211.05953 §4.1): with p <= m,
 
 from __future__ import annotations
 
+import numpy as np
+
+from semu.schedule.phases import BACKWARD, FORWARD
+from semu.schedule.rules.turns import Turns, turn_columns
 from semu.schedule.schedule import PipelineShape, Schedule
 
 
@@ -22,14 +26,11 @@ def gpipe(shape: PipelineShape, *, in_order: bool = False) -> Schedule:
         shape: ranks, chunks and microbatches.
         in_order: backwards of a virtual stage run in the order of its forwards, as in torch.distributed.pipelining.
     """
-    turns = [(slot, i) for slot in range(shape.num_slots) for i in range(shape.num_microbatches)]
-    v, m = shape.num_slots, shape.num_microbatches
-    back = [(slot, i) for slot in reversed(range(v)) for i in range(m)] if in_order else list(reversed(turns))
-    return Schedule.build(
-        "gpipe",
-        (
-            [stage for slot, i in turns for stage in shape.forward(rank, i, slot)]
-            + [stage for slot, i in back for stage in shape.backward(rank, i, slot)]
-            for rank in range(shape.num_ranks)
-        ),
+    m, v = shape.num_microbatches, shape.num_slots
+    slot, microbatch = np.repeat(np.arange(v), m), np.tile(np.arange(m), v)
+    turns = Turns(
+        np.repeat((FORWARD, BACKWARD), m * v),
+        np.concatenate((slot, slot[::-1])),
+        np.concatenate((microbatch, microbatch if in_order else microbatch[::-1])),
     )
+    return Schedule("gpipe", turn_columns(shape, turns))

@@ -13,9 +13,12 @@ first rank those of L (1 + (p - 1) / (p v)) of the model's L layers (2205.05198 
 
 from __future__ import annotations
 
+import numpy as np
+
 from semu.errors import ScheduleError
 from semu.parallel.pipeline import nearest_multiple
-from semu.schedule.schedule import PipelineShape, Schedule, StageKey
+from semu.schedule.rules.turns import Turns, one_forward_one_backward, turn_columns
+from semu.schedule.schedule import PipelineShape, Schedule, StageColumns
 
 
 def interleaved(shape: PipelineShape) -> Schedule:
@@ -26,6 +29,11 @@ def interleaved(shape: PipelineShape) -> Schedule:
     Raises:
         ScheduleError: several virtual stages and a number of microbatches that the ranks do not divide.
     """
+    return Schedule("interleaved", interleaved_columns(shape))
+
+
+def interleaved_columns(shape: PipelineShape) -> StageColumns:
+    """The stages of ``interleaved`` as arrays."""
     p, m = shape.num_ranks, shape.num_microbatches
     if shape.num_slots > 1 and m % p:
         raise ScheduleError(
@@ -35,27 +43,26 @@ def interleaved(shape: PipelineShape) -> Schedule:
             got=m,
             nearest=nearest_multiple(m, p),
         )
-    return Schedule.build("interleaved", (_order(shape, rank) for rank in range(p)))
+    return turn_columns(shape, _turns(p, m, shape.num_slots))
 
 
-def _order(shape: PipelineShape, rank: int) -> list[StageKey]:
-    p, m, v = shape.num_ranks, shape.num_microbatches, shape.num_slots
-    total = m * v
-    warm_up = min(2 * (p - rank - 1) + (v - 1) * p if v > 1 else p - rank - 1, total)
-    order: list[StageKey] = []
-    for step in range(total + warm_up):
-        if step < total:
-            slot, microbatch = _turn(step, p, v)
-            order += shape.forward(rank, microbatch, slot)
-        if step >= warm_up:
-            slot, microbatch = _turn(step - warm_up, p, v)
-            order += shape.backward(rank, microbatch, v - 1 - slot)
-    return order
+def is_surely_legal(shape: PipelineShape) -> bool:
+    """Whether 1F1B, interleaved or not, cannot deadlock, so that nobody need try.
+
+    Groups of chunks follow one another over the ranks, slot by slot, and chunks read earlier ones only. A forward of
+    group g then waits for forwards of earlier groups only, and those of one group run in the order of the data.
+    """
+    p, v = shape.num_ranks, shape.num_slots
+    if not shape.is_plain or (v > 1 and shape.num_microbatches % p):
+        return False
+    group = [slot * p + rank for slot, rank in zip(shape.chunk_slot, shape.chunk_rank, strict=True)]
+    reads_earlier = all(source < chunk for chunk, sources in enumerate(shape.sources) for source in sources)
+    return reads_earlier and group == sorted(group)
 
 
-def _turn(step: int, p: int, v: int) -> tuple[int, int]:
-    """Slot and microbatch of a rank's step-th forward: p microbatches through one slot, the same through the next."""
-    if v == 1:
-        return 0, step
-    group, within = divmod(step, p * v)
-    return within // p, group * p + within % p
+def _turns(p: int, m: int, v: int) -> Turns:
+    """Forwards: p microbatches through one slot, the same through the next."""
+    step, behind = np.arange(m * v), p - 1 - np.arange(p)
+    warm_up = np.minimum(2 * behind + (v - 1) * p if v > 1 else behind, m * v)
+    slot, microbatch = (step // p % v, step // (p * v) * p + step % p) if v > 1 else (np.zeros_like(step), step)
+    return one_forward_one_backward(warm_up, slot, microbatch, v)

@@ -12,8 +12,8 @@ in Megatron-LM: see ``interleaved``.
 
 from __future__ import annotations
 
-from semu.schedule.generators.interleaved import interleaved
-from semu.schedule.schedule import PipelineShape, Schedule, StageKey
+from semu.schedule.generators.interleaved import interleaved, interleaved_columns
+from semu.schedule.schedule import PipelineShape, Schedule
 
 
 def one_f_one_b(shape: PipelineShape) -> Schedule:
@@ -25,18 +25,4 @@ def one_f_one_b(shape: PipelineShape) -> Schedule:
     Raises:
         ScheduleError: as ``interleaved``.
     """
-    if shape.num_slots > 1:
-        return interleaved(shape)
-    return Schedule.build("1f1b", (_order(shape, rank) for rank in range(shape.num_ranks)))
-
-
-def _order(shape: PipelineShape, rank: int) -> list[StageKey]:
-    m = shape.num_microbatches
-    warm_up = min(shape.num_ranks - rank - 1, m)
-    order = [stage for i in range(warm_up) for stage in shape.forward(rank, i)]
-    for i in range(warm_up, m):
-        order += shape.forward(rank, i)
-        order += shape.backward(rank, i - warm_up)
-    for i in range(m - warm_up, m):
-        order += shape.backward(rank, i)
-    return order
+    return interleaved(shape) if shape.num_slots > 1 else Schedule("1f1b", interleaved_columns(shape))

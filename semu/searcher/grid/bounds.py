@@ -169,7 +169,7 @@ class Floors:
             and point.zero <= 1
             and parallel.zero_group is None
         )
-        if not is_behind or point.dp * point.cp == 1 or training.optimizer_post_validation:
+        if not is_behind or parallel.data_ranks == 1 or training.optimizer_post_validation:
             return none, step_s
         kind = OpKind.REDUCE_SCATTER if point.zero else OpKind.ALL_REDUCE
         factor = wire_factor(kind, parallel.gradient_ranks)

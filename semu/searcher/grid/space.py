@@ -12,6 +12,7 @@ from semu.errors import ConfigError, unknown_name
 from semu.hardware.cluster import Cluster
 from semu.job import Recompute, TrainingJob
 from semu.job.experts import mixtures
+from semu.parallel.axes import AXES, MESH
 from semu.parallel.config import PLACEMENTS
 
 Value: TypeAlias = int | str
@@ -68,7 +69,7 @@ class Point(NamedTuple):
 
 USUAL = (Axis.DP, Axis.TP, Axis.PP, Axis.VPP, Axis.MICRO_BATCH, Axis.RECOMPUTE)
 """Axes that vary unless told otherwise; with experts ``ep`` too."""
-_PARALLEL = (Axis.DP, Axis.TP, Axis.PP, Axis.CP, Axis.EP, Axis.VPP, Axis.ZERO, Axis.PLACEMENT)
+_PARALLEL = tuple(axis for axis in Axis if axis in (*AXES, Axis.ZERO, Axis.PLACEMENT))
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ def every_value(axis: Axis, job: TrainingJob) -> tuple[Value, ...]:
     words = _words(axis)
     if words is not None:
         return tuple(words)
-    if axis in (Axis.DP, Axis.TP, Axis.PP, Axis.CP):
+    if axis in MESH:
         return _divisors(job.cluster.num_gpus)
     if axis is Axis.EP:
         found = mixtures(job.model)

@@ -118,15 +118,7 @@ class SearchProblem:
             study: shape and costs. limit_bytes, static_bytes: one number, or one per rank [bytes].
         """
         arrays, costs, shape = study.arrays, study.costs, study.shape
-        pairs = np.flatnonzero(arrays.exists)
-        number = np.full(arrays.num_pairs, -1, dtype=np.int64)
-        number[pairs] = np.arange(len(pairs))
-        reader = np.repeat(np.arange(arrays.num_stages), np.diff(arrays.pred_ptr))
-        kept = (reader % 4 <= 1) & (arrays.pred % 4 <= 1)
-        before, after, sent = arrays.pred[kept], reader[kept], study.delay_s[kept]
-        pred = 2 * number[before // 4] + before % 4
-        stage = 2 * number[after // 4] + after % 4
-        order = np.lexsort((pred, stage))
+        pairs, edges = np.flatnonzero(arrays.exists), arrays.pair_edges
         costs_of = {
             "forward_s": costs.latency_s[4 * pairs],
             "backward_s": np.where(arrays.has_backward[pairs], costs.latency_s[4 * pairs + 1], 0.0),
@@ -146,9 +138,9 @@ class SearchProblem:
             group=group.reshape(-1),
             segment=np.unique(arrays.segment[pairs], return_inverse=True)[1],
             num_candidates=np.ones(len(pairs), dtype=np.int16),
-            pred_ptr=np.concatenate(([0], np.cumsum(np.bincount(stage, minlength=2 * len(pairs))))),
-            pred=pred[order],
-            transfer_s=sent[order],
+            pred_ptr=edges.ptr,
+            pred=edges.pred,
+            transfer_s=study.delay_s[edges.place],
             static_bytes=np.broadcast_to(np.asarray(static_bytes), shape.num_ranks),
             limit_bytes=np.broadcast_to(np.asarray(limit_bytes), shape.num_ranks),
             module_names=tuple(dict.fromkeys(shape.chunk_module)),

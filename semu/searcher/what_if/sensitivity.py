@@ -202,7 +202,7 @@ def _is_other(job: TrainingJob, key: str, value: object) -> bool:
         return False
     if key in ("overlap.tensor_parallel", "parallel.sequence_parallel") and parallel.tp == 1:
         return False
-    if key.startswith(("overlap.grad", "overlap.param", "parallel.zero")) and parallel.dp * parallel.cp == 1:
+    if key.startswith(("overlap.grad", "overlap.param", "parallel.zero")) and parallel.data_ranks == 1:
         return False
     if key == "training.schedule" and (parallel.vpp > 1 or training.schedule_file is not None):
         return False

@@ -14,8 +14,8 @@ from semu.compile.tracer import HeldParameter
 from semu.costs.evaluation import Evaluation
 from semu.costs.phases import program_of, split_of
 from semu.errors import InternalError
+from semu.schedule.phases import BACKWARD, INPUT, WEIGHT
 from semu.schedule.problem import PipelineProblem
-from semu.schedule.units import BACKWARD, INPUT, WEIGHT
 from semu.simulation.context import PipelineRun, TimedJob
 
 

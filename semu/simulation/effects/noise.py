@@ -71,7 +71,7 @@ def sample_iterations(timed: TimedJob, samples: int, seed: int) -> NDArray[np.fl
     waits[:, node_unit] = (run.latency - run.plain)[replicas.of]
     order = run.problem.unit_edges(overlapped_sends=job.overlaps_sends)
     rng, slow = np.random.default_rng(seed), np.random.default_rng((seed, 1))
-    training, gpus = job.training, job.parallel.tp * job.parallel.cp
+    training, gpus = job.training, job.parallel.replica_gpus
     stage_rank = units.stream[is_stage]
     result = np.empty(samples)
     step = max(1, _TOGETHER // plain.size)

@@ -18,7 +18,7 @@ from semu.costs.evaluation import CostedJob, Evaluation
 from semu.costs.phases import check_split, split_costs
 from semu.costs.shape_costs import ShapeCosts
 from semu.errors import ConfigError
-from semu.schedule.units import BACKWARD, FORWARD, INPUT, NOTHING, WEIGHT
+from semu.schedule.phases import BACKWARD, FORWARD, INPUT, NOTHING, WEIGHT
 from semu.simulation.checkpoint import JobCheckpoint
 from semu.simulation.pipeline import consolidated_units
 from semu.units import TIME_GRID_PER_S

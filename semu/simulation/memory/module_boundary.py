@@ -17,7 +17,7 @@ from semu.compile.layout import Layout
 from semu.compile.stage import StageProgram
 from semu.costs.evaluation import CostedJob
 from semu.graph.operator import Phase
-from semu.schedule.units import BACKWARD, FORWARD
+from semu.schedule.phases import BACKWARD, FORWARD
 from semu.simulation.context import TimedJob
 from semu.simulation.memory.boundary_events import GroundEvents, unkept_bytes
 from semu.simulation.transfers import edge_bytes, leaving_positions, transfer_columns

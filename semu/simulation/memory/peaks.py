@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from semu.compile.stage import ExpandedStage, StageCosts, StageProgram
 from semu.costs.phases import CODES, costs_of, program_of
-from semu.schedule.units import FORWARD
+from semu.schedule.phases import FORWARD
 from semu.simulation.context import TimedJob
 from semu.simulation.memory.boundary import PipelineGround, ground_events
 from semu.simulation.memory.unsharded import UnshardedMemory

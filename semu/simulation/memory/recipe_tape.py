@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from semu.compile.stage import StageProgram
 from semu.costs.phases import program_of
 from semu.graph.operator import Phase
-from semu.schedule.units import BACKWARD, FORWARD
+from semu.schedule.phases import BACKWARD, FORWARD
 from semu.simulation.context import TimedJob
 from semu.simulation.transfers import leaving_positions
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from semu.compile.layout import ChunkStages
 from semu.costs.phases import program_of
-from semu.schedule.units import WEIGHT
+from semu.schedule.phases import WEIGHT
 from semu.simulation.context import TimedJob
 
 

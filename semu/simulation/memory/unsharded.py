@@ -17,7 +17,7 @@ from semu.compile.stage import ROLES
 from semu.costs.phases import program_of, split_of
 from semu.graph.tensor import Role
 from semu.hardware.kinds import OpKind
-from semu.schedule.units import BACKWARD, FORWARD, INPUT, WEIGHT
+from semu.schedule.phases import BACKWARD, FORWARD, INPUT, WEIGHT
 from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.data_parallel.gradient_times import block_starts
 from semu.simulation.data_parallel.held_units import HeldUnit, held_units, unit_name

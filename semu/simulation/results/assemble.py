@@ -12,6 +12,7 @@ from semu.hardware.kinds import DType
 from semu.job import Precision, Recompute, TrainingJob, Workspaces
 from semu.job.description import describe_training
 from semu.job.experts import mixtures, worst_load
+from semu.parallel.axes import COUNTS, GPU_AXES, PEERS
 from semu.present.report import Report
 from semu.simulation.effects.uncertainty import time_uncertainty
 from semu.simulation.iteration import Iteration
@@ -95,7 +96,7 @@ def parallel_label(job: TrainingJob) -> str:
     for module in job.model.modules:
         if module.name in job.parallel.modules:
             sizes = job.parallel.of_module(module.name)
-            different = [name for name in ("tp", "cp") if getattr(sizes, name) != getattr(job.parallel, name)]
+            different = [name for name in PEERS if getattr(sizes, name) != getattr(job.parallel, name)]
             words = "-".join(f"{name}{getattr(sizes, name)}" for name in different)
             if sizes.tp > 1 and sizes.sequence_parallel != job.parallel.sequence_parallel:
                 words = " ".join([*([words] if words else []), "with sp" if sizes.sequence_parallel else "without sp"])
@@ -162,7 +163,7 @@ def module_sizes(layout: Layout) -> dict[str, dict[str, object]]:
     result: dict[str, dict[str, object]] = {}
     for module in job.model.modules:
         own = job.parallel.of_module(module.name)
-        sizes: dict[str, object] = {name: getattr(own, name) for name in ("dp", "tp", "pp", "cp")}
+        sizes: dict[str, object] = {name: getattr(own, name) for name in GPU_AXES}
         sizes["sequence_parallel"] = own.sequence_parallel and own.tp > 1
         result[module.name] = sizes | {"item_groups": own.dp // job.parallel.dp}
     return result
@@ -190,7 +191,7 @@ def _lacks_blocks(job: TrainingJob) -> bool:
     return recipe is Fp8Recipe.BLOCKWISE and not any(key is recipe for _, key in job.cluster.profile.variants)
 
 
-_PARALLEL_KEYS = ("dp", "tp", "pp", "vpp", "cp", "ep", "sequence_parallel", "zero", "partition")
+_PARALLEL_KEYS = (*COUNTS, "sequence_parallel", "zero", "partition")
 _SHARDING_KEYS = ("zero_group", "reshard_after_forward")
 
 

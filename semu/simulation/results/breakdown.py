@@ -281,7 +281,7 @@ def _planned_work(costed: CostedJob, symbols: Mapping[str, NDArray[np.int64]]) -
                     times[rows] += calls[:, None] * uses
     if evaluation.shapes.idle >= 0:
         times[:, evaluation.shapes.idle] = 0
-    own = layout.mesh.parallel.tp * layout.mesh.parallel.cp
+    own = layout.mesh.parallel.replica_gpus
     hardware = model = full = 0
     busy = np.flatnonzero(times.any(axis=1))
     operators = [library.operators[row] for row in busy.tolist()]
@@ -327,7 +327,7 @@ def _flop(layout: Layout, mean: Mapping[str, NDArray[np.int64]], uses: NDArray[n
         rows = np.flatnonzero(calls).tolist()
         operators = [library.operators[row] for row in rows]
         own = layout.mesh.of_module(name).parallel
-        peers = own.tp * own.cp
+        peers = own.replica_gpus
         for symbols in _groups_of(name, own.dp // layout.job.parallel.dp, mean):
             work, extra, causal = _flop_of(library, rows, symbols, uses)
             for position, (row, operator) in enumerate(zip(rows, operators, strict=True)):

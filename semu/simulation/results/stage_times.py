@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.schedule.phases import NOTHING
 from semu.schedule.stage_table import StageTable
-from semu.schedule.units import NOTHING
 from semu.simulation.context import PipelineRun
 from semu.simulation.results.headline import Headline
 

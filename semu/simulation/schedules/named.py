@@ -15,12 +15,13 @@ from semu.job import TrainingJob
 from semu.nn.model import ModalityRole
 from semu.schedule import SCHEDULES
 from semu.schedule.family import ScheduleFamily
+from semu.schedule.phases import BACKWARD, FORWARD, INPUT, WEIGHT
 from semu.schedule.placement import Placement
 from semu.schedule.registry import ALL_SCHEDULES, schedule_family
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape
 from semu.schedule.study import PipelineStudy
-from semu.schedule.units import BACKWARD, FORWARD, INPUT, WEIGHT, units_of
+from semu.schedule.units import units_of
 from semu.simulation.context import SimulatedJob
 from semu.simulation.pipeline import send_latency
 from semu.simulation.transfers import edge_bytes
@@ -130,7 +131,7 @@ def _check_flows(job: TrainingJob) -> None:
 def _check_post_validation(job: TrainingJob) -> None:
     parallel, training = job.parallel, job.training
     gathers = parallel.zero >= 2 or (parallel.zero == 1 and training.overlap.param_gather)
-    if training.optimizer_post_validation and gathers and parallel.dp * parallel.cp > 1:
+    if training.optimizer_post_validation and gathers and parallel.data_ranks > 1:
         raise ConfigError(
             "ranks that step apart, with parameters gathered before the first forwards, are not modelled by this "
             "version",

@@ -1,7 +1,8 @@
 """``PairCosts``: what every stage pair of a job costs under each of its chunk's variants, before any schedule.
 
 A *pair* is the forward stage of a chunk for one (sub-)microbatch with its backward, where it has one; pairs are
-numbered chunk after chunk, part after part. Stage 2i is the forward of pair i, 2i + 1 its backward.
+numbered chunk after chunk, part after part. Stage 2i is the forward of pair i, 2i + 1 its backward: the numbers of
+``PipelineGraph.pair_edges``.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 from semu.compile.layout import ChunkStages
 from semu.costs.evaluation import CostedJob
 from semu.errors import ConfigError
+from semu.schedule.graph import graph_of
 from semu.schedule.shape import PipelineShape
-from semu.schedule.stages import stages_of
 from semu.simulation.context import SimulatedJob
 from semu.simulation.memory.static import resident_memory
 
@@ -77,14 +78,14 @@ def pair_costs(sim: SimulatedJob, replica: int | None = None) -> PairCosts:
         ConfigError: there is no such replica.
     """
     layout, evaluation, units = sim.layout, sim.evaluation, sim.units
-    shape, arrays = units.shape, stages_of(units.shape)
+    shape, graph = units.shape, graph_of(units.shape)
     shapes = sim.replicas.shape
     if replica is not None:
         if isinstance(replica, bool) or not 0 <= replica < len(shapes):
             raise ConfigError("no such replica", where="replica", expected=f"0 to {len(shapes) - 1}", got=replica)
         shapes = shapes[replica : replica + 1]
-    pairs = np.flatnonzero(arrays.exists)
-    chunk_of, part_of = arrays.chunk[pairs], arrays.part[pairs]
+    pairs = np.flatnonzero(graph.exists)
+    chunk_of, part_of = graph.chunk[pairs], graph.part[pairs]
     column = layout.column_of(chunk_of, part_of)
     numbers = layout.planned.numbers if layout.planned is not None else tuple((c,) for c in range(shape.num_chunks))
     most, n = max(map(len, numbers), default=1), len(pairs)
@@ -101,29 +102,29 @@ def pair_costs(sim: SimulatedJob, replica: int | None = None) -> PairCosts:
                 seconds[1, mine, variant] = costs.backward.latency[its].max(axis=0)
             sizes = stage_sizes(sim, kind)[:, its].max(axis=1)
             held[mine, variant], peaks[:, mine, variant] = sizes[0], sizes[1:]
-    pred_ptr, pred, transfer = _edges(sim, replica)
+    edges = graph.pair_edges
     modules = list(dict.fromkeys(chunk.module for chunk in layout.chunks))
     return PairCosts(
         shape=shape,
         module_names=tuple(modules),
         layers=tuple(sum(block.is_layer for block in chunk.blocks) for chunk in layout.chunks),
-        rank=arrays.rank[pairs],
+        rank=graph.rank[pairs],
         module=np.array([modules.index(chunk.module) for chunk in layout.chunks], dtype=np.int32)[chunk_of],
-        microbatch=arrays.microbatch[pairs],
-        part=arrays.sub_microbatch[pairs],
+        microbatch=graph.microbatch[pairs],
+        part=graph.sub_microbatch[pairs],
         slot=np.array(shape.chunk_slot, dtype=np.int32)[chunk_of],
         chunk=chunk_of,
         number=part_of,
-        has_backward=arrays.has_backward[pairs],
+        has_backward=graph.has_backward[pairs],
         num_variants=np.array([len(own) for own in numbers], dtype=np.int32)[chunk_of],
         forward_s=seconds[0],
         backward_s=seconds[1],
         held_bytes=held,
         forward_peak_bytes=peaks[0],
         backward_peak_bytes=peaks[1],
-        pred_ptr=pred_ptr,
-        pred=pred,
-        transfer_s=transfer,
+        pred_ptr=edges.ptr,
+        pred=edges.pred,
+        transfer_s=_transfer_s(sim, replica),
         static_bytes=np.array([static.total + work for static, work in resident_memory(layout)], dtype=np.int64),
         capacity_bytes=int(layout.job.profile.memory_bytes.value),
     )
@@ -157,24 +158,15 @@ def _held(costed: CostedJob, stages: ChunkStages) -> I64:
     return total
 
 
-def _edges(sim: SimulatedJob, replica: int | None) -> tuple[I32, I32, F64]:
-    """Predecessors of the stages, and how long each result is on its way."""
-    units, arrays = sim.units, stages_of(sim.units.shape)
+def _transfer_s(sim: SimulatedJob, replica: int | None) -> F64:
+    """How long each result of ``PipelineGraph.pair_edges`` is on its way: float64[num_edges] [s]."""
+    units, graph = sim.units, graph_of(sim.units.shape)
     latency = sim.nodes.latency if replica is None else sim.nodes.latency[replica : replica + 1]
-    longest = latency.max(axis=0)
-    size, n = units.size, units.num_stages
-    repeat = np.arange(units.repeats)[:, None] * size
-    place = np.cumsum(arrays.exists) - 1
-    stage = 2 * place[arrays.first[units.chunk[units.copy]] + units.parts] + units.phase[None, :]
-    by_unit = np.full((units.repeats, size), -1, dtype=np.int64)
-    by_unit[:, :n] = stage
-    local = np.array(units.local, dtype=np.int64).reshape(-1, 2)
-    before = [by_unit[:, local[:, 0]].ravel(), by_unit[:, units.producer].ravel()]
-    after = [by_unit[:, local[:, 1]].ravel(), by_unit[:, units.consumer].ravel()]
-    moved = longest[(repeat + np.arange(n, size)[None, :]).ravel()]
-    lasts = np.concatenate((np.zeros(len(before[0])), moved))
-    source, target = np.concatenate(before), np.concatenate(after)
-    order = np.lexsort((source, target))
-    counts = np.bincount(target, minlength=2 * int(arrays.exists.sum()))
-    pointer = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    return pointer, source[order].astype(np.int32), lasts[order]
+    edges, count = graph.pair_edges, len(graph.pair_edges.ptr)
+    key = np.repeat(np.arange(count - 1), np.diff(edges.ptr)) * count + edges.pred
+    stage = graph.pair_stages(units.stage_numbers)
+    moved = stage[:, units.consumer] * count + stage[:, units.producer]
+    transfers = np.arange(units.num_units).reshape(units.repeats, units.size)[:, units.num_stages :]
+    found = np.zeros(len(edges.pred))
+    found[np.searchsorted(key, moved)] = latency.max(axis=0)[transfers]
+    return found

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from semu.job import TrainingJob
+from semu.parallel.axes import COUNTS
 from semu.present.report import Report
 from semu.validation.logs.log_result import LogComparison, LoggedQuantity
 from semu.validation.logs.samples import Samples, steady_samples
@@ -108,7 +109,7 @@ def _contradictions(settings: dict[str, int], job: TrainingJob) -> Iterator[str]
         "global_batch": ("global batch size", training.global_batch),
         "micro_batch": ("micro batch size", training.micro_batch),
         "seq_len": ("sequence length", training.seq_len),
-        **{name: (name, getattr(parallel, name)) for name in ("dp", "tp", "pp", "cp", "ep")},
+        **{name: (name, getattr(parallel, name)) for name in COUNTS},
     }
     for name, (words, ours) in run.items():
         logged = settings.get(name)

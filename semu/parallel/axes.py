@@ -1,0 +1,153 @@
+"""The table of parallel axes: ``ParallelSizes`` has a field per axis, ``MESH`` is the order of ranks.
+
+A new axis is a field, and a place in ``MESH`` if it needs GPUs of its own. From these are made the keyword of
+``Parallel``, the key of ``[parallel]``, ``--parallel`` and labels (``dp8-tp2-pp4``), the number of GPUs, coordinates
+and groups of ranks (``Mesh``), the ranks over which gradients are reduced and ZeRO shards, and what reports say.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import Any, Self
+
+from semu.checks import is_integer
+from semu.errors import ConfigError
+
+
+class Shards(Enum):
+    """What an axis cuts into parts, one per rank."""
+
+    SAMPLES = "samples"
+    SEQUENCE = "sequence"
+    WEIGHTS = "weights"
+    LAYERS = "layers"
+    EXPERTS = "experts"
+
+
+def _axis(shards: Shards, default: int | None = 1, *, is_shown: bool = False) -> Any:
+    """A row of the table.
+
+    Args:
+        shards: what the axis cuts. default: size where it is not given; None: it follows from other axes.
+        is_shown: labels name the axis at its default size too.
+    """
+    return field(default=default, kw_only=default is None, metadata={"shards": shards, "is_shown": is_shown})
+
+
+@dataclass(frozen=True)
+class ParallelSizes:
+    """Ranks on every parallel axis, in the order of texts.
+
+    Attributes:
+        dp, tp, pp: data-, tensor- and pipeline-parallel sizes, >= 1.
+        vpp: virtual stages per pipeline rank, >= 1; group g of all pp x vpp groups of layers is on rank g mod pp.
+        cp, ep: context- and expert-parallel sizes, >= 1.
+        etp: ranks that every expert is split over; None: tp, as in Megatron-LM. The dp x cp x tp ranks of a pipeline
+            rank are etp x ep x (expert data parallel), in this order.
+    """
+
+    dp: int = _axis(Shards.SAMPLES, is_shown=True)
+    tp: int = _axis(Shards.WEIGHTS, is_shown=True)
+    pp: int = _axis(Shards.LAYERS, is_shown=True)
+    vpp: int = _axis(Shards.LAYERS)
+    cp: int = _axis(Shards.SEQUENCE)
+    ep: int = _axis(Shards.EXPERTS)
+    etp: int | None = _axis(Shards.EXPERTS, None)
+
+    def check_sizes(self) -> None:
+        """Every size is an integer >= 1.
+
+        Raises:
+            ConfigError: the first that is not.
+        """
+        for name, value in self.sizes.items():
+            if not is_integer(value) or value < 1:
+                raise ConfigError(
+                    "not a parallel size", where=f"parallel.{name}", expected="an integer >= 1", got=value, nearest=1
+                )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Axis -> size, of all axes that have one."""
+        return {name: size for name in AXES if (size := getattr(self, name)) is not None or name in COUNTS}
+
+    def ranks(self, axes: tuple[str, ...]) -> int:
+        """Product of the sizes of some axes."""
+        return math.prod([getattr(self, name) for name in axes])
+
+    def stride(self, axis: str) -> int:
+        """How far apart the ranks of an axis of ``MESH`` are: GPUs from one to the next."""
+        return self.ranks(MESH[: MESH.index(axis)])
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that the job needs: dp x cp x tp x pp."""
+        return self.ranks(MESH)
+
+    @property
+    def stage_gpus(self) -> int:
+        """GPUs of a pipeline rank: dp x cp x tp."""
+        return self.num_gpus // self.pp
+
+    @property
+    def replica_gpus(self) -> int:
+        """GPUs of a pipeline rank that work on one replica: tp x cp."""
+        return self.ranks(PEERS)
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that hold the same weights and see other data: dp x cp."""
+        return self.ranks(DATA)
+
+    @classmethod
+    def parse(cls, text: str, base: Self | None = None) -> Self:
+        """Read the command line's short form, ``dp8-tp2-pp4-vpp1-cp1-ep1``; what is not named keeps ``base``'s value,
+        except that axes not named become 1 (etp stays).
+
+        Raises:
+            ConfigError: a part that is not a known name and a size.
+        """
+        given: dict[str, int] = {}
+        for part in text.split("-"):
+            match = re.fullmatch(rf"({'|'.join(AXES)})(\d+)", part)
+            if match is None or match[1] in given:
+                raise ConfigError(
+                    "not a parallel configuration",
+                    where="--parallel",
+                    expected="parts like dp8-tp2-pp4-vpp1-cp1-ep1, each at most once",
+                    got=text,
+                )
+            given[match[1]] = int(match[2])
+        return replace(base if base is not None else cls(), **{**dict.fromkeys(COUNTS, 1), **given})
+
+    def label(self) -> str:
+        """Short form, ``dp8-tp2-pp4``; vpp, cp and ep only where they are not 1, etp where it is given."""
+        rows = ((item, getattr(self, item.name)) for item in _ROWS)
+        return "-".join(
+            f"{item.name}{size}" for item, size in rows if item.metadata["is_shown"] or size != item.default
+        )
+
+
+_ROWS = fields(ParallelSizes)
+
+
+def axes_of(*shards: Shards) -> tuple[str, ...]:
+    """Axes that cut one of these."""
+    return tuple(item.name for item in _ROWS if item.metadata["shards"] in shards)
+
+
+AXES = tuple(item.name for item in _ROWS)
+"""All axes, in the order of texts."""
+COUNTS = tuple(item.name for item in _ROWS if item.default is not None)
+"""Axes that always have a size."""
+MESH = ("tp", "cp", "dp", "pp")
+"""Axes with GPUs of their own, in Megatron-LM's order of ranks (``tp-cp-dp-pp``): ranks of the first are neighbours."""
+GPU_AXES = tuple(name for name in AXES if name in MESH)
+"""Axes with GPUs of their own, in the order of texts."""
+DATA = tuple(name for name in MESH if name in axes_of(Shards.SAMPLES, Shards.SEQUENCE))
+"""Axes of ``MESH`` over which gradients are reduced; they are neighbours in it."""
+PEERS = tuple(name for name in MESH if name in axes_of(Shards.WEIGHTS, Shards.SEQUENCE))
+"""Axes of ``MESH`` inside a pipeline rank of one replica; the first of it."""
