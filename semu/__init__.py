@@ -15,7 +15,7 @@ Names are imported on first use, so that ``import semu`` costs nothing that is n
 their modules, in ``__init__.pyi``.
 """
 
-from semu.lazy_names import lazy_names
+from semu.lazy import lazy_names
 
 __version__ = "0.1.0"
 __getattr__, __dir__ = lazy_names(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from semu.nn import MixtureOfExperts, Module
-from semu.units import format_count
+from semu.units import align_columns, format_count
 from semu_models.flop_per_token import flop_per_token
 from semu_models.registry import MODELS, ModelEntry
 
@@ -66,12 +66,7 @@ def parameter_table() -> str:
         nominal = f"{item.entry.nominal_parameters / 1e9:.3g} B"
         counted = (f"{item.parameters:,}", format_count(item.parameters), active, flop, nominal)
         rows.append((item.entry.name, item.entry.family.value, *counted, parts, item.entry.source))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    right = (False, False, True, True, True, True, True, False, False)
-    return "\n".join(
-        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
-        for row in rows
-    )
+    return "\n".join(align_columns(rows, (False, False, True, True, True, True, True, False, False)))
 
 
 def idle_parameters(body: Module) -> int:

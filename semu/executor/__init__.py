@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 
 from semu.errors import ExecutorError
-from semu.lazy_names import lazy_names
+from semu.lazy import lazy_names
 
 
 def require_torch() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from semu.errors import ConfigError
 from semu.plan.action import KINDS, ActionKind
 from semu.plan.plan_data import PlanData
-from semu.units import GIB, MIB
+from semu.units import GIB, MIB, align_columns
 
 _LETTER = {
     ActionKind.FORWARD_STAGE: "F",
@@ -180,13 +180,5 @@ def _rank_head(plan: PlanData, rank: int) -> str:
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     left = ("action", "what", "peer")
-    aligned = [
-        "  ".join(
-            cell.ljust(width) if head in left else cell.rjust(width)
-            for cell, width, head in zip(row, widths, rows[0], strict=True)
-        ).rstrip()
-        for row in rows
-    ]
-    return [f"  {line}" for line in aligned]
+    return [f"  {line}" for line in align_columns(rows, [head not in left for head in rows[0]])]

@@ -17,7 +17,7 @@ from semu.present.report_data import (
     TopOperator,
 )
 from semu.present.uncertainty import LEVEL, Uncertainty
-from semu.units import GIB, format_count, format_time
+from semu.units import GIB, align_columns, format_count, format_time
 
 WIDTH = 110
 """Longest line."""
@@ -56,22 +56,6 @@ def fit_sentence(report: ReportData) -> str:
         return f"fits: rank {rank} peaks at {peak / GIB:.2f} of {have}, {free:.2f} GiB free"
     over = (peak - report.capacity_bytes) / GIB
     return f"does not fit: rank {rank} needs {peak / GIB:.2f} GiB, {over:.2f} GiB more than the device's {have}"
-
-
-def align_columns(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
-    """Rows of cells as lines with two spaces between columns.
-
-    Args:
-        rows: equally many cells each, headings first. right: per column, whether it is aligned to the right.
-    """
-    widths = [max(len(row[column]) for row in rows) for column in range(len(right))]
-    return [
-        "  ".join(
-            cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
 
 
 # -- sections ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,6 @@
 ``evaluate`` times any order, ``choose_candidates`` trades time for memory, ``lower_bounds`` says what is left.
 """
 
-from semu.lazy_names import lazy_names
+from semu.lazy import lazy_names
 
 __getattr__, __dir__ = lazy_names(__name__)

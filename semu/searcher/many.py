@@ -14,6 +14,7 @@ from semu.searcher.engines import Engine
 from semu.searcher.engines.engine import SerialEngine
 from semu.searcher.job_search import search
 from semu.searcher.planner.training_report import seconds_or_refusal
+from semu.units import align_columns
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,7 @@ class SearchTable:
         if len(self.rows) > 1 and self.mean("iteration_time_s") is not None:
             means = [self.mean(name) for name in ("baseline_s", "heuristic_s", "iteration_time_s")]
             rows.append(("mean", *map(seconds_or_refusal, means), f"{100 * (self.mean('gap') or 0.0):.2f} %"))
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        return "\n".join(
-            "  ".join([*(cell.ljust(w) for cell, w in zip(row[:4], widths, strict=True)), row[4]]).rstrip()
-            for row in rows
-        )
+        return "\n".join(align_columns(rows))
 
 
 def search_many(

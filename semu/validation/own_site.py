@@ -20,7 +20,7 @@ from semu.fitting.write import number_text, quoted
 from semu.hardware.capabilities import DeviceProfile, variant_name
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, coefficient_names
 from semu.hardware.kinds import Provenance
-from semu.present.report_text import align_columns
+from semu.units import align_columns
 from semu.validation.result import RowResult, Status
 from semu.validation.site import run_times
 

@@ -6,8 +6,9 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from semu.present.report_text import WIDTH, align_columns
+from semu.present.report_text import WIDTH
 from semu.present.uncertainty import LEVEL
+from semu.units import align_columns
 from semu.validation.memory import GB_READING
 from semu.validation.row_result import Quantity, RowResult, Status
 from semu.validation.scoring import Errors, GroupScore, Scores

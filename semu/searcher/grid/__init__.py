@@ -5,6 +5,6 @@ others, ``bounds`` says how fast and how small a configuration can be at best, `
 (``semu.evaluate``), ``search`` puts these together, ``store`` keeps results in a file, ``result`` is the table.
 """
 
-from semu.lazy_names import lazy_names
+from semu.lazy import lazy_names
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -15,7 +15,7 @@ from semu.searcher.grid.legal import SENTENCES, Cut
 from semu.searcher.grid.pictures import heat_map, pareto
 from semu.searcher.grid.rows import GridRows, Row
 from semu.searcher.grid.space import Axis, Point, job_at
-from semu.units import GIB
+from semu.units import GIB, align_columns
 
 SHOWN_MISFITS = 3
 """Faster configurations that do not fit which the table shows."""
@@ -41,7 +41,8 @@ class GridResult(GridRows):
         fitting = [row for row in self.rows if row.fits]
         misfits = [row for row in self.rows if not row.fits]
         shown = [*fitting[: self.top], *misfits[: SHOWN_MISFITS if fitting else self.top]]
-        lines = _table([_head(self), *(_cells(self, number, row) for number, row in enumerate(shown, 1))])
+        rows = [_head(self), *(_cells(self, number, row) for number, row in enumerate(shown, 1))]
+        lines = align_columns(rows, [True] * (len(rows[0]) - 1) + [False])
         return "\n".join([*lines, *self._sentences()])
 
     def _sentences(self) -> list[str]:
@@ -130,9 +131,3 @@ def _cells(result: GridResult, number: int, row: Row) -> tuple[str, ...]:
         *cost,
         note,
     )
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    left = ["  ".join(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)) for row in rows]
-    return [f"{cells}  {row[-1]}".rstrip() for cells, row in zip(left, rows, strict=True)]

@@ -16,7 +16,7 @@ from semu.present.estimate import Estimate
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.searcher.what_if.changes import Change, Factor
 from semu.simulation.estimate import evaluate
-from semu.units import GIB, format_time
+from semu.units import GIB, align_columns, format_time
 
 FACTOR = 2.0
 """Hardware numbers are divided and multiplied by it where nobody says which changes to look at."""
@@ -94,9 +94,7 @@ class WhatIf:
                 gain = f"{100 * (self.gain_of(answer) or 0.0):+.2f} %"
                 own_peak = max(answer.estimate.peak_memory_bytes) / GIB
                 rows.append((key, answer.before, answer.change.label, time, gain, _peak(answer.estimate, own_peak)))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = [self.title]
-        lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = [self.title, *align_columns(rows)]
         for one in self.answers:
             if one.estimate is None:
                 lines.append(f"cannot run: {one.change}: {one.reason}")
