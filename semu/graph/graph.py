@@ -134,6 +134,28 @@ class Graph(GraphNodes):
             self._writer[self.tensors[tensor].storage] = index
         return index
 
+    def add_copy(
+        self, operator: Operator, stream: Stream, inputs: Iterable[int], outputs: Iterable[int], after: Iterable[int]
+    ) -> int:
+        """Append an operator like one of another graph, with streams, tensors and predecessors of this one."""
+        return self.add_operator(
+            operator.kind,
+            stream,
+            inputs=inputs,
+            outputs=outputs,
+            flop=operator.flop,
+            mem_bytes=operator.mem_bytes,
+            net_bytes=operator.net_bytes,
+            dtype=operator.dtype,
+            key=operator.key,
+            path=operator.path,
+            phase=operator.phase,
+            after=after,
+            recomputed_flop=operator.recomputed_flop,
+            causal_flop=operator.causal_flop,
+            copies=operator.copies,
+        )
+
     def mark_output(self, tensor: int) -> None:
         """Keep a tensor alive beyond the last operator: of a chain the last copy's, of peers every copy's."""
         self.outputs.append(self._known_tensor(tensor, "output"))

@@ -20,7 +20,7 @@ from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
-from semu.nn.rules.matmul import accumulate_product
+from semu.nn.rules.matmul import accumulate_product, reduce_bias
 from semu.nn.trace.keep import kept_product
 from semu.nn.trace.sharding import ShardingStyle
 from semu.nn.trace.tensor import Tensor, laid_out_like
@@ -239,18 +239,11 @@ def _weight_gradient(
     widths: tuple[int, int],
 ) -> None:
     """Append ``dW += dY^T X`` in fp8 into the gradient buffer, as ``matmul.weight_gradient``; the bias is fused."""
-    trace, (n, k) = grad.trace, widths
+    n, k = widths
     writes = [use for use in (weight, bias) if use is not None and use.gradient is not None]
     if weight.gradient is not None:
         assert rows is not None and columns is not None
         m = product(rows.local_shape[:-1])
         accumulate_product([rows, columns], writes, (m, n, k), rows.size_bytes + columns.size_bytes, DType.FP8)
     elif writes:
-        trace.emit(
-            OpKind.CUSTOM,
-            [grad],
-            gradients=writes,
-            mem_bytes=grad.size_bytes,
-            phase=Phase.WEIGHT_GRADIENT,
-            name="bias_bw",
-        )
+        reduce_bias(grad, writes)

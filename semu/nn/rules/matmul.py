@@ -199,14 +199,19 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: ParameterUse, bias: Paramet
     if weight.gradient is not None:
         accumulate_product([grad, x], writes, (m, n, k), size * (m * n + m * k))
     elif writes:
-        trace.emit(
-            OpKind.CUSTOM,
-            [grad],
-            gradients=writes,
-            mem_bytes=grad.size_bytes,
-            phase=Phase.WEIGHT_GRADIENT,
-            name="bias_bw",
-        )
+        reduce_bias(grad, writes)
+
+
+def reduce_bias(grad: Tensor, writes: Sequence[ParameterUse], prefix: str = "") -> None:
+    """Append the gradient of a bias whose weight is frozen, a reduction of its own."""
+    grad.trace.emit(
+        OpKind.CUSTOM,
+        [grad],
+        gradients=writes,
+        mem_bytes=grad.size_bytes,
+        phase=Phase.WEIGHT_GRADIENT,
+        name=f"{prefix}bias_bw",
+    )
 
 
 def accumulate_product(
@@ -215,6 +220,10 @@ def accumulate_product(
     sizes: tuple[Dim, int, int],
     read_bytes: Dim,
     arithmetic: DType | None = None,
+    *,
+    kind: OpKind = OpKind.MATMUL,
+    groups: int | None = None,
+    prefix: str = "",
 ) -> None:
     """Append the product for a weight gradient: into the buffer (read and written), or, where accumulation is not
     fused, into a tensor of the parameters' type, which a kernel of its own adds to the buffer.
@@ -222,23 +231,26 @@ def accumulate_product(
     Args:
         inputs: two operands. writes: weight, and bias that rides along. sizes: m, n, k. read_bytes: of the operands.
         arithmetic: precision; None: the options' plain one.
+        kind, groups: a product of so many experts' weights, each n x k, with m rows in all; None: of one weight.
+        prefix: of the kernels' names.
     Source:
         Megatron-LM's ``--no-gradient-accumulation-fusion``: ``param.main_grad.add_(param.grad)`` in its DDP hook.
     """
     trace, (m, n, k) = inputs[0].trace, sizes
     size, grad_size = trace.options.tensor_dtype.size_bytes, trace.options.grad_dtype.size_bytes
     is_fused = trace.options.fused_accumulation
+    numel = n * k * (groups or 1)
     product_of = trace.emit(
-        OpKind.MATMUL,
+        kind,
         inputs,
-        None if is_fused else (n, k),
+        None if is_fused else (n, k) if groups is None else (numel,),
         dtype=None if is_fused else trace.options.tensor_dtype,
         gradients=writes if is_fused else (),
         flop=2 * m * n * k,
-        mem_bytes=read_bytes + (2 * grad_size if is_fused else size) * n * k,
-        key=(n, k, m),
+        mem_bytes=read_bytes + (2 * grad_size if is_fused else size) * numel,
+        key=(n, k, m) if groups is None else (n, k, m, 1, groups),
         phase=Phase.WEIGHT_GRADIENT,
-        name="weight_bw",
+        name=f"{prefix}weight_bw",
         arithmetic=arithmetic,
     )
     if not is_fused:
@@ -246,10 +258,10 @@ def accumulate_product(
             OpKind.ADD,
             [product_of],
             gradients=writes,
-            mem_bytes=(size + 2 * grad_size) * n * k,
-            key=(n * k,),
+            mem_bytes=(size + 2 * grad_size) * numel,
+            key=(numel,),
             phase=Phase.WEIGHT_GRADIENT,
-            name="accumulate_weight_grad",
+            name=f"{prefix}accumulate_weight_grad",
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from semu.errors import GraphError
 from semu.graph.dim import Dim
 from semu.graph.operator import OpKind
-from semu.nn.trace.tensor import Tensor
+from semu.nn.trace.tensor import Sequences, Tensor
 
 
 def copy_like(like: Tensor, sources: Sequence[Tensor], mem_bytes: Dim, name: str) -> Tensor:
@@ -22,6 +22,20 @@ def copy_like(like: Tensor, sources: Sequence[Tensor], mem_bytes: Dim, name: str
         like=like,
         mem_bytes=mem_bytes,
         key=(like.numel,),
+        name=name,
+    )
+
+
+def copy_both(a: Tensor, b: Tensor, shape: Sequence[Dim], name: str, sequences: Sequences | None = None) -> Tensor:
+    """Append the copy of two tensors into one of a shape; its packing is that of ``a``, or ``sequences``."""
+    return a.trace.emit(
+        OpKind.COPY,
+        [a, b],
+        shape,
+        like=a,
+        sequences=sequences,
+        mem_bytes=2 * (a.size_bytes + b.size_bytes),
+        key=(a.numel + b.numel,),
         name=name,
     )
 
@@ -69,15 +83,7 @@ def concatenate(a: Tensor, b: Tensor) -> Tensor:
             expected=f"{a.shape} split {a.shards}, but for the last axis, which is whole",
             got=f"{b.shape} split {b.shards}",
         )
-    y = a.trace.emit(
-        OpKind.COPY,
-        [a, b],
-        (*a.shape[:-1], a.shape[-1] + b.shape[-1]),
-        like=a,
-        mem_bytes=2 * (a.size_bytes + b.size_bytes),
-        key=(a.numel + b.numel,),
-        name="concatenate",
-    )
+    y = copy_both(a, b, (*a.shape[:-1], a.shape[-1] + b.shape[-1]), "concatenate")
     return a.trace.recorded([a, b], y, lambda grad: [a.trace.view(grad, part.shape, part.shards) for part in (a, b)])
 
 

@@ -14,6 +14,7 @@ from semu.nn.rules.experts.routing import PROBABILITY
 from semu.nn.rules.fp8 import WIDTH_MULTIPLE
 from semu.nn.rules.fp8 import _cast as cast
 from semu.nn.rules.fp8 import _cast_weight as cast_weight
+from semu.nn.rules.matmul import accumulate_product, reduce_bias
 from semu.nn.trace.tensor import Tensor
 from semu.nn.trace.tracing import ParameterUse
 
@@ -147,46 +148,22 @@ def _weight_gradient(
 
     The biases' gradients ride along; where the weights are frozen they are a reduction of their own.
     """
-    trace, (n, k) = grad.trace, widths
+    trace, (n, k), prefix = grad.trace, widths, f"{use.parameter.name}."
     writes = [item for item in (use, *added) if item.gradient is not None]
     if use.gradient is None:
-        trace.emit(
-            OpKind.CUSTOM,
-            [grad],
-            gradients=writes,
-            mem_bytes=grad.size_bytes,
-            phase=Phase.WEIGHT_GRADIENT,
-            name=f"{use.parameter.name}.bias_bw",
-        )
+        reduce_bias(grad, writes, prefix)
         return
     rows = grad.local_shape[0]
-    is_fused = trace.options.fused_accumulation
-    size, grad_size = trace.options.tensor_dtype.size_bytes, trace.options.grad_dtype.size_bytes
-    product_of = trace.emit(
-        trace.options.experts.product,
+    accumulate_product(
         [grad, x],
-        None if is_fused else (use.numel,),
-        dtype=None if is_fused else trace.options.tensor_dtype,
-        gradients=writes if is_fused else (),
-        flop=2 * rows * n * k,
-        mem_bytes=grad.dtype.size_bytes * rows * n
-        + x.dtype.size_bytes * rows * k
-        + (2 * grad_size if is_fused else size) * use.numel,
-        key=(n, k, rows, 1, use.numel // (n * k)),
-        phase=Phase.WEIGHT_GRADIENT,
-        name=f"{use.parameter.name}.weight_bw",
-        arithmetic=arithmetic,
+        writes,
+        (rows, n, k),
+        grad.dtype.size_bytes * rows * n + x.dtype.size_bytes * rows * k,
+        arithmetic,
+        kind=trace.options.experts.product,
+        groups=use.numel // (n * k),
+        prefix=prefix,
     )
-    if not is_fused:
-        trace.emit(
-            OpKind.ADD,
-            [product_of],
-            gradients=writes,
-            mem_bytes=(size + 2 * grad_size) * use.numel,
-            key=(use.numel,),
-            phase=Phase.WEIGHT_GRADIENT,
-            name=f"{use.parameter.name}.accumulate_weight_grad",
-        )
 
 
 def _weighted(x: Tensor, probabilities: Tensor) -> Tensor:
