@@ -25,7 +25,7 @@ def compiled(source: str) -> Iterator[tuple[str, ctypes.CDLL] | None]:
         return
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "reference.so"
-        flags = ["-O3", "-march=native", "-shared", "-fPIC"]
+        flags = ["-O3", "-march=native", "-fno-math-errno", "-ffp-contract=off", "-shared", "-fPIC"]
         subprocess.run([compiler, *flags, str(Path(__file__).with_name(source)), "-o", str(library), "-lm"], check=True)
         yield f"C, {Path(compiler).name} -O3 -march=native", ctypes.CDLL(str(library))
 

@@ -18,7 +18,7 @@ from semu.compile.stage import StageProgram
 from semu.compile.template import TemplateLibrary, compile_template
 from semu.costs.roofline import CostModel
 from semu.engine.kernels.dispatch import replay_units
-from semu.engine.kernels.orders import is_order_forced, topological_order
+from semu.engine.kernels.orders import forced_order
 from semu.engine.unit_graph import Edges, UnitGraph, UnitTimes
 from semu.job import Attention, Recompute, TrainingJob
 from semu.nn.model import InputSpec
@@ -192,59 +192,15 @@ def bare_kernel(nodes: UnitGraph, new: Edges | None = None) -> Callable[[], obje
     Args:
         nodes: whose edges, with the new ones, leave only one order on every stream. new: further edges.
     """
-    added = new if new is not None else Edges.between([])
-    edges, slots, n = nodes.edges, nodes.slots, nodes.num_units
-    order = np.empty(n, dtype=np.int32)
-    streams = (nodes.hold_ptr, nodes.hold, nodes.num_streams)
-    find = partial(topological_order, nodes.edge_ptr, edges.target, added.source, added.target, order)
-    check = partial(
-        is_order_forced,
-        order,
-        *streams,
-        nodes.edge_ptr,
-        edges.target,
-        edges.op,
-        edges.slot,
-        added.source,
-        added.target,
-        added.op,
-        added.slot,
-    )
-    replay = partial(
-        replay_units,
-        order,
-        *streams,
-        nodes.latency,
-        nodes.edge_ptr,
-        edges.target,
-        edges.lag,
-        edges.op,
-        edges.slot,
-        added.source,
-        added.target,
-        added.lag,
-        added.op,
-        added.slot,
-        slots.ptr,
-        slots.op,
-        slots.start,
-        slots.prog,
-        slots.prog_ptr,
-        slots.op_pred_ptr,
-        slots.op_pred,
-        slots.op_stream,
-        slots.prog_streams,
-        slots.cost_ptr,
-        slots.op_latency,
-        np.empty((1, n)),
-        np.empty((1, n)),
-        np.zeros((1, len(slots.op))),
-        np.zeros((1, n), dtype=np.bool_),
-    )
+    added, n = new if new is not None else Edges.between([]), nodes.num_units
+    order, streams = np.empty(n, dtype=np.int32), (nodes.hold_ptr, nodes.hold, nodes.num_streams)
+    edges, slots = (nodes.edge_ptr, *nodes.edges.columns[1:]), nodes.slots.columns
+    times = (*np.empty((2, 1, n)), np.zeros((1, len(nodes.slots.op))), np.zeros((1, n), dtype=np.bool_))
+    find = partial(forced_order, streams, edges, added.columns, order)
+    replay = partial(replay_units, order, streams, nodes.latency, edges, added.columns, slots, times)
 
     def call() -> None:
-        assert find() == n, "the edges close a cycle"
-        assert check(), "the edges leave a choice"
+        assert find() == (n, True), "the edges close a cycle or leave a choice"
         replay()
 
     return call

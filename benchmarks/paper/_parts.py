@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from semu.costs.kernels import fixed_order_times
 from semu.schedule import SCHEDULES, PipelineShape
-from semu.schedule.problem import lower
+from semu.schedule.study import PipelineStudy
 from semu.workload.batch import AbstractBatch, Microbatch
 
 
@@ -32,11 +31,6 @@ class OneMicrobatch(AbstractBatch):
 def one_f_one_b_makespan(stages: list[float], num_microbatches: int) -> float:
     """End of a 1F1B pipeline without transfers; a third of each stage's time is forward."""
     shape = PipelineShape.chain(len(stages), num_microbatches)
-    problem = lower(SCHEDULES["1f1b"](shape), shape, overlapped_sends=True)
-    latency = np.zeros(problem.num_nodes)
-    share = np.where(problem.phase == 0, 1 / 3, 2 / 3)
-    latency[: problem.num_stages] = np.array(stages)[problem.chunk] * share
-    start, end = np.zeros_like(latency), np.zeros_like(latency)
-    cursor = np.zeros(len(problem.stream_ptr) - 1, dtype=np.int64)
-    fixed_order_times(problem.stream_ptr, problem.pred_ptr, problem.pred, latency, np.zeros(0), start, end, cursor)
-    return float(end.max())
+    times = np.array(stages)
+    study = PipelineStudy.of(shape, forward_s=times / 3, backward_s=times * 2 / 3)
+    return study.evaluate(SCHEDULES["1f1b"](shape)).makespan_s

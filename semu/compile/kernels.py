@@ -2,9 +2,19 @@
 
 Operators are in issue order, which is a topological order; stream 0 is the compute stream. Storages live from the
 start of the first operator that touches them to the end of the last one (DESIGN §3.5). All kernels release the GIL.
+
+Groups of arrays that these kernels share:
+    program: pred_ptr, pred: CSR predecessors, int32[num_ops + 1], int32[num_preds]. stream: int32[num_ops].
+        num_streams: int.
+    storages: order_ptr, order: operators of each stream in order, CSR: int32[num_streams + 1], int32[num_ops].
+        touch_ptr, touch: storages that each operator touches, CSR, each at most once per operator.
+        touches: int32[num_storages], operators that touch each storage.
+        alive_before, alive_after: bool[num_storages], exists before the stage; survives it.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -13,33 +23,23 @@ from numpy.typing import NDArray
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
-Bool = NDArray[np.bool_]
+Group = tuple[Any, ...]
 
 
 @njit(cache=True, nogil=True)
-def time_stage(
-    latency: F64,
-    release: F64,
-    pred_ptr: I32,
-    pred: I32,
-    stream: I32,
-    num_streams: int,
-    start: F64,
-    end: F64,
-    exposed: F64,
-) -> float:
+def time_stage(latency: F64, release: F64, program: Group, start: F64, end: F64, exposed: F64) -> float:
     """Start and end of every operator of one stage that begins at 0 (DESIGN §3.3).
 
     Args:
         latency: float64[num_ops] [s]. release: float64[num_ops] [s], earliest starts; float64[0]: none.
-        pred_ptr, pred: CSR predecessors, int32[num_ops + 1], int32[num_preds].
-        stream: int32[num_ops]. num_streams: number of streams.
+        program: see the top of the file.
         start, end: float64[num_ops] [s], written.
         exposed: float64[num_streams] [s], added to: time that the compute stream waited, by the stream of the operator
             waited for; the tail after the last compute operator belongs to the stream that ends last.
     Returns:
         Latency of the stage [s].
     """
+    pred_ptr, pred, stream, num_streams = program
     free = np.zeros(num_streams)
     for op in range(len(latency)):
         s = stream[op]
@@ -77,19 +77,7 @@ def _earliest(head: I32, stop: I32, order: I32, time: F64) -> int:
 
 @njit(cache=True, nogil=True)
 def memory_of_stage(
-    start: F64,
-    end: F64,
-    order_ptr: I32,
-    order: I32,
-    touch_ptr: I32,
-    touch: I32,
-    touches: I32,
-    size: I64,
-    alive_before: Bool,
-    alive_after: Bool,
-    group: I32,
-    event_time: F64,
-    event_bytes: I64,
+    start: F64, end: F64, storages: Group, size: I64, group: I32, event_time: F64, event_bytes: I64
 ) -> tuple[int, int, int, int]:
     """Memory of one stage relative to its beginning; frees come before allocations at equal times.
 
@@ -97,17 +85,14 @@ def memory_of_stage(
 
     Args:
         start, end: float64[num_ops] [s].
-        order_ptr, order: operators of each stream in order, CSR: int32[num_streams + 1], int32[num_ops].
-        touch_ptr, touch: storages that each operator touches, CSR, each at most once per operator.
-        touches: int32[num_storages], operators that touch each storage.
-        size: int64[num_storages] [bytes].
-        alive_before, alive_after: bool[num_storages], exists before the stage; survives it.
+        storages: see the top of the file. size: int64[num_storages] [bytes].
         group: int32[num_storages], row of ``event_bytes`` (role).
         event_time: float64[max_events] [s], written; length 0: do not record.
         event_bytes: int64[num_groups, max_events] [bytes], change at each event, written.
     Returns:
         (peak above the beginning [bytes], net change [bytes], operator at the peak or -1, number of events).
     """
+    order_ptr, order, touch_ptr, touch, touches, alive_before, alive_after = storages
     head_start = order_ptr[:-1].copy()
     head_end = order_ptr[:-1].copy()
     left = touches.copy()
@@ -160,37 +145,17 @@ def memory_of_stage(
 
 
 @njit(cache=True, nogil=True)
-def run_stage(
-    latency: F64,
-    row: I32,
-    pred_ptr: I32,
-    pred: I32,
-    stream: I32,
-    num_streams: int,
-    order_ptr: I32,
-    order: I32,
-    touch_ptr: I32,
-    touch: I32,
-    touches: I32,
-    size: I64,
-    size_row: I32,
-    alive_before: Bool,
-    alive_after: Bool,
-    stage_latency: F64,
-    exposed: F64,
-    peak: I64,
-    net: I64,
-    peak_op: I32,
-) -> None:
+def run_stage(latency: F64, row: I32, program: Group, storages: Group, size: I64, size_row: I32, costs: Group) -> None:
     """Run one stage for many shapes.
 
     Args:
         latency: float64[num_shapes, num_rows] [s]. row: int32[num_ops], which column is an operator's latency.
         size: int64[num_shapes, num_size_rows] [bytes]. size_row: int32[num_storages].
-        others: as ``time_stage`` and ``memory_of_stage``.
-        stage_latency: float64[num_shapes] [s], written. exposed: float64[num_shapes, num_streams] [s], written.
-        peak, net: int64[num_shapes] [bytes], written. peak_op: int32[num_shapes], written.
+        program, storages: see the top of the file.
+        costs: stage_latency: float64[num_shapes] [s], written. exposed: float64[num_shapes, num_streams] [s], written.
+            peak, net: int64[num_shapes] [bytes], written. peak_op: int32[num_shapes], written.
     """
+    stage_latency, exposed, peak, net, peak_op = costs
     num_ops, num_storages = len(row), len(size_row)
     start, end, op_latency = np.empty(num_ops), np.empty(num_ops), np.empty(num_ops)
     op_size = np.empty(num_storages, dtype=np.int64)
@@ -203,22 +168,8 @@ def run_stage(
             op_latency[op] = latency[b, row[op]]
         for storage in range(num_storages):
             op_size[storage] = size[b, size_row[storage]]
-        stage_latency[b] = time_stage(op_latency, release, pred_ptr, pred, stream, num_streams, start, end, exposed[b])
-        peak[b], net[b], peak_op[b], _ = memory_of_stage(
-            start,
-            end,
-            order_ptr,
-            order,
-            touch_ptr,
-            touch,
-            touches,
-            op_size,
-            alive_before,
-            alive_after,
-            group,
-            event_time,
-            event_bytes,
-        )
+        stage_latency[b] = time_stage(op_latency, release, program, start, end, exposed[b])
+        peak[b], net[b], peak_op[b], _ = memory_of_stage(start, end, storages, op_size, group, event_time, event_bytes)
 
 
 @njit(cache=True, nogil=True)

@@ -27,7 +27,7 @@ class Segment:
     Attributes:
         rows: int32[num_ops], cost rows in the library. stream: int32[num_ops]. num_streams: of the stage.
         size_rows: int32[num_events], size rows of what is allocated or freed, in order of time.
-        come, gone: int32[num_ops], see ``stage_kernels.run_segment``.
+        come, gone: int32[num_ops], see ``kernels.run_segment``.
     """
 
     rows: Numbers
@@ -128,24 +128,11 @@ class WholeStage:
         run_stage(
             np.ascontiguousarray(latency.T),
             p.rows if row_place is None else row_place[p.rows],
-            p.pred_ptr,
-            p.pred,
-            p.stream,
-            p.num_streams,
-            p.order_ptr,
-            p.order,
-            p.touch_ptr,
-            p.touch,
-            p.touches,
+            p.graph,
+            p.storages,
             np.ascontiguousarray(size.T),
             p.size_row if size_place is None else size_place[p.size_row],
-            p.alive_before,
-            p.alive_after,
-            costs.latency,
-            costs.exposed,
-            costs.peak,
-            costs.net,
-            costs.peak_op,
+            (costs.latency, costs.exposed, costs.peak, costs.net, costs.peak_op),
         )
         return costs
 

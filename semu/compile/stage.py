@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +75,7 @@ class StageProgram:
     Attributes:
         rows: int32[num_ops], cost rows in the library. block: int32[num_ops], block of each operator.
         pred_ptr, pred, stream, order_ptr, order, touch_ptr, touch, touches, alive_before, alive_after: see
-            ``stage_kernels``.
+            ``kernels``.
         size_row: int32[num_storages], size rows in the library. role: int32[num_storages], index into ``ROLES``.
         arriving, leaving: size rows of the tensors that come in and go out (carry or gradients), by position; -1: none.
         leaving_kept: the leaving tensor survives its sending (it is saved for the backward stage, or is one that
@@ -124,6 +124,17 @@ class StageProgram:
         """Number of operators."""
         return len(self.rows)
 
+    @property
+    def graph(self) -> tuple[Any, ...]:
+        """``program`` of the kernels."""
+        return self.pred_ptr, self.pred, self.stream, self.num_streams
+
+    @property
+    def storages(self) -> tuple[Any, ...]:
+        """``storages`` of the kernels."""
+        touches = (self.touch_ptr, self.touch, self.touches)
+        return self.order_ptr, self.order, *touches, self.alive_before, self.alive_after
+
     @cached_property
     def segments(self) -> StageSegments:
         """The stage cut into segments: equal ones are run once."""
@@ -160,17 +171,7 @@ class StageProgram:
         from semu.compile.kernels import time_stage
 
         start, end, exposed = np.zeros(self.num_ops), np.zeros(self.num_ops), np.zeros(self.num_streams)
-        time_stage(
-            duration,
-            release if release is not None else np.zeros(0),
-            self.pred_ptr,
-            self.pred,
-            self.stream,
-            self.num_streams,
-            start,
-            end,
-            exposed,
-        )
+        time_stage(duration, release if release is not None else np.zeros(0), self.graph, start, end, exposed)
         return start, end
 
     def waits(self, duration: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -182,9 +183,7 @@ class StageProgram:
         from semu.compile.kernels import time_stage
 
         start, end, exposed = np.zeros(self.num_ops), np.zeros(self.num_ops), np.zeros(self.num_streams)
-        latency = time_stage(
-            duration, np.zeros(0), self.pred_ptr, self.pred, self.stream, self.num_streams, start, end, exposed
-        )
+        latency = time_stage(duration, np.zeros(0), self.graph, start, end, exposed)
         return latency, exposed
 
     def expand(
@@ -208,18 +207,6 @@ class StageProgram:
         event_time = np.zeros(2 * len(self.size_row) + 1)
         event_bytes = np.zeros((len(ROLES), len(event_time)), dtype=np.int64)
         *_, num_events = memory_of_stage(
-            start,
-            end,
-            self.order_ptr,
-            self.order,
-            self.touch_ptr,
-            self.touch,
-            self.touches,
-            size[self.size_row],
-            self.alive_before,
-            self.alive_after,
-            self.role,
-            event_time,
-            event_bytes,
+            start, end, self.storages, size[self.size_row], self.role, event_time, event_bytes
         )
         return ExpandedStage(start, end, event_time[:num_events], event_bytes[:, :num_events])

@@ -1,6 +1,6 @@
 """Concurrent transfers share the capacity of ports (DESIGN §3.4): units, what they use, and their times.
 
-Objects: ``PortUses``, ``LinkUnits``, ``speeds``. ``contention_kernels`` says what a unit is and how ports are shared.
+Objects: ``PortUses``, ``LinkUnits``. ``contention_kernels`` says what a unit is and how ports are shared.
 """
 
 from __future__ import annotations
@@ -102,29 +102,6 @@ class LinkUnits:
                 got=f"{n - done} of {n} units never start",
             )
         return start, end
-
-
-def speeds(uses: PortUses) -> F64:
-    """Speeds of units that all move at the same time: float64[num_units]."""
-    from semu.engine.kernels.contention import share_speeds
-
-    n, ports = len(uses.ptr) - 1, uses.num_ports
-    result = np.ones(n)
-    share_speeds(
-        np.arange(n, dtype=np.int32),
-        n,
-        np.arange(ports, dtype=np.int32),
-        ports,
-        uses.ptr,
-        uses.port,
-        uses.share,
-        uses.most,
-        np.empty(ports),
-        np.empty(ports),
-        np.empty(ports, dtype=np.int32),
-        result,
-    )
-    return result
 
 
 def _pointer(owner: NDArray[np.integer], n: int) -> I32:

@@ -107,26 +107,14 @@ class GraphTimeline:
 
     def _timed_again(self, number: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Operators of a unit that an edge binds inside, relative to its start."""
-        from semu.compile.kernels import time_stage
-
         unit, slots = self.alone.partition.units[number], self.times.slots
         program = self.alone.programs[self.alone.variant[number]]
         release = np.zeros(program.num_ops)
         mine = slice(slots.ptr[number], slots.ptr[number + 1])
         release[slots.op[mine]] = self.times.release[0, mine] - self.times.start[0, number]
-        start, end = np.zeros(program.num_ops), np.zeros(program.num_ops)
-        time_stage(
-            self.alone.latency[unit.first : unit.last],
-            release,
-            program.pred_ptr,
-            program.pred,
-            program.stream,
-            program.num_streams,
-            start,
-            end,
-            np.zeros(program.num_streams),
-        )
-        return start, end
+        latency = self.alone.latency[unit.first : unit.last]
+        times: tuple[NDArray[np.float64], NDArray[np.float64]] = program.operator_times(latency, release)
+        return times
 
     @property
     def start(self) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ I32 = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Edges:
-    """Edges between units; the meaning of the columns is that of ``dispatch_kernels``.
+    """Edges between units; the meaning of the columns is that of ``kernels.dispatch``.
 
     Attributes:
         source, target: int32[k], units.
@@ -47,15 +48,9 @@ class Edges:
         Args:
             pairs: int[k, 2], (before, after).
         """
-        table = np.asarray(pairs).reshape(-1, 2).astype(np.int32)
-        nothing = np.full(len(table), -1, dtype=np.int32)
-        return cls(
-            np.ascontiguousarray(table[:, 0]),
-            np.ascontiguousarray(table[:, 1]),
-            nothing,
-            np.zeros((num_variants, 0)),
-            nothing,
-        )
+        source, target = np.array(np.asarray(pairs).reshape(-1, 2).T, dtype=np.int32, order="C")
+        nothing = np.full(len(source), -1, dtype=np.int32)
+        return cls(source, target, nothing, np.zeros((num_variants, 0)), nothing)
 
     @classmethod
     def given(cls, pairs: object, num_units: int, num_variants: int = 1) -> Edges:
@@ -95,6 +90,11 @@ class Edges:
             np.concatenate((self.slot, other.slot)),
         )
 
+    @property
+    def columns(self) -> tuple[NDArray[Any], ...]:
+        """``added`` of the dispatch kernels."""
+        return self.source, self.target, self.lag, self.op, self.slot
+
     def full_lag(self) -> F64:
         """``lag`` with one column per edge."""
         return self.lag if self.lag.shape[1] == len(self.source) else np.zeros((len(self.lag), len(self.source)))
@@ -104,7 +104,7 @@ class Edges:
 class Slots:
     """Operators that edges from outside bound without bounding their unit, and how to time those units again.
 
-    Attributes: see ``dispatch_kernels``; ``start`` float64[num_variants, s], ``op_latency`` float64[num_variants, ..].
+    Attributes: see ``kernels.dispatch``; ``start`` float64[num_variants, s], ``op_latency`` float64[num_variants, ..].
     """
 
     ptr: I32
@@ -118,6 +118,12 @@ class Slots:
     prog_streams: I32
     cost_ptr: NDArray[np.int64]
     op_latency: F64
+
+    @property
+    def columns(self) -> tuple[NDArray[Any], ...]:
+        """``slots`` of the dispatch kernels."""
+        program = (self.prog, self.prog_ptr, self.op_pred_ptr, self.op_pred, self.op_stream, self.prog_streams)
+        return self.ptr, self.op, self.start, *program, self.cost_ptr, self.op_latency
 
     @classmethod
     def none(cls, num_units: int, num_variants: int = 1) -> Slots:
@@ -277,69 +283,20 @@ class UnitGraph:
         release = np.zeros((num_variants, len(inner.op)))
         touched = np.zeros((num_variants, n), dtype=np.bool_)
         order = forced if forced is not None else self.forced_order(added, marked)
-        streams = (self.hold_ptr, self.hold, self.num_streams)
-        edges = self.edges
-        program = (inner.prog, inner.prog_ptr, inner.op_pred_ptr, inner.op_pred, inner.op_stream, inner.prog_streams)
+        streams, edges, further = self._streams, self._edges, added.columns
+        operators, times = inner.columns, (start, end, release, touched)
         if order is not None:
             from semu.engine.kernels.dispatch import replay_units
 
-            replay_units(
-                order,
-                *streams,
-                self.latency,
-                self.edge_ptr,
-                edges.target,
-                edges.lag,
-                edges.op,
-                edges.slot,
-                added.source,
-                added.target,
-                added.lag,
-                added.op,
-                added.slot,
-                inner.ptr,
-                inner.op,
-                inner.start,
-                *program,
-                inner.cost_ptr,
-                inner.op_latency,
-                start,
-                end,
-                release,
-                touched,
-            )
+            replay_units(order, streams, self.latency, edges, further, operators, times)
         else:
             from semu.engine.kernels.dispatch import dispatch_units
 
             order = np.empty(n, dtype=np.int32)
             places = rank if rank is not None else np.arange(n, dtype=np.int32)
             for v in range(num_variants):
-                dispatch_units(
-                    *streams,
-                    places,
-                    self.latency[v],
-                    self.edge_ptr,
-                    edges.target,
-                    edges.lag[v],
-                    edges.op,
-                    edges.slot,
-                    added.source,
-                    added.target,
-                    added.lag[v],
-                    added.op,
-                    added.slot,
-                    inner.ptr,
-                    inner.op,
-                    inner.start[v],
-                    *program,
-                    inner.cost_ptr,
-                    inner.op_latency[v],
-                    start[v],
-                    end[v],
-                    release[v],
-                    touched[v],
-                    order,
-                )
+                rows = [_row(group, v) for group in (edges, further, operators, times)]
+                dispatch_units(streams, places, self.latency[v], rows[0], rows[1], rows[2], rows[3], order)
         return UnitTimes(start, end, release, inner, touched, order)
 
     def forced_order(self, added: Edges, marked: frozenset[tuple[int, int]] = frozenset()) -> I32 | None:
@@ -352,31 +309,31 @@ class UnitGraph:
         Raises:
             GraphError: the edges close a cycle; it is printed.
         """
-        from semu.engine.kernels.orders import is_order_forced, topological_order
+        from semu.engine.kernels.orders import forced_order
 
-        edges, n = self.edges, self.num_units
-        order = np.empty(n, dtype=np.int32)
-        done = topological_order(self.edge_ptr, edges.target, added.source, added.target, order)
-        if done < n:
-            source = np.concatenate((edges.source, added.source))
-            target = np.concatenate((edges.target, added.target))
+        order = np.empty(self.num_units, dtype=np.int32)
+        done, is_forced = forced_order(self._streams, self._edges, added.columns, order)
+        if done < self.num_units:
+            source = np.concatenate((self.edges.source, added.source))
+            target = np.concatenate((self.edges.target, added.target))
             new = marked.union(zip(added.source.tolist(), added.target.tolist(), strict=True))
-            raise cycle_error(source, target, order[:done], n, self.name, new)
-        is_forced = is_order_forced(
-            order,
-            self.hold_ptr,
-            self.hold,
-            self.num_streams,
-            self.edge_ptr,
-            edges.target,
-            edges.op,
-            edges.slot,
-            added.source,
-            added.target,
-            added.op,
-            added.slot,
-        )
+            raise cycle_error(source, target, order[:done], self.num_units, self.name, new)
         return order if is_forced else None
+
+    @property
+    def _streams(self) -> tuple[I32, I32, int]:
+        """``streams`` of the dispatch kernels."""
+        return self.hold_ptr, self.hold, self.num_streams
+
+    @property
+    def _edges(self) -> tuple[NDArray[Any], ...]:
+        """``edges`` of the dispatch kernels."""
+        return self.edge_ptr, *self.edges.columns[1:]
+
+
+def _row(group: tuple[NDArray[Any], ...], variant: int) -> tuple[NDArray[Any], ...]:
+    """The columns of a group for one variant: those that depend on it have a row for each."""
+    return tuple(column[variant] if column.ndim == 2 else column for column in group)
 
 
 def _no_edges(num_variants: int) -> Edges:

@@ -38,8 +38,8 @@ def read_hf(config: Tables) -> HfModel:
     return load_hf(table["hf_config"], ignore=table.get("hf_ignore", ()), vocab_step=step)
 
 
-def build_model(config: Tables) -> Model:
-    """The model of ``[model]``, its frozen parts frozen.
+def build_with_reading(config: Tables) -> tuple[Model, HfModel | None]:
+    """The model of ``[model]``, its frozen parts frozen; beside it, what was read of its file, where it has one.
 
     ``frozen`` names modality modules, roles and module paths; everything below them is frozen, an encoder's adapter
     too: ``["vit.embedding", "vit.layers"]`` instead of ``["encoder"]`` keeps the adapter of a vision-language model.
@@ -48,11 +48,6 @@ def build_model(config: Tables) -> Model:
     Raises:
         ConfigError: an unknown model or module path, sizes of a transformer that do not fit together.
     """
-    return build_with_reading(config)[0]
-
-
-def build_with_reading(config: Tables) -> tuple[Model, HfModel | None]:
-    """As ``build_model``; beside it, what was understood of its file where it is read from one."""
     table = config["model"]
     read = None
     if "name" in table:

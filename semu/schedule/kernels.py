@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -9,7 +11,7 @@ from numpy.typing import NDArray
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
-U8 = NDArray[np.bool_]
+Group = tuple[Any, ...]
 
 
 @njit(cache=True, nogil=True)
@@ -90,29 +92,7 @@ def memory_of_orders(ptr: I64, stages: I32, delta: I64, internal: I64, peak: I64
 
 
 @njit(cache=True, nogil=True)
-def list_schedule(
-    rank_ptr: I64,
-    rank_chunks: I64,
-    first: I64,
-    exists: U8,
-    has_backward: U8,
-    rank: I32,
-    microbatch: I32,
-    pred_ptr: I32,
-    pred: I32,
-    latency: F64,
-    delay: F64,
-    delta: I64,
-    limit: I64,
-    need: I64,
-    is_split: bool,
-    is_patient: bool,
-    group: int,
-    is_greedy: bool,
-    slack: float,
-    in_turn: bool,
-    order: I32,
-) -> int:
+def list_schedule(pipeline: Group, costs: Group, limit: I64, need: I64, policy: Group, order: I32) -> int:
     """Put stages in order by earliest start: of all stages that could run next, the one that could start first.
 
     Where several on a rank could start at once, an input gradient (or whole backward) goes before a forward, that
@@ -121,21 +101,25 @@ def list_schedule(
     A weight gradient fills a gap that is known to be long enough, or makes room, or comes when nothing else is left.
 
     Args:
-        rank_ptr, rank_chunks: CSR of the chunks of each rank.
-        first: int64[num_chunks + 1], first pair of each chunk. exists, has_backward: bool[num_pairs].
-        rank, microbatch: int32[num_pairs]. pred_ptr, pred, latency, delay: as ``run_orders``.
-        delta: int64[num_stages] [bytes]. limit: int64[num_ranks] [bytes], of what forwards leave.
+        pipeline: rank_ptr, rank_chunks: CSR of the chunks of each rank. first: int64[num_chunks + 1], first pair of
+            each chunk. exists, has_backward: bool[num_pairs]. rank, microbatch: int32[num_pairs].
+            pred_ptr, pred: as ``run_orders``.
+        costs: latency, delay: as ``run_orders``. delta: int64[num_stages] [bytes].
+        limit: int64[num_ranks] [bytes], of what forwards leave.
         need: int64[num_microbatches, num_ranks] [bytes], room that a microbatch must find on all ranks before it
             enters; zeros: none.
-        is_split: backwards are split. is_patient: a forward does not start where it would delay a backward that is on
-            its way. group: microbatches that go through a chunk before they go through the next one.
-        is_greedy: weight gradients fill every gap.
-        slack: how much of its time a weight gradient may delay what comes next, in parts of its time.
-        in_turn: a microbatch that enters leaves room for all earlier ones: some begin at other chunks than others.
+        policy: is_split: backwards are split. is_patient: a forward does not start where it would delay a backward that
+            is on its way. group: microbatches that go through a chunk before they go through the next one. is_greedy:
+            weight gradients fill every gap. slack: how much of its time a weight gradient may delay what comes next, in
+            parts of its time. in_turn: a microbatch that enters leaves room for all earlier ones: some begin at other
+            chunks than others.
         order: int32[num_stages], written: stage numbers in the order in which they were chosen.
     Returns:
         how many stages are in ``order``.
     """
+    rank_ptr, rank_chunks, first, exists, has_backward, rank, microbatch, pred_ptr, pred = pipeline
+    latency, delay, delta = costs
+    is_split, is_patient, group, is_greedy, slack, in_turn = policy
     num_ranks, num_chunks = len(limit), len(first) - 1
     following = np.zeros((num_chunks, 3), dtype=np.int64)
     now, level = np.zeros(num_ranks), np.zeros(num_ranks, dtype=np.int64)

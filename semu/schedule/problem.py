@@ -135,14 +135,6 @@ class PipelineProblem:
         return tuple(members_of(self.node_rank, self.shape.num_ranks))
 
     @cached_property
-    def rank_kinds(self) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]:
-        """Per rank, the distinct 2 x chunk + phase of its stages (5 x chunk + phase where backwards are split), sorted,
-        and which of them each stage is."""
-        each = 5 if self.splits_backward else 2
-        found = [np.unique(each * self.chunk[n] + self.phase[n], return_inverse=True) for n in self.rank_nodes]
-        return tuple((kinds, kind) for kinds, kind in found)
-
-    @cached_property
     def first_forwards(self) -> tuple[list[int], ...]:
         """Per rank, the units of its chunks' first forward stages, sorted."""
         units, result = self.units, []

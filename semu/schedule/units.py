@@ -329,28 +329,6 @@ class PipelineUnits:
             pieces.append(np.stack((transfer, behind), axis=1)[waits])
         return np.concatenate(pieces).astype(np.int32)
 
-    def node_orders(self, stage_orders: I32) -> I32:
-        """Orders of stages completed by the orders of the transfers, which leave each pair of ranks as they are made.
-
-        Args:
-            stage_orders: int32[num_orders, stages], units of the stages, rank after rank.
-        Returns:
-            int32[num_orders, num_units], stream after stream.
-        """
-        shift = self.size * np.arange(self.repeats, dtype=np.int32)[:, None]
-        source = (self.producer[None, :] + shift).ravel()
-        transfer = (np.arange(self.num_stages, self.size, dtype=np.int32)[None, :] + shift).ravel()
-        pair = self.pair_of.ravel().astype(np.int64)
-        place = np.zeros((len(stage_orders), self.num_units), dtype=np.int64)
-        np.put_along_axis(place, stage_orders.astype(np.int64), np.arange(stage_orders.shape[1])[None, :], axis=1)
-        made = np.argsort((pair * self.num_units + place[:, source]) * self.size + transfer % self.size, axis=1)
-        return np.concatenate((stage_orders, transfer[made]), axis=1).astype(np.int32)
-
-    @cached_property
-    def stream_ptr(self) -> NDArray[np.int64]:
-        """int64[num_streams + 1], where each stream begins in a row of ``node_orders``."""
-        return np.concatenate(([0], np.cumsum(np.bincount(self.stream, minlength=self.num_streams)))).astype(np.int64)
-
 
 def units_of(shape: PipelineShape, merged: Merged | None = None) -> PipelineUnits:
     """``PipelineUnits.of``, remembered: nothing in the units changes, so jobs of one shape share them."""

@@ -6,7 +6,6 @@ and transfers. What is left is one kernel call on a few thousand nodes (PipeWeav
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,26 +45,6 @@ from semu.simulation.schedules.pair_costs import PairCosts, pair_costs
 
 _PROBLEMS: Recent[PipelineProblem] = Recent(64)
 """Lowered schedules by generator, shape of the pipeline, and whether sends overlap."""
-
-
-@dataclass(frozen=True)
-class OrderTimes:
-    """Times of many schedules.
-
-    Attributes:
-        start, end: float64[num_orders, num_units] [s]; undefined and infinite for what a deadlock leaves.
-        is_legal: bool[num_orders], the order does not deadlock.
-    """
-
-    start: NDArray[np.float64]
-    end: NDArray[np.float64]
-    is_legal: NDArray[np.bool_]
-
-    @property
-    def makespan_s(self) -> NDArray[np.float64]:
-        """float64[num_orders] [s], infinite for an order that deadlocks."""
-        latest: NDArray[np.float64] = self.end.max(axis=1, initial=0.0)
-        return latest
 
 
 @dataclass(frozen=True)
@@ -209,58 +188,6 @@ class JobCheckpoint(SimulatedJob):
         nodes = self.nodes if replica is None else self.nodes.only(replica)
         return nodes.resume(Edges.given(edges, nodes.num_units, len(nodes.latency)))
 
-    def restore_orders(self, orders: NDArray[np.integer], *, replica: int = 0) -> OrderTimes:
-        """Times of many schedules in one call, for search.
-
-        Args:
-            orders: int[num_orders, num_stages], each row the units of the stages rank after rank, every rank's in its
-                order (``units.orders`` of a schedule, concatenated). replica: which distinct replica.
-        Raises:
-            ScheduleError: a row that is not an order of each rank's stages.
-        """
-        from semu.engine.kernels.orders import time_orders
-
-        units, latency = self.units, self.nodes.only(replica).latency[0]
-        table = np.ascontiguousarray(orders)
-        expected = np.concatenate([np.flatnonzero(units.stream == rank) for rank in range(units.shape.num_ranks)])
-        bounds = units.stream_ptr[: units.shape.num_ranks + 1]
-        pieces = (
-            [np.sort(table[:, a:b], axis=1) for a, b in itertools.pairwise(bounds.tolist())] if table.ndim == 2 else []
-        )
-        if (
-            not pieces
-            or table.shape[1] != len(expected)
-            or not np.issubdtype(table.dtype, np.integer)
-            or (np.concatenate(pieces, axis=1) != expected).any()
-        ):
-            raise ScheduleError(
-                "not orders of this pipeline's stages",
-                where="orders",
-                expected=f"rows of {len(expected)} units, rank after rank, each once",
-                got=f"shape {table.shape}",
-            )
-        by_target = np.argsort(units.edges[:, 1], kind="stable")
-        source, target = units.edges[by_target, 0], units.edges[by_target, 1]
-        drains = np.zeros((0, 2), dtype=np.int32)
-        if not self.job.overlaps_sends:  # the sender's compute waits for its transfers
-            drains = units.edges[(units.stream[units.edges[:, 1]] >= units.shape.num_ranks)]
-            drains = drains[np.argsort(drains[:, 0], kind="stable")]
-        start, end = np.empty((2, len(table), units.num_units))
-        timed = np.zeros(len(table), dtype=np.int64)
-        time_orders(
-            units.stream_ptr,
-            units.node_orders(table.astype(np.int32)),
-            _pointer(target, units.num_units),
-            np.ascontiguousarray(source),
-            _pointer(drains[:, 0], units.num_units),
-            np.ascontiguousarray(drains[:, 1]),
-            np.ascontiguousarray(latency[: units.num_units]),
-            start,
-            end,
-            timed,
-        )
-        return OrderTimes(start, end, timed == units.num_units)
-
     def timed(self, schedule: Schedule | str | None = None) -> TimedJob:
         """The pipeline under a schedule, its backwards split as the schedule splits them.
 
@@ -352,8 +279,3 @@ class JobCheckpoint(SimulatedJob):
 
 def _silent(_: str) -> None:
     return None
-
-
-def _pointer(owner: NDArray[np.int32], n: int) -> NDArray[np.int32]:
-    """CSR pointer over a sorted column."""
-    return np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=n)))).astype(np.int32)

@@ -139,11 +139,6 @@ class PipelineRun:
         waits: NDArray[np.float64] = self.latency[:, stages] - self.plain[:, stages]
         return waits if self.launched is None else waits - self.launched
 
-    def stage_shape(self, replica: int) -> NDArray[np.int64]:
-        """Shape of every stage node: int64[num_stages]."""
-        shapes: NDArray[np.int64] = self.shape[replica][self.column]
-        return shapes
-
     def waited(self, nodes: NDArray[np.int64]) -> NDArray[np.float64]:
         """How long the operators of some stages waited for parameters: float64[num_replicas] [s]."""
         if not (self.release or self.inside):

@@ -117,7 +117,6 @@ FIXED: Mapping[str, Fixed] = MappingProxyType(
 """Key -> legal values, for all model types."""
 
 SILU = Fixed(("silu", "swish"), "the feed-forward network would have another activation")
-NO_BIAS = Fixed((False, None), "projections would have biases")
 NO_DROPOUT = Fixed((0, 0.0, None), "dropout on the attention alone is not modelled")
 
 NATIVE_QUANTISATION: Mapping[str, str] = MappingProxyType(

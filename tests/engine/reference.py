@@ -41,21 +41,18 @@ def round_half_even(value: Decimal) -> int:
 def fixed_order(
     streams: Sequence[Sequence[int]],
     preds: Sequence[Sequence[int]],
-    latency: Sequence[int],
-    release: Sequence[int] | None = None,
-) -> dict[int, tuple[int, int]]:
-    """Start and end [grid steps] of every node that can be timed: whatever is ready is timed, until nothing is."""
+    latency: Sequence[float],
+) -> dict[int, tuple[float, float]]:
+    """Start and end of every node that can be timed: whatever is ready is timed, until nothing is."""
     before = {node: list(preds[node]) for stream in streams for node in stream}
     for stream in streams:
         for earlier, later in pairwise(stream):
             before[later].append(earlier)
-    times: dict[int, tuple[int, int]] = {}
+    times: dict[int, tuple[float, float]] = {}
     waiting = list(before)
     while ready := [node for node in waiting if all(other in times for other in before[node])]:
         for node in ready:
             start = max((times[other][1] for other in before[node]), default=0)
-            if release is not None:
-                start = max(start, release[node])
             times[node] = start, start + latency[node]
         waiting = [node for node in waiting if node not in times]
     return times
@@ -90,15 +87,3 @@ def memory_curve(
         live += sum(size for time, kind, size in events if time == moment and kind == 1)
         curve.append((moment, lowest, live))
     return curve
-
-
-def one_f_one_b(num_ranks: int, num_microbatches: int) -> list[list[tuple[str, int]]]:
-    """Order of the stages of each rank under 1F1B: (phase, microbatch)."""
-    ranks = []
-    for rank in range(num_ranks):
-        warmup = min(num_ranks - 1 - rank, num_microbatches)
-        order = [("F", i) for i in range(warmup)]
-        for i in range(num_microbatches - warmup):
-            order += [("F", warmup + i), ("B", i)]
-        ranks.append(order + [("B", i) for i in range(num_microbatches - warmup, num_microbatches)])
-    return ranks

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from semu.engine.contention import LinkUnits, PortUses, speeds
+from semu.engine.contention import LinkUnits, PortUses
+from semu.engine.kernels.contention import share_speeds
 from semu.errors import GraphError
 from semu.units import TIME_GRID_PER_S
 from tests.engine.contention_reference import Mover, fair, share
@@ -50,6 +51,15 @@ def steps(seconds: NDArray[np.float64]) -> list[int]:
     found = seconds * TIME_GRID_PER_S
     assert (found == np.rint(found)).all()
     return [int(value) for value in found]
+
+
+def speeds(uses: PortUses) -> NDArray[np.float64]:
+    """Speeds of units that all move at the same time, by the kernel."""
+    n, ports = len(uses.ptr) - 1, uses.num_ports
+    result, left = np.ones(n), np.empty(ports, dtype=np.int32)
+    members = (np.arange(n, dtype=np.int32), n, np.arange(ports, dtype=np.int32), ports)
+    share_speeds(*members, uses.ptr, uses.port, uses.share, uses.most, *np.empty((2, ports)), left, result)
+    return result
 
 
 def run(movers: Sequence[Mover]) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Units in dynamic order and nodes in many given orders: the kernels against the rule word for word and each other."""
+"""Units in dynamic order and in a given one: the kernels against the rule word for word and each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from semu.costs import kernels
 from semu.engine.kernels import dispatch as dispatch_kernels
 from semu.engine.kernels import orders as order_kernels
 from semu.units import TIME_GRID_PER_S
@@ -123,39 +122,41 @@ class Arrays:
     def results(self) -> tuple[NDArray[Any], ...]:
         return self.start, self.end, self.release, self.touched
 
+    @property
+    def streams(self) -> tuple[Any, ...]:
+        return self.hold_ptr, self.hold, self.num_streams
+
     def dispatch(self) -> int:
         return dispatch_kernels.dispatch_units(
-            *(self.hold_ptr, self.hold, self.num_streams, self.rank, self.latency),
-            *(self.edge_ptr, *self.edge, self.new_source, *self.new),
-            *(self.slot_ptr, self.slot_op, self.slot_start, *self.program, self.op_latency),
-            *(self.start, self.end, self.release, self.touched, self.order),
+            *(self.streams, self.rank, self.latency, (self.edge_ptr, *self.edge), (self.new_source, *self.new)),
+            *((self.slot_ptr, self.slot_op, self.slot_start, *self.program, self.op_latency), self.results, self.order),
         )
 
     def replay(self, order: NDArray[np.int32], variants: Sequence[Arrays]) -> tuple[NDArray[Any], ...]:
         """Start, end, release and touched of every variant, which are this problem with other latencies."""
         num_units = len(order)
-        target, _, op, slot = self.edge
-        new_target, _, new_op, new_slot = self.new
         start, end = np.full((2, len(variants), num_units), -7.0)
         release = np.full((len(variants), len(self.slot_op)), -7.0)
         touched = np.ones((len(variants), num_units), dtype=np.bool_)
+        slot_start, op_latency = (
+            np.stack([getattr(v, name) for v in variants]) for name in ("slot_start", "op_latency")
+        )
         dispatch_kernels.replay_units(
-            *(order, self.hold_ptr, self.hold, self.num_streams, np.stack([v.latency for v in variants])),
-            *(self.edge_ptr, target, np.stack([v.edge[1] for v in variants]), op, slot),
-            *(self.new_source, new_target, np.stack([v.new[1] for v in variants]), new_op, new_slot),
-            *(self.slot_ptr, self.slot_op, np.stack([v.slot_start for v in variants])),
-            *(*self.program, np.stack([v.op_latency for v in variants])),
-            *(start, end, release, touched),
+            *(order, self.streams, np.stack([v.latency for v in variants]), *self.edges_of(variants)),
+            *((self.slot_ptr, self.slot_op, slot_start, *self.program, op_latency), (start, end, release, touched)),
         )
         return start, end, release, touched
 
+    def edges_of(self, variants: Sequence[Arrays]) -> tuple[tuple[NDArray[Any], ...], ...]:
+        """Edges of the graph and those added later, with the lags of every variant."""
+        (target, _, *rest), (new_target, _, *new_rest) = self.edge, self.new
+        lag, new_lag = np.stack([v.edge[1] for v in variants]), np.stack([v.new[1] for v in variants])
+        return (self.edge_ptr, target, lag, *rest), (self.new_source, new_target, new_lag, *new_rest)
+
     def is_order_forced(self) -> bool:
-        target, _, op, slot = self.edge
-        new_target, _, new_op, new_slot = self.new
-        return order_kernels.is_order_forced(
-            *(self.order, self.hold_ptr, self.hold, self.num_streams),
-            *(self.edge_ptr, target, op, slot, self.new_source, new_target, new_op, new_slot),
-        )
+        count, is_forced = order_kernels.forced_order(self.streams, *self.edges_of([self]), np.empty_like(self.order))
+        assert count == len(self.order)
+        return is_forced
 
 
 # --------------------------------------------------------------------------------------------- instances
@@ -323,90 +324,6 @@ def test_an_order_is_forced_by_links_between_all_neighbours_on_a_stream(problem:
     assert arrays.is_order_forced() == all(link in links for chain in chains for link in pairwise(chain))
 
 
-# --------------------------------------------------------------------------------------------- many given orders
-
-
-@dataclass(frozen=True)
-class Orders:
-    """Nodes with predecessors and drains, and orders of them: a list of streams each, all of the same lengths."""
-
-    preds: tuple[tuple[int, ...], ...]
-    drains: tuple[tuple[int, ...], ...]
-    latency: tuple[int, ...]
-    orders: tuple[tuple[tuple[int, ...], ...], ...]
-
-
-@st.composite
-def many_orders(draw: st.DrawFn) -> Orders:
-    """Orders that follow a hidden order of all nodes, so that predecessors close no circle, or that are shuffled."""
-    lengths = draw(st.lists(st.integers(0, 6), min_size=1, max_size=4))
-    num_nodes = sum(lengths)
-    hidden = draw(st.permutations(range(num_nodes)))
-    preds: list[tuple[int, ...]] = [()] * num_nodes
-    drains: list[tuple[int, ...]] = [()] * num_nodes
-    for position, node in enumerate(hidden):
-        if position:
-            preds[node] = tuple(draw(st.lists(st.sampled_from(hidden[:position]), max_size=2)))
-        if draw(st.integers(0, 3)) == 0:
-            drains[node] = tuple(draw(st.lists(st.sampled_from(hidden[: position + 1]), max_size=2)))
-    place_of = {node: position for position, node in enumerate(hidden)}
-    orders = []
-    for _ in range(draw(st.integers(0, 4))):
-        nodes = draw(st.permutations(range(num_nodes)))
-        is_sorted = draw(st.booleans())
-        streams = []
-        for length in lengths:
-            taken, nodes = nodes[:length], nodes[length:]
-            streams.append(tuple(sorted(taken, key=place_of.__getitem__) if is_sorted else taken))
-        orders.append(tuple(streams))
-    latency = draw(st.lists(few_steps, min_size=num_nodes, max_size=num_nodes))
-    return Orders(tuple(preds), tuple(drains), tuple(latency), tuple(orders))
-
-
-def time_orders(case: Orders) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-    shape = len(case.orders), len(case.latency)
-    start, end = np.full(shape, -7.0), np.full(shape, -7.0)
-    timed = np.full(len(case.orders), -7, dtype=np.int64)
-    lengths = [len(stream) for stream in case.orders[0]] if case.orders else [0]
-    rows = int32([node for order in case.orders for stream in order for node in stream]).reshape(shape)
-    order_kernels.time_orders(
-        *(np.cumsum([0, *lengths]), rows, *compress(case.preds), *compress(case.drains)),
-        *(seconds(case.latency), start, end, timed),
-    )
-    return start, end, timed
-
-
-@given(many_orders())
-def test_many_orders_equal_one_at_a_time(case: Orders) -> None:
-    """``fixed_order_times`` of the nodes numbered anew by stream, with drains as further predecessors."""
-    start, end, timed = time_orders(case)
-    for row, order in enumerate(case.orders):
-        nodes = [node for stream in order for node in stream]
-        new_name = {node: place for place, node in enumerate(nodes)}
-        preds = {node: list(case.preds[node]) for node in nodes}
-        for stream in order:
-            for earlier, later in pairwise(stream):
-                preds[later] += case.drains[earlier]
-        one_start, one_end, cursor = np.empty(len(nodes)), np.empty(len(nodes)), np.empty(len(order), dtype=np.int64)
-        count = kernels.fixed_order_times(
-            np.cumsum([0, *map(len, order)]),
-            *compress([[new_name[other] for other in preds[node]] for node in nodes]),
-            *(seconds([case.latency[node] for node in nodes]), np.empty(0), one_start, one_end, cursor),
-        )
-        assert timed[row] == count
-        assert end[row, nodes].tolist() == one_end.tolist()
-        done = np.isfinite(one_end)
-        assert start[row, nodes][done].tolist() == one_start[done].tolist()
-
-
-def test_a_drain_binds_the_node_that_comes_next_in_this_order() -> None:
-    """Node 2 is the transfer of 0 on a stream of its own; what follows 0 waits for it."""
-    case = Orders(((), (), (0,)), ((2,), (), ()), (3, 5, 7), (((0, 1), (2,)), ((1, 0), (2,))))
-    start, _, timed = time_orders(case)
-    assert (start * TIME_GRID_PER_S).tolist() == [[0, 10, 3], [5, 0, 8]]
-    assert timed.tolist() == [3, 3]
-
-
 # --------------------------------------------------------------------------------------------- without compilation
 
 
@@ -419,8 +336,7 @@ def small_part() -> list[Any]:
     arrays = Arrays(problem)
     count = arrays.dispatch()
     replayed = arrays.replay(arrays.order, [arrays, Arrays(problem.with_latencies([[1] * len(u.ops) for u in units]))])
-    orders = Orders(((), (), (0,)), ((2,), (), ()), (3, 5, 7), (((0, 1), (2,)), ((1, 0), (2,))))
-    results = [arrays.order, *arrays.results, *replayed, *time_orders(orders)]
+    results = [arrays.order, *arrays.results, *replayed]
     return [count, bool(arrays.is_order_forced()), *(result.tolist() for result in results)]
 
 

@@ -162,10 +162,5 @@ def test_replicas_that_are_not_there(replica: int) -> None:
     def call(state: semu.JobCheckpoint) -> None:
         with pytest.raises(semu.ConfigError, match="no such distinct replica"):
             state.restore(state.edges_of(), replica=replica)
-        row = np.concatenate(state.units.orders(state.schedule()))[None, :]
-        with pytest.raises(semu.ConfigError, match="no such distinct replica"):
-            state.restore_orders(row, replica=replica)
-        with pytest.raises(semu.ScheduleError):
-            state.restore_orders(row + 0.5)
 
     replica_of(call)

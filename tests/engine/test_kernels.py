@@ -1,4 +1,4 @@
-"""The engine's kernels against slow references, closed forms and the rules of DESIGN §3."""
+"""The kernels of latencies against fifty digits and closed forms; two processes that compile at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,58 +22,6 @@ from semu.units import TIME_GRID_PER_S, TIME_STEP_S, quantize_time
 from tests.engine import reference
 
 ROOT = Path(__file__).resolve().parents[2]
-NO_RELEASE = np.empty(0)
-
-
-def compress(rows: list[list[int]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Lists of lists as CSR."""
-    ptr = np.cumsum([0, *map(len, rows)]).astype(np.int32)
-    return ptr, np.array([item for row in rows for item in row], dtype=np.int32)
-
-
-def pointers(lengths: list[int]) -> NDArray[np.int64]:
-    return np.cumsum([0, *lengths]).astype(np.int64)
-
-
-def streams_of(stream_ptr: NDArray[np.int64]) -> list[list[int]]:
-    return [list(range(a, b)) for a, b in pairwise(stream_ptr.tolist())]
-
-
-class Timed:
-    """Result of a time kernel, on fresh arrays that hold rubbish."""
-
-    def __init__(self, kernel: Any, stream_ptr: NDArray[np.int64], preds: list[list[int]], *costs: Any) -> None:
-        num_nodes = int(stream_ptr[-1])
-        self.start = np.full(num_nodes, -7.0)
-        self.end = np.full(num_nodes, -7.0)
-        self.cursor = np.full(len(stream_ptr) - 1, -7, dtype=np.int64)
-        ptr, pred = compress(preds)
-        self.count = kernel(stream_ptr, ptr, pred, *costs, self.start, self.end, self.cursor)
-
-    def times(self) -> dict[int, tuple[int, int]]:
-        """Node -> start and end in grid steps, of those that were timed."""
-        timed = np.flatnonzero(np.isfinite(self.end)).tolist()
-        return {n: (reference.grid_steps(self.start[n]), reference.grid_steps(self.end[n])) for n in timed}
-
-
-@st.composite
-def ordered_graphs(draw: st.DrawFn, acyclic: bool, longest: int = 12) -> tuple[NDArray[np.int64], list[list[int]]]:
-    """Streams (some empty) and predecessors; acyclic ones follow a hidden order of all nodes, drawn first."""
-    lengths = draw(st.lists(st.integers(0, longest), min_size=1, max_size=5))
-    stream_ptr = pointers(lengths)
-    num_nodes = int(stream_ptr[-1])
-    tickets = draw(st.permutations([s for s, length in enumerate(lengths) for _ in range(length)]))
-    next_of = stream_ptr[:-1].tolist()
-    hidden = []
-    for stream in tickets:
-        hidden.append(next_of[stream])
-        next_of[stream] += 1
-    preds: list[list[int]] = [[] for _ in range(num_nodes)]
-    for position, node in enumerate(hidden):
-        legal = hidden[:position] if acyclic else hidden
-        if legal:
-            preds[node] = draw(st.lists(st.sampled_from(legal), max_size=3))
-    return stream_ptr, preds
 
 
 # --------------------------------------------------------------------------------------------- latencies
@@ -168,176 +115,18 @@ def test_no_amount_takes_no_time_and_no_rate_takes_for_ever(p: float) -> None:
     assert nothing.tolist() == [[0.125]]
 
 
-# --------------------------------------------------------------------------------------------- times
-
-
-@given(ordered_graphs(acyclic=True), st.data())
-def test_times_equal_the_reference_bit_for_bit(graph: tuple[Any, Any], data: st.DataObject) -> None:
-    stream_ptr, preds = graph
-    steps = st.one_of(st.integers(0, 3), st.integers(0, 2**50))
-    latency = data.draw(st.lists(steps, min_size=len(preds), max_size=len(preds)))
-    release = data.draw(st.none() | st.lists(steps, min_size=len(preds), max_size=len(preds)))
-    timed = Timed(
-        kernels.fixed_order_times,
-        stream_ptr,
-        preds,
-        np.array(latency, dtype=np.float64) / TIME_GRID_PER_S,
-        NO_RELEASE if release is None else np.array(release, dtype=np.float64) / TIME_GRID_PER_S,
-    )
-    assert timed.count == len(preds)
-    assert timed.cursor.tolist() == stream_ptr[1:].tolist()
-    assert timed.times() == reference.fixed_order(streams_of(stream_ptr), preds, latency, release)
-
-
-@given(ordered_graphs(acyclic=False))
-def test_a_circle_stops_exactly_what_waits_for_it(graph: tuple[Any, Any]) -> None:
-    stream_ptr, preds = graph
-    expected = reference.fixed_order(streams_of(stream_ptr), preds, [1] * len(preds))
-    timed = Timed(kernels.fixed_order_times, stream_ptr, preds, np.full(len(preds), TIME_STEP_S), NO_RELEASE)
-    assert timed.count == len(expected)
-    assert timed.times() == expected
-    first_stuck = [next((n for n in s if n not in expected), s[-1] + 1 if s else None) for s in streams_of(stream_ptr)]
-    expected_cursor = [int(p) if n is None else n for n, p in zip(first_stuck, stream_ptr, strict=False)]
-    assert timed.cursor.tolist() == expected_cursor
-
-
-def test_two_streams_that_wait_for_each_other() -> None:
-    """0 waits for 3 and 2 waits for 1: the orders of the two streams close the circle."""
-    stream_ptr = pointers([2, 2, 1])
-    timed = Timed(kernels.fixed_order_times, stream_ptr, [[3], [], [1], [], []], np.ones(5), NO_RELEASE)
-    assert timed.count == 1
-    assert timed.cursor.tolist() == [0, 2, 5]
-    assert timed.end.tolist() == [math.inf] * 4 + [1.0]
-
-
-@pytest.mark.parametrize("num_waiting", [1, 2, 3, 6])
-def test_many_streams_wait_for_one_that_stops_often(num_waiting: int) -> None:
-    """Streams of one node each wait for the nodes of a hub, which takes turns with a partner: node by node."""
-    n = num_waiting
-    stream_ptr = pointers([1] * n + [n, n])
-    hub, partner = n, 2 * n
-    preds = [[hub + i] for i in range(n)]
-    preds += [[partner + i - 1] if i else [] for i in range(n)]
-    preds += [[hub + i] for i in range(n)]
-    timed = Timed(kernels.fixed_order_times, stream_ptr, preds, np.ones(3 * n), NO_RELEASE)
-    assert timed.count == 3 * n
-    assert timed.end.tolist() == [2.0 * i + 2 for i in range(n)] + [2.0 * i + 1 for i in range(n)] + [
-        2.0 * i + 2 for i in range(n)
-    ]
-
-
-@given(ordered_graphs(acyclic=True), st.integers(0, 2**32 - 1))
-def test_roofline_times_equal_times_of_its_latencies(graph: tuple[Any, Any], seed: int) -> None:
-    stream_ptr, preds = graph
-    num_nodes, num_streams = len(preds), len(stream_ptr) - 1
-    rng = np.random.default_rng(seed)
-    costs = [rng.choice([0.0, 1.0], num_nodes) * rng.uniform(0, top, num_nodes) for top in (1e12, 1e9, 1e8)]
-    costs = [cost.astype(np.float32) for cost in costs]
-    rates = [rng.choice([0.0, 1.0], num_streams) / top for top in (5e14, 2e12, 2e11)]
-    timed = Timed(kernels.fixed_order_roofline_times, stream_ptr, preds, *costs, *rates)
-    stream = np.repeat(np.arange(num_streams), np.diff(stream_ptr)).tolist()
-    latency = [
-        reference.grid_steps(
-            quantize_time(max(float(cost[n]) * float(rate[stream[n]]) for cost, rate in zip(costs, rates, strict=True)))
-        )
-        for n in range(num_nodes)
-    ]
-    assert timed.count == num_nodes
-    assert timed.times() == reference.fixed_order(streams_of(stream_ptr), preds, latency)
-
-
-@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [(1, 3), (2, 1), (4, 4), (4, 9), (8, 3)])
-def test_one_f_one_b_of_equal_stages_has_its_textbook_makespan(num_ranks: int, num_microbatches: int) -> None:
-    """(m + p - 1) (forward + backward), when transfers take no time."""
-    orders = reference.one_f_one_b(num_ranks, num_microbatches)
-    stream_ptr = pointers([len(order) for order in orders])
-    node = {
-        (rank, *stage): int(stream_ptr[rank]) + position
-        for rank, order in enumerate(orders)
-        for position, stage in enumerate(order)
-    }
-    preds: list[list[int]] = [[] for _ in node]
-    for (rank, phase, i), number in node.items():
-        source = (rank - 1, "F", i) if phase == "F" else (rank + 1, "B", i)
-        preds[number] = [node[n] for n in (source, (rank, "F", i)) if n in node and node[n] != number]
-    latency = np.array([0.5 if phase == "F" else 1.25 for _, phase, _ in node])
-    timed = Timed(kernels.fixed_order_times, stream_ptr, preds, latency, NO_RELEASE)
-    assert timed.count == len(node)
-    assert max(timed.end) == (num_microbatches + num_ranks - 1) * 1.75
-
-
-# --------------------------------------------------------------------------------------------- memory
-
-
-@st.composite
-def storages(draw: st.DrawFn, ops: list[int]) -> tuple[list[list[int]], list[int]]:
-    """Users of each storage (the first is its writer, that comes before the others in ``ops``) and sizes."""
-    uses = []
-    for _ in range(draw(st.integers(0, 8))):
-        users = sorted(draw(st.sets(st.integers(0, len(ops) - 1), min_size=1, max_size=4)))
-        others = draw(st.permutations(users[1:]))
-        uses.append([ops[users[0]], *(ops[position] for position in others)])
-    sizes = draw(st.lists(st.integers(0, 2**40), min_size=len(uses), max_size=len(uses)))
-    return uses, sizes
-
-
-def ordered_peaks(
-    device_ptr: NDArray[np.int64], per_device: list[tuple[list[list[int]], list[int]]]
-) -> tuple[list[int], list[int]]:
-    """Peaks of ``ordered_peak_memory`` and where they are."""
-    uses = [users for storage_users, _ in per_device for users in storage_users]
-    peak, node = np.full(len(per_device), -7), np.full(len(per_device), -7)
-    kernels.ordered_peak_memory(
-        device_ptr,
-        pointers([len(sizes) for _, sizes in per_device]),
-        np.array([size for _, sizes in per_device for size in sizes], dtype=np.int64),
-        np.array([users[0] for users in uses], dtype=np.int32),
-        *compress([users[1:] for users in uses]),
-        peak,
-        node,
-    )
-    return peak.tolist(), node.tolist()
-
-
-@given(st.lists(st.integers(0, 10), min_size=1, max_size=4), st.data())
-def test_ordered_peaks_equal_sorted_events(lengths: list[int], data: st.DataObject) -> None:
-    device_ptr = pointers(lengths)
-    devices = streams_of(device_ptr)
-    per_device = [data.draw(storages(ops)) if ops else ([], []) for ops in devices]
-    peaks, nodes = ordered_peaks(device_ptr, per_device)
-    for ops, (uses, sizes), peak, node in zip(devices, per_device, peaks, nodes, strict=True):
-        if not ops:
-            assert (peak, node) == (0, -1)
-            continue
-        times = [(op, op + 1) for op in range(device_ptr[-1])]
-        curve = reference.memory_curve([a for a, _ in times], [b for _, b in times], uses, sizes)
-        curve = [entry for entry in curve if ops[0] <= entry[0] <= ops[-1]]
-        assert peak == max(highest for _, _, highest in curve)
-        assert node == next(int(time) for time, _, highest in curve if highest == peak)
-
-
-def test_inputs_outputs_and_workspace_coexist_and_frees_come_first() -> None:
-    """Node 1 reads 10 and writes 20 with a workspace of 5; node 2 reads 20 and writes 30, the 10 and the 5 are gone."""
-    uses, sizes = [[0, 1], [1, 2], [1], [2]], [10, 20, 5, 30]
-    assert ordered_peaks(pointers([3]), [(uses, sizes)]) == ([50], [2])
-    assert ordered_peaks(pointers([3]), [(uses, [10, 20, 25, 30])]) == ([55], [1])
-
-
 # --------------------------------------------------------------------------------------------- compilation
 
 COMPILE = """
 import json, sys
 import numpy as np
 from semu.costs import kernels
-end, cursor = np.empty(2), np.empty(1, np.int64)
-none = np.zeros(0)
+latency, ones = np.empty((1, 2)), np.ones(1)
 print("ready", flush=True)
 sys.stdin.readline()
-kernels.fixed_order_times(
-    np.array([0, 2]), np.zeros(3, np.int32), np.zeros(0, np.int32), np.ones(2), none, np.empty(2), end, cursor
-)
-stats = kernels.fixed_order_times.stats
-print(json.dumps([end.tolist(), sum(stats.cache_hits.values())]))
+kernels.roofline_latency(*np.array([[[1.0, 2.0]]] * 3), ones, ones, ones, ones, ones, np.zeros(1), latency)
+stats = kernels.roofline_latency.stats
+print(json.dumps([latency[0].tolist(), sum(stats.cache_hits.values())]))
 """
 
 
@@ -365,5 +154,5 @@ def test_two_processes_may_compile_at_once(tmp_path: Path) -> None:
         out, err = process.communicate("\n", timeout=120)
         assert process.returncode == 0, err
         results.append(json.loads(out.splitlines()[-1]))
-    assert [end for end, _ in results] == [[1.0, 2.0]] * 3
+    assert [latency for latency, _ in results] == [[4.0, 7.0]] * 3
     assert results[2][1] > 0

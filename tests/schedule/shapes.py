@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
 from hypothesis import strategies as st
 
 from semu.graph.operator import Phase
+from semu.schedule.problem import PipelineProblem
 from semu.schedule.schedule import PipelineShape, Schedule, StageKey
+from tests.engine.reference import fixed_order
 
 F, B = Phase.FORWARD, Phase.BACKWARD
 
@@ -164,3 +168,10 @@ def simulate(
             busy[pair[0]].discard(send)
         pump(now)
     return times
+
+
+def lowered_times(problem: PipelineProblem, latency: Sequence[float]) -> dict[int, tuple[float, float]]:
+    """Start and end [s] of every node of a lowered schedule that does not wait in a circle."""
+    streams = [range(first, stop) for first, stop in pairwise(problem.stream_ptr.tolist())]
+    preds = [row.tolist() for row in np.split(problem.pred, problem.pred_ptr[1:-1])]
+    return fixed_order(streams, preds, latency)

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule.shapes import Times, all_stages, legal_schedules, needs, sends, shapes, simulate
+from schedule.shapes import Times, all_stages, legal_schedules, lowered_times, needs, sends, shapes, simulate
 
-from semu.costs.kernels import fixed_order_times
 from semu.graph.operator import Phase
 from semu.parallel.pipeline import partition
 from semu.schedule import SCHEDULES
@@ -31,7 +30,7 @@ class Latencies:
 
 
 def evaluate(problem: PipelineProblem, rows: list[Latencies]) -> tuple[np.ndarray, np.ndarray]:
-    """Start and end [rows, nodes] by the kernel."""
+    """Start and end [rows, nodes] of a fixed order."""
     latency = np.array(
         [
             [row.stage_s[stage] for stage in problem.stages]
@@ -39,17 +38,9 @@ def evaluate(problem: PipelineProblem, rows: list[Latencies]) -> tuple[np.ndarra
             for row in rows
         ]
     )
-    start, end = np.full_like(latency, np.nan), np.full_like(latency, np.nan)
-    for i in range(len(rows)):
-        assert run(problem, latency[i], start[i], end[i]) == problem.num_nodes
-    return start, end
-
-
-def run(problem: PipelineProblem, latency: np.ndarray, start: np.ndarray, end: np.ndarray) -> int:
-    """Nodes that the kernel could time."""
-    cursor = np.zeros(len(problem.stream_ptr) - 1, dtype=np.int64)
-    arrays = (problem.stream_ptr, problem.pred_ptr, problem.pred)
-    return int(fixed_order_times(*arrays, latency, np.zeros(0), start, end, cursor))
+    timed = [lowered_times(problem, row) for row in latency.tolist()]
+    times = np.array([[nodes[node] for node in range(problem.num_nodes)] for nodes in timed])
+    return times[..., 0], times[..., 1]
 
 
 def seconds(draw: st.DrawFn, least: int) -> float:
@@ -118,8 +109,7 @@ def test_a_rank_that_waits_for_its_sends_is_never_faster() -> None:
 def test_an_illegal_order_is_not_timed_to_its_end() -> None:
     shape = PipelineShape.chain(2, 2)
     problem = lower(Schedule.from_text("0F0 0B1 0F1 0B0\n1F0 1B0 1F1 1B1"), shape, overlapped_sends=True)
-    times = np.zeros((2, problem.num_nodes))
-    assert run(problem, np.ones(problem.num_nodes), times[0], times[1]) == 5  # 0F0, its send, 1F0, 1B0, its send
+    assert len(lowered_times(problem, [1.0] * problem.num_nodes)) == 5  # 0F0, its send, 1F0, 1B0, its send
 
 
 # -- form --------------------------------------------------------------------------------------------------------

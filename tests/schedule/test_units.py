@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule.shapes import Times, all_stages, legal_schedules, needs, sends, shapes, simulate
+from schedule.shapes import Times, all_stages, legal_schedules, lowered_times, needs, sends, shapes, simulate
 
-from semu.costs.kernels import fixed_order_times
 from semu.engine.unit_graph import Edges, UnitGraph, UnitTimes
 from semu.errors import GraphError
 from semu.graph.operator import Phase
@@ -93,12 +92,10 @@ def test_dispatched_times_are_those_of_the_fixed_order(
     latency = random_latencies(data, data.draw(st.integers(1, 3)), units.num_units)
     times = dispatch(units, latency, schedule_edges(units, schedule, overlapped_sends=overlapped_sends))
     for row, lasts in enumerate(latency):
-        start, end = np.full(problem.num_nodes, np.nan), np.full(problem.num_nodes, np.nan)
-        cursor = np.zeros(len(problem.stream_ptr) - 1, dtype=np.int64)
-        arrays = (problem.stream_ptr, problem.pred_ptr, problem.pred)
-        assert fixed_order_times(*arrays, lasts[unit], np.zeros(0), start, end, cursor) == problem.num_nodes
-        assert times.start[row, unit].tolist() == start.tolist()
-        assert times.end[row, unit].tolist() == end.tolist()
+        expected = lowered_times(problem, lasts[unit].tolist())
+        assert len(expected) == problem.num_nodes
+        for node in range(problem.num_nodes):
+            assert (times.start[row, unit[node]], times.end[row, unit[node]]) == expected[node]
 
 
 @settings(max_examples=100)

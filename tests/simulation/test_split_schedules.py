@@ -164,10 +164,6 @@ def test_split_stages_are_restored_too() -> None:
     report = checkpoint.report(schedule)
     times = split.restore(split.edges_of(schedule))
     assert float(times.end.max()) == report.makespan_s
-    orders = np.concatenate(split.units.orders(schedule))[None, :]
-    found = split.restore_orders(orders)
-    assert found.is_legal.tolist() == [True]
-    assert found.makespan_s.tolist() == [report.makespan_s]
     with pytest.raises(ScheduleError, match="splits backwards that these units have whole"):
         checkpoint.edges_of(schedule)
     own = prepare(job_of(gpt(), text_items(3), Parallel(pp=3), schedule="zb-h1", overlap=overlap(pipeline=True)))

@@ -4,33 +4,26 @@ Objects: ``dispatch_units`` (finds order and times), ``replay_units`` (times of 
 hold streams from their start to their end. Kernels trust their input and index with ``np.uint64`` as in ``kernels``;
 kernels that call each other are in this file.
 
-Arguments that these kernels share; n units, e edges, k new edges, s slots:
-    hold_ptr, hold: CSR int32[n + 1], int32[..], the streams that each unit holds, each once; none, one or several.
-    edge_ptr, edge_target: CSR by source, int32[n + 1], int32[e].
-    edge_op: int32[e], the operator of the source whose end the edge reads; -1: the edge reads the source's own end.
-    edge_lag: float64[e] [s], end of that operator after the source's start when nothing binds inside the source; not
-        read where ``edge_op`` is -1.
-    edge_slot: int32[e], -1: the edge bounds the target's start; else the slot that it releases.
-    new_source, new_target, new_lag, new_op, new_slot: [k], further edges, as above, in any order.
-    slot_ptr: int32[n + 1], first slot of each unit. A slot is an operator that an edge from outside bounds without
-        bounding the unit's start, its release.
-    slot_op: int32[s], position of that operator in its unit.
-    slot_start: float64[s] [s], its start after the unit's when nothing releases it late.
-    prog: int32[n], program of each unit; -1 for a unit without slots. Units that are built alike share one.
-    prog_ptr: int32[num_programs + 1], first operator of each program.
-    op_pred_ptr, op_pred: CSR int32[num_ops + 1], int32[..], predecessors as positions inside the program, earlier ones.
-    op_stream: int32[num_ops], numbered inside the program. prog_streams: int32[num_programs], their number.
-    cost_ptr: int64[n], place in ``op_latency`` of a unit's first operator; -1 for a unit without slots.
-    op_latency: float64[..] [s]. latency: float64[n] [s], of each unit when nothing binds inside.
-    start, end: written: float64[n] [s]. release: written: float64[s] [s], absolute; 0 where nothing came.
-    touched: written: bool[n], a release bound inside, so that the unit's operators were timed again.
+Groups of arrays that these kernels share, as plain tuples at the door (numba types a plain tuple three times as fast as
+a named one); n units, e edges, k new edges, s slots:
+    streams: hold_ptr, hold: CSR int32[n + 1], int32[..], the streams that each unit holds, each once; none, one or
+        several. num_streams: int.
+    edges: CSR by source. edge_ptr: int32[n + 1]. edge_target: int32[e].
+        edge_lag: float64[e] [s], end of that operator after the source's start when nothing binds inside the source;
+        not read where ``edge_op`` is -1.
+        edge_op: int32[e], the operator of the source whose end the edge reads; -1: the edge reads the source's end.
+        edge_slot: int32[e], -1: the edge bounds the target's start; else the slot that it releases.
+    added: new_source, new_target, new_lag, new_op, new_slot: [k], further edges, as above, in any order.
+    slots: the fields of ``Slots``.
+    times: start, end: written: float64[n] [s]. release: written: float64[s] [s], absolute; 0 where nothing came.
+        touched: written: bool[n], a release bound inside, so that the unit's operators were timed again.
 All times are >= 0, finite and on the time grid.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numba import njit
@@ -39,7 +32,7 @@ from numpy.typing import NDArray
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
-Bool = NDArray[np.bool_]
+Group = tuple[Any, ...]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _ZERO = np.uint64(0)
@@ -49,6 +42,36 @@ _ONE = np.uint64(1)
 def _kernel(function: _Function) -> _Function:
     """Compile with numba; the type checker keeps the plain signature."""
     return cast(_Function, njit(cache=True, nogil=True, error_model="numpy")(function))
+
+
+class Slots(NamedTuple):
+    """Operators that edges from outside bound, and the means to time their units again.
+
+    Attributes:
+        ptr: int32[n + 1], first slot of each unit. A slot is an operator that an edge from outside bounds without
+            bounding the unit's start, its release.
+        op: int32[s], position of that operator in its unit.
+        start: float64[s] [s], its start after the unit's when nothing releases it late.
+        prog: int32[n], program of each unit; -1 for a unit without slots. Units that are built alike share one.
+        prog_ptr: int32[num_programs + 1], first operator of each program.
+        op_pred_ptr, op_pred: CSR int32[num_ops + 1], int32[..], predecessors as positions inside the program, earlier
+            ones.
+        op_stream: int32[num_ops], numbered inside the program. prog_streams: int32[num_programs], their number.
+        cost_ptr: int64[n], place in ``op_latency`` of a unit's first operator; -1 for a unit without slots.
+        op_latency: float64[..] [s].
+    """
+
+    ptr: I32
+    op: I32
+    start: F64
+    prog: I32
+    prog_ptr: I32
+    op_pred_ptr: I32
+    op_pred: I32
+    op_stream: I32
+    prog_streams: I32
+    cost_ptr: I64
+    op_latency: F64
 
 
 # --------------------------------------------------------------------------------------------- heaps
@@ -131,36 +154,24 @@ def _largest_step(ptr: I32) -> int:
 
 @_kernel
 def _time_inside(
-    begin: float,
-    first_slot: int,
-    stop_slot: int,
-    slot_op: I32,
-    release: F64,
-    program: int,
-    prog_ptr: I32,
-    op_pred_ptr: I32,
-    op_pred: I32,
-    op_stream: I32,
-    cost: int,
-    op_latency: F64,
-    op_release: F64,
-    op_end: F64,
-    free: F64,
+    begin: float, unit: np.uint64, slots: Slots, op_latency: F64, release: F64, op_release: F64, op_end: F64, free: F64
 ) -> float:
     """Latency [s] of a unit that starts at ``begin`` and whose operators wait for their releases.
 
     Args:
-        first_slot, stop_slot: its slots. program: its program. cost: place of its first operator in ``op_latency``.
+        slots: all slots, whatever the variant. op_latency, release: of the variant, as at the top of the file.
         op_release: scratch float64[>= number of operators], 0 before and after.
         op_end: written: ends after ``begin`` [s]. free: scratch float64[>= number of the program's streams].
-        others: see the top of the file.
     """
-    for slot in range(first_slot, stop_slot):
+    slot_ptr, slot_op, op_pred_ptr = slots.ptr, slots.op, slots.op_pred_ptr
+    op_pred, op_stream = slots.op_pred, slots.op_stream
+    for slot in range(slot_ptr[unit], slot_ptr[unit + _ONE]):
         op_release[slot_op[slot]] = max(op_release[slot_op[slot]], release[slot] - begin)
     free[:] = 0.0
-    first = prog_ptr[program]
+    program, cost = slots.prog[unit], slots.cost_ptr[unit]
+    first = slots.prog_ptr[program]
     last_end = 0.0
-    for op in range(prog_ptr[program + 1] - first):
+    for op in range(slots.prog_ptr[program + 1] - first):
         stream = op_stream[first + op]
         time = max(op_release[op], free[stream])
         for i in range(op_pred_ptr[first + op], op_pred_ptr[first + op + 1]):
@@ -169,7 +180,7 @@ def _time_inside(
         op_end[op] = time
         free[stream] = time
         last_end = max(last_end, time)
-    for slot in range(first_slot, stop_slot):
+    for slot in range(slot_ptr[unit], slot_ptr[unit + _ONE]):
         op_release[slot_op[slot]] = 0.0
     return last_end
 
@@ -270,37 +281,7 @@ def _kinds(hold_ptr: I32, hold: I32) -> tuple[I32, int]:
 
 @_kernel
 def dispatch_units(
-    hold_ptr: I32,
-    hold: I32,
-    num_streams: int,
-    rank: I32,
-    latency: F64,
-    edge_ptr: I32,
-    edge_target: I32,
-    edge_lag: F64,
-    edge_op: I32,
-    edge_slot: I32,
-    new_source: I32,
-    new_target: I32,
-    new_lag: F64,
-    new_op: I32,
-    new_slot: I32,
-    slot_ptr: I32,
-    slot_op: I32,
-    slot_start: F64,
-    prog: I32,
-    prog_ptr: I32,
-    op_pred_ptr: I32,
-    op_pred: I32,
-    op_stream: I32,
-    prog_streams: I32,
-    cost_ptr: I64,
-    op_latency: F64,
-    start: F64,
-    end: F64,
-    release: F64,
-    touched: Bool,
-    order: I32,
+    streams: Group, rank: I32, latency: F64, edges: Group, added: Group, slots: Group, times: Group, order: I32
 ) -> int:
     """Again and again start the ready unit with the least (possible start, rank), until none is ready.
 
@@ -317,15 +298,22 @@ def dispatch_units(
       bound the start, makes a unit ready so late.
 
     Args:
-        num_streams: number of streams. rank: int32[n], a permutation, position by (priority, id).
+        rank: int32[n], a permutation, position by (priority, id).
+        latency: float64[n] [s], of each unit when nothing binds inside.
         order: written: int32[n], the units in the order of dispatch.
         others: see the top of the file.
     Returns:
         Number of units dispatched; less than n when the rest waits in a circle (then ``start`` and ``end`` of the rest
         are undefined).
     """
+    hold_ptr, hold, num_streams = streams
+    edge_ptr, edge_target, edge_lag, edge_op, edge_slot = edges
+    new_source, new_target, new_lag, new_op, new_slot = added
+    inner = Slots(*slots)
+    slot_ptr, slot_start = inner.ptr, inner.start
+    start, end, release, touched = times
     num_units = len(latency)
-    has_new, has_slots = len(new_source) > 0, len(slot_op) > 0
+    has_new, has_slots = len(new_source) > 0, len(inner.op) > 0
     holds_one, reads_inside = _holds_one_each(hold_ptr), _reads_inside(edge_op)
     start[:] = 0.0  # until a unit is dispatched: the latest of its edges that have come
     release[:] = 0.0
@@ -335,9 +323,9 @@ def dispatch_units(
         unit_of[np.uint64(rank[i])] = i
     num_missing = _count_missing(num_units, edge_target, new_target)
     new_head, new_following = _edges_by_source(num_units, new_source)
-    longest = _largest_step(prog_ptr) if has_slots else 0
+    longest = _largest_step(inner.prog_ptr) if has_slots else 0
     op_release, op_end = np.zeros(longest), np.empty(longest)
-    inner_free = np.empty(np.max(prog_streams) if has_slots else 0)
+    inner_free = np.empty(np.max(inner.prog_streams) if has_slots else 0)
 
     free = np.zeros(num_streams)
     has_event = np.zeros(num_streams, np.bool_)
@@ -443,10 +431,7 @@ def dispatch_units(
                     if release[slot] - time > slot_start[slot]:
                         binds = True
             if binds:
-                last = time + _time_inside(
-                    time, slot_ptr[unit], slot_ptr[unit + _ONE], slot_op, release, prog[unit], prog_ptr, op_pred_ptr,
-                    op_pred, op_stream, cost_ptr[unit], op_latency, op_release, op_end, inner_free,
-                )  # fmt: skip
+                last = time + _time_inside(time, unit, inner, inner.op_latency, release, op_release, op_end, inner_free)
                 touched[unit] = True
             end[unit] = last
             for i in range(first_hold, stop_hold):
@@ -502,52 +487,28 @@ def dispatch_units(
 
 @_kernel
 def replay_units(
-    order: I32,
-    hold_ptr: I32,
-    hold: I32,
-    num_streams: int,
-    latency: F64,
-    edge_ptr: I32,
-    edge_target: I32,
-    edge_lag: F64,
-    edge_op: I32,
-    edge_slot: I32,
-    new_source: I32,
-    new_target: I32,
-    new_lag: F64,
-    new_op: I32,
-    new_slot: I32,
-    slot_ptr: I32,
-    slot_op: I32,
-    slot_start: F64,
-    prog: I32,
-    prog_ptr: I32,
-    op_pred_ptr: I32,
-    op_pred: I32,
-    op_stream: I32,
-    prog_streams: I32,
-    cost_ptr: I64,
-    op_latency: F64,
-    start: F64,
-    end: F64,
-    release: F64,
-    touched: Bool,
+    order: I32, streams: Group, latency: F64, edges: Group, added: Group, slots: Group, times: Group
 ) -> None:
     """Time many variants of the same units, dispatched in the same order.
 
     Args:
         order: int32[n], all units, the sources of a unit's edges before it.
-        num_streams: number of streams.
-        latency, edge_lag, new_lag, slot_start, op_latency: as at the top of the file, with one row per variant.
-        start, end, release, touched: written: as at the top of the file, with one row per variant.
-        others: see the top of the file.
+        latency: float64[num_variants, n] [s], of each unit when nothing binds inside.
+        others: see the top of the file; lags, ``slots.start``, ``slots.op_latency`` and ``times`` with one row per
+            variant.
     """
+    hold_ptr, hold, num_streams = streams
+    edge_ptr, edge_target, edge_lag, edge_op, edge_slot = edges
+    new_source, new_target, new_lag, new_op, new_slot = added
+    inner = Slots(*slots)
+    slot_ptr = inner.ptr
+    start, end, release, touched = times
     num_variants, num_units = latency.shape
-    has_new, has_slots = len(new_source) > 0, len(slot_op) > 0
+    has_new, has_slots = len(new_source) > 0, len(inner.op) > 0
     new_head, new_following = _edges_by_source(num_units, new_source)
-    longest = _largest_step(prog_ptr) if has_slots else 0
+    longest = _largest_step(inner.prog_ptr) if has_slots else 0
     op_release, op_end = np.zeros(longest), np.empty(longest)
-    inner_free = np.empty(np.max(prog_streams) if has_slots else 0)
+    inner_free = np.empty(np.max(inner.prog_streams) if has_slots else 0)
     free = np.empty(num_streams)
     start[:] = 0.0
     release[:] = 0.0
@@ -555,7 +516,7 @@ def replay_units(
     for variant in range(num_variants):
         starts, ends, releases = start[variant], end[variant], release[variant]
         latencies, edge_lags, new_lags = latency[variant], edge_lag[variant], new_lag[variant]
-        slot_starts, op_latencies = slot_start[variant], op_latency[variant]
+        slot_starts, op_latencies = inner.start[variant], inner.op_latency[variant]
         free[:] = 0.0
         for place in range(num_units):
             unit = np.uint64(order[place])
@@ -571,10 +532,7 @@ def replay_units(
                     if releases[slot] - time > slot_starts[slot]:
                         binds = True
             if binds:
-                last = time + _time_inside(
-                    time, slot_ptr[unit], slot_ptr[unit + _ONE], slot_op, releases, prog[unit], prog_ptr, op_pred_ptr,
-                    op_pred, op_stream, cost_ptr[unit], op_latencies, op_release, op_end, inner_free,
-                )  # fmt: skip
+                last = time + _time_inside(time, unit, inner, op_latencies, releases, op_release, op_end, inner_free)
                 touched[variant, unit] = True
             ends[unit] = last
             for i in range(first_hold, stop_hold):

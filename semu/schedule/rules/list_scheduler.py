@@ -136,27 +136,15 @@ def _ordered(study: PipelineStudy, limit: I64, split: bool, policy: Policy, name
     if drains or np.all(limit >= _MOST):
         need = np.zeros_like(need)  # a chain of single chunks always drains
     order = np.zeros(arrays.num_stages, dtype=np.int32)
+    chunks = np.array([chunk for own in held for chunk in own], dtype=np.int64)
+    pairs = (arrays.first, arrays.exists, arrays.has_backward, arrays.rank, arrays.microbatch)
+    way = (split, policy.patient, policy.group, policy.eager_weights, policy.slack, bool(shape.part_counts))
     count = kernels.list_schedule(
-        np.cumsum([0, *map(len, held)], dtype=np.int64),
-        np.array([chunk for chunks in held for chunk in chunks], dtype=np.int64),
-        arrays.first,
-        arrays.exists,
-        arrays.has_backward,
-        arrays.rank,
-        arrays.microbatch,
-        arrays.pred_ptr,
-        arrays.pred,
-        costs.latency_s,
-        study.delay_s,
-        costs.delta_bytes,
+        (np.cumsum([0, *map(len, held)], dtype=np.int64), chunks, *pairs, arrays.pred_ptr, arrays.pred),
+        (costs.latency_s, study.delay_s, costs.delta_bytes),
         limit,
         need,
-        split,
-        policy.patient,
-        policy.group,
-        policy.eager_weights,
-        policy.slack,
-        bool(shape.part_counts),
+        way,
         order,
     )
     chosen = order[:count]

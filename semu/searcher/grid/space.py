@@ -16,8 +16,6 @@ from semu.parallel.axes import AXES, MESH
 from semu.parallel.config import PLACEMENTS
 
 Value: TypeAlias = int | str
-MOST_POINTS = 50_000_000
-"""Combinations that are looked at, at most."""
 
 
 class Axis(StrEnum):

@@ -61,11 +61,6 @@ class IterationRow:
         """Megatron-LM's time over the plan's."""
         return _ratio(self.megatron_s, self.planned_s)
 
-    @property
-    def heuristic_gain(self) -> float | None:
-        """The heuristic's time over the plan's."""
-        return _ratio(self.heuristic_s, self.planned_s)
-
 
 def train(
     planner: Planner,

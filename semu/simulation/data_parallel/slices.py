@@ -67,6 +67,3 @@ def between(piece: OuterSlice, start_s: float, end_s: float) -> OuterSlice:
     """The same operator at another time."""
     rest = (piece.net_bytes, piece.group_ranks, piece.provenance, piece.port)
     return OuterSlice(piece.name, piece.kind, piece.stream, start_s, end_s, *rest)
-
-
-NO_SLICES = Slices((), (), ())
