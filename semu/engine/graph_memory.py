@@ -38,7 +38,7 @@ class GraphMemory:
         """When each storage is allocated and freed [s]; infinite where it never is.
 
         From the start of the first operator that touches it to the end of the last one, inputs from 0, outputs for
-        ever; an input that nobody touches is there for no time.
+        ever; an input that no operator touches is freed at once.
         """
         graph = self.partition.graph
         n = len(graph.storages)

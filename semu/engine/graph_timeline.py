@@ -1,4 +1,4 @@
-"""``GraphTimeline``: what came out of a graph's simulation; units at once, operators and memory when somebody looks."""
+"""``GraphTimeline``: times, work and memory of a simulated graph; operators and memory are made on first use."""
 
 from __future__ import annotations
 

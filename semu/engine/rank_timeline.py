@@ -75,7 +75,7 @@ class OperatorTable:
         paths: dotted module paths. kinds: operator kinds. phases: FORWARD, RECOMPUTE, INPUT_GRADIENT, ...
         streams: ``"compute"`` or the communicator's name (``"tp"``).
         group_ranks: ranks of the communicator, 1 for compute.
-        blocks: path of the chunk's block that the operator belongs to, a prefix of its own path.
+        blocks: path of the chunk's block that the operator belongs to, a prefix of the operator's path.
     """
 
     paths: tuple[str, ...]

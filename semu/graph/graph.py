@@ -54,7 +54,7 @@ class Graph(GraphNodes):
         name: str = "",
         pool: str = HBM,
     ) -> int:
-        """Add a tensor with a storage of its own; returns its index. ``shape`` is local to one rank."""
+        """Add a tensor and its storage; returns the tensor's index. ``shape`` is local to one rank."""
         self._check_shape(shape, name)
         storage = Storage(len(self.storages), name, product(shape) * dtype.size_bytes, role, pool)
         self.storages.append(storage)

@@ -1,4 +1,4 @@
-"""Execution plans as JSON: decisions, and the estimates in a block of their own.
+"""Execution plans as JSON: decisions, and the estimates in a separate block.
 
     {"format": "semu plan 1", "name": "search", "model_hash": "...", "num_ranks": 4, ...,
      "chunks": [{"module": "vit", "rank": 0, "layers": [0, 6], "has_backward": true, "variants": [["full", ...]]}, ...],

@@ -181,7 +181,7 @@ class ReportData:
         active_parameters: those that a token uses: without the experts that it is not routed to.
         job: resolved inputs. warnings: what a reader should know. samples: iterations with jitter, where asked for.
         reserve: finds ``reserved_memory_bytes``. nearest_fit: of a job that does not fit, changes after which it does,
-            the fastest first; None: nobody has looked.
+            the fastest first; None: no changes were tried.
         host_memory_bytes: host memory of a GPU of each pipeline rank, where something is offloaded.
         contention: what sharing links cost, where it was simulated.
         find_uncertainty: finds ``uncertainty``.
@@ -224,7 +224,7 @@ class ReportData:
 
     @cached_property
     def uncertainty(self) -> Uncertainty | None:
-        """How far the errors of the coefficients move the iteration time; found when it is asked for."""
+        """How far the errors of the coefficients move the iteration time; computed on first use."""
         return None if self.find_uncertainty is None else self.find_uncertainty()
 
     @property

@@ -260,7 +260,7 @@ def _words(job: Mapping[str, object], table: str, key: str) -> str:
 
 
 def _trained(report: ReportData) -> int | None:
-    """Parameters that are trained, where others are frozen; None where all or none are, or nobody says."""
+    """Parameters that are trained, where others are frozen; None where all or none are, or the job does not say."""
     model = report.job.get("model")
     modules = model.get("modules") if isinstance(model, Mapping) else None
     if not isinstance(modules, list):

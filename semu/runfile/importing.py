@@ -112,7 +112,7 @@ def import_run(path: str, overrides: Overrides | None = None, options: ImportOpt
     Args:
         path: a file of one of ``IMPORT_KINDS``. overrides: what the command line changes. options: how it is read.
     Raises:
-        ConfigError: a file that cannot be read, of no known kind, or that says what semu does not model.
+        ConfigError: a file that cannot be read, of another program, or with settings that semu does not model.
     """
     path = hf_file(path) or path
     text = _read(path)

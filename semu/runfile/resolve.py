@@ -6,7 +6,7 @@ Relative paths in a file start from the file's folder, those on the command line
 ``training.global_batch``, where neither the file nor ``--set`` gives it, is microbatches x dp x micro_batch: a setup
 keeps its items per replica when its parallelism or its micro_batch is changed (rounded down to whole microbatches); a
 file without a global batch gets ``semu_models.setups.default_microbatches``. With vpp > 1 either is rounded down to a
-multiple of pp microbatches. ``training.seq_len`` becomes the batch's own context length, and the ``contents`` of a
+multiple of pp microbatches. ``training.seq_len`` becomes the batch's context length, and the ``contents`` of a
 metadata file what the model reads, where nobody gives them.
 """
 

@@ -1,6 +1,6 @@
 """The searcher: schedules made for the batch at hand (002 §5, 000 §6).
 
-``SearchProblem`` is all that it knows, ``Solution`` what it returns. ``Interleaver`` makes schedules of priorities,
+``SearchProblem`` is its input, ``Solution`` its result. ``Interleaver`` makes schedules of priorities,
 ``evaluate`` times any order, ``choose_candidates`` trades time for memory, ``lower_bounds`` says what is left.
 """
 

@@ -1,4 +1,4 @@
-"""``search``: a schedule made for a job's batch, from partition to full simulation of what was found (DIP §3.2)."""
+"""``search``: a schedule made for a job's batch, from partition to full simulation of the best one (DIP §3.2)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from semu.searcher.report import SearchReport
 from semu.simulation import prepare
 
 DEFAULT_TIME_S = 10.0
-"""Time of a search that nobody limits [s]; DIP's searches take it (§7.4)."""
+"""Time of a search without a limit [s]; that of DIP's searches (§7.4)."""
 EXACT_TIME_S = 60.0
 """Time of CP-SAT where the search has none [s]."""
 MOST_TIME_S = 1e6
-"""Time of CP-SAT at most [s]; it knows no infinite one."""
+"""Time of CP-SAT at most [s]; it takes no infinite one."""
 
 
 def job_problem(

@@ -19,7 +19,7 @@ from semu.units import align_columns
 
 @dataclass(frozen=True)
 class SearchRow:
-    """What a search found for one job.
+    """Result of a search for one job.
 
     Attributes:
         name: of the job. iteration_time_s: under the schedule found [s]; None: refused, with ``refused`` as the reason.
@@ -87,7 +87,7 @@ def search_many(
         jobs: (name, job) each; names differ. engine: runs them; None: one after another, here.
         progress: called with a line whenever a search has ended.
         options: as ``search``, the same for every job; ``rollouts`` gives the same table again with any engine, a time
-            does not. ``workers`` are threads of one search, 1 unless told otherwise.
+            does not. ``workers`` are threads of one search, by default 1.
     Returns:
         A row per job. A job that cannot be searched has a row with the reason. After Ctrl-C the rows that are done.
     Raises:

@@ -1,4 +1,4 @@
-"""``SearchReport``: what a search found for a job, beside Megatron-LM's schedule and the heuristic's; text, files."""
+"""``SearchReport``: a job's search, beside Megatron-LM's schedule and the heuristic's; text, files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published runs against predictions: ``validate``; a user's own log or trace against a run: ``compare_log``,
+"""Published runs against predictions: ``validate``; a user's log or trace against a run: ``compare_log``,
 ``compare_trace``.
 
 Files:
@@ -69,7 +69,7 @@ def validate(
 
     Args:
         rows: as ``read_rows`` gives them. make_job: makes a job of a run file's tables: ``semu.runfile.make_job``.
-        devices: row -> profile name or file; None: the row's own.
+        devices: row -> profile name or file; None: the device of the row.
         progress: called after each row with the rows done and all rows.
         pass_times: passes take what rows say, where they do.
     Returns:

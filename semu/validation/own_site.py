@@ -3,7 +3,7 @@
 The rows of a runs file (the schema of ``semu validate --runs``) are simulated on the device; their times and the
 simulated ones give the factors (``semu.fitting.site_runs``). In the new profile a factor on computation divides the
 rates of all compute kinds and multiplies their fixed times, one on communication does so with links; rates stay below
-the peak. What the factors are worth for further runs is told by leaving each run out in turn.
+the peak. What the factors are worth for further runs shows when each run is left out in turn.
 """
 
 from __future__ import annotations

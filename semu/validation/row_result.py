@@ -48,7 +48,7 @@ class RowResult:
         is_scored: whether its errors count. status, reason: whether it ran, and if not, why.
         fits: whether it fits in memory, None where it did not run.
         device, precision: what the null model fits one MFU to. scope, measure: of its memory, empty: none.
-        resolved: settings that its source does not tell -> what was used. notes: what to know, a sentence each.
+        resolved: settings that the source leaves open -> what was used. notes: what to know, a sentence each.
         compared: the numbers. measured_mfu: the MFU at which the measured time would follow.
         interval_s: where the time lies with 90 % probability, as far as coefficients go [s]; None: not predicted.
         communication_s: by how much the predicted time grows when all communication takes twice its time [s].

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from semu.searcher.planner.training_report import TrainingReport
 
 DEFAULT_ITERATIONS = 100
-"""Iterations of a loop without an end of its own."""
+"""Iterations of a loop for which neither ``--iterations`` nor a stream sets an end."""
 KEEP_EVERY_S = 1.0
 """A loop that is killed loses what it trained since [s]."""
 STATE = "state.json"
@@ -35,7 +35,7 @@ def stream_command(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: a run or a stream that cannot be read, options that are none.
-        MemoryLimitError: no strategy fits the run's own batch.
+        MemoryLimitError: no strategy fits the batch of the run.
     """
     _check(arguments)
     with Progress(is_first_run=not has_compiled_kernels()) as progress:

@@ -1,4 +1,4 @@
-"""``semu validate --run RUN`` with ``--log`` or ``--trace``: a run of the user's own, simulated / measured."""
+"""``semu validate --run RUN`` with ``--log`` or ``--trace``: a run of the user, simulated / measured."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RUN_ONLY = {
 
 
 def is_own_run(arguments: argparse.Namespace) -> bool:
-    """Whether the command is about a run of the user's own.
+    """Whether the command is about a run of the user.
 
     Raises:
         ConfigError: options of the two ways to validate together, or a part of them missing.

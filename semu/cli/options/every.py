@@ -44,7 +44,7 @@ LISTS: Mapping[str, str] = {
     "devices": "device profiles and their peaks",
     "schedules": "pipeline schedules",
 }
-"""What ``semu list`` knows, and what each list holds."""
+"""The lists of ``semu list``, and what each of them holds."""
 
 
 def _add_list(parser: argparse.ArgumentParser) -> None:

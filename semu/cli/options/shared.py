@@ -15,7 +15,7 @@ class CommandOptions(NamedTuple):
     """A command of semu.
 
     Attributes:
-        help: its line in ``semu --help``. description, epilog: what its own ``--help`` says before and after the
+        help: its line in ``semu --help``. description, epilog: what ``semu COMMAND --help`` says around the
             options; without an epilog the description is wrapped. add: adds its options to a parser.
     """
 

@@ -45,7 +45,7 @@ def fp8_linear(
     style: ShardingStyle,
     parts: Sequence[int] | None = None,
 ) -> Tensor:
-    """``y = x W^T + b`` in fp8; arguments and result as ``matmul.linear``, FLOP as there.
+    """``y = x W^T + b`` in fp8; arguments, result and FLOP as ``matmul.linear``.
 
     Args:
         style: of the current module; REPLICATED without tensor parallelism.

@@ -88,7 +88,7 @@ def _exchange(logits: Tensor, softmax: Tensor) -> None:
 
 
 def _unfused(logits: Tensor) -> Tensor:
-    """PyTorch's own: ``F.cross_entropy(logits.float(), labels)``, kernel by kernel.
+    """PyTorch's ``F.cross_entropy(logits.float(), labels)``, kernel by kernel.
 
     The logits' fp32 copy and its log-softmax are two tensors, of which the second is saved; the backward makes the
     gradients of both in fp32 and casts the last one. The logits themselves stay until the loss is known.

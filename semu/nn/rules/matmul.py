@@ -190,7 +190,7 @@ def input_gradient(grad: Tensor, weight: ParameterUse, in_shards: int) -> Tensor
 def weight_gradient(grad: Tensor, x: Tensor, weight: ParameterUse, bias: ParameterUse | None) -> None:
     """Append ``dW += dY^T X`` into the gradient buffer, where W trains.
 
-    The bias gradient is fused into it; with a frozen weight and a training bias it is a reduction of its own.
+    The bias gradient is fused into it; with a frozen weight and a training bias it is a separate reduction.
     """
     trace = grad.trace
     m, n, k = _sizes(grad, weight)
@@ -203,7 +203,7 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: ParameterUse, bias: Paramet
 
 
 def reduce_bias(grad: Tensor, writes: Sequence[ParameterUse], prefix: str = "") -> None:
-    """Append the gradient of a bias whose weight is frozen, a reduction of its own."""
+    """Append the gradient of a bias whose weight is frozen: a reduction."""
     grad.trace.emit(
         OpKind.CUSTOM,
         [grad],
@@ -226,7 +226,7 @@ def accumulate_product(
     prefix: str = "",
 ) -> None:
     """Append the product for a weight gradient: into the buffer (read and written), or, where accumulation is not
-    fused, into a tensor of the parameters' type, which a kernel of its own adds to the buffer.
+    fused, into a tensor of the parameters' type, which a further kernel adds to the buffer.
 
     Args:
         inputs: two operands. writes: weight, and bias that rides along. sizes: m, n, k. read_bytes: of the operands.

@@ -52,7 +52,7 @@ def _emit(
     *,
     has_output: bool = True,
 ) -> Tensor:
-    """Append a kernel that goes over as many bytes as ``x`` has, so many times; its result looks like ``x``."""
+    """Append a kernel that moves the bytes of ``x``, ``passes`` times; its result looks like ``x``."""
     return x.trace.emit(
         OpKind.ADD,
         inputs,

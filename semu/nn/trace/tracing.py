@@ -462,7 +462,7 @@ class Trace:
         return replace(tensor, node=node, shape=tuple(shape), shards=tuple(shards))
 
     def communication_stream(self, group: CommGroup) -> Stream:
-        """The group's own stream on the outgoing link that its placement uses."""
+        """The stream of a group, on the outgoing link that the group's placement uses."""
         device = Device(DeviceKind.LINK, port=group.port, direction=Direction.OUT)
         stream = Stream(device, group.name)
         self.groups[stream] = group

@@ -36,7 +36,7 @@ TELL_S = 0.25
 
 @dataclass
 class Hunt:
-    """A grid under way; ``outcomes``: what is known."""
+    """A grid under way; ``outcomes``: results so far."""
 
     job: TrainingJob
     space: Space

@@ -12,7 +12,7 @@ from semu.searcher.grid.rows import GridRows, Row
 from semu.searcher.grid.space import Axis, Point, RankBy
 
 _FIRST = (Axis.TP, Axis.PP)
-"""Axes of a heat map where nobody names any."""
+"""Axes of a heat map by default."""
 
 
 def _short(axis: Axis) -> str:

@@ -25,7 +25,7 @@ class Row:
         point: its values on all axes. figures: as ``semu.evaluate`` says. tokens_per_s_per_gpu: of the whole batch.
         usd_per_million_tokens: at the price that was given; None: none was.
         headroom_bytes: what the fullest rank leaves of its memory, negative where it does not fit.
-        change: values on other axes with which it would fit, the fewest; None: it fits, or nobody looked.
+        change: values on other axes with which it would fit, the fewest; None: it fits, or no changes were tried.
     """
 
     point: Point
@@ -68,7 +68,7 @@ class GridRows:
         floors: bounds of all legal configurations.
         capacity_bytes: memory of a device. ended_by: "end" or "interrupt".
         nearest_fit: where nothing fits, changes of other settings after which the smallest configuration does, the
-            fastest first; empty: none was found. None: something fits, or nobody looked.
+            fastest first; empty: no change helps. None: something fits, or no changes were tried.
         evaluated, reused, time_s: simulated in this call, taken from the results file, and how long it took [s]; not
             the same every time, and so in no file.
     """

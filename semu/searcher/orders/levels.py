@@ -237,7 +237,7 @@ def distinct_levels(problem: SearchProblem, levels: Sequence[float]) -> list[flo
 
 
 def _part(budget: Budget, share: float, rollouts: int | None = None) -> Budget:
-    """A part of a budget; ``rollouts``: so many instead."""
+    """A part of a budget; ``rollouts``: their number, in place of the part."""
     if rollouts is None and budget.rollouts is not None:
         rollouts = int(share * budget.rollouts)
     return replace(budget, rollouts=rollouts, time_s=None if budget.time_s is None else share * budget.time_s)
@@ -280,7 +280,7 @@ def _better(
 
 
 def _add(total: _Sum, found: SearchResult, first: NDArray[np.int16], bound_s: float) -> None:
-    """Join a search from a level. ``first``: int16[n], candidates that it did not know."""
+    """Join a search from a level. ``first``: int16[n], candidates that were left out."""
 
     def whole(solution: Solution) -> Solution:
         return replace(solution, choice=(solution.choice + first).astype(np.int16), lower_bound_s=bound_s)

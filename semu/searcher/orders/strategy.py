@@ -52,7 +52,7 @@ class OrderStrategy(Protocol):
         ...
 
     def begin_at(self, sequence: I32, score: float) -> None:
-        """A good sequence that somebody else has found."""
+        """A good sequence from another search."""
         ...
 
 
@@ -112,7 +112,7 @@ class DepthFirstStrategy:
 _DRAWS = 4
 """Draws of neighbours until enough of them are new."""
 _REMEMBERED = 1 << 18
-"""Sequences that are known to have been proposed, at most."""
+"""Proposed sequences that are remembered, at most."""
 
 
 class LocalStrategy:

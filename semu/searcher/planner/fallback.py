@@ -1,4 +1,4 @@
-"""``Fallback``: a schedule that is legal for every batch, made before any is known.
+"""``Fallback``: a schedule that is legal for every batch, made before the first batch.
 
 Where a plan must be there and nothing has been planned, the chunks stay where they are (DIP §3.2), all modules run
 whole microbatches, every chunk under its leanest variant, and the stages run in the dual queue's order for microbatches
@@ -44,7 +44,7 @@ class Fallback:
         self._plans: Recent[StagePlan] = Recent(8)
 
     def plan(self, num_microbatches: int) -> StagePlan:
-        """The plan for so many microbatches of a replica."""
+        """The plan for a number of microbatches per replica."""
         return self._plans.get(num_microbatches, lambda: self._made(num_microbatches))
 
     def _made(self, count: int) -> StagePlan:

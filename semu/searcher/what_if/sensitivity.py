@@ -19,7 +19,7 @@ from semu.simulation.estimate import evaluate
 from semu.units import GIB, align_columns, format_time
 
 FACTOR = 2.0
-"""Hardware numbers are divided and multiplied by it where nobody says which changes to look at."""
+"""By default hardware numbers are divided and multiplied by it."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class WhatIf:
     is_interrupted: bool = False
 
     def gain_of(self, answer: Answer) -> float | None:
-        """How much shorter an iteration is, as a share of the job's own; negative: longer; None: cannot run."""
+        """How much shorter an iteration is, as a share of the job's time; negative: longer; None: cannot run."""
         if answer.estimate is None:
             return None
         return 1 - answer.estimate.iteration_time_s / self.base.iteration_time_s
@@ -67,7 +67,7 @@ class WhatIf:
         return sorted(groups.items(), key=lambda item: (-widest[item[0]], item[0]))
 
     def to_json(self) -> dict[str, object]:
-        """Everything: the job's own figures, and those of every answer."""
+        """Everything: the figures of the job, and those of every answer."""
         return {
             "job": self.title,
             "base": _figures(self.base),
@@ -142,7 +142,7 @@ def what_if(
 
 
 def default_changes(job: TrainingJob, factor: float = FACTOR) -> tuple[Change, ...]:
-    """What one would ask of a job: its hardware, what may overlap, and strategies other than its own.
+    """The default questions: hardware, what may overlap, and other strategies.
 
     Args:
         factor: by which hardware numbers are divided and multiplied, > 1.

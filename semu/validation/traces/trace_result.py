@@ -76,7 +76,7 @@ class TraceComparison:
 
     Attributes:
         title: of the simulation. rank, num_ranks: the pipeline rank, of how many. iteration: what was measured.
-        measured, simulated: both sides. unmatched: kernels that no pattern knows. warnings: what to know.
+        measured, simulated: both sides. unmatched: kernels that match no pattern. warnings: what to know.
     """
 
     title: str

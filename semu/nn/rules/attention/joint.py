@@ -1,7 +1,7 @@
 """Two token streams as one: sequence i of the first followed by sequence i of the second, for joint attention.
 
 In-context conditioning (MM-DiT, 2403.03206 §4) attends over text and image tokens together: a sequence of a + b tokens
-has (a + b)^2 = a^2 + 2 a b + b^2 pairs, all of which the batch knows.
+has (a + b)^2 = a^2 + 2 a b + b^2 pairs, and a batch counts all three terms.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def _weight_gradient(
 ) -> None:
     """Append ``dW_e += dY_e^T X_e`` into the gradient buffers of all local experts; unfused: a product, then a sum.
 
-    The biases' gradients ride along; where the weights are frozen they are a reduction of their own.
+    The biases' gradients ride along; where the weights are frozen, a separate reduction makes them.
     """
     trace, (n, k), prefix = grad.trace, widths, f"{use.parameter.name}."
     writes = [item for item in (use, *added) if item.gradient is not None]
