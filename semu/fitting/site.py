@@ -10,10 +10,10 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+from semu.checks import check_number
 from semu.errors import ConfigError, unknown_name
 from semu.fitting.devices import KNOWN_DEVICES, profile_names
 from semu.fitting.models import FLOOR, TIME, defaults_of
-from semu.hardware.number import check_positive
 from semu.hardware.profile import PROFILE_DIR, list_profiles
 
 
@@ -55,6 +55,6 @@ def load_sites(name_or_path: str) -> dict[str, dict[str, dict[str, float]]]:
                 if name not in legal:
                     raise unknown_name("factor", name, legal, where=f"{where}.{section}")
                 if name != "rows":
-                    own[name] = check_positive(value, f"{where}.{section}.{name}")
+                    own[name] = check_number(value, f"{where}.{section}.{name}", is_above=True)
             result.setdefault(section, {})[source] = own
     return result

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
+from semu.checks import check_efficiency, check_number
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.kinds import OpKind, Provenance
 from semu.hardware.network.algorithms import COEFFICIENTS
-from semu.hardware.number import check_efficiency, check_number, check_positive, worst_provenance
+from semu.hardware.number import worst_provenance
 
 NEUTRAL_SOURCE = "the paper's default: alpha = 1"
 
@@ -75,12 +76,12 @@ class Efficiency:
         object.__setattr__(self, "flop", check_efficiency(self.flop, "flop"))
         for name in ("tiles_at_once", "tile_k0", "tile_rest", "row0", "power", "cache_bytes"):
             object.__setattr__(self, name, check_number(getattr(self, name), name))
-        object.__setattr__(self, "cached", check_number(self.cached, "cached", minimum=1.0))
-        object.__setattr__(self, "tile_128", check_positive(self.tile_128, "tile_128"))
+        object.__setattr__(self, "cached", check_number(self.cached, "cached", least=1.0))
+        object.__setattr__(self, "tile_128", check_number(self.tile_128, "tile_128", is_above=True))
         object.__setattr__(self, "weight_gradient", check_efficiency(self.weight_gradient, "weight_gradient"))
         object.__setattr__(self, "mem", check_efficiency(self.mem, "mem"))
         object.__setattr__(self, "t0_s", check_number(self.t0_s, "t0_s"))
-        object.__setattr__(self, "p", check_number(self.p, "p", minimum=1.0, is_infinite_ok=True))
+        object.__setattr__(self, "p", check_number(self.p, "p", least=1.0, is_infinite_ok=True))
         object.__setattr__(self, "s0_tokens", check_number(self.s0_tokens, "s0_tokens"))
         if self.relative_error is not None:
             error = check_number(self.relative_error, "relative_error")

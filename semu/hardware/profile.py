@@ -28,11 +28,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from semu.checks import check_number
 from semu.errors import ConfigError, nearest_name, unknown_name
 from semu.hardware.capabilities import PEAKS, DeviceProfile, Host, VariantKey, parse_variant
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, LinkEfficiency, Section, coefficient_names
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
-from semu.hardware.number import Number, check_number, located, worst_provenance
+from semu.hardware.number import Number, located, worst_provenance
 from semu.hardware.software import FACTORS, Software, SoftwareFactors
 
 PROFILE_DIR = Path(__file__).parent / "profiles"

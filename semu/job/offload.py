@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from semu.checks import check_number
 from semu.errors import ConfigError, unknown_name
 
 OFFLOADS = ("activations", "weights", "optimizer")
@@ -64,18 +65,13 @@ class OffloadPlan:
                 expected='one of offload_layers and offload_fraction, with offload = "activations" or "weights"',
                 got=str(fraction if given[-1] == "fraction" else layers),
             )
-        if fraction is not None and (
-            isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1
-        ):
-            raise ConfigError(
-                "not a share", where="training.offload_fraction", expected="0 to 1", got=fraction, nearest=1
-            )
+        share = 1.0 if fraction is None else check_number(fraction, "training.offload_fraction", "a share", most=1.0)
         return cls(
             activations="activations" in words,
             weights="weights" in words,
             optimizer="optimizer" in words,
             layers=None if layers is None else _words(layers, "training.offload_layers"),
-            fraction=1.0 if not isinstance(fraction, int | float) else float(fraction),
+            fraction=share,
         )
 
     def chooses(self, path: str, number: int) -> bool:

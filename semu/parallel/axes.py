@@ -144,7 +144,7 @@ AXES = tuple(item.name for item in _ROWS)
 COUNTS = tuple(item.name for item in _ROWS if item.default is not None)
 """Axes that always have a size."""
 MESH = ("tp", "cp", "dp", "pp")
-"""Axes that multiply the number of GPUs, in Megatron-LM's order (``tp-cp-dp-pp``): ranks of the first are neighbours."""
+"""Axes that multiply the number of GPUs, in Megatron-LM's order (``tp-cp-dp-pp``): neighbours differ in the first."""
 GPU_AXES = tuple(name for name in AXES if name in MESH)
 """Axes that multiply the number of GPUs, in the order of texts."""
 DATA = tuple(name for name in MESH if name in axes_of(Shards.SAMPLES, Shards.SEQUENCE))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
+from semu.checks import check_switch, is_integer
 from semu.errors import ConfigError, unknown_name
 from semu.nn.trace.sharding import ContextKind, ShardingStyle
 from semu.parallel.axes import ParallelSizes
@@ -41,8 +42,8 @@ class Overlap:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if not isinstance(value, bool) and not (value is None and item.name in ("pipeline", "tensor_parallel")):
-                raise ConfigError("not a switch", where=f"overlap.{item.name}", expected="true or false", got=value)
+            if value is not None or item.default is not None:
+                check_switch(value, f"overlap.{item.name}")
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,10 @@ class Parallel(ParallelSizes):
 
     def __post_init__(self) -> None:
         self.check_sizes()
-        if not isinstance(self.zero, int) or isinstance(self.zero, bool) or self.zero not in (0, 1, 2, 3):
+        if not is_integer(self.zero) or self.zero not in (0, 1, 2, 3):
             raise ConfigError("unknown ZeRO stage", where="parallel.zero", expected="0, 1, 2 or 3", got=self.zero)
         for name in ("sequence_parallel", "reshard_after_forward"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(
-                    "not a switch", where=f"parallel.{name}", expected="true or false", got=getattr(self, name)
-                )
+            check_switch(getattr(self, name), f"parallel.{name}")
         self._check_zero_group()
         if self.partition not in ("parameters", "latency", "layers"):
             raise ConfigError(
@@ -214,7 +212,7 @@ class Parallel(ParallelSizes):
                 expected="zero = 1 or 3, or no zero_group",
                 got=size,
             )
-        if isinstance(size, bool) or not isinstance(size, int) or size < 2 or self.dp % size:
+        if not is_integer(size) or size < 2 or self.dp % size:
             divisors = [n for n in range(2, self.dp + 1) if self.dp % n == 0]
             known = isinstance(size, int) and divisors
             raise ConfigError(

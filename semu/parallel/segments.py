@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
+from semu.checks import check_integer
 from semu.errors import ConfigError, unknown_name
 from semu.parallel.pipeline import Chunk, deal_chunks, partition, place_chunks
 
@@ -34,10 +35,7 @@ def check_segments(kind: object, shares: object, *, vpp: int, has_layout: bool, 
             "not a table of modules", where="parallel.shares", expected="module -> a count", got=repr(shares)
         )
     for name, count in shares.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ConfigError(
-                "not a share", where=f"parallel.shares.{name}", expected="an integer >= 1", got=count, nearest=1
-            )
+        check_integer(count, f"parallel.shares.{name}", "a share")
     if kind == "mixed":
         if shares:
             raise ConfigError(

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from semu.checks import is_integer
 from semu.errors import ConfigError, ScheduleError, unknown_name
 from semu.files import write_text
 from semu.schedule.schedule import Schedule
@@ -201,7 +202,7 @@ def _parts(value: object, where: str) -> Parts:
 
 def _counts(value: object, where: str, least: int = 0) -> tuple[int, ...]:
     items = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (None,)
-    if any(isinstance(item, bool) or not isinstance(item, int) or item < least for item in items):
+    if not all(is_integer(item) and item >= least for item in items):
         raise ScheduleError("not a list of counts", where=where, expected=f"integers >= {least}", got=repr(value))
     return tuple(int(item) for item in items if item is not None)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from semu.baselines import megatron, megatron_1f1b
+from semu.checks import check_integer
 from semu.errors import ConfigError, MemoryLimitError, unknown_name
 from semu.job import TrainingJob
 from semu.present.report import Report
@@ -55,8 +56,7 @@ def job_problem(
     for word in strategies:
         if word not in LAYER_STRATEGIES:
             raise unknown_name("memory strategy", word, LAYER_STRATEGIES, where="strategies")
-    if isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < 1:
-        raise ConfigError("not a number of candidates", where="candidates", expected="an integer >= 1", got=candidates)
+    check_integer(candidates, "candidates", "a number of candidates")
     say = progress if progress is not None else _silent
     say("cutting the model and the batch")
     cut = partition(job, sub_batch=sub_batch, segments=segments)
@@ -179,8 +179,7 @@ def _objective(objective: str, *, strategy: str, seed: int, exact: bool) -> Obje
         raise unknown_name("search strategy", strategy, STRATEGIES, where="strategy")
     if objective not in [item.value for item in Objective]:
         raise unknown_name("objective", objective, [item.value for item in Objective], where="objective")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ConfigError("not a seed", where="seed", expected="an integer >= 0", got=seed, nearest=0)
+    check_integer(seed, "seed", "a seed", least=0)
     goal = Objective(objective)
     if exact and goal is Objective.MAX:
         raise ConfigError("the exact solver looks for the shortest schedule", where="exact", expected="objective min")

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.baselines import megatron_1f1b
+from semu.checks import check_integer
 from semu.compile.join import build_stages
 from semu.compile.recipe.sub_microbatches import check_symbols, cut_batch
 from semu.compile.recipe.variants import symbols_of_module
@@ -191,14 +192,7 @@ def _check_given(job: TrainingJob, sub_batch: Mapping[str, int], segments: Mappi
         for name, value in given.items():
             if name not in names:
                 raise unknown_name("modality module", name, names, where=f"{table}.{name}")
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_ITEMS:
-                raise ConfigError(
-                    "not a size",
-                    where=f"{table}.{name}",
-                    expected=f"an integer from {least} to {MOST_ITEMS}",
-                    got=value,
-                    nearest=1,
-                )
+            check_integer(value, f"{table}.{name}", "a size", least=least, most=MOST_ITEMS)
     for name, value in segments.items():
         if value > 1 and job.parallel.pp == 1:
             raise ConfigError(

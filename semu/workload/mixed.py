@@ -13,10 +13,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import check_count, check_number, check_seed, check_switch
 from semu.errors import ConfigError, unknown_name
 from semu.nn.merging import Merging, Rounding
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
-from semu.workload.checks import check_count, check_flag, check_number, check_seed
 from semu.workload.distributions import (
     TextPerImage,
     draw_documents,
@@ -70,7 +70,7 @@ class MixedBatch(AbstractBatch):
     def __post_init__(self) -> None:
         check_seed(self.seed, "batch.seed")
         for name in ("image_share", "audio_share"):
-            check_number(getattr(self, name), f"batch.{name}", high=1.0)
+            check_number(getattr(self, name), f"batch.{name}", most=1.0)
         if self.image_share + self.audio_share > 1:
             raise ConfigError(
                 "the shares of the samples are more than all",
@@ -80,12 +80,12 @@ class MixedBatch(AbstractBatch):
                 nearest=round(1 - self.image_share, 12),
             )
         if not isinstance(self.text_per_image, TextPerImage):
-            check_number(self.text_per_image, "batch.text_per_image")
+            check_number(self.text_per_image, "batch.text_per_image", most=1e9)
         check_count(self.patches_per_image, "batch.patches_per_image")
         check_count(self.tokens_per_image, "batch.tokens_per_image")
         if self.audio_seconds is not None:
-            check_number(self.audio_seconds, "batch.audio_seconds", low=0.04, high=MAX_CLIP_SECONDS)
-        check_flag(self.attend_across_samples, "batch.attend_across_samples")
+            check_number(self.audio_seconds, "batch.audio_seconds", least=0.04, most=MAX_CLIP_SECONDS)
+        check_switch(self.attend_across_samples, "batch.attend_across_samples")
         if self.attend_across_samples and self.audio.tokens is None:
             raise ConfigError(
                 "text that attends to its own clip cannot attend across samples",

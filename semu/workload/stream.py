@@ -25,10 +25,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from semu.checks import check_count, check_number
 from semu.errors import ConfigError, unknown_name
 from semu.files import write_file
 from semu.workload.batch import AbstractBatch, Microbatch
-from semu.workload.checks import check_count, check_number
 from semu.workload.listed import ListedBatch
 from semu.workload.metadata import Contents, Metadata, contents_for, metadata_of, read_metadata, read_sample
 from semu.workload.mixed import MixedBatch
@@ -172,8 +172,8 @@ def _microbatch(value: Any, place: str) -> Microbatch:
         if key not in _MICROBATCH_KEYS:
             raise unknown_name("key of a microbatch", key, _MICROBATCH_KEYS, where=place)
     try:
-        samples = check_count(value.get("samples", len(next(iter(streams.values())))), "samples", low=0)
-        seconds = check_number(value.get("video_seconds", 0.0), "video_seconds")
+        samples = check_count(value.get("samples", len(next(iter(streams.values())))), "samples", least=0)
+        seconds = check_number(value.get("video_seconds", 0.0), "video_seconds", most=1e9)
         return Microbatch(streams, samples, seconds)
     except (ConfigError, ValueError, OverflowError) as error:
         if not isinstance(error, ConfigError):

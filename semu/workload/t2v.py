@@ -13,9 +13,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import check_count, check_number, check_resolution, check_seed
 from semu.errors import ConfigError
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
-from semu.workload.checks import check_count, check_number, check_resolution, check_seed
 from semu.workload.distributions import VIDEO_SOURCES, draw_clips, make_generator
 from semu.workload.packing import pack_similar
 
@@ -245,7 +245,7 @@ def check_max_seconds(max_seconds: float, tokenizer: VideoTokenizer) -> None:
     Raises:
         ConfigError: shorter than a frame, or not a number.
     """
-    check_number(max_seconds, "batch.max_seconds", low=1.0 / tokenizer.fps, high=1e6)
+    check_number(max_seconds, "batch.max_seconds", least=1.0 / tokenizer.fps, most=1e6)
 
 
 def t2v_batch(

@@ -14,9 +14,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import check_count, check_number, check_seed, check_switch
 from semu.errors import ConfigError, unknown_name
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
-from semu.workload.checks import check_count, check_flag, check_number, check_seed
 from semu.workload.distributions import TextPerImage, draw_documents, draw_image_text, make_generator
 from semu.workload.packing import pack_in_order
 
@@ -144,12 +144,12 @@ class VlmBatch(AbstractBatch):
     def __post_init__(self) -> None:
         check_seed(self.seed, "batch.seed")
         if not isinstance(self.text_per_image, TextPerImage):
-            check_number(self.text_per_image, "batch.text_per_image")
+            check_number(self.text_per_image, "batch.text_per_image", most=1e9)
         if self.images_mean is not None:
-            check_number(self.images_mean, "batch.images_mean")
+            check_number(self.images_mean, "batch.images_mean", most=1e9)
         if self.images_max is not None:
             check_count(self.images_max, "batch.images_max")
-        check_flag(self.attend_across_samples, "batch.attend_across_samples")
+        check_switch(self.attend_across_samples, "batch.attend_across_samples")
         check_count(self.patches_per_image, "batch.patches_per_image")
         check_count(self.tokens_per_image, "batch.tokens_per_image")
 

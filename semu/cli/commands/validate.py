@@ -41,9 +41,10 @@ def validate_command(arguments: argparse.Namespace) -> int:
         given = (("--profile", arguments.profile), ("--compare", arguments.compare))
         profiles = [_Profile.of(rows, name, flag) for flag, name in given]
         if arguments.site is not None:
-            from semu.validation.site import calibrate_sites, check_count
+            from semu.checks import check_integer
+            from semu.validation.site import calibrate_sites
 
-            check_count(arguments.site)
+            check_integer(arguments.site, "--site", "a number of rows")
         progress(f"simulating {len(rows)} rows")
         result = profiles[0].validate(rows, pass_times=arguments.pass_times)
         comparison = site = None

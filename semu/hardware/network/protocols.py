@@ -19,10 +19,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import check_efficiency, check_number
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network.algorithm import Links, Route
 from semu.hardware.network.coefficient import Coefficient, Fit
-from semu.hardware.number import check_efficiency, check_number
 
 Values = NDArray[np.float64]
 _SENDS, _NVLINK = frozenset((OpKind.ALL_TO_ALL,)), frozenset((Port.NVLINK,))
@@ -80,7 +80,7 @@ PROTOCOLS = (
         "p",
         1.0,
         "how latency and transfer of long messages add up, >= 1: 1 one after the other, more where they overlap",
-        partial(check_number, minimum=1.0),
+        partial(check_number, least=1.0),
         Fit(2.0, 1.0, 6.0, min_sizes=8, min_rows=24),
         _SENDS,
         _NVLINK,

@@ -4,6 +4,7 @@ A study hands an engine one function and a stream of tasks; it gets every task's
 runs them changes nothing about the results. ``make_engine`` makes one by name.
 """
 
+from semu.checks import check_integer
 from semu.errors import ConfigError, unknown_name
 from semu.searcher.engines.engine import Engine, SerialEngine
 
@@ -24,10 +25,8 @@ def make_engine(name: str = "local", *, workers: int | None = None, address: str
     """
     if name not in ENGINES:
         raise unknown_name("engine", name, ENGINES, where="engine")
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ConfigError(
-            "not a number of workers", where="workers", expected="an integer >= 1", got=workers, nearest=1
-        )
+    if workers is not None:
+        check_integer(workers, "workers", "a number of workers")
     if address is not None and name != "ray":
         raise ConfigError("only a Ray cluster has an address", where="address", expected="engine ray", got=name)
     if name == "serial":
