@@ -24,10 +24,10 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from semu import memo
 from semu.checks import check_number
 from semu.errors import ConfigError, nearest_name, unknown_name
 from semu.hardware.capabilities import PEAKS, DeviceProfile, Host, VariantKey, parse_variant
@@ -99,7 +99,7 @@ def _load_file(path: Path) -> DeviceProfile:
     return _load_cached(path, stat.st_mtime_ns, stat.st_size)
 
 
-@lru_cache(maxsize=64)
+@memo.remembered(64)
 def _load_cached(path: Path, mtime_ns: int, size: int) -> DeviceProfile:
     table = _read(path)
     parts = _resolve(path, table, ())

@@ -8,11 +8,11 @@ image-text sample as in ``vlm.py``, an utterance with its transcript (LibriSpeec
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.checks import check_count, check_number, check_seed, check_switch
 from semu.errors import ConfigError, unknown_name
 from semu.nn.merging import Merging, Rounding
@@ -172,7 +172,7 @@ class MixedBatch(AbstractBatch):
         return replace(samples, text_tokens=np.minimum(text, context - samples.lengths))
 
 
-@lru_cache(maxsize=4)
+@memo.remembered(4)
 def _read(batch: MixedBatch, count: int, micro_batch: int, context: int) -> tuple[Microbatch, ...]:
     """The microbatches of a batch; a job that is simulated again reads the same."""
     blocks: list[MixedSamples] = []

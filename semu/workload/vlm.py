@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.checks import check_count, check_number, check_seed, check_switch
 from semu.errors import ConfigError, unknown_name
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
@@ -246,14 +246,14 @@ class VlmBatch(AbstractBatch):
         return 0.5 * (below + above)
 
 
-@lru_cache(maxsize=4)
+@memo.remembered(4)
 def _read(batch: VlmBatch, count: int, micro_batch: int, context: int) -> tuple[Microbatch, ...]:
     """The microbatches of a batch; a job that is simulated again reads the same."""
     samples, bounds = batch._packed(count * micro_batch, context)
     return tuple(samples.microbatches(bounds, count, micro_batch, batch.attend_across_samples))
 
 
-@lru_cache(maxsize=64)
+@memo.remembered(64)
 def _images_per_sequence(batch: VlmBatch, context: int) -> Callable[[float], float]:
     """Mean images of a packed sequence as a function of the share of text-only samples.
 
