@@ -10,13 +10,14 @@ Files:
     resolve.py      settings that a source does not tell
     evaluate.py     running one row
     memory.py, activations.py   predicted memory, as a row's source counts it
-    result.py       results, as JSON and CSV
+    row_result.py   what became of a row
     scoring.py      errors of groups, and the null model
+    result.py       all rows with their scores, as JSON and CSV
     table.py        the same for people
     profiles.py     the same rows under two profiles; site.py   factors of a site on top of a profile
     files.py        writing them
 
-    training_log.py, log_lines.py   what a log says; megatron_log.py, torchtitan_log.py   reading it
+    training_log.py, log_lines.py   what a log says; log_reader.py, megatron_log.py, torchtitan_log.py   reading it
     samples.py      warm-up, median, outliers
     compare_log.py, log_result.py   a log beside a simulation
     kineto.py       reading a trace of torch.profiler; kernel_names.py   what its kernels are
