@@ -4,8 +4,8 @@ A study hands an engine one function and a stream of tasks; it gets every task's
 runs them changes nothing about the results. ``make_engine`` makes one by name.
 """
 
-from semu.checks import check_integer
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_integer, check_word
+from semu.errors import ConfigError
 from semu.searcher.engines.engine import Engine, SerialEngine
 
 __all__ = ["ENGINES", "Engine", "make_engine"]
@@ -23,8 +23,7 @@ def make_engine(name: str = "local", *, workers: int | None = None, address: str
     Raises:
         ConfigError: an unknown name, no count, an address for another engine, Ray is not installed.
     """
-    if name not in ENGINES:
-        raise unknown_name("engine", name, ENGINES, where="engine")
+    check_word(name, ENGINES, "engine", "engine")
     if workers is not None:
         check_integer(workers, "workers", "a number of workers")
     if address is not None and name != "ray":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from semu.errors import unknown_name
+from semu.checks import check_word
 from semu.searcher.orders.mcts import TreeStrategy
 from semu.searcher.orders.mixed import MixedStrategy
 from semu.searcher.orders.space import OrderSpace
@@ -26,6 +26,5 @@ def make_strategy(name: str, space: OrderSpace) -> OrderStrategy:
     Raises:
         ConfigError: an unknown name.
     """
-    if name not in STRATEGIES:
-        raise unknown_name("search strategy", name, STRATEGIES, where="strategy")
+    check_word(name, STRATEGIES, "search strategy", "strategy")
     return STRATEGIES[name](space)
