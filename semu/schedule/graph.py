@@ -16,12 +16,13 @@ Views of the graph, each with arrays that lead back to stage numbers:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.errors import ScheduleError
 from semu.schedule.phases import BACKWARD, CODES, FORWARD, INPUT, PHASES, WEIGHT
 from semu.schedule.schedule import Schedule, StageColumns
@@ -336,7 +337,7 @@ def _shared_parts(shape: PipelineShape, source: int, reader: int) -> tuple[I64, 
     return (pairs[:, 0] + shift * given).ravel(), (pairs[:, 1] + shift * taken).ravel()
 
 
-@lru_cache(maxsize=128)
+@memo.remembered(128)
 def graph_of(shape: PipelineShape) -> PipelineGraph:
     """``PipelineGraph.of``, remembered: nothing in it changes."""
     return PipelineGraph.of(shape)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.checks import check_count, check_number, check_resolution, check_seed
 from semu.errors import ConfigError
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
@@ -232,7 +232,7 @@ def _frames_per_group(max_seconds: float, fps: int) -> int:
     return math.floor(max_seconds * fps + 1e-9)
 
 
-@lru_cache(maxsize=4)
+@memo.remembered(4)
 def _read(batch: T2vBatch, count: int, micro_batch: int, seq_len: int | None) -> tuple[Microbatch, ...]:
     """The microbatches of a batch; a job that is simulated again reads the same."""
     clips, bounds = batch._grouped(count * micro_batch, seq_len)
