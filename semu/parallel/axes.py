@@ -98,6 +98,11 @@ class ParallelSizes:
         return self.ranks(PEERS)
 
     @property
+    def replicas(self) -> int:
+        """Replicas of the model, each with microbatches of its own: dp."""
+        return self.ranks(REPLICATING)
+
+    @property
     def data_ranks(self) -> int:
         """Ranks that hold the same weights and see other data: dp x cp."""
         return self.ranks(DATA)
@@ -149,5 +154,7 @@ GPU_AXES = tuple(name for name in AXES if name in MESH)
 """Axes with GPUs of their own, in the order of texts."""
 DATA = tuple(name for name in MESH if name in axes_of(Shards.SAMPLES, Shards.SEQUENCE))
 """Axes of ``MESH`` over which gradients are reduced; they are neighbours in it."""
+REPLICATING = tuple(name for name in DATA if name in axes_of(Shards.SAMPLES))
+"""Axes of ``MESH`` over which samples are shared out; they are neighbours in it."""
 PEERS = tuple(name for name in MESH if name in axes_of(Shards.WEIGHTS, Shards.SEQUENCE))
 """Axes of ``MESH`` inside a pipeline rank of one replica; the first of it."""

@@ -199,7 +199,7 @@ class Parallel(ParallelSizes):
 
     def item_groups(self, name: str) -> int:
         """Groups over which the items of a microbatch are spread in a module: 1 where its sizes are the job's."""
-        return self.of_module(name).dp // self.dp
+        return self.of_module(name).replicas // self.replicas
 
     def _check_zero_group(self) -> None:
         size = self.zero_group
@@ -233,7 +233,7 @@ class Parallel(ParallelSizes):
     @property
     def shard_ranks(self) -> int:
         """Ranks over which ZeRO shards."""
-        groups = 1 if self.zero_group is None else self.dp // self.zero_group
+        groups = 1 if self.zero_group is None else self.replicas // self.zero_group
         return self.gradient_ranks // groups
 
     @property

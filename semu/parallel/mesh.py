@@ -42,10 +42,9 @@ class Mesh:
         first = self.gpu(pp=pp)
         place = first % self.cluster.gpus_per_node  # pipeline ranks whole nodes apart have equal groups
         if place not in self._dp_groups:
-            peers = self._different(first, 1, self._strides[DATA[0]])
-            self._dp_groups[place] = max(
-                (self._place("dp", peer, self._strides[DATA[0]], p.data_ranks) for peer in peers), key=_spread
-            )
+            peers = self._different(first, 1, self._data_stride)
+            groups = (self._place("dp", peer, self._data_stride, p.data_ranks) for peer in peers)
+            self._dp_groups[place] = max(groups, key=_spread)
         return self._dp_groups[place]
 
     def _copies_group(self, pp: int) -> CommGroup:
@@ -53,8 +52,8 @@ class Mesh:
         p = self.parallel
         if pp not in self._pair_groups:
             ends = (pp, p.pp - 1 - pp)
-            places = [(rank, dp, cp) for rank in ends for dp in range(p.dp) for cp in range(p.cp)]
-            lists = [[self.gpu(pp=rank, dp=dp, cp=cp, tp=tp) for rank, dp, cp in places] for tp in range(p.tp)]
+            places = [self.gpu(pp=rank) + number * self._data_stride for rank in ends for number in range(p.data_ranks)]
+            lists = [[place + peer for place in places] for peer in range(self._data_stride)]
             self._pair_groups[pp] = max((self.cluster.place_group("dp", gpus) for gpus in lists), key=_spread)
         return self._pair_groups[pp]
 
@@ -64,7 +63,7 @@ class Mesh:
         p = self.parallel
         if p.zero_group is None:
             return self.dp_group(pp)
-        firsts = [self.gpu(pp=pp, dp=dp, tp=tp) for dp in range(0, p.dp, p.zero_group) for tp in range(p.tp)]
+        firsts = [self.gpu(pp=pp, dp=dp, tp=tp) for dp in range(0, p.replicas, p.zero_group) for tp in range(p.tp)]
         places = {first % self.cluster.gpus_per_node: first for first in reversed(firsts)}
         return max((self._place("dp", first, p.tp, p.shard_ranks) for first in places.values()), key=_spread)
 
@@ -146,9 +145,9 @@ class Mesh:
         that spans the most nodes."""
         p = self.parallel
         width = p.replica_gpus
-        firsts = [self.gpu(pp=pp) + peer for pp in range(p.pp) for peer in range(width)] if p.dp > 1 else [0]
+        firsts = [self.gpu(pp=pp) + peer for pp in range(p.pp) for peer in range(width)] if p.replicas > 1 else [0]
         places = {first % self.cluster.gpus_per_node: first for first in reversed(firsts)}
-        return max((self._place("replicas", first, width, p.dp) for first in places.values()), key=_spread)
+        return max((self._place("replicas", first, width, p.replicas) for first in places.values()), key=_spread)
 
     def of_module(self, name: str) -> Mesh:
         """The same GPUs in the sizes of one modality module."""
@@ -166,7 +165,7 @@ class Mesh:
         if parts == 1:
             return None
         name = "reshard" if parts == width else f"reshard{parts}"
-        firsts = [f + i for f in self._different(0, width, p.pp * p.dp) for i in range(width // parts)]
+        firsts = [f + i for f in self._different(0, width, p.pp * p.replicas) for i in range(width // parts)]
         return max((self._place(name, first, width // parts, parts) for first in firsts), key=_spread)
 
     def _different(self, first: int, step: int, count: int) -> range:
@@ -195,6 +194,11 @@ class Mesh:
     @cached_property
     def _strides(self) -> dict[str, int]:
         return {axis: self.parallel.stride(axis) for axis in MESH}
+
+    @property
+    def _data_stride(self) -> int:
+        """How far apart the ranks are over which gradients are reduced."""
+        return self._strides[DATA[0]]
 
     @cached_property
     def _groups(self) -> dict[tuple[str, int, int, int], CommGroup]:

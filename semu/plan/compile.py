@@ -128,7 +128,7 @@ def _compiled(
         name=stages.schedule.name,
         model_hash=model_hash_of(chunks, shape.num_ranks),
         num_ranks=shape.num_ranks,
-        num_replicas=layout.job.parallel.dp,
+        num_replicas=layout.job.parallel.replicas,
         num_microbatches=shape.num_microbatches,
         chunks=chunks,
         pairs=contents.pairs,

@@ -131,7 +131,7 @@ def partition(
     _check_given(job, sub_batch, segments)
     base = prepare(megatron_1f1b(job).job)
     parallel, training = job.parallel, job.training
-    batch = job.batch.microbatches(job.num_microbatches * parallel.dp, training.micro_batch, training.seq_len)
+    batch = job.batch.microbatches(job.num_microbatches * parallel.replicas, training.micro_batch, training.seq_len)
     blocks = _blocks(base)
     rows = []
     for module in job.model.modules:
@@ -156,7 +156,7 @@ def partition(
         layers, total = len(numbered), float(each.sum())
         count = min(max(int(total / fastest + 1e-9), 1), max(layers // parallel.pp, 1)) if parallel.pp > 1 else 1
         count = segments.get(module.name, count)
-        parts = _parts(batch, cut, size, parallel.dp)
+        parts = _parts(batch, cut, size, parallel.replicas)
         runs = sum(max(own) for own in parts)
         before, behind = numbered[0].layer, numbered[-1].last - 1 - numbered[-1].layer
         first, last = float(each[:before].sum()), float(each[len(each) - behind :].sum())
@@ -176,7 +176,7 @@ def recut(cut: Partition, job: TrainingJob) -> Partition:
     Args:
         cut: of another batch of the same model. job: with the batch.
     """
-    dp, training = job.parallel.dp, job.training
+    dp, training = job.parallel.replicas, job.training
     batch = job.batch.microbatches(job.num_microbatches * dp, training.micro_batch, training.seq_len)
     streams = {module.name: module.inputs[0].stream for module in job.model.modules if module.inputs}
     found = []
@@ -220,7 +220,7 @@ def _cuttable(
         if is_asked:
             raise ScheduleError(f"{module.name} has no items to cut", where=f"sub_batch.{module.name}", nearest=0)
         return None
-    stream, dp = module.inputs[0].stream, base.job.parallel.dp
+    stream, dp = module.inputs[0].stream, base.job.parallel.replicas
     by_microbatch = [batch[i : i + dp] for i in range(0, len(batch), dp)]
     most = [max(len(item.lengths[stream]) for item in own) for own in by_microbatch]
     if max(most, default=0) < 2 and not is_asked:

@@ -106,7 +106,7 @@ class JobCheckpoint(SimulatedJob):
     def described(self) -> dict[str, Any]:
         """What a plan for this job is for, in plain numbers (``StagePlan.problem``)."""
         job = self.job
-        count = job.num_microbatches * job.parallel.dp
+        count = job.num_microbatches * job.parallel.replicas
         items = job.batch.microbatches(count, job.training.micro_batch, job.training.seq_len)
         return described(job, self.layout, items)
 

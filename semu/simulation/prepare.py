@@ -64,18 +64,18 @@ def prepare(
     refuse_unmodelled(job)
     parallel, training = job.parallel, job.training
     say("reading the batch")
-    count = job.num_microbatches * parallel.dp
+    count = job.num_microbatches * parallel.replicas
     microbatches = job.batch.microbatches(count, training.micro_batch, training.seq_len)
     check_lengths(job, microbatches)
 
     def shapes_with(windows: Mapping[str, Sequence[Window]], derived: Sequence[str] = ()) -> BatchShapes:
-        sizes = parallel.dp, parallel.token_divisor, parallel.sequence_parts
+        sizes = parallel.replicas, parallel.token_divisor, parallel.sequence_parts
         return distinct_shapes(with_derived(microbatches, derived), *sizes, spreads(job), windows)
 
     plain = shapes_with({})
     check_streams(job, plain)
     check_items(job, microbatches, plain)
-    cutting = cut_batch(job.model, plan, microbatches, parallel.dp) if plan is not None else None
+    cutting = cut_batch(job.model, plan, microbatches, parallel.replicas) if plan is not None else None
 
     def shapes_of(library: TemplateLibrary) -> BatchShapes:
         windows, derived = windows_in(library.symbols), derived_in(library.symbols)
@@ -86,7 +86,7 @@ def prepare(
         if cutting is None:
             return shapes_of(library)
         items = with_derived(cutting.microbatches, derived_in(library.symbols))
-        sizes = parallel.dp, parallel.token_divisor, parallel.sequence_parts
+        sizes = parallel.replicas, parallel.token_divisor, parallel.sequence_parts
         return BatchShapes.with_idle(distinct_shapes(items, *sizes, (), windows_in(library.symbols)))
 
     say("tracing the model")

@@ -334,7 +334,7 @@ def _flop(layout: Layout, mean: Mapping[str, NDArray[np.int64]], uses: NDArray[n
         operators = [library.operators[row] for row in rows]
         own = layout.mesh.of_module(name).parallel
         peers = own.replica_gpus
-        for symbols in _groups_of(name, own.dp // layout.job.parallel.dp, mean):
+        for symbols in _groups_of(name, own.replicas // layout.job.parallel.replicas, mean):
             work, extra, causal = _flop_of(library, rows, symbols, uses)
             for position, (row, operator) in enumerate(zip(rows, operators, strict=True)):
                 times = int(calls[row]) * (peers // operator.copies)
