@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, Self
 
-from semu.checks import is_integer
+from semu.checks import check_integer
 from semu.errors import ConfigError
 
 
@@ -64,10 +64,7 @@ class ParallelSizes:
             ConfigError: the first that is not.
         """
         for name, value in self.sizes.items():
-            if not is_integer(value) or value < 1:
-                raise ConfigError(
-                    "not a parallel size", where=f"parallel.{name}", expected="an integer >= 1", got=value, nearest=1
-                )
+            check_integer(value, f"parallel.{name}", "a parallel size")
 
     @property
     def sizes(self) -> dict[str, int]:

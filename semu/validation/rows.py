@@ -14,8 +14,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from semu.checks import is_integer, is_number
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_member, is_integer, is_number
+from semu.errors import ConfigError
 from semu.simulation.effects.pass_times import PassTimes
 from semu.validation.row import BadRow, Measure, Row, Scope, Shape, Trust
 
@@ -156,10 +156,7 @@ class _Fields:
         value = self.word_or_none(name, is_optional=True)
         if value is None:
             return None
-        words = [str(member.value) for member in kind]
-        if value not in words:
-            raise unknown_name("word", value, words, where=self.path + name)
-        return kind(value)
+        return check_member(value, kind, self.path + name, "word")
 
     def switch(self, name: str) -> bool:
         """True or false."""

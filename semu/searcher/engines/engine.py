@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from semu.checks import check_integer
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_integer, check_word
+from semu.errors import ConfigError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -65,8 +65,7 @@ def make_engine(name: str = "local", *, workers: int | None = None, address: str
     Raises:
         ConfigError: an unknown name, no count, an address for another engine, Ray is not installed.
     """
-    if name not in ENGINES:
-        raise unknown_name("engine", name, ENGINES, where="engine")
+    check_word(name, ENGINES, "engine", "engine")
     if workers is not None:
         check_integer(workers, "workers", "a number of workers")
     if address is not None and name != "ray":

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from semu.checks import check_integer, check_number
+from semu.checks import check_integer, check_member, check_number
 from semu.collector import without_collector
-from semu.errors import ConfigError, unknown_name
+from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.searcher.engines import Engine, make_engine
 from semu.searcher.grid.hunt import Hunt
@@ -87,16 +87,14 @@ def _silent(_: str) -> None:
 
 
 def _rank_by(rank_by: RankBy | str, price: float | None) -> RankBy:
-    names = [item.value for item in RankBy]
-    if rank_by not in names:
-        raise unknown_name("order", str(rank_by), names, where="rank_by")
+    chosen = check_member(rank_by, RankBy, "rank_by", "order")
     if price is not None:
         check_number(price, "price", "a price", most=1e9, is_above=True)
-    if rank_by == RankBy.COST and price is None:
+    if chosen is RankBy.COST and price is None:
         raise ConfigError(
             "cost per token without a price", where="price", expected="dollars for a GPU and an hour", nearest=2.0
         )
-    return RankBy(rank_by)
+    return chosen
 
 
 def _engine(engine: Engine | str | None, workers: int | None) -> Engine:
