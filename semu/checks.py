@@ -7,6 +7,7 @@ expected, what came, where, and the nearest legal value. ``where`` is the value'
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
@@ -63,6 +64,24 @@ def check_integer(
     )
 
 
+def check_count(value: object, where: str, *, least: int = 1, most: int = LARGEST_COUNT) -> int:
+    """A number of items that a batch may have: an integer from least to most.
+
+    Raises:
+        ConfigError: something else.
+    """
+    return check_integer(value, where, least=least, most=most)
+
+
+def check_seed(value: object, where: str) -> int:
+    """An integer >= 0, below 2^64.
+
+    Raises:
+        ConfigError: something else.
+    """
+    return check_integer(value, where, least=0, most=2**64 - 1)
+
+
 def check_number(
     value: object,
     where: str | None,
@@ -83,19 +102,25 @@ def check_number(
     Raises:
         ConfigError: something else, NaN included.
     """
-    is_legal = is_number(value) and least <= value <= most and (value < math.inf or is_infinite_ok)
-    if is_legal and not (is_above and value == least):
-        return float(value)  # type: ignore[arg-type]
-    limit = f", at most {most:g}" if most < math.inf else ""
-    if nearest is None and not is_above:
+    highest = min(most, math.inf if is_infinite_ok else sys.float_info.max)  # an integer beyond it is no float
+    if is_number(value) and least <= value <= highest and not (is_above and value == least):
+        return float(value)
+    if is_number(value) and value > highest:
+        nearest = most if most < math.inf else None
+    elif nearest is None and not is_above:
         nearest = least
-    raise ConfigError(
-        f"not {what}",
-        where=where,
-        expected=f"a number {'>' if is_above else '>='} {least:g}{limit}",
-        got=value,
-        nearest=most if is_number(value) and value > most else nearest,
-    )
+    bounds = f"{'>' if is_above else '>='} {least:g}" + (f", at most {most:g}" if most < math.inf else "")
+    kind = "a number" if most < math.inf or is_infinite_ok else "a finite number"
+    raise ConfigError(f"not {what}", where=where, expected=f"{kind} {bounds}", got=value, nearest=nearest)
+
+
+def check_efficiency(value: object, where: str) -> float:
+    """A share of a peak, in (0, 1].
+
+    Raises:
+        ConfigError: something else.
+    """
+    return check_number(value, where, "an efficiency", most=1.0, is_above=True)
 
 
 def check_switch(value: object, where: str) -> bool:
@@ -147,6 +172,17 @@ def find_named(kind: str, name: str, entries: Mapping[str, _T], *, where: str | 
     return entries[name]
 
 
+def check_text(value: object, where: str) -> str:
+    """A text, of characters that a file can hold.
+
+    Raises:
+        ScheduleError: something else.
+    """
+    if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ScheduleError("not a text", where=where, expected="a text", got=repr(value))
+    return value
+
+
 # -- fields of a configuration -----------------------------------------------------------------------------------------
 def check_sizes(config: Any, *names: str, zero: Collection[str] = ()) -> None:
     """Sizes of a configuration must be integers >= 1, or None where the field's type allows it.
@@ -188,6 +224,17 @@ def check_divides(config: Any, whole: str, parts: str) -> None:
         )
 
 
+def check_resolution(value: object, where: str) -> tuple[int, int]:
+    """(height, width) [px]: a pair of integers from 1 to 65536.
+
+    Raises:
+        ConfigError: something else.
+    """
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ConfigError("not a resolution", where=where, expected="[height, width] in pixels", got=value)
+    return check_count(value[0], where, most=1 << 16), check_count(value[1], where, most=1 << 16)
+
+
 # -- arrays ------------------------------------------------------------------------------------------------------------
 def check_integers(
     value: object,
@@ -212,6 +259,18 @@ def check_integers(
     check_shape(array, shape, where)
     check_range(array, where, least, int(np.iinfo(kind).max) if most is None else most)
     return array.astype(kind)
+
+
+def check_int32(value: object, where: str, least: int = 0) -> int:
+    """One integer >= least that an int32 holds; one of numpy as well.
+
+    Raises:
+        ScheduleError: something else.
+    """
+    plain = int(value) if isinstance(value, np.integer) else value
+    found = check_integer(plain, where, least=least, error=ScheduleError)
+    check_range(np.array(found), where, least, int(np.iinfo(np.int32).max))
+    return found
 
 
 def check_times(value: object, where: str, shape: Sequence[int | None]) -> NDArray[np.float64]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
+from semu.checks import find_named
 from semu.nn import Model
 from semu.units import format_count
-from semu_models.checks import find_named
 from semu_models.generation.dit import dit_5b, dit_30b
 from semu_models.generation.mmdit import flux_12b, hunyuan_video_13b, sd3_8b
 from semu_models.generation.t2v import t2v_l, t2v_s, t2v_xl

@@ -55,14 +55,14 @@ def layer_costs(job: TrainingJob, workload: AbstractBatch, num_microbatches: int
     parts = [layer_parts(module) for module in job.model.modules]
     module = np.repeat(np.arange(len(parts)), [len(own) for own in parts])
     latency = np.zeros((2, len(module)))
-    held = np.zeros((2, len(module), job.parallel.dp, num_microbatches))
+    held = np.zeros((2, len(module), job.parallel.replicas, num_microbatches))
     state = np.zeros(len(module))
     for again, mode in enumerate((Recompute.NONE, Recompute.FULL)):
         training = replace(
             job.training,
             **NO_RECOMPUTE,  # type: ignore[arg-type]
             recompute=mode,
-            global_batch=num_microbatches * job.parallel.dp * job.training.micro_batch,
+            global_batch=num_microbatches * job.parallel.replicas * job.training.micro_batch,
         )
         prepared = prepare(replace(job, training=training, batch=workload))
         blocks = _blocks(prepared, len(parts))

@@ -50,7 +50,7 @@ def nnscaler(job: TrainingJob, workload: AbstractBatch | None = None, num_microb
     drawn = workload if workload is not None else another_draw(job.batch)
     count = num_microbatches
     if count is None:
-        is_own = drawn is job.batch or job.parallel.dp > 1
+        is_own = drawn is job.batch or job.parallel.replicas > 1
         count = job.num_microbatches if is_own else max(job.num_microbatches, MICROBATCHES)
     pp = job.parallel.pp
     plain = replace(job, parallel=replace(job.parallel, **NO_LAYOUT, vpp=1), training=_training(job, Recompute.NONE))
@@ -71,7 +71,7 @@ def nnscaler(job: TrainingJob, workload: AbstractBatch | None = None, num_microb
         if plan is None:
             break
         made = _baseline(job, costs, plan)
-        size = count * job.parallel.dp * job.training.micro_batch
+        size = count * job.parallel.replicas * job.training.micro_batch
         trial = replace(made.job, batch=drawn, training=replace(made.job.training, global_batch=size))
         peaks = prepare(trial).estimate().peak_memory_bytes
         if max(peaks) <= capacity:

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.exchange import ExchangePlan
 from semu.compile.exchange_plans import Costs, plan_exchanges
 from semu.compile.host_weights import parameters_on_host
-from semu.compile.model_memo import ModelMemo, ModelMemos, cut_key, placement_key, trace_key
+from semu.compile.model_memo import ModelState, cut_key, placement_key, state_of, trace_key
 from semu.compile.parameter_pools import ParameterPool, PoolParameters
 from semu.compile.recompute_units import recompute_units
 from semu.compile.stage import StageProgram
 from semu.compile.template import TemplateLibrary
-from semu.compile.template_cache import LIBRARIES, CompiledBlock, JoinedLibrary, Recent
+from semu.compile.template_cache import LIBRARIES, CompiledBlock, JoinedLibrary
 from semu.compile.tracer import Block, HeldParameter, ModelTracer
 from semu.job import Fp8Weights, TrainingJob
 from semu.nn.model import ModalityModule
@@ -70,8 +71,8 @@ class Cut:
     chunks: tuple[ChunkStages, ...]
     num_ranks: int
     is_shared: bool = False
-    identity: object = field(default_factory=object)
-    facts: Recent[Any] = field(default_factory=lambda: Recent(2048))
+    identity: memo.Scope = field(default_factory=memo.Scope)
+    facts: memo.Values[Any] = field(default_factory=lambda: memo.Values(2048))
 
     @cached_property
     def held(self) -> tuple[tuple[tuple[int, int, HeldParameter], ...], ...]:
@@ -147,8 +148,9 @@ class Cut:
 
     def pipeline_shape(self, num_microbatches: int) -> PipelineShape:
         """What the schedule must order."""
-        shape: PipelineShape = self.facts.get(
-            ("shape", num_microbatches),
+        return _SHAPES.get(
+            self,
+            num_microbatches,
             lambda: PipelineShape(
                 num_ranks=self.num_ranks,
                 num_microbatches=num_microbatches,
@@ -161,7 +163,9 @@ class Cut:
                 chunk_module=tuple(c.module for c in self.chunks),
             ),
         )
-        return shape
+
+
+_SHAPES = memo.ScopedTable[PipelineShape]("shapes of a cut's pipeline, by number of microbatches", 64)
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ class Layout:
     library: TemplateLibrary
     streams: tuple[str, ...]
     cut: Cut
-    facts: Recent[Any] = field(default_factory=lambda: Recent(FACTS), compare=False)
+    facts: memo.Values[Any] = field(default_factory=lambda: memo.Values(FACTS), compare=False)
     planned: Planned | None = None
 
     @cached_property
@@ -321,18 +325,18 @@ def build_layout(
         check: told which streams every module reads that spreads its items over groups of ranks.
     """
     mesh = Mesh(job.parallel, job.cluster)
-    memo = MODELS.of(job.model)
-    key = trace_key(job, mesh, has_experts=memo.has_experts, reads_replicas=memo.reads_replicas)
-    traced = memo.values.peek(key) if key is not None else None
+    state = state_of(job.model)
+    key = trace_key(job, mesh, has_experts=state.has_experts, reads_replicas=state.reads_replicas)
+    traced = _TRACED.of(state).peek(key) if key is not None else None
     if traced is None:
-        traced = _trace(job, memo, key)
+        traced = _trace(job, state, key)
     if check is not None:
         check(traced.spread_streams)
     blocks, joined, library = traced.blocks, traced.joined, traced.joined.library
     part = cut_key(job) if traced.is_kept else None
-    known = traced.cuts.peek(part) if part is not None else None
-    if known is not None:
-        return Layout(job, mesh, library, joined.streams, known, _facts(job, known))
+    cut = _CUTS.of(traced).peek(part) if part is not None else None
+    if cut is not None:
+        return Layout(job, mesh, library, joined.streams, cut, _facts(job, cut))
     flat = [block for group in blocks for block in group]
     counts = [len(group) for group in blocks]
     layout = job.parallel.stage_layout
@@ -367,17 +371,17 @@ def build_layout(
     stages = _join(job, joined, blocks, chunks, plans)
     if job.parallel.copies > 1:
         stages += _second_copies(stages, job.parallel.pp)
-    cut = Cut(tuple(stages), job.parallel.pp, is_shared=part is not None)
+    made = cut = Cut(tuple(stages), job.parallel.pp, is_shared=part is not None)
     if part is not None:
-        cut = traced.cuts.get(part, lambda: cut)
+        cut = _CUTS.get(traced, part, lambda: made)
     return Layout(job, mesh, joined.library, joined.streams, cut, _facts(job, cut))
 
 
-def _facts(job: TrainingJob, cut: Cut) -> Recent[Any]:
+def _facts(job: TrainingJob, cut: Cut) -> memo.Values[Any]:
     """What is known about chunks under a job's settings; nothing where no other job has them."""
     if not cut.is_shared:
-        return Recent(FACTS)
-    known: Recent[Any] = cut.facts.get(("placed", placement_key(job)), lambda: Recent(FACTS))
+        return memo.Values(FACTS)
+    known: memo.Values[Any] = cut.facts.get(("placed", placement_key(job)), lambda: memo.Values(FACTS))
     return known
 
 
@@ -387,7 +391,7 @@ class _Traced:
 
     Attributes:
         blocks: of every modality module. compiled: what their templates are made of. is_lasting: as ``ModelTracer``.
-        joined: their library. spread_streams: as ``ModelTracer``. is_kept: it is remembered. cuts: by ``cut_key``.
+        joined: their library. spread_streams: as ``ModelTracer``. is_kept: it is remembered.
     """
 
     blocks: list[list[Block]]
@@ -396,21 +400,20 @@ class _Traced:
     joined: JoinedLibrary
     spread_streams: Mapping[str, Sequence[str]]
     is_kept: bool
-    cuts: Recent[Cut] = field(default_factory=lambda: Recent(32))
 
 
-MODELS: ModelMemos[_Traced] = ModelMemos()
-"""Traced models, as long as they live and stay as they are."""
+_TRACED = memo.ScopedTable[_Traced]("traced blocks of a model's state, by trace_key", 64)
+_CUTS = memo.ScopedTable[Cut]("chunks of a traced model, by cut_key", 32)
 
 
-def _trace(job: TrainingJob, memo: ModelMemo[_Traced], key: Hashable | None) -> _Traced:
+def _trace(job: TrainingJob, state: ModelState, key: Hashable | None) -> _Traced:
     """Trace a model; remembered where it hides nothing and there is a key."""
     tracer = ModelTracer(job)
     blocks = tracer.trace_model()
     joined = _library(tracer.blocks, (), is_lasting=tracer.is_lasting)
-    is_kept = key is not None and tracer.is_lasting and memo.is_fixed
+    is_kept = key is not None and tracer.is_lasting and state.is_fixed
     traced = _Traced(blocks, tracer.blocks, tracer.is_lasting, joined, tracer.spread_streams, is_kept)
-    return memo.values.get(key, lambda: traced) if is_kept else traced
+    return _TRACED.get(state, key, lambda: traced) if is_kept else traced
 
 
 def _library(blocks: Sequence[CompiledBlock], exchanges: tuple[Costs, ...], *, is_lasting: bool) -> JoinedLibrary:

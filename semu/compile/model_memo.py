@@ -9,14 +9,12 @@ Keys hold every setting of the job but those named here, so that a setting that 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
-from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
-from semu.compile.template_cache import Recent
+from semu import memo
 from semu.job import TrainingJob
 from semu.job.declare import Influence
 from semu.job.training import OPTIONS
@@ -26,8 +24,6 @@ from semu.nn.model import ModalityModule, Model
 from semu.nn.module import Module, Parameter
 from semu.parallel.axes import Shards, axes_of
 from semu.parallel.mesh import Mesh
-
-T = TypeVar("T")
 
 PLACEMENT = frozenset(
     {
@@ -90,64 +86,53 @@ def _hashable(value: Any) -> Hashable:
     return known
 
 
-@dataclass(eq=False)
-class ModelMemo(Generic[T]):
-    """What is known of one model as it is.
+@dataclass(frozen=True, eq=False)
+class ModelState:
+    """A model as it is now; what is remembered of the model is remembered of its state, and forgotten with it.
 
     Attributes:
-        changes: of ``CHANGES`` when it was made. is_fixed: no module holds anything that changes in place.
-        has_experts: some module is a mixture of experts. reads_replicas: some module exchanges with other replicas.
-        modules: the model's. classes: classes of its modules with what they define. values: by key.
+        is_fixed: no module holds anything that changes in place. has_experts: some module is a mixture of experts.
+        reads_replicas: some module exchanges with other replicas. modules: the model's.
+        classes: classes of its modules with what they define.
     """
 
-    changes: int
     is_fixed: bool
     has_experts: bool
     reads_replicas: bool
     modules: tuple[ModalityModule, ...]
     classes: tuple[tuple[type, tuple[object, ...]], ...]
-    values: Recent[T] = field(default_factory=lambda: Recent(64))
 
     @classmethod
-    def of(cls, model: Model) -> ModelMemo[T]:
-        """An empty one."""
-        found = [module for item in model.modules for _, module in item.body.named_modules()]
-        kinds = {type(module) for module in found}
+    def of(cls, model: Model) -> ModelState:
+        """Read a model."""
+        every = [module for item in model.modules for _, module in item.body.named_modules()]
+        kinds = {type(module) for module in every}
         bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__ if issubclass(base, Module))
-        is_fixed = all(
-            name in _REGISTERS or _is_fixed(value) for module in found for name, value in vars(module).items()
+        return cls(
+            is_fixed=all(
+                name in _REGISTERS or _is_fixed(value) for module in every for name, value in vars(module).items()
+            ),
+            has_experts=any(isinstance(module, MixtureOfExperts) for module in every),
+            reads_replicas=any(module.reads_replicas for module in every),
+            modules=model.modules,
+            classes=tuple((base, tuple(vars(base).values())) for base in bases),
         )
-        has_experts = any(isinstance(module, MixtureOfExperts) for module in found)
-        classes = tuple((base, tuple(vars(base).values())) for base in bases)
-        reads_replicas = any(module.reads_replicas for module in found)
-        return cls(CHANGES.count, is_fixed, has_experts, reads_replicas, model.modules, classes)
 
     def holds(self, model: Model) -> bool:
-        """Whether the model is still what it was."""
-        return (
-            self.changes == CHANGES.count
-            and self.modules is model.modules
-            and all(
-                len(vars(base)) == len(known) and all(a is b for a, b in zip(vars(base).values(), known, strict=True))
-                for base, known in self.classes
-            )
+        """Whether the model has the same modules, and their classes the same methods."""
+        return self.modules is model.modules and all(
+            len(vars(base)) == len(methods) and all(a is b for a, b in zip(vars(base).values(), methods, strict=True))
+            for base, methods in self.classes
         )
 
 
-class ModelMemos(Generic[T]):
-    """Memos of models, each as long as its model lives."""
+_STATES = memo.ScopedTable[ModelState]("state of a model, by the count of changes to modules and parameters", 1)
 
-    def __init__(self) -> None:
-        self._memos: WeakKeyDictionary[Model, ModelMemo[T]] = WeakKeyDictionary()
-        self._lock = threading.Lock()
 
-    def of(self, model: Model) -> ModelMemo[T]:
-        """The memo of a model as it is now."""
-        with self._lock:
-            memo = self._memos.get(model)
-            if memo is None or not memo.holds(model):
-                memo = self._memos[model] = ModelMemo.of(model)
-            return memo
+def state_of(model: Model) -> ModelState:
+    """The state of a model: the same object as long as nothing in the model changes."""
+    state = _STATES.get(model, CHANGES.count, lambda: ModelState.of(model))
+    return state if state.holds(model) else _STATES.of(model).put(CHANGES.count, ModelState.of(model))
 
 
 def trace_key(

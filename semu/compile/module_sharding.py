@@ -36,7 +36,7 @@ class ModuleSetting:
     def of(cls, name: str, mesh: Mesh) -> ModuleSetting:
         """A module of a job."""
         own = mesh.of_module(name)
-        groups = own.parallel.dp // mesh.parallel.dp
+        groups = own.parallel.replicas // mesh.parallel.replicas
         return cls(name if groups > 1 else "", own.parallel, own, groups)
 
     @property

@@ -68,7 +68,7 @@ class ExpandedStage:
         return self.event_time[order], np.ascontiguousarray(self.event_bytes.sum(axis=0)[order])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StageProgram:
     """Arrays of one stage.
 

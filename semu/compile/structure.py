@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from types import FunctionType
 
+from semu import memo
 from semu.nn.module import Module, Parameter
 
 _PACKAGES = frozenset({"semu", "semu_models"})
@@ -21,7 +22,7 @@ _DESCRIPTION = frozenset(
     {"__module__", "__qualname__", "__doc__", "__annotations__", "__dict__", "__weakref__", "__slotnames__"}
 )
 
-_class_numbers: dict[object, int] = {}
+_CLASS_NUMBERS = memo.Table[int]("numbers of classes, by the class and its present methods", 4096)
 _counter = itertools.count()
 
 
@@ -138,7 +139,7 @@ class StructureReader:
                     parts += (name, type(value), value)
                 else:
                     return None
-        return _class_numbers.setdefault((kind, tuple(parts)), next(_counter))
+        return _CLASS_NUMBERS.get((kind, tuple(parts)), lambda: next(_counter))
 
 
 def _is_known(thing: type | FunctionType) -> bool:

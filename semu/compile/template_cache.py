@@ -7,12 +7,10 @@ one model serves every other with a block of equal structure, whatever its path.
 from __future__ import annotations
 
 import itertools
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
+from semu import memo
 from semu.compile.exchange import ExchangeCosts, ExchangePlan
 from semu.compile.host_copies import HostCopyCosts
 from semu.compile.join import build_stages
@@ -20,8 +18,6 @@ from semu.compile.stage import StageProgram
 from semu.compile.template import Template, TemplateLibrary, compile_template, stream_names
 from semu.nn.module import Parameter
 from semu.nn.trace.block import CarrySpec, TracedBlock
-
-T = TypeVar("T")
 
 _serial = itertools.count()
 
@@ -106,52 +102,6 @@ class CompiledBlock:
         )
 
 
-class Recent(Generic[T]):
-    """The values that were asked for last, by key; threads may share it.
-
-    Args:
-        size: how many are kept.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._values: OrderedDict[Hashable, T] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Recent, (self.size,)  # copies begin empty
-
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value of a key; it is made where it is not known. Of two threads that make it at once, one wins."""
-        with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
-                return self._values[key]
-        made = make()
-        with self._lock:
-            value = self._values.setdefault(key, made)
-            self._values.move_to_end(key)
-            while len(self._values) > self.size:
-                self._values.popitem(last=False)
-        return value
-
-    def peek(self, key: Hashable) -> T | None:
-        """The value of a key, None where it is not known."""
-        with self._lock:
-            value = self._values.get(key)
-            if value is not None:
-                self._values.move_to_end(key)
-            return value
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._lock:
-            self._values.clear()
-
-
 class JoinedLibrary:
     """A library of templates and the stages joined of them.
 
@@ -165,7 +115,6 @@ class JoinedLibrary:
     ) -> None:
         self.library = TemplateLibrary([item.template for item in blocks] + [item.template() for item in exchanges])
         self.streams = stream_names(self.library)
-        self._stages: Recent[tuple[StageProgram, StageProgram | None]] = Recent(256)
 
     def stages(
         self,
@@ -177,7 +126,8 @@ class JoinedLibrary:
         exchanges: ExchangePlan | None = None,
     ) -> tuple[StageProgram, StageProgram | None]:
         """Forward and backward stage of a chunk; arguments as ``build_stages``."""
-        return self._stages.get(
+        return _STAGES.get(
+            self,
             (numbers, serial, has_consumer, borrowed, exchanges),
             lambda: build_stages(
                 self.library,
@@ -191,7 +141,8 @@ class JoinedLibrary:
         )
 
 
-BLOCKS: Recent[CompiledBlock] = Recent(256)
-"""Compiled blocks by structure, arriving tensors, sharding and all other options."""
-LIBRARIES: Recent[JoinedLibrary] = Recent(16)
-"""Libraries by the serial numbers of their blocks."""
+BLOCKS = memo.Table[CompiledBlock]("compiled blocks by structure, arriving tensors, sharding and other options", 256)
+LIBRARIES = memo.Table[JoinedLibrary]("libraries by serial numbers of their blocks, and exchanges", 16)
+_STAGES = memo.ScopedTable[tuple[StageProgram, StageProgram | None]](
+    "forward and backward stages of a library, by blocks and options", 256
+)

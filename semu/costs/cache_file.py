@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from enum import Enum
-from functools import cache
 from hashlib import blake2b
 from itertools import repeat
 from pathlib import Path
@@ -24,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import semu
+from semu import memo
 from semu.costs.result_cache import row_hash
 
 if TYPE_CHECKING:
@@ -245,11 +245,12 @@ class CacheFile:
             self._warn(message)
 
 
-@cache
+@memo.remembered(1)
 def results_version() -> bytes:
     """Format of the file, version of semu, and hash of the code that results come from (in a checkout it changes)."""
     package = Path(__file__).parents[1]
-    files = [file for pattern in ("engine/*.py", "graph/dim.py", "units.py") for file in sorted(package.glob(pattern))]
+    patterns = ("compile/*.py", "costs/*.py", "engine/*.py", "graph/dim.py", "units.py")
+    files = [file for pattern in patterns for file in sorted(package.glob(pattern))]
     code = blake2b(b"\0".join(file.read_bytes() for file in files), digest_size=16)
     return f"{FORMAT} {semu.__version__} {code.hexdigest()}".encode()
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.join import build_stages
 from semu.compile.layout import Layout
 from semu.compile.stage import StageCosts, StageProgram
 from semu.compile.template import CostColumns, TemplateLibrary, stream_names
-from semu.compile.template_cache import Recent
 from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import CostModel, LatencyRules
 from semu.costs.segment_costs import stage_costs
-from semu.costs.shape_costs import CostTables, ShapeCosts, num_shapes
+from semu.costs.shape_costs import ShapeCosts, num_shapes
 from semu.graph.rounded import with_rounded
 from semu.hardware.capabilities import DeviceProfile
 from semu.job import TrainingJob
@@ -84,11 +84,12 @@ def distinct_shapes(
     )
 
 
-_COLUMNS: Recent[Mapping[str, NDArray[np.int64]]] = Recent(256)
-"""By the lengths in a microbatch, and how they are cut."""
+_COLUMNS = memo.Table[Mapping[str, NDArray[np.int64]]](
+    "shape of equal microbatches, by the lengths in them and how they are cut", 256
+)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ChunkCosts:
     """A chunk's costs for every distinct shape.
 
@@ -194,18 +195,13 @@ def evaluate(
     contents = tuple((name, column.tobytes()) for name, column in shapes.columns.items())
     key = (layout.cut.identity, cost_model, contents)
     shared = (cost_model, shapes.idle, contents)
-    known = _EVALUATIONS.get(key, lambda: _evaluate(layout, shapes, cost_model, cache, _TABLES.get(shared, CostTables)))
-    return Evaluation(shapes, known.by_shape, known.chunks)
+    one = _EVALUATIONS.get(key, lambda: _evaluate(layout, shapes, cost_model, cache, _SCOPES.get(shared, memo.Scope)))
+    return Evaluation(shapes, one.by_shape, one.chunks)
 
 
-_COST_MODELS: Recent[CostModel] = Recent(64)
-"""By library and device."""
-
-
-_EVALUATIONS: Recent[Evaluation] = Recent(256)
-"""By chunks, cost model and distinct shapes."""
-_TABLES: Recent[CostTables] = Recent(128)
-"""What does not depend on how blocks are cut into chunks, by cost model and distinct shapes."""
+_COST_MODELS = memo.Table[CostModel]("cost models by library and device", 64)
+_EVALUATIONS = memo.Table[Evaluation]("costs by chunks, cost model and distinct shapes", 256)
+_SCOPES = memo.Table[memo.Scope]("costs that no cut into chunks changes, by cost model and distinct shapes", 128)
 
 
 def cost_model_of(library: TemplateLibrary, profile: DeviceProfile, rules: LatencyRules | None) -> CostModel:
@@ -220,12 +216,12 @@ def _evaluate(
     shapes: BatchShapes,
     cost_model: CostModel,
     cache: ResultCache | None,
-    tables: CostTables | None = None,
+    scope: memo.Scope | None = None,
 ) -> Evaluation:
-    """``tables``: shared with other chunks that are made of the same blocks; None: with nobody."""
-    by_shape = ShapeCosts(cost_model, shapes.columns, shapes.idle, tables if tables is not None else CostTables())
+    """``scope``: shared with other chunks that are made of the same blocks; None: with nobody."""
+    by_shape = ShapeCosts(cost_model, shapes.columns, shapes.idle, scope if scope is not None else memo.Scope())
     every = (stage for chunk in layout.kinds for stage in (chunk.forward, chunk.backward) if stage is not None)
-    programs = [*{id(stage): stage for stage in every}.values()]
+    programs = [*dict.fromkeys(every)]
     costs = _stage_costs(programs, by_shape, cache)
     if shapes.idle >= 0:
         costs = {key: stage.without(shapes.idle) for key, stage in costs.items()}
@@ -237,15 +233,16 @@ def _evaluate(
         chosen: NDArray[np.int64] = sizes[[place[row] for row in wanted]]
         return chosen
 
-    distinct: dict[tuple[int, int], ChunkCosts] = {}  # chunks of the same stages have the same costs, as one object
+    # chunks of the same stages have the same costs, as one object
+    distinct: dict[tuple[StageProgram, StageProgram | None], ChunkCosts] = {}
     chunks = []
     for chunk in layout.kinds:
         forward, backward = chunk.forward, chunk.backward
-        key = id(forward), id(backward)
+        key = forward, backward
         if key not in distinct:
             distinct[key] = ChunkCosts(
-                forward=costs[id(forward)],
-                backward=costs[id(backward)] if backward is not None else None,
+                forward=costs[forward],
+                backward=costs[backward] if backward is not None else None,
                 arriving=carried(forward.arriving),
                 leaving=carried(forward.leaving),
                 gradient_leaving=carried(backward.leaving if backward is not None else ()),
@@ -256,21 +253,18 @@ def _evaluate(
 
 def _stage_costs(
     programs: Sequence[StageProgram], by_shape: ShapeCosts, cache: ResultCache | None
-) -> dict[int, StageCosts]:
-    """Costs of stages by the identity of the program; those of shared tables come from there."""
-    known = by_shape.tables.stages
-    costs = {id(own): known[id(own)][1] for own in programs if id(own) in known}
-    fresh = [own for own in programs if id(own) not in costs]
-    if fresh:
-        found = stage_costs(fresh, by_shape, cache)
-        costs.update(zip(map(id, fresh), found, strict=True))
-        if len(known) > _MOST_STAGES:
-            known.clear()
-        known.update({id(own): (own, one) for own, one in zip(fresh, found, strict=True)})
-    return costs
+) -> dict[StageProgram, StageCosts]:
+    """Costs of stages; those that other chunks of the same blocks have too come from the shared scope."""
+    table = _STAGES.of(by_shape.scope)
+    before = {program: table.peek(program) for program in programs}
+    fresh = [program for program, costs in before.items() if costs is None]
+    made = dict(zip(fresh, stage_costs(fresh, by_shape, cache), strict=True)) if fresh else {}
+    return {
+        program: costs if costs is not None else table.put(program, made[program]) for program, costs in before.items()
+    }
 
 
-_MOST_STAGES = 512
+_STAGES = memo.ScopedTable[StageCosts]("costs of stages for a batch's shapes, by stage", 512)
 
 
 def template_latencies(
@@ -287,5 +281,5 @@ def template_latencies(
     halves = [build_stages(library, [number], streams, serial=serial) for number in range(len(library.templates))]
     programs = [stage for stages in halves for stage in stages if stage is not None]
     columns = with_rounded(shapes.columns, library.symbols)
-    costs = dict(zip(map(id, programs), stage_costs(programs, ShapeCosts(cost_model, columns), cache), strict=True))
-    return [sum(float(uses @ costs[id(stage)].latency) for stage in stages if stage is not None) for stages in halves]
+    costs = dict(zip(programs, stage_costs(programs, ShapeCosts(cost_model, columns), cache), strict=True))
+    return [sum(float(uses @ costs[stage].latency) for stage in stages if stage is not None) for stages in halves]

@@ -103,16 +103,15 @@ def _idle(program: StageProgram, evaluation: Evaluation) -> StageCosts:
 
 def _split(layout: Layout) -> tuple[SplitStage | None, ...]:
     serial = not layout.job.overlaps_tensor_parallel
-    known: dict[int, SplitStage] = {}
+    splits: dict[StageProgram, SplitStage] = {}
     result: list[SplitStage | None] = []
     for chunk in layout.chunks:
         if chunk.backward is None:
             result.append(None)
             continue
-        key = id(chunk.backward)
-        if key not in known:
-            known[key] = split_stage_program(chunk.backward, layout.library.operators, serial=serial)
-        result.append(known[key])
+        if chunk.backward not in splits:
+            splits[chunk.backward] = split_stage_program(chunk.backward, layout.library.operators, serial=serial)
+        result.append(splits[chunk.backward])
     return tuple(result)
 
 

@@ -46,25 +46,24 @@ def stage_costs(programs: Sequence[StageProgram], by_shape: ShapeCosts, cache: R
         cache: where results are looked up and kept; None: nowhere. It is not asked under custom latency rules: they
             may depend on anything.
     """
-    distinct = {id(program): program for program in programs}
+    distinct = dict.fromkeys(programs)
     if by_shape.model.rules:
-        known = {number: program.run(by_shape.latency, by_shape.size) for number, program in distinct.items()}
+        costs = {program: program.run(by_shape.latency, by_shape.size) for program in distinct}
     else:
-        plans = {number: program.segments for number, program in distinct.items()}
-        known = _by_segments(plans, by_shape, cache)
-    return [known[id(program)] for program in programs]
+        costs = _by_segments({program: program.segments for program in distinct}, by_shape, cache)
+    return [costs[program] for program in programs]
 
 
 def _by_segments(
-    plans: dict[int, StageSegments], by_shape: ShapeCosts, cache: ResultCache | None
-) -> dict[int, StageCosts]:
+    plans: dict[StageProgram, StageSegments], by_shape: ShapeCosts, cache: ResultCache | None
+) -> dict[StageProgram, StageCosts]:
     keys = by_shape.model.segment_keys
     groups: dict[tuple[str, ...], _Group] = {}
     group_of: dict[bytes, _Group] = {}
-    keys_of: dict[int, list[bytes]] = {}
-    for number, plan in plans.items():
-        keys_of[number] = [keys.key(segment) for segment in plan.distinct]
-        for key, segment in zip(keys_of[number], plan.distinct, strict=True):
+    keys_of: dict[StageProgram, list[bytes]] = {}
+    for program, plan in plans.items():
+        keys_of[program] = [keys.key(segment) for segment in plan.distinct]
+        for key, segment in zip(keys_of[program], plan.distinct, strict=True):
             if key not in group_of:
                 symbols = keys.symbols(segment)
                 if symbols not in groups:
@@ -76,8 +75,8 @@ def _by_segments(
         for key, segment in group.segments.items():
             costs[key] = _unpack(words[key][group.place], segment.num_streams)
     return {
-        number: plan.compose([costs[key] for key in keys_of[number]], _unread_bytes(plan, by_shape))
-        for number, plan in plans.items()
+        program: plan.compose([costs[key] for key in keys_of[program]], _unread_bytes(plan, by_shape))
+        for program, plan in plans.items()
     }
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 
+from semu import memo
 from semu.compile.segments import Segment, WholeStage
 from semu.costs.roofline import CostModel
 from semu.costs.shape_factors import used_positions
 from semu.graph.dim import Dim, Poly, symbols_of
 
 _DIGEST_BYTES = 16
-_MOST_KNOWN = 4096
+_KEYS = memo.ScopedTable[tuple[bytes, tuple[str, ...]]]("keys and symbols under a cost model, by segment", 4096)
 
 
 class SegmentKeys:
@@ -29,7 +30,6 @@ class SegmentKeys:
         self._model = model
         self._operators: dict[int, tuple[bytes, frozenset[str]]] = {}
         self._sizes: dict[int, tuple[bytes, frozenset[str]]] = {}
-        self._known: dict[int, tuple[Segment | WholeStage, bytes, tuple[str, ...]]] = {}
 
     def key(self, segment: Segment | WholeStage) -> bytes:
         """Hash of everything that the segment's costs depend on but the shape."""
@@ -40,13 +40,8 @@ class SegmentKeys:
         return self._read(segment)[1]
 
     def _read(self, segment: Segment | WholeStage) -> tuple[bytes, tuple[str, ...]]:
-        """Key and symbols of a segment, found once; the segment is kept, so that its identity is."""
-        known = self._known.get(id(segment))
-        if known is None or known[0] is not segment:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            known = self._known[id(segment)] = segment, self._key(segment), self._symbols(segment)
-        return known[1], known[2]
+        """Key and symbols of a segment."""
+        return _KEYS.get(self, segment, lambda: (self._key(segment), self._symbols(segment)))
 
     def _key(self, segment: Segment | WholeStage) -> bytes:
         content = hashlib.blake2b(segment.structure, digest_size=_DIGEST_BYTES)

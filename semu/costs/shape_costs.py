@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -10,75 +10,58 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.stage import ExpandedStage, StageCosts, StageProgram
+from semu import memo
+from semu.compile.stage import ExpandedStage, StageProgram
 from semu.compile.template import CostColumns
 from semu.costs.roofline import CostModel
 from semu.errors import InternalError
 
-_FEW, _MOST_FOUND, _MOST_KEPT = 4, 4096, 512
-K = TypeVar("K")
+_FEW = 4
 T = TypeVar("T")
 N = TypeVar("N", np.float64, np.int64)
 Columns = Mapping[str, NDArray[np.int64]]
 """Symbol -> int64[num_shapes]."""
 
-
-@dataclass(eq=False)
-class CostTables:
-    """Costs that were found for the shapes of a batch.
-
-    Attributes:
-        columns, latency, size: of ``ShapeCosts``; None: nobody asked. ends, expanded: by program and shape.
-        stages: of whole stages, by program. Programs are told by their identities, and kept with what was found.
-    """
-
-    columns: CostColumns | None = None
-    latency: NDArray[np.float64] | None = None
-    size: NDArray[np.int64] | None = None
-    ends: dict[tuple[int, int], tuple[StageProgram, NDArray[np.float64]]] = field(default_factory=dict)
-    expanded: dict[tuple[int, int], tuple[StageProgram, ExpandedStage]] = field(default_factory=dict)
-    stages: dict[int, tuple[StageProgram, StageCosts]] = field(default_factory=dict)
+_COLUMNS = memo.ScopedTable[CostColumns]("columns of all operators of a batch's shapes", 1)
+_LATENCIES = memo.ScopedTable["NDArray[np.float64]"]("latencies of all operators of a batch's shapes", 1)
+_SIZES = memo.ScopedTable["NDArray[np.int64]"]("sizes of all storages of a batch's shapes", 1)
+_ENDS = memo.ScopedTable["NDArray[np.float64]"]("ends of operators of a batch's shapes, by stage and shape", 512)
+_EXPANDED = memo.ScopedTable[ExpandedStage]("expanded stages of a batch's shapes, by stage and shape", 512)
+_FOUND = memo.ScopedTable[Any]("results of a job's shapes and chunks", 4096)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ShapeCosts:
     """Costs of a library's operators and storages for the shapes of a batch.
 
     Attributes:
         model: how latencies come about. symbols: the shapes.
         idle: number of the shape with which nothing runs and nothing is stored, -1: there is none.
-        tables: what was costed, whatever chunks it is for; others with the same model, symbols and idle may share it.
+        scope: costs are remembered of it, whatever chunks they are for; others with the same model, symbols and idle
+            may share it.
     """
 
     model: CostModel
     symbols: Columns
     idle: int = -1
-    tables: CostTables = field(default_factory=CostTables, compare=False, repr=False)
-
-    def __getstate__(self) -> dict[str, object]:  # what was remembered by identity stays behind
-        return {"model": self.model, "symbols": self.symbols, "idle": self.idle, "tables": CostTables()}
+    scope: memo.Scope = field(default_factory=memo.Scope, repr=False)
 
     @property
     def columns(self) -> CostColumns:
         """Cost columns of everything for all shapes."""
-        if self.tables.columns is None:
-            self.tables.columns = self.model.library.evaluate(self.symbols)
-        return self.tables.columns
+        return _COLUMNS.get(self.scope, (), lambda: self.model.library.evaluate(self.symbols))
 
     @property
     def latency(self) -> NDArray[np.float64]:
         """float64[num_shapes, num_rows] [s]."""
-        if self.tables.latency is None:
-            found = np.ascontiguousarray(self.model.latencies(self.columns).T)
-            self.tables.latency = self._without_idle(found)
-        return self.tables.latency
+        return _LATENCIES.get(
+            self.scope, (), lambda: self._without_idle(np.ascontiguousarray(self.model.latencies(self.columns).T))
+        )
 
     @property
     def size(self) -> NDArray[np.int64]:
         """int64[num_shapes, num_size_rows] [bytes]."""
-        if self.tables.size is None:
-            self.tables.size = self._without_idle(np.ascontiguousarray(self.columns.size_bytes.T))
-        return self.tables.size
+        return _SIZES.get(self.scope, (), lambda: self._without_idle(np.ascontiguousarray(self.columns.size_bytes.T)))
 
     def _without_idle(self, table: NDArray[N], shapes: NDArray[np.int64] | None = None) -> NDArray[N]:
         """A table with a row per shape, or per one of ``shapes``, with nothing in those that are idle."""
@@ -86,18 +69,10 @@ class ShapeCosts:
             table[self.idle if shapes is None else shapes == self.idle] = 0
         return table
 
-    def found(self, key: object, make: Callable[[], T]) -> T:
+    def found(self, key: Hashable, make: Callable[[], T]) -> T:
         """What else was found for these shapes and the chunks that are costed with them, by whatever tells it apart."""
-        value: T | None = self._found.get(key)
-        if value is None:
-            if len(self._found) >= _MOST_FOUND:
-                self._found.clear()
-            value = self._found[key] = make()
+        value: T = _FOUND.get(self, key, make)
         return value
-
-    @cached_property
-    def _found(self) -> dict[object, Any]:
-        return {}
 
     @cached_property
     def is_few(self) -> bool:
@@ -108,22 +83,16 @@ class ShapeCosts:
         """Ends of a stage's operators after its beginning for one shape: float64[num_ops] [s]."""
         if not self.is_few:
             return program.times(self.latencies_of(np.array([shape]))[0])[1]
-        known = self.tables.ends.get((id(program), shape))
-        if known is None:
-            known = program, program.times(self.latency[shape])[1]
-            _keep(self.tables.ends, (id(program), shape), known)
-        return known[1]
+        return _ENDS.get(self.scope, (program, shape), lambda: program.times(self.latency[shape])[1])
 
     def expanded(self, program: StageProgram, shape: int) -> ExpandedStage:
         """Operators and memory events of a stage for one shape."""
         if not self.is_few:
             only = np.array([shape])
             return program.expand(self.latencies_of(only)[0], self.sizes_of(only)[0])
-        known = self.tables.expanded.get((id(program), shape))
-        if known is None:
-            known = program, program.expand(self.latency[shape], self.size[shape])
-            _keep(self.tables.expanded, (id(program), shape), known)
-        return known[1]
+        return _EXPANDED.get(
+            self.scope, (program, shape), lambda: program.expand(self.latency[shape], self.size[shape])
+        )
 
     def latencies_of(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
         """Latencies for some shapes.
@@ -133,7 +102,7 @@ class ShapeCosts:
         Returns:
             float64[n, num_rows] [s].
         """
-        if self.is_few or self.model.rules or self.tables.latency is not None:  # rules are asked once
+        if self.is_few or self.model.rules or _LATENCIES.of(self.scope).peek(()) is not None:  # rules are asked once
             chosen: NDArray[np.float64] = self.latency[shapes]
             return chosen
         distinct, place = np.unique(shapes, return_inverse=True)
@@ -149,7 +118,7 @@ class ShapeCosts:
         Returns:
             int64[n, num_size_rows] [bytes].
         """
-        if self.is_few or self.tables.size is not None:
+        if self.is_few or _SIZES.of(self.scope).peek(()) is not None:
             chosen: NDArray[np.int64] = self.size[shapes]
             return chosen
         distinct, place = np.unique(shapes, return_inverse=True)
@@ -174,12 +143,6 @@ class ShapeCosts:
         if self.idle >= 0:
             result[:, self.idle] = 0
         return result
-
-
-def _keep(known: dict[K, T], key: K, value: T) -> None:
-    if len(known) >= _MOST_KEPT:
-        known.clear()
-    known[key] = value
 
 
 def num_shapes(columns: Columns) -> int:

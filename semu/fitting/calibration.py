@@ -1,4 +1,4 @@
-"""``calibrate``: measurements of one device -> fitted sections with their errors; what is kept, and why."""
+"""``calibrate``: measurements of one device -> fitted sections, their errors, and the sections that are kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import DType
 
 FEWEST_HELD_OUT = 6
-"""With fewer held-out rows a section's error is that over all its rows."""
+"""With fewer held-out rows a section's error is taken over all its rows."""
 CAST = "efficiency.cast.fp8_block"
 """Fitted as a part of products that quantise their input."""
 NO_BASE = frozenset(("vidur/rmsnorm",))
@@ -36,11 +36,12 @@ class CalibratedSection:
     """A fitted section and how well it does.
 
     Attributes:
-        fit: the coefficients. samples: the rows, held-out ones included. predicted: float64[n] [s] with the sources'
-            factors. base: without them. held_out, all_rows: errors; None: no rows.
+        fit: the coefficients. samples: the rows, held-out ones included.
+        predicted: times with the sources' factors, float64[n] [s]. base: times without the factors, float64[n] [s].
+        held_out, all_rows: errors on held-out rows, None without any, and on all rows.
         bands: (name, errors on held-out rows, errors on all rows) by size.
-        spread: mean error of the base on rows of the sources that make it: held-out ones where they are enough.
-        num_spread: those rows; ``is_spread_held_out``: whether they were held out.
+        spread: mean error of the base on rows of trusted sources: the held-out rows where they are enough.
+        num_spread: number of the rows behind ``spread``. is_spread_held_out: whether they were held out.
     """
 
     fit: FittedSection
@@ -56,7 +57,7 @@ class CalibratedSection:
 
     @property
     def error(self) -> Errors:
-        """What the profile tells: on the held-out rows where they are enough, else on all."""
+        """The errors that the profile states: on the held-out rows where they are enough, else on all rows."""
         if self.held_out is None or self.held_out.n < FEWEST_HELD_OUT:
             return self.all_rows
         return self.held_out
@@ -64,11 +65,12 @@ class CalibratedSection:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a set of files says about a device.
+    """The fits of a device from a set of files.
 
     Attributes:
-        profile: the device as it was. sections: by name. refusals: rows left out. others: other devices' rows.
-        files: read. kept: section -> provenance of what stays as it was.
+        profile: the device before the calibration. sections: name -> fit. refusals: rows left out.
+        others: other device -> number of its rows. files: that were read.
+        kept: section that is not fitted -> its provenance.
     """
 
     profile: DeviceProfile
@@ -87,15 +89,15 @@ def calibrate(
     beside: Sequence[str] = (),
     progress: Callable[[str], None] = lambda line: None,
 ) -> Calibration:
-    """Fit all sections that the measurements tell about.
+    """Fit every section that has measurements.
 
     Args:
-        measured: rows of the device. profile: its peaks, and what stays.
-        without: sources to leave out, with or without what follows their slash.
-        beside: sources that get factors but do not make the base, likewise.
+        measured: rows of the device. profile: its peaks, and the sections that are not fitted.
+        without: sources to leave out; ``aic`` names all of ``aic/...``.
+        beside: sources that get factors but do not make the base; likewise.
         progress: called with each section's name.
     Raises:
-        ConfigError: no row of the device or of a source that is named, none that can be fitted; scipy is not installed.
+        ConfigError: no row of the device or of a named source; no row that can be fitted; scipy is not installed.
     """
     if not measured.samples:
         others = ", ".join(f"{device} ({count})" for device, count in measured.others.items())
@@ -106,10 +108,10 @@ def calibrate(
             got=others or _left_out(measured.refusals) or "no rows",
         )
     for source in (*without, *beside):
-        known = {name for sample in measured.samples for name in (sample.source, sample.source.split("/")[0])}
-        if source not in known:
+        names = {name for sample in measured.samples for name in (sample.source, sample.source.split("/")[0])}
+        if source not in names:
             flag = "--without" if source in without else "--beside"
-            raise unknown_name("source", source, known, where=flag)
+            raise unknown_name("source", source, names, where=flag)
     refusals = list(measured.refusals)
     chosen = []
     for sample in measured.samples:
@@ -117,7 +119,7 @@ def calibrate(
             refusals.append(Refusal(sample.where, f"source {sample.source}: left out on request"))
         else:
             chosen.append(sample)
-    found: dict[str, CalibratedSection] = {}
+    sections: dict[str, CalibratedSection] = {}
     for section, samples in _forward_first(by_section(chosen)):
         if not _has_arithmetic(profile, section):
             refusals.append(Refusal(samples.where[0], f"{len(samples)} rows of {section}: no such arithmetic"))
@@ -125,7 +127,7 @@ def calibrate(
         samples, above = admit(samples, profile)
         refusals += above
         progress(section)
-        done = _section(samples, profile, found, _trust(samples, beside))
+        done = _section(samples, profile, sections, _trust(samples, beside))
         if done is None:
             refusals.append(
                 Refusal(
@@ -135,37 +137,37 @@ def calibrate(
             )
         else:
             check_units(done.samples, done.base, profile)
-            found[section] = done
-    if not found:
+            sections[section] = done
+    if not sections:
         raise ConfigError(
             "nothing can be fitted",
             where=", ".join(file.name for file in measured.files),
             expected=f"a kind with {FEWEST_ROWS} rows or more",
             got=_left_out(refusals) or "no rows",
         )
-    fitted = {section for section, done in found.items() if done.fit.fitted}
-    if any(QUANTISE in done.fit.fitted for done in found.values()):
+    fitted = {section for section, done in sections.items() if done.fit.fitted}
+    if any(QUANTISE in done.fit.fitted for done in sections.values()):
         fitted.add(CAST)
     kept = {
         section: profile.provenance_of(section).value for section in section_names(profile) if section not in fitted
     }
-    return Calibration(profile, dict(sorted(found.items())), tuple(refusals), measured.others, measured.files, kept)
+    return Calibration(profile, dict(sorted(sections.items())), tuple(refusals), measured.others, measured.files, kept)
 
 
 def _left_out(refusals: Sequence[Refusal]) -> str:
-    """The commonest reasons for which rows are left out."""
+    """The three commonest reasons for which rows are left out."""
     reasons = Counter(refusal.reason for refusal in refusals).most_common(3)
     return "; ".join(f"{count} rows left out: {reason}" for reason, count in reasons)
 
 
 def section_names(profile: DeviceProfile) -> list[str]:
-    """The sections of coefficients that a profile has."""
+    """Names of a profile's sections of coefficients."""
     names = {key.rpartition(".")[0] for key, _ in profile.numbers() if key.startswith(("efficiency.", "link."))}
     return sorted(names)
 
 
 def _trust(samples: Samples, beside: Sequence[str]) -> Callable[[str], bool]:
-    """Which sources make the base: those of several kernels a call only where nobody measured a fused one."""
+    """Which sources make the base; sources that call several kernels only where no source measured a fused kernel."""
     several = tuple(f"/{word}" for word in SEVERAL_KERNELS)
     has_fused = any(not str(source).endswith(several) for source in samples.sources)
 
@@ -186,7 +188,7 @@ def _has_arithmetic(profile: DeviceProfile, section: str) -> bool:
 
 
 def _forward_first(sections: Mapping[str, Samples]) -> list[tuple[str, Samples]]:
-    """Forward attention before backward, whose rows may hold both; products before grouped ones."""
+    """Forward attention before backward, whose rows may hold both; products before grouped products."""
     return sorted(
         sections.items(), key=lambda item: ("attention_backward" in item[0] or "grouped_" in item[0], item[0])
     )
@@ -195,14 +197,14 @@ def _forward_first(sections: Mapping[str, Samples]) -> list[tuple[str, Samples]]
 def _section(
     samples: Samples,
     profile: DeviceProfile,
-    found: Mapping[str, CalibratedSection],
+    sections: Mapping[str, CalibratedSection],
     is_trusted: Callable[[str], bool],
 ) -> CalibratedSection | None:
     samples = samples.take(fitted_rows(samples))
     if len(samples) == 0:
         return None
     peaks = peaks_of(profile, samples.section)
-    forward = found.get(samples.section.replace("backward", "forward"))
+    forward = sections.get(samples.section.replace("backward", "forward"))
     extra = forward_times(samples, profile, None if forward is None else forward.fit.values)
     plausible = extra < 0.8 * samples.time_s
     samples, extra = samples.take(plausible), extra[plausible]
@@ -210,14 +212,14 @@ def _section(
     if trained.sum() < max(FEWEST_ROWS, len(samples) / 4):  # so few that the rule may have held all of them out
         trained = np.ones(len(samples), dtype=np.bool_)
     training = samples.take(trained)
-    known = coefficients_of(profile, samples.section)
+    current = coefficients_of(profile, samples.section)
     making = training.take(np.array([is_trusted(str(source)) for source in training.sources], dtype=np.bool_))
-    model = model_of(making if len(making) else training, known, profile.name) if len(training) else None
+    model = model_of(making if len(making) else training, current, profile.name) if len(training) else None
     if model is None:
         return None
     if len(making) == 0:
-        model = replace(model, fixed=known)
-    products = found.get("efficiency.matmul")
+        model = replace(model, fixed=current)
+    products = sections.get("efficiency.matmul")
     if samples.section == "efficiency.grouped_matmul" and products is not None:
         fit = _fit_groups(training, model, peaks, products.fit, is_trusted)
     else:
@@ -246,7 +248,7 @@ def _section(
 def _fit_groups(
     samples: Samples, model: Model, peaks: Peaks, products: FittedSection, is_trusted: Callable[[str], bool]
 ) -> FittedSection:
-    """Grouped products have the tiles of single ones, and their sources the same factors."""
+    """Fit grouped products with the tiles and the sources' factors of single products."""
     free = tuple(item for item in model.free if item.name in ("flop", "mem", "weight_gradient"))
     fixed = {**model.fixed, **{name: value for name, value in products.values.items() if name not in ("flop", "mem")}}
     factor = np.array([products.sites.get(str(source), {}).get(TIME, 1.0) for source in samples.sources])
@@ -262,7 +264,7 @@ def _fit_groups(
 def forward_times(
     samples: Samples, profile: DeviceProfile, forward: Mapping[str, float] | None = None
 ) -> NDArray[np.float64]:
-    """The forward's share of rows that hold forward and backward together: float64[n] [s], 0 for others.
+    """Time of the forward in rows that hold forward and backward together: float64[n] [s], 0 in other rows.
 
     Args:
         forward: coefficients of the forward section; None: the profile's.

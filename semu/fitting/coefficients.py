@@ -1,4 +1,4 @@
-"""``coefficients_of``: a section's coefficients in a profile, as the formulas take them."""
+"""``coefficients_of``: a section's coefficients in a profile, by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from semu.hardware.kinds import OpKind, Port
 
 
 def coefficients_of(profile: DeviceProfile, section: str) -> dict[str, float]:
-    """All coefficients of a section, from the nearest one where the profile has no such variant.
+    """All coefficients of a section; a variant that the profile lacks takes those of the nearest variant.
 
     Args:
         profile: the device. section: as in a profile.

@@ -1,4 +1,4 @@
-"""``admit``: rows that a device cannot have measured are left out and named; ``check_units``: those in other units."""
+"""``admit``: leaves out rows above a device's peak; ``check_units``: refuses rows whose times are in another unit."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SLACK = 1.01
 """Peaks are rounded."""
 _HELPED = 1.5
 _SLOW, _SLOW_S = 30.0, 1e-3
-"""A row is in another unit where it takes so many times what the fit says, and longer than any latency [s]; in the
-public tables no row is off by more than 3.2."""
+"""A row is in another unit if it takes 30 times the fitted time and longer than any latency [s]; in the public tables
+no row is off by more than a factor of 3.2."""
 _SWITCH = 2.0
 """An all-reduce in the switch sends half of what a ring does."""
 
@@ -29,13 +29,13 @@ def admit(samples: Samples, profile: DeviceProfile, *, is_strict: bool = True) -
     A memory-bound call that fits in the cache may be above the memory's peak; it stays, and counts as small.
 
     Args:
-        samples: of one section. profile: the device. is_strict: whether a section most of which is impossible is an
-            error; memory-bound calls and collectives have to be half above it again for that, as caches and switches
-            help them.
+        samples: of one section. profile: the device. is_strict: whether a section with more than half of its rows
+            above the peak is an error. Memory-bound calls and collectives count from 1.5 times the peak, as caches and
+            switches help them.
     Returns:
-        What stays, and what does not.
+        The admitted rows, and the refused rows.
     Raises:
-        ConfigError: more than half of the rows are beyond: another device, or another unit.
+        ConfigError: more than half of the rows are above the peak: another device, or another unit.
     """
     rate, peak, unit = _rates(samples, profile)
     is_above = rate > peak * _SLACK
@@ -89,7 +89,7 @@ def _rates(
 
 
 def check_units(samples: Samples, base: NDArray[np.float64], profile: DeviceProfile) -> None:
-    """Refuse rows that no kernel of the device takes: fits are bounded, so that a time in another unit stands out.
+    """Refuse rows that are far slower than the fit: fits are bounded, so that a time in another unit stands out.
 
     Args:
         samples: of one section. base: their times by the fit, without factors of sources: float64[n] [s].

@@ -1,9 +1,9 @@
 """``fit_section``: coefficients of one section, and factors per source, by robust least squares on logarithms of time.
 
-Sources of measurements differ by rig, software and method, beyond what a shape explains; so each has factors of its
-own, whose weighted mean logarithm is zero: the base is what a source about which nothing is known gets. A source counts
-by the root of its rows, so that no collection drowns another and none of a few rows moves the base, and a factor is
-drawn to one as by 3 rows that agree with the base, so that two rows cannot ruin it.
+Sources of measurements differ by rig, software and method, beyond what a shape explains. So each source has factors,
+whose weighted mean logarithm is zero, and an unknown source gets the base. A source counts by the root of its rows: no
+large collection drowns the others, and no source of a few rows moves the base. A factor is drawn to one as if by 3 rows
+that agree with the base, so that two rows cannot ruin it.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def times(
     for source in np.unique(samples.sources):
         chosen = samples.sources == source
         factors = sites.get(str(source), {})
-        own = predict(samples.section, with_factors(values, factors), samples.shape[:, chosen], peaks)
-        result[chosen] = np.maximum(factors.get(TIME, 1.0) * own, factors.get(FLOOR, 0.0))
+        predicted = predict(samples.section, with_factors(values, factors), samples.shape[:, chosen], peaks)
+        result[chosen] = np.maximum(factors.get(TIME, 1.0) * predicted, factors.get(FLOOR, 0.0))
     return result + extra
 
 
@@ -91,9 +91,9 @@ def fit_section(
 
     Args:
         samples: rows to fit on. model: what is free. peaks: of the device.
-        extra: what each row's time holds besides [s]: float64[n] or a number.
-        is_trusted: source -> whether it takes part in the base; one that does not gets factors only. Where none does
-            the base is what ``model.fixed`` has.
+        extra: time that each row holds besides the section's [s]: float64[n] or a number.
+        is_trusted: source -> whether it takes part in the base; other sources get factors only. Without a trusted
+            source the base is ``model.fixed``.
     Raises:
         ConfigError: scipy is not installed; no row is left.
     """
@@ -106,14 +106,14 @@ def fit_section(
     sites: dict[str, Factors] = {}
     counts = {source: int((samples.sources == source).sum()) for source in sources}
     for source in sources:
-        own = samples.sources == source
+        chosen = samples.sources == source
         if len(sources) > 1 or not trusted:
-            mine, names = samples.take(own), model.final
-            if CACHE[0] in names and not is_beside_the_cache(mine, values["cache_bytes"]):
+            rows, names = samples.take(chosen), model.final
+            if CACHE[0] in names and not is_beside_the_cache(rows, values["cache_bytes"]):
                 names = tuple(name for name in names if name not in CACHE)
             if source != SKEWED:
                 names = tuple(name for name in names if name != FLOOR)
-            sites[source] = _fit_factors(mine, values, names, peaks, _some(extra, own))
+            sites[source] = _fit_factors(rows, values, names, peaks, _some(extra, chosen))
     fitted = tuple(free.name for free in model.free) if trusted else ()
     return FittedSection(samples.section, values, fitted, dict(sorted(sites.items())), counts)
 
@@ -125,7 +125,7 @@ def _some(extra: Values | float, chosen: NDArray[np.bool_]) -> Values | float:
 def _fit_base(
     samples: Samples, model: Model, peaks: Peaks, extra: Values | float, sources: list[str]
 ) -> dict[str, float]:
-    """Coefficients, while each of the sources that make them has factors of its own."""
+    """Coefficients, fitted together with the factors of each source."""
     if len(samples) == 0:
         raise ConfigError("no rows to fit on", where=samples.section, expected="one row at least", got=0)
     number = np.array([sources.index(str(source)) for source in samples.sources])
@@ -150,8 +150,8 @@ def _fit_base(
         predicted = np.empty(len(samples))
         for i, chosen in enumerate(rows):
             factors = dict(zip(model.site, np.exp(logs[i]), strict=False))
-            own = predict(samples.section, with_factors(values, factors), samples.shape[:, chosen], peaks)
-            predicted[chosen] = own * factors.get(TIME, 1.0)
+            times_s = predict(samples.section, with_factors(values, factors), samples.shape[:, chosen], peaks)
+            predicted[chosen] = times_s * factors.get(TIME, 1.0)
         errors = root * (np.log(predicted + extra) - log_time)
         return np.concatenate((errors, (pull[:, None] * logs).ravel()))
 
@@ -184,9 +184,9 @@ def _fit_factors(
 
     def residuals(x: Values) -> Values:
         factors = dict(zip(names, unit * np.exp(x), strict=True))
-        own = predict(samples.section, with_factors(values, factors), samples.shape, peaks)
-        own = np.maximum(own * factors.get(TIME, 1.0), factors.get(FLOOR, 0.0))
-        errors = np.log(own + extra) - log_time
+        predicted = predict(samples.section, with_factors(values, factors), samples.shape, peaks)
+        predicted = np.maximum(predicted * factors.get(TIME, 1.0), factors.get(FLOOR, 0.0))
+        errors = np.log(predicted + extra) - log_time
         return np.concatenate((errors, np.sqrt(SHRINKAGE) * np.where(unit == 1.0, x, 0.0)))
 
     start = np.zeros(len(names))

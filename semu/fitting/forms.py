@@ -1,9 +1,9 @@
-"""``predict``: times of many shapes by a profile's formulas, as columns; ``Peaks``: what the formulas are relative to.
+"""``predict``: times of many shapes by a profile's formulas; ``Peaks``: the rates that efficiencies are fractions of.
 
-The shape terms are those of ``semu.hardware.shape_terms`` and the collectives those of ``semu.hardware.network``, so
-that a fit sees what a simulation computes. Two things differ: a kernel that is measured by itself does not yet feel
-all of the sustained load, t = t1 (1 + power t1 / (t1 + t')), where a run pays rate / (1 + power); and attention as
-inference engines measure it writes keys and values into a cache.
+A fit sees what a simulation computes: both call ``semu.hardware.shape_terms`` and ``semu.hardware.network``. Three
+things differ in a measurement. An isolated kernel feels only a part of the sustained load: t = t1 (1 + power t1 /
+(t1 + t')), where a run pays rate / (1 + power). Attention in inference engines writes keys and values into a cache.
+The links inside nodes never limit a collective over nodes, whose section holds the network card's efficiency alone.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from semu.hardware.kinds import DType, OpKind, Port
 from semu.hardware.network import CommGroup, cost_on_links, wire_factor
 from semu.hardware.network.algorithm import Links
 from semu.hardware.network.cost import port_peak
-from semu.hardware.shape_terms import attention_factor, cache_factor, row_bytes_factor, tiled_flop
+from semu.hardware.shape_terms import attention_factor, cache_factor, p_norm, row_bytes_factor, tiled_flop
 
 Values = NDArray[np.float64]
 THROTTLE_S = 2e-3
 """Time in which the clock falls under load [s]; pitfall "power" of the microbenchmark data."""
 ATTENTION_THROTTLE_S = 1e-2
-"""The same of fused attention, which draws less power: its rates fall from 5 ms on (aic, H200)."""
+"""The same time for fused attention, which draws less power: its rates fall from 5 ms on (aic, H200)."""
 QUANTISE = "quantise_mem"
-"""Coefficient of the product's formula alone: reached memory bandwidth of the kernel that quantises its input."""
+"""Coefficient in fits of products: memory bandwidth reached by the kernel that quantises the input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What a section's efficiencies are fractions of.
+    """The rates that a section's efficiencies are fractions of.
 
     Attributes:
         flop_per_s: of the section's precision. mem_bytes_per_s: of the device. port_bytes_per_s: one way; 0: no port.
@@ -84,7 +84,7 @@ def predict(section: str, coefficients: Mapping[str, float], shape: Values, peak
 
 
 def flop_of(family: Family, shape: Values, *, is_forward: bool = True) -> Values:
-    """FLOP of each row, without what shapes add: float64[n].
+    """FLOP of each row, without the shape terms: float64[n].
 
     Source:
         GEMM 2 m n k; attention forward 2 b h s_q s_kv (d + d_v), backward (3 d + 2 d_v), half when causal.
@@ -97,14 +97,6 @@ def flop_of(family: Family, shape: Values, *, is_forward: bool = True) -> Values
     dims = d + d_v if is_forward else 3.0 * d + 2.0 * d_v
     flop: Values = 2.0 * batch * heads * s_q * s_kv * dims / (1.0 + causal)
     return flop
-
-
-def _softened(compute: Values, memory: Values, p: float) -> Values:
-    longer, shorter = np.maximum(compute, memory), np.minimum(compute, memory)
-    if np.isinf(p):
-        return longer
-    result: Values = longer * (1.0 + (shorter / longer) ** p) ** (1.0 / p)
-    return result
 
 
 def _isolated(t1: Values, power: float, throttle_s: float = THROTTLE_S) -> Values:
@@ -128,7 +120,7 @@ def _product(numbers: Mapping[str, float], shape: Values, peaks: Peaks) -> Value
     rate = numbers["flop"] * peaks.flop_per_s * np.where(weight_gradient > 0, numbers["weight_gradient"], 1.0)
     moved = groups * (in_bytes * (m * k + k * n) + out_bytes * m * n)
     memory = moved / (numbers["mem"] * peaks.mem_bytes_per_s)
-    time = _isolated(numbers["t0_s"] + _softened(flop / rate, memory, numbers["p"]), numbers["power"])
+    time = _isolated(numbers["t0_s"] + p_norm(flop / rate, memory, numbers["p"]), numbers["power"])
     if quantised.any():
         # the kernel before it reads 16-bit activations and writes fp8 ones
         time = time + quantised * 3.0 * m * k / (numbers[QUANTISE] * peaks.mem_bytes_per_s)
@@ -153,12 +145,11 @@ def _attention(numbers: Mapping[str, float], shape: Values, peaks: Peaks, *, is_
     )
     compute = flop / (numbers["flop"] * peaks.flop_per_s)
     memory = moved / (numbers["mem"] * peaks.mem_bytes_per_s)
-    t1 = numbers["t0_s"] + _softened(compute, memory, numbers["p"])
+    t1 = numbers["t0_s"] + p_norm(compute, memory, numbers["p"])
     return _isolated(t1, numbers["power"], ATTENTION_THROTTLE_S)
 
 
 def _collective(section: str, numbers: Mapping[str, float], shape: Values, peaks: Peaks) -> Values:
-    """As simulated, but for measurements over nodes: there the links inside the nodes are never the limit."""
     _, port, name = section.split(".")
     kind, rate = OpKind(name), numbers["net"] * peaks.port_bytes_per_s
     local = math.inf if Port(port) is Port.NIC else rate

@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import Enum
-from functools import lru_cache
 from types import MappingProxyType
 
+from semu import memo
 from semu.graph.operator import OpKind
 
 
@@ -168,7 +168,7 @@ _COLLECTIVES: Mapping[str, Family] = MappingProxyType(
 """PyTorch's names of collectives (argument ``Collective name`` of a kernel, torch 2.2 and later)."""
 
 
-@lru_cache(maxsize=1 << 14)
+@memo.remembered(1 << 14)
 def family_of(name: str, collective: str | None = None) -> Family:
     """The family of a GPU kernel or copy.
 

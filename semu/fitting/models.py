@@ -1,7 +1,7 @@
-"""``model_of``: which coefficients of a section are fitted, between which bounds, and what a source may differ in.
+"""``model_of``: which coefficients of a section are fitted, between which bounds, and in which a source may differ.
 
-Bounds keep every coefficient finite and every time monotone in the shape; what is not fitted keeps the value that the
-profile has.
+Bounds keep every coefficient finite and every time monotone in the shape. A coefficient that is not fitted keeps its
+value in the profile.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SMALL_BYTES = 20e6
 TIME = "time"
 """A source's factor on the whole time; its other factors are on coefficients."""
 FLOOR = "floor_s"
-"""A source's least time [s], no factor: what it measures holds the wait for the last rank, of about one length."""
+"""A source's least time [s], no factor: its measurements include a wait for the last rank, always about as long."""
 FEWEST_ROWS = 2
 PACKETS = 0.9
 """Most of NVLink that collectives can reach: a packet carries up to 16 flits of data in 17 or 18."""
 RATES = ("link.pcie.p2p", "efficiency.copy", "efficiency.optimizer")
-"""Sections that a single long copy tells all about."""
+"""Sections that a single long copy determines."""
 _MANY = 24
-"""With fewer rows than this only the rates are fitted, and the shape of the curve is kept."""
+"""With fewer rows only the rates are fitted, and the curve keeps its shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class Model:
     """How a section is fitted.
 
     Attributes:
-        free: what is fitted. fixed: name -> value of all other coefficients.
-        site: in what sources differ while the base is fitted: ``time``, or names of coefficients.
-        final: in what they differ in the end, given the base.
+        free: coefficients that are fitted. fixed: name -> value of all other coefficients.
+        site: factors of a source while the base is fitted: ``time``, or names of coefficients.
+        final: factors of a source once the base is fitted.
     """
 
     free: tuple[Free, ...]
@@ -87,12 +87,12 @@ _LINK = {
 }
 _ROW_WISE = ("norm", "softmax", "cross_entropy")
 CACHE = ("cached", "cache_bytes")
-"""Factors of a source whose norms read their input again, where its sizes lie on both sides of the cache's."""
+"""Factors of a source whose norms read their input twice and whose sizes lie on both sides of the cache's."""
 _FEWEST_BESIDE = 6
 
 
 def fitted_rows(samples: Samples) -> NDArray[np.bool_]:
-    """Which rows a section is fitted on, before any are held out: not those that are small."""
+    """Which rows are large enough to fit on, before any are held out: bool[n]."""
     if samples.family is Family.PRODUCT:
         smallest = np.minimum(np.minimum(samples.column("m"), samples.column("n")), samples.column("k"))
         return np.asarray(smallest >= SMALL_PRODUCT)
@@ -101,16 +101,16 @@ def fitted_rows(samples: Samples) -> NDArray[np.bool_]:
     return np.ones(len(samples), dtype=np.bool_)
 
 
-def model_of(samples: Samples, known: Mapping[str, float], profile: str) -> Model | None:
+def model_of(samples: Samples, current: Mapping[str, float], profile: str) -> Model | None:
     """How to fit a section; None: the rows are too few.
 
     Args:
-        samples: the rows to fit on. known: the section's coefficients so far. profile: name of the device's profile.
+        samples: the rows to fit on. current: the section's coefficients in the profile. profile: name of the profile.
     """
     if len(samples) < FEWEST_ROWS and samples.section not in RATES:
         return None
     is_many = len(samples) >= _MANY
-    fixed = dict(known)
+    fixed = dict(current)
     device = KNOWN_DEVICES.get(profile)
     if samples.family is Family.PRODUCT:
         fixed["p"] = 3.0
@@ -118,7 +118,7 @@ def model_of(samples: Samples, known: Mapping[str, float], profile: str) -> Mode
             fixed["tiles_at_once"] = float(device.multiprocessors)
         free = _PRODUCT if fixed["tiles_at_once"] else _only(_PRODUCT, "flop", "mem", "t0_s", "power")
         if not is_many:
-            free = (Free("flop", min(0.9, known["flop"]), 0.1, 1.0),)
+            free = (Free("flop", min(0.9, current["flop"]), 0.1, 1.0),)
         if is_many and (samples.column("quantised") > 0).any():
             free = (*free, Free(QUANTISE, 0.3, 0.02, 1.0))
         has_both = 0 < (samples.column("weight_gradient") > 0).sum() < len(samples)
@@ -129,8 +129,8 @@ def model_of(samples: Samples, known: Mapping[str, float], profile: str) -> Mode
         if device is not None and (is_many or fixed["tiles_at_once"]):
             fixed["tiles_at_once"] = float(device.multiprocessors)
         if is_many and "forward" in samples.section:
-            own = ("flop", "mem", "t0_s", "s0_tokens", "tile_rest")
-            return Model(_ATTENTION, fixed, own, own)
+            site = ("flop", "mem", "t0_s", "s0_tokens", "tile_rest")
+            return Model(_ATTENTION, fixed, site, site)
         fixed["power"] = 0.0
         free = (Free("flop", 0.5, 0.05, 1.0),)
         lengths = np.unique(samples.column("seq_q"))
@@ -143,7 +143,7 @@ def model_of(samples: Samples, known: Mapping[str, float], profile: str) -> Mode
         if len(samples) >= 8 and len(sizes) >= 4:
             free = (*free, Free("t0_s", 1.5e-6, 0.0, 2e-5))
         else:
-            fixed["t0_s"] = min(known["t0_s"], 1.5e-6)
+            fixed["t0_s"] = min(current["t0_s"], 1.5e-6)
         widths = np.unique(samples.column("width"))
         name = samples.section.split(".")[1]
         cache: tuple[str, ...] = ()
@@ -194,7 +194,7 @@ def _link_model(samples: Samples, fixed: dict[str, float], has_switch_reduction:
 
 
 def defaults_of(section: str) -> dict[str, float]:
-    """Coefficients of a section about which nothing is known."""
+    """The neutral coefficients of a section."""
     if family_of(section) is Family.LINK:
         return {name: item.neutral for name, item in COEFFICIENTS.items()}
     neutral = Efficiency()

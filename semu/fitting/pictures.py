@@ -36,9 +36,9 @@ def _save(path: Path, name: str, section: CalibratedSection, device: str) -> Pat
     points = []
     for source in sorted({str(source) for source in samples.sources}):
         for is_held in (False, True):
-            own = (samples.sources == source) & (samples.held_out == is_held)
-            if own.any():
-                points.append(FitPoints(source, is_held, size[own], samples.time_s[own], section.predicted[own]))
+            rows = (samples.sources == source) & (samples.held_out == is_held)
+            if rows.any():
+                points.append(FitPoints(source, is_held, size[rows], samples.time_s[rows], section.predicted[rows]))
     errors = section.error
     factors = ", with the sources' factors" if section.fit.sites else ""
     subtitle = (

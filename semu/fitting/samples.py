@@ -1,7 +1,7 @@
-"""``Sample``: one measurement; ``Samples``: those of one section of a profile as columns; ``Refusal``: a row left out.
+"""``Sample``: one measurement; ``Samples``: all of one section as columns; ``Refusal``: a row that is left out.
 
-A section is named as in a profile (``efficiency.matmul.fp8``, ``link.nvlink.all_reduce``), and belongs to a family that
-has one set of shape columns and one formula (``semu.fitting.forms``).
+A section is a table of a profile (``efficiency.matmul.fp8``, ``link.nvlink.all_reduce``). Sections of one family share
+their shape columns and their formula (``semu.fitting.forms``).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Sample:
 
     Attributes:
         section: of the profile. shape: the family's columns. time_s: of one call [s], > 0.
-        source: who measured, with which software where that makes another kernel of it.
+        source: who measured, and the software where the kernel depends on it.
         device: as the file says. where: ``file:line``.
     """
 
@@ -78,7 +78,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A row that is left out: where it is, why, and of which device, where it names one."""
+    """A row that is left out: its place, the reason, and its device, where the row names one."""
 
     where: str
     reason: str
@@ -133,7 +133,7 @@ class Samples:
 
 
 def by_section(samples: Iterable[Sample]) -> dict[str, Samples]:
-    """Measurements as columns, by section, sections in alphabetical order."""
+    """Measurements as columns: section -> samples, sections in alphabetical order."""
     rows: dict[str, list[Sample]] = {}
     for sample in samples:
         rows.setdefault(sample.section, []).append(sample)
@@ -141,15 +141,12 @@ def by_section(samples: Iterable[Sample]) -> dict[str, Samples]:
 
 
 def _columns(section: str, rows: Sequence[Sample]) -> Samples:
-    known: dict[str, bool] = {}
-    for row in rows:
-        if row.key not in known:
-            known[row.key] = is_held_out(row.key)
+    held_out = {key: is_held_out(key) for key in {row.key for row in rows}}
     return Samples(
         section,
         np.array([row.shape for row in rows], dtype=np.float64).T,
         np.array([row.time_s for row in rows]),
         np.array([row.source for row in rows]),
-        np.array([known[row.key] for row in rows]),
+        np.array([held_out[row.key] for row in rows]),
         tuple(row.where for row in rows),
     )

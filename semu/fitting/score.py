@@ -94,15 +94,15 @@ def score(rows: Sequence[tuple[Samples, Values, Values]]) -> tuple[KindScore, ..
     Args:
         rows: samples of a section, predicted times, and those without factors.
     """
-    found: dict[str, list[tuple[Values, Values, Values]]] = {}
+    by_kind: dict[str, list[tuple[Values, Values, Values]]] = {}
     for samples, predicted, base in rows:
         kinds = kinds_of(samples)
         for kind in np.unique(kinds):
-            own = kinds == kind
-            found.setdefault(str(kind), []).append((samples.time_s[own], predicted[own], base[own]))
+            rows_of = kinds == kind
+            by_kind.setdefault(str(kind), []).append((samples.time_s[rows_of], predicted[rows_of], base[rows_of]))
     return tuple(
         KindScore(kind, errors_of(*(np.concatenate(column) for column in zip(*parts, strict=True))))
-        for kind, parts in sorted(found.items())
+        for kind, parts in sorted(by_kind.items())
     )
 
 
@@ -132,9 +132,9 @@ def bands(
     number = np.searchsorted(edges, size, side="right")
     result = []
     for i, label in enumerate(labels):
-        own = number == i
-        if own.any():
-            out = own & held
+        inside = number == i
+        if inside.any():
+            out = inside & held
             held_out = errors_of(samples.time_s[out], predicted[out], base[out]) if out.any() else None
-            result.append((label, held_out, errors_of(samples.time_s[own], predicted[own], base[own])))
+            result.append((label, held_out, errors_of(samples.time_s[inside], predicted[inside], base[inside])))
     return tuple(result)

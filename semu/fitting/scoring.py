@@ -1,4 +1,4 @@
-"""``score_profile``: measurements against a profile as it is, rows that it has never seen included."""
+"""``score_profile``: measurements against a profile as it is, rows that were not fitted on included."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def score_profile(
 
 
 def _check_rule(name_or_path: str) -> None:
-    """What a profile's fit has not seen is told by its own rule."""
+    """Refuse a profile that was fitted under another rule: other rows were held out of its fit."""
     table = tomllib.loads(profile_path(name_or_path).read_text(encoding="utf-8")).get("calibration")
     rule = table.get("held_out") if isinstance(table, dict) else None
     if rule not in (None, HELD_OUT_RULE):
@@ -72,5 +72,5 @@ def _check_rule(name_or_path: str) -> None:
 
 
 def others_lines(others: dict[str, int]) -> Sequence[str]:
-    """What was listed and not scored."""
+    """A line per other device, whose rows are listed and not scored."""
     return [f"{device}: {count:,} rows of another device, not scored" for device, count in others.items()]

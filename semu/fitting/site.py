@@ -1,7 +1,7 @@
 """Factors that a profile file holds beside its coefficients.
 
 ``[site.SOURCE]`` in a profile: section -> factors of that source of measurements (``load_sites``). They tell how a rig
-differs; a simulation uses the base. Those of a site's own runs are ``semu.fitting.site_runs``.
+differs; a simulation uses the base. Factors from training runs of a site are in ``semu.fitting.site_runs``.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_number, check_word
+from semu.errors import ConfigError
 from semu.fitting.devices import KNOWN_DEVICES, profile_names
 from semu.fitting.models import FLOOR, TIME, defaults_of
-from semu.hardware.number import check_positive
 from semu.hardware.profile import PROFILE_DIR, list_profiles
 
 
@@ -49,12 +49,11 @@ def load_sites(name_or_path: str) -> dict[str, dict[str, dict[str, float]]]:
         for section, factors in sections.items():
             if not isinstance(factors, Mapping) or section.count(".") < 1:
                 raise ConfigError("not a table of factors", where=f"{where}.{section}", expected="{ time = 1.02 }")
-            own: dict[str, float] = {}
+            checked: dict[str, float] = {}
             for name, value in factors.items():
                 legal = [TIME, FLOOR, "rows", *defaults_of(section)]
-                if name not in legal:
-                    raise unknown_name("factor", name, legal, where=f"{where}.{section}")
+                check_word(name, legal, "factor", f"{where}.{section}")
                 if name != "rows":
-                    own[name] = check_positive(value, f"{where}.{section}.{name}")
-            result.setdefault(section, {})[source] = own
+                    checked[name] = check_number(value, f"{where}.{section}.{name}", is_above=True)
+            result.setdefault(section, {})[source] = checked
     return result

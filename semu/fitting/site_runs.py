@@ -1,16 +1,15 @@
-"""``site_factors``: what a site's own runs say of it, as one or two factors on top of a profile.
+"""``site_factors``: one or two factors on top of a profile, from a site's training runs.
 
-With C and N the parts of a simulated iteration that computation and communication make, and R the rest,
+With C, N and R the computation, the exposed communication and the rest of a simulated iteration,
 
     log measured = log(C exp(a) + N exp(a + d) + R) + noise:
 
-``a`` is how slow the site is altogether, ``d`` how much slower its links are than that. Both are wanted from two runs
-or three, so what sites and runs are like has to be known beforehand. Of the published groups of at least four runs,
-whose profiles' software factors come from all of them together, the mean error is within 0.05 and its deviation 0.015
-more than chance makes; where a group's factors come from the other groups alone, means are up to 0.12 off, and without
-any factors up to 0.42. Hence a mixture: most sites are as the profile, some are not; and most runs are as their site,
-some are strange (a setting that was not told, a first release). Two runs that agree can thus move everything, one that
-is strange moves little, and where nothing is wrong next to nothing changes. The factors are posterior means of ``a``
+``a`` is how slow the site is, ``d`` how much slower its links are on top. Two or three runs must do, so a prior is
+needed. In the published groups of at least four runs, with software factors fitted on all groups, a group's mean error
+is within 0.05, with a deviation of 0.015 beyond chance; with factors fitted on the other groups alone means are up to
+0.12 off, without factors up to 0.42. Hence a mixture: most sites match the profile, some do not; most runs match their
+site, some are strange (an unknown setting, a first release). Two runs that agree can move the factors, one strange run
+moves them little, and a site that matches its profile keeps factors near one. The factors are posterior means of ``a``
 and ``d``, by quadrature over a grid.
 """
 
@@ -28,11 +27,11 @@ from semu.errors import ConfigError
 LIKE_PROFILE = 0.015
 """Standard deviation of ``a`` where the profile knows the site's hardware and software."""
 UNLIKE_PROFILE, UNLIKE_SHARE = 0.15, 0.15
-"""The same where it does not, and how often that is so."""
+"""Standard deviation of ``a`` where the profile does not know them, and the share of such sites."""
 LINK_SPREAD = 0.2
 """Standard deviation of ``d``: rigs differ in their networks most."""
 ROW_SPREAD = 0.05
-"""How far single runs are from their site's factors, as a standard deviation of log times."""
+"""Standard deviation of a run's log time around its site's factors."""
 EXPERT_ROW_SPREAD = 0.5
 """The same for models with experts: published runs of equal settings differ by up to a factor of two."""
 STRANGE, STRANGE_SHARE = 3.0, 0.15
@@ -47,11 +46,12 @@ _D = np.linspace(-0.6, 0.6, 31)[None, :]
 
 @dataclass(frozen=True, slots=True)
 class RunTimes:
-    """A run of one's own beside its simulation.
+    """A measured run and its simulation.
 
     Attributes:
-        measured_s: iteration time [s]. compute_s, communication_s: of the simulated iteration, its time in which
-            kernels compute and its exposed communication [s]. other_s: the rest, which no factor changes.
+        measured_s: iteration time [s].
+        compute_s, communication_s: time of kernels and exposed communication of the simulated iteration [s].
+        other_s: the rest of the simulated iteration, which no factor changes [s].
         spread: standard deviation of the logarithm of such runs' times, ``ROW_SPREAD`` or ``EXPERT_ROW_SPREAD``.
     """
 
@@ -69,7 +69,7 @@ class RunTimes:
 
 @dataclass(frozen=True, slots=True)
 class SiteFactors:
-    """Factors on simulated times: of computation, and of communication; ``rows`` they come from."""
+    """Factors on simulated computation and communication, and the number of rows behind them."""
 
     compute: float
     communication: float
@@ -81,7 +81,7 @@ class SiteFactors:
 
 
 def site_factors(runs: Sequence[RunTimes]) -> SiteFactors:
-    """Factors from runs at a site (formula and beliefs: top of this file).
+    """Factors from runs at a site (formula and prior: top of this file).
 
     Args:
         runs: at least one.

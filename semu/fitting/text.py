@@ -10,7 +10,7 @@ from semu.fitting.samples import MOST_NAMED, Refusal
 from semu.fitting.score import Errors, KindScore
 
 FAR_OFF = 0.3
-"""A mean error beyond which a report says that the form does not describe the rows."""
+"""A mean error beyond which the report says that the formula does not describe the rows."""
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -43,8 +43,7 @@ def report_text(calibration: Calibration) -> str:
     lines += [_row((name, *_percents(section.all_rows))) for name, section in calibration.sections.items()]
     lines += ["", "coefficients"]
     for name, section in calibration.sections.items():
-        own = ", ".join(f"{key} {section.fit.values[key]:.4g}" for key in section.fit.fitted)
-        lines.append(f"  {name}: {own}")
+        lines.append(f"  {name}: " + ", ".join(f"{key} {section.fit.values[key]:.4g}" for key in section.fit.fitted))
         for source, factors in section.fit.sites.items():
             listed = ", ".join(
                 f"{key} {value:.3g}" if key == FLOOR else f"{key} x {value:.3f}" for key, value in factors.items()
@@ -81,7 +80,7 @@ def refusal_lines(refusals: Sequence[Refusal]) -> list[str]:
 
 
 def calibration_json(calibration: Calibration) -> dict[str, object]:
-    """Everything of a calibration but its rows."""
+    """A calibration as JSON, without its rows."""
     return {
         "device": calibration.profile.name,
         "sections": [

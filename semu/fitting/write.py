@@ -16,20 +16,10 @@ from semu.fitting.samples import HELD_OUT_RULE, Family
 from semu.hardware.kinds import OpKind, Port, Provenance
 from semu.hardware.network import COEFFICIENTS
 
+_ROOFLINE = ("flop", "mem", "t0_s", "p")
 _NAMES: Mapping[Family, tuple[str, ...]] = {
-    Family.PRODUCT: (
-        "flop",
-        "mem",
-        "t0_s",
-        "p",
-        "tiles_at_once",
-        "tile_k0",
-        "tile_rest",
-        "tile_128",
-        "power",
-        "weight_gradient",
-    ),
-    Family.ATTENTION: ("flop", "mem", "t0_s", "p", "s0_tokens", "tiles_at_once", "tile_rest", "power"),
+    Family.PRODUCT: (*_ROOFLINE, "tiles_at_once", "tile_k0", "tile_rest", "tile_128", "power", "weight_gradient"),
+    Family.ATTENTION: (*_ROOFLINE, "s0_tokens", "tiles_at_once", "tile_rest", "power"),
     Family.MEMORY: ("mem", "t0_s", "row0", "cached", "cache_bytes"),
     Family.LINK: tuple(COEFFICIENTS),
 }
@@ -38,8 +28,8 @@ _STAND_IN = "/triad"
 
 
 @dataclass(frozen=True, slots=True)
-class Provenances:
-    """What a profile tells about how it was made: the command, and the day (``YYYY-MM-DD``), if any."""
+class Origin:
+    """How a profile was made: the command, and the day (``YYYY-MM-DD``), if any."""
 
     command: str
     date: str | None = None
@@ -53,30 +43,30 @@ def number_text(value: float) -> str:
     return text[:-2] if text.endswith(".0") else text
 
 
-def profile_text(calibration: Calibration, name: str, base: str, told: Provenances) -> str:
-    """A profile of its own: what was fitted, on top of a base.
+def profile_text(calibration: Calibration, name: str, base: str, origin: Origin) -> str:
+    """A new profile: the fitted sections on top of a base.
 
     Args:
-        calibration: the fits. name: of the profile. base: name or path of what the rest is taken from.
+        calibration: the fits. name: of the profile. base: name or path of the profile that has the rest.
     """
     kept = ", ".join(f"{section} ({provenance})" for section, provenance in calibration.kept.items())
     lines = [
-        f"# Made by {told.command}",
+        f"# Made by {origin.command}",
         f"# Not measured here, as in the base: {kept or 'nothing'}.",
         f"name = {quoted(name)}",
         f"base = {quoted(base)}",
         "",
     ]
-    return "\n".join(lines) + "\n" + "\n".join(f"{block}\n" for block in _blocks(calibration, told).values())
+    return "\n".join(lines) + "\n" + "\n".join(f"{block}\n" for block in _blocks(calibration, origin).values())
 
 
-def update_profile(text: str, calibration: Calibration, told: Provenances) -> str:
-    """A profile's text with the fitted sections in place of its own; what else it says stays, comments included.
+def update_profile(text: str, calibration: Calibration, origin: Origin) -> str:
+    """A profile's text with the fitted sections replaced; everything else stays, comments included.
 
     Args:
         text: of the profile. calibration: the fits.
     """
-    blocks = _blocks(calibration, told)
+    blocks = _blocks(calibration, origin)
     return replace_blocks(text, blocks, drop=("site.", "calibration"))
 
 
@@ -97,7 +87,7 @@ def replace_blocks(text: str, blocks: Mapping[str, str], *, drop: Sequence[str] 
     present = {header for header, _ in result}
     for header, block in blocks.items():
         if header not in present:
-            result.insert(_place(header, [known for known, _ in result]), (header, f"{block.rstrip()}\n\n"))
+            result.insert(_place(header, [name for name, _ in result]), (header, f"{block.rstrip()}\n\n"))
     return (head + "".join(f"{table.rstrip()}\n\n" for _, table in result)).rstrip() + "\n"
 
 
@@ -108,14 +98,14 @@ def _place(header: str, headers: Sequence[str]) -> int:
     """After the last table that shares the longest beginning with the new one, else by the order of groups."""
     path = header.split(".")
     for length in range(len(path) - 1, 0, -1):
-        same = [i for i, known in enumerate(headers) if known.split(".")[:length] == path[:length]]
+        same = [i for i, other in enumerate(headers) if other.split(".")[:length] == path[:length]]
         if same:
             return same[-1] + 1
     rank = _ORDER.index(path[0])
-    return sum(1 for known in headers if _ORDER.index(known.split(".")[0]) <= rank)
+    return sum(1 for other in headers if _ORDER.index(other.split(".")[0]) <= rank)
 
 
-def _blocks(calibration: Calibration, told: Provenances) -> dict[str, str]:
+def _blocks(calibration: Calibration, origin: Origin) -> dict[str, str]:
     blocks: dict[str, str] = {}
     for name, section in calibration.sections.items():
         if not section.fit.fitted:
@@ -127,12 +117,12 @@ def _blocks(calibration: Calibration, told: Provenances) -> dict[str, str]:
     for name, section in calibration.sections.items():
         for source, factors in section.fit.sites.items():
             rows = section.fit.num_rows[source]
-            own = ", ".join(f"{key} = {number_text(value)}" for key, value in factors.items())
-            sites.setdefault(source, []).append(f"{quoted(name)} = {{ {own}, rows = {rows} }}")
+            listed = ", ".join(f"{key} = {number_text(value)}" for key, value in factors.items())
+            sites.setdefault(source, []).append(f"{quoted(name)} = {{ {listed}, rows = {rows} }}")
     for source in sorted(sites):
         header = f"site.{source if re.fullmatch(r'[A-Za-z0-9_-]+', source) else quoted(source)}"
         blocks[header] = "\n".join([f"[{header}]", *sites[source]])
-    blocks["calibration"] = _calibration_text(calibration, told)
+    blocks["calibration"] = _calibration_text(calibration, origin)
     blocks["calibration.sections"] = "\n".join(
         [
             "[calibration.sections]",
@@ -161,7 +151,7 @@ def _section_text(name: str, section: CalibratedSection) -> str:
 
 
 def _concerns(key: str, section: str) -> bool:
-    """Whether a coefficient is written even where it is neutral, so that a base cannot say otherwise."""
+    """Whether a coefficient is written even where it is neutral, so that the base's value does not apply."""
     if key == "row0":
         return section in _ROW_WISE
     if key in CACHE:
@@ -231,7 +221,7 @@ def _errors_text(name: str, section: CalibratedSection, files: Sequence[str]) ->
     errors = section.error
     held = int(section.samples.held_out.sum()) if errors is section.held_out else 0
     counts = ", ".join(f"{source} {count}" for source, count in section.fit.num_rows.items())
-    own = {
+    entries = {
         "rows": str(len(section.samples)),
         "held_out": str(held),
         "mape": number_text(errors.mape),
@@ -241,13 +231,13 @@ def _errors_text(name: str, section: CalibratedSection, files: Sequence[str]) ->
         "fitted_on": quoted(counts),
         "files": f"[{', '.join(map(quoted, files))}]",
     }
-    return f"{quoted(name)} = {{ {', '.join(f'{key} = {value}' for key, value in own.items())} }}"
+    return f"{quoted(name)} = {{ {', '.join(f'{key} = {value}' for key, value in entries.items())} }}"
 
 
-def _calibration_text(calibration: Calibration, told: Provenances) -> str:
-    lines = ["[calibration]", f"command = {quoted(told.command)}"]
-    if told.date is not None:
-        lines.append(f"date = {quoted(told.date)}")
+def _calibration_text(calibration: Calibration, origin: Origin) -> str:
+    lines = ["[calibration]", f"command = {quoted(origin.command)}"]
+    if origin.date is not None:
+        lines.append(f"date = {quoted(origin.date)}")
     lines.append(f"held_out = {quoted(HELD_OUT_RULE)}")
     lines.append("files = [")
     for file in calibration.files:

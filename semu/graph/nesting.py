@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from semu.checks import is_integer
 from semu.errors import GraphError
 from semu.graph.level import Level
 from semu.graph.structure import describe_difference, structure_of
@@ -25,7 +26,7 @@ def check_opening(subgraph: Subgraph, around: Sequence[Subgraph], subgraphs: Seq
     """
     where = subgraph.path
     replicas: object = subgraph.replicas
-    if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1:
+    if not is_integer(replicas) or replicas < 1:
         raise GraphError(
             "a subgraph has at least one replica",
             where=where,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from semu.checks import check_number
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.efficiency import (
     CollectiveEfficiency,
@@ -17,7 +18,7 @@ from semu.hardware.efficiency import (
 )
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
-from semu.hardware.number import Number, check_number, check_positive, located, worst_provenance
+from semu.hardware.number import Number, located, worst_provenance
 from semu.hardware.software import FACTORS, Software, SoftwareFactors
 
 
@@ -78,13 +79,13 @@ class DeviceProfile:
 
     def __post_init__(self) -> None:
         for name in PEAKS:
-            check_positive(getattr(self, name).value, name)
+            check_number(getattr(self, name).value, name, is_above=True)
         if self.nvlink_gpus.value != int(self.nvlink_gpus.value):
             raise ConfigError(
                 "not a count", where="nvlink_gpus", expected="an integer >= 1", got=self.nvlink_gpus.value
             )
         for dtype, number in self.flop_per_s.items():
-            check_positive(number.value, f"flop_per_s.{dtype.value}")
+            check_number(number.value, f"flop_per_s.{dtype.value}", is_above=True)
         if DType.BF16 not in self.flop_per_s:
             raise ConfigError("no bf16 peak", where="flop_per_s.bf16", expected="a number > 0")
         for kind in OpKind:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
 
+from semu.checks import check_integer
 from semu.errors import ConfigError
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.device import Device, DeviceKind, Direction
@@ -38,10 +39,7 @@ class Cluster:
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus_per_node"):
             count = getattr(self, name)
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ConfigError(
-                    "not a count", where=f"cluster.{name}", expected="an integer >= 1", got=count, nearest=1
-                )
+            check_integer(count, f"cluster.{name}")
         object.__setattr__(self, "override", dict(self.override))
         _ = self.profile  # reads and checks the profile at the door
 

@@ -9,14 +9,17 @@ The paper's factors are the inverses: alpha = 1 / efficiency >= 1 (DIP §6.1).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TypeVar
 
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_efficiency, check_number, check_word
+from semu.errors import ConfigError
 from semu.hardware.kinds import OpKind, Provenance
 from semu.hardware.network.algorithms import COEFFICIENTS
-from semu.hardware.number import check_efficiency, check_number, check_positive, worst_provenance
+from semu.hardware.number import worst_provenance
+from semu.hardware.shape_terms import p_norm
 
 NEUTRAL_SOURCE = "the paper's default: alpha = 1"
 
@@ -72,19 +75,10 @@ class Efficiency:
     cache_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "flop", check_efficiency(self.flop, "flop"))
-        for name in ("tiles_at_once", "tile_k0", "tile_rest", "row0", "power", "cache_bytes"):
-            object.__setattr__(self, name, check_number(getattr(self, name), name))
-        object.__setattr__(self, "cached", check_number(self.cached, "cached", minimum=1.0))
-        object.__setattr__(self, "tile_128", check_positive(self.tile_128, "tile_128"))
-        object.__setattr__(self, "weight_gradient", check_efficiency(self.weight_gradient, "weight_gradient"))
-        object.__setattr__(self, "mem", check_efficiency(self.mem, "mem"))
-        object.__setattr__(self, "t0_s", check_number(self.t0_s, "t0_s"))
-        object.__setattr__(self, "p", check_number(self.p, "p", minimum=1.0, is_infinite_ok=True))
-        object.__setattr__(self, "s0_tokens", check_number(self.s0_tokens, "s0_tokens"))
+        for name in coefficient_names(Efficiency):
+            object.__setattr__(self, name, _CHECKS.get(name, check_number)(getattr(self, name), name))
         if self.relative_error is not None:
-            error = check_number(self.relative_error, "relative_error")
-            object.__setattr__(self, "relative_error", error)
+            object.__setattr__(self, "relative_error", check_number(self.relative_error, "relative_error"))
 
     @property
     def alpha_flop(self) -> float:
@@ -124,12 +118,16 @@ class Efficiency:
         if flop == 0 and mem_bytes == 0:
             return 0.0
         compute_s = flop / self.flop_rate(flop_per_s, is_weight_gradient=is_weight_gradient)
-        memory_s = mem_bytes / (self.mem * mem_bytes_per_s)
-        longer, shorter = max(compute_s, memory_s), min(compute_s, memory_s)
-        if math.isinf(self.p) or longer == 0:
-            return self.t0_s + longer
-        softened: float = longer * (1.0 + (shorter / longer) ** self.p) ** (1.0 / self.p)
-        return self.t0_s + softened
+        return self.t0_s + float(p_norm(compute_s, mem_bytes / (self.mem * mem_bytes_per_s), self.p))
+
+
+_CHECKS: Mapping[str, Callable[[object, str], float]] = {
+    **dict.fromkeys(("flop", "mem", "weight_gradient"), check_efficiency),
+    "tile_128": partial(check_number, is_above=True),
+    "cached": partial(check_number, least=1.0),
+    "p": partial(check_number, least=1.0, is_infinite_ok=True),
+}
+"""Checks of coefficients; of the others a number >= 0 will do."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -158,8 +156,7 @@ class CollectiveEfficiency:
         **numbers: float,
     ) -> None:
         for name in numbers:
-            if name not in COEFFICIENTS:
-                raise unknown_name("coefficient", name, COEFFICIENTS, where=name)
+            check_word(name, COEFFICIENTS, "coefficient", name)
         checked = {name: item.check(numbers.get(name, item.neutral), name) for name, item in COEFFICIENTS.items()}
         object.__setattr__(self, "numbers", checked)
         object.__setattr__(self, "provenance", provenance)

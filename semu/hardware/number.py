@@ -1,12 +1,12 @@
-"""``Number``: a value with its provenance, and the checks that every number of a profile passes at the door."""
+"""``Number``: a value with its provenance, and the worst of some provenances."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from semu.checks import check_number
 from semu.errors import ConfigError
 from semu.hardware.kinds import Provenance
 
@@ -19,46 +19,6 @@ def located(where: str, separator: str = ".") -> Iterator[None]:
     except ConfigError as error:
         error.where = where if error.where is None else f"{where}{separator}{error.where}"
         raise
-
-
-def check_number(value: object, where: str, *, minimum: float = 0.0, is_infinite_ok: bool = False) -> float:
-    """A finite float >= ``minimum``, or a ConfigError that names ``where``.
-
-    Args:
-        value: what came, from a file or a caller; bool is refused.
-        where: place of the number.
-        minimum: smallest legal value.
-        is_infinite_ok: accept +infinity.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError("not a number", where=where, expected="a number", got=repr(value))
-    number = float(value)
-    is_finite = math.isfinite(number) or (is_infinite_ok and number == math.inf)
-    if not is_finite:
-        raise ConfigError("not a finite number", where=where, expected="a finite number", got=number)
-    if number < minimum:
-        raise ConfigError(
-            "number too small", where=where, expected=f"a number >= {minimum:g}", got=number, nearest=minimum
-        )
-    return number
-
-
-def check_positive(value: object, where: str) -> float:
-    """A finite float > 0, or a ConfigError that names ``where``."""
-    number = check_number(value, where)
-    if number == 0.0:
-        raise ConfigError("must be greater than zero", where=where, expected="a number > 0", got=number)
-    return number
-
-
-def check_efficiency(value: object, where: str) -> float:
-    """A float in (0, 1], or a ConfigError that names ``where``."""
-    number = check_positive(value, where)
-    if number > 1.0:
-        raise ConfigError(
-            "efficiency above the peak", where=where, expected="a number in (0, 1]", got=number, nearest=1.0
-        )
-    return number
 
 
 def worst_provenance(*provenances: Provenance) -> Provenance:

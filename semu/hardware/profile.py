@@ -24,15 +24,16 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from semu import memo
+from semu.checks import check_member, check_number, check_word
 from semu.errors import ConfigError, nearest_name, unknown_name
 from semu.hardware.capabilities import PEAKS, DeviceProfile, Host, VariantKey, parse_variant
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, LinkEfficiency, Section, coefficient_names
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
-from semu.hardware.number import Number, check_number, located, worst_provenance
+from semu.hardware.number import Number, located, worst_provenance
 from semu.hardware.software import FACTORS, Software, SoftwareFactors
 
 PROFILE_DIR = Path(__file__).parent / "profiles"
@@ -98,7 +99,7 @@ def _load_file(path: Path) -> DeviceProfile:
     return _load_cached(path, stat.st_mtime_ns, stat.st_size)
 
 
-@lru_cache(maxsize=64)
+@memo.remembered(64)
 def _load_cached(path: Path, mtime_ns: int, size: int) -> DeviceProfile:
     table = _read(path)
     parts = _resolve(path, table, ())
@@ -287,12 +288,9 @@ def _number(value: object, where: str) -> Number:
 
 def _label(table: Mapping[str, object]) -> tuple[Provenance, str]:
     provenance, source = table.get("provenance", Provenance.SPEC.value), table.get("source", "user")
-    names = [item.value for item in Provenance]
-    if provenance not in names:
-        raise unknown_name("provenance", str(provenance), names, where="provenance")
     if not isinstance(source, str) or not source:
         raise ConfigError("not a source", where="source", expected="a text", got=repr(source))
-    return Provenance(provenance), source
+    return check_member(provenance, Provenance, "provenance"), source
 
 
 def _table(table: Mapping[str, object], key: str, where: str) -> Mapping[str, object]:
@@ -304,8 +302,7 @@ def _table(table: Mapping[str, object], key: str, where: str) -> Mapping[str, ob
 
 def _refuse_unknown(table: Mapping[str, object], legal: set[str] | list[str], prefix: str) -> None:
     for key in table:
-        if key not in legal:
-            raise unknown_name("key", key, legal, where=f"{prefix}{key}")
+        check_word(key, legal, "key", f"{prefix}{key}")
 
 
 _RELATIVES = {OpKind.GROUPED_MATMUL: OpKind.MATMUL, OpKind.PERMUTE: OpKind.COPY, OpKind.TOP_K: OpKind.NORM}

@@ -1,6 +1,6 @@
-"""How the shape of an operator, beyond its FLOP and bytes, takes rate from a device: tiles, waves, rows.
+"""How the shape of an operator, beyond its FLOP and bytes, costs rate: tiles, waves, rows; ``p_norm`` of two times.
 
-Functions on numbers or arrays that broadcast; each returns FLOP or bytes as if the peak rate applied to them.
+Functions on numbers or arrays that broadcast; all but ``p_norm`` return FLOP or bytes to be done at the peak rate.
 
 A matrix product is computed in tiles of the result, one tile on each multiprocessor at a time, wave after wave: what is
 at an edge is computed whole, a last wave that is not full costs more than its share, and each tile pays a prologue.
@@ -17,6 +17,18 @@ _TILES = ((256, 128, 0), (128, 256, 0), (128, 128, 1), (64, 128, 2), (128, 64, 2
 
 ATTENTION_ROWS = 128
 """Rows of queries in a tile of a fused attention kernel (2307.08691 §3.2; 2407.08608 §4)."""
+
+
+def p_norm(a: Any, b: Any, p: float) -> Any:
+    """(a^p + b^p)^(1/p), the soft maximum of two times: their sum at p = 1, the longer one at p = infinity.
+
+    Args:
+        a, b: >= 0. p: >= 1.
+    """
+    longer, shorter = np.maximum(a, b), np.minimum(a, b)
+    if np.isinf(p):
+        return longer
+    return longer * (1.0 + (shorter / (longer + (longer == 0.0))) ** p) ** (1.0 / p)
 
 
 def tiled_flop(

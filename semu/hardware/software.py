@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 
+from semu.checks import check_number
 from semu.hardware.efficiency import Efficiency
 from semu.hardware.kinds import OpKind, Provenance
-from semu.hardware.number import Number, check_number, worst_provenance
+from semu.hardware.number import Number, worst_provenance
 
 
 class Software(Enum):
@@ -63,7 +64,7 @@ class SoftwareFactors:
 
     def __post_init__(self) -> None:
         for name, neutral in FACTORS.items():
-            check_number(getattr(self, name).value, name, minimum=neutral)
+            check_number(getattr(self, name).value, name, least=neutral)
 
     @classmethod
     def of(cls, numbers: Mapping[str, Number]) -> SoftwareFactors:

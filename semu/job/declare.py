@@ -13,9 +13,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
+from semu import memo
 from semu.checks import check_integer, check_member, check_number, check_switch, is_integer, is_number
 from semu.errors import ConfigError
 
@@ -195,7 +196,7 @@ def option(
     return field(default=default, metadata={"option": row})
 
 
-@cache
+@memo.remembered(16)
 def options_of(kind: type[Any]) -> tuple[Option, ...]:
     """The options of a class made of parts, in order."""
     return tuple(item.metadata["option"](item.name) for item in fields(kind))

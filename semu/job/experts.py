@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from weakref import WeakKeyDictionary
 
+from semu import memo
 from semu.errors import ConfigError
 from semu.job.training import Training
 from semu.nn.changes import CHANGES
@@ -27,15 +27,14 @@ def mixtures(model: Model) -> list[tuple[str, MixtureOfExperts]]:
 
 
 def _has_experts(model: Model) -> bool:
-    """Asked of every job, so without the paths; remembered until any module changes."""
-    known = _WITH_EXPERTS.get(model)
-    if known is None or known[0] != CHANGES.count or known[1] is not model.modules:
-        known = _WITH_EXPERTS[model] = (CHANGES.count, model.modules, _find_experts(model))
-    return known[2]
+    """Asked of every job, so without the paths."""
+    modules, answer = _HAS_EXPERTS.get(model, CHANGES.count, lambda: (model.modules, _find_experts(model)))
+    return answer if modules is model.modules else _find_experts(model)
 
 
-_WITH_EXPERTS: WeakKeyDictionary[Model, tuple[int, tuple[ModalityModule, ...], bool]] = WeakKeyDictionary()
-"""How many changes there had been, the modules, and whether they have experts."""
+_HAS_EXPERTS = memo.ScopedTable[tuple[tuple[ModalityModule, ...], bool]](
+    "modules of a model and whether any has experts, by the count of changes to modules and parameters", 1
+)
 
 
 def _find_experts(model: Model) -> bool:

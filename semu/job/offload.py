@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_number, check_word
+from semu.errors import ConfigError
 
 OFFLOADS = ("activations", "weights", "optimizer")
 """What can be kept on the host. Activations: what a layer saves for its backward pass is copied out behind its forward
@@ -52,8 +53,7 @@ class OffloadPlan:
                     got=word,
                     nearest="weights" if word == "parameters" else "optimizer",
                 )
-            if word not in OFFLOADS:
-                raise unknown_name("offload", word, OFFLOADS, where="training.offload")
+            check_word(word, OFFLOADS, "offload", "training.offload")
         given = [name for name, value in (("layers", layers), ("fraction", fraction)) if value is not None]
         if given and (not {"activations", "weights"} & set(words) or len(given) > 1):
             raise ConfigError(
@@ -64,18 +64,13 @@ class OffloadPlan:
                 expected='one of offload_layers and offload_fraction, with offload = "activations" or "weights"',
                 got=str(fraction if given[-1] == "fraction" else layers),
             )
-        if fraction is not None and (
-            isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1
-        ):
-            raise ConfigError(
-                "not a share", where="training.offload_fraction", expected="0 to 1", got=fraction, nearest=1
-            )
+        share = 1.0 if fraction is None else check_number(fraction, "training.offload_fraction", "a share", most=1.0)
         return cls(
             activations="activations" in words,
             weights="weights" in words,
             optimizer="optimizer" in words,
             layers=None if layers is None else _words(layers, "training.offload_layers"),
-            fraction=1.0 if not isinstance(fraction, int | float) else float(fraction),
+            fraction=share,
         )
 
     def chooses(self, path: str, number: int) -> bool:

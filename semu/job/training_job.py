@@ -84,13 +84,13 @@ class TrainingJob:
             )
 
     def _check_batch(self) -> None:
-        per_step = self.parallel.dp * self.training.micro_batch
+        per_step = self.parallel.replicas * self.training.micro_batch
         if self.training.global_batch % per_step:
             below = self.training.global_batch // per_step * per_step
             raise ConfigError(
                 "the global batch does not divide into microbatches",
                 where="training.global_batch",
-                expected=f"a multiple of dp x micro_batch = {self.parallel.dp} x {self.training.micro_batch}",
+                expected=f"a multiple of dp x micro_batch = {self.parallel.replicas} x {self.training.micro_batch}",
                 got=self.training.global_batch,
                 nearest=max(per_step, below),
             )
@@ -191,7 +191,7 @@ class TrainingJob:
     @property
     def num_microbatches(self) -> int:
         """Microbatches of one data-parallel replica in one iteration."""
-        return self.training.global_batch // (self.parallel.dp * self.training.micro_batch)
+        return self.training.global_batch // (self.parallel.replicas * self.training.micro_batch)
 
     @property
     def shards_are_masters(self) -> bool:
@@ -246,7 +246,7 @@ class TrainingJob:
             )
         family = ALL_SCHEDULES.get(self.training.schedule)
         if count % pp and family is not None and family.alternates and not self.training.schedule_file:
-            per_step = self.parallel.dp * self.training.micro_batch
+            per_step = self.parallel.replicas * self.training.micro_batch
             raise ConfigError(
                 f"{count} microbatches do not divide by pp = {pp}, as interleaved 1F1B (vpp = {vpp}) needs",
                 where="training.global_batch",

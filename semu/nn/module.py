@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from semu.checks import check_integer
 from semu.errors import ConfigError, GraphError
 from semu.nn.changes import CHANGES
 
@@ -31,8 +32,7 @@ class Parameter:
 
     def __init__(self, *shape: int, requires_grad: bool = True) -> None:
         for dim in shape:
-            if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
-                raise ConfigError("not a parameter dimension", expected="an integer >= 1", got=dim, nearest=1)
+            check_integer(dim, None, "a parameter dimension")
         self.shape = shape
         self.numel = math.prod(shape)
         self.requires_grad = requires_grad

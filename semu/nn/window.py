@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import check_integer
 from semu.errors import ConfigError, GraphError
 from semu.graph.dim import Dim, Poly
 
@@ -50,10 +51,7 @@ class Window:
     size: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise ConfigError(
-                "not the size of a window", where="window.size", expected="an integer >= 1", got=self.size, nearest=1
-            )
+        check_integer(self.size, "window.size", "the size of a window")
 
     @classmethod
     def sliding(cls, size: int) -> Window:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, Self
 
-from semu.checks import is_integer
+from semu.checks import check_integer
 from semu.errors import ConfigError
 
 
@@ -64,10 +64,7 @@ class ParallelSizes:
             ConfigError: the first that is not.
         """
         for name, value in self.sizes.items():
-            if not is_integer(value) or value < 1:
-                raise ConfigError(
-                    "not a parallel size", where=f"parallel.{name}", expected="an integer >= 1", got=value, nearest=1
-                )
+            check_integer(value, f"parallel.{name}", "a parallel size")
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -96,6 +93,11 @@ class ParallelSizes:
     def replica_gpus(self) -> int:
         """GPUs of a pipeline rank that work on one replica: tp x cp."""
         return self.ranks(PEERS)
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of the model, each with microbatches of its own: dp."""
+        return self.ranks(REPLICATING)
 
     @property
     def data_ranks(self) -> int:
@@ -149,5 +151,7 @@ GPU_AXES = tuple(name for name in AXES if name in MESH)
 """Axes with GPUs of their own, in the order of texts."""
 DATA = tuple(name for name in MESH if name in axes_of(Shards.SAMPLES, Shards.SEQUENCE))
 """Axes of ``MESH`` over which gradients are reduced; they are neighbours in it."""
+REPLICATING = tuple(name for name in DATA if name in axes_of(Shards.SAMPLES))
+"""Axes of ``MESH`` over which samples are shared out; they are neighbours in it."""
 PEERS = tuple(name for name in MESH if name in axes_of(Shards.WEIGHTS, Shards.SEQUENCE))
 """Axes of ``MESH`` inside a pipeline rank of one replica; the first of it."""

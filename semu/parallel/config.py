@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_switch, check_word, is_integer
+from semu.errors import ConfigError
 from semu.nn.trace.sharding import ContextKind, ShardingStyle
 from semu.parallel.axes import ParallelSizes
 from semu.parallel.context import read_kind, sequence_parts
@@ -41,8 +42,8 @@ class Overlap:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if not isinstance(value, bool) and not (value is None and item.name in ("pipeline", "tensor_parallel")):
-                raise ConfigError("not a switch", where=f"overlap.{item.name}", expected="true or false", got=value)
+            if value is not None or item.default is not None:
+                check_switch(value, f"overlap.{item.name}")
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,10 @@ class Parallel(ParallelSizes):
 
     def __post_init__(self) -> None:
         self.check_sizes()
-        if not isinstance(self.zero, int) or isinstance(self.zero, bool) or self.zero not in (0, 1, 2, 3):
+        if not is_integer(self.zero) or self.zero not in (0, 1, 2, 3):
             raise ConfigError("unknown ZeRO stage", where="parallel.zero", expected="0, 1, 2 or 3", got=self.zero)
         for name in ("sequence_parallel", "reshard_after_forward"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(
-                    "not a switch", where=f"parallel.{name}", expected="true or false", got=getattr(self, name)
-                )
+            check_switch(getattr(self, name), f"parallel.{name}")
         self._check_zero_group()
         if self.partition not in ("parameters", "latency", "layers"):
             raise ConfigError(
@@ -128,10 +126,7 @@ class Parallel(ParallelSizes):
         object.__setattr__(self, "plan", {pattern: _style(pattern, style) for pattern, style in self.plan.items()})
 
     def _check_placement(self) -> None:
-        if self.placement not in PLACEMENTS:
-            raise unknown_name(
-                "placement of the groups of layers", str(self.placement), PLACEMENTS, where="parallel.placement"
-            )
+        check_word(self.placement, PLACEMENTS, "placement of the groups of layers", "parallel.placement")
         if self.placement == "bidirectional":
             self._check_copies()
         if self.placement == "v-shape" and self.vpp < 2:
@@ -201,7 +196,7 @@ class Parallel(ParallelSizes):
 
     def item_groups(self, name: str) -> int:
         """Groups over which the items of a microbatch are spread in a module: 1 where its sizes are the job's."""
-        return self.of_module(name).dp // self.dp
+        return self.of_module(name).replicas // self.replicas
 
     def _check_zero_group(self) -> None:
         size = self.zero_group
@@ -214,7 +209,7 @@ class Parallel(ParallelSizes):
                 expected="zero = 1 or 3, or no zero_group",
                 got=size,
             )
-        if isinstance(size, bool) or not isinstance(size, int) or size < 2 or self.dp % size:
+        if not is_integer(size) or size < 2 or self.dp % size:
             divisors = [n for n in range(2, self.dp + 1) if self.dp % n == 0]
             known = isinstance(size, int) and divisors
             raise ConfigError(
@@ -235,7 +230,7 @@ class Parallel(ParallelSizes):
     @property
     def shard_ranks(self) -> int:
         """Ranks over which ZeRO shards."""
-        groups = 1 if self.zero_group is None else self.dp // self.zero_group
+        groups = 1 if self.zero_group is None else self.replicas // self.zero_group
         return self.gradient_ranks // groups
 
     @property
@@ -291,8 +286,6 @@ _PLAN_STYLES = (ShardingStyle.REPLICATED, ShardingStyle.COLUMN, ShardingStyle.RO
 
 
 def _style(pattern: str, style: ShardingStyle | str) -> ShardingStyle:
-    legal = [member.value for member in _PLAN_STYLES]
     value = style.value if isinstance(style, ShardingStyle) else style
-    if value not in legal:
-        raise unknown_name("sharding style", str(value), legal, where=f"parallel.plan[{pattern!r}]")
-    return ShardingStyle(value)
+    legal = [member.value for member in _PLAN_STYLES]
+    return ShardingStyle(check_word(value, legal, "sharding style", f"parallel.plan[{pattern!r}]"))

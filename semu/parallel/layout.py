@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_integer, check_switch, check_word, is_integer
+from semu.errors import ConfigError
 from semu.parallel.layout_text import expand_stages
 
 _WHERE = "parallel.layout"
@@ -47,16 +48,11 @@ class PipelineLayout:
 
     def __post_init__(self) -> None:
         for name in ("account_for_embedding", "account_for_loss"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(
-                    "not a switch", where=f"{_WHERE}.{name}", expected="true or false", got=repr(getattr(self, name))
-                )
+            check_switch(getattr(self, name), f"{_WHERE}.{name}")
         for name in ("first", "last"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise ConfigError(
-                    "not a number of layers", where=f"{_WHERE}.{name}", expected="an integer >= 0", got=value, nearest=0
-                )
+            if value is not None:
+                check_integer(value, f"{_WHERE}.{name}", "a number of layers", least=0)
         if self.layers is not None:
             object.__setattr__(self, "layers", _counts(self.layers, f"{_WHERE}.layers"))
         if self.modules is not None:
@@ -97,8 +93,7 @@ class PipelineLayout:
             )
         legal = [item.name for item in fields(cls)]
         for name in value:
-            if name not in legal:
-                raise unknown_name("key", str(name), legal, where=f"{_WHERE}.{name}")
+            check_word(name, legal, "key", f"{_WHERE}.{name}")
         return cls(**value)
 
     def to_table(self) -> dict[str, Any]:
@@ -142,6 +137,6 @@ def _check_number(count: int, pp: int, vpp: int, where: str) -> None:
 
 def _counts(value: object, where: str) -> tuple[int, ...]:
     items = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    if not items or any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in items):
+    if not items or not all(is_integer(item) and item >= 0 for item in items):
         raise ConfigError("not a list of layer counts", where=where, expected="integers >= 0", got=repr(value))
     return items

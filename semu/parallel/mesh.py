@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from semu import memo
 from semu.hardware.cluster import Cluster
 from semu.hardware.kinds import Port
 from semu.hardware.network import CommGroup
@@ -41,10 +42,9 @@ class Mesh:
         first = self.gpu(pp=pp)
         place = first % self.cluster.gpus_per_node  # pipeline ranks whole nodes apart have equal groups
         if place not in self._dp_groups:
-            peers = self._different(first, 1, self._strides[DATA[0]])
-            self._dp_groups[place] = max(
-                (self._place("dp", peer, self._strides[DATA[0]], p.data_ranks) for peer in peers), key=_spread
-            )
+            peers = self._different(first, 1, self._data_stride)
+            groups = (self._place("dp", peer, self._data_stride, p.data_ranks) for peer in peers)
+            self._dp_groups[place] = max(groups, key=_spread)
         return self._dp_groups[place]
 
     def _copies_group(self, pp: int) -> CommGroup:
@@ -52,8 +52,8 @@ class Mesh:
         p = self.parallel
         if pp not in self._pair_groups:
             ends = (pp, p.pp - 1 - pp)
-            places = [(rank, dp, cp) for rank in ends for dp in range(p.dp) for cp in range(p.cp)]
-            lists = [[self.gpu(pp=rank, dp=dp, cp=cp, tp=tp) for rank, dp, cp in places] for tp in range(p.tp)]
+            places = [self.gpu(pp=rank) + number * self._data_stride for rank in ends for number in range(p.data_ranks)]
+            lists = [[place + peer for place in places] for peer in range(self._data_stride)]
             self._pair_groups[pp] = max((self.cluster.place_group("dp", gpus) for gpus in lists), key=_spread)
         return self._pair_groups[pp]
 
@@ -63,7 +63,7 @@ class Mesh:
         p = self.parallel
         if p.zero_group is None:
             return self.dp_group(pp)
-        firsts = [self.gpu(pp=pp, dp=dp, tp=tp) for dp in range(0, p.dp, p.zero_group) for tp in range(p.tp)]
+        firsts = [self.gpu(pp=pp, dp=dp, tp=tp) for dp in range(0, p.replicas, p.zero_group) for tp in range(p.tp)]
         places = {first % self.cluster.gpus_per_node: first for first in reversed(firsts)}
         return max((self._place("dp", first, p.tp, p.shard_ranks) for first in places.values()), key=_spread)
 
@@ -145,9 +145,9 @@ class Mesh:
         that spans the most nodes."""
         p = self.parallel
         width = p.replica_gpus
-        firsts = [self.gpu(pp=pp) + peer for pp in range(p.pp) for peer in range(width)] if p.dp > 1 else [0]
+        firsts = [self.gpu(pp=pp) + peer for pp in range(p.pp) for peer in range(width)] if p.replicas > 1 else [0]
         places = {first % self.cluster.gpus_per_node: first for first in reversed(firsts)}
-        return max((self._place("replicas", first, width, p.dp) for first in places.values()), key=_spread)
+        return max((self._place("replicas", first, width, p.replicas) for first in places.values()), key=_spread)
 
     def of_module(self, name: str) -> Mesh:
         """The same GPUs in the sizes of one modality module."""
@@ -165,7 +165,7 @@ class Mesh:
         if parts == 1:
             return None
         name = "reshard" if parts == width else f"reshard{parts}"
-        firsts = [f + i for f in self._different(0, width, p.pp * p.dp) for i in range(width // parts)]
+        firsts = [f + i for f in self._different(0, width, p.pp * p.replicas) for i in range(width // parts)]
         return max((self._place(name, first, width // parts, parts) for first in firsts), key=_spread)
 
     def _different(self, first: int, step: int, count: int) -> range:
@@ -189,16 +189,16 @@ class Mesh:
             return cluster.place_group(name, gpus)  # refuses a GPU that is not there
         node = cluster.gpus_per_node
         key = (name, first % node, step, count, node, cluster.profile.nvlink_gpus.value)
-        known = _PLACED.get(key)
-        if known is None:
-            if len(_PLACED) >= _MOST_PLACED:
-                _PLACED.clear()
-            known = _PLACED[key] = cluster.place_group(name, gpus)
-        return known
+        return _PLACED.get(key, lambda: cluster.place_group(name, gpus))
 
     @cached_property
     def _strides(self) -> dict[str, int]:
         return {axis: self.parallel.stride(axis) for axis in MESH}
+
+    @property
+    def _data_stride(self) -> int:
+        """How far apart the ranks are over which gradients are reduced."""
+        return self._strides[DATA[0]]
 
     @cached_property
     def _groups(self) -> dict[tuple[str, int, int, int], CommGroup]:
@@ -221,9 +221,9 @@ class Mesh:
         return {}
 
 
-_MOST_PLACED = 4096
-_PLACED: dict[tuple[object, ...], CommGroup] = {}
-"""Groups by name, first GPU in its node, step, number of ranks, GPUs per node and reach of NVLink."""
+_PLACED = memo.Table[CommGroup](
+    "groups by name, first GPU in its node, step, number of ranks, GPUs per node and reach of NVLink", 4096
+)
 
 
 def _spread(group: CommGroup) -> tuple[int, bool, int]:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_integer, check_switch, check_word
+from semu.errors import ConfigError
 from semu.parallel.axes import AXES
 from semu.parallel.context import module_ranks
 
@@ -52,8 +53,7 @@ class ModuleParallel:
         if isinstance(value, Mapping):
             legal = [item.name for item in fields(cls)]
             for key in value:
-                if key not in legal:
-                    raise unknown_name("key", str(key), legal, where=f"{where}.{key}")
+                check_word(key, legal, "key", f"{where}.{key}")
             made = cls(**value)
         if not isinstance(made, ModuleParallel):
             raise ConfigError(
@@ -64,15 +64,10 @@ class ModuleParallel:
             )
         for key in (item.name for item in fields(cls) if item.name in AXES):
             size = getattr(made, key)
-            if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-                raise ConfigError(
-                    "not a parallel size", where=f"{where}.{key}", expected="an integer >= 1", got=size, nearest=1
-                )
-        switch = made.sequence_parallel
-        if switch is not None and not isinstance(switch, bool):
-            raise ConfigError(
-                "not a switch", where=f"{where}.sequence_parallel", expected="true or false", got=repr(switch)
-            )
+            if size is not None:
+                check_integer(size, f"{where}.{key}", "a parallel size")
+        if made.sequence_parallel is not None:
+            check_switch(made.sequence_parallel, f"{where}.sequence_parallel")
         return made
 
     def to_table(self) -> dict[str, Any]:

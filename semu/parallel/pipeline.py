@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.errors import ConfigError
 
 
@@ -59,7 +59,7 @@ def partition(weights: Sequence[float], num_parts: int) -> list[int]:
     return list(_cut(tuple(float(weight) for weight in weights), num_parts))
 
 
-@lru_cache(maxsize=64)
+@memo.remembered(64)
 def _cut(weights: tuple[float, ...], num_parts: int) -> tuple[int, ...]:
     """``partition``, remembered: a job that is simulated again is cut in the same places."""
     n = len(weights)

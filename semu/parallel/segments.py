@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_integer, check_word
+from semu.errors import ConfigError
 from semu.parallel.pipeline import Chunk, deal_chunks, partition, place_chunks
 
 SEGMENTS = ("mixed", "separated", "apart")
@@ -27,17 +28,13 @@ def check_segments(kind: object, shares: object, *, vpp: int, has_layout: bool, 
     Raises:
         ConfigError: an unknown kind, shares without meaning, settings that contradict one another.
     """
-    if kind not in SEGMENTS:
-        raise unknown_name("way to place modality modules", str(kind), SEGMENTS, where="parallel.segments")
+    check_word(kind, SEGMENTS, "way to place modality modules", "parallel.segments")
     if not isinstance(shares, Mapping):
         raise ConfigError(
             "not a table of modules", where="parallel.shares", expected="module -> a count", got=repr(shares)
         )
     for name, count in shares.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ConfigError(
-                "not a share", where=f"parallel.shares.{name}", expected="an integer >= 1", got=count, nearest=1
-            )
+        check_integer(count, f"parallel.shares.{name}", "a share")
     if kind == "mixed":
         if shares:
             raise ConfigError(
@@ -145,8 +142,7 @@ def check_places(
             nearest=sum(most),
         )
     for name, count in shares.items():
-        if name not in names:
-            raise unknown_name("modality module", name, names, where=f"parallel.shares.{name}")
+        check_word(name, names, "modality module", f"parallel.shares.{name}")
         room = most[list(names).index(name)]
         if count > room:
             raise ConfigError(

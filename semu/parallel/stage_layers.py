@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_word
+from semu.errors import ConfigError
 from semu.nn.model import ModalityModule, Model
 from semu.parallel.layout import PipelineLayout
 from semu.parallel.layout_text import expand_stages
@@ -212,8 +213,7 @@ def _by_module(chains: Sequence[_Chain], layout: PipelineLayout, num_stages: int
     told = layout.modules or {}
     names = [chain.name for chain in chains]
     for name in told:
-        if name not in names:
-            raise unknown_name("modality module", name, names, where=f"{_WHERE}.modules.{name}")
+        check_word(name, names, "modality module", f"{_WHERE}.modules.{name}")
     for name in names:
         if name not in told:
             raise ConfigError(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import check_integer
 from semu.errors import ConfigError
 from semu.plan.action import ActionKind
 from semu.plan.contents import PlanContents, plan_chunks
@@ -67,11 +68,10 @@ def compile_plan(
         ConfigError: a job that this version does not model, memory strategies that a plan cannot say.
         ScheduleError: a schedule for another problem, or one that deadlocks.
     """
-    if isinstance(receives_ahead, bool) or not isinstance(receives_ahead, int) or receives_ahead < 0:
-        raise ConfigError("not a number of receives", where="receives_ahead", expected=">= 0", got=receives_ahead)
+    check_integer(receives_ahead, "receives_ahead", "a number of receives", least=0)
     told = memory_limit_bytes
-    if told is not None and (isinstance(told, bool) or not isinstance(told, int) or told < 1):
-        raise ConfigError("not a size", where="memory_limit_bytes", expected="bytes, at least 1", got=told)
+    if told is not None:
+        check_integer(told, "memory_limit_bytes", "a size")
     checkpoint, order, known, limit = _prepared(source, schedule)
     estimate = estimate if estimate is not None else known
     stages = simulated_stages(checkpoint, order)
@@ -128,7 +128,7 @@ def _compiled(
         name=stages.schedule.name,
         model_hash=model_hash_of(chunks, shape.num_ranks),
         num_ranks=shape.num_ranks,
-        num_replicas=layout.job.parallel.dp,
+        num_replicas=layout.job.parallel.replicas,
         num_microbatches=shape.num_microbatches,
         chunks=chunks,
         pairs=contents.pairs,

@@ -150,7 +150,7 @@ class PlanContents:
     def _item_counts(self) -> I64:
         """int64[num_modules, dp, num_microbatches], items of every module in every microbatch."""
         job = self.layout.job
-        dp, m = job.parallel.dp, job.num_microbatches
+        dp, m = job.parallel.replicas, job.num_microbatches
         items = job.batch.microbatches(m * dp, job.training.micro_batch, job.training.seq_len)
         by_name = {module.name: module for module in job.model.modules}
 

@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from semu.errors import ConfigError, ScheduleError, unknown_name
+from semu.checks import check_word
+from semu.errors import ConfigError, ScheduleError
 from semu.plan.action import KINDS, ActionKind
 from semu.plan.plan import (
     ExecutionPlan,
@@ -174,8 +175,7 @@ def _check_keys(table: object, legal: Sequence[str], needed: Sequence[str], wher
     if not isinstance(table, dict):
         raise ScheduleError("not a table", where=where, expected=", ".join(needed), got=type(table).__name__)
     for key in table:
-        if key not in legal:
-            raise unknown_name("key", key, legal, where=f"{where}: {key}")
+        check_word(key, legal, "key", f"{where}: {key}")
     missing = [key for key in needed if key not in table]
     if missing:
         raise ScheduleError("a key is missing", where=where, expected=", ".join(missing), got=", ".join(table))

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import check_int32, check_integers, check_range, check_text
 from semu.errors import ScheduleError
 from semu.plan.action import KINDS, ActionKind
-from semu.plan.checks import check_range, count, whole, word
 from semu.plan.tables import PlanChunk, PlanEstimates, PlanMemory, PlanMessages, PlanPairs, RankActions
 
 __all__ = [
@@ -69,13 +69,13 @@ class ExecutionPlan:
 
     def __post_init__(self) -> None:
         for name in ("name", "model_hash"):
-            word(getattr(self, name), f"plan.{name}")
+            check_text(getattr(self, name), f"plan.{name}")
         for name in ("num_ranks", "num_replicas"):
-            object.__setattr__(self, name, count(getattr(self, name), f"plan.{name}", least=1))
-        object.__setattr__(self, "num_microbatches", count(self.num_microbatches, "plan.num_microbatches"))
+            object.__setattr__(self, name, check_int32(getattr(self, name), f"plan.{name}", least=1))
+        object.__setattr__(self, "num_microbatches", check_int32(self.num_microbatches, "plan.num_microbatches"))
         object.__setattr__(self, "chunks", tuple(self.chunks))
         object.__setattr__(self, "actions", tuple(self.actions))
-        limits = whole(self.limit_bytes, np.int64, "plan.limit_bytes", (self.num_ranks,))
+        limits = check_integers(self.limit_bytes, np.int64, "plan.limit_bytes", (self.num_ranks,))
         object.__setattr__(self, "limit_bytes", limits)
         for number, chunk in enumerate(self.chunks):
             if chunk.rank >= self.num_ranks:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import check_int32, check_integers, check_range, check_text, check_times
 from semu.errors import ScheduleError
 from semu.plan.action import KINDS, ActionKind
-from semu.plan.checks import MOST_BYTES, check_range, count, seconds, whole, word
 from semu.schedule.stage_plan import STRATEGIES
 
 I64 = NDArray[np.int64]
@@ -19,6 +19,9 @@ I32 = NDArray[np.int32]
 I16 = NDArray[np.int16]
 I8 = NDArray[np.int8]
 F64 = NDArray[np.float64]
+
+MOST_BYTES = 1 << 44
+"""Of a message or a stage [bytes]; the sum of half a million of them is still an int64."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,9 @@ class PlanChunk:
 
     def __post_init__(self) -> None:
         where = "plan.chunks"
-        word(self.module, f"{where}.module")
+        check_text(self.module, f"{where}.module")
         for name in ("rank", "first_layer", "num_layers", "flow"):
-            object.__setattr__(self, name, count(getattr(self, name), f"{where}.{name}"))
+            object.__setattr__(self, name, check_int32(getattr(self, name), f"{where}.{name}"))
         if not isinstance(self.has_backward, bool):
             raise ScheduleError("neither true nor false", where=f"{where}.has_backward", got=repr(self.has_backward))
         if not self.variants:
@@ -71,7 +74,7 @@ class PlanChunk:
                         got=repr(its),
                     )
         if self.sources is not None:
-            places = tuple(count(source, f"{where}.sources") for source in self.sources)
+            places = tuple(check_int32(source, f"{where}.sources") for source in self.sources)
             object.__setattr__(self, "sources", places)
 
 
@@ -128,7 +131,9 @@ class PlanMessages:
         where = "plan.messages"
         _set_arrays(self, where, ("source", "target", "tag"), np.int32)
         _set_arrays(self, where, ("source_rank", "target_rank"), np.int16, len(self.source))
-        sizes = whole(self.num_bytes, np.int64, f"{where}.num_bytes", (None, len(self.source)), most=MOST_BYTES)
+        sizes = check_integers(
+            self.num_bytes, np.int64, f"{where}.num_bytes", (None, len(self.source)), most=MOST_BYTES
+        )
         object.__setattr__(self, "num_bytes", sizes)
         _set_items(self, where, len(self.source))
 
@@ -196,7 +201,7 @@ class PlanMemory:
     def __post_init__(self) -> None:
         for item in fields(self):
             where = f"plan.estimates.memory.{item.name}"
-            sizes = whole(getattr(self, item.name), np.int64, where, (None,), most=MOST_BYTES)
+            sizes = check_integers(getattr(self, item.name), np.int64, where, (None,), most=MOST_BYTES)
             object.__setattr__(self, item.name, sizes)
 
 
@@ -232,19 +237,19 @@ class PlanEstimates:
 
     def __post_init__(self) -> None:
         where = "plan.estimates"
-        word(self.inputs_hash, f"{where}.inputs_hash")
+        check_text(self.inputs_hash, f"{where}.inputs_hash")
         for name in ("iteration_time_s", "makespan_s"):
-            object.__setattr__(self, name, float(seconds(getattr(self, name), f"{where}.{name}", ())))
-        object.__setattr__(self, "replica", count(self.replica, f"{where}.replica"))
+            object.__setattr__(self, name, float(check_times(getattr(self, name), f"{where}.{name}", ())))
+        object.__setattr__(self, "replica", check_int32(self.replica, f"{where}.replica"))
         for name in ("peak_memory_bytes", "buffer_bytes"):
-            object.__setattr__(self, name, whole(getattr(self, name), np.int64, f"{where}.{name}", (None,)))
+            object.__setattr__(self, name, check_integers(getattr(self, name), np.int64, f"{where}.{name}", (None,)))
         for name in ("start_s", "end_s"):
             own = tuple(
-                seconds(row, f"{where}.{name}[{rank}]", (None,)) for rank, row in enumerate(getattr(self, name))
+                check_times(row, f"{where}.{name}[{rank}]", (None,)) for rank, row in enumerate(getattr(self, name))
             )
             object.__setattr__(self, name, own)
         for name in ("transfer_start_s", "transfer_end_s"):
-            object.__setattr__(self, name, seconds(getattr(self, name), f"{where}.{name}", (None,)))
+            object.__setattr__(self, name, check_times(getattr(self, name), f"{where}.{name}", (None,)))
 
 
 def _set_arrays(
@@ -257,14 +262,14 @@ def _set_arrays(
 ) -> None:
     """Check some vectors of one length, and give them their type."""
     for name in names:
-        found = whole(getattr(own, name), kind, f"{where}.{name}", (length,), least)
+        found = check_integers(getattr(own, name), kind, f"{where}.{name}", (length,), least)
         object.__setattr__(own, name, found)
         length = len(found)
 
 
 def _set_items(own: PlanPairs | PlanMessages, where: str, length: int) -> None:
     """Check ``items``."""
-    found = whole(own.items, np.int32, f"{where}.items", (None, length, 2))
+    found = check_integers(own.items, np.int32, f"{where}.items", (None, length, 2))
     wrong = np.argwhere(found[:, :, 0] > found[:, :, 1])
     if len(wrong):
         replica, at = wrong[0].tolist()

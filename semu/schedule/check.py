@@ -29,7 +29,7 @@ def check_schedule(schedule: Schedule, shape: PipelineShape) -> None:
     _check_missing(schedule, arrays, numbers)
     cursor = dry_run(arrays, schedule.columns.ptr, numbers)
     if cursor.sum() < len(numbers):
-        raise _deadlock(schedule, shape, cursor.tolist())
+        raise _deadlock(schedule, arrays, cursor.tolist())
 
 
 def dry_run(arrays: PipelineGraph, ptr: I64, numbers: NDArray[np.int32]) -> I64:
@@ -150,7 +150,7 @@ def _check_missing(schedule: Schedule, arrays: PipelineGraph, numbers: NDArray[n
         )
 
 
-def _deadlock(schedule: Schedule, shape: PipelineShape, cursor: list[int]) -> ScheduleError:
+def _deadlock(schedule: Schedule, arrays: PipelineGraph, cursor: list[int]) -> ScheduleError:
     done = {stage for order, stop in zip(schedule.orders, cursor, strict=True) for stage in order[:stop]}
     done |= {StageKey(s.chunk, Phase.BACKWARD, s.microbatch) for s in done if s.phase is Phase.INPUT_GRADIENT}
     planned = {stage for order in schedule.orders for stage in order}
@@ -168,9 +168,9 @@ def _deadlock(schedule: Schedule, shape: PipelineShape, cursor: list[int]) -> Sc
             lines.append(f"  rank {rank}: {before} (finished)")
             continue
         stage = order[cursor[rank]]
-        waits[rank] = [shown(p) for p in shape.predecessors(stage) if p not in done]
+        waits[rank] = [shown(p) for p in arrays.predecessors(stage) if p not in done]
         lines.append(f"  rank {rank}: {before} -> {stage} waits for {', '.join(map(str, waits[rank]))}")
-    lines.append("  cycle: " + _cycle(schedule, shape, cursor, waits))
+    lines.append("  cycle: " + _cycle(schedule, arrays.shape, cursor, waits))
     return ScheduleError(
         "the schedule deadlocks\n" + "\n".join(lines),
         where=schedule.name,

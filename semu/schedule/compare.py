@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from semu.errors import ConfigError
+from semu.checks import check_integer
 from semu.schedule.family import ScheduleFamily
 from semu.schedule.registry import ALL_SCHEDULES, schedule_family
 from semu.schedule.schedule import Schedule
@@ -61,8 +61,7 @@ def compare_schedules(
         ("num_microbatches", num_microbatches),
         ("num_slots", num_slots),
     ):
-        if not isinstance(size, int) or size < 1:
-            raise ConfigError("not a size", where=where, expected="an integer >= 1", got=size, nearest=1)
+        check_integer(size, where, "a size")
     found: list[Compared] = []
     refused: dict[str, str] = {}
     for name in ALL_SCHEDULES if names is None else names:

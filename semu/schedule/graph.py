@@ -16,14 +16,15 @@ Views of the graph, each with arrays that lead back to stage numbers:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.errors import ScheduleError
-from semu.schedule.phases import BACKWARD, FORWARD, INPUT, PHASES, WEIGHT
+from semu.schedule.phases import BACKWARD, CODES, FORWARD, INPUT, PHASES, WEIGHT
 from semu.schedule.schedule import Schedule, StageColumns
 from semu.schedule.shape import PipelineShape, StageKey
 
@@ -191,6 +192,15 @@ class PipelineGraph:
         return ChunkLinks(*np.array(rows, dtype=np.int64).reshape(-1, 5).T)
 
     @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """For every chunk, the chunks that give it a gradient: those that read its result and have a backward."""
+        found: list[list[int]] = [[] for _ in self.shape.sources]
+        gradients = (self.links.code == BACKWARD) & (self.links.consumer_code == BACKWARD)
+        for reader, chunk in zip(self.links.producer[gradients], self.links.consumer[gradients], strict=True):
+            found[chunk].append(int(reader))
+        return tuple(tuple(chunks) for chunks in found)
+
+    @cached_property
     def dependencies(self) -> Dependencies:
         """Dependencies between the stages that exist."""
         links, is_forward = self.links, self.links.code == FORWARD
@@ -271,6 +281,11 @@ class PipelineGraph:
         columns = schedule.columns
         return (4 * (self.first[columns.chunk] + columns.microbatch) + columns.phase).astype(np.int32)
 
+    def predecessors(self, stage: StageKey) -> list[StageKey]:
+        """Stages whose results a stage needs; B stands for I."""
+        number = 4 * int(self.first[stage.chunk] + stage.microbatch) + CODES[stage.phase]
+        return [self.key(before) for before in self.pred[self.pred_ptr[number] : self.pred_ptr[number + 1]]]
+
     def key(self, stage: int) -> StageKey:
         """The stage with a number."""
         pair, code = divmod(int(stage), 4)
@@ -322,7 +337,7 @@ def _shared_parts(shape: PipelineShape, source: int, reader: int) -> tuple[I64, 
     return (pairs[:, 0] + shift * given).ravel(), (pairs[:, 1] + shift * taken).ravel()
 
 
-@lru_cache(maxsize=128)
+@memo.remembered(128)
 def graph_of(shape: PipelineShape) -> PipelineGraph:
     """``PipelineGraph.of``, remembered: nothing in it changes."""
     return PipelineGraph.of(shape)

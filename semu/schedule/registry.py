@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from semu.errors import unknown_name
+from semu.checks import find_named
 from semu.schedule.family import ScheduleFamily
 from semu.schedule.generators.chimera import chimera
 from semu.schedule.generators.classic import families
@@ -61,9 +61,7 @@ def schedule_family(name: str, where: str = "schedule") -> ScheduleFamily:
     Raises:
         ConfigError: an unknown name; ``where`` it stands.
     """
-    if name not in ALL_SCHEDULES:
-        raise unknown_name("schedule", name, ALL_SCHEDULES, where=where)
-    return ALL_SCHEDULES[name]
+    return find_named("schedule", name, ALL_SCHEDULES, where=where)
 
 
 def compared_schedules() -> tuple[str, ...]:

@@ -181,16 +181,6 @@ class PipelineShape:
             held.setdefault((rank, None), []).append(chunk)
         return held
 
-    @cached_property
-    def readers(self) -> tuple[tuple[int, ...], ...]:
-        """For every chunk, the chunks that read its result and have a backward stage."""
-        readers: list[list[int]] = [[] for _ in self.sources]
-        for chunk, sources in enumerate(self.sources):
-            for source in dict.fromkeys(sources):
-                if self.has_backward[chunk]:
-                    readers[source].append(chunk)
-        return tuple(tuple(chunks) for chunks in readers)
-
     def parts(self, chunk: int, microbatch: int) -> range:
         """Numbers of a chunk's stages for one microbatch, in order; none where it runs through another copy."""
         if self.chunk_flow[chunk] != self.microbatch_flow[microbatch]:
@@ -233,24 +223,6 @@ class PipelineShape:
     def _held_back(self) -> dict[tuple[int, int | None], list[int]]:
         """``_held`` of chunks with a backward, in the order of backwards."""
         return {key: [c for c in reversed(chunks) if self.has_backward[c]] for key, chunks in self._held.items()}
-
-    def predecessors(self, stage: StageKey) -> list[StageKey]:
-        """Stages whose results a stage needs; ``B`` of another chunk stands for its ``I`` where that is split."""
-        chunk, part = stage.chunk, stage.microbatch
-        if stage.phase is Phase.FORWARD:
-            return [
-                StageKey(source, Phase.FORWARD, there)
-                for source in self.sources[chunk]
-                for there in self.shared(chunk, part, source)
-            ]
-        if stage.phase is Phase.WEIGHT_GRADIENT:
-            return [StageKey(chunk, Phase.INPUT_GRADIENT, part)]
-        own = [StageKey(chunk, Phase.FORWARD, part)]
-        return own + [
-            StageKey(reader, Phase.BACKWARD, there)
-            for reader in self.readers[chunk]
-            for there in self.shared(chunk, part, reader)
-        ]
 
     def shared(self, chunk: int, part: int, other: int) -> range:
         """Stages of another chunk that share a part of the microbatch with a chunk's stage ``part``; where a module

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from semu.errors import ConfigError, ScheduleError, unknown_name
+from semu.checks import check_word, is_integer
+from semu.errors import ConfigError, ScheduleError
 from semu.files import write_text
 from semu.schedule.schedule import Schedule
 
@@ -123,8 +124,7 @@ class StagePlan:
             raise ScheduleError("not a schedule of this format", where=name, expected=FORMAT, got=got)
         legal = ["format", "name", *(item.name for item in fields(cls))]
         for key in table:
-            if key not in legal:
-                raise unknown_name("key", key, legal, where=f"{name}: {key}")
+            check_word(key, legal, "key", f"{name}: {key}")
         orders = None
         if "orders" in table:
             lines = table["orders"]
@@ -201,7 +201,7 @@ def _parts(value: object, where: str) -> Parts:
 
 def _counts(value: object, where: str, least: int = 0) -> tuple[int, ...]:
     items = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (None,)
-    if any(isinstance(item, bool) or not isinstance(item, int) or item < least for item in items):
+    if not all(is_integer(item) and item >= least for item in items):
         raise ScheduleError("not a list of counts", where=where, expected=f"integers >= {least}", got=repr(value))
     return tuple(int(item) for item in items if item is not None)
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.errors import ScheduleError
 from semu.schedule.graph import PipelineGraph, graph_of
 from semu.schedule.phases import BACKWARD, CODES, FORWARD, INPUT, LETTERS, NOTHING, WEIGHT
@@ -335,7 +336,7 @@ def units_of(shape: PipelineShape, merged: Merged | None = None) -> PipelineUnit
     return _units_of(shape, merged)
 
 
-@lru_cache(maxsize=128)
+@memo.remembered(128)
 def _units_of(shape: PipelineShape, merged: Merged | None) -> PipelineUnits:
     return PipelineUnits.of(shape, merged)
 

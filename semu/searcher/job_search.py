@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from semu.baselines import megatron, megatron_1f1b
-from semu.errors import ConfigError, MemoryLimitError, unknown_name
+from semu.checks import check_integer, check_member, check_word
+from semu.errors import ConfigError, MemoryLimitError
 from semu.job import TrainingJob
 from semu.present.report import Report
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
@@ -52,10 +53,8 @@ def job_problem(
     Args: as ``search``, but for ``job``: one without layout and schedule (``plain_job``).
     """
     for word in strategies:
-        if word not in LAYER_STRATEGIES:
-            raise unknown_name("memory strategy", word, LAYER_STRATEGIES, where="strategies")
-    if isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < 1:
-        raise ConfigError("not a number of candidates", where="candidates", expected="an integer >= 1", got=candidates)
+        check_word(word, LAYER_STRATEGIES, "memory strategy", "strategies")
+    check_integer(candidates, "candidates", "a number of candidates")
     say = progress if progress is not None else _silent
     say("cutting the model and the batch")
     cut = partition(job, sub_batch=sub_batch, segments=segments)
@@ -104,13 +103,9 @@ def search(
         ConfigError: options that do not fit together, or a job that this version does not model under a plan.
         ScheduleError: sub-microbatches of a module that cannot be cut.
     """
-    if strategy not in STRATEGIES:
-        raise unknown_name("search strategy", strategy, STRATEGIES, where="strategy")
-    if objective not in [item.value for item in Objective]:
-        raise unknown_name("objective", objective, [item.value for item in Objective], where="objective")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ConfigError("not a seed", where="seed", expected="an integer >= 0", got=seed, nearest=0)
-    goal = Objective(objective)
+    check_word(strategy, STRATEGIES, "search strategy", "strategy")
+    check_integer(seed, "seed", "a seed", least=0)
+    goal = check_member(objective, Objective, "objective")
     if exact and goal is Objective.MAX:
         raise ConfigError("the exact solver looks for the shortest schedule", where="exact", expected="objective min")
     budget = Budget(rollouts, DEFAULT_TIME_S if rollouts is None and time_s is None else time_s, workers)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.baselines import megatron_1f1b
+from semu.checks import check_integer, check_word
 from semu.compile.join import build_stages
 from semu.compile.recipe.sub_microbatches import check_symbols, cut_batch
 from semu.compile.recipe.variants import symbols_of_module
@@ -23,7 +24,7 @@ from semu.compile.tracer import Block
 from semu.costs.evaluation import distinct_shapes
 from semu.costs.segment_costs import stage_costs
 from semu.costs.shape_costs import ShapeCosts
-from semu.errors import ConfigError, ScheduleError, unknown_name
+from semu.errors import ConfigError, ScheduleError
 from semu.graph.rounded import with_rounded
 from semu.job import TrainingJob
 from semu.nn.model import ModalityModule
@@ -130,7 +131,7 @@ def partition(
     _check_given(job, sub_batch, segments)
     base = prepare(megatron_1f1b(job).job)
     parallel, training = job.parallel, job.training
-    batch = job.batch.microbatches(job.num_microbatches * parallel.dp, training.micro_batch, training.seq_len)
+    batch = job.batch.microbatches(job.num_microbatches * parallel.replicas, training.micro_batch, training.seq_len)
     blocks = _blocks(base)
     rows = []
     for module in job.model.modules:
@@ -155,7 +156,7 @@ def partition(
         layers, total = len(numbered), float(each.sum())
         count = min(max(int(total / fastest + 1e-9), 1), max(layers // parallel.pp, 1)) if parallel.pp > 1 else 1
         count = segments.get(module.name, count)
-        parts = _parts(batch, cut, size, parallel.dp)
+        parts = _parts(batch, cut, size, parallel.replicas)
         runs = sum(max(own) for own in parts)
         before, behind = numbered[0].layer, numbered[-1].last - 1 - numbered[-1].layer
         first, last = float(each[:before].sum()), float(each[len(each) - behind :].sum())
@@ -175,7 +176,7 @@ def recut(cut: Partition, job: TrainingJob) -> Partition:
     Args:
         cut: of another batch of the same model. job: with the batch.
     """
-    dp, training = job.parallel.dp, job.training
+    dp, training = job.parallel.replicas, job.training
     batch = job.batch.microbatches(job.num_microbatches * dp, training.micro_batch, training.seq_len)
     streams = {module.name: module.inputs[0].stream for module in job.model.modules if module.inputs}
     found = []
@@ -189,16 +190,8 @@ def _check_given(job: TrainingJob, sub_batch: Mapping[str, int], segments: Mappi
     names = [module.name for module in job.model.modules]
     for table, given, least in (("sub_batch", sub_batch, 0), ("segments", segments, 1)):
         for name, value in given.items():
-            if name not in names:
-                raise unknown_name("modality module", name, names, where=f"{table}.{name}")
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_ITEMS:
-                raise ConfigError(
-                    "not a size",
-                    where=f"{table}.{name}",
-                    expected=f"an integer from {least} to {MOST_ITEMS}",
-                    got=value,
-                    nearest=1,
-                )
+            check_word(name, names, "modality module", f"{table}.{name}")
+            check_integer(value, f"{table}.{name}", "a size", least=least, most=MOST_ITEMS)
     for name, value in segments.items():
         if value > 1 and job.parallel.pp == 1:
             raise ConfigError(
@@ -226,7 +219,7 @@ def _cuttable(
         if is_asked:
             raise ScheduleError(f"{module.name} has no items to cut", where=f"sub_batch.{module.name}", nearest=0)
         return None
-    stream, dp = module.inputs[0].stream, base.job.parallel.dp
+    stream, dp = module.inputs[0].stream, base.job.parallel.replicas
     by_microbatch = [batch[i : i + dp] for i in range(0, len(batch), dp)]
     most = [max(len(item.lengths[stream]) for item in own) for own in by_microbatch]
     if max(most, default=0) < 2 and not is_asked:
@@ -278,9 +271,9 @@ def _seconds(base: JobCheckpoint, blocks: Sequence[Block], items: Sequence[Micro
     numbers = sorted({block.template for block in blocks})
     halves = {number: build_stages(library, [number], streams, serial=serial) for number in numbers}
     programs = [stage for stages in halves.values() for stage in stages if stage is not None]
-    costs = dict(zip(map(id, programs), stage_costs(programs, by_shape, None), strict=True))
+    costs = dict(zip(programs, stage_costs(programs, by_shape, None), strict=True))
     by_template = {
-        number: sum((costs[id(s)].latency[given.index[0]] for s in stages if s is not None), np.zeros(len(items)))
+        number: sum((costs[s].latency[given.index[0]] for s in stages if s is not None), np.zeros(len(items)))
         for number, stages in halves.items()
     }
     return np.stack([by_template[block.template] for block in blocks])

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.recipe.applied import chosen
 from semu.compile.recipe.recipe_job import planned_job, refuse_contention, refuse_split
 from semu.compile.recipe.recipe_problem import described
-from semu.compile.template_cache import Recent
 from semu.costs.evaluation import CostedJob
 from semu.costs.phases import check_split
 from semu.engine.unit_graph import Edges, UnitTimes
@@ -43,8 +43,9 @@ from semu.simulation.results.stage_times import stage_table
 from semu.simulation.schedules.named import named_schedule
 from semu.simulation.schedules.pair_costs import PairCosts, pair_costs
 
-_PROBLEMS: Recent[PipelineProblem] = Recent(64)
-"""Lowered schedules by generator, shape of the pipeline, and whether sends overlap."""
+_PROBLEMS = memo.Table[PipelineProblem](
+    "lowered schedules by generator, shape of the pipeline, and whether sends overlap", 64
+)
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class JobCheckpoint(SimulatedJob):
     def described(self) -> dict[str, Any]:
         """What a plan for this job is for, in plain numbers (``StagePlan.problem``)."""
         job = self.job
-        count = job.num_microbatches * job.parallel.dp
+        count = job.num_microbatches * job.parallel.replicas
         items = job.batch.microbatches(count, job.training.micro_batch, job.training.seq_len)
         return described(job, self.layout, items)
 

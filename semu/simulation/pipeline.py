@@ -57,7 +57,7 @@ def _replica_links(
     distinct: dict[CommGroup, CommGroup] = {}
     known: dict[int, tuple[CommGroup, ...]] = {}  # replicas that begin at the same place of a node have the same links
     links = []
-    for dp in range(parallel.dp):
+    for dp in range(parallel.replicas):
         place = layout.mesh.gpu(dp=dp) % node
         if place not in known:
             found = (layout.mesh.pp_pair(*pair, dp=dp) for pair in pairs)

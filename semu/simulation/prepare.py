@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from semu import memo
 from semu.compile.layout import build_layout
 from semu.compile.module_sharding import check_spread, spreads
 from semu.compile.recipe.applied import plan_layout
@@ -36,8 +37,7 @@ from semu.simulation.pipeline import consolidated_units, distinct_replicas
 from semu.simulation.schedules.named import splits_backward
 from semu.workload.derived import with_derived
 
-SHARED_CACHE = ResultCache()
-"""Results of all simulations of the process that bring no cache."""
+_RESULTS = memo.Table[ResultCache]("results of all simulations that bring no cache", 1)
 
 
 def prepare(
@@ -56,7 +56,7 @@ def prepare(
         ConfigError: sizes or options that do not fit together, or that this version does not model.
     """
     say = progress if progress is not None else _silent
-    results = cache if cache is not None else SHARED_CACHE
+    results = cache if cache is not None else _RESULTS.get((), ResultCache)
     plan = plan if plan is not None else plan_of_file(job)
     if plan is not None:
         check_problem(job, plan)
@@ -64,18 +64,18 @@ def prepare(
     refuse_unmodelled(job)
     parallel, training = job.parallel, job.training
     say("reading the batch")
-    count = job.num_microbatches * parallel.dp
+    count = job.num_microbatches * parallel.replicas
     microbatches = job.batch.microbatches(count, training.micro_batch, training.seq_len)
     check_lengths(job, microbatches)
 
     def shapes_with(windows: Mapping[str, Sequence[Window]], derived: Sequence[str] = ()) -> BatchShapes:
-        sizes = parallel.dp, parallel.token_divisor, parallel.sequence_parts
+        sizes = parallel.replicas, parallel.token_divisor, parallel.sequence_parts
         return distinct_shapes(with_derived(microbatches, derived), *sizes, spreads(job), windows)
 
     plain = shapes_with({})
     check_streams(job, plain)
     check_items(job, microbatches, plain)
-    cutting = cut_batch(job.model, plan, microbatches, parallel.dp) if plan is not None else None
+    cutting = cut_batch(job.model, plan, microbatches, parallel.replicas) if plan is not None else None
 
     def shapes_of(library: TemplateLibrary) -> BatchShapes:
         windows, derived = windows_in(library.symbols), derived_in(library.symbols)
@@ -86,7 +86,7 @@ def prepare(
         if cutting is None:
             return shapes_of(library)
         items = with_derived(cutting.microbatches, derived_in(library.symbols))
-        sizes = parallel.dp, parallel.token_divisor, parallel.sequence_parts
+        sizes = parallel.replicas, parallel.token_divisor, parallel.sequence_parts
         return BatchShapes.with_idle(distinct_shapes(items, *sizes, (), windows_in(library.symbols)))
 
     say("tracing the model")

@@ -46,7 +46,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from semu.errors import ConfigError, unknown_name
+from semu.checks import find_named
+from semu.errors import ConfigError
 from semu.hardware.kinds import DType
 from semu.hardware.profile import load_profile
 from semu.schedule.placement import Placement
@@ -232,7 +233,7 @@ def _transformer(row: Row, *, is_unfused: bool) -> dict[str, Any]:
         **({"vocab_multiple": VOCAB_MULTIPLE} if _is_padded(row) else {}),
         "gated_mlp": shape.gated_mlp,
         "tied_embeddings": shape.tied_embeddings,
-        "rms_norm": _one_of(shape.norm, {"layernorm": False, "rmsnorm": True}, "norm", "model.norm"),
+        "rms_norm": find_named("norm", shape.norm, {"layernorm": False, "rmsnorm": True}, where="model.norm"),
         "bias": shape.bias,
         "dropout": dropout,
         **_positions(row),
@@ -249,7 +250,7 @@ def _transformer(row: Row, *, is_unfused: bool) -> dict[str, Any]:
 
 def _positions(row: Row) -> dict[str, Any]:
     kinds = {"learned": False, "learned_absolute": False, "rope": True, "none": False}
-    is_rotary = _one_of(row.shape.position, kinds, "position", "model.position")
+    is_rotary = find_named("position", row.shape.position, kinds, where="model.position")
     if row.shape.position not in _LEARNED or row.measure is Measure.ANALYTIC:
         return {"rotary": is_rotary}
     return {"rotary": is_rotary, "positions": row.shape.positions or row.shape.seq_len}
@@ -305,7 +306,7 @@ def _parallel(row: Row, vp: int) -> dict[str, Any]:
         "cp": row.cp,
         "ep": row.ep,
         "sequence_parallel": row.sequence_parallel,
-        "zero": _one_of(row.sharding, _ZERO, "sharding", "sharding_kind"),
+        "zero": find_named("sharding", row.sharding, _ZERO, where="sharding_kind"),
     }
     if _is_torch_fsdp(row):
         table |= {"zero": 3, "reshard_after_forward": row.sharding == "fsdp" and row.pp == 1}
@@ -344,9 +345,3 @@ def _overlap(row: Row, name: str) -> object:
     if name == "pipeline" and row.pp > 1 and told.get("pp_p2p") is None:
         return False
     return next((told[switch] for switch in _OVERLAP[name] if told.get(switch) is not None), None)
-
-
-def _one_of(word: str, values: Mapping[str, Any], what: str, where: str) -> Any:
-    if word not in values:
-        raise unknown_name(what, word, values, where=where)
-    return values[word]

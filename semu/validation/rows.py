@@ -14,7 +14,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_member, is_integer, is_number
+from semu.errors import ConfigError
 from semu.simulation.effects.pass_times import PassTimes
 from semu.validation.row import BadRow, Measure, Row, Scope, Shape, Trust
 
@@ -115,7 +116,7 @@ class _Fields:
         """An integer of at least ``least``."""
         expected = f"an integer >= {least}"
         value = self._get(name, expected)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not is_integer(value) or value < least:
             raise self._refuse(name, expected)
         return value
 
@@ -133,7 +134,7 @@ class _Fields:
         value = self._get(name, expected)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if not is_number(value) or not 0 < value < math.inf:
             raise self._refuse(name, expected)
         return float(value)
 
@@ -155,10 +156,7 @@ class _Fields:
         value = self.word_or_none(name, is_optional=True)
         if value is None:
             return None
-        words = [str(member.value) for member in kind]
-        if value not in words:
-            raise unknown_name("word", value, words, where=self.path + name)
-        return kind(value)
+        return check_member(value, kind, self.path + name, "word")
 
     def switch(self, name: str) -> bool:
         """True or false."""
@@ -238,7 +236,7 @@ def _pass_times(table: Mapping[str, object] | None) -> PassTimes | None:
 
 def _shape(fields: _Fields) -> Shape:
     dropout = fields.table.get("dropout")
-    if dropout is not None and (isinstance(dropout, bool) or not isinstance(dropout, int | float)):
+    if dropout is not None and not is_number(dropout):
         raise ConfigError("a wrong value", where="model.dropout", expected="a number >= 0 or null", got=dropout)
     sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "seq_len")
     return Shape(

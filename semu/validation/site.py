@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
-from semu.errors import ConfigError
+from semu.checks import check_integer
 from semu.fitting.site_runs import EXPERT_ROW_SPREAD, F64, ROW_SPREAD, RunTimes, SiteFactors, evidence, factors_of
 from semu.present.report_text import align_columns
 from semu.validation.result import Quantity, RowResult
@@ -168,7 +168,7 @@ def calibrate_sites(rows: Sequence[RowResult], count: int) -> SiteCalibration:
     Raises:
         ConfigError: a count below one.
     """
-    check_count(count)
+    check_integer(count, "--site", "a number of rows")
     members: dict[str, list[_Known]] = {}
     for row in rows:
         run = run_times(row)
@@ -220,16 +220,6 @@ def _choices(n: int, count: int) -> list[tuple[int, ...]]:
         return list(combinations(range(n), count))
     draw = random.Random(0)
     return [tuple(sorted(draw.sample(range(n), count))) for _ in range(MOST_CHOICES)]
-
-
-def check_count(count: int) -> None:
-    """Refuse what is no number of rows.
-
-    Raises:
-        ConfigError: a count below one.
-    """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ConfigError("not a number of rows", where="--site", expected="an integer >= 1", got=count, nearest=1)
 
 
 def run_times(row: RowResult) -> RunTimes | None:

@@ -23,9 +23,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import check_count
 from semu.errors import ConfigError
 from semu.nn.window import MARK, Window
-from semu.workload.checks import check_count
 
 Lengths: TypeAlias = NDArray[np.int64]
 

@@ -33,8 +33,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import check_count, check_number, check_resolution
 from semu.errors import ConfigError, unknown_name
-from semu.workload.checks import check_count, check_number, check_resolution
 from semu.workload.mixed import FRAMES_TO_TOKENS
 from semu.workload.samples import Items, MixedSamples
 from semu.workload.t2v import DEFAULT_RESOLUTION, Clips, VideoTokenizer
@@ -259,10 +259,10 @@ def read_sample(value: object, number: int, place: str, sizes: Mapping[str, tupl
     try:
         return Sample(
             line=number,
-            text_tokens=check_count(value.get("text_tokens", 0), "text_tokens", low=0),
+            text_tokens=check_count(value.get("text_tokens", 0), "text_tokens", least=0),
             images=tuple(_read_items(value["images"], place, _IMAGES, sizes)) if "images" in value else None,
             video_seconds=(
-                check_number(value["video_seconds"], "video_seconds", high=1e6, above=True)
+                check_number(value["video_seconds"], "video_seconds", most=1e6, is_above=True)
                 if "video_seconds" in value
                 else None
             ),
@@ -285,7 +285,7 @@ def _read_items(
     value: object, place: str, what: _Listed, sizes: Mapping[str, tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
     if not isinstance(value, list):
-        yield from (sizes[what.stream],) * check_count(value, what.key, low=0, high=1_000_000)
+        yield from (sizes[what.stream],) * check_count(value, what.key, least=0, most=1_000_000)
         return
     for index, item in enumerate(value):
         where = f"{what.key}[{index}]"

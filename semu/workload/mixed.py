@@ -8,15 +8,15 @@ image-text sample as in ``vlm.py``, an utterance with its transcript (LibriSpeec
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.errors import ConfigError, unknown_name
+from semu import memo
+from semu.checks import check_count, check_number, check_seed, check_switch, check_word
+from semu.errors import ConfigError
 from semu.nn.merging import Merging, Rounding
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
-from semu.workload.checks import check_count, check_flag, check_number, check_seed
 from semu.workload.distributions import (
     TextPerImage,
     draw_documents,
@@ -70,7 +70,7 @@ class MixedBatch(AbstractBatch):
     def __post_init__(self) -> None:
         check_seed(self.seed, "batch.seed")
         for name in ("image_share", "audio_share"):
-            check_number(getattr(self, name), f"batch.{name}", high=1.0)
+            check_number(getattr(self, name), f"batch.{name}", most=1.0)
         if self.image_share + self.audio_share > 1:
             raise ConfigError(
                 "the shares of the samples are more than all",
@@ -80,12 +80,12 @@ class MixedBatch(AbstractBatch):
                 nearest=round(1 - self.image_share, 12),
             )
         if not isinstance(self.text_per_image, TextPerImage):
-            check_number(self.text_per_image, "batch.text_per_image")
+            check_number(self.text_per_image, "batch.text_per_image", most=1e9)
         check_count(self.patches_per_image, "batch.patches_per_image")
         check_count(self.tokens_per_image, "batch.tokens_per_image")
         if self.audio_seconds is not None:
-            check_number(self.audio_seconds, "batch.audio_seconds", low=0.04, high=MAX_CLIP_SECONDS)
-        check_flag(self.attend_across_samples, "batch.attend_across_samples")
+            check_number(self.audio_seconds, "batch.audio_seconds", least=0.04, most=MAX_CLIP_SECONDS)
+        check_switch(self.attend_across_samples, "batch.attend_across_samples")
         if self.attend_across_samples and self.audio.tokens is None:
             raise ConfigError(
                 "text that attends to its own clip cannot attend across samples",
@@ -172,7 +172,7 @@ class MixedBatch(AbstractBatch):
         return replace(samples, text_tokens=np.minimum(text, context - samples.lengths))
 
 
-@lru_cache(maxsize=4)
+@memo.remembered(4)
 def _read(batch: MixedBatch, count: int, micro_batch: int, context: int) -> tuple[Microbatch, ...]:
     """The microbatches of a batch; a job that is simulated again reads the same."""
     blocks: list[MixedSamples] = []
@@ -206,8 +206,7 @@ def mixed_batch(
     """
     if isinstance(text_per_image, str):
         legal = [member.value for member in TextPerImage]
-        if text_per_image not in legal:
-            raise unknown_name("text_per_image", text_per_image, legal, where="batch.text_per_image")
+        check_word(text_per_image, legal, "text_per_image", "batch.text_per_image")
         text_per_image = TextPerImage(text_per_image)
     return MixedBatch(
         seed,

@@ -23,10 +23,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from semu.checks import check_count, check_seed
 from semu.errors import ConfigError, unknown_name
 from semu.nn.merging import Merging
 from semu.workload.batch import AbstractBatch, text_batch
-from semu.workload.checks import check_count, check_seed
 from semu.workload.metadata import contents_for
 from semu.workload.mixed import mixed_batch
 from semu.workload.pairs import pair_batch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from semu.checks import check_count
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
-from semu.workload.checks import check_count
 
 DEFAULT_CAPTION_TOKENS = 77
 """Context of CLIP's text tower; captions are padded to it (2103.00020 §2.4 says 76, the released models have 77)."""

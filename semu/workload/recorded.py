@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_count, check_member, check_seed, check_switch
+from semu.errors import ConfigError
 from semu.workload.batch import DEFAULT_TEXT_SEQ_LEN, AbstractBatch, Microbatch, check_request
-from semu.workload.checks import check_count, check_flag, check_seed
 from semu.workload.metadata import STREAMS, Contents, Metadata, read_metadata
 from semu.workload.mixed import DEFAULT_MIXED_SEQ_LEN
 from semu.workload.samples import MixedSamples
@@ -49,7 +49,7 @@ class FileBatch(AbstractBatch):
         check_seed(self.seed, "batch.seed")
         if self.images_max is not None:
             check_count(self.images_max, "batch.images_max")
-        check_flag(self.attend_across_samples, "batch.attend_across_samples")
+        check_switch(self.attend_across_samples, "batch.attend_across_samples")
         check_max_seconds(self.max_seconds, self.tokenizer)
         check_count(self.max_clips, "batch.max_clips")
 
@@ -199,10 +199,7 @@ def file_batch(
         ConfigError: no such file, no samples in it, a bad line (``where`` is ``file.jsonl:LINE``), a bad option.
     """
     if isinstance(kind, str):
-        legal = [member.value for member in Contents]
-        if kind not in legal:
-            raise unknown_name("contents", kind, legal, where="batch.contents")
-        kind = Contents(kind)
+        kind = check_member(kind, Contents, "batch.contents")
     return FileBatch(
         read_metadata(path, kind, sizes),
         seed,

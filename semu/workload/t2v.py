@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
+from semu.checks import check_count, check_number, check_resolution, check_seed
 from semu.errors import ConfigError
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
-from semu.workload.checks import check_count, check_number, check_resolution, check_seed
 from semu.workload.distributions import VIDEO_SOURCES, draw_clips, make_generator
 from semu.workload.packing import pack_similar
 
@@ -232,7 +232,7 @@ def _frames_per_group(max_seconds: float, fps: int) -> int:
     return math.floor(max_seconds * fps + 1e-9)
 
 
-@lru_cache(maxsize=4)
+@memo.remembered(4)
 def _read(batch: T2vBatch, count: int, micro_batch: int, seq_len: int | None) -> tuple[Microbatch, ...]:
     """The microbatches of a batch; a job that is simulated again reads the same."""
     clips, bounds = batch._grouped(count * micro_batch, seq_len)
@@ -245,7 +245,7 @@ def check_max_seconds(max_seconds: float, tokenizer: VideoTokenizer) -> None:
     Raises:
         ConfigError: shorter than a frame, or not a number.
     """
-    check_number(max_seconds, "batch.max_seconds", low=1.0 / tokenizer.fps, high=1e6)
+    check_number(max_seconds, "batch.max_seconds", least=1.0 / tokenizer.fps, most=1e6)
 
 
 def t2v_batch(

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.errors import ConfigError, unknown_name
+from semu import memo
+from semu.checks import check_count, check_number, check_seed, check_switch, check_word
+from semu.errors import ConfigError
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
-from semu.workload.checks import check_count, check_flag, check_number, check_seed
 from semu.workload.distributions import TextPerImage, draw_documents, draw_image_text, make_generator
 from semu.workload.packing import pack_in_order
 
@@ -144,12 +144,12 @@ class VlmBatch(AbstractBatch):
     def __post_init__(self) -> None:
         check_seed(self.seed, "batch.seed")
         if not isinstance(self.text_per_image, TextPerImage):
-            check_number(self.text_per_image, "batch.text_per_image")
+            check_number(self.text_per_image, "batch.text_per_image", most=1e9)
         if self.images_mean is not None:
-            check_number(self.images_mean, "batch.images_mean")
+            check_number(self.images_mean, "batch.images_mean", most=1e9)
         if self.images_max is not None:
             check_count(self.images_max, "batch.images_max")
-        check_flag(self.attend_across_samples, "batch.attend_across_samples")
+        check_switch(self.attend_across_samples, "batch.attend_across_samples")
         check_count(self.patches_per_image, "batch.patches_per_image")
         check_count(self.tokens_per_image, "batch.tokens_per_image")
 
@@ -246,14 +246,14 @@ class VlmBatch(AbstractBatch):
         return 0.5 * (below + above)
 
 
-@lru_cache(maxsize=4)
+@memo.remembered(4)
 def _read(batch: VlmBatch, count: int, micro_batch: int, context: int) -> tuple[Microbatch, ...]:
     """The microbatches of a batch; a job that is simulated again reads the same."""
     samples, bounds = batch._packed(count * micro_batch, context)
     return tuple(samples.microbatches(bounds, count, micro_batch, batch.attend_across_samples))
 
 
-@lru_cache(maxsize=64)
+@memo.remembered(64)
 def _images_per_sequence(batch: VlmBatch, context: int) -> Callable[[float], float]:
     """Mean images of a packed sequence as a function of the share of text-only samples.
 
@@ -298,8 +298,7 @@ def vlm_batch(
     """
     if isinstance(text_per_image, str):
         legal = [member.value for member in TextPerImage]
-        if text_per_image not in legal:
-            raise unknown_name("text_per_image", text_per_image, legal, where="batch.text_per_image")
+        check_word(text_per_image, legal, "text_per_image", "batch.text_per_image")
         text_per_image = TextPerImage(text_per_image)
     return VlmBatch(
         seed, text_per_image, images_mean, images_max, attend_across_samples, patches_per_image, tokens_per_image

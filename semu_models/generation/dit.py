@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from semu.checks import check_divides, check_sizes
 from semu.nn import (
     MLP,
     CrossAttention,
@@ -24,7 +25,6 @@ from semu.nn import (
     Tensor,
 )
 from semu.nn import functional as F
-from semu_models.checks import check_divides, check_sizes
 
 VIDEO_STREAM = "video"
 """Latent tokens, one sequence per clip."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semu.errors import ConfigError
+from semu.checks import check_divides, check_integer
 from semu.nn import MLP, LayerNorm, Linear, Module, SelfAttention, Tensor
 from semu.nn import functional as F
-from semu_models.checks import check_divides
 
 
 @dataclass(frozen=True)
@@ -52,10 +51,7 @@ class MMDiTConfig:
         sizes = ("dual", "hidden", "ffn", "heads", "context", "pooled", "latent_features", "timestep_features")
         for name, low in (*((name, 1) for name in sizes), ("single", 0), ("refiner", 0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise ConfigError(
-                    "not a size", where=f"MMDiTConfig.{name}", expected=f"an integer >= {low}", got=value, nearest=low
-                )
+            check_integer(value, f"MMDiTConfig.{name}", "a size", least=low)
         check_divides(self, "hidden", "heads")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semu.errors import ConfigError
+from semu.checks import check_divides, check_integer
 from semu.nn import (
     MLP,
     CrossAttention,
@@ -27,7 +27,6 @@ from semu.nn import (
     Tensor,
 )
 from semu.nn import functional as F
-from semu_models.checks import check_divides
 from semu_models.generation.dit import VIDEO_STREAM
 from semu_models.generation.t2v import behind_text_encoder
 from semu_models.text.language import LanguageConfig
@@ -66,10 +65,7 @@ class VideoDiTConfig:
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "ffn", "heads", "context", "latent_features", "timestep_features"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(
-                    "not a size", where=f"VideoDiTConfig.{name}", expected="an integer >= 1", got=value, nearest=1
-                )
+            check_integer(value, f"VideoDiTConfig.{name}", "a size")
         check_divides(self, "hidden", "heads")
 
 

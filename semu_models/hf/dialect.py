@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from semu.checks import is_integer
 from semu.nn import Model
 
 if TYPE_CHECKING:
@@ -34,16 +35,15 @@ class FieldKind(Enum):
 
     def accepts(self, value: object) -> bool:
         """Whether a JSON value is of this type."""
-        is_integer = isinstance(value, int) and not isinstance(value, bool)
         if self in (FieldKind.SIZE, FieldKind.COUNT):
-            return isinstance(value, int) and is_integer and value >= (self is FieldKind.SIZE)
+            return is_integer(value) and value >= (self is FieldKind.SIZE)
         if self is FieldKind.INTEGER:
-            return is_integer
+            return is_integer(value)
         if self is FieldKind.SIDE:
             sides = value if isinstance(value, list) else [value]
             return bool(sides) and all(FieldKind.SIZE.accepts(item) and item == sides[0] for item in sides)
         if self is FieldKind.NUMBER:
-            return is_integer or (isinstance(value, float) and math.isfinite(value))
+            return is_integer(value) or (isinstance(value, float) and math.isfinite(value))
         if self is FieldKind.SWITCH:
             return isinstance(value, bool)
         if self is FieldKind.WORD:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from semu.checks import is_number
 from semu_models.hf.common import FIXED, IGNORED, UNDERSTOOD
 from semu_models.hf.dialect import Dialect
 
@@ -61,4 +62,4 @@ def known_keys(dialect: Dialect) -> set[str]:
 
 def is_zero(value: Any) -> bool:
     """0 and 0.0, which equal False."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number(value)

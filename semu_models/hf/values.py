@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from semu.checks import is_integer, nearest_divisor
 from semu.errors import ConfigError, InternalError
-from semu_models.checks import nearest_divisor
 from semu_models.hf.document import Document
 
 
@@ -42,7 +42,7 @@ class Values:
         value = self.fields.get(name)
         if value is None:
             raise self.error(name, "a size is missing", expected="an integer >= 1", got="null")
-        if isinstance(value, bool) or not isinstance(value, int):
+        if not is_integer(value):
             raise InternalError(f"{name} of {self.model_type} is read as a size and declared as another type")
         return value
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from semu.checks import check_sizes, nearest_divisor
 from semu.errors import ConfigError
 from semu.nn import InputSpec, Linear, ModalityModule, ModalityRole, Model, Module, RMSNorm, Sequential, Tensor
 from semu.nn import functional as F
-from semu_models.checks import check_fields, nearest_divisor
 from semu_models.multimodal.multimodal import make_multimodal
 from semu_models.text.encoder import VISION_STREAM, VISION_TOKENS, merged_images, tokens_of
 from semu_models.text.gemma import GEMMA3_4B, GEMMA3_12B, GEMMA3_27B, Gemma3Config
@@ -35,7 +35,7 @@ class Gemma3VLConfig:
     tokens_per_image: int = 256
 
     def __post_init__(self) -> None:
-        check_fields(self, "tokens_per_image")
+        check_sizes(self, "tokens_per_image")
         side = self.vision.image_size // self.vision.patch_size
         root = math.isqrt(self.tokens_per_image)
         if root**2 != self.tokens_per_image or side % root:

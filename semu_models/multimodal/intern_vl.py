@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from semu.checks import check_sizes
 from semu.nn import InputSpec, ModalityModule, ModalityRole, Model, Sequential
-from semu_models.checks import check_fields
 from semu_models.multimodal.multimodal import make_multimodal
 from semu_models.text.encoder import VISION_STREAM, merged_images
 from semu_models.text.language import LanguageConfig, language_model
@@ -36,7 +36,7 @@ class InternVLConfig:
     shuffle: int = 2
 
     def __post_init__(self) -> None:
-        check_fields(self, "shuffle")
+        check_sizes(self, "shuffle")
 
 
 def make_intern_vl(name: str, config: InternVLConfig) -> Model:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from semu.checks import check_divides, check_sizes
 from semu.nn import (
     MLP,
     CrossAttention,
@@ -29,7 +30,6 @@ from semu.nn import (
 from semu.nn import functional as F
 from semu.nn.layers.convolution import Conv1d
 from semu.nn.merging import Merging
-from semu_models.checks import check_divides, check_fields
 from semu_models.text.encoder import Norm
 
 AUDIO_STREAM = "audio"
@@ -63,7 +63,7 @@ class AudioConfig:
     window: int | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, "layers", "hidden", "ffn", "heads", "mels", "positions")
+        check_sizes(self, "layers", "hidden", "ffn", "heads", "mels", "positions")
         check_divides(self, "hidden", "heads")
 
     @property
@@ -120,7 +120,7 @@ class WhisperConfig:
     positions: int = 448
 
     def __post_init__(self) -> None:
-        check_fields(self, "layers", "ffn", "heads", "vocab", "positions")
+        check_sizes(self, "layers", "ffn", "heads", "vocab", "positions")
         check_divides(self, "hidden", "heads")
 
     @property

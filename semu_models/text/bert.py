@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from semu.checks import check_divides, check_sizes
 from semu.errors import ConfigError
 from semu.nn import (
     Dropout,
@@ -27,7 +28,6 @@ from semu.nn import (
 )
 from semu.nn import functional as F
 from semu.nn.layers.transformer import TiedLinear
-from semu_models.checks import check_divides, check_fields
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class BertConfig:
     next_sentence: bool = True
 
     def __post_init__(self) -> None:
-        check_fields(self, "layers", "hidden", "ffn", "heads", "vocab", "positions", "segments")
+        check_sizes(self, "layers", "hidden", "ffn", "heads", "vocab", "positions", "segments")
         check_divides(self, "hidden", "heads")
         if not 0 <= self.dropout < 1:
             raise ConfigError(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from semu.checks import check_divides, check_sizes
 from semu.errors import ConfigError
 from semu.nn import (
     Activation,
@@ -24,7 +25,6 @@ from semu.nn import (
     TransformerLayer,
     Window,
 )
-from semu_models.checks import check_divides, check_sizes
 
 
 @dataclass(frozen=True)

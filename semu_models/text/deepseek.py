@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from semu.checks import check_sizes
 from semu.errors import ConfigError
 from semu.nn import LatentAttention, LatentSizes, MixtureOfExperts, Model, TransformerLayer
-from semu_models.checks import check_sizes
 from semu_models.text.decoder import Decoder, decoder_model
 from semu_models.text.mtp import predicting_model
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from semu.checks import check_divides, check_sizes
 from semu.nn import Model, TransformerLayer
-from semu_models.checks import check_divides, check_sizes
 from semu_models.text.decoder import Decoder, decoder_model
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from semu.checks import check_divides, check_sizes
 from semu.nn import (
     Activation,
     Embedding,
@@ -25,7 +26,6 @@ from semu.nn import (
 from semu.nn import functional as F
 from semu.nn.layers.contrastive import ContrastiveKind, ContrastiveLoss
 from semu.nn.merging import Merging
-from semu_models.checks import check_divides, check_fields
 from semu_models.text.encoder import VISION_STREAM
 from semu_models.vision.clip_vision import CLIP_VIT_L_14, ClipVisionConfig, clip_vision_blocks
 from semu_models.vision.siglip import SIGLIP_SO400M_384, SiglipVisionConfig, siglip_blocks
@@ -56,9 +56,9 @@ class TextTowerConfig:
     projection: int | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, "layers", "hidden", "ffn", "heads", "vocab", "positions")
+        check_sizes(self, "layers", "hidden", "ffn", "heads", "vocab", "positions")
         if self.projection is not None:
-            check_fields(self, "projection")
+            check_sizes(self, "projection")
         check_divides(self, "hidden", "heads")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from semu.checks import check_divides, check_sizes
 from semu.errors import ConfigError
 from semu.nn import (
     MLP,
@@ -26,7 +27,6 @@ from semu.nn import (
     Window,
 )
 from semu.nn import functional as F
-from semu_models.checks import check_divides, check_fields
 from semu_models.text.encoder import VISION_STREAM, VISION_TOKENS, ImageEmbedding, merged_images, tokens_of
 
 
@@ -62,7 +62,7 @@ class QwenVisionConfig:
     activation: Activation | None = None
 
     def __post_init__(self) -> None:
-        check_fields(
+        check_sizes(
             self, "layers", "hidden", "ffn", "heads", "out", "patch_size", "temporal_patch", "channels", "merge"
         )
         check_divides(self, "hidden", "heads")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from semu.checks import check_divides, check_sizes
 from semu.graph.dim import Dim, Poly, divide
 from semu.nn import (
     MLP,
@@ -27,7 +28,6 @@ from semu.nn import (
 )
 from semu.nn import functional as F
 from semu.nn.merging import Merging, Rounding
-from semu_models.checks import check_divides, check_sizes
 
 VISION_STREAM = "vision"
 """Patches, one sequence per image."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from semu.checks import check_divides, check_sizes
 from semu.errors import ConfigError
 from semu.nn import (
     InputSpec,
@@ -18,7 +19,6 @@ from semu.nn import (
     TransformerLayer,
 )
 from semu.nn import functional as F
-from semu_models.checks import check_divides, check_fields
 from semu_models.text.encoder import VISION_STREAM, ImageEmbedding, merged_images
 
 
@@ -42,7 +42,7 @@ class ImageTowerConfig:
     channels: int = 3
 
     def __post_init__(self) -> None:
-        check_fields(self, "layers", "hidden", "ffn", "heads", "image_size", "patch_size", "channels")
+        check_sizes(self, "layers", "hidden", "ffn", "heads", "image_size", "patch_size", "channels")
         check_divides(self, "hidden", "heads")
         if self.patch_size > self.image_size:
             raise ConfigError(

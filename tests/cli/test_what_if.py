@@ -68,7 +68,7 @@ def test_the_table_and_its_reasons(run: Path, capsys: pytest.CaptureFixture[str]
         (["--set", "training.recompte=full"], "training.recompute"),
         (["--set", "nonsense"], "KEY=xFACTOR"),
         (["--set", "batch.seed=1"], "another run"),
-        (["--factor", "0.5"], "a number > 1"),
+        (["--factor", "0.5"], "a finite number > 1"),
         (["--factor", "3", "--set", "parallel.zero=1"], "without --set"),
         (["--set", "cluster.nvlink_byte_per_s=x2"], "--set cluster.nvlink_byte_per_s=x2"),
     ],

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from schedule.shapes import predecessors
 
 from semu.executor.edges import linked_stages
 from semu.graph.operator import Phase
@@ -223,7 +224,7 @@ def random_schedule(shape: PipelineShape, seed: int, *, split: bool) -> Schedule
     orders: list[list[StageKey]] = [[] for _ in range(shape.num_ranks)]
     waiting = stages
     while waiting:
-        ready = [stage for stage in waiting if all(need in done for need in shape.predecessors(stage))]
+        ready = [stage for stage in waiting if all(need in done for need in predecessors(shape, stage))]
         stage = draw.choice(ready)
         waiting.remove(stage)
         orders[shape.chunk_rank[stage.chunk]].append(stage)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 from plan.reference_actions import Stage, actions_of, completes_in_groups, execute
+from schedule.shapes import predecessors
 
 from semu.graph.operator import Phase
 from semu.plan.action import ActionKind
@@ -57,7 +58,7 @@ def check_compiled(plan: ExecutionPlan, checkpoint: JobCheckpoint, *, is_exact: 
     needs: dict[Stage, set[int]] = {}
     made: dict[int, Stage] = {}
     for key in whole:
-        for before in shape.predecessors(key):
+        for before in predecessors(shape, key):
             if shape.chunk_rank[before.chunk] == shape.chunk_rank[key.chunk]:
                 continue
             if before not in whole:

@@ -50,6 +50,21 @@ def needs(shape: PipelineShape, stage: StageKey) -> set[StageKey]:
     return {StageKey(stage.chunk, F, stage.microbatch)} | {StageKey(chunk, B, stage.microbatch) for chunk in later}
 
 
+def predecessors(shape: PipelineShape, stage: StageKey) -> list[StageKey]:
+    """Stages whose results a stage needs, sub-microbatches and split backwards included; ``B`` of another chunk stands
+    for its ``I`` where that is split. By ``PipelineShape.shared`` alone."""
+    chunk, part = stage.chunk, stage.microbatch
+    if stage.phase is F:
+        ends = [(source, F) for source in shape.sources[chunk]]
+    elif stage.phase is Phase.WEIGHT_GRADIENT:
+        return [StageKey(chunk, Phase.INPUT_GRADIENT, part)]
+    else:
+        readers = [other for other, sources in enumerate(shape.sources) if chunk in sources]
+        ends = [(reader, B) for reader in readers if shape.has_backward[reader]]
+    own = [] if stage.phase is F else [StageKey(chunk, F, part)]
+    return own + [StageKey(other, phase, there) for other, phase in ends for there in shape.shared(chunk, part, other)]
+
+
 def all_stages(shape: PipelineShape) -> list[StageKey]:
     return [
         StageKey(chunk, phase, microbatch)

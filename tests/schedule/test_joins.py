@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from schedule.shapes import predecessors
 
 from semu.errors import ScheduleError
 from semu.schedule.generators.gpipe import gpipe
@@ -33,11 +34,11 @@ def keys(*names: str) -> list[StageKey]:
 
 def test_a_module_needs_all_parts_of_another() -> None:
     assert SHAPE.every_part(0) == [0, 1, 2]
-    assert SHAPE.predecessors(StageKey.parse("1F2")) == keys("0F2")
-    assert SHAPE.predecessors(StageKey.parse("2F0")) == keys("1F0", "1F1", "1F2")
-    assert SHAPE.predecessors(StageKey.parse("2F1")) == []
-    assert SHAPE.predecessors(StageKey.parse("1B1")) == keys("1F1", "2B0")
-    assert SHAPE.predecessors(StageKey.parse("0B1")) == keys("0F1", "1B1")
+    assert predecessors(SHAPE, StageKey.parse("1F2")) == keys("0F2")
+    assert predecessors(SHAPE, StageKey.parse("2F0")) == keys("1F0", "1F1", "1F2")
+    assert predecessors(SHAPE, StageKey.parse("2F1")) == []
+    assert predecessors(SHAPE, StageKey.parse("1B1")) == keys("1F1", "2B0")
+    assert predecessors(SHAPE, StageKey.parse("0B1")) == keys("0F1", "1B1")
 
 
 def test_arrays_know_the_same() -> None:
@@ -47,7 +48,7 @@ def test_arrays_know_the_same() -> None:
         pair, phase = divmod(stage, 4)
         if arrays.exists[pair] and phase < 2:
             found = arrays.pred[arrays.pred_ptr[stage] : arrays.pred_ptr[stage + 1]]
-            assert {arrays.key(before) for before in found} == set(SHAPE.predecessors(arrays.key(stage)))
+            assert {arrays.key(before) for before in found} == set(predecessors(SHAPE, arrays.key(stage)))
 
 
 def test_units_are_numbered_through_and_every_piece_is_sent() -> None:

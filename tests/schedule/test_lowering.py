@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedule.shapes import predecessors
 
 from semu.schedule import ALL_SCHEDULES, SCHEDULES
 from semu.schedule.generators.interleaved import is_surely_legal
@@ -74,7 +75,7 @@ def slow_predecessors(
     for number, stage in enumerate(stages):
         found[number] += [
             node[before]
-            for before in shape.predecessors(stage)
+            for before in predecessors(shape, stage)
             if shape.chunk_rank[before.chunk] == shape.chunk_rank[stage.chunk]
         ]
     return found
@@ -149,7 +150,7 @@ def legal_orders(draw: st.DrawFn, shape: PipelineShape) -> Schedule:
     done: set[StageKey] = set()
     orders: list[list[StageKey]] = [[] for _ in range(shape.num_ranks)]
     while todo:
-        stage = draw(st.sampled_from([stage for stage in todo if done.issuperset(shape.predecessors(stage))]))
+        stage = draw(st.sampled_from([stage for stage in todo if done.issuperset(predecessors(shape, stage))]))
         todo.remove(stage)
         done |= {stage, StageKey(stage.chunk, B if stage.phase is I else stage.phase, stage.microbatch)}
         orders[shape.chunk_rank[stage.chunk]].append(stage)

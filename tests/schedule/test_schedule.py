@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule.shapes import all_stages, legal_schedules, needs, shapes
+from schedule.shapes import all_stages, legal_schedules, needs, predecessors, shapes
 
 from semu.errors import ScheduleError
 from semu.graph.operator import Phase
@@ -58,16 +58,16 @@ def test_a_chain_has_a_chunk_per_rank() -> None:
     shape = PipelineShape.chain(3, 2)
     assert shape.chunk_rank == (0, 1, 2)
     assert shape.sources == ((), (0,), (1,))
-    assert shape.predecessors(StageKey(0, F, 1)) == []
-    assert shape.predecessors(StageKey(1, F, 1)) == [StageKey(0, F, 1)]
-    assert shape.predecessors(StageKey(2, B, 1)) == [StageKey(2, F, 1)]
-    assert shape.predecessors(StageKey(0, B, 1)) == [StageKey(0, F, 1), StageKey(1, B, 1)]
+    assert predecessors(shape, StageKey(0, F, 1)) == []
+    assert predecessors(shape, StageKey(1, F, 1)) == [StageKey(0, F, 1)]
+    assert predecessors(shape, StageKey(2, B, 1)) == [StageKey(2, F, 1)]
+    assert predecessors(shape, StageKey(0, B, 1)) == [StageKey(0, F, 1), StageKey(1, B, 1)]
 
 
 @given(shapes())
 def test_predecessors_are_those_of_the_definition(shape: PipelineShape) -> None:
     for stage in all_stages(shape):
-        before = shape.predecessors(stage)
+        before = predecessors(shape, stage)
         assert set(before) == needs(shape, stage)
         assert len(before) == len(set(before))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from importlib import import_module
 from random import Random
 from typing import Any
 
@@ -19,20 +18,16 @@ from simulation.reference import expand
 from simulation.test_experts import moe
 
 import semu
-from semu.compile import layout, template_cache
-from semu.costs import evaluation as costing
-from semu.costs.result_cache import ResultCache
+from semu import memo
 from semu.engine.kernels.pipeline_memory import exact_summit
 from semu.job import TrainingJob
 from semu.nn.layers.transformer import MLP
 from semu.nn.model import Model
 from semu.parallel.modules import ModuleParallel
 from semu.present.estimate import Estimate
-from semu.simulation import checkpoint as job_checkpoint
 from semu.simulation.memory.boundary_events import GroundEvents
 from semu.simulation.memory.ranks import _precedence
 
-PREPARE = import_module("semu.simulation.prepare")  # the package has the function of that name
 FIGURES = tuple(item.name for item in fields(Estimate) if item.name != "reserve")
 
 
@@ -141,26 +136,11 @@ def job_with(feature: str, seed: int) -> TrainingJob:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("feature", FEATURES)
 def test_the_figures_of_simulate_with(feature: str, seed: int) -> None:
-    forget()
+    memo.clear()
     cold = figures(semu.evaluate(job_with(feature, seed)))
     job = job_with(feature, seed)
     found, again, report = semu.evaluate(job), semu.evaluate(job), semu.simulate(job)
     assert cold == figures(found) == figures(again) == figures(report)
-
-
-def forget() -> None:
-    """Nothing is remembered, as in a new process."""
-    layout.MODELS = type(layout.MODELS)()
-    for known in (
-        costing._EVALUATIONS,
-        costing._COST_MODELS,
-        costing._COLUMNS,
-        job_checkpoint._PROBLEMS,
-        template_cache.BLOCKS,
-        template_cache.LIBRARIES,
-    ):
-        known.clear()
-    vars(PREPARE)["SHARED_CACHE"] = ResultCache()
 
 
 DENSE = semu.Parallel(dp=2, tp=2, pp=2)
@@ -235,11 +215,11 @@ def spread(job: TrainingJob, **changes: Any) -> TrainingJob:
 
 def assert_apart(make: Callable[[], TrainingJob], change: Callable[[TrainingJob], TrainingJob]) -> None:
     """A, B, A in one process are as each of them alone, and the settings do change something."""
-    forget()
+    memo.clear()
     cold = figures(semu.evaluate(make()))
-    forget()
+    memo.clear()
     other = figures(semu.evaluate(change(make())))
-    forget()
+    memo.clear()
     job = make()
     warm = [figures(semu.evaluate(each)) for each in (job, change(job), job, change(job))]
     assert warm == [cold, other, cold, other]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule.shapes import legal_schedules
+from schedule.shapes import legal_schedules, predecessors
 from simulation.jobs import gpt, job_of, overlap, text_items, vlm, vlm_items
 from simulation.reference import Replica, Writer
 from simulation.reference_costs import symbols_of
@@ -215,5 +215,5 @@ def test_units_have_a_number_and_a_name(name: str) -> None:
     for unit in sends:
         word, rank = re.fullmatch(r"send (\w+) to rank (\d+)", names[unit]).groups()  # type: ignore[union-attr]
         stage = StageKey.parse(word)
-        readers = [s for s in stages if stage in shape.predecessors(s) and shape.chunk_rank[s.chunk] == int(rank)]
+        readers = [s for s in stages if stage in predecessors(shape, s) and shape.chunk_rank[s.chunk] == int(rank)]
         assert [units.transfer(stage, reader) for reader in readers] == [unit]

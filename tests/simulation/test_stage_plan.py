@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedule.shapes import predecessors
 from simulation.comparison import assert_all_equal
 from simulation.jobs import attention_encoder, gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items
 from simulation.multimodal_jobs import items_of, model_of
@@ -55,7 +56,7 @@ def any_order(shape: PipelineShape, random: Random) -> Schedule:
     orders: list[list[StageKey]] = [[] for _ in left]
     while any(left):
         rank = random.choice([rank for rank, stages in enumerate(left) if stages])
-        ready = [stage for stage in left[rank] if done.issuperset(shape.predecessors(stage))]
+        ready = [stage for stage in left[rank] if done.issuperset(predecessors(shape, stage))]
         if ready:
             stage = random.choice(ready)
             left[rank].remove(stage)
@@ -348,12 +349,12 @@ def test_costs_of_pairs_are_what_the_simulation_runs() -> None:
                     pair = int(np.flatnonzero((costs.chunk == stage.chunk) & (costs.number == part))[0])
                     seconds = costs.forward_s if stage.phase is Phase.FORWARD else costs.backward_s
                     assert stage.end_s - stage.start_s == seconds[pair, variant]
-                    assert costs.microbatch[pair] == stage.microbatch
-                    assert costs.rank[pair] == rank.rank
+                    assert costs.graph.microbatch[costs.pairs[pair]] == stage.microbatch
+                    assert costs.graph.rank[costs.pairs[pair]] == rank.rank
             sent = [p.end_s - p.start_s for rank in report.timeline.ranks for p in rank.outer if "send" in p.name]
             assert sorted(sent) == sorted(costs.transfer_s[costs.transfer_s > 0].tolist())
         assert costs.static_bytes.tolist() == list(anew.static_memory_bytes)
-        assert len(costs.pred_ptr) == 2 * len(costs.rank) + 1
+        assert len(costs.graph.pair_edges.ptr) == 2 * len(costs.pairs) + 1
 
 
 def test_one_pair_alone_peaks_as_its_costs_say() -> None:

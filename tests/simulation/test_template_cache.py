@@ -8,7 +8,6 @@ import json
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from itertools import count
 from random import Random
 
 import numpy as np
@@ -16,11 +15,12 @@ import pytest
 from simulation import jobs
 from simulation.jobs import Distance, chain, gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items
 
+from semu import memo
 from semu.compile import tracer
 from semu.compile.join import build_stages
 from semu.compile.layout import build_layout
 from semu.compile.stage import StageProgram
-from semu.compile.template_cache import BLOCKS, LIBRARIES, Recent
+from semu.compile.template_cache import BLOCKS, LIBRARIES
 from semu.compile.tracer import options_key
 from semu.errors import GraphError
 from semu.hardware.fp8 import Fp8Recipe
@@ -41,11 +41,9 @@ from semu_models.text.gpt import GPT, GPTConfig
 @pytest.fixture(autouse=True)
 def empty() -> Iterator[None]:
     """Nothing is known before a test, nor after it."""
-    for known in (BLOCKS, LIBRARIES):
-        known.clear()
+    memo.clear()
     yield
-    for known in (BLOCKS, LIBRARIES):
-        known.clear()
+    memo.clear()
 
 
 @pytest.fixture
@@ -204,8 +202,7 @@ def result_of(job: TrainingJob) -> str:
 def test_no_job_is_taken_for_another() -> None:
     fresh = {}
     for name, make in JOBS.items():
-        BLOCKS.clear()
-        LIBRARIES.clear()
+        memo.clear()
         fresh[name] = result_of(make())
     assert len(set(fresh.values())) == len(fresh)
     names = [*JOBS, *JOBS]
@@ -226,7 +223,7 @@ def test_a_model_that_is_changed_between_two_calls() -> None:
     model.modules[0].body[2].attention.causal = True  # type: ignore[index]
     assert result_of(text_job(model)) == before
     assert len({before, frozen, uncausal}) == 3
-    BLOCKS.clear()
+    memo.clear()
     assert result_of(text_job(small().freeze(["llm.layers.0"]))) == frozen
 
 
@@ -338,47 +335,9 @@ def test_an_impossible_block_is_refused_every_time_and_by_its_own_path() -> None
         assert str(caught.value.where).startswith(f"{name}.layers.0")
 
 
-def test_recent_values_are_bounded_and_the_last_asked_for_stay() -> None:
-    known: Recent[int] = Recent(3)
-    made = count()
-    assert [known.get(key, lambda: next(made)) for key in "abcabc"] == [0, 1, 2, 0, 1, 2]
-    known.get("a", lambda: next(made))
-    known.get("d", lambda: next(made))
-    assert len(known) == 3
-    assert known.get("a", lambda: next(made)) == 0
-    assert known.get("b", lambda: next(made)) == 4
-
-
-def test_what_fails_is_not_remembered() -> None:
-    known: Recent[int] = Recent(3)
-    with pytest.raises(ZeroDivisionError):
-        known.get("a", lambda: 1 // 0)
-    assert known.get("a", lambda: 1) == 1
-
-
-def test_threads_get_one_value() -> None:
-    known: Recent[object] = Recent(8)
-    together = threading.Barrier(8)
-    seen: list[list[object]] = []
-
-    def ask() -> None:
-        together.wait()
-        seen.append([known.get(number % 8, object) for number in range(400)])
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(seen) == 8
-    assert all(values == seen[0] for values in seen)
-    assert len(set(map(id, seen[0]))) == 8
-
-
 def test_simulations_in_threads_agree() -> None:
     expected = {name: result_of(JOBS[name]()) for name in ("tp", "vlm", "recompute")}
-    BLOCKS.clear()
-    LIBRARIES.clear()
+    memo.clear()
     found: list[tuple[str, str]] = []
 
     def run(name: str) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from semu import memo
 from semu.errors import ConfigError
 from semu.workload import Microbatch, T2vBatch, VideoTokenizer, t2v_batch
-from semu.workload.t2v import _read
 
 
 def latent_tokens(frames: int, height: int, width: int) -> int:
@@ -161,7 +161,7 @@ def test_a_batch_that_is_read_again_is_the_same_and_the_callers_own() -> None:
     assert again == first
     again.clear()
     assert T2vBatch(seed=3).microbatches(40, 2) == first
-    _read.cache_clear()
+    memo.clear()
     assert T2vBatch(seed=3).microbatches(40, 2) == first
     assert T2vBatch(seed=4).microbatches(40, 2) != first
     assert T2vBatch(seed=3).microbatches(40, 1) != first

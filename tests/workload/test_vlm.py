@@ -8,9 +8,9 @@ import json
 import numpy as np
 import pytest
 
+from semu import memo
 from semu.errors import ConfigError
 from semu.workload import TextPerImage, VlmBatch, shape_columns, vlm_batch
-from semu.workload.vlm import _read
 
 SOURCES = ["laion", "obelics", "mixed", 100.0]
 
@@ -144,7 +144,7 @@ def test_a_batch_that_is_read_again_is_the_same_and_the_callers_own() -> None:
     assert again == first
     again.clear()
     assert VlmBatch(seed=3).microbatches(40, 2) == first
-    _read.cache_clear()
+    memo.clear()
     assert VlmBatch(seed=3).microbatches(40, 2) == first
     assert VlmBatch(seed=4).microbatches(40, 2) != first
     assert VlmBatch(seed=3).microbatches(40, 1) != first

@@ -51,13 +51,13 @@ def calibrate_command(arguments: argparse.Namespace) -> int:
     from semu.fitting.calibration import calibrate
     from semu.fitting.readers import read_measurements
     from semu.fitting.text import calibration_json, report_text
-    from semu.fitting.write import Provenances, profile_text, update_profile
+    from semu.fitting.write import Origin, profile_text, update_profile
 
     date = _date(arguments.date)
     _check_places(arguments)
     profile, base = _device(arguments.device, arguments.output)
     old = None if arguments.update is None else _profile_file(Path(arguments.update))
-    told = Provenances(_command(arguments), date)
+    origin = Origin(_command(arguments), date)
     with Progress() as progress:
         progress("reading the measurements")
         measured = read_measurements(arguments.files, profile.name, nodes=arguments.nodes)
@@ -69,9 +69,9 @@ def calibrate_command(arguments: argparse.Namespace) -> int:
             progress=lambda section: progress(f"fitting {section}"),
         )
     if arguments.output is not None:
-        say(f"wrote {write_text(arguments.output, profile_text(calibration, profile.name, base, told))}")
+        say(f"wrote {write_text(arguments.output, profile_text(calibration, profile.name, base, origin))}")
     if old is not None:
-        say(f"wrote {write_text(arguments.update, update_profile(old, calibration, told))}")
+        say(f"wrote {write_text(arguments.update, update_profile(old, calibration, origin))}")
     if arguments.picture is not None:
         from semu.fitting.pictures import save_pictures
 
@@ -115,8 +115,8 @@ def _runs(arguments: argparse.Namespace) -> int:
         result = validate(own, make_job, devices=devices_of(own, device, "--device"))
     site = calibrate_runs(result.rows, profile.name)
     if arguments.output is not None:
-        told = f"{_command(arguments)}, {date}"
-        text = site_profile_text(site, profile, Path(arguments.output).stem, base, told)
+        origin = f"{_command(arguments)}, {date}"
+        text = site_profile_text(site, profile, Path(arguments.output).stem, base, origin)
         say(f"wrote {write_text(arguments.output, text)}")
     if arguments.json:
         emit_json(site.to_json())

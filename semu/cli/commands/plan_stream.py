@@ -171,12 +171,12 @@ def _stream(job: TrainingJob, path: str | None) -> Iterator[AbstractBatch]:
 
     if path is None:
         return own_batches(job)
-    count, training = job.num_microbatches * job.parallel.dp, job.training
+    count, training = job.num_microbatches * job.parallel.replicas, job.training
     return read_stream(path, job.batch, count=count, micro_batch=training.micro_batch, seq_len=training.seq_len)
 
 
 def _write(job: TrainingJob, batches: Iterator[AbstractBatch], arguments: argparse.Namespace) -> int:
-    count, training = job.num_microbatches * job.parallel.dp, job.training
+    count, training = job.num_microbatches * job.parallel.replicas, job.training
     written = write_stream(
         arguments.write_stream, batches, count=count, micro_batch=training.micro_batch, seq_len=training.seq_len
     )

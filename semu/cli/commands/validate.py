@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from semu.checks import check_word
 from semu.cli import console
 from semu.cli.commands.validate_run import is_own_run, validate_run_command
 from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
 from semu.cli.place import check_place
-from semu.errors import ConfigError, ValidationError, unknown_name
+from semu.errors import ConfigError, ValidationError
 
 if TYPE_CHECKING:
     from semu.validation import BadRow, JobMaker, Row, ValidationResult
@@ -41,9 +42,10 @@ def validate_command(arguments: argparse.Namespace) -> int:
         given = (("--profile", arguments.profile), ("--compare", arguments.compare))
         profiles = [_Profile.of(rows, name, flag) for flag, name in given]
         if arguments.site is not None:
-            from semu.validation.site import calibrate_sites, check_count
+            from semu.checks import check_integer
+            from semu.validation.site import calibrate_sites
 
-            check_count(arguments.site)
+            check_integer(arguments.site, "--site", "a number of rows")
         progress(f"simulating {len(rows)} rows")
         result = profiles[0].validate(rows, pass_times=arguments.pass_times)
         comparison = site = None
@@ -109,8 +111,7 @@ def _of_groups(rows: Sequence[Row | BadRow], groups: Sequence[str]) -> tuple[Row
     """
     known = dict.fromkeys(row.group for row in rows)
     for group in groups:
-        if group not in known:
-            raise unknown_name("group", group, known, where="--group")
+        check_word(group, known, "group", "--group")
     return tuple(row for row in rows if not groups or row.group in groups)
 
 

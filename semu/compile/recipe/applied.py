@@ -11,8 +11,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.layout import ChunkStages, Cut, Layout
-from semu.compile.model_memo import ModelMemos, cut_key, trace_key
+from semu.compile.model_memo import cut_key, state_of, trace_key
 from semu.compile.recipe.sub_microbatches import SubMicrobatches, check_symbols
 from semu.compile.recipe.variants import TracedVariants, check_alike, join_variant, symbols_of_module, told_variants
 from semu.compile.template_cache import JoinedLibrary
@@ -62,22 +63,16 @@ class Planned:
         """See ``Layout.column_of``."""
         if self.cutting is None:
             return part.astype(np.int64)
-        found: I64 = self._columns(layout)[self._first[chunk] + part]
+        columns = _COLUMNS.get(self, (), lambda: self._columns(layout))
+        found: I64 = columns[self._first[chunk] + part]
         return found
 
     def _columns(self, layout: Layout) -> I64:
-        known = self._known.get("columns")
-        if known is None:
-            assert self.cutting is not None
-            known = np.full(int(self._first[-1]), -1, dtype=np.int64)
-            for first, parts, chunk in zip(self._first.tolist(), self.parts, layout.chunks, strict=False):
-                known[first + parts] = [self.cutting.column(chunk.module, part) for part in parts.tolist()]
-            self._known["columns"] = known
-        return known
-
-    @cached_property
-    def _known(self) -> dict[str, I64]:
-        return {}
+        assert self.cutting is not None
+        columns = np.full(int(self._first[-1]), -1, dtype=np.int64)
+        for first, parts, chunk in zip(self._first.tolist(), self.parts, layout.chunks, strict=False):
+            columns[first + parts] = [self.cutting.column(chunk.module, part) for part in parts.tolist()]
+        return columns
 
     def pipeline_shape(self, layout: Layout, shape: PipelineShape) -> PipelineShape:
         """What a schedule must order; ``shape``: where no microbatch is cut."""
@@ -87,6 +82,9 @@ class Planned:
         counts = tuple(self.cutting.counts(module) for module in modules)
         split = tuple(max(1, *own) for own in counts)
         return replace(shape, chunk_module=modules, chunk_split=split, part_counts=counts, joins=True)
+
+
+_COLUMNS = memo.ScopedTable[I64]("columns of the table of shapes of all stages of a plan", 1)
 
 
 def plan_layout(layout: Layout, plan: StagePlan, cutting: SubMicrobatches | None) -> Layout:
@@ -127,22 +125,21 @@ class _Joined:
     is_checked: bool = False
 
 
-JOINED: ModelMemos[_Joined] = ModelMemos()
-"""Variants of models' chunks, as long as the models live and stay as they are: a planner asks for the same ones batch
-after batch."""
+_JOINED = memo.ScopedTable[_Joined]("variants of the chunks of a model's state, by settings, variants and cuts", 64)
+"""A planner asks for the same ones batch after batch."""
 
 
 def _joined(layout: Layout, plan: StagePlan, cutting: SubMicrobatches | None) -> _Joined:
     """The variants of all chunks; remembered where the model hides nothing."""
-    job, memo = layout.job, JOINED.of(layout.job.model)
-    traced_key = trace_key(job, layout.mesh, has_experts=memo.has_experts, reads_replicas=memo.reads_replicas)
+    job, state = layout.job, state_of(layout.job.model)
+    traced_key = trace_key(job, layout.mesh, has_experts=state.has_experts, reads_replicas=state.reads_replicas)
     chunks_key = cut_key(job)
     cut = () if cutting is None else tuple((name, own.streams) for name, own in sorted(cutting.modules.items()))
     key = (traced_key, chunks_key, plan.variants, cut)
-    is_keyed = traced_key is not None and chunks_key is not None and memo.is_fixed
-    known = memo.values.peek(key) if is_keyed else None
-    if known is not None:
-        return known
+    is_keyed = traced_key is not None and chunks_key is not None and state.is_fixed
+    joined_before = _JOINED.of(state).peek(key) if is_keyed else None
+    if joined_before is not None:
+        return joined_before
     variants = told_variants(layout, plan)
     strategies = sorted({word for own in variants for words in own for word in words})
     traced = TracedVariants(job, strategies)
@@ -159,7 +156,7 @@ def _joined(layout: Layout, plan: StagePlan, cutting: SubMicrobatches | None) ->
         numbers.append([number, *range(len(layout.chunks) + len(more), len(layout.chunks) + len(more) + len(own) - 1)])
         more += own[1:]
     made = _Joined(joined, tuple(chunks), tuple(more), tuple(map(tuple, numbers)))
-    return memo.values.get(key, lambda: made) if is_keyed and traced.is_lasting else made
+    return _JOINED.get(state, key, lambda: made) if is_keyed and traced.is_lasting else made
 
 
 def chosen(layout: Layout, plan: StagePlan) -> Layout:

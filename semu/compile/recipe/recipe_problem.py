@@ -42,7 +42,7 @@ def check_problem(job: TrainingJob, plan: StagePlan) -> None:
     """Refuse a plan that was made for another job or batch."""
     if plan.problem is None:
         return
-    count = job.num_microbatches * job.parallel.dp
+    count = job.num_microbatches * job.parallel.replicas
     items = job.batch.microbatches(count, job.training.micro_batch, job.training.seq_len)
     made_for = {key: value for key, value in plan.problem.items() if key != "chunks"}
     first_difference(made_for, described(job, None, items))

@@ -14,6 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from semu.checks import is_number
 from semu.errors import ConfigError
 from semu.fitting.devices import KNOWN_DEVICES
 from semu.fitting.kernel_names import Family as KernelFamily
@@ -115,9 +116,7 @@ def _device(document: Mapping[str, Any], profile: str) -> str:
 
 def _duration(value: object) -> float | None:
     """A kernel's time [us]; None: it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 <= value <= _LONGEST_US else None
+    return float(value) if is_number(value) and 0 <= value <= _LONGEST_US else None
 
 
 def _sample(event: Mapping[str, Any], kernels: Sequence[tuple[str, float]], name: str, device: str) -> Sample | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from semu.checks import check_number
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import OpKind, Port, Provenance
 from semu.hardware.network.algorithm import Links, Route
 from semu.hardware.network.algorithms import cost_on_links, routes
 from semu.hardware.network.group import PIPELINE, CommGroup
 from semu.hardware.network.protocols import CollectiveCost
-from semu.hardware.number import check_number
 
 
 def collective_cost(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> CollectiveCost:

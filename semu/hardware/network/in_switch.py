@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from semu.checks import check_number
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network.algorithm import Algorithm, Links, Route
 from semu.hardware.network.coefficient import Coefficient, Fit
 from semu.hardware.network.group import CommGroup
-from semu.hardware.number import check_number
 
 SWITCH = Coefficient(
     "switch",
     1.0,
     "rate of an all-reduce in the switch over that of a ring of very many ranks, >= 1; 1: the switch does not reduce",
-    partial(check_number, minimum=1.0),
+    partial(check_number, least=1.0),
     Fit(1.2, 1.0, 2.5, needs_switch=True),
     frozenset((OpKind.ALL_REDUCE,)),
     frozenset((Port.NVLINK,)),

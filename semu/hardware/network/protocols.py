@@ -19,74 +19,47 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import check_efficiency, check_number
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network.algorithm import Links, Route
 from semu.hardware.network.coefficient import Coefficient, Fit
-from semu.hardware.number import check_efficiency, check_number
+from semu.hardware.shape_terms import p_norm
 
 Values = NDArray[np.float64]
-_SENDS, _NVLINK = frozenset((OpKind.ALL_TO_ALL,)), frozenset((Port.NVLINK,))
-
-
-def _check_share(value: object, where: str) -> float:
-    """A float in [0, 1]."""
-    return 0.0 if value == 0.0 else check_efficiency(value, where)
 
 
 TRANSFER = (
-    Coefficient(
-        "net",
-        1.0,
-        "reached fraction of the port's one-direction bandwidth for long messages, in (0, 1]",
-        check_efficiency,
-        Fit(0.75, 0.05, 1.0),
-    ),
+    Coefficient("net", 1.0, "share of the port's peak for long messages", check_efficiency, Fit(0.75, 0.05, 1.0)),
     Coefficient("t0_s", 0.0, "fixed latency [s]", check_number, Fit(5e-6, 0.0, 5e-5, min_sizes=8)),
     Coefficient(
         "hop_s",
         0.0,
-        "latency per step [s]; on the NIC the mean over a ring's steps between and inside nodes",
+        "latency per step [s]; over nodes the mean of steps between and inside nodes",
         check_number,
         Fit(1e-6, 0.0, 1.9e-5, min_ranks=2),
     ),
-    Coefficient(
-        "c_s",
-        0.0,
-        "corner between latency and bandwidth [s]; 0: none",
-        check_number,
-        Fit(1e-5, 0.0, 9.9e-5, min_sizes=8),
-    ),
+    Coefficient("c_s", 0.0, "corner of latency and bandwidth [s]", check_number, Fit(1e-5, 0.0, 9.9e-5, min_sizes=8)),
 )
+_send = partial(Coefficient, kinds=frozenset((OpKind.ALL_TO_ALL,)), ports=frozenset((Port.NVLINK,)))
+_fit = partial(Fit, min_sizes=8, min_rows=24)
 PROTOCOLS = (
-    Coefficient(
+    _send(
         "short_net",
         0.0,
-        "fraction of the port's bandwidth that short messages reach, per peer, in [0, 1]; 0: one protocol",
-        _check_share,
-        Fit(0.013, 1e-3, 0.5, min_sizes=8, min_rows=24),
-        _SENDS,
-        _NVLINK,
+        "share of the port's peak that short messages reach, per peer; 0: one protocol",
+        partial(check_number, most=1.0),
+        _fit(0.013, 1e-3, 0.5),
     ),
-    Coefficient(
-        "setup_s",
-        0.0,
-        "latency of the protocol for long messages on top of that for short ones [s]",
-        check_number,
-        Fit(6e-6, 0.0, 5e-5, min_sizes=8, min_rows=24),
-        _SENDS,
-        _NVLINK,
-    ),
-    Coefficient(
+    _send("setup_s", 0.0, "latency of long messages above that of short ones [s]", check_number, _fit(6e-6, 0.0, 5e-5)),
+    _send(
         "p",
         1.0,
-        "how latency and transfer of long messages add up, >= 1: 1 one after the other, more where they overlap",
-        partial(check_number, minimum=1.0),
-        Fit(2.0, 1.0, 6.0, min_sizes=8, min_rows=24),
-        _SENDS,
-        _NVLINK,
+        "how latency and transfer of long messages overlap: 1 one after the other, more where they do",
+        partial(check_number, least=1.0),
+        _fit(2.0, 1.0, 6.0),
     ),
 )
-"""Fitted for all-to-alls, whose sends choose a protocol by the bytes per peer; measured rings do not show any."""
+"""Fitted for all-to-alls, whose sends choose a protocol by the bytes per peer; measured rings show one protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +88,7 @@ class Protocol:
         if self.is_plain:
             plain: Values = self.latency_s + transfer + np.sqrt(self.c_s * transfer)
             return plain
-        start, moving = self.latency_s + self.setup_s, transfer + np.sqrt(self.c_s * transfer)
-        longer, shorter = np.maximum(start, moving), np.minimum(start, moving)
-        soft: Values = longer * (1.0 + (shorter / np.where(longer > 0.0, longer, 1.0)) ** self.p) ** (1.0 / self.p)
+        soft: Values = p_norm(self.latency_s + self.setup_s, transfer + np.sqrt(self.c_s * transfer), self.p)
         return soft
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from semu.checks import check_number
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network.algorithm import Algorithm, Links, Route
 from semu.hardware.network.coefficient import COLLECTIVES, Coefficient, Fit
 from semu.hardware.network.group import CommGroup
-from semu.hardware.number import check_number
 
 FEW_RANKS = Coefficient(
     "few_ranks",

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from semu.checks import nearest_divisor
 from semu.errors import ConfigError
 from semu.imports.megatron.flags import FLAGS
 from semu.imports.megatron.settings import Settings
-from semu_models.checks import nearest_divisor
 
 
 def transformer_table(settings: Settings) -> dict[str, Any]:

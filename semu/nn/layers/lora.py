@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from semu.checks import check_integer
 from semu.errors import ConfigError, unknown_name
 from semu.nn import functional as F
 from semu.nn.changes import CHANGES
@@ -49,10 +50,7 @@ class LoRA:
         for name in ("targets", "trainable"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
-            raise ConfigError(
-                "not a rank", where="model.lora.rank", expected="an integer >= 1", got=self.rank, nearest=1
-            )
+        check_integer(self.rank, "model.lora.rank", "a rank")
         if not 0 <= self.dropout < 1:
             raise ConfigError(
                 "not a probability", where="model.lora.dropout", expected="0 <= p < 1", got=self.dropout, nearest=0

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_integer, check_word
+from semu.errors import ConfigError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -64,12 +65,9 @@ def make_engine(name: str = "local", *, workers: int | None = None, address: str
     Raises:
         ConfigError: an unknown name, no count, an address for another engine, Ray is not installed.
     """
-    if name not in ENGINES:
-        raise unknown_name("engine", name, ENGINES, where="engine")
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ConfigError(
-            "not a number of workers", where="workers", expected="an integer >= 1", got=workers, nearest=1
-        )
+    check_word(name, ENGINES, "engine", "engine")
+    if workers is not None:
+        check_integer(workers, "workers", "a number of workers")
     if address is not None and name != "ray":
         raise ConfigError("only a Ray cluster has an address", where="address", expected="engine ray", got=name)
     if name == "serial":

@@ -174,22 +174,22 @@ class _Floor:
             for times in range(1, 1 + (REPEATS if count > 1 else 1))
         ]
         programs = [stage for pair in stages for stage in pair if stage is not None]
-        costs = dict(zip(map(id, programs), stage_costs(programs, by_shape, None), strict=True))
+        costs = dict(zip(programs, stage_costs(programs, by_shape, None), strict=True))
         forward = [pair[0] for pair in stages]
         backward = [pair[1] for pair in stages if pair[1] is not None]
-        first = costs[id(forward[0])]
+        first = costs[forward[0]]
         none = np.zeros(len(first.latency))
         handed = by_shape.sizes_of_rows([row for row in forward[0].leaving if row >= 0]).sum(axis=0)
         return cls(
             forward_s=_least(forward, costs),
             backward_s=_least(backward, costs) if backward else none,
-            dearest_s=costs[id(backward[0])].latency if backward else none,
+            dearest_s=costs[backward[0]].latency if backward else none,
             kept=first.net,
             handed=handed if len(handed) else np.zeros(len(first.latency), dtype=np.int64),
         )
 
 
-def _least(programs: Sequence[StageProgram], costs: Mapping[int, StageCosts]) -> F64:
+def _least(programs: Sequence[StageProgram], costs: Mapping[StageProgram, StageCosts]) -> F64:
     """What one more block adds to the latency of a stage at least.
 
     Args:
@@ -199,12 +199,12 @@ def _least(programs: Sequence[StageProgram], costs: Mapping[int, StageCosts]) ->
     and where the stage grows by the same time with each further block, it grows so for ever: the latency of n blocks
     is subadditive in n, and the growth its limit (the maximum cycle mean of the block's max-plus matrix).
     """
-    own = costs[id(programs[0])]
+    own = costs[programs[0]]
     if all(program.is_serial for program in programs):
         return own.latency
     least: F64 = own.latency - own.exposed.sum(axis=1)
     if len(programs) > 1:
-        latencies = np.stack([costs[id(program)].latency for program in programs])
+        latencies = np.stack([costs[program].latency for program in programs])
         growth = np.diff(latencies, axis=0)
         least = np.where(growth[-1] == growth[-2], np.maximum(least, np.minimum(growth[-1], latencies[0])), least)
     return least

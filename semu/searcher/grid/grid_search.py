@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from semu.checks import check_integer, check_member, check_number
 from semu.collector import without_collector
-from semu.errors import ConfigError, unknown_name
+from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.searcher.engines import Engine, make_engine
 from semu.searcher.grid.hunt import Hunt
@@ -55,8 +56,8 @@ def grid(
         ConfigError: an unknown axis, one that is fixed and varied, no legal configuration, results of another job.
     """
     order = _rank_by(rank_by, price)
-    _count("top", top)
-    _count("workers", 1 if workers is None else workers)
+    check_integer(top, "top")
+    check_integer(1 if workers is None else workers, "workers")
     begin = time.monotonic()
     base = job if gpus is None else with_gpus(job, gpus)
     space = vary if isinstance(vary, Space) else Space.of(base, vary, fix)
@@ -86,21 +87,14 @@ def _silent(_: str) -> None:
 
 
 def _rank_by(rank_by: RankBy | str, price: float | None) -> RankBy:
-    names = [item.value for item in RankBy]
-    if rank_by not in names:
-        raise unknown_name("order", str(rank_by), names, where="rank_by")
-    if price is not None and (isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < 1e9):
-        raise ConfigError("not a price", where="price", expected="dollars for a GPU and an hour, > 0", got=price)
-    if rank_by == RankBy.COST and price is None:
+    chosen = check_member(rank_by, RankBy, "rank_by", "order")
+    if price is not None:
+        check_number(price, "price", "a price", most=1e9, is_above=True)
+    if chosen is RankBy.COST and price is None:
         raise ConfigError(
             "cost per token without a price", where="price", expected="dollars for a GPU and an hour", nearest=2.0
         )
-    return RankBy(rank_by)
-
-
-def _count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError("not a count", where=name, expected="an integer >= 1", got=value, nearest=1)
+    return chosen
 
 
 def _engine(engine: Engine | str | None, workers: int | None) -> Engine:

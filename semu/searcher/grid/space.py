@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
+from semu.checks import check_integer, is_integer
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.cluster import Cluster
 from semu.job import Recompute, TrainingJob
@@ -151,7 +152,7 @@ def _checked(axis: Axis, values: tuple[Value, ...], where: str) -> tuple[Value, 
         if legal is not None:
             if value not in legal:
                 raise unknown_name(axis.value, str(value), legal, where=f"{where} {axis.value}")
-        elif isinstance(value, bool) or not isinstance(value, int) or value < (0 if axis is Axis.ZERO else 1):
+        elif not is_integer(value) or value < (0 if axis is Axis.ZERO else 1):
             raise ConfigError(
                 f"not a value of {axis.value}", where=f"{where} {axis.value}", expected="an integer >= 1", got=value
             )
@@ -230,8 +231,7 @@ def with_gpus(job: TrainingJob, gpus: int) -> TrainingJob:
     Raises:
         ConfigError: no whole number of nodes.
     """
-    if isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1:
-        raise ConfigError("not a number of GPUs", where="gpus", expected="an integer >= 1", got=gpus, nearest=1)
+    check_integer(gpus, "gpus", "a number of GPUs")
     each = job.cluster.gpus_per_node
     if gpus > each and gpus % each:
         raise ConfigError(

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import check_word
 from semu.searcher.orders.space import OrderSpace
 
 I32 = NDArray[np.int32]
@@ -206,10 +207,8 @@ def make_strategy(name: str, space: OrderSpace) -> OrderStrategy:
     Raises:
         ConfigError: an unknown name.
     """
-    from semu.errors import unknown_name
 
-    if name not in STRATEGIES:
-        raise unknown_name("search strategy", name, STRATEGIES, where="strategy")
+    check_word(name, STRATEGIES, "search strategy", "strategy")
     return STRATEGIES[name](space)
 
 

@@ -91,7 +91,7 @@ class BatchPlanner:
         Raises:
             ConfigError: a batch that the job cannot run.
         """
-        training, dp = self.given.training, self.given.parallel.dp
+        training, dp = self.given.training, self.given.parallel.replicas
         if isinstance(batch, ListedBatch):
             if where in batch.source:
                 where = batch.source

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.template_cache import Recent
+from semu import memo
 from semu.errors import MemoryLimitError
 from semu.graph.operator import Phase
 from semu.job import TrainingJob
@@ -41,11 +41,10 @@ class Fallback:
     def __init__(self, job: TrainingJob, template: StagePlan) -> None:
         self._template = replace(template, parts={}, choice=(), orders=None, problem=None)
         self._built = build_problem(prepare(job, plan=self._template))
-        self._plans: Recent[StagePlan] = Recent(8)
 
     def plan(self, num_microbatches: int) -> StagePlan:
         """The plan for so many microbatches of a replica."""
-        return self._plans.get(num_microbatches, lambda: self._made(num_microbatches))
+        return _PLANS.get(self, num_microbatches, lambda: self._made(num_microbatches))
 
     def _made(self, count: int) -> StagePlan:
         problem, chunk = _repeated(self._built, count)
@@ -66,6 +65,7 @@ class Fallback:
         return replace(self._template, choice=choice, orders=Schedule.build(NAME, stages))
 
 
+_PLANS = memo.ScopedTable[StagePlan]("plans of a fallback, by number of microbatches", 8)
 _PHASE = (Phase.FORWARD, Phase.BACKWARD)
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from semu.checks import is_number
 from semu.errors import ConfigError, MemoryLimitError
 from semu.job import TrainingJob
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
@@ -366,5 +367,5 @@ def _workers(workers: int | None) -> int:
 
 
 def _check_seconds(name: str, value: float | None) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
+    if value is not None and not (is_number(value) and value >= 0):
         raise ConfigError("not a time", where=name, expected="seconds >= 0, or None", got=value, nearest=0.0)

@@ -91,7 +91,7 @@ def own_batches(job: TrainingJob) -> Iterator[AbstractBatch]:
     """
     batch, training = job.batch, job.training
     if isinstance(batch, FileBatch):
-        count = job.num_microbatches * job.parallel.dp
+        count = job.num_microbatches * job.parallel.replicas
         yield from windows(batch, count, training.micro_batch, training.seq_len)
         return
     while True:

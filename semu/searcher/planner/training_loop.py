@@ -127,7 +127,7 @@ def _row(planner: Planner, step: PlannedIteration, stall_s: float, speed: float)
     known = next((value for value in (planned_s, heuristic_s, megatron_s) if value is not None), 0.0)
     training = step.job.training
     microbatches = step.job.batch.microbatches(
-        step.job.num_microbatches * step.job.parallel.dp, training.micro_batch, training.seq_len
+        step.job.num_microbatches * step.job.parallel.replicas, training.micro_batch, training.seq_len
     )
     return IterationRow(
         index=step.index,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import is_integer
 from semu.errors import ConfigError
 from semu.graph.operator import Phase
 from semu.schedule.schedule import Schedule, StageKey
@@ -86,7 +87,7 @@ def build_problem(
     """
     costs = checkpoint.pair_costs(replica)
     limit = costs.capacity_bytes if memory_limit_bytes is None else memory_limit_bytes
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= costs.capacity_bytes:
+    if not is_integer(limit) or not 1 <= limit <= costs.capacity_bytes:
         raise ConfigError(
             "not a part of the device's memory",
             where="memory_limit_bytes",
@@ -95,32 +96,19 @@ def build_problem(
             nearest=costs.capacity_bytes,
         )
     columns, count = _columns(costs)
-    rows = np.arange(len(costs.rank))[:, None]
+    rows = np.arange(len(costs.pairs))[:, None]
     planned = checkpoint.layout.planned
-    passes = np.stack((costs.module, costs.slot, costs.number), 1)
-    group = np.unique(np.stack((costs.microbatch, costs.module), 1), axis=0, return_inverse=True)[1].reshape(-1)
-    problem = SearchProblem.of(
-        rank=costs.rank,
-        has_backward=costs.has_backward,
-        module=costs.module,
-        microbatch=costs.microbatch,
-        part=costs.part,
-        slot=costs.slot,
-        chunk=costs.chunk,
-        group=group,
-        segment=np.unique(passes, axis=0, return_inverse=True)[1].reshape(-1),
+    problem = SearchProblem.on(
+        costs.graph,
         num_candidates=count,
         forward_s=costs.forward_s[rows, columns],
         backward_s=costs.backward_s[rows, columns],
         held_bytes=costs.held_bytes[rows, columns],
         forward_peak_bytes=costs.forward_peak_bytes[rows, columns],
         backward_peak_bytes=costs.backward_peak_bytes[rows, columns],
-        pred_ptr=costs.pred_ptr,
-        pred=costs.pred,
         transfer_s=costs.transfer_s,
         static_bytes=costs.static_bytes,
         limit_bytes=np.full(costs.shape.num_ranks, limit, dtype=np.int64),
-        module_names=costs.module_names,
     )
     plan = planned.plan if planned is not None else StagePlan()
     return JobProblem(problem, columns, checkpoint, plan, costs, problem.limit_bytes)

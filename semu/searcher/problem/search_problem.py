@@ -21,6 +21,7 @@ from semu.searcher.problem.checks import COSTS, TYPES, check_problem, typed_arra
 from semu.units import TIME_GRID_PER_S
 
 if TYPE_CHECKING:
+    from semu.schedule.graph import PipelineGraph
     from semu.schedule.study import PipelineStudy
 
 F64 = NDArray[np.float64]
@@ -117,34 +118,46 @@ class SearchProblem:
         Args:
             study: shape and costs. limit_bytes, static_bytes: one number, or one per rank [bytes].
         """
-        arrays, costs, shape = study.arrays, study.costs, study.shape
-        pairs, edges = np.flatnonzero(arrays.exists), arrays.pair_edges
-        costs_of = {
-            "forward_s": costs.latency_s[4 * pairs],
-            "backward_s": np.where(arrays.has_backward[pairs], costs.latency_s[4 * pairs + 1], 0.0),
-            "held_bytes": costs.delta_bytes[4 * pairs],
-            "forward_peak_bytes": costs.internal_bytes[4 * pairs],
-            "backward_peak_bytes": np.where(arrays.has_backward[pairs], costs.internal_bytes[4 * pairs + 1], 0),
-        }
-        _, group = np.unique(np.stack((arrays.microbatch, arrays.module), 1)[pairs], axis=0, return_inverse=True)
-        return cls.of(
-            rank=arrays.rank[pairs],
-            has_backward=arrays.has_backward[pairs],
-            module=arrays.module[pairs],
-            microbatch=arrays.microbatch[pairs],
-            part=arrays.sub_microbatch[pairs],
-            slot=np.array(shape.chunk_slot)[arrays.chunk[pairs]],
-            chunk=arrays.chunk[pairs],
-            group=group.reshape(-1),
-            segment=np.unique(arrays.segment[pairs], return_inverse=True)[1],
+        graph, costs, num_ranks = study.arrays, study.costs, study.shape.num_ranks
+        pairs = np.flatnonzero(graph.exists)
+        backward = np.where(graph.has_backward[pairs], 4 * pairs + 1, -1)
+        return cls.on(
+            graph,
             num_candidates=np.ones(len(pairs), dtype=np.int16),
+            forward_s=costs.latency_s[4 * pairs],
+            backward_s=np.where(backward >= 0, costs.latency_s[backward], 0.0),
+            held_bytes=costs.delta_bytes[4 * pairs],
+            forward_peak_bytes=costs.internal_bytes[4 * pairs],
+            backward_peak_bytes=np.where(backward >= 0, costs.internal_bytes[backward], 0),
+            transfer_s=study.delay_s[graph.pair_edges.place],
+            static_bytes=np.broadcast_to(np.asarray(static_bytes), num_ranks),
+            limit_bytes=np.broadcast_to(np.asarray(limit_bytes), num_ranks),
+        )
+
+    @classmethod
+    def on(cls, graph: PipelineGraph, **costs: ArrayLike) -> SearchProblem:
+        """The pairs of a pipeline that exist; backwards are whole.
+
+        Args:
+            graph: the pipeline; pair ``i`` is the i-th that exists.
+            costs: the attributes from ``num_candidates`` on, but ``pred_ptr`` and ``pred``.
+        """
+        pairs, edges = np.flatnonzero(graph.exists), graph.pair_edges
+        groups = np.stack((graph.microbatch, graph.module), axis=1)[pairs]
+        return cls.of(
+            rank=graph.rank[pairs],
+            has_backward=graph.has_backward[pairs],
+            module=graph.module[pairs],
+            microbatch=graph.microbatch[pairs],
+            part=graph.sub_microbatch[pairs],
+            slot=np.array(graph.shape.chunk_slot)[graph.chunk[pairs]],
+            chunk=graph.chunk[pairs],
+            group=np.unique(groups, axis=0, return_inverse=True)[1].reshape(-1),
+            segment=np.unique(graph.segment[pairs], return_inverse=True)[1],
             pred_ptr=edges.ptr,
             pred=edges.pred,
-            transfer_s=study.delay_s[edges.place],
-            static_bytes=np.broadcast_to(np.asarray(static_bytes), shape.num_ranks),
-            limit_bytes=np.broadcast_to(np.asarray(limit_bytes), shape.num_ranks),
-            module_names=tuple(dict.fromkeys(shape.chunk_module)),
-            **costs_of,
+            module_names=tuple(dict.fromkeys(graph.shape.chunk_module)),
+            **costs,
         )
 
     @property

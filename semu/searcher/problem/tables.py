@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.searcher.problem.search_problem import SearchProblem
 
 F64 = NDArray[np.float64]
@@ -127,7 +127,7 @@ def _by_group(problem: SearchProblem, pairs: I64, slot: NDArray[Any]) -> tuple[I
     return np.concatenate(([0], np.cumsum(count))).astype(np.int32), pairs[order].astype(np.int32)
 
 
-@lru_cache(maxsize=64)
+@memo.remembered(64)
 def tables_of(problem: SearchProblem) -> SearchTables:
     """``SearchTables.of``, remembered: nothing in it changes."""
     return SearchTables.of(problem)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
+from semu.checks import check_number, is_number
 from semu.errors import ConfigError, unknown_name
 from semu.job import TrainingJob
 
@@ -24,8 +25,7 @@ class Factor:
     value: float
 
     def __post_init__(self) -> None:
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not 0 < self.value < float("inf"):
-            raise ConfigError("not a factor", where="factor", expected="a number > 0", got=self.value)
+        check_number(self.value, "factor", "a factor", is_above=True)
 
     def __str__(self) -> str:
         return f"x{self.value:g}"
@@ -180,7 +180,7 @@ def _values(data: Any, told: dict[str, Any], table: str) -> dict[str, Any]:
 
 def _times(current: object, factor: Factor, where: str) -> float | int:
     """A number in multiples; whole numbers stay whole."""
-    if isinstance(current, bool) or not isinstance(current, int | float):
+    if not is_number(current):
         raise ConfigError("a factor of what is no number", where=where, expected="a value", got=f"{_word(current)}")
     scaled = current * factor.value
     if isinstance(current, int):

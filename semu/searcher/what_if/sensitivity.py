@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from semu.errors import ConfigError, SemuError
+from semu.checks import check_number
+from semu.errors import SemuError
 from semu.hardware.kinds import DType
 from semu.job import Recompute, TrainingJob
 from semu.job.kinds import Precision
@@ -151,8 +152,7 @@ def default_changes(job: TrainingJob, factor: float = FACTOR) -> tuple[Change, .
     Raises:
         ConfigError: another factor.
     """
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 < factor < float("inf"):
-        raise ConfigError("not a factor", where="factor", expected="a number > 1", got=factor, nearest=FACTOR)
+    check_number(factor, "factor", "a factor", least=1, is_above=True, nearest=FACTOR)
     found = list(_hardware(job, float(factor)))
     tried = {name: family.fewest_slots for name, family in ALL_SCHEDULES.items() if family.is_tried}
     options: list[tuple[str, Sequence[object]]] = [

@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import check_integer
 from semu.engine.unit_graph import Edges, Slots, UnitGraph
-from semu.errors import ConfigError
 from semu.simulation.context import TimedJob
 from semu.simulation.iteration import time_iteration
 from semu.units import TIME_GRID_PER_S
@@ -26,8 +26,7 @@ _TOGETHER = 1 << 23
 def check_samples(samples: int, seed: int) -> None:
     """Refuse what is no number of samples, or no seed."""
     for name, value in (("samples", samples), ("seed", seed)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ConfigError("not a count", where=name, expected="an integer >= 0", got=value, nearest=0)
+        check_integer(value, name, least=0)
 
 
 def stage_factors(rng: np.random.Generator, shape: tuple[int, ...], jitter: float) -> NDArray[np.float64]:

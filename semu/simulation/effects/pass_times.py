@@ -7,11 +7,11 @@ where it gives one number), and the pipeline, its transfers and the optimizer ar
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from semu.checks import check_number
 from semu.compile.layout import Layout
 from semu.compile.stage import StageCosts
 from semu.costs.evaluation import CostedJob, Evaluation
@@ -38,9 +38,7 @@ class PassTimes:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise ConfigError("not a time", where=item.name, expected="a number > 0 [s]", got=value)
+            check_number(getattr(self, item.name), item.name, "a time", is_above=True)
 
     @property
     def by_code(self) -> dict[int, float]:

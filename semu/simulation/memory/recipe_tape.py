@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from semu.compile.stage import StageProgram
 from semu.costs.phases import program_of
 from semu.graph.operator import Phase
+from semu.schedule.graph import graph_of
 from semu.schedule.phases import BACKWARD, FORWARD
 from semu.simulation.context import TimedJob
 from semu.simulation.transfers import leaving_positions
@@ -107,7 +108,7 @@ class PlannedTape:
                     self._comes(key, int(sizes[program.arriving[k]]) if program.arriving[k] >= 0 else 0)
             others = list(dict.fromkeys(source for source in arrivals if source >= 0))
         else:
-            others = [reader for reader in shape.readers[chunk] if layout.chunks[reader].backward is not None]
+            others = [reader for reader in graph_of(shape).readers[chunk] if layout.chunks[reader].backward is not None]
         for other in others:
             ends = (other, chunk) if phase == FORWARD else (chunk, other)
             if layout.is_seam(*ends):

@@ -165,7 +165,7 @@ def module_sizes(layout: Layout) -> dict[str, dict[str, object]]:
         own = job.parallel.of_module(module.name)
         sizes: dict[str, object] = {name: getattr(own, name) for name in GPU_AXES}
         sizes["sequence_parallel"] = own.sequence_parallel and own.tp > 1
-        result[module.name] = sizes | {"item_groups": own.dp // job.parallel.dp}
+        result[module.name] = sizes | {"item_groups": own.replicas // job.parallel.replicas}
     return result
 
 
@@ -221,7 +221,7 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
         )
     if "replicas" in layout.streams:
         notes.append(
-            f"the contrastive loss compares {job.training.micro_batch * job.parallel.dp} samples, those of one "
+            f"the contrastive loss compares {job.training.micro_batch * job.parallel.replicas} samples, those of one "
             "microbatch of every replica; replicas are taken to reach its collectives together"
         )
     phases = {op.phase for op in layout.library.operators}

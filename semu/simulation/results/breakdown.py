@@ -10,10 +10,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.layout import Layout
 from semu.compile.stage import StageProgram
 from semu.compile.template import TemplateLibrary
-from semu.compile.template_cache import Recent
 from semu.costs.evaluation import CostedJob
 from semu.costs.phases import costs_of, stages_of_chunk
 from semu.graph.dim import Dim, DimTable
@@ -328,7 +328,7 @@ def _flop(layout: Layout, mean: Mapping[str, NDArray[np.int64]], uses: NDArray[n
         operators = [library.operators[row] for row in rows]
         own = layout.mesh.of_module(name).parallel
         peers = own.replica_gpus
-        for symbols in _groups_of(name, own.dp // layout.job.parallel.dp, mean):
+        for symbols in _groups_of(name, own.replicas // layout.job.parallel.replicas, mean):
             work, extra, causal = _flop_of(library, rows, symbols, uses)
             for position, (row, operator) in enumerate(zip(rows, operators, strict=True)):
                 times = int(calls[row]) * (peers // operator.copies)
@@ -358,8 +358,9 @@ def _flop_of(
     return [work[row] for row in rows], [extra[row] for row in rows], [causal[row] for row in rows]
 
 
-_FLOP: Recent[tuple[list[int], list[int], list[int]]] = Recent(128)
-"""Of all operators of a library, where all microbatches are alike."""
+_FLOP = memo.Table[tuple[list[int], list[int], list[int]]](
+    "FLOP of all operators of a library, by the library and the shape of all microbatches", 128
+)
 
 
 def _stages_by_module(layout: Layout) -> dict[str, list[StageProgram]]:

@@ -110,7 +110,7 @@ def _check_flows(job: TrainingJob) -> None:
     if job.parallel.copies == 1:
         return
     if job.num_microbatches % 2:
-        per_step = job.parallel.dp * job.training.micro_batch
+        per_step = job.parallel.replicas * job.training.micro_batch
         raise ConfigError(
             f"{job.num_microbatches} microbatches do not divide between the two directions of the pipeline",
             where="training.global_batch",

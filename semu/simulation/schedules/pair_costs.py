@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from semu.compile.layout import ChunkStages
 from semu.costs.evaluation import CostedJob
 from semu.errors import ConfigError
-from semu.schedule.graph import graph_of
+from semu.schedule.graph import PipelineGraph, graph_of
 from semu.schedule.shape import PipelineShape
 from semu.simulation.context import SimulatedJob
 from semu.simulation.memory.static import resident_memory
@@ -30,42 +30,46 @@ class PairCosts:
     """Stage pairs with their costs; n pairs, at most V variants of any chunk.
 
     Attributes:
-        shape: the pipeline. module_names: modality modules, by number. layers: per chunk, layers that variants name.
-        rank, module, microbatch, part, slot, chunk: int32[n]; part within the microbatch.
-        number: int32[n], the part as ``StageKey`` numbers it. has_backward: bool[n].
+        graph: the pipeline. pairs: int64[n], the graph's numbers of the pairs, which are those that exist.
+        layers: per chunk, layers that variants name.
         num_variants: int32[n]; columns behind them repeat the last one.
         forward_s, backward_s: float64[n, V] [s], on the time grid; 0 without a backward.
         held_bytes: int64[n, V], from the end of the forward to the end of the backward.
         forward_peak_bytes, backward_peak_bytes: int64[n, V], the highest of a stage above what all pairs hold that have
             begun, what arrives for it included; of a forward at least what it holds.
-        pred_ptr, pred: CSR predecessors of the 2n stages, int32: forwards of a forward; own forward and backwards of a
-            backward. transfer_s: float64[num_preds] [s], how long each result is on its way; 0 within a rank.
+        transfer_s: float64[num_edges] [s], by the edges of ``graph.pair_edges``, how long each result is on its way; 0
+            within a rank.
         static_bytes: int64[num_ranks], parameters, gradients, optimizer state and workspaces.
         capacity_bytes: memory of a device.
     """
 
-    shape: PipelineShape
-    module_names: tuple[str, ...]
+    graph: PipelineGraph
+    pairs: I64
     layers: tuple[int, ...]
-    rank: I32
-    module: I32
-    microbatch: I32
-    part: I32
-    slot: I32
-    chunk: I32
-    number: I32
-    has_backward: NDArray[np.bool_]
     num_variants: I32
     forward_s: F64
     backward_s: F64
     held_bytes: I64
     forward_peak_bytes: I64
     backward_peak_bytes: I64
-    pred_ptr: I32
-    pred: I32
     transfer_s: F64
     static_bytes: I64
     capacity_bytes: int
+
+    @property
+    def shape(self) -> PipelineShape:
+        """Ranks, chunks, microbatches."""
+        return self.graph.shape
+
+    @property
+    def chunk(self) -> I32:
+        """int32[n], the chunk of each pair."""
+        return self.graph.chunk[self.pairs]
+
+    @property
+    def number(self) -> I32:
+        """int32[n], the (sub-)microbatch of each pair, as ``StageKey`` numbers it."""
+        return self.graph.part[self.pairs]
 
 
 def pair_costs(sim: SimulatedJob, replica: int | None = None) -> PairCosts:
@@ -102,28 +106,16 @@ def pair_costs(sim: SimulatedJob, replica: int | None = None) -> PairCosts:
                 seconds[1, mine, variant] = costs.backward.latency[its].max(axis=0)
             sizes = stage_sizes(sim, kind)[:, its].max(axis=1)
             held[mine, variant], peaks[:, mine, variant] = sizes[0], sizes[1:]
-    edges = graph.pair_edges
-    modules = list(dict.fromkeys(chunk.module for chunk in layout.chunks))
     return PairCosts(
-        shape=shape,
-        module_names=tuple(modules),
+        graph=graph,
+        pairs=pairs,
         layers=tuple(sum(block.is_layer for block in chunk.blocks) for chunk in layout.chunks),
-        rank=graph.rank[pairs],
-        module=np.array([modules.index(chunk.module) for chunk in layout.chunks], dtype=np.int32)[chunk_of],
-        microbatch=graph.microbatch[pairs],
-        part=graph.sub_microbatch[pairs],
-        slot=np.array(shape.chunk_slot, dtype=np.int32)[chunk_of],
-        chunk=chunk_of,
-        number=part_of,
-        has_backward=graph.has_backward[pairs],
         num_variants=np.array([len(own) for own in numbers], dtype=np.int32)[chunk_of],
         forward_s=seconds[0],
         backward_s=seconds[1],
         held_bytes=held,
         forward_peak_bytes=peaks[0],
         backward_peak_bytes=peaks[1],
-        pred_ptr=edges.ptr,
-        pred=edges.pred,
         transfer_s=_transfer_s(sim, replica),
         static_bytes=np.array([static.total + work for static, work in resident_memory(layout)], dtype=np.int64),
         capacity_bytes=int(layout.job.profile.memory_bytes.value),

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from semu.checks import is_integer
 from semu.errors import ConfigError
 from semu.fitting.kernel_names import Family, family_of, family_of_kind
 from semu.fitting.trace_events import read_events
@@ -166,4 +167,4 @@ def _track(event: Mapping[str, Any]) -> tuple[object, object]:
 
 
 def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if is_integer(value) else None

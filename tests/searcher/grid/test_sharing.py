@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -12,8 +11,7 @@ from searcher.grid.cases import dense, experts, vision
 
 import semu
 import semu_models
-from semu.compile.layout import MODELS
-from semu.compile.template_cache import Recent
+from semu import memo
 from semu.costs.result_cache import ResultCache
 from semu.job import TrainingJob
 from semu.searcher.grid.evaluate_points import Outcome, evaluate_chunk, in_chunks, in_order
@@ -24,20 +22,9 @@ from semu.simulation.estimate import evaluate
 FEW = {"tp": None, "pp": (1, 2, 4), "vpp": (1, 2), "micro_batch": (1, 2), "recompute": None, "zero": (0, 1, 3)}
 
 
-def forget() -> None:
-    """Everything that the process remembers of the jobs that it has seen."""
-    for name, module in [*sys.modules.items()]:
-        for value in vars(module).values() if name.startswith("semu.") else ():
-            if isinstance(value, Recent):
-                value.clear()
-            elif hasattr(value, "cache_clear"):
-                value.cache_clear()
-    MODELS._memos.clear()
-
-
 def alone(job: TrainingJob, point: Point) -> Outcome:
     """A configuration, as nobody has seen one before."""
-    forget()
+    memo.clear()
     found = evaluate(job_at(job, point), cache=ResultCache())
     own = (found.iteration_time_s, found.mfu, found.bubble_ratio, max(found.peak_memory_bytes))
     return Outcome(point, own)  # type: ignore[arg-type]
@@ -46,7 +33,7 @@ def alone(job: TrainingJob, point: Point) -> Outcome:
 def check(job: TrainingJob, points: list[Point], seed: int) -> None:
     """Configurations one by one from nothing, together in the order of the grid, in another one, and once more."""
     expected = {point: alone(job, point) for point in points}
-    forget()
+    memo.clear()
     orders = [in_order(job, points), Random(seed).sample(points, len(points)), points]
     for order in orders:
         assert evaluate_chunk(job, order) == [expected[point] for point in order]

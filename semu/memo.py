@@ -1,0 +1,208 @@
+"""``memo``: everything that semu remembers from one call to the next, in one store of named, bounded tables.
+
+A function of semu is a function of its arguments; where its result is asked for again and again, it is looked up here.
+A table is declared once, at the top of the file whose results it holds, with what a key consists of:
+
+- ``Table``: for the whole process, by value.
+- ``ScopedTable``: for one object (a model as it is now, the chunks of a cut, a placed layout, the costs of a batch, a
+  lowered schedule), forgotten with it. The object is held weakly. Whatever has no object of its own is stood for by a
+  ``Scope``.
+- ``remembered``: a function whose arguments are the key.
+
+Keys hold values, or objects that are compared by identity and that the key itself keeps alive; never an ``id(...)``,
+which is given to another object when the first one is gone. Threads share all tables. Copies in other processes begin
+empty. ``clear`` forgets everything: results stay what they are, the next ones take as long as the first.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
+from weakref import WeakSet, ref
+
+V = TypeVar("V")
+P = ParamSpec("P")
+
+_NONE: Any = object()
+OWNERS = 1024
+"""So many objects a ``ScopedTable`` remembers anything of."""
+
+
+class Scope:
+    """Stands for something that has no object of its own, as long as anyone holds this."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Statistics(NamedTuple):
+    """How full a table is.
+
+    Attributes:
+        name: of the table. bound: most values, in a ``ScopedTable`` of each object. owners: objects that it remembers
+            values of, 1 for the process. values: remembered now. made: values that were made since ``clear``.
+    """
+
+    name: str
+    bound: int
+    owners: int
+    values: int
+    made: int
+
+
+class Values(Generic[V]):
+    """The values that were asked for last, by key.
+
+    Args:
+        bound: most values. One that is asked for stays at least until ``bound / 2`` other keys have been: in a table
+            more than half full, the value that was not asked for longest goes first.
+    """
+
+    def __init__(self, bound: int) -> None:
+        self.bound, self.made = bound, 0
+        self._room = max(1, bound // 2)  # while no more are there, nobody has to note which was asked for last
+        self._values: OrderedDict[Hashable, V] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, key: Hashable, make: Callable[[], V]) -> V:
+        """The value of a key; ``make`` makes it where there is none. Of two threads that make one at once, one wins."""
+        value = self._values.get(key, _NONE)
+        if value is _NONE:
+            return self._keep(key, make())
+        if len(self._values) > self._room:
+            self._note(key)
+        return cast("V", value)
+
+    def peek(self, key: Hashable) -> V | None:
+        """The value of a key; None: there is none."""
+        value = self._values.get(key)
+        if value is not None:
+            self._note(key)
+        return value
+
+    def _note(self, key: Hashable) -> None:
+        """The value of a key has been asked for."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+
+    def put(self, key: Hashable, value: V) -> V:
+        """Remember another value of a key."""
+        with self._lock:
+            self._values.pop(key, None)
+        return self._keep(key, value)
+
+    def _keep(self, key: Hashable, made: V) -> V:
+        with self._lock:
+            self.made += 1
+            value = self._values.setdefault(key, made)
+            while len(self._values) > self.bound:
+                self._values.popitem(last=False)
+        return value
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._values.clear()
+            self.made = 0
+
+
+class Table(Values[V]):
+    """``Values`` for the whole process.
+
+    Args:
+        name: what the values are, and by what they are remembered. bound: as ``Values``.
+    """
+
+    def __init__(self, name: str, bound: int) -> None:
+        super().__init__(bound)
+        self.name = name
+        _TABLES.add(self)
+
+    def statistics(self) -> Statistics:
+        """How full the table is."""
+        return Statistics(self.name, self.bound, 1, len(self), self.made)
+
+
+class ScopedTable(Generic[V]):
+    """``Values`` of each of several objects, as long as the object lives.
+
+    A value must not hold its object: it would keep it alive until ``owners`` younger ones have come.
+
+    Args:
+        name: what the values are, and by what they are remembered beside the object. bound: as ``Values``, of each
+            object. owners: most objects; the values of the one that came first go first.
+    """
+
+    def __init__(self, name: str, bound: int, owners: int = OWNERS) -> None:
+        self.name, self.bound, self.owners = name, bound, owners
+        self._of: dict[ref[Any], Values[V]] = {}
+        self._lock = threading.Lock()
+        _TABLES.add(self)
+
+    def __len__(self) -> int:
+        return sum(map(len, [*self._of.values()]))
+
+    def of(self, owner: object) -> Values[V]:
+        """The values of an object."""
+        values = self._of.get(ref(owner))
+        if values is None:
+            with self._lock:
+                values = self._of.setdefault(ref(owner, self._forget), Values(self.bound))
+                for oldest in [*self._of][: max(0, len(self._of) - self.owners)]:
+                    self._forget(oldest)
+        return values
+
+    def _forget(self, owner: ref[Any]) -> None:
+        self._of.pop(owner, None)
+
+    def get(self, owner: object, key: Hashable, make: Callable[[], V]) -> V:
+        """The value of a key of an object, as ``Values.get``."""
+        values = self._of.get(ref(owner))
+        return (values if values is not None else self.of(owner)).get(key, make)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._of.clear()
+
+    def statistics(self) -> Statistics:
+        """How full the table is; ``made`` counts for the objects that live."""
+        every = [*self._of.values()]
+        return Statistics(self.name, self.bound, len(every), sum(map(len, every)), sum(own.made for own in every))
+
+
+def remembered(bound: int) -> Callable[[Callable[P, V]], Callable[P, V]]:
+    """Decorates a function whose last results are remembered by its arguments. ``bound``: most results."""
+
+    def decorate(function: Callable[P, V]) -> Callable[P, V]:
+        table = functools.lru_cache(maxsize=bound)(function)
+        _FUNCTIONS.add(table)
+        return cast("Callable[P, V]", table)
+
+    return decorate
+
+
+_TABLES: WeakSet[Table[Any] | ScopedTable[Any]] = WeakSet()
+_FUNCTIONS: WeakSet[functools._lru_cache_wrapper[Any]] = WeakSet()
+
+
+def clear() -> None:
+    """Forget everything that semu remembers in this process."""
+    for table in [*_TABLES]:
+        table.clear()
+    for function in [*_FUNCTIONS]:
+        function.cache_clear()
+
+
+def statistics() -> list[Statistics]:
+    """How full every table is, by name."""
+    found = [table.statistics() for table in [*_TABLES]]
+    for function in [*_FUNCTIONS]:
+        info, name = function.cache_info(), f"{function.__module__}.{function.__qualname__}"
+        found.append(Statistics(name, info.maxsize or 0, 1, info.currsize, info.misses))
+    return sorted(found)

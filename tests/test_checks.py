@@ -1,0 +1,73 @@
+"""Checks of single values: what passes comes back, what does not is told with its place and the nearest legal value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import pytest
+
+from semu import checks
+from semu.errors import ConfigError, ScheduleError, SemuError
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+PASSING: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = [
+    (checks.check_integer, (3,), {}, 3),
+    (checks.check_integer, (0,), {"least": 0, "most": 0}, 0),
+    (checks.check_seed, (2**64 - 1,), {}, 2**64 - 1),
+    (checks.check_number, (2,), {}, 2.0),
+    (checks.check_number, (math.inf,), {"is_infinite_ok": True}, math.inf),
+    (checks.check_efficiency, (1,), {}, 1.0),
+    (checks.check_switch, (False,), {}, False),
+    (checks.check_member, ("red", Colour), {}, Colour.RED),
+    (checks.check_member, (Colour.BLUE, Colour), {}, Colour.BLUE),
+    (checks.check_int32, (np.int64(7),), {}, 7),
+    (checks.check_resolution, ([2, 3],), {}, (2, 3)),
+]
+
+
+@pytest.mark.parametrize(("check", "arguments", "options", "expected"), PASSING)
+def test_legal_values_come_back(check: Any, arguments: Any, options: Any, expected: Any) -> None:
+    found = check(*arguments, "here", **options)
+    assert found == expected and type(found) is type(expected)
+
+
+REFUSED: list[tuple[Callable[..., Any], Any, dict[str, Any], type[SemuError], str, Any]] = [
+    (checks.check_integer, True, {}, ConfigError, "not a count; expected an integer >= 1", 1),
+    (checks.check_integer, 1.0, {"what": "a size"}, ConfigError, "not a size; expected an integer >= 1", 1),
+    (checks.check_integer, 9, {"most": 8}, ConfigError, "not a count; expected an integer from 1 to 8; got 9", 8),
+    (checks.check_integer, -1, {"least": 0, "error": ScheduleError}, ScheduleError, "expected an integer >= 0", 0),
+    (checks.check_number, math.nan, {}, ConfigError, "not a number in range; expected a finite number >= 0", 0.0),
+    (checks.check_number, math.inf, {}, ConfigError, "not a number in range", None),
+    (checks.check_number, 10**400, {}, ConfigError, "not a number in range", None),
+    (checks.check_number, 0, {"is_above": True}, ConfigError, "expected a finite number > 0", None),
+    (checks.check_number, 3, {"most": 2}, ConfigError, "expected a number >= 0, at most 2", 2),
+    (checks.check_efficiency, 1.5, {}, ConfigError, "not an efficiency; expected a number > 0, at most 1", 1.0),
+    (checks.check_switch, 1, {}, ConfigError, "not a switch; expected true or false", None),
+    (checks.check_int32, 2**31, {}, ScheduleError, "out of range", 2**31 - 1),
+    (checks.check_text, "\ud800", {}, ScheduleError, "not a text", None),
+]
+
+
+@pytest.mark.parametrize(("check", "value", "options", "kind", "words", "nearest"), REFUSED)
+def test_other_values_are_refused_in_one_form(
+    check: Any, value: Any, options: Any, kind: Any, words: str, nearest: Any
+) -> None:
+    with pytest.raises(kind) as caught:
+        check(value, "here", **options)
+    assert str(caught.value).startswith("here: ") and words in str(caught.value)
+    assert (caught.value.where, caught.value.nearest) == ("here", nearest)
+
+
+def test_an_unknown_word_has_a_nearest_one() -> None:
+    with pytest.raises(ConfigError, match="unknown colour 'blu', did you mean 'blue'") as caught:
+        checks.check_member("blu", Colour, "run.colour")
+    assert (caught.value.where, caught.value.nearest) == ("run.colour", "blue")

@@ -1,0 +1,247 @@
+"""The store of what is remembered: bounds, threads, scopes, ``clear``; and that nothing is remembered elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import semu
+from semu import memo
+
+ROOT = Path(semu.__file__).parent
+
+
+class Owner:
+    """Something that values are remembered of."""
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+@given(bound=st.integers(1, 6), keys=st.lists(st.integers(0, 8), max_size=80))
+def test_the_last_values_asked_for_stay(bound: int, keys: list[int]) -> None:
+    """Each until half as many other keys have been asked for as there may be values."""
+    table, made, values = memo.Table[int]("t", bound), count(), dict[int, int]()
+    for number, key in enumerate(keys):
+        before, since = values.get(key), keys[:number][::-1]
+        values[key] = table.get(key, lambda: next(made))
+        if before is not None and len({*since[: since.index(key)]}) <= max(0, bound // 2 - 1):
+            assert values[key] == before
+        assert table.peek(key) == values[key]
+        assert len(table) <= bound
+    assert table.made == next(made)
+
+
+@given(
+    bound=st.integers(1, 3),
+    owners=st.integers(1, 3),
+    asked=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=60),
+)
+def test_objects_share_no_value_and_are_bounded(bound: int, owners: int, asked: list[tuple[int, int]]) -> None:
+    table, every = memo.ScopedTable[tuple[int, int]]("t", bound, owners), [Owner() for _ in range(6)]
+    for number, key in asked:
+        assert table.get(every[number], key, lambda number=number, key=key: (number, key)) == (number, key)  # type: ignore[misc]
+        assert len(table) <= bound * owners
+        assert table.statistics().owners <= owners
+
+
+@given(alive=st.lists(st.booleans(), min_size=1, max_size=8))
+def test_values_go_with_their_object(alive: list[bool]) -> None:
+    table, every = memo.ScopedTable[int]("t", 2), [Owner() for _ in alive]
+    for number, owner in enumerate(every):
+        table.get(owner, "key", lambda number=number: number)  # type: ignore[misc]
+    kept = [owner for owner, is_kept in zip(every, alive, strict=True) if is_kept]
+    del every, owner
+    gc.collect()
+    assert len(table) == table.statistics().owners == len(kept)
+    assert [table.get(owner, "key", lambda: -1) for owner in kept] == [n for n, is_kept in enumerate(alive) if is_kept]
+
+
+def test_a_value_may_be_none_and_another_may_take_its_place() -> None:
+    table, made = memo.Table[int | None]("t", 2), count()
+    assert table.get("key", lambda: None) is None
+    assert table.get("key", lambda: next(made)) is None
+    assert table.put("key", 5) == 5
+    assert table.get("key", lambda: next(made)) == 5
+    assert table.made == 2
+
+
+def test_what_fails_is_not_remembered() -> None:
+    table = memo.Table[float]("t", 3)
+    with pytest.raises(ZeroDivisionError):
+        table.get("a", lambda: 1 / 0)
+    assert table.get("a", lambda: 1.0) == 1.0
+
+
+def test_making_a_value_may_ask_the_same_table() -> None:
+    table = memo.Table[int]("t", 100)
+
+    def fibonacci(n: int) -> int:
+        return table.get(n, lambda: n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2))
+
+    assert fibonacci(50) == 12_586_269_025
+
+
+def asked_at_once(ask: Callable[[], list[object]]) -> list[list[object]]:
+    together, seen = threading.Barrier(8), list[list[object]]()
+
+    def run() -> None:
+        together.wait()
+        seen.append(ask())
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return seen
+
+
+def test_threads_get_one_value() -> None:
+    table, scoped, owners = memo.Table[object]("t", 8), memo.ScopedTable[object]("t", 8), [Owner(), Owner()]
+    asks: list[Callable[[], list[object]]] = [
+        lambda: [table.get(n % 8, object) for n in range(400)],
+        lambda: [scoped.get(owners[n % 2], n % 8, object) for n in range(400)],
+    ]
+    for ask in asks:
+        seen = asked_at_once(ask)
+        assert len(seen) == 8
+        assert all(values == seen[0] for values in seen)
+        assert len({*seen[0]}) == 8
+
+
+def test_threads_that_come_and_go_stay_within_the_bounds() -> None:
+    table = memo.ScopedTable[int]("t", 4, owners=5)
+
+    def ask() -> list[object]:
+        return [table.get(Owner(), n % 7, lambda n=n: n) == n for n in range(500)]  # type: ignore[misc]
+
+    assert all(all(values) for values in asked_at_once(ask))
+    gc.collect()
+    assert table.statistics().owners <= 5
+
+
+# -- the store ---------------------------------------------------------------------------------------------------------
+def test_clear_forgets_everything_and_statistics_tell_how_much_there_is() -> None:
+    table, scoped, owner, calls = memo.Table[int]("a table", 3), memo.ScopedTable[int]("scoped", 2), Owner(), count()
+
+    @memo.remembered(4)
+    def square(n: int) -> int:
+        next(calls)
+        return n * n
+
+    def mine() -> dict[str, memo.Statistics]:
+        names = {"a table", "scoped", f"{square.__module__}.{square.__qualname__}"}
+        return {row.name: row for row in memo.statistics() if row.name in names}
+
+    def fill() -> None:
+        assert [square(n % 3) for n in range(6)] == [0, 1, 4] * 2
+        for n in range(5):
+            table.get(n, lambda: 0)
+        scoped.get(owner, 0, lambda: 0)
+
+    fill()
+    assert sorted(row[1:] for row in mine().values()) == [(2, 1, 1, 1), (3, 1, 3, 5), (4, 1, 3, 3)]
+    memo.clear()
+    assert [row[3:] for row in mine().values()] == [(0, 0)] * 3
+    fill()
+    assert next(calls) == 6
+
+
+def test_a_scope_is_one_thing_in_a_copy_of_what_holds_it() -> None:
+    scope = memo.Scope()
+    one, same = pickle.loads(pickle.dumps((scope, scope)))
+    assert one is same
+    assert one is not scope
+
+
+def test_every_table_says_what_it_holds() -> None:
+    """Two tables of one name could not be told apart; a bound of nothing would never remember."""
+    for room in ("searcher", "simulation", "workload"):
+        import_module(f"semu.{room}")
+    rows = memo.statistics()
+    names = [row.name for row in rows if row.name not in {"t", "a table", "scoped"}]
+    assert len(names) == len({*names}) > 20
+    assert all(row.bound > 0 for row in rows)
+
+
+# -- nothing is remembered elsewhere -----------------------------------------------------------------------------------
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(ROOT.rglob("*.py")):
+        yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
+
+
+NOT_RESULTS = {
+    ("__init__.py", "_homes"),  # the names of the package
+    ("searcher/engines/local.py", "_WORK"),  # what a worker process is for
+}
+
+
+def is_empty_container(node: ast.expr | None) -> bool:
+    if isinstance(node, ast.Dict | ast.List):
+        return not (node.keys if isinstance(node, ast.Dict) else node.elts)
+    return (
+        isinstance(node, ast.Call)
+        and not node.args
+        and ast.unparse(node.func).split("[")[0].rpartition(".")[2]
+        in {
+            *(
+                "dict",
+                "list",
+                "set",
+                "defaultdict",
+                "OrderedDict",
+                "WeakKeyDictionary",
+                "WeakValueDictionary",
+                "Values",
+            ),
+        }
+    )
+
+
+def test_no_other_file_has_a_table_of_its_own() -> None:
+    """Containers of modules that begin empty are filled later: they remember something. So do caches of functools."""
+    found = set()
+    for name, tree in trees():
+        if name == "memo.py":
+            continue
+        for node in tree.body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and is_empty_container(node.value):
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                found.add((name, ast.unparse(target)))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module in {"functools", "weakref"}:
+                found |= {(name, alias.name) for alias in node.names if alias.name in {"lru_cache", "cache"}}
+    assert found == NOT_RESULTS
+
+
+def test_tables_are_declared_at_the_top_of_files() -> None:
+    for name, tree in trees():
+        top = {id(node.value) for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split("[")[0] in {
+                "memo.Table",
+                "memo.ScopedTable",
+            }:
+                assert id(node) in top, f"{name}:{node.lineno}"
+
+
+def test_no_key_holds_an_identity() -> None:
+    """``id(...)`` is given to another object when the first one is gone."""
+    for name, tree in trees():
+        for node in ast.walk(tree):
+            is_lookup = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            if not is_lookup or node.func.attr not in {"get", "peek", "put"}:  # type: ignore[union-attr]
+                continue
+            table = ast.unparse(node.func.value)  # type: ignore[union-attr]
+            if table.startswith("_") and table.split(".")[0].isupper():
+                names = {ast.unparse(part.func) for part in ast.walk(node) if isinstance(part, ast.Call)}
+                assert "id" not in names, f"{name}:{node.lineno}"
