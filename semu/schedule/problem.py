@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,9 +58,6 @@ class PipelineProblem:
     unit_of_nodes: NDArray[np.int64]
     merged: Merged | None = None
 
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self).items() if name != "known"}  # copies begin empty
-
     @property
     def num_stages(self) -> int:
         """Number of stages; transfers follow them."""
@@ -95,11 +91,6 @@ class PipelineProblem:
     def senders(self) -> NDArray[np.int32]:
         """int32[num_transfers], the stage node whose result each transfer moves."""
         return self.pred[self.pred_ptr[self.num_stages : -1]]
-
-    @cached_property
-    def known(self) -> dict[object, Any]:
-        """What was found about the problem, by whatever tells it apart; nothing that depends on latencies."""
-        return {}
 
     @cached_property
     def units(self) -> PipelineUnits:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ Merged = frozenset[tuple[int, int]]
 """(chunk, microbatch) of the backwards that a schedule which splits others runs whole."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PipelineUnits:
     """Structure of one microbatch, which all microbatches share.
 
@@ -109,9 +109,6 @@ class PipelineUnits:
             merged=merged,
             part=first.part if shape.is_cut else None,
         )
-
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self).items() if name != "graphs"}  # copies begin empty
 
     @cached_property
     def codes(self) -> I32:
@@ -197,11 +194,6 @@ class PipelineUnits:
         """int32[num_units], the stream that each unit holds."""
         held = np.concatenate((self.rank, self.shape.num_ranks + self.pair), axis=1)
         return held[self.copy].ravel().astype(np.int32)
-
-    @cached_property
-    def graphs(self) -> dict[object, Any]:
-        """What was built of the units, by whatever tells it apart."""
-        return {}
 
     @cached_property
     def edges(self) -> I32:
