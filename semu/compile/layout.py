@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from semu import memo
 from semu.compile.chunk import ChunkStages
@@ -28,9 +27,6 @@ from semu.parallel.stage_layers import stage_boundaries
 from semu.schedule.placement import both_ends
 from semu.schedule.schedule import PipelineShape
 
-FACTS = 1024
-"""So many are kept of what was found about chunks in a place; some are found for every chunk."""
-
 
 @dataclass(frozen=True, eq=False)
 class Cut:
@@ -40,14 +36,12 @@ class Cut:
         chunks: in order of data flow. num_ranks: pipeline ranks.
         identity: stands for these chunks where they must not be kept alive.
         is_shared: other jobs may have these chunks too.
-        facts: what was found about the chunks, by name and by whatever else tells it apart.
     """
 
     chunks: tuple[ChunkStages, ...]
     num_ranks: int
     is_shared: bool = False
     identity: memo.Scope = field(default_factory=memo.Scope)
-    facts: memo.Values[Any] = field(default_factory=lambda: memo.Values(2048))
 
     @cached_property
     def held(self) -> tuple[tuple[tuple[int, int, HeldParameter], ...], ...]:
@@ -155,8 +149,7 @@ class Layout:
     Attributes:
         job: the job. mesh: where ranks live. library: templates with their cost rows. streams: stream names.
         cut: its chunks. recipe: what every stage runs.
-        facts: what was found about the chunks in this place, whatever is in the batch; jobs with other batches share
-            it.
+        place: stands for the chunks in this place, whatever is in the batch; jobs with other batches share it.
     """
 
     job: TrainingJob
@@ -165,7 +158,7 @@ class Layout:
     streams: tuple[str, ...]
     cut: Cut
     recipe: Recipe
-    facts: memo.Values[Any] = field(default_factory=lambda: memo.Values(FACTS), compare=False)
+    place: memo.Scope = field(default_factory=memo.Scope, compare=False)
 
     @property
     def kinds(self) -> tuple[ChunkStages, ...]:
@@ -304,7 +297,7 @@ def build_layout(
     part = cut_key(job) if traced.is_kept else None
     cut = _CUTS.of(traced).peek(part) if part is not None else None
     if cut is not None:
-        return Layout(job, mesh, library, joined.streams, cut, cut.recipe(job.num_microbatches), _facts(job, cut))
+        return Layout(job, mesh, library, joined.streams, cut, cut.recipe(job.num_microbatches), _place(job, cut))
     flat = [block for group in blocks for block in group]
     counts = [len(group) for group in blocks]
     layout = job.parallel.stage_layout
@@ -342,15 +335,15 @@ def build_layout(
     made = cut = Cut(tuple(stages), job.parallel.pp, is_shared=part is not None)
     if part is not None:
         cut = _CUTS.get(traced, part, lambda: made)
-    return Layout(job, mesh, joined.library, joined.streams, cut, cut.recipe(job.num_microbatches), _facts(job, cut))
+    return Layout(job, mesh, joined.library, joined.streams, cut, cut.recipe(job.num_microbatches), _place(job, cut))
 
 
-def _facts(job: TrainingJob, cut: Cut) -> memo.Values[Any]:
-    """What is known about chunks under a job's settings; nothing where no other job has them."""
-    if not cut.is_shared:
-        return memo.Values(FACTS)
-    known: memo.Values[Any] = cut.facts.get(("placed", placement_key(job)), lambda: memo.Values(FACTS))
-    return known
+def _place(job: TrainingJob, cut: Cut) -> memo.Scope:
+    """Where chunks are and what happens to their parameters; another one for each job where no other has the chunks."""
+    return _PLACES.get(cut, placement_key(job), memo.Scope) if cut.is_shared else memo.Scope()
+
+
+_PLACES = memo.ScopedTable[memo.Scope]("places of a cut's chunks, by placement_key", 1024)
 
 
 @dataclass(frozen=True, eq=False)
