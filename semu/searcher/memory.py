@@ -45,7 +45,7 @@ def choose_candidates(
         goal: gap at which it ends. max_rounds: of the Lagrangian, per rank.
     Raises:
         ScheduleError: not an order of the problem, see ``evaluate``.
-        MemoryLimitError: nothing was found that fits: which rank, how much the leanest candidates lack.
+        MemoryLimitError: no choice fits: which rank, how much the leanest candidates lack.
     """
     from semu.searcher.kernels import interleaving as kernels
 

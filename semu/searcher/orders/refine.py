@@ -3,7 +3,7 @@
 The dual queue never leaves a rank idle that has a stage to run, and it keeps the segments of a group together; the best
 schedule may do neither. And candidates that take the least time in sum (002 §5.3) are not those of the shortest
 schedule: that has fast ones on its critical path and lean ones elsewhere. Chains of tabu search over orders, and of
-annealing over orders and candidates together, start from the best schedules known, in bulk-synchronous rounds as in
+annealing over orders and candidates together, start from the best schedules so far, in bulk-synchronous rounds as in
 ``loop``.
 """
 
@@ -31,7 +31,7 @@ ORDER_MOVES, FASTER_MOVES = 0.5, 0.3
 PATIENCE = ((100, 4), (400, 8), (50, 3))
 """Steps of tabu chains without a better schedule before so many random swaps of the best one, in turn."""
 _STAGE_MOVES = 600_000
-"""A chain times about so many stages: some 20 ms."""
+"""Stages that a chain times in a round, about: some 20 ms."""
 _STEPS_PER_MOVE = 4
 """Steps of annealing that a move counts for: most are refused by an estimate."""
 _TABU_MOVES = 4
@@ -147,7 +147,7 @@ def refine_rounds(
     Args:
         problem: what is scheduled. solutions: what to begin with, the best one first.
         workers: chains side by side. seed: of all random numbers.
-        moves_left: told before every round: moves that may still be tried.
+        moves_left: called before every round: moves that may still be tried.
     """
     chains, islands, moves = Chains(problem), list(solutions), 0
     usual = moves_of(problem)
