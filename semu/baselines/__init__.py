@@ -17,7 +17,7 @@ from semu.baselines.greedy import greedy
 from semu.baselines.megatron import megatron, megatron_1f1b
 from semu.baselines.nnscaler import nnscaler
 from semu.baselines.optimus import optimus
-from semu.errors import unknown_name
+from semu.checks import find_named
 from semu.job import TrainingJob
 
 BASELINES: Mapping[str, Callable[[TrainingJob], Baseline]] = MappingProxyType(
@@ -53,6 +53,4 @@ def find_baseline(name: str, *, where: str = "baseline") -> Callable[[TrainingJo
     Raises:
         ConfigError: an unknown name, with a 'did you mean'.
     """
-    if name not in BASELINES:
-        raise unknown_name("baseline", name, list(BASELINES), where=where)
-    return BASELINES[name]
+    return find_named("baseline", name, BASELINES, where=where)

@@ -10,8 +10,8 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from semu.checks import check_number
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_number, check_word
+from semu.errors import ConfigError
 from semu.fitting.devices import KNOWN_DEVICES, profile_names
 from semu.fitting.models import FLOOR, TIME, defaults_of
 from semu.hardware.profile import PROFILE_DIR, list_profiles
@@ -52,8 +52,7 @@ def load_sites(name_or_path: str) -> dict[str, dict[str, dict[str, float]]]:
             checked: dict[str, float] = {}
             for name, value in factors.items():
                 legal = [TIME, FLOOR, "rows", *defaults_of(section)]
-                if name not in legal:
-                    raise unknown_name("factor", name, legal, where=f"{where}.{section}")
+                check_word(name, legal, "factor", f"{where}.{section}")
                 if name != "rows":
                     checked[name] = check_number(value, f"{where}.{section}.{name}", is_above=True)
             result.setdefault(section, {})[source] = checked

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TypeVar
 
-from semu.checks import check_efficiency, check_number
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_efficiency, check_number, check_word
+from semu.errors import ConfigError
 from semu.hardware.kinds import OpKind, Provenance
 from semu.hardware.network.algorithms import COEFFICIENTS
 from semu.hardware.number import worst_provenance
@@ -156,8 +156,7 @@ class CollectiveEfficiency:
         **numbers: float,
     ) -> None:
         for name in numbers:
-            if name not in COEFFICIENTS:
-                raise unknown_name("coefficient", name, COEFFICIENTS, where=name)
+            check_word(name, COEFFICIENTS, "coefficient", name)
         checked = {name: item.check(numbers.get(name, item.neutral), name) for name, item in COEFFICIENTS.items()}
         object.__setattr__(self, "numbers", checked)
         object.__setattr__(self, "provenance", provenance)

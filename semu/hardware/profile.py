@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from semu import memo
-from semu.checks import check_number
+from semu.checks import check_member, check_number, check_word
 from semu.errors import ConfigError, nearest_name, unknown_name
 from semu.hardware.capabilities import PEAKS, DeviceProfile, Host, VariantKey, parse_variant
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, LinkEfficiency, Section, coefficient_names
@@ -289,12 +289,9 @@ def _number(value: object, where: str) -> Number:
 
 def _label(table: Mapping[str, object]) -> tuple[Provenance, str]:
     provenance, source = table.get("provenance", Provenance.SPEC.value), table.get("source", "user")
-    names = [item.value for item in Provenance]
-    if provenance not in names:
-        raise unknown_name("provenance", str(provenance), names, where="provenance")
     if not isinstance(source, str) or not source:
         raise ConfigError("not a source", where="source", expected="a text", got=repr(source))
-    return Provenance(provenance), source
+    return check_member(provenance, Provenance, "provenance"), source
 
 
 def _table(table: Mapping[str, object], key: str, where: str) -> Mapping[str, object]:
@@ -306,8 +303,7 @@ def _table(table: Mapping[str, object], key: str, where: str) -> Mapping[str, ob
 
 def _refuse_unknown(table: Mapping[str, object], legal: set[str] | list[str], prefix: str) -> None:
     for key in table:
-        if key not in legal:
-            raise unknown_name("key", key, legal, where=f"{prefix}{key}")
+        check_word(key, legal, "key", f"{prefix}{key}")
 
 
 _RELATIVES = {OpKind.GROUPED_MATMUL: OpKind.MATMUL, OpKind.PERMUTE: OpKind.COPY, OpKind.TOP_K: OpKind.NORM}

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from semu.checks import check_number
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_number, check_word
+from semu.errors import ConfigError
 
 OFFLOADS = ("activations", "weights", "optimizer")
 """What can be kept on the host. Activations: what a layer saves for its backward pass is copied out behind its forward
@@ -53,8 +53,7 @@ class OffloadPlan:
                     got=word,
                     nearest="weights" if word == "parameters" else "optimizer",
                 )
-            if word not in OFFLOADS:
-                raise unknown_name("offload", word, OFFLOADS, where="training.offload")
+            check_word(word, OFFLOADS, "offload", "training.offload")
         given = [name for name, value in (("layers", layers), ("fraction", fraction)) if value is not None]
         if given and (not {"activations", "weights"} & set(words) or len(given) > 1):
             raise ConfigError(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from semu.checks import check_word
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.kinds import DType
 from semu.nn.merging import Merging
@@ -88,8 +89,7 @@ class Model:
             if module.name in known:
                 raise ConfigError("two modality modules of one name", where=name, got=module.name)
             for source in module.sources:
-                if source not in known:
-                    raise unknown_name("source module", source, known, where=f"{name}.{module.name}.sources")
+                check_word(source, known, "source module", f"{name}.{module.name}.sources")
             if not module.blocks():
                 raise ConfigError("a module without layers", where=f"{name}.{module.name}", expected="one or more")
             known.append(module.name)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
-from semu.checks import check_switch, is_integer
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_switch, check_word, is_integer
+from semu.errors import ConfigError
 from semu.nn.trace.sharding import ContextKind, ShardingStyle
 from semu.parallel.axes import ParallelSizes
 from semu.parallel.context import read_kind, sequence_parts
@@ -126,10 +126,7 @@ class Parallel(ParallelSizes):
         object.__setattr__(self, "plan", {pattern: _style(pattern, style) for pattern, style in self.plan.items()})
 
     def _check_placement(self) -> None:
-        if self.placement not in PLACEMENTS:
-            raise unknown_name(
-                "placement of the groups of layers", str(self.placement), PLACEMENTS, where="parallel.placement"
-            )
+        check_word(self.placement, PLACEMENTS, "placement of the groups of layers", "parallel.placement")
         if self.placement == "bidirectional":
             self._check_copies()
         if self.placement == "v-shape" and self.vpp < 2:
@@ -178,7 +175,7 @@ class Parallel(ParallelSizes):
         object.__setattr__(self, "layout", layout)
 
     def _set_modules(self) -> None:
-        """Every module's own sizes fit into the job's."""
+        """The sizes of every module fit into those of the job."""
         if not isinstance(self.modules, Mapping):
             raise ConfigError(
                 "not a table of modules", where="parallel.modules", expected="module -> sizes", got=repr(self.modules)
@@ -189,7 +186,7 @@ class Parallel(ParallelSizes):
         object.__setattr__(self, "modules", modules)
 
     def of_module(self, name: str) -> Self:
-        """The parallelism of one modality module: on the same GPUs and pipeline ranks, in its own sizes."""
+        """The parallelism of one modality module: on the same GPUs and pipeline ranks, with the module's sizes."""
         own = self.modules.get(name)
         if own is None:
             return self if not self.modules else replace(self, modules={})
@@ -289,8 +286,6 @@ _PLAN_STYLES = (ShardingStyle.REPLICATED, ShardingStyle.COLUMN, ShardingStyle.RO
 
 
 def _style(pattern: str, style: ShardingStyle | str) -> ShardingStyle:
-    legal = [member.value for member in _PLAN_STYLES]
     value = style.value if isinstance(style, ShardingStyle) else style
-    if value not in legal:
-        raise unknown_name("sharding style", str(value), legal, where=f"parallel.plan[{pattern!r}]")
-    return ShardingStyle(value)
+    legal = [member.value for member in _PLAN_STYLES]
+    return ShardingStyle(check_word(value, legal, "sharding style", f"parallel.plan[{pattern!r}]"))

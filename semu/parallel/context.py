@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_member
+from semu.errors import ConfigError
 from semu.nn.trace.sharding import ContextKind
 
 
@@ -18,11 +19,7 @@ def read_kind(kind: ContextKind | str) -> ContextKind:
     Raises:
         ConfigError: an unknown word.
     """
-    legal = [member.value for member in ContextKind]
-    value = kind.value if isinstance(kind, ContextKind) else kind
-    if value not in legal:
-        raise unknown_name("kind of context parallelism", str(value), legal, where="parallel.cp_kind")
-    return ContextKind(value)
+    return check_member(kind, ContextKind, "parallel.cp_kind", "kind of context parallelism")
 
 
 def module_ranks(cp: int | None, job_cp: int, where: str) -> int:

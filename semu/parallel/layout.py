@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
-from semu.checks import check_integer, check_switch, is_integer
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_integer, check_switch, check_word, is_integer
+from semu.errors import ConfigError
 from semu.parallel.layout_text import expand_stages
 
 _WHERE = "parallel.layout"
@@ -93,8 +93,7 @@ class PipelineLayout:
             )
         legal = [item.name for item in fields(cls)]
         for name in value:
-            if name not in legal:
-                raise unknown_name("key", str(name), legal, where=f"{_WHERE}.{name}")
+            check_word(name, legal, "key", f"{_WHERE}.{name}")
         return cls(**value)
 
     def to_table(self) -> dict[str, Any]:

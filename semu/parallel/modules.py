@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from semu.checks import check_integer, check_switch
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_integer, check_switch, check_word
+from semu.errors import ConfigError
 from semu.parallel.axes import AXES
 from semu.parallel.context import module_ranks
 
@@ -53,8 +53,7 @@ class ModuleParallel:
         if isinstance(value, Mapping):
             legal = [item.name for item in fields(cls)]
             for key in value:
-                if key not in legal:
-                    raise unknown_name("key", str(key), legal, where=f"{where}.{key}")
+                check_word(key, legal, "key", f"{where}.{key}")
             made = cls(**value)
         if not isinstance(made, ModuleParallel):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Modality modules over pipeline ranks: mixed, separated into segments of their own, or on ranks of their own.
+"""Modality modules over pipeline ranks: mixed, in separate segments, or on separate ranks.
 
 A pipeline segment is one stage on every pipeline rank, one behind the other (DIP §3.1). Mixed, all modules' blocks are
 one row that is cut into pp x vpp groups wherever the balance wants it, so that a segment holds several modules (DIP
@@ -11,8 +11,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from semu.checks import check_integer
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_integer, check_word
+from semu.errors import ConfigError
 from semu.parallel.pipeline import Chunk, deal_chunks, partition, place_chunks
 
 SEGMENTS = ("mixed", "separated", "apart")
@@ -28,8 +28,7 @@ def check_segments(kind: object, shares: object, *, vpp: int, has_layout: bool, 
     Raises:
         ConfigError: an unknown kind, shares without meaning, settings that contradict one another.
     """
-    if kind not in SEGMENTS:
-        raise unknown_name("way to place modality modules", str(kind), SEGMENTS, where="parallel.segments")
+    check_word(kind, SEGMENTS, "way to place modality modules", "parallel.segments")
     if not isinstance(shares, Mapping):
         raise ConfigError(
             "not a table of modules", where="parallel.shares", expected="module -> a count", got=repr(shares)
@@ -105,7 +104,7 @@ def place_modules(
 def check_places(
     kind: str, names: Sequence[str], blocks_per_module: Sequence[int], pp: int, vpp: int, shares: Mapping[str, int]
 ) -> tuple[int, int, list[int]]:
-    """Whether modules have room, each on its own.
+    """Whether every module has room by itself.
 
     Args:
         as ``place_modules``, where modules are not mixed.
@@ -143,8 +142,7 @@ def check_places(
             nearest=sum(most),
         )
     for name, count in shares.items():
-        if name not in names:
-            raise unknown_name("modality module", name, names, where=f"parallel.shares.{name}")
+        check_word(name, names, "modality module", f"parallel.shares.{name}")
         room = most[list(names).index(name)]
         if count > room:
             raise ConfigError(

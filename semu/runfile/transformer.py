@@ -59,7 +59,7 @@ class TransformerConfig:
         activation: non-linearity of the feed-forward networks, a value of ``semu.nn.Activation``; None: SiLU where
             gated, else GELU.
     Raises:
-        ConfigError: a size below one, heads that do not divide, a probability out of range, experts half told.
+        ConfigError: a size below one, heads that do not divide, a probability out of range, experts without a size.
     """
 
     layers: int

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from semu.errors import unknown_name
+from semu.checks import find_named
 from semu.schedule.family import ScheduleFamily
 from semu.schedule.generators.chimera import chimera
-from semu.schedule.generators.classic import families
 from semu.schedule.generators.dualpipe_v import dualpipe_v
 from semu.schedule.generators.eager import eager_1f1b
+from semu.schedule.generators.gpipe import gpipe_family
 from semu.schedule.generators.greedy import greedy
 from semu.schedule.generators.hanayo import hanayo
+from semu.schedule.generators.interleaved import interleaved_family
 from semu.schedule.generators.interleaved_zb import interleaved_zb
+from semu.schedule.generators.looped_bfs import looped_bfs
+from semu.schedule.generators.one_f_one_b import one_f_one_b_family
 from semu.schedule.generators.optimus import optimus
 from semu.schedule.generators.v_half import v_half
 from semu.schedule.generators.v_min import v_min
@@ -27,7 +30,10 @@ from semu.schedule.shape import PipelineShape
 REGISTRY = {
     family.name: family
     for family in (
-        *families,
+        gpipe_family,
+        one_f_one_b_family,
+        interleaved_family,
+        looped_bfs,
         eager_1f1b,
         zb_h1,
         zb_h2,
@@ -61,9 +67,7 @@ def schedule_family(name: str, where: str = "schedule") -> ScheduleFamily:
     Raises:
         ConfigError: an unknown name; ``where`` it stands.
     """
-    if name not in ALL_SCHEDULES:
-        raise unknown_name("schedule", name, ALL_SCHEDULES, where=where)
-    return ALL_SCHEDULES[name]
+    return find_named("schedule", name, ALL_SCHEDULES, where=where)
 
 
 def compared_schedules() -> tuple[str, ...]:

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from semu.checks import is_integer
-from semu.errors import ConfigError, ScheduleError, unknown_name
+from semu.checks import check_word, is_integer
+from semu.errors import ConfigError, ScheduleError
 from semu.files import write_text
 from semu.schedule.schedule import Schedule
 
@@ -124,8 +124,7 @@ class StagePlan:
             raise ScheduleError("not a schedule of this format", where=name, expected=FORMAT, got=got)
         legal = ["format", "name", *(item.name for item in fields(cls))]
         for key in table:
-            if key not in legal:
-                raise unknown_name("key", key, legal, where=f"{name}: {key}")
+            check_word(key, legal, "key", f"{name}: {key}")
         orders = None
         if "orders" in table:
             lines = table["orders"]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.baselines import megatron_1f1b
-from semu.checks import check_integer
+from semu.checks import check_integer, check_word
 from semu.compile.join import build_stages
 from semu.compile.recipe.sub_microbatches import check_symbols, cut_batch
 from semu.compile.recipe.variants import symbols_of_module
@@ -24,7 +24,7 @@ from semu.compile.tracer import Block
 from semu.costs.evaluation import distinct_shapes
 from semu.costs.segment_costs import stage_costs
 from semu.costs.shape_costs import ShapeCosts
-from semu.errors import ConfigError, ScheduleError, unknown_name
+from semu.errors import ConfigError, ScheduleError
 from semu.graph.rounded import with_rounded
 from semu.job import TrainingJob
 from semu.nn.model import ModalityModule
@@ -39,7 +39,7 @@ from semu.workload.derived import with_derived
 
 F64 = NDArray[np.float64]
 MOST_ITEMS = 1_000_000
-"""Of a sub-microbatch that somebody asks for; and segments."""
+"""Of a sub-microbatch, and of segments, that a caller asks for."""
 EFFICIENT = 0.95
 """Part of the best rate that a sub-microbatch must reach (DIP §4)."""
 
@@ -76,7 +76,7 @@ class Partition:
     num_ranks: int
 
     def plan(self) -> StagePlan:
-        """Chunks and parts, nothing else; one rank has a chunk for every module without being told."""
+        """Chunks and parts, nothing else; a pipeline of one rank needs no chunks in its plan."""
         return StagePlan(
             parts={m.name: _plain(m.parts) for m in self.modules if m.sub_batch is not None},
             layers={m.name: m.layers for m in self.modules} if self.num_ranks > 1 else None,
@@ -190,8 +190,7 @@ def _check_given(job: TrainingJob, sub_batch: Mapping[str, int], segments: Mappi
     names = [module.name for module in job.model.modules]
     for table, given, least in (("sub_batch", sub_batch, 0), ("segments", segments, 1)):
         for name, value in given.items():
-            if name not in names:
-                raise unknown_name("modality module", name, names, where=f"{table}.{name}")
+            check_word(name, names, "modality module", f"{table}.{name}")
             check_integer(value, f"{table}.{name}", "a size", least=least, most=MOST_ITEMS)
     for name, value in segments.items():
         if value > 1 and job.parallel.pp == 1:

@@ -9,7 +9,7 @@ refuses them by name. What a row leaves open follows rules that hold for every r
   ``use_flash_attention: False``; not with context parallelism); anything else is semu's default, a fused kernel.
 * selective recomputation: Megatron-LM's (the attention core); with FSDP, torchtitan's policy of every second product.
 * token loss: with FSDP and a whole vocabulary PyTorch's own, unfused; else Megatron-LM's, in place.
-* dropout, where it is not told: 0.1 with unfused attention (Megatron-LM's default of that time, and what 34 s b h and
+* dropout, where the row has none: 0.1 with unfused attention (Megatron-LM's default of that time, and what 34 s b h and
   5 a s^2 b of 2205.05198 count), else 0.
 * layers per pipeline chunk: as the row's ``layout`` says (keys of ``[parallel.layout]``), where it has one, else
   equally many; where that does not go, one fewer in the first and the last, which hold the tables (Megatron-LM's
@@ -29,7 +29,7 @@ refuses them by name. What a row leaves open follows rules that hold for every r
 * software: PyTorch's where parameters are sharded by FSDP (or gradients, ZeRO-2), unless the row tells
   ``dp_grad_reduce``, which is Megatron-LM's word (its own FSDP); and where the optimizer is sharded within groups of
   ranks, which Megatron-LM's distributed optimizer does not do unless asked; else Megatron-LM's.
-* transfers between pipeline ranks: not hidden unless told so.
+* transfers between pipeline ranks: not hidden unless the row says so.
 * tensor parallelism without communication overlap: false without sequence parallelism (Megatron-LM of 2021); with it,
   what Megatron-LM always hides stays hidden, whatever ``tp_comm`` says of the fused kernels.
 * zero-bubble schedules (zb-*): ranks step apart, as their authors' implementation does (2401.10241 §4); zb-v has two
@@ -46,7 +46,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from semu.errors import ConfigError, unknown_name
+from semu.checks import find_named
+from semu.errors import ConfigError
 from semu.hardware.kinds import DType
 from semu.hardware.profile import load_profile
 from semu.schedule.placement import Placement
@@ -73,7 +74,7 @@ _OVERLAP: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "pipeline": ("pp_p2p",),
     }
 )
-"""Key of ``[overlap]`` -> the row's switches that say it, the first that is told counts."""
+"""Key of ``[overlap]`` -> the row's switches that say it; the first that the row has counts."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ def _transformer(row: Row, *, is_unfused: bool) -> dict[str, Any]:
         **({"vocab_multiple": VOCAB_MULTIPLE} if _is_padded(row) else {}),
         "gated_mlp": shape.gated_mlp,
         "tied_embeddings": shape.tied_embeddings,
-        "rms_norm": _one_of(shape.norm, {"layernorm": False, "rmsnorm": True}, "norm", "model.norm"),
+        "rms_norm": find_named("norm", shape.norm, {"layernorm": False, "rmsnorm": True}, where="model.norm"),
         "bias": shape.bias,
         "dropout": dropout,
         **_positions(row),
@@ -249,7 +250,7 @@ def _transformer(row: Row, *, is_unfused: bool) -> dict[str, Any]:
 
 def _positions(row: Row) -> dict[str, Any]:
     kinds = {"learned": False, "learned_absolute": False, "rope": True, "none": False}
-    is_rotary = _one_of(row.shape.position, kinds, "position", "model.position")
+    is_rotary = find_named("position", row.shape.position, kinds, where="model.position")
     if row.shape.position not in _LEARNED or row.measure is Measure.ANALYTIC:
         return {"rotary": is_rotary}
     return {"rotary": is_rotary, "positions": row.shape.positions or row.shape.seq_len}
@@ -305,7 +306,7 @@ def _parallel(row: Row, vp: int) -> dict[str, Any]:
         "cp": row.cp,
         "ep": row.ep,
         "sequence_parallel": row.sequence_parallel,
-        "zero": _one_of(row.sharding, _ZERO, "sharding", "sharding_kind"),
+        "zero": find_named("sharding", row.sharding, _ZERO, where="sharding_kind"),
     }
     if _is_torch_fsdp(row):
         table |= {"zero": 3, "reshard_after_forward": row.sharding == "fsdp" and row.pp == 1}
@@ -344,9 +345,3 @@ def _overlap(row: Row, name: str) -> object:
     if name == "pipeline" and row.pp > 1 and told.get("pp_p2p") is None:
         return False
     return next((told[switch] for switch in _OVERLAP[name] if told.get(switch) is not None), None)
-
-
-def _one_of(word: str, values: Mapping[str, Any], what: str, where: str) -> Any:
-    if word not in values:
-        raise unknown_name(what, word, values, where=where)
-    return values[word]

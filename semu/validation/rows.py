@@ -14,8 +14,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from semu.checks import is_integer, is_number
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_member, is_integer, is_number
+from semu.errors import ConfigError
 from semu.simulation.effects.pass_times import PassTimes
 from semu.validation.row import BadRow, Measure, Row, Scope, Shape, Trust
 
@@ -156,10 +156,7 @@ class _Fields:
         value = self.word_or_none(name, is_optional=True)
         if value is None:
             return None
-        words = [str(member.value) for member in kind]
-        if value not in words:
-            raise unknown_name("word", value, words, where=self.path + name)
-        return kind(value)
+        return check_member(value, kind, self.path + name, "word")
 
     def switch(self, name: str) -> bool:
         """True or false."""
@@ -228,7 +225,7 @@ def _row(fields: _Fields) -> Row:
 
 
 def _pass_times(table: Mapping[str, object] | None) -> PassTimes | None:
-    """``T_F``, ``T_B`` and ``T_W`` in ms; None: not told."""
+    """``T_F``, ``T_B`` and ``T_W`` in ms; None: the row has none."""
     told = _Fields(table or {}, "measured_values.profiled_ms_per_microbatch.")
     found = [told.amount_or_none(name, is_optional=True) for name in ("T_F", "T_B", "T_W")]
     forward, inputs, weights = (None if ms is None else ms / 1e3 for ms in found)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
-from semu.checks import check_count, check_number, check_seed, check_switch
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_count, check_number, check_seed, check_switch, check_word
+from semu.errors import ConfigError
 from semu.nn.merging import Merging, Rounding
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
 from semu.workload.distributions import (
@@ -206,8 +206,7 @@ def mixed_batch(
     """
     if isinstance(text_per_image, str):
         legal = [member.value for member in TextPerImage]
-        if text_per_image not in legal:
-            raise unknown_name("text_per_image", text_per_image, legal, where="batch.text_per_image")
+        check_word(text_per_image, legal, "text_per_image", "batch.text_per_image")
         text_per_image = TextPerImage(text_per_image)
     return MixedBatch(
         seed,

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.checks import check_count, check_seed, check_switch
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_count, check_member, check_seed, check_switch
+from semu.errors import ConfigError
 from semu.workload.batch import DEFAULT_TEXT_SEQ_LEN, AbstractBatch, Microbatch, check_request
 from semu.workload.metadata import STREAMS, Contents, Metadata, read_metadata
 from semu.workload.mixed import DEFAULT_MIXED_SEQ_LEN
@@ -29,7 +29,7 @@ class FileBatch(AbstractBatch):
     Attributes:
         metadata: the file's contents.
         seed: of the order of clip groups, >= 0; text and images keep the file's order.
-        images_max: at most so many images in a packed sequence; None: what the context holds.
+        images_max: largest number of images in a packed sequence; None: what the context holds.
         attend_across_samples: attention runs over the whole packed sequence instead of inside each sample.
         max_seconds, max_clips: limits of a clip group; a longer clip is an error.
         tokenizer: frame rate, latent compression and patches of clips.
@@ -199,10 +199,7 @@ def file_batch(
         ConfigError: no such file, no samples in it, a bad line (``where`` is ``file.jsonl:LINE``), a bad option.
     """
     if isinstance(kind, str):
-        legal = [member.value for member in Contents]
-        if kind not in legal:
-            raise unknown_name("contents", kind, legal, where="batch.contents")
-        kind = Contents(kind)
+        kind = check_member(kind, Contents, "batch.contents")
     return FileBatch(
         read_metadata(path, kind, sizes),
         seed,

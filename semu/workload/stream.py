@@ -25,8 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from semu.checks import check_count, check_number
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_count, check_number, check_word
+from semu.errors import ConfigError
 from semu.files import write_file
 from semu.workload.batch import AbstractBatch, Microbatch
 from semu.workload.listed import ListedBatch
@@ -147,8 +147,7 @@ def _batch(line: bytes, place: str, like: AbstractBatch) -> AbstractBatch:
         expected = 'one of the keys "samples" and "microbatches"'
         raise ConfigError("not an iteration", where=place, expected=expected, got=_shortened(line))
     for key in table:
-        if key not in _KEYS:
-            raise unknown_name("key of an iteration", key, _KEYS, where=place)
+        check_word(key, _KEYS, "key of an iteration", place)
     [(key, items)] = table.items()
     if not isinstance(items, list) or not items:
         raise ConfigError(f"no {key}", where=place, expected=f"a list of {key}", got=_shortened(line))
@@ -169,8 +168,7 @@ def _microbatch(value: Any, place: str) -> Microbatch:
             "not a microbatch", where=place, expected=expected, got=_shortened(json.dumps(value).encode())
         )
     for key in value:
-        if key not in _MICROBATCH_KEYS:
-            raise unknown_name("key of a microbatch", key, _MICROBATCH_KEYS, where=place)
+        check_word(key, _MICROBATCH_KEYS, "key of a microbatch", place)
     try:
         samples = check_count(value.get("samples", len(next(iter(streams.values())))), "samples", least=0)
         seconds = check_number(value.get("video_seconds", 0.0), "video_seconds", most=1e9)

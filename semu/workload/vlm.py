@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
-from semu.checks import check_count, check_number, check_seed, check_switch
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_count, check_number, check_seed, check_switch, check_word
+from semu.errors import ConfigError
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
 from semu.workload.distributions import TextPerImage, draw_documents, draw_image_text, make_generator
 from semu.workload.packing import pack_in_order
@@ -127,7 +127,7 @@ class VlmBatch(AbstractBatch):
         images_mean: images per packed sequence on average; None: as the samples have it. A smaller number mixes in
             documents without images (with the text of OBELICS's documents), 0 leaves text only; a larger number is
             impossible. It is met to a few percent (the unused room is estimated), less well where images_max cuts in.
-        images_max: at most so many images in a packed sequence; None: what the context holds (48 of 8192 tokens).
+        images_max: largest number of images in a packed sequence; None: what the context holds (48 of 8192 tokens).
         attend_across_samples: attention runs over the whole packed sequence instead of inside each sample
             (``text`` then holds one entry per packed sequence).
         patches_per_image, tokens_per_image: what an image puts into the encoder and into the backbone, >= 1.
@@ -298,8 +298,7 @@ def vlm_batch(
     """
     if isinstance(text_per_image, str):
         legal = [member.value for member in TextPerImage]
-        if text_per_image not in legal:
-            raise unknown_name("text_per_image", text_per_image, legal, where="batch.text_per_image")
+        check_word(text_per_image, legal, "text_per_image", "batch.text_per_image")
         text_per_image = TextPerImage(text_per_image)
     return VlmBatch(
         seed, text_per_image, images_mean, images_max, attend_across_samples, patches_per_image, tokens_per_image

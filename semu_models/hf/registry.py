@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from semu.errors import unknown_name
+from semu.checks import find_named
 from semu_models.hf.audio import AUDIO
 from semu_models.hf.dialect import Dialect
 from semu_models.hf.moe import MOE
@@ -29,6 +29,4 @@ def find_dialect(model_type: str, where: str, *, top: bool = False) -> Dialect:
         ConfigError: an unknown one, with the nearest.
     """
     legal = {name: item for name, item in DIALECTS.items() if item.model is not None or not top}
-    if model_type not in legal:
-        raise unknown_name("model_type", model_type, legal, where=where)
-    return legal[model_type]
+    return find_named("model_type", model_type, legal, where=where)

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from semu.checks import check_word
 from semu.cli.console import emit, emit_json
 from semu.cli.options.every import LISTS
-from semu.errors import unknown_name
 from semu.units import GIB
 
 
@@ -22,8 +22,7 @@ def list_command(arguments: argparse.Namespace) -> int:
     if what is None:
         _list_lists(arguments.json)
         return 0
-    if what not in LISTS:
-        raise unknown_name("list", what, LISTS, where="semu list")
+    check_word(what, LISTS, "list", "semu list")
     text, rows = _LISTS[what]
     if arguments.json:
         emit_json({what: rows()})
@@ -156,7 +155,7 @@ def _schedules_text() -> str:
 
 
 def _table(heads: tuple[str, ...], rows: list[list[str]], right: tuple[int, ...] = ()) -> str:
-    from semu.present.report_text import align_columns
+    from semu.units import align_columns
 
     return "\n".join(align_columns([heads, *rows], [column in right for column in range(len(heads))]))
 

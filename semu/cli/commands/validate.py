@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from semu.checks import check_word
 from semu.cli import console
 from semu.cli.commands.validate_run import is_own_run, validate_run_command
 from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
 from semu.cli.place import check_place
-from semu.errors import ConfigError, ValidationError, unknown_name
+from semu.errors import ConfigError, ValidationError
 
 if TYPE_CHECKING:
     from semu.validation import BadRow, JobMaker, Row, ValidationResult
@@ -110,8 +111,7 @@ def _of_groups(rows: Sequence[Row | BadRow], groups: Sequence[str]) -> tuple[Row
     """
     known = dict.fromkeys(row.group for row in rows)
     for group in groups:
-        if group not in known:
-            raise unknown_name("group", group, known, where="--group")
+        check_word(group, known, "group", "--group")
     return tuple(row for row in rows if not groups or row.group in groups)
 
 
@@ -151,7 +151,7 @@ class _Profile:
 
     @classmethod
     def of(cls, rows: Sequence[Row | BadRow], name: str | None, flag: str) -> _Profile:
-        """The profile of an option; None: every row's own.
+        """The profile of an option; None: the device of every row.
 
         Raises:
             ConfigError: as ``devices_of``.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from semu.schedule.family import ScheduleFamily, one_slot
 from semu.schedule.phases import BACKWARD, FORWARD
 from semu.schedule.rules.turns import Turns, turn_columns
 from semu.schedule.schedule import PipelineShape, Schedule
@@ -34,3 +35,17 @@ def gpipe(shape: PipelineShape, *, in_order: bool = False) -> Schedule:
         np.concatenate((microbatch, microbatch if in_order else microbatch[::-1])),
     )
     return Schedule("gpipe", turn_columns(shape, turns))
+
+
+gpipe_family = ScheduleFamily(
+    "gpipe",
+    lambda shape: gpipe(shape).orders,
+    "1811.06965 §2.3",
+    rules=(one_slot,),
+    makespan=lambda p, m, v, f, i, w: (m + p - 1) * (f + i + w),
+    activations=lambda p, m, v: [m * v] * p,
+    generate=gpipe,
+    overlaps_sends=False,
+    is_bounded=True,
+    is_tried=True,
+)

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from semu.errors import ScheduleError
 from semu.parallel.pipeline import nearest_multiple
+from semu.schedule.family import Misfit, ScheduleFamily
+from semu.schedule.placement import Placement
 from semu.schedule.rules.turns import Turns, one_forward_one_backward, turn_columns
 from semu.schedule.schedule import PipelineShape, Schedule, StageColumns
 
@@ -35,14 +36,7 @@ def interleaved(shape: PipelineShape) -> Schedule:
 def interleaved_columns(shape: PipelineShape) -> StageColumns:
     """The stages of ``interleaved`` as arrays."""
     p, m = shape.num_ranks, shape.num_microbatches
-    if shape.num_slots > 1 and m % p:
-        raise ScheduleError(
-            "interleaved 1F1B runs its microbatches in groups of as many as there are ranks",
-            where="interleaved",
-            expected=f"a multiple of {p} microbatches",
-            got=m,
-            nearest=nearest_multiple(m, p),
-        )
+    interleaved_family.check(p, m, shape.num_slots)
     return turn_columns(shape, _turns(p, m, shape.num_slots))
 
 
@@ -66,3 +60,34 @@ def _turns(p: int, m: int, v: int) -> Turns:
     warm_up = np.minimum(2 * behind + (v - 1) * p if v > 1 else behind, m * v)
     slot, microbatch = (step // p % v, step // (p * v) * p + step % p) if v > 1 else (np.zeros_like(step), step)
     return one_forward_one_backward(warm_up, slot, microbatch, v)
+
+
+def _groups_of_p(p: int, m: int, v: int) -> Misfit | None:
+    if v == 1 or m % p == 0:
+        return None
+    rule = "interleaved 1F1B runs its microbatches in groups of as many as there are ranks"
+    return Misfit(rule, f"a multiple of {p} microbatches", m, nearest_multiple(m, p))
+
+
+def held_stages(p: int, m: int, v: int) -> list[int]:
+    """The most stages whose activations each rank holds."""
+    if v == 1:
+        return [min(m, p - rank) for rank in range(p)]
+    return [min(m * v, 2 * (p - rank - 1) + (v - 1) * p + 1) for rank in range(p)]
+
+
+interleaved_family = ScheduleFamily(
+    "interleaved",
+    lambda shape: interleaved(shape).orders,
+    "2104.04473 §2.2",
+    Placement.CIRCULAR,
+    rules=(_groups_of_p,),
+    makespan=lambda p, m, v, f, i, w: (m * v + p - 1) * (f + i + w),
+    activations=held_stages,
+    generate=interleaved,
+    alternates=True,
+    overlaps_sends=False,
+    is_bounded=True,
+    compared=0,
+    is_tried=True,
+)

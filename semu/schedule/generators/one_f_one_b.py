@@ -12,7 +12,8 @@ in Megatron-LM: see ``interleaved``.
 
 from __future__ import annotations
 
-from semu.schedule.generators.interleaved import interleaved, interleaved_columns
+from semu.schedule.family import ScheduleFamily, one_slot
+from semu.schedule.generators.interleaved import held_stages, interleaved, interleaved_columns
 from semu.schedule.schedule import PipelineShape, Schedule
 
 
@@ -26,3 +27,19 @@ def one_f_one_b(shape: PipelineShape) -> Schedule:
         ScheduleError: as ``interleaved``.
     """
     return interleaved(shape) if shape.num_slots > 1 else Schedule("1f1b", interleaved_columns(shape))
+
+
+one_f_one_b_family = ScheduleFamily(
+    "1f1b",
+    lambda shape: one_f_one_b(shape).orders,
+    "2006.09503 §3, 2104.04473 §2.2",
+    rules=(one_slot,),
+    makespan=lambda p, m, v, f, i, w: (m + p - 1) * (f + i + w),
+    activations=held_stages,
+    generate=one_f_one_b,
+    alternates=True,
+    overlaps_sends=False,
+    is_bounded=True,
+    compared=0,
+    is_tried=True,
+)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from semu.parallel.pipeline import nearest_multiple
 from semu.schedule.family import Misfit, ScheduleFamily
 from semu.schedule.placement import Placement
-from semu.schedule.rules.patterns import grouped_turn
+from semu.schedule.rules.patterns import alternate, grouped_turn
 from semu.schedule.shape import PipelineShape, StageKey
 
 
@@ -80,19 +80,11 @@ def _in_groups(shape: PipelineShape, slots: list[int]) -> Iterator[tuple[int, in
                 yield slot, microbatch
 
 
-def _one_f_one_b(shape: PipelineShape, rank: int, slots: list[int]) -> Iterator[StageKey]:
+def _one_f_one_b(shape: PipelineShape, rank: int, slots: list[int]) -> list[StageKey]:
     """1F1B of some slots in turn, as ``semu.schedule.generators.interleaved`` of all."""
-    p, m, v = shape.num_ranks, shape.num_microbatches, len(slots)
-    turn = grouped_turn(p if v > 1 else 1, max(v, 1))
-    total = m * v
-    warm_up = min(2 * (p - rank - 1) + (v - 1) * p if v > 1 else p - rank - 1, total)
-    for step in range(total + warm_up):
-        if step < total:
-            place, microbatch = turn(step)
-            yield from shape.forward(rank, microbatch, slots[place])
-        if step >= warm_up:
-            place, microbatch = turn(step - warm_up)
-            yield from shape.backward(rank, microbatch, slots[v - 1 - place])
+    p, v = shape.num_ranks, len(slots)
+    warm_up = min(2 * (p - rank - 1) + (v - 1) * p if v > 1 else p - rank - 1, shape.num_microbatches * v)
+    return alternate(shape, rank, warm_up, turn=grouped_turn(p if v > 1 else 1, max(v, 1)), slots=slots)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from semu.graph.operator import Phase
 from semu.schedule.shape import PipelineShape, StageKey
@@ -31,6 +31,7 @@ def alternate(
     warm_up: int,
     delay: int | None = None,
     turn: Callable[[int], Turn] | None = None,
+    slots: Sequence[int] | None = None,
 ) -> list[StageKey]:
     """One forward, one backward in turn.
 
@@ -40,22 +41,23 @@ def alternate(
         delay: None: whole backwards; else split ones, a weight gradient in the turn of the input gradient that many
             later.
         turn: of the n-th forward; backwards take the slots in reverse. By default microbatches in order.
+        slots: the rank's slots that run, which ``turn`` numbers from 0; None: all.
     """
-    total = shape.num_microbatches * shape.num_slots
-    last, order = shape.num_slots - 1, list[StageKey]()
+    slots = range(shape.num_slots) if slots is None else slots
+    total, order = shape.num_microbatches * len(slots), list[StageKey]()
     turn = turn or grouped_turn(1, shape.num_slots)
     whole = Phase.BACKWARD if delay is None else Phase.INPUT_GRADIENT
     behind = warm_up + (delay or 0)
     for step in range(total + behind):
         if step < total:
             slot, microbatch = turn(step)
-            order += shape.forward(rank, microbatch, slot)
+            order += shape.forward(rank, microbatch, slots[slot])
         if 0 <= step - warm_up < total:
             slot, microbatch = turn(step - warm_up)
-            order += shape.backward(rank, microbatch, last - slot, whole)
+            order += shape.backward(rank, microbatch, slots[-1 - slot], whole)
         if delay is not None and 0 <= step - behind < total:
             slot, microbatch = turn(step - behind)
-            order += shape.backward(rank, microbatch, last - slot, Phase.WEIGHT_GRADIENT)
+            order += shape.backward(rank, microbatch, slots[-1 - slot], Phase.WEIGHT_GRADIENT)
     return order
 
 

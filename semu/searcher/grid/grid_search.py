@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from semu.checks import check_integer, check_number
+from semu.checks import check_integer, check_member, check_number
 from semu.collector import without_collector
-from semu.errors import ConfigError, unknown_name
+from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.searcher.engines import Engine, make_engine
 from semu.searcher.grid.hunt import Hunt
@@ -41,7 +41,7 @@ def grid(
             and recompute, with experts ep too. dp follows from the other sizes unless it is fixed; tp stays within a
             node unless its values are named. Or a whole ``Space``.
         fix: axis -> its value, in the place of the job's.
-        gpus: so many GPUs, in nodes like the job's. None: the job's cluster.
+        gpus: their number, in nodes like the job's. None: the job's cluster.
         top: how many of the best are wanted for sure, >= 1.
         rank_by: time of an iteration, tokens/s per GPU, dollars per token (with ``price``), or memory that is left.
         price: of a GPU for an hour [USD].
@@ -87,16 +87,14 @@ def _silent(_: str) -> None:
 
 
 def _rank_by(rank_by: RankBy | str, price: float | None) -> RankBy:
-    names = [item.value for item in RankBy]
-    if rank_by not in names:
-        raise unknown_name("order", str(rank_by), names, where="rank_by")
+    chosen = check_member(rank_by, RankBy, "rank_by", "order")
     if price is not None:
         check_number(price, "price", "a price", most=1e9, is_above=True)
-    if rank_by == RankBy.COST and price is None:
+    if chosen is RankBy.COST and price is None:
         raise ConfigError(
             "cost per token without a price", where="price", expected="dollars for a GPU and an hour", nearest=2.0
         )
-    return RankBy(rank_by)
+    return chosen
 
 
 def _engine(engine: Engine | str | None, workers: int | None) -> Engine:
