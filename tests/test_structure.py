@@ -74,6 +74,7 @@ SHARED_NAMES = {
     "semu.simulation.results.headline",
     "semu.simulation.prepare",
     "semu.simulation.schedules.pair_costs",
+    "semu.simulation.unit_programs",
     "semu.validation.logs.compare_log",
     "semu.validation.traces.compare_trace",
     "semu_models.flop_per_token",
