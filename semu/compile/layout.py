@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from semu.compile.recipe.applied import Planned
 
 
-FACTS = 1024
-"""So many are kept of what was found about chunks in a place; some are found for every chunk."""
-
-
 @dataclass(frozen=True)
 class ChunkStages:
     """A chunk with its two stages.
@@ -65,14 +61,12 @@ class Cut:
         chunks: in order of data flow. num_ranks: pipeline ranks.
         identity: stands for these chunks where they must not be kept alive.
         is_shared: other jobs may have these chunks too.
-        facts: what was found about the chunks, by name and by whatever else tells it apart.
     """
 
     chunks: tuple[ChunkStages, ...]
     num_ranks: int
     is_shared: bool = False
     identity: memo.Scope = field(default_factory=memo.Scope)
-    facts: memo.Values[Any] = field(default_factory=lambda: memo.Values(2048))
 
     @cached_property
     def held(self) -> tuple[tuple[tuple[int, int, HeldParameter], ...], ...]:
@@ -175,8 +169,7 @@ class Layout:
     Attributes:
         job: the job. mesh: where ranks live. library: templates with their cost rows. streams: stream names.
         cut: its chunks.
-        facts: what was found about the chunks in this place, whatever is in the batch; jobs with other batches share
-            it.
+        place: stands for the chunks in this place, whatever is in the batch; jobs with other batches share it.
         planned: what a ``StagePlan`` decides; None: every microbatch is whole, every chunk runs as the job says.
     """
 
@@ -185,7 +178,7 @@ class Layout:
     library: TemplateLibrary
     streams: tuple[str, ...]
     cut: Cut
-    facts: memo.Values[Any] = field(default_factory=lambda: memo.Values(FACTS), compare=False)
+    place: memo.Scope = field(default_factory=memo.Scope, compare=False)
     planned: Planned | None = None
 
     @cached_property
@@ -336,7 +329,7 @@ def build_layout(
     part = cut_key(job) if traced.is_kept else None
     cut = _CUTS.of(traced).peek(part) if part is not None else None
     if cut is not None:
-        return Layout(job, mesh, library, joined.streams, cut, _facts(job, cut))
+        return Layout(job, mesh, library, joined.streams, cut, _place(job, cut))
     flat = [block for group in blocks for block in group]
     counts = [len(group) for group in blocks]
     layout = job.parallel.stage_layout
@@ -374,15 +367,15 @@ def build_layout(
     made = cut = Cut(tuple(stages), job.parallel.pp, is_shared=part is not None)
     if part is not None:
         cut = _CUTS.get(traced, part, lambda: made)
-    return Layout(job, mesh, joined.library, joined.streams, cut, _facts(job, cut))
+    return Layout(job, mesh, joined.library, joined.streams, cut, _place(job, cut))
 
 
-def _facts(job: TrainingJob, cut: Cut) -> memo.Values[Any]:
-    """What is known about chunks under a job's settings; nothing where no other job has them."""
-    if not cut.is_shared:
-        return memo.Values(FACTS)
-    known: memo.Values[Any] = cut.facts.get(("placed", placement_key(job)), lambda: memo.Values(FACTS))
-    return known
+def _place(job: TrainingJob, cut: Cut) -> memo.Scope:
+    """Where chunks are and what happens to their parameters; another one for each job where no other has the chunks."""
+    return _PLACES.get(cut, placement_key(job), memo.Scope) if cut.is_shared else memo.Scope()
+
+
+_PLACES = memo.ScopedTable[memo.Scope]("places of a cut's chunks, by placement_key", 1024)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ ROLES: tuple[Role, ...] = tuple(Role)
 """Row order of memory by role."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StageCosts:
     """What a stage costs, for many shapes (all arrays [num_shapes], ``exposed`` [num_shapes, num_streams]).
 

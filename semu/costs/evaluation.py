@@ -113,11 +113,14 @@ class Evaluation:
     Attributes:
         shapes: distinct shapes. by_shape: costs of single operators. chunks: costs per chunk, then of their further
             variants (``Layout.kinds``).
+        parts: by chunk and code, what the parts of backward stages cost where that is given; None: it is computed when
+            somebody asks.
     """
 
     shapes: BatchShapes
     by_shape: ShapeCosts
     chunks: tuple[ChunkCosts, ...]
+    parts: Mapping[tuple[int, int], StageCosts] | None = None
 
     @property
     def cost_model(self) -> CostModel:

@@ -5,8 +5,11 @@ Parts are made when a schedule first asks for them, and shared as the stages the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
+from semu import memo
 from semu.compile.layout import ChunkStages, Layout
 from semu.compile.split_backward import SplitStage, empty_stage, split_stage_program
 from semu.compile.stage import StageCosts, StageProgram
@@ -25,6 +28,9 @@ CODE_OF_PHASE = {
     Phase.WEIGHT_GRADIENT: WEIGHT,
 }
 """Code of a stage by its phase."""
+_NOTHING = memo.ScopedTable[StageProgram]("stage of a cut in which nothing happens", 1)
+_SPLITS = memo.ScopedTable[tuple[SplitStage | None, ...]]("backward stages of a cut in two parts", 1)
+_PARTS = memo.ScopedTable[Mapping[tuple[int, int], StageCosts]]("costs of parts of backward stages of costed chunks", 1)
 
 
 def program_of(layout: Layout, chunk: int, code: int) -> StageProgram:
@@ -36,8 +42,7 @@ def program_of(layout: Layout, chunk: int, code: int) -> StageProgram:
         assert stages.backward is not None
         return stages.backward
     if code == NOTHING:
-        found: StageProgram = layout.cut.facts.get("nothing", lambda: empty_stage(len(layout.streams)))
-        return found
+        return _NOTHING.get(layout.cut, (), lambda: empty_stage(len(layout.streams)))
     split = split_of(layout)[chunk]
     assert split is not None
     return split.inputs if code == INPUT else split.weights
@@ -66,11 +71,10 @@ def costs_of(costed: CostedJob, chunk: int, code: int) -> StageCosts:
 
 def split_of(layout: Layout) -> tuple[SplitStage | None, ...]:
     """Per chunk, its backward stage in two parts; None where there is none."""
-    found: tuple[SplitStage | None, ...] = layout.cut.facts.get("split", lambda: _split(layout))
-    return found
+    return _SPLITS.get(layout.cut, (), lambda: _split(layout))
 
 
-def split_costs(costed: CostedJob) -> dict[tuple[int, int], StageCosts]:
+def split_costs(costed: CostedJob) -> Mapping[tuple[int, int], StageCosts]:
     """What the parts of the backward stages cost, by chunk and code."""
     layout, evaluation = costed.layout, costed.evaluation
 
@@ -85,7 +89,7 @@ def split_costs(costed: CostedJob) -> dict[tuple[int, int], StageCosts]:
         costs = dict(zip(busy, stage_costs([*busy.values()], evaluation.by_shape, None), strict=True))
         return {key: costs[key] if key in costs else _idle(program, evaluation) for key, program in programs.items()}
 
-    return evaluation.by_shape.found("split costs", make)
+    return evaluation.parts if evaluation.parts is not None else _PARTS.get(evaluation.by_shape, (), make)
 
 
 def _idle(program: StageProgram, evaluation: Evaluation) -> StageCosts:

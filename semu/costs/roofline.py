@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,11 +138,6 @@ class CostModel:
             is_own = (operator.kind, operator.dtype) in self.profile.variants
             provenance = provenance if is_own else worst_provenance(provenance, Provenance.TRANSFERRED)
         self.coefficients.append(Coefficients(provenance, efficiency.source, efficiency.relative_error))
-
-    @cached_property
-    def known(self) -> dict[object, Any]:
-        """Operators outside stages that were costed before, by whatever tells them apart; ``transfers`` fills it."""
-        return {}
 
     @cached_property
     def segment_keys(self) -> SegmentKeys:

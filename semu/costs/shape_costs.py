@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,6 @@ _LATENCIES = memo.ScopedTable["NDArray[np.float64]"]("latencies of all operators
 _SIZES = memo.ScopedTable["NDArray[np.int64]"]("sizes of all storages of a batch's shapes", 1)
 _ENDS = memo.ScopedTable["NDArray[np.float64]"]("ends of operators of a batch's shapes, by stage and shape", 512)
 _EXPANDED = memo.ScopedTable[ExpandedStage]("expanded stages of a batch's shapes, by stage and shape", 512)
-_FOUND = memo.ScopedTable[Any]("results of a job's shapes and chunks", 4096)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,11 +67,6 @@ class ShapeCosts:
         if self.idle >= 0:
             table[self.idle if shapes is None else shapes == self.idle] = 0
         return table
-
-    def found(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What else was found for these shapes and the chunks that are costed with them, by whatever tells it apart."""
-        value: T = _FOUND.get(self, key, make)
-        return value
 
     @cached_property
     def is_few(self) -> bool:

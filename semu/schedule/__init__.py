@@ -13,7 +13,8 @@ from semu.schedule.placement import FlowModule, Placement, stage_flow
 from semu.schedule.registry import ALL_SCHEDULES, SCHEDULES, is_executed
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey
-from semu.schedule.study import Evaluation, PipelineStudy
+from semu.schedule.study import PipelineStudy
+from semu.schedule.study import StudyResult as Evaluation
 
 __all__ = [
     "ALL_SCHEDULES",

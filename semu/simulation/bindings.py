@@ -55,9 +55,9 @@ class StageInsides:
 
     def __init__(self, sim: SimulatedJob) -> None:
         self.layout, self.evaluation, self.units, self.shape = sim.layout, sim.evaluation, sim.units, sim.replicas.shape
-        self._known: dict[tuple[int, bytes], Inside] = {}
+        self._insides: dict[tuple[StageProgram, bytes], Inside] = {}
         self._rows: dict[bytes, NDArray[np.float64]] = {}
-        self._programs: dict[int, tuple[int, StageProgram]] = {}
+        self._programs: dict[StageProgram, int] = {}
         self._filled = 0
 
     def stage(self, unit: int) -> tuple[int, int]:
@@ -76,16 +76,16 @@ class StageInsides:
         shapes = self.shape[:, column]
         code = int(self.units.codes[microbatch, position])
         program = program_of(self.layout, kind, code)  # alike in all copies of the model
-        key = id(program), shapes.tobytes()
-        if key not in self._known:
+        key = program, shapes.tobytes()
+        if key not in self._insides:
             if key[1] not in self._rows:
                 self._rows[key[1]] = self.evaluation.latencies_of(shapes)
-            number, _ = self._programs.setdefault(id(program), (len(self._programs), program))
+            number = self._programs.setdefault(program, len(self._programs))
             latency = self._rows[key[1]][:, program.rows]
             start = natural_starts(program, latency)
-            self._known[key] = Inside(program, number, self._filled, latency, start)
+            self._insides[key] = Inside(program, number, self._filled, latency, start)
             self._filled += program.num_ops
-        return self._known[key]
+        return self._insides[key]
 
     def bind(self, bindings: Sequence[Binding], num_nodes: int) -> tuple[Edges, Slots]:
         """All bindings as edges and slots; a slot for every bound operator. ``num_nodes``: of all units."""
@@ -155,8 +155,7 @@ class StageInsides:
         ops: Sequence[NDArray[np.int64]],
         starts: Sequence[NDArray[np.float64]],
     ) -> Slots:
-        programs = [program for _, program in sorted(self._programs.values(), key=lambda entry: entry[0])]
-        return _slots(programs, [*self._known.values()], count, prog, cost_ptr, ops, starts)
+        return _slots([*self._programs], [*self._insides.values()], count, prog, cost_ptr, ops, starts)
 
 
 def _slots(

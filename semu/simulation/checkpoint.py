@@ -46,6 +46,9 @@ from semu.simulation.schedules.pair_costs import PairCosts, pair_costs
 _PROBLEMS = memo.Table[PipelineProblem](
     "lowered schedules by generator, shape of the pipeline, and whether sends overlap", 64
 )
+_FITTED_PROBLEMS = memo.ScopedTable[PipelineProblem](
+    "lowered schedules made for the costs of costed chunks, by name, shape, options, batch and links", 64
+)
 
 
 @dataclass(frozen=True)
@@ -146,8 +149,8 @@ class JobCheckpoint(SimulatedJob):
             return make()
         if chosen not in SCHEDULES:
             options = self.job.training.activation_limit, self.job.training.optimizer_post_validation
-            key = ("schedule", chosen, self.units.shape, overlapped, options, self.replicas.shape.tobytes())
-            return self.evaluation.by_shape.found((*key, self.replicas.links), make)
+            key = (chosen, self.units.shape, overlapped, options, self.replicas.shape.tobytes(), self.replicas.links)
+            return _FITTED_PROBLEMS.get(self.evaluation.by_shape, key, make)
 
         def quick() -> PipelineProblem:
             if ALL_SCHEDULES[chosen].alternates and is_surely_legal(self.units.shape):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.layout import Layout
 from semu.costs.evaluation import CostedJob, Evaluation
 from semu.costs.phases import costs_of, program_of
@@ -23,6 +24,19 @@ from semu.simulation.data_parallel.gather import first_forward_bindings, paramet
 from semu.simulation.effects.launch import launching_hosts
 from semu.simulation.transfers import edge_bytes, transfer_bytes, transfer_columns
 
+_LINKS = memo.ScopedTable["tuple[list[tuple[CommGroup, ...]], dict[tuple[CommGroup, ...], int]]"](
+    "links of all replicas in a place, by pairs of ranks", 64
+)
+_GRAPHS = memo.ScopedTable[UnitGraph]("units of a pipeline as a graph, by number of replicas and gathers", 64)
+_ONE_MICROBATCH = memo.ScopedTable["NDArray[np.float64]"](
+    "latencies of a microbatch through costed chunks, by place, units and shape", 512
+)
+_SENDS = memo.ScopedTable["NDArray[np.float64]"]("latencies of transfers for a batch's shapes, by link and bytes", 1024)
+_ADDED = memo.ScopedTable["_Added"]("edges of a lowered schedule, by whether sends overlap and number of replicas", 64)
+_ADDED_WITH_GATHERS = memo.ScopedTable["_Added"](
+    "edges of schedules of costed chunks, by lowered schedule, gathers and shapes", 64
+)
+
 
 def distinct_replicas(costed: CostedJob, pairs: Sequence[tuple[int, int]]) -> Replicas:
     """Find equal replicas: the same microbatches in the same order over links of the same kind.
@@ -31,8 +45,7 @@ def distinct_replicas(costed: CostedJob, pairs: Sequence[tuple[int, int]]) -> Re
         costed: the job. pairs: ranks that exchange results.
     """
     layout, evaluation = costed.layout, costed.evaluation
-    links: list[tuple[CommGroup, ...]]
-    links, kinds = layout.facts.get(("links", tuple(pairs)), lambda: _replica_links(layout, pairs))
+    links, kinds = _LINKS.get(layout.place, tuple(pairs), lambda: _replica_links(layout, pairs))
     index = evaluation.shapes.index
     if len(kinds) == 1 and (index == index[0]).all():  # all are equal
         every = np.array([len(links)], dtype=np.int64)
@@ -83,33 +96,28 @@ def consolidated_units(
     def name(unit: int) -> str:
         return units.name(unit) if unit < units.num_units else slices[unit - units.num_units].name
 
-    key = len(latency), num_gathers
-    if key not in units.graphs:
-        units.graphs[key] = _graph(units, num_gathers, np.broadcast_to(np.zeros(1), latency.shape), name)
-    graph: UnitGraph = units.graphs[key]
+    graph = _GRAPHS.get(units, (len(latency), num_gathers), lambda: _graph(units, num_gathers, latency.shape))
     return replace(graph, latency=latency, name=name)
 
 
-def _graph(
-    units: PipelineUnits, num_gathers: Sequence[int], latency: NDArray[np.float64], name: Callable[[int], str]
-) -> UnitGraph:
-    """The units and so many gathers of each rank behind them, which run in turn.
+def _graph(units: PipelineUnits, num_gathers: Sequence[int], size: tuple[int, ...]) -> UnitGraph:
+    """The units and so many gathers of each rank behind them, which run in turn, without latencies or names.
 
     Args:
-        latency, name: of the graph.
+        size: number of replicas, number of units and gathers.
     """
     gather_rank = np.repeat(np.arange(len(num_gathers)), num_gathers)
     gather = units.num_units + np.arange(len(gather_rank), dtype=np.int32)
     in_turn = np.stack((gather[:-1], gather[1:]), axis=1)[gather_rank[1:] == gather_rank[:-1]]
     return UnitGraph.build(
-        latency,
+        np.broadcast_to(np.zeros(1), size),
         (
-            np.arange(latency.shape[1] + 1, dtype=np.int32),
+            np.arange(size[1] + 1, dtype=np.int32),
             np.concatenate((units.stream, units.num_streams + gather_rank)).astype(np.int32),
         ),
         units.num_streams + len(num_gathers),
-        Edges.between(np.concatenate((units.edges, in_turn)), len(latency)),
-        name,
+        Edges.between(np.concatenate((units.edges, in_turn)), size[0]),
+        str,
     )
 
 
@@ -121,13 +129,8 @@ def _fill_latencies(costed: CostedJob, units: PipelineUnits, replicas: Replicas,
         return
     is_alike = latency.shape[0] == 1 and shape.shape[1] > 1 and (shape == shape[0, 0]).all()
     if is_alike and not units.merged and units.num_copies == 1:
-        links = replicas.links[0]
-        of, one = evaluation.by_shape.found(
-            ("one microbatch", id(links), int(shape[0, 0]), units.merged),
-            lambda: (links, _one_microbatch(costed, units, replicas)),
-        )
-        if of is not links:
-            one = _one_microbatch(costed, units, replicas)
+        key = costed.layout.place, units, int(shape[0, 0])
+        one = _ONE_MICROBATCH.get(evaluation.by_shape, key, lambda: _one_microbatch(costed, units, replicas))
         latency.reshape(-1, units.size)[:] = one
         return
     first = units.chunk[0].tolist()  # stages of other copies of the model cost the same
@@ -187,13 +190,9 @@ def _one_microbatch(costed: CostedJob, units: PipelineUnits, replicas: Replicas)
     shape = int(replicas.shape[0, 0])
     stages = zip(units.chunk[0].tolist(), units.codes[0].tolist(), strict=True)
     lasts = [costs_of(costed, chunk, code).latency[shape] for chunk, code in stages]
-    links, known = replicas.links[0], dict[tuple[int, int], np.float64]()
     for number, pair in enumerate(units.pair[0].tolist()):
-        sizes, link = _moved_bytes(costed, units, number), links[pair]
-        key = id(sizes), id(link)
-        if key not in known:
-            known[key] = send_latency(costed.evaluation, link, sizes)[shape]
-        lasts.append(known[key])
+        sizes = _moved_bytes(costed, units, number)
+        lasts.append(send_latency(costed.evaluation, replicas.links[0][pair], sizes)[shape])
     return np.array(lasts).reshape(1, -1)
 
 
@@ -207,8 +206,10 @@ def _moved_bytes(costed: CostedJob, units: PipelineUnits, number: int) -> NDArra
 def send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
     """Latency of a transfer for every shape: float64[num_shapes] [s]; equal ones are costed once."""
     model = evaluation.cost_model
-    return evaluation.by_shape.found(
-        ("send", link, sizes.tobytes()), lambda: model.outer_latency(OpKind.P2P, "send", group=link, net_bytes=sizes)
+    return _SENDS.get(
+        evaluation.by_shape,
+        (link, sizes.tobytes()),
+        lambda: model.outer_latency(OpKind.P2P, "send", group=link, net_bytes=sizes),
     )
 
 
@@ -224,22 +225,22 @@ def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
     first = problem.first_forwards if gathers else ()
     overlapped = layout.job.overlaps_sends
     everything = nodes
+
+    def make() -> _Added:
+        return _scheduled(problem, insides, gathers, nodes, overlapped=overlapped)
+
     if launches:
         between = problem.unit_edges(overlapped_sends=overlapped)
         hosts = launching_hosts(insides, nodes, problem.unit_orders, between)
         everything, new = hosts.joined(nodes), Edges.between(between, len(replicas.count)).followed_by(hosts.edges)
         added = _added(new, [*first_forward_bindings(insides, gathers, first), *hosts.bindings], insides, everything)
     elif not gathers:
-        known: _Added | None = problem.known.get(("added", overlapped, len(replicas.count)))
-        added = known if known is not None else _scheduled(problem, insides, gathers, nodes, overlapped=overlapped)
-        problem.known["added", overlapped, len(replicas.count)] = added
+        added = _ADDED.get(problem, (overlapped, len(replicas.count)), make)
     elif len(replicas.count) == 1:
-        added = evaluation.by_shape.found(
-            ("added", problem, overlapped, tuple(gathers.values()), replicas.shape.tobytes()),
-            lambda: _scheduled(problem, insides, gathers, nodes, overlapped=overlapped),
-        )
+        key = problem, overlapped, tuple(gathers.values()), replicas.shape.tobytes()
+        added = _ADDED_WITH_GATHERS.get(evaluation.by_shape, key, make)
     else:
-        added = _scheduled(problem, insides, gathers, nodes, overlapped=overlapped)
+        added = make()
     times = everything.resume(added.edges, slots=added.slots, forced=added.order)
     unit = problem.unit_of_nodes
     kind = layout.kind_of(problem.chunk, problem.microbatch)

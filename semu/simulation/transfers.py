@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.layout import Layout
 from semu.costs.evaluation import CostedJob
 from semu.costs.roofline import CostModel
@@ -31,18 +32,20 @@ def collectives(
     model: CostModel, names: Sequence[str], kind: OpKind, group: CommGroup, buffer_bytes: Sequence[int]
 ) -> list[OuterSlice]:
     """Collectives of one kind over several buffers, each as if it began at time 0 (see ``moved``)."""
-    key = ("collectives", tuple(names), kind, group, tuple(buffer_bytes))
     if kind in model.rules:
         return _collectives(model, names, kind, group, buffer_bytes)
-    known = model.known.get(key)
-    if known is None:
-        if len(model.known) >= _MOST_KNOWN:
-            model.known.clear()
-        known = model.known[key] = _collectives(model, names, kind, group, buffer_bytes)
-    return known
+    key = (tuple(names), kind, group, tuple(buffer_bytes))
+    return _COLLECTIVES.get(model, key, lambda: _collectives(model, names, kind, group, buffer_bytes))
 
 
-_MOST_KNOWN = 4096
+_COLLECTIVES = memo.ScopedTable[list[OuterSlice]](
+    "collectives outside stages under a cost model, by names, kind, group and buffers", 4096
+)
+_KERNELS = memo.ScopedTable[float]("latencies of kernels outside stages under a cost model, by kind and bytes", 4096)
+_EDGES = memo.ScopedTable["NDArray[np.int64]"](
+    "bytes between costed chunks, by the costs of the chunk that tells them, direction and tensors", 4096
+)
+_SENT = memo.ScopedTable["TransferBytes"]("bytes of transfers between costed chunks, by lowered schedule", 256)
 
 
 def _collectives(
@@ -66,13 +69,11 @@ def _collectives(
 
 def on_device(model: CostModel, name: str, kind: OpKind, mem_bytes: int, begin_s: float) -> OuterSlice:
     """One memory-bound kernel of the compute stream outside stages that begins at a given time."""
-    key = ("on device", kind, mem_bytes)
-    latency = model.known.get(key) if kind not in model.rules else None
-    if latency is None:
-        latency = float(model.outer_latency(kind, name, mem_bytes=mem_bytes)[0])
-        if len(model.known) >= _MOST_KNOWN:
-            model.known.clear()
-        model.known[key] = latency
+
+    def make() -> float:
+        return float(model.outer_latency(kind, name, mem_bytes=mem_bytes)[0])
+
+    latency = make() if kind in model.rules else _KERNELS.get(model, (kind, mem_bytes), make)
     return OuterSlice(name, kind, "compute", begin_s, begin_s + latency, 0, 1, model.outer_provenance(kind, None))
 
 
@@ -95,14 +96,15 @@ def edge_bytes(costed: CostedJob, source: int, target: int, phase: Phase) -> NDA
     Returns:
         int64[num_shapes].
     """
-    evaluation, chunks = costed.evaluation, costed.evaluation.chunks
-    sizes = chunks[target].arriving if phase is Phase.FORWARD else chunks[source].gradient_leaving
+    is_forward = phase is Phase.FORWARD
+    costs = costed.evaluation.chunks[target if is_forward else source]  # most chunks share theirs
     positions = leaving_positions(costed.layout, source, target, phase)
-    total: NDArray[np.int64]
-    _, total = evaluation.by_shape.found(  # most chunks cost the same; the sizes stay alive beside their identity
-        ("edge", id(sizes), *positions), lambda: (sizes, sizes[positions].sum(axis=0))
-    )
-    return total
+
+    def make() -> NDArray[np.int64]:
+        total: NDArray[np.int64] = (costs.arriving if is_forward else costs.gradient_leaving)[positions].sum(axis=0)
+        return total
+
+    return _EDGES.get(costed.evaluation.by_shape, (costs, is_forward, *positions), make)
 
 
 class Edge(NamedTuple):
@@ -144,7 +146,7 @@ class TransferBytes:
 
 def transfer_bytes(costed: CostedJob, problem: PipelineProblem) -> TransferBytes:
     """Bytes of every transfer of the problem for every shape."""
-    return costed.evaluation.by_shape.found(("sent", problem), lambda: _find_bytes(costed, problem))
+    return _SENT.get(costed.evaluation.by_shape, problem, lambda: _find_bytes(costed, problem))
 
 
 def _find_bytes(costed: CostedJob, problem: PipelineProblem) -> TransferBytes:

@@ -34,7 +34,9 @@ from semu.nn.trace.recompute_plan import RecomputePlan
 from semu.nn.trace.sharding import ContextKind, ShardingPlan, ShardingStyle
 from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.config import Parallel
+from semu.schedule.stage_plan import StagePlan
 from semu.simulation import simulate
+from semu.simulation.estimate import evaluate
 from semu_models.text.gpt import GPT, GPTConfig
 
 
@@ -349,3 +351,35 @@ def test_simulations_in_threads_agree() -> None:
     for thread in threads:
         thread.join()
     assert sorted(found) == sorted([*expected.items()] * 2)
+
+
+def test_nothing_keeps_what_it_is_remembered_of_alive() -> None:
+    """A value that holds the object whose value it is would stay for ever; all go with what the process holds."""
+    for name in ("tp", "vlm", "recompute", "frozen layer"):
+        simulate(JOBS[name]())
+    for options in ({"schedule": "zb-h1"}, {"schedule": "zb-auto"}, {"launch": True}):
+        simulate(job_of(small(), text_items(8), Parallel(pp=2), **options))  # type: ignore[arg-type]
+    for zero in range(4):
+        simulate(job_of(small(), text_items(8), Parallel(pp=2, dp=2, zero=zero)))
+    simulate(job_of(small(), text_items(8), Parallel(pp=2, dp=2)), contention=True)
+    simulate(job_of(vlm(), vlm_items(4), Parallel(pp=2)), plan=StagePlan(parts={"vit": (2, 1, 2, 1)}))
+    filled = {row.name for row in memo.statistics() if row.values}
+    assert len(filled) > 30
+    for table in [*memo._TABLES]:
+        if isinstance(table, memo.Table):
+            table.clear()
+    for function in [*memo._FUNCTIONS]:
+        function.cache_clear()
+    gc.collect()
+    assert {row.name for row in memo.statistics() if row.values} == set()
+
+
+def test_evaluating_many_batches_stays_within_the_bounds() -> None:
+    """A process that sees one distinct batch after another remembers no more after many than after some."""
+    model, sizes = small(), []
+    for number in range(400):
+        evaluate(job_of(model, text_items(2, seed=number), Parallel(pp=2)))
+        if number in (299, 399):
+            sizes.append(sum(row.values for row in memo.statistics()))
+    assert sizes[0] * 0.98 <= sizes[1] <= sizes[0] * 1.02
+    assert all(row.values <= row.bound * row.owners for row in memo.statistics())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from semu import memo
 from semu.compile.layout import Layout
 from semu.compile.parameter_pools import ParameterPool
 from semu.parallel.data import Bucket, gradient_buckets
@@ -71,11 +72,14 @@ def _buckets(
     layout: Layout, elements: tuple[int, ...], slots: tuple[int, ...], ranks: int, *, overlapped: bool
 ) -> list[Bucket]:
     """``gradient_buckets``, remembered: the order in which gradients become ready seldom changes."""
-    found: list[Bucket] = layout.cut.facts.get(
-        ("buckets", elements, slots, ranks, overlapped),
+    return _BUCKETS.get(
+        layout.cut,
+        (elements, slots, ranks, overlapped),
         lambda: gradient_buckets(elements, ranks, overlapped=overlapped, slots=slots),
     )
-    return found
+
+
+_BUCKETS = memo.ScopedTable[list[Bucket]]("buckets of a cut's gradients, by what becomes ready in which order", 1024)
 
 
 def shares_parameters(layout: Layout) -> bool:

@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.layout import Layout
 from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
@@ -53,11 +54,7 @@ class ReductionPlan:
 
 def has_reductions(layout: Layout) -> bool:
     """Whether gradients are reduced behind the stages."""
-    found: bool = layout.facts.get(
-        "has reductions",
-        lambda: shares_parameters(layout) and (layout.job.parallel.zero <= 1 or layout.job.gathers_once),
-    )
-    return found
+    return (layout.job.parallel.zero <= 1 or layout.job.gathers_once) and shares_parameters(layout)
 
 
 def reduction_plan(costed: CostedJob, trained: Trained | None, order: NDArray[np.int64] | None) -> ReductionPlan:
@@ -69,9 +66,11 @@ def reduction_plan(costed: CostedJob, trained: Trained | None, order: NDArray[np
     layout, model = costed.layout, costed.cost_model
     if model.rules:
         return _find_plan(costed, trained, order)
-    key = ("reductions", model, None if order is None else order.tobytes())
-    plan: ReductionPlan = layout.facts.get(key, lambda: _find_plan(costed, trained, order))
-    return plan
+    key = model, None if order is None else order.tobytes()
+    return _PLANS.get(layout.place, key, lambda: _find_plan(costed, trained, order))
+
+
+_PLANS = memo.ScopedTable[ReductionPlan]("gradient collectives in a place, by cost model and order of gradients", 256)
 
 
 def _find_plan(costed: CostedJob, trained: Trained | None, order: NDArray[np.int64] | None) -> ReductionPlan:

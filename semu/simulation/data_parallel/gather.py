@@ -12,12 +12,12 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.costs.evaluation import CostedJob
 from semu.costs.roofline import CostModel
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
-from semu.schedule.units import PipelineUnits
 from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.context import ParameterGather
 from semu.simulation.data_parallel.buckets import rank_buckets, shares_parameters
@@ -39,10 +39,13 @@ def parameter_gathers(costed: CostedJob) -> dict[int, ParameterGather]:
         alike: _Alike = {}
         return {rank: _gather(costed, rank, alike) for rank in range(job.parallel.pp)}
 
-    found: dict[int, ParameterGather] = find() if model.rules else layout.facts.get(("gathers", model), find)
-    return found
+    return find() if model.rules else _GATHERS.get(layout.place, model, find)
 
 
+_GATHERS = memo.ScopedTable[dict[int, ParameterGather]]("parameter gathers in a place, by cost model", 64)
+_BOUND = memo.ScopedTable["tuple[NDArray[np.int64], NDArray[np.int64]]"](
+    "gathers that forward stages in a place wait for, and operators that do, by gather and chunk", 1024
+)
 _Alike = dict[Hashable, tuple[tuple[OuterSlice, ...], tuple[CommGroup, ...], list[tuple[int, ...]]]]
 """The gathers of ranks that hold as much in the same groups: slices, communicators, members of the buckets."""
 
@@ -115,15 +118,14 @@ def first_forward_bindings(
 def _bound(insides: StageInsides, gather: ParameterGather, unit: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The gathers that operators of a chunk's forward stage need, and these operators: int64[k] each; remembered."""
 
-    def find() -> tuple[ParameterGather, NDArray[np.int64], NDArray[np.int64]]:
+    def find() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         waits = _needed(insides, gather, unit)
         bound = np.flatnonzero(waits >= 0)
-        return gather, waits[bound], bound
+        return waits[bound], bound
 
     if insides.layout.planned is not None:
-        return find()[1:]
-    of, waits, bound = insides.layout.facts.get(("bound", insides.stage(unit)[0]), find)
-    return (waits, bound) if of is gather else find()[1:]
+        return find()
+    return _BOUND.get(insides.layout.place, (gather, insides.stage(unit)[0]), find)
 
 
 def parameter_waits(
@@ -160,13 +162,3 @@ def _needed(insides: StageInsides, gather: ParameterGather, unit: int) -> NDArra
     needed = np.array(ready, dtype=np.int64)[chunk.forward.block]
     needed[chunk.forward.is_exchange] = -1
     return needed
-
-
-def first_forwards(units: PipelineUnits, order: NDArray[np.int32]) -> dict[int, int]:
-    """Chunk -> unit of its first forward stage on this rank."""
-    phases = units.phase[order % units.size]
-    first: dict[int, int] = {}
-    for unit, chunk, phase in zip(order.tolist(), units.chunks_of(order), phases, strict=True):
-        if phase == 0:
-            first.setdefault(int(chunk), unit)
-    return first

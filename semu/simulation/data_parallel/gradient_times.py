@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.layout import ChunkStages, Layout
 from semu.compile.stage import StageProgram
 from semu.compile.tracer import HeldParameter
@@ -114,14 +115,26 @@ class Gradients:
     ready_s: NDArray[np.float64]
 
 
+_TRAINED = memo.ScopedTable[Trained]("trained parameters of a cut, by whether backwards are split", 2)
+_LAST_BACKWARDS = memo.ScopedTable["NDArray[np.int64]"](
+    "last stages of costed chunks that complete gradients, by lowered schedule", 256
+)
+_COMPLETED = memo.ScopedTable["tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]"](
+    "operators of costed chunks that complete gradients, by lowered schedule and shapes", 256
+)
+_USUAL_ORDERS = memo.ScopedTable["NDArray[np.int64]"](
+    "orders in which gradients of costed chunks were complete, by lowered schedule", 256
+)
+
+
 def pipeline_gradients(timed: TimedJob) -> Gradients:
     """When the gradient of each trained parameter is complete."""
     layout, evaluation, run = timed.layout, timed.evaluation, timed.run
-    problem, known = run.problem, evaluation.by_shape
+    problem, by_shape = run.problem, evaluation.by_shape
     trained = trained_of(layout, splits=problem.splits_backward)
-    nodes = known.found(("last backwards", problem), lambda: trained.last_stages(problem))
+    nodes = _LAST_BACKWARDS.get(by_shape, problem, lambda: trained.last_stages(problem))
     ready = np.zeros(len(trained.keys))
-    if run.num_replicas > 1 or not known.is_few or any((0, node) in run.release for node in nodes.tolist()):
+    if run.num_replicas > 1 or not by_shape.is_few or any((0, node) in run.release for node in nodes.tolist()):
         for writers, node in zip(trained.written, nodes.tolist(), strict=True):
             if node < 0:
                 continue
@@ -130,10 +143,8 @@ def pipeline_gradients(timed: TimedJob) -> Gradients:
             np.maximum.at(ready, writers.places, ends)
     else:  # one replica, on whose stages nothing outside bears: the ends are remembered
         shapes = run.shape[0][run.column[nodes]]
-        begins, ends, places = known.found(
-            ("completed", problem, shapes.tobytes()),
-            lambda: _completed(timed, trained, nodes, shapes),
-        )
+        key = problem, shapes.tobytes()
+        begins, ends, places = _COMPLETED.get(by_shape, key, lambda: _completed(timed, trained, nodes, shapes))
         np.maximum.at(ready, places, run.start[0].take(begins) + ends)
     for writers in [own for own, node in zip(trained.written, nodes.tolist(), strict=True) if node < 0]:
         ready[writers.places] = np.array(run.rank_ends)[trained.rank[writers.places]]
@@ -141,7 +152,7 @@ def pipeline_gradients(timed: TimedJob) -> Gradients:
         ready[trained.unreached] = np.array(run.rank_ends)[trained.rank[trained.unreached]]
     if layout.cut.copies > 1:
         _wait_for_copies(trained.ptr, ready)
-    usual = known.found(("ready", problem), lambda: np.lexsort((ready, trained.rank)))
+    usual = _USUAL_ORDERS.get(by_shape, problem, lambda: np.lexsort((ready, trained.rank)))
     order = usual if _is_in_order(usual, ready, trained.rank) else np.lexsort((ready, trained.rank))
     return Gradients(trained, order, ready[order])
 
@@ -187,11 +198,8 @@ def _completed(
 
 def trained_of(layout: Layout, *, splits: bool) -> Trained:
     """The trained parameters. ``splits``: some backwards run in two parts."""
-    whole: Trained = layout.cut.facts.get("trained", lambda: _find_trained(layout))
-    if not splits:
-        return whole
-    parts: Trained = layout.cut.facts.get("trained by parts", lambda: _by_parts(layout, whole))
-    return parts
+    whole = _TRAINED.get(layout.cut, False, lambda: _find_trained(layout))
+    return _TRAINED.get(layout.cut, True, lambda: _by_parts(layout, whole)) if splits else whole
 
 
 def _by_parts(layout: Layout, whole: Trained) -> Trained:
@@ -215,7 +223,7 @@ def _find_trained(layout: Layout) -> Trained:
     unreached: list[int] = []
     written = []
     ptr = [0]
-    starts: dict[int, list[int]] = {}
+    starts: dict[StageProgram, list[int]] = {}
     for rank in range(layout.cut.num_ranks):
         place: dict[int, int] = {}
         first = ptr[-1]
@@ -253,16 +261,16 @@ def _find_trained(layout: Layout) -> Trained:
     return Trained(keys, elements, slots, ptr, ranks, np.array(unreached, dtype=np.int64), written)
 
 
-def _completing(chunk: ChunkStages, starts: dict[int, list[int]]) -> list[tuple[HeldParameter, int]]:
+def _completing(chunk: ChunkStages, starts: dict[StageProgram, list[int]]) -> list[tuple[HeldParameter, int]]:
     """The parameters whose gradients a chunk's backward stage completes, and where in it.
 
     Args:
-        starts: ``block_starts`` of the stages that were seen, by identity.
+        starts: ``block_starts`` of the stages that were seen.
     """
     assert chunk.backward is not None
-    first = starts.get(id(chunk.backward))
+    first = starts.get(chunk.backward)
     if first is None:
-        first = starts[id(chunk.backward)] = block_starts(chunk.backward, len(chunk.blocks))
+        first = starts[chunk.backward] = block_starts(chunk.backward, len(chunk.blocks))
     return [
         (held, start + held.writer)
         for start, block in zip(first, chunk.blocks, strict=True)

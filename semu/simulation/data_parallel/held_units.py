@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from semu import memo
 from semu.compile.layout import Layout
 from semu.compile.parameter_pools import ParameterPool
 from semu.compile.tracer import HeldParameter
@@ -38,8 +39,10 @@ class HeldUnit:
 
 def held_units(layout: Layout, rank: int) -> tuple[HeldUnit, ...]:
     """The units of a pipeline rank in forward order; what several blocks use belongs to the first of them."""
-    found: tuple[HeldUnit, ...] = layout.facts.get(("held units", rank), lambda: _find_units(layout, rank))
-    return found
+    return _UNITS.get(layout.place, rank, lambda: _find_units(layout, rank))
+
+
+_UNITS = memo.ScopedTable[tuple[HeldUnit, ...]]("units that ranks gather in a place, by pipeline rank", 1024)
 
 
 def _find_units(layout: Layout, rank: int) -> tuple[HeldUnit, ...]:

@@ -40,11 +40,9 @@ def interferences(timed: TimedJob, reductions: Sequence[Slices]) -> list[OuterSl
     share = layout.job.profile.interference
     if share == 0:
         return [None] * len(reductions)
-    shared: list[bool] = layout.facts.get(
-        "sharing", lambda: [_is_shared(layout, rank) for rank in range(len(reductions))]
-    )
     return [
-        _interference(timed, rank, slices, share) if shared[rank] else None for rank, slices in enumerate(reductions)
+        _interference(timed, rank, slices, share) if _is_shared(layout, rank) else None
+        for rank, slices in enumerate(reductions)
     ]
 
 

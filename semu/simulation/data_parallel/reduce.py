@@ -13,6 +13,7 @@ from itertools import chain
 
 import numpy as np
 
+from semu import memo
 from semu.compile.layout import Layout
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
@@ -120,14 +121,15 @@ def _tied(timed: TimedJob, plan: ReductionPlan, end_s: list[float]) -> tuple[Red
     """Parameters held by several pipeline ranks (tied embeddings): their gradients are summed over those ranks. Where
     the model is there twice, rank p - 1 - r is none other than r."""
     layout, job, run = timed.layout, timed.job, timed.run
-    shared: list[tuple[int, list[int]]] = layout.cut.facts.get("tied", lambda: _shared(layout))
+    shared = _SHARED.get(layout.cut, (), lambda: _shared(layout))
     if not shared:
         return ()
     ends = [max([rank_end(run, rank), *end_s[a:b]]) for rank, (_, a, b, _) in enumerate(plan.by_rank)]
     result = []
     for elements, ranks in shared:
-        group = layout.facts.get(
-            ("tied", tuple(ranks)),
+        group = _TIED_GROUPS.get(
+            layout.place,
+            tuple(ranks),
             lambda: job.cluster.place_group("pp", [layout.mesh.gpu(pp=rank) for rank in ranks]),  # noqa: B023
         )
         begin = max(ends[rank] for rank in ranks)
@@ -140,6 +142,10 @@ def _tied(timed: TimedJob, plan: ReductionPlan, end_s: list[float]) -> tuple[Red
         for rank in ranks:
             ends[rank] = max(ends[rank], piece.end_s)
     return tuple(result)
+
+
+_SHARED = memo.ScopedTable[list[tuple[int, list[int]]]]("trained parameters of a cut on several pipeline ranks", 1)
+_TIED_GROUPS = memo.ScopedTable[CommGroup]("groups of pipeline ranks in a place, by ranks", 64)
 
 
 def _shared(layout: Layout) -> list[tuple[int, list[int]]]:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from semu import memo
 from semu.compile.host_weights import host_weights, trained_on_host
 from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
@@ -151,10 +152,10 @@ def rank_steps(costed: CostedJob) -> list[RankStep]:
         steps = [_find_step(costed, rank) for rank in range(layout.job.parallel.pp)]
         return [known.setdefault(tuple(vars(step).values()), step) for step in steps]
 
-    if model.rules:
-        return find()
-    found: list[RankStep] = layout.facts.get(("steps", model), find)
-    return found
+    return find() if model.rules else _STEPS.get(layout.place, model, find)
+
+
+_STEPS = memo.ScopedTable[list[RankStep]]("optimizer steps of every rank in a place, by cost model", 64)
 
 
 def _find_step(costed: CostedJob, rank: int) -> RankStep:

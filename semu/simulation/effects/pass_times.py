@@ -93,7 +93,6 @@ def _timed(costed: CostedJob, times: PassTimes) -> Evaluation:
 
     by_shape = ShapeCosts(evaluation.by_shape.model, evaluation.by_shape.symbols)
     parts = {key: timed(costs, *key) for key, costs in split_costs(costed).items()}
-    by_shape.found("split costs", lambda: parts)
     chunks = [
         replace(
             costs,
@@ -102,4 +101,4 @@ def _timed(costed: CostedJob, times: PassTimes) -> Evaluation:
         )
         for number, costs in enumerate(evaluation.chunks)
     ]
-    return Evaluation(evaluation.shapes, by_shape, tuple(chunks))
+    return Evaluation(evaluation.shapes, by_shape, tuple(chunks), parts)

@@ -85,7 +85,7 @@ class _Spreads:
         software = job.training.software
         self._factors = None if software is Software.KERNELS else job.cluster.profile.software.get(software)
         self._transfer_s = job.profile.transfer_s
-        self._known: dict[object, tuple[str, float]] = {}
+        self._spreads: dict[object, tuple[str, float]] = {}
 
     def of_row(self, row: int) -> tuple[str, float]:
         """Kind and spread of an operator of the library."""
@@ -97,9 +97,9 @@ class _Spreads:
         head_dim = operator.key[5] if _is_attention(operator) else None
         has_flop = operator.flop != 0
         key = operator.kind, operator.dtype, head_dim if isinstance(head_dim, int) else None, has_flop
-        if key not in self._known:
-            self._known[key] = self._compute(*key)
-        return self._known[key]
+        if key not in self._spreads:
+            self._spreads[key] = self._compute(*key)
+        return self._spreads[key]
 
     def _compute(self, kind: OpKind, dtype: DType | None, head_dim: int | None, has_flop: bool) -> tuple[str, float]:
         section = self._plain.efficiency(kind, dtype=dtype, head_dim=head_dim)
@@ -151,7 +151,7 @@ class _StageMixes:
 
     def __init__(self, costs: ReplicaCosts, spreads: _Spreads) -> None:
         self._costs, self._spreads = costs, spreads
-        self._known: dict[int, list[tuple[str, float, float]]] = {}
+        self._mixes: dict[StageProgram, list[tuple[str, float, float]]] = {}
 
     def of(self, chunk: int, phase: Phase) -> list[tuple[str, float, float]]:
         """Kinds with their shares of the stages' time, which add up to 1, and spreads."""
@@ -159,10 +159,9 @@ class _StageMixes:
         stage = self._costs.costed.evaluation.chunks[chunk]
         own, its = (program.forward, stage.forward) if phase is Phase.FORWARD else (program.backward, stage.backward)
         assert own is not None and its is not None
-        known = self._known.get(id(own))
-        if known is None:
-            known = self._known[id(own)] = self._mix(own, its, chunk)
-        return known
+        if own not in self._mixes:
+            self._mixes[own] = self._mix(own, its, chunk)
+        return self._mixes[own]
 
     def _mix(self, program: StageProgram, stage: StageCosts, chunk: int) -> list[tuple[str, float, float]]:
         uses, shapes = self._costs.uses_of(chunk), self._costs.shapes

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.layout import Layout
 from semu.costs.evaluation import CostedJob
 from semu.costs.phases import CODE_OF_PHASE, program_of
@@ -62,10 +63,8 @@ def ground_events(timed: TimedJob) -> PipelineGround:
     layout, evaluation, run = timed.layout, timed.evaluation, timed.run
     problem = run.problem
     moments = np.concatenate((run.start, run.end), axis=1)
-    events: _Events | None = problem.known.get("ground")
-    if events is None:
-        events = problem.known["ground"] = _find_events(layout, run, moments[0])
-    sizes = evaluation.by_shape.found(("ground", problem), lambda: _find_sizes(timed))
+    events = _EVENTS.get(problem, (), lambda: _find_events(layout, run, moments[0]))
+    sizes = _EVENT_SIZES.get(evaluation.by_shape, problem, lambda: _find_sizes(timed))
     time = moments.take(events.moment, axis=1)
     if run.num_replicas == evaluation.num_shapes == 1:
         size = sizes.take(events.kind, axis=0).reshape(1, -1)
@@ -73,6 +72,13 @@ def ground_events(timed: TimedJob) -> PipelineGround:
         size = sizes[events.kind, run.shape[:, events.microbatch]]
     sort_events(events.ptr, time, size)
     return PipelineGround(events.ptr, time, size).joined(seam_events(timed))
+
+
+_EVENTS = memo.ScopedTable["_Events"]("changes of memory outside stages under a lowered schedule", 1)
+_EVENT_SIZES = memo.ScopedTable["NDArray[np.int64]"]("sizes of such changes, for costed chunks, by schedule", 256)
+_UNKEPT = memo.ScopedTable["NDArray[np.int64]"](
+    "bytes that go when results of costed chunks were sent, by stage, costs and tensors", 4096
+)
 
 
 @dataclass(frozen=True)
@@ -185,8 +191,5 @@ def _released(costed: CostedJob, kind: int, chunk: int, consumer: int, phase: Ph
     sizes, positions = costs.leaving, [*range(len(stage.leaving))]
     if phase is not Phase.FORWARD:
         sizes, positions = costs.gradient_leaving, leaving_positions(layout, chunk, consumer, phase)
-    gone: NDArray[np.int64]
-    _, _, gone = evaluation.by_shape.found(  # as most chunks are alike; what the identities stand for stays alive
-        ("unkept", id(stage), id(sizes), *positions), lambda: (stage, sizes, unkept_bytes(stage, sizes, positions))
-    )
-    return gone
+    key = (stage, costs, *positions)  # most chunks share both
+    return _UNKEPT.get(evaluation.by_shape, key, lambda: unkept_bytes(stage, sizes, positions))

@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.stage import ExpandedStage, StageCosts, StageProgram
 from semu.costs.phases import CODES, costs_of, program_of
 from semu.schedule.phases import FORWARD
@@ -24,6 +25,11 @@ from semu.simulation.memory.unsharded import UnshardedMemory
 
 _AHEAD = 16
 """So many doubtful stages are looked up together."""
+
+_STAGE_MEMORY = memo.ScopedTable["tuple[NDArray[np.int64], NDArray[np.int64]]"]("memory of stages of costed chunks", 1)
+_PARTS_MEMORY = memo.ScopedTable["tuple[NDArray[np.int64], NDArray[np.int64]]"](
+    "memory of stages of costed chunks, backwards in two parts", 1
+)
 
 
 @dataclass(frozen=True)
@@ -246,10 +252,10 @@ class PipelineMemory:
         num_stages] [bytes]."""
         problem, shape = self.run.problem, self.run.shape
         if problem.splits_backward:
-            nets, peaks = self.evaluation.by_shape.found("split stage memory", self._parts_memory)
+            nets, peaks = _PARTS_MEMORY.get(self.evaluation.by_shape, (), self._parts_memory)
             kind = len(CODES) * self.run.kind + problem.phase
         else:
-            nets, peaks = self.evaluation.by_shape.found("stage memory", self._kinds_memory)
+            nets, peaks = _STAGE_MEMORY.get(self.evaluation.by_shape, (), self._kinds_memory)
             kind = 2 * self.run.kind + problem.phase
         if nets.shape[1] == len(shape) == 1:
             return nets.take(kind, axis=0).reshape(1, -1), peaks.take(kind, axis=0).reshape(1, -1)

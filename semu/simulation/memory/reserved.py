@@ -169,7 +169,7 @@ class _Tape:
         self._base: dict[int, int] = {}
         self._alias: dict[tuple[int, int], tuple[int, int]] = {}
         self._slots: dict[tuple[int, int], NDArray[np.int64]] = {}
-        self._issue: dict[int, _Issue] = {}
+        self._issue: dict[StageProgram, _Issue] = {}
         self._sizes: dict[int, NDArray[np.int64]] = {}
         at = 0
         for chunk in layout.chunks_of(rank):
@@ -275,9 +275,9 @@ class _Tape:
         return self._slots[chunk, phase]
 
     def _issued(self, program: StageProgram) -> _Issue:
-        if id(program) not in self._issue:
-            self._issue[id(program)] = issue_order(program)
-        return self._issue[id(program)]
+        if program not in self._issue:
+            self._issue[program] = issue_order(program)
+        return self._issue[program]
 
     def _size(self, shape: int) -> NDArray[np.int64]:
         """Sizes of all storages for a shape: int64[num_size_rows] [bytes]."""

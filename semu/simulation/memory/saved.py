@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.layout import ChunkStages
+from semu.compile.stage import StageProgram
 from semu.costs.phases import program_of
 from semu.schedule.phases import WEIGHT
 from semu.simulation.context import TimedJob
@@ -49,7 +50,7 @@ class SavedActivations:
 
     def __init__(self, timed: TimedJob) -> None:
         self.layout, self.evaluation, self.run = timed.layout, timed.evaluation, timed.run
-        self._known: dict[int, NDArray[np.int64]] = {}
+        self._sizes: dict[StageProgram | None, NDArray[np.int64]] = {}
 
     def peak(self, rank: int) -> int:
         """Most bytes that are saved on a rank at once, over all replicas."""
@@ -85,7 +86,6 @@ class SavedActivations:
     def _size(self, number: int) -> NDArray[np.int64]:
         """Bytes that one microbatch of each shape saves in a chunk, or a variant: int64[num_shapes]."""
         chunk = self.layout.kinds[number]
-        key = id(chunk.backward)
-        if key not in self._known:
-            self._known[key] = self.evaluation.by_shape.sizes_of_rows(saved_rows(chunk)).sum(axis=0)
-        return self._known[key]
+        if chunk.backward not in self._sizes:
+            self._sizes[chunk.backward] = self.evaluation.by_shape.sizes_of_rows(saved_rows(chunk)).sum(axis=0)
+        return self._sizes[chunk.backward]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from semu import memo
 from semu.compile.host_weights import host_weights
 from semu.compile.layout import Layout
 from semu.hardware.kinds import OpKind
@@ -57,8 +58,9 @@ def on_host(static: StaticBytes, training: Training) -> StaticBytes:
 def resident_memory(layout: Layout) -> list[tuple[StaticBytes, int]]:
     """What every rank stores for its parameters all the time, and what libraries keep allocated [bytes]."""
     job = layout.job
-    found: list[tuple[StaticBytes, int]] = layout.facts.get(
-        "resident",
+    return _RESIDENT.get(
+        layout.place,
+        (),
         lambda: [
             (
                 rank_static(layout, rank),
@@ -67,7 +69,9 @@ def resident_memory(layout: Layout) -> list[tuple[StaticBytes, int]]:
             for rank in range(job.parallel.pp)
         ],
     )
-    return found
+
+
+_RESIDENT = memo.ScopedTable[list[tuple[StaticBytes, int]]]("static memory of every rank in a place", 1)
 
 
 def _runs_experts(layout: Layout, rank: int) -> bool:

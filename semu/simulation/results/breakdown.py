@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from semu import memo
 from semu.compile.layout import Layout
-from semu.compile.stage import StageProgram
+from semu.compile.stage import StageCosts, StageProgram
 from semu.compile.template import TemplateLibrary
 from semu.costs.evaluation import CostedJob
 from semu.costs.phases import costs_of, stages_of_chunk
@@ -139,8 +139,8 @@ def _stage_times(
     run, problem = timed.run, timed.run.problem
     num_ranks = problem.shape.num_ranks
     if run.num_replicas == 1:
-        key = "stage times", problem, run.shape.tobytes()
-        busy, alone = timed.evaluation.by_shape.found(key, lambda: _template_times(timed, weights))
+        key = problem, run.shape.tobytes()
+        busy, alone = _STAGE_TIMES.get(timed.evaluation.by_shape, key, lambda: _template_times(timed, weights))
         exposed = alone.copy()
     else:
         busy, exposed = _template_times(timed, weights)
@@ -158,6 +158,11 @@ def _stage_times(
     )
 
 
+_STAGE_TIMES = memo.ScopedTable["tuple[float, NDArray[np.float64]]"](
+    "times of all stages of costed chunks together, by lowered schedule and shapes", 256
+)
+
+
 def _template_times(timed: TimedJob, weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
     """Mean of all ranks' stages together, as if nothing outside bore on them: how long they last, and what of it is
     exposed time per stream [s]."""
@@ -165,20 +170,20 @@ def _template_times(timed: TimedJob, weights: NDArray[np.float64]) -> tuple[floa
     exposed = np.zeros(len(layout.streams))
     busy = 0.0
     is_alike = bool((run.shape == run.shape[:1, :1]).all())  # then only how many there are counts
-    known: dict[tuple[int, bytes | int], tuple[float, NDArray[np.float64]]] = {}
+    times: dict[tuple[StageCosts, bytes | int], tuple[float, NDArray[np.float64]]] = {}
     for number in range(len(evaluation.chunks)):
         for phase, _ in stages_of_chunk(layout, number, splits=problem.splits_backward):
             stage = costs_of(timed, number, phase)
             nodes = problem.stage_nodes[layout.kinds[number].chunk.index, phase]
             if layout.planned is not None:
                 nodes = nodes[run.kind[nodes] == number]
-            key = (id(stage), len(nodes) if is_alike else run.column[nodes].tobytes())
-            if key not in known:
+            key = (stage, len(nodes) if is_alike else run.column[nodes].tobytes())
+            if key not in times:
                 shapes = run.shape[:, run.column[nodes]]
                 latency = float(weights @ stage.latency[shapes].sum(axis=1))
-                known[key] = latency, np.einsum("r,rns->s", weights, stage.exposed[shapes])
-            busy += known[key][0]
-            exposed += known[key][1]
+                times[key] = latency, np.einsum("r,rns->s", weights, stage.exposed[shapes])
+            busy += times[key][0]
+            exposed += times[key][1]
     return busy, exposed
 
 
@@ -254,13 +259,14 @@ def count_work(costed: CostedJob) -> Work:
     uses = np.bincount(evaluation.shapes.index.ravel())
     one = tuple(column.tobytes() for column in symbols.values()) if len(uses) == 1 else None
     if one is not None:  # every microbatch is alike
-        alone: tuple[int, int, int] = layout.cut.facts.get(
-            ("flop", tuple(symbols), one), lambda: _flop(layout, symbols, np.ones(1, dtype=np.int64))
-        )
+        alone = _WORK.get(layout.cut, (tuple(symbols), one), lambda: _flop(layout, symbols, np.ones(1, dtype=np.int64)))
         hardware, model, full = (int(uses[0]) * value for value in alone)
     else:
         hardware, model, full = _flop(layout, symbols, uses)
     return Work(float(model), float(hardware), float(full), _tokens(costed, uses))
+
+
+_WORK = memo.ScopedTable[tuple[int, int, int]]("FLOP of a microbatch through a cut, by its symbols", 64)
 
 
 def _planned_work(costed: CostedJob, symbols: Mapping[str, NDArray[np.int64]]) -> Work:
