@@ -327,9 +327,8 @@ def _flop(layout: Layout, mean: Mapping[str, NDArray[np.int64]], uses: NDArray[n
     hardware = model = full = 0
     for name, stages in _stages_by_module(layout).items():
         calls = np.zeros(len(library.operators), dtype=np.int64)
-        distinct = {id(stage): stage for stage in stages}
-        for number, times in Counter(map(id, stages)).items():
-            calls += times * np.bincount(distinct[number].rows, minlength=len(library.operators))
+        for stage, times in Counter(stages).items():
+            calls += times * np.bincount(stage.rows, minlength=len(library.operators))
         rows = np.flatnonzero(calls).tolist()
         operators = [library.operators[row] for row in rows]
         own = layout.mesh.of_module(name).parallel

@@ -55,16 +55,16 @@ def top_operators(costs: ReplicaCosts) -> tuple[tuple[TopOperator, ...], dict[st
     library = layout.library
     calls: Counter[int] = Counter()
     where: dict[int, str] = {}
-    known: dict[int, list[tuple[int, int, int]]] = {}
+    occurrences: dict[StageProgram, list[tuple[int, int, int]]] = {}
     total_of: dict[int, float] = {}
     calls_of: Counter[int] = Counter()
     kinds = layout.kinds  # a microbatch runs through one copy of the model
     for number, chunk in enumerate(kinds if layout.planned is not None else kinds[: layout.cut.num_stages]):
         for stage in (chunk.forward, chunk.backward):
             if stage is not None:
-                if id(stage) not in known:
-                    known[id(stage)] = _occurrences(stage)
-                for row, block, count in known[id(stage)]:
+                if stage not in occurrences:
+                    occurrences[stage] = _occurrences(stage)
+                for row, block, count in occurrences[stage]:
                     calls[row] += count
                     if costs.times is not None:
                         total_of[row] = total_of.get(row, 0.0) + count * float(costs.row_seconds(number)[row])
