@@ -61,24 +61,26 @@ def measure_interleaving(seconds: float) -> Iterator[Row]:
 
     def buffers() -> tuple[Any, ...]:
         places = (np.zeros((1, total), dtype=np.int32), np.zeros((1, total), dtype=np.int32))
-        return (*places, np.zeros((1, n)), np.zeros((1, n)), np.zeros(BATCH), np.zeros(BATCH, dtype=np.int64))
+        times = (np.zeros((1, n)), np.zeros((1, n)), np.zeros(BATCH))
+        return places, times, np.zeros(BATCH, dtype=np.int64)
 
     mine, theirs, missing = buffers(), buffers(), np.zeros((BATCH, 2), dtype=np.int64)
-    latency, held, peak = problem.costs_of()
-    given = (*tables.flow, *tables.groups, *tables.limits(), latency, held, peak, tables.room)
+    costs = problem.costs_of()
+    given = (tables.flow, tables.queues, tables.limits(), costs, tables.room)
     contenders: dict[str, Any] = {"semu": partial(kernels.interleave, *given, rows, rows, *mine, missing)}
     contenders["semu"]()
     plain = heap_interleave(problem, rows[-1], rows[-1])
-    assert plain[0] == mine[1][0].tolist(), "plain Python finds another schedule"
+    assert plain[0] == mine[0][1][0].tolist(), "plain Python finds another schedule"
     contenders["python"] = partial(heap_interleave, problem, rows[-1], rows[-1])
     with compiled("search.c") as c:
         if c is not None:
             counts = (problem.num_ranks, n, problem.num_groups, len(tables.links), BATCH, 1)
             flow = (problem.rank_ptr, tables.rank, tables.succ_ptr, tables.succ, tables.succ_s, tables.succ_link)
-            arrays = (*flow, tables.num_pred, *tables.groups[:4], latency, rows, rows, *theirs)
+            written = (*theirs[0], *theirs[1], theirs[2])
+            arrays = (*flow, tables.num_pred, *tables.queues[:4], costs[0], rows, rows, *written)
             contenders["C"] = bind(c[1].interleave, *counts, *arrays)
             contenders["C"]()
-            for a, b in zip(mine, theirs, strict=True):
+            for a, b in zip((*mine[0], *mine[1], mine[2]), written, strict=True):
                 assert np.array_equal(a, b), "C finds another schedule"
         times_s = fastest_cpu(contenders, seconds)
         each = times_s["semu"] / BATCH
@@ -125,7 +127,7 @@ def measure_choice(quick: bool, seconds: float) -> Iterator[Row]:
         local, choice, found = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int16), []
         for part in (0.25, 0.5, 0.75):
             room = int(lean + part * (fast - lean))
-            given = (order, *candidates(problem), problem.num_candidates, room)
+            given = (order, candidates(problem), room)
             call = partial(kernels.choose_memory, *given, MEMORY_GOAL, MEMORY_ROUNDS, local, choice)
             value, bound = call()
             found.append((fastest_cpu({"semu": call}, seconds / 3)["semu"], 1 - bound / value, room))

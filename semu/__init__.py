@@ -15,38 +15,7 @@ Names are imported on first use, so that ``import semu`` costs nothing that is n
 their modules, in ``__init__.pyi``.
 """
 
+from semu.lazy import lazy_names
+
 __version__ = "0.1.0"
-
-_homes: dict[str, str] = {}  # name -> module that has it; empty until the stub was read
-
-
-def _read_stub() -> None:
-    """Fill ``_homes`` and ``__all__`` from the stub's ``from MODULE import NAME as NAME`` and ``__all__ = [...]``."""
-    import ast
-
-    homes: dict[str, str] = {}
-    for node in ast.parse(__spec__.loader.get_data(f"{__path__[0]}/__init__.pyi")).body:
-        if isinstance(node, ast.ImportFrom):
-            homes |= {alias.name: node.module for alias in node.names}
-        elif isinstance(node, ast.Assign):
-            globals()["__all__"] = ast.literal_eval(node.value)
-    _homes.update(homes)
-
-
-def __getattr__(name: str) -> object:
-    from importlib import import_module
-
-    if not _homes:
-        _read_stub()
-    if name == "__all__":
-        return globals()[name]
-    if name not in _homes:
-        raise AttributeError(f"module 'semu' has no attribute {name!r}")
-    home = _homes[name]
-    value = import_module(f"semu.{name}") if home == "semu" else getattr(import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__getattr__("__all__"))
+__getattr__, __dir__ = lazy_names(__name__)

@@ -184,12 +184,12 @@ def check_text(value: object, where: str) -> str:
 
 
 # -- fields of a configuration -----------------------------------------------------------------------------------------
-def check_sizes(config: Any, *names: str, zero: Collection[str] = ()) -> None:
+def check_sizes(config: Any, *names: str, zero: Collection[str] = (), where: str = "") -> None:
     """Sizes of a configuration must be integers >= 1, or None where the field's type allows it.
 
     Args:
         config: a dataclass. names: of its sizes; none: all fields of type ``int`` and ``int | None``.
-        zero: fields that may be 0.
+        zero: fields that may be 0. where: place of the configuration; empty: its class.
     Raises:
         ConfigError: one is not.
     """
@@ -198,7 +198,7 @@ def check_sizes(config: Any, *names: str, zero: Collection[str] = ()) -> None:
         is_size = item.name in names if names else item.type in (int, "int", "int | None")
         if is_size and not (item.type == "int | None" and value is None):
             least = 0 if item.name in zero else 1
-            check_integer(value, f"{type(config).__name__}.{item.name}", "a size", least=least)
+            check_integer(value, f"{where or type(config).__name__}.{item.name}", "a size", least=least)
 
 
 def nearest_divisor(total: int, near: int) -> int:
@@ -207,8 +207,8 @@ def nearest_divisor(total: int, near: int) -> int:
     return next((n for n in around if total % n == 0), 1)
 
 
-def check_divides(config: Any, whole: str, parts: str) -> None:
-    """Field ``whole`` must be a multiple of field ``parts``.
+def check_divides(config: Any, whole: str, parts: str, where: str = "") -> None:
+    """Field ``whole`` must be a multiple of field ``parts``; ``where`` as for ``check_sizes``.
 
     Raises:
         ConfigError: it is not; the nearest legal value is the nearest divisor of ``whole``.
@@ -217,7 +217,7 @@ def check_divides(config: Any, whole: str, parts: str) -> None:
     if total % count:
         raise ConfigError(
             f"{whole} = {total} does not divide into {parts} = {count}",
-            where=f"{type(config).__name__}.{parts}",
+            where=f"{where or type(config).__name__}.{parts}",
             expected=f"a divisor of {total}",
             got=count,
             nearest=nearest_divisor(total, count),

@@ -1,9 +1,12 @@
 """Units: inside semu everything is seconds, bytes and FLOP; people read GiB, ms and TFLOP.
 
-Objects: ``KIB, MIB, GIB``, ``TIME_STEP_S``, ``quantize_time``, ``format_bytes``, ``format_time``, ``format_count``.
+Objects: ``KIB, MIB, GIB``, ``TIME_STEP_S``, ``quantize_time``, ``format_bytes``, ``format_time``, ``format_count``,
+``align_columns``.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -44,3 +47,20 @@ def format_count(count: float) -> str:
         if abs(count) >= factor:
             return f"{count / factor:.2f} {suffix}"
     return f"{count:.0f}"
+
+
+def align_columns(rows: Sequence[Sequence[str]], right: Sequence[bool] | None = None) -> list[str]:
+    """Rows of cells as lines with two spaces between columns.
+
+    Args:
+        rows: equally many cells each, headings first. right: per column, whether it is aligned to the right;
+            None: none is.
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(row, widths, right or [False] * len(widths), strict=True)
+        ).rstrip()
+        for row in rows
+    ]

@@ -12,6 +12,7 @@ from semu_models.generation.mmdit_layers import MMDiTConfig
 from semu_models.generation.t2v import T2VConfig, make_t2v, t2v_l, t2v_s, t2v_xl
 from semu_models.generation.video_dit import VideoDiT, VideoDiTConfig, make_video_dit, movie_gen_30b, step_video_30b
 from semu_models.hf import HfModel, load_hf
+from semu_models.listing import parameter_table
 from semu_models.multimodal.gemma_vl import gemma3_vl_4b, gemma3_vl_12b, gemma3_vl_27b
 from semu_models.multimodal.intern_vl import internvl2_5_8b, internvl3_1b, internvl3_8b, internvl3_78b
 from semu_models.multimodal.llava import llava_1_5_7b, llava_1_5_13b
@@ -28,7 +29,7 @@ from semu_models.multimodal.qwen_vl import (
 )
 from semu_models.multimodal.vlm import VLMConfig, make_vlm, vlm_7b, vlm_l, vlm_m, vlm_s, vlm_xl
 from semu_models.multimodal.whisper import whisper_large_v3
-from semu_models.registry import MODELS, Family, ModelEntry, build, find_model, parameter_table
+from semu_models.registry import MODELS, Family, ModelEntry, build, find_model
 from semu_models.setups import SETUPS, Setup, find_setup
 from semu_models.text.bert import Bert, BertConfig, bert_base, bert_large, make_bert
 from semu_models.text.decoder import ConfiguredDecoder, Decoder, DecoderConfig, DecoderStyle, decoder_model

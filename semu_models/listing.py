@@ -1,4 +1,4 @@
-"""``list_models``: every shipped model with its counts; nothing is traced, so that a list is quick."""
+"""``list_models``: every shipped model with its counts, untraced; ``parameter_table``: the same for people."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from semu.nn import MixtureOfExperts, Module
+from semu.units import align_columns, format_count
 from semu_models.flop_per_token import flop_per_token
 from semu_models.registry import MODELS, ModelEntry
 
@@ -52,6 +53,20 @@ def list_models() -> Iterator[ListedModel]:
         idle = sum(idle_parameters(module.body) for module in model.modules)
         total = model.num_parameters()
         yield ListedModel(entry, total, total - idle, modules, flop_per_token(model, LENGTH))
+
+
+def parameter_table() -> str:
+    """All models, a line each: name, family, parameters counted and active, FLOP per token, nominal size, modules,
+    source; FLOP as ``flop_per_token`` counts them under semu's convention, at ``LENGTH`` tokens."""
+    rows = [("model", "family", "parameters", "", "active", "FLOP/token", "nominal", "modules", "source")]
+    for item in list_models():
+        parts = ", ".join(f"{name} {format_count(count)}" for name, count in item.modules.items())
+        active = "" if item.active_parameters == item.parameters else format_count(item.active_parameters)
+        flop = "-" if item.flop_per_token is None else f"{item.flop_per_token['semu'] / 1e9:,.2f} G"
+        nominal = f"{item.entry.nominal_parameters / 1e9:.3g} B"
+        counted = (f"{item.parameters:,}", format_count(item.parameters), active, flop, nominal)
+        rows.append((item.entry.name, item.entry.family.value, *counted, parts, item.entry.source))
+    return "\n".join(align_columns(rows, (False, False, True, True, True, True, True, False, False)))
 
 
 def idle_parameters(body: Module) -> int:

@@ -1,4 +1,4 @@
-"""``MODELS``: every shipped model by name; ``build``; ``parameter_table`` for people."""
+"""``MODELS``: every shipped model by name; ``build``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 from semu.checks import find_named
 from semu.nn import Model
-from semu.units import format_count
 from semu_models.generation.dit import dit_5b, dit_30b
 from semu_models.generation.mmdit import flux_12b, hunyuan_video_13b, sd3_8b
 from semu_models.generation.t2v import t2v_l, t2v_s, t2v_xl
@@ -293,24 +292,3 @@ def build(name: str, *, where: str | None = None) -> Model:
         ConfigError: an unknown name, with a 'did you mean'.
     """
     return find_model(name, where=where).builder()
-
-
-def parameter_table() -> str:
-    """All models, a line each: name, family, parameters counted and active, FLOP per token, nominal size, modules,
-    source; FLOP as ``flop_per_token`` counts them under semu's convention, at ``listing.LENGTH`` tokens."""
-    from semu_models.listing import list_models
-
-    rows = [("model", "family", "parameters", "", "active", "FLOP/token", "nominal", "modules", "source")]
-    for item in list_models():
-        parts = ", ".join(f"{name} {format_count(count)}" for name, count in item.modules.items())
-        active = "" if item.active_parameters == item.parameters else format_count(item.active_parameters)
-        flop = "-" if item.flop_per_token is None else f"{item.flop_per_token['semu'] / 1e9:,.2f} G"
-        nominal = f"{item.entry.nominal_parameters / 1e9:.3g} B"
-        counted = (f"{item.parameters:,}", format_count(item.parameters), active, flop, nominal)
-        rows.append((item.entry.name, item.entry.family.value, *counted, parts, item.entry.source))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    right = (False, False, True, True, True, True, True, False, False)
-    return "\n".join(
-        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
-        for row in rows
-    )

@@ -1,4 +1,4 @@
-"""Greedy: the job as it is cut, under a list scheduler that knows no pattern (``schedule.generators.greedy``)."""
+"""Greedy: the job as it is cut, under a list scheduler without a pattern (``schedule.generators.greedy``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from semu.job import TrainingJob
 
 
 def greedy(job: TrainingJob) -> Baseline:
-    """List scheduling by the job's own stage times, within the memory of 1F1B (interleaved: twice that).
+    """List scheduling by the stage times of the job, within the memory of 1F1B (interleaved: twice that).
 
     Args:
         job: what to train; nothing but its schedule changes.

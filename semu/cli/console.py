@@ -119,7 +119,7 @@ class Progress:
 
 
 def has_compiled_kernels() -> bool:
-    """Whether numba's on-disk cache holds semu's kernels; True where that cannot be told."""
+    """Whether numba's on-disk cache holds semu's kernels; True where the folder of the cache is unknown."""
     folder = os.environ.get("NUMBA_CACHE_DIR")
     package = Path(__file__).parents[1]
     if folder is None and not os.access(package, os.W_OK):

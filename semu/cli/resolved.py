@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from semu.cli.console import Progress, emit, emit_json
 
 if TYPE_CHECKING:
-    from semu.runfile.resolve import RunConfig
+    from semu.runfile.config import RunConfig
 
 
 def read_run(arguments: argparse.Namespace, progress: Progress) -> RunConfig:

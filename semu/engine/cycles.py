@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Set
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import GraphError
-
-if TYPE_CHECKING:
-    from semu.engine.unit_graph import Edges
 
 
 def find_cycle(source: NDArray[np.int32], target: NDArray[np.int32], done: NDArray[np.int32], n: int) -> list[int]:
@@ -61,25 +57,21 @@ def _way_back(after: dict[int, list[int]], root: int) -> list[int]:
 
 
 def cycle_error(
-    base: Edges,
-    new: Edges,
+    source: NDArray[np.int32],
+    target: NDArray[np.int32],
     done: NDArray[np.int32],
     n: int,
     name: Callable[[int], str],
-    marked: frozenset[tuple[int, int]] = frozenset(),
+    added: Set[tuple[int, int]],
     limit: int = 12,
 ) -> GraphError:
     """The error that prints the cycle; edges that were added are marked.
 
     Args:
-        base, new: the edges. done: units that could be dispatched. n: number of units. name: name of a unit.
-        marked: (source, target) of edges among ``base`` that were added too.
-        limit: longest cycle printed in full.
+        source, target: int32[k], edges. done: units that could be dispatched. n: number of units. name: name of a unit.
+        added: (source, target) of the edges to mark. limit: longest cycle printed in full.
     """
-    source = np.concatenate((base.source, new.source))
-    target = np.concatenate((base.target, new.target))
     cycle = find_cycle(source, target, done, n)
-    added = marked | set(zip(new.source.tolist(), new.target.tolist(), strict=True))
     pieces = []
     for position, unit in enumerate(cycle):
         following = cycle[(position + 1) % len(cycle)]

@@ -1,4 +1,4 @@
-"""``GraphTimeline``: what came out of a graph's simulation; units at once, operators and memory when somebody looks."""
+"""``GraphTimeline``: times, work and memory of a simulated graph; operators and memory are made on first use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.graph_memory import net_change, pool_curve, pool_peak
+from semu.engine.graph_memory import GraphMemory
 from semu.engine.unit_graph import UnitTimes
 from semu.errors import ConfigError, unknown_name
 from semu.graph.dim import DimTable
@@ -22,8 +22,8 @@ from semu.hardware.kinds import OpKind
 if TYPE_CHECKING:
     from semu.engine.checkpoint import Checkpoint
     from semu.engine.consolidate import Consolidated
+    from semu.engine.memory import MemoryCurve, PeakMemory
     from semu.engine.simulator import Simulation
-    from semu.engine.timeline import MemoryCurve, PeakMemory
 
 
 @dataclass(frozen=True)
@@ -233,14 +233,19 @@ class GraphTimeline:
             busy,
             self._sum(group.first, group.last or 0),
             peaks,
-            net_change(self, group.first, group.last or 0),
+            self._memory.net_change(group.first, group.last or 0),
         )
 
     # -- memory --------------------------------------------------------------------------------------------------
     @property
     def pools(self) -> tuple[str, ...]:
         """Names of the memory pools."""
-        return tuple(dict.fromkeys(storage.pool for storage in self.graph.storages))
+        return self._memory.pools
+
+    @cached_property
+    def _memory(self) -> GraphMemory:
+        of = self.simulation
+        return GraphMemory(self.alone.partition, *self._bounds, of.size_bytes, of.capacity_bytes)
 
     def memory_of(self, pool: str) -> MemoryCurve:
         """Allocated bytes of one pool over time.
@@ -250,10 +255,9 @@ class GraphTimeline:
         """
         if pool not in self.pools:
             raise unknown_name("memory pool", pool, self.pools)
-        known: dict[str, MemoryCurve] = self._curves
-        if pool not in known:
-            known[pool] = pool_curve(self, pool)
-        return known[pool]
+        if pool not in self._curves:
+            self._curves[pool] = self._memory.curve(pool)
+        return self._curves[pool]
 
     @cached_property
     def _curves(self) -> dict[str, MemoryCurve]:
@@ -273,11 +277,11 @@ class GraphTimeline:
     @property
     def peak(self) -> PeakMemory:
         """Highest allocation of the only pool."""
-        return pool_peak(self, self.pools[0], self.memory)
+        return self._memory.peak(self.pools[0], self.memory)
 
     def peak_of(self, pool: str) -> PeakMemory:
         """Highest allocation of a pool, the operator that reaches it, and what makes it up."""
-        return pool_peak(self, pool, self.memory_of(pool))
+        return self._memory.peak(pool, self.memory_of(pool))
 
     def to_text(self) -> str:
         """One line per operator: start, end [us], stream, path, kind, phase."""

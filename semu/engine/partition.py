@@ -24,7 +24,7 @@ class UnitShape:
 
     Attributes:
         preds: per operator, its predecessors inside. stream: per operator. num_streams: streams, compute first.
-        touches: per operator, the storages that it touches and nobody outside does. roles: of those storages.
+        touches: per operator, the storages that only operators of the unit touch. roles: of those storages.
         block: per operator, which run of one innermost subgraph it belongs to.
     """
 

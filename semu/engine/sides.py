@@ -58,7 +58,7 @@ class Sides:
     """Resolves sides against a partition.
 
     Args:
-        graph: the graph as the caller knows it. unrolled: its chains written out. partition: units of the latter.
+        graph: the caller's graph. unrolled: its chains written out. partition: units of the latter.
     """
 
     def __init__(self, graph: Graph, unrolled: Unrolled, partition: Partition) -> None:

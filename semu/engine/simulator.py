@@ -34,7 +34,7 @@ class Simulation:
     """A graph to be simulated.
 
     Args:
-        graph: operators in issue order; stages are atomic units, between units whoever can start first goes first.
+        graph: operators in issue order; stages are atomic units, between units the one that can start first goes first.
         profile: the device, e.g. ``Cluster("h100").profile``.
         shapes: value of each symbol, for a graph with symbolic sizes.
         groups: communicator of each link stream, for collectives.
@@ -106,7 +106,7 @@ class Simulation:
         return Checkpoint(self, self.alone, places, node_graph(self.alone, places))
 
     def checkpoint(self) -> Checkpoint:
-        """Every unit simulated alone and consolidated, no edges yet but the graph's own."""
+        """Every unit simulated alone and consolidated, with no edges but those of the graph."""
         self.check_unchanged()
         return self._state
 

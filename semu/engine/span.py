@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from semu.engine.timeline import OuterSlice, RankTimeline, StageOperators
+from semu.engine.rank_timeline import OuterSlice, RankTimeline, StageOperators
 from semu.errors import ConfigError, nearest_name
 from semu.graph.level import Level
 
@@ -129,7 +129,7 @@ class Span:
 
     @cached_property
     def peak_bytes(self) -> Mapping[int, int]:
-        """Rank -> highest allocation on it between start and end, whoever holds it, static memory included [bytes]."""
+        """Rank -> highest allocation on it between start and end, of the whole rank, static memory included [bytes]."""
         return {rank.rank: rank.memory.highest_within(self.start_s, self.end_s) for rank in self.ranks}
 
     @cached_property

@@ -9,43 +9,43 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TypeAlias
 
+from semu.engine.rank_timeline import OuterSlice, RankTimeline, StageOperators, StageSlice
 from semu.engine.span import Span, SpanCosts, pick
-from semu.engine.timeline import IterationTimeline, OuterSlice, RankTimeline, StageOperators, StageSlice
 from semu.graph.level import Level
 
 _Children: TypeAlias = Callable[[], tuple[Span, ...]]
 
 
-def find_span(timeline: IterationTimeline, path: str) -> Span:
+def find_span(root: Span, chunks: _Children, path: str) -> Span:
     """The span of a path: ``iteration``, or names of children joined by ``/``; below a layer, modules joined by dots.
 
+    Args:
+        root: the iteration. chunks: gives the spans of its chunks.
     Raises:
         ConfigError: nothing has this path.
     """
-    if path == timeline.root.path:
-        return timeline.root
+    if path == root.path:
+        return root
     first, *rest = path.split("/", maxsplit=3)
-    span = pick(timeline.chunks if first.startswith("chunk") else timeline.root.children(), first, "timeline")
+    span = pick(chunks() if first.startswith("chunk") else root.children(), first, "timeline")
     names = [*rest[:2], *rest[2].split(".")] if len(rest) == 3 else rest
     for name in names:
         span = span.child(name)
     return span
 
 
-def iteration_span(timeline: IterationTimeline) -> Span:
+def iteration_span(ranks: tuple[RankTimeline, ...], time_s: float) -> Span:
     """The whole iteration, from 0 to its end."""
 
     def children() -> tuple[Span, ...]:
-        spans = _microbatch_spans(timeline.ranks)
-        for rank in timeline.ranks:
+        spans = _microbatch_spans(ranks)
+        for rank in ranks:
             others = [piece for number, piece in enumerate(rank.outer) if number not in rank.carried]
             names = _unique(f"{piece.name} (rank {rank.rank})" for piece in others)
             spans += [_outer_span(rank, piece, name, name) for piece, name in zip(others, names, strict=True)]
         return tuple(sorted(spans, key=_start))
 
-    return _parent(
-        Level.ITERATION, "iteration", "iteration", (0.0, timeline.iteration_time_s), timeline.ranks, children
-    )
+    return _parent(Level.ITERATION, "iteration", "iteration", (0.0, time_s), ranks, children)
 
 
 def _microbatch_spans(ranks: Sequence[RankTimeline]) -> list[Span]:
@@ -73,10 +73,10 @@ def _microbatch_span(number: int, stages: Sequence[tuple[RankTimeline, int]]) ->
     return _parent(Level.MICROBATCH, path, path, _extent(slices), ranks, children)
 
 
-def chunk_spans(timeline: IterationTimeline) -> tuple[Span, ...]:
+def chunk_spans(ranks: Sequence[RankTimeline]) -> tuple[Span, ...]:
     """All stages of each chunk, from the first to the end of the last."""
     found: dict[int, tuple[RankTimeline, list[int]]] = {}
-    for rank in timeline.ranks:
+    for rank in ranks:
         for number, stage in enumerate(rank.stages):
             found.setdefault(stage.chunk, (rank, []))[1].append(number)
     return tuple(_chunk_span(chunk, *found[chunk]) for chunk in sorted(found))

@@ -54,7 +54,7 @@ class Edges:
 
     @classmethod
     def given(cls, pairs: object, num_units: int, num_variants: int = 1) -> Edges:
-        """``between`` for pairs that somebody else made: checked before a kernel sees them.
+        """``between`` for pairs from outside: checked before a kernel sees them.
 
         Raises:
             GraphError: not an integer table of two columns, or a number that is no unit's.
@@ -272,7 +272,7 @@ class UnitGraph:
             rank: int32[num_units], a permutation: which of two units that could start together goes first; default:
                 by number.
             marked: (source, target) of edges here that a printed cycle shows as added, beside the new ones.
-            forced: int32[num_units], what ``forced_order`` found for these edges; None: it is asked.
+            forced: int32[num_units], the ``forced_order`` of these edges; None: it is computed here.
         Raises:
             GraphError: the edges close a cycle; it is printed.
         """
@@ -314,7 +314,10 @@ class UnitGraph:
         order = np.empty(self.num_units, dtype=np.int32)
         done, is_forced = forced_order(self._streams, self._edges, added.columns, order)
         if done < self.num_units:
-            raise cycle_error(self.edges, added, order[:done], self.num_units, self.name, marked)
+            source = np.concatenate((self.edges.source, added.source))
+            target = np.concatenate((self.edges.target, added.target))
+            new = marked.union(zip(added.source.tolist(), added.target.tolist(), strict=True))
+            raise cycle_error(source, target, order[:done], self.num_units, self.name, new)
         return order if is_forced else None
 
     @property

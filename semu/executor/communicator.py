@@ -1,4 +1,4 @@
-"""``Communicator``: how ranks of a pipeline hand tensors to one another; the executor knows no more of the network.
+"""``Communicator``: how ranks of a pipeline hand tensors to one another; all that the executor needs of a network.
 
 Two are there: ``TorchCommunicator`` (processes, torch.distributed) and ``FakeCommunicator`` (threads of one process).
 """
@@ -78,7 +78,7 @@ class Communicator(Protocol):
         """
 
     def abort(self, reason: str) -> None:
-        """Say why this rank ends; what other ranks wait for fails as soon as it can be known."""
+        """Say why this rank ends; the waits of other ranks then fail, as soon as the news arrives."""
 
     def reason(self) -> str | None:
-        """What ``abort`` was told first on any rank, where that can be known."""
+        """The reason of the first ``abort`` on any rank, where the transport carries it."""

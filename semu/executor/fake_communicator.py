@@ -236,7 +236,7 @@ def _misfit(given: Operation | None, taken: Operation | None) -> str | None:
 
 
 def run_threads(world: FakeWorld, work: Callable[[FakeCommunicator], Any]) -> list[Any]:
-    """Run every rank of a world in a thread of its own.
+    """Run every rank of a world in a thread.
 
     Args:
         world: its ranks. work: what a rank does with its communicator.

@@ -97,7 +97,7 @@ def launch(
     Returns:
         What the processes returned, by world rank.
     Raises:
-        RankFailure: what the rank says that failed first, as far as can be told, and what the others say.
+        RankFailure: the error of the rank that failed first, as far as clocks agree, and those of the others.
     """
     limit = timedelta(seconds=timeout_s)
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=limit)

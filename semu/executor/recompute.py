@@ -48,7 +48,7 @@ class _Enough(Exception):
 
 
 class _Frame:
-    """One call: how to do it again, and who waits for its results."""
+    """One call: how to repeat it, and the tensors that wait for its results."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.function, self.arguments = function, arguments

@@ -79,7 +79,7 @@ class Runner:
         self._program: Any = None
         self._runs: dict[int, StageRun] = {}
         self._forwards: dict[Edge, Tensors] = {}
-        """What was made or has arrived, and nobody has taken yet."""
+        """Tensors that were made or have arrived, and were not taken yet."""
         self._backwards: dict[Edge, Tensors] = {}
         self._flying: dict[int, tuple[Handle, Tensors]] = {}
         """Launched operations, by message, with their tensors."""

@@ -1,4 +1,4 @@
-"""``StageShapes``: what a stage's outputs look like, known before they are made, so that receives start early.
+"""``StageShapes``: shapes of a stage's outputs before they are made, so that receives start early.
 
 Nothing is exchanged between ranks: shapes are the user's function, or every rank runs the chunks before its own on
 torch's meta device, where tensors have no numbers, once for every new combination of input shapes.
@@ -39,7 +39,7 @@ class StageShapes:
         """Shapes of what an edge carries forward.
 
         Raises:
-            ExecutorError: nobody knows them.
+            ExecutorError: neither a function nor layers give them.
         """
         shapes = self.of_stage(self._stages[edge.source])
         rows = self.rows(edge)
@@ -61,7 +61,7 @@ class StageShapes:
         """Shapes of a stage's outputs.
 
         Raises:
-            ExecutorError: nobody knows them.
+            ExecutorError: neither a function nor layers give them.
         """
         known = self._found.get(stage.pair)
         if known is None:

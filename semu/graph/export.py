@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from semu.graph.graph import Graph
+from semu.graph.nodes import GraphNodes
 from semu.graph.subgraph import Replication, Subgraph
 
 if TYPE_CHECKING:
     import networkx
 
 
-def to_text(graph: Graph) -> str:
+def to_text(graph: GraphNodes) -> str:
     """Readable form: one line per operator, indented by subgraph."""
     openings: dict[int, list[Subgraph]] = {}
     for group in graph.subgraphs:
@@ -47,20 +47,20 @@ def to_text(graph: Graph) -> str:
     return "\n".join(lines)
 
 
-def _depth(graph: Graph, group: Subgraph) -> int:
+def _depth(graph: GraphNodes, group: Subgraph) -> int:
     depth, parent = 0, group.parent
     while parent is not None:
         depth, parent = depth + 1, graph.subgraphs[parent].parent
     return depth
 
 
-def _tensor_text(graph: Graph, tensor: int) -> str:
+def _tensor_text(graph: GraphNodes, tensor: int) -> str:
     node = graph.tensors[tensor]
     shape = " x ".join(str(dim) for dim in node.shape) or "scalar"
     return f"{node.name or f't{tensor}'}:{node.dtype.value}[{shape}]"
 
 
-def to_networkx(graph: Graph) -> networkx.DiGraph:
+def to_networkx(graph: GraphNodes) -> networkx.DiGraph:
     """Operators and tensors as a ``networkx.DiGraph``: nodes ``("operator", i)`` and ``("tensor", j)``.
 
     Edges: tensor -> operator that reads it, operator -> tensor that it writes, operator -> operator where the

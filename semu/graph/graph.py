@@ -17,8 +17,10 @@ import numpy as np
 from semu.errors import GraphError
 from semu.graph.costs import check_costs
 from semu.graph.dim import Dim, product
+from semu.graph.export import to_networkx, to_text
 from semu.graph.lint import check_graph
 from semu.graph.nesting import check_closing, check_feed, check_opening
+from semu.graph.nodes import GraphNodes
 from semu.graph.operator import Operator, Phase
 from semu.graph.subgraph import Level, Replication, Subgraph
 from semu.graph.tensor import Role, Storage, TensorNode
@@ -32,22 +34,11 @@ HBM = "hbm"
 """Name of a GPU's memory pool."""
 
 
-class Graph:
-    """Append-only builder and container of operators, tensors, storages and subgraphs.
-
-    Attributes:
-        operators, tensors, storages, subgraphs: nodes by index, in order of creation.
-        inputs: tensors that exist before the first operator.
-        outputs: tensors that must survive the last operator.
-    """
+class Graph(GraphNodes):
+    """Append-only builder and container of operators, tensors, storages and subgraphs."""
 
     def __init__(self) -> None:
-        self.operators: list[Operator] = []
-        self.tensors: list[TensorNode] = []
-        self.storages: list[Storage] = []
-        self.subgraphs: list[Subgraph] = []
-        self.inputs: list[int] = []
-        self.outputs: list[int] = []
+        super().__init__()
         self._writer: dict[int, int] = {}
         self._open: list[int] = []
         self._feeds: dict[int, list[tuple[int, int]]] = {}
@@ -63,7 +54,7 @@ class Graph:
         name: str = "",
         pool: str = HBM,
     ) -> int:
-        """Add a tensor with a storage of its own; returns its index. ``shape`` is local to one rank."""
+        """Add a tensor and its storage; returns the tensor's index. ``shape`` is local to one rank."""
         self._check_shape(shape, name)
         storage = Storage(len(self.storages), name, product(shape) * dtype.size_bytes, role, pool)
         self.storages.append(storage)
@@ -142,6 +133,28 @@ class Graph:
         for tensor in writes:
             self._writer[self.tensors[tensor].storage] = index
         return index
+
+    def add_copy(
+        self, operator: Operator, stream: Stream, inputs: Iterable[int], outputs: Iterable[int], after: Iterable[int]
+    ) -> int:
+        """Append an operator like one of another graph, with streams, tensors and predecessors of this one."""
+        return self.add_operator(
+            operator.kind,
+            stream,
+            inputs=inputs,
+            outputs=outputs,
+            flop=operator.flop,
+            mem_bytes=operator.mem_bytes,
+            net_bytes=operator.net_bytes,
+            dtype=operator.dtype,
+            key=operator.key,
+            path=operator.path,
+            phase=operator.phase,
+            after=after,
+            recomputed_flop=operator.recomputed_flop,
+            causal_flop=operator.causal_flop,
+            copies=operator.copies,
+        )
 
     def mark_output(self, tensor: int) -> None:
         """Keep a tensor alive beyond the last operator: of a chain the last copy's, of peers every copy's."""
@@ -250,10 +263,6 @@ class Graph:
                 raise GraphError("negative size", where=where, expected=">= 0", got=dim, nearest=0)
 
     # -- reading -------------------------------------------------------------------------------------------------
-    def streams(self) -> list[Stream]:
-        """The streams in use, in order of first use."""
-        return list(dict.fromkeys(operator.stream for operator in self.operators))
-
     def lint(self) -> None:
         """Check the invariants that building keeps; for tests and for graphs made by other tools.
 
@@ -265,12 +274,8 @@ class Graph:
 
     def to_text(self) -> str:
         """Readable form: one line per operator, indented by subgraph."""
-        from semu.graph.export import to_text
-
         return to_text(self)
 
     def to_networkx(self) -> networkx.DiGraph:
         """Operators and tensors as a ``networkx.DiGraph``: see ``semu.graph.export.to_networkx``."""
-        from semu.graph.export import to_networkx
-
         return to_networkx(self)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from semu.errors import GraphError
 from semu.graph.costs import check_costs
-
-if TYPE_CHECKING:
-    from semu.graph.graph import Graph
-    from semu.graph.operator import Operator
+from semu.graph.nodes import GraphNodes
+from semu.graph.operator import Operator
 
 
-def check_graph(graph: Graph) -> None:
+def check_graph(graph: GraphNodes) -> None:
     """Check references, dependencies, lifetimes and nesting.
 
     Raises:
@@ -33,7 +29,7 @@ def check_graph(graph: Graph) -> None:
     _check_peers(graph)
 
 
-def _check_operator(graph: Graph, operator: Operator, written: set[int]) -> None:
+def _check_operator(graph: GraphNodes, operator: Operator, written: set[int]) -> None:
     where = operator.path or f"operator {operator.index}"
     check_costs(operator.stream, operator.flop, operator.mem_bytes, operator.net_bytes, where)
     if any(not 0 <= before < operator.index for before in operator.after):
@@ -50,7 +46,7 @@ def _check_operator(graph: Graph, operator: Operator, written: set[int]) -> None
             raise GraphError(f"{name} is read before it is written", where=where)
 
 
-def _check_nesting(graph: Graph) -> None:
+def _check_nesting(graph: GraphNodes) -> None:
     for group in graph.subgraphs:
         if group.last is None:
             raise GraphError("subgraph still open", where=group.path)
@@ -68,7 +64,7 @@ def _check_nesting(graph: Graph) -> None:
         around.append((last, path))
 
 
-def _check_peers(graph: Graph) -> None:
+def _check_peers(graph: GraphNodes) -> None:
     """All operators of a rank must have as many peers: a GPU is there once or n times."""
     known: dict[int, tuple[tuple[int, ...], str]] = {}
     replicated = [group for group in graph.subgraphs if group.has_peers]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from semu.checks import is_integer
 from semu.errors import GraphError
 from semu.graph.level import Level
+from semu.graph.nodes import GraphNodes
 from semu.graph.structure import describe_difference, structure_of
 from semu.graph.subgraph import Replication, Subgraph
-
-if TYPE_CHECKING:
-    from semu.graph.graph import Graph
 
 
 def check_opening(subgraph: Subgraph, around: Sequence[Subgraph], subgraphs: Sequence[Subgraph]) -> None:
@@ -80,7 +77,9 @@ def _check_mirror(subgraph: Subgraph, subgraphs: Sequence[Subgraph]) -> None:
         )
 
 
-def check_feed(graph: Graph, chain: Subgraph | None, output: int, feeds: Sequence[tuple[int, int]], given: int) -> None:
+def check_feed(
+    graph: GraphNodes, chain: Subgraph | None, output: int, feeds: Sequence[tuple[int, int]], given: int
+) -> None:
     """Check that ``output`` of a chain's copy can take the place of ``given`` in the next one.
 
     Raises:
@@ -109,7 +108,7 @@ def check_feed(graph: Graph, chain: Subgraph | None, output: int, feeds: Sequenc
         raise GraphError("an input is fed twice", where=where, expected="one output per input", got=b.name or given)
 
 
-def check_closing(graph: Graph, subgraph: Subgraph, keys: dict[str, int]) -> None:
+def check_closing(graph: GraphNodes, subgraph: Subgraph, keys: dict[str, int]) -> None:
     """Check a closed subgraph: levels around stages, and that its key names one structure.
 
     Args:

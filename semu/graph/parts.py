@@ -75,22 +75,12 @@ def include(
     def write(index: int) -> None:
         operator = part.operators[index]
         device = operator.stream.device
-        made[index] = graph.add_operator(
-            operator.kind,
+        made[index] = graph.add_copy(
+            operator,
             Stream(device if rank is None else replace(device, rank=rank), operator.stream.name),
-            inputs=[tensor(t) for t in operator.inputs],
-            outputs=[tensor(t) for t in operator.outputs],
-            flop=operator.flop,
-            mem_bytes=operator.mem_bytes,
-            net_bytes=operator.net_bytes,
-            dtype=operator.dtype,
-            key=operator.key,
-            path=operator.path,
-            phase=operator.phase,
-            after=[made[before] for before in operator.after if before in made],
-            recomputed_flop=operator.recomputed_flop,
-            causal_flop=operator.causal_flop,
-            copies=operator.copies,
+            [tensor(t) for t in operator.inputs],
+            [tensor(t) for t in operator.outputs],
+            [made[before] for before in operator.after if before in made],
         )
 
     _Regions(graph, part, tensor, write).write(None, chosen)

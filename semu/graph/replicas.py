@@ -130,22 +130,12 @@ class _Writer:
         device = operator.stream.device
         moved = replace(device, rank=device.rank + self._peer(copies) * self.num_ranks)
         own = tuple(copies[g.index] for g in self.operator_owners[index])
-        self.operators[index, own] = self.new.add_operator(
-            operator.kind,
+        self.operators[index, own] = self.new.add_copy(
+            operator,
             Stream(moved, operator.stream.name),
-            inputs=[instances[0] for instances in read],
-            outputs=outputs,
-            flop=operator.flop,
-            mem_bytes=operator.mem_bytes,
-            net_bytes=operator.net_bytes,
-            dtype=operator.dtype,
-            key=operator.key,
-            path=operator.path,
-            phase=operator.phase,
-            after=[*waits, *(before for before in made if before is not None)],
-            recomputed_flop=operator.recomputed_flop,
-            causal_flop=operator.causal_flop,
-            copies=operator.copies,
+            [instances[0] for instances in read],
+            outputs,
+            [*waits, *(before for before in made if before is not None)],
         )
 
     def _waits(self, before: int, copies: _Copies) -> list[int]:

@@ -6,16 +6,15 @@ same use of storages and the same replicas inside; sizes and costs may differ, t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from semu.graph.graph import Graph
-    from semu.graph.subgraph import Subgraph
+from semu.graph.nodes import GraphNodes
+from semu.graph.subgraph import Subgraph
 
 Structure: TypeAlias = tuple[tuple[object, ...], ...]
 
 
-def structure_of(graph: Graph, subgraph: Subgraph) -> Structure:
+def structure_of(graph: GraphNodes, subgraph: Subgraph) -> Structure:
     """A hashable value, equal for subgraphs of equal structure; names, ranks, positions and sizes do not enter.
 
     One row per operator, then one per subgraph inside. Where its inputs come from does not enter either.
@@ -50,12 +49,12 @@ def structure_of(graph: Graph, subgraph: Subgraph) -> Structure:
     return tuple(rows)
 
 
-def _use(graph: Graph, storages: dict[int, int], tensor: int) -> tuple[object, ...]:
+def _use(graph: GraphNodes, storages: dict[int, int], tensor: int) -> tuple[object, ...]:
     storage = graph.storages[graph.tensors[tensor].storage]
     return (storages.setdefault(storage.index, len(storages)), storage.role, graph.tensors[tensor].dtype)
 
 
-def describe_difference(graph: Graph, one: Subgraph, other: Subgraph) -> str:
+def describe_difference(graph: GraphNodes, one: Subgraph, other: Subgraph) -> str:
     """Where two structures first differ, for people."""
     a, b = structure_of(graph, one), structure_of(graph, other)
     num_a, num_b = (one.last or 0) - one.first, (other.last or 0) - other.first

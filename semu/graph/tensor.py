@@ -31,7 +31,7 @@ class Storage:
 
     Attributes:
         index: position in the graph.
-        path: who made it.
+        path: the module that made it.
         size_bytes: local size on one rank.
         role: what it is for.
         pool: name of the memory pool, e.g. ``hbm``.

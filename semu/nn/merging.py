@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Rounding(Enum):
-    """What becomes of the last tokens where a group is not full: refused, a token of their own, dropped."""
+    """What becomes of the last tokens where a group is not full: an error, one more token, or nothing."""
 
     EXACT = "exact"
     UP = "up"

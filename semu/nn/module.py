@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Parameter:
-    """A trainable array, known by its shape only.
+    """A trainable array: a shape, no values.
 
     Args:
         shape: global shape, positive integers.

@@ -110,7 +110,7 @@ class ParallelSizes:
         except that axes not named become 1 (etp stays).
 
         Raises:
-            ConfigError: a part that is not a known name and a size.
+            ConfigError: a part that is not the name of an axis and a size.
         """
         given: dict[str, int] = {}
         for part in text.split("-"):
@@ -146,9 +146,9 @@ AXES = tuple(item.name for item in _ROWS)
 COUNTS = tuple(item.name for item in _ROWS if item.default is not None)
 """Axes that always have a size."""
 MESH = ("tp", "cp", "dp", "pp")
-"""Axes with GPUs of their own, in Megatron-LM's order of ranks (``tp-cp-dp-pp``): ranks of the first are neighbours."""
+"""Axes that multiply the number of GPUs, in Megatron-LM's order (``tp-cp-dp-pp``): neighbours differ in the first."""
 GPU_AXES = tuple(name for name in AXES if name in MESH)
-"""Axes with GPUs of their own, in the order of texts."""
+"""Axes that multiply the number of GPUs, in the order of texts."""
 DATA = tuple(name for name in MESH if name in axes_of(Shards.SAMPLES, Shards.SEQUENCE))
 """Axes of ``MESH`` over which gradients are reduced; they are neighbours in it."""
 REPLICATING = tuple(name for name in DATA if name in axes_of(Shards.SAMPLES))

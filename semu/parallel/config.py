@@ -175,7 +175,7 @@ class Parallel(ParallelSizes):
         object.__setattr__(self, "layout", layout)
 
     def _set_modules(self) -> None:
-        """Every module's own sizes fit into the job's."""
+        """The sizes of every module fit into those of the job."""
         if not isinstance(self.modules, Mapping):
             raise ConfigError(
                 "not a table of modules", where="parallel.modules", expected="module -> sizes", got=repr(self.modules)
@@ -186,7 +186,7 @@ class Parallel(ParallelSizes):
         object.__setattr__(self, "modules", modules)
 
     def of_module(self, name: str) -> Self:
-        """The parallelism of one modality module: on the same GPUs and pipeline ranks, in its own sizes."""
+        """The parallelism of one modality module: on the same GPUs and pipeline ranks, with the module's sizes."""
         own = self.modules.get(name)
         if own is None:
             return self if not self.modules else replace(self, modules={})

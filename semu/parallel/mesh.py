@@ -182,7 +182,7 @@ class Mesh:
         return self._groups[key]
 
     def _shared(self, name: str, first: int, step: int, count: int) -> CommGroup:
-        """As ``_place``; meshes on clusters with equal nodes share what was found."""
+        """As ``_place``; meshes on clusters with equal nodes share the result."""
         cluster = self.cluster
         gpus = range(first, first + step * count, step)
         if gpus[0] < 0 or gpus[-1] < 0 or max(gpus[0], gpus[-1]) >= cluster.num_gpus:

@@ -1,4 +1,4 @@
-"""Modality modules over pipeline ranks: mixed, separated into segments of their own, or on ranks of their own.
+"""Modality modules over pipeline ranks: mixed, in separate segments, or on separate ranks.
 
 A pipeline segment is one stage on every pipeline rank, one behind the other (DIP §3.1). Mixed, all modules' blocks are
 one row that is cut into pp x vpp groups wherever the balance wants it, so that a segment holds several modules (DIP
@@ -104,7 +104,7 @@ def place_modules(
 def check_places(
     kind: str, names: Sequence[str], blocks_per_module: Sequence[int], pp: int, vpp: int, shares: Mapping[str, int]
 ) -> tuple[int, int, list[int]]:
-    """Whether modules have room, each on its own.
+    """Whether every module has room by itself.
 
     Args:
         as ``place_modules``, where modules are not mixed.

@@ -37,7 +37,7 @@ class _Chain:
     size: int
 
     def cut(self, counts: Sequence[int], where: str) -> list[int]:
-        """Where stages with so many layers end, in blocks.
+        """Where stages end that have the given numbers of layers, in blocks.
 
         Raises:
             ConfigError: other layers in all than there are, a stage with nothing in it.
@@ -76,7 +76,7 @@ def stage_boundaries(model: Model, layout: PipelineLayout, pp: int, vpp: int) ->
     """Cut a model as a layout says.
 
     Args:
-        model: its modality modules' blocks, in order, are what is cut. layout: as told; an empty one: evenly by layers.
+        model: its modality modules' blocks, in order, are what is cut. layout: empty: evenly by layers.
         pp, vpp: pipeline ranks, virtual stages per rank.
     Returns:
         pp x vpp + 1 boundaries among the blocks of all modules, as ``semu.parallel.partition``.
@@ -209,7 +209,7 @@ def _uneven(layers: int, layout: PipelineLayout, pp: int, vpp: int, step: int) -
 
 
 def _by_module(chains: Sequence[_Chain], layout: PipelineLayout, num_stages: int) -> list[int]:
-    """Boundaries where every module has a list of its own."""
+    """Boundaries where every module has a list."""
     told = layout.modules or {}
     names = [chain.name for chain in chains]
     for name in told:

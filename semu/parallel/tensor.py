@@ -30,7 +30,7 @@ MEGATRON_STYLES: Mapping[type[Module], Mapping[str, ShardingStyle]] = {
 
 
 def megatron_plan(model: Model, parallel: Parallel) -> ShardingPlan:
-    """The sharding plan of a model: known blocks as Megatron splits them, then the job's own patterns.
+    """The sharding plan of a model: building blocks as Megatron splits them, then the patterns of the job.
 
     A pattern of ``parallel.plan`` wins over the table; what neither names is replicated.
 

@@ -56,9 +56,9 @@ def compile_plan(
     sends wait for their receives or not, unless receives had to be put off (``semu.plan.put_off``).
 
     Args:
-        source: a job; a prepared one; or what a search found, which brings its schedule.
-        schedule: an order, a plan, a generator's name; None: the job's own.
-        estimate: of this schedule, where it is known; None: it is simulated.
+        source: a job; a prepared job; or the report of a search, which holds a schedule.
+        schedule: an order, a plan, a generator's name; None: that of the job.
+        estimate: report of this schedule; None: the schedule is simulated.
         memory_limit_bytes: of every rank; None: what the search had, or the device's memory.
         receives_ahead: receive buffers that a rank takes before a stage during which their messages begin, at most, and
             no more than it has memory for; the senders of others wait for the end of the stage.
@@ -83,7 +83,7 @@ def compile_plan(
 def _prepared(
     source: TrainingJob | JobCheckpoint | SearchReport, schedule: Schedule | StagePlan | str | None
 ) -> tuple[JobCheckpoint, Schedule | str | None, Report | None, int | None]:
-    """The job under its plan, the order, what is known of it, and the memory of a rank."""
+    """The job under its plan, the order, its report, and the memory of a rank."""
     plan = schedule if isinstance(schedule, StagePlan) else None
     order = schedule if not isinstance(schedule, StagePlan) else None
     if isinstance(source, JobCheckpoint):

@@ -1,4 +1,4 @@
-"""Execution plans as JSON: decisions, and the estimates in a block of their own.
+"""Execution plans as JSON: decisions, and the estimates in a separate block.
 
     {"format": "semu plan 1", "name": "search", "model_hash": "...", "num_ranks": 4, ...,
      "chunks": [{"module": "vit", "rank": 0, "layers": [0, 6], "has_backward": true, "variants": [["full", ...]]}, ...],
@@ -18,22 +18,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from semu.checks import check_word
 from semu.errors import ConfigError, ScheduleError
 from semu.plan.action import KINDS, ActionKind
-from semu.plan.plan import (
-    ExecutionPlan,
-    PlanChunk,
-    PlanEstimates,
-    PlanMemory,
-    PlanMessages,
-    PlanPairs,
-    RankActions,
-)
+from semu.plan.plan_data import PlanData
+from semu.plan.tables import PlanChunk, PlanEstimates, PlanMemory, PlanMessages, PlanPairs, RankActions
+
+_Plan = TypeVar("_Plan", bound=PlanData)
 
 FORMAT = "semu plan 1"
 VERSION = 1
@@ -51,11 +46,11 @@ _LETTERS: Mapping[ActionKind, str] = {
 _CODE = {letters: kind.code for kind, letters in _LETTERS.items()}
 _ACTION = re.compile(r"(F|B|I|W|ws|wr|s|r)(0|[1-9]\d{0,8})(?:@(0|[1-9]\d{0,8}))?")
 _CHUNK = ("module", "rank", "layers", "has_backward", "variants", "flow", "sources")
-_PLAN = ("format", *(item.name for item in fields(ExecutionPlan)))
+_PLAN = ("format", *(item.name for item in fields(PlanData)))
 _NEEDED = tuple(key for key in _PLAN if key not in ("problem", "estimates", "limit_bytes"))
 
 
-def plan_json(plan: ExecutionPlan) -> str:
+def plan_json(plan: PlanData) -> str:
     """The file of a plan."""
     table: dict[str, Any] = {
         "format": FORMAT,
@@ -126,17 +121,17 @@ def action_words(own: RankActions) -> str:
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
-def read_plan(path: str | os.PathLike[str]) -> ExecutionPlan:
+def read_plan(kind: type[_Plan], path: str | os.PathLike[str]) -> _Plan:
     """See ``ExecutionPlan.read``."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not a text file"
         raise ConfigError(f"cannot read the plan: {reason}", where=str(path), expected="a plan.json") from error
-    return plan_of_json(text, Path(path).name)
+    return plan_of_json(kind, text, Path(path).name)
 
 
-def plan_of_json(text: str, name: str) -> ExecutionPlan:
+def plan_of_json(kind: type[_Plan], text: str, name: str) -> _Plan:
     """See ``ExecutionPlan.from_json``."""
     try:
         table: Any = json.loads(text, parse_constant=_refuse_constant)
@@ -145,7 +140,7 @@ def plan_of_json(text: str, name: str) -> ExecutionPlan:
     _check_format(table, name)
     _check_keys(table, _PLAN, _NEEDED, name)
     try:
-        return _read(table)
+        return _read(kind, table)
     except ScheduleError as error:  # ``plan.pairs.chunk[3]``: in which file
         error.where = f"{name}: {error.where}" if error.where else name
         raise
@@ -181,7 +176,7 @@ def _check_keys(table: object, legal: Sequence[str], needed: Sequence[str], wher
         raise ScheduleError("a key is missing", where=where, expected=", ".join(missing), got=", ".join(table))
 
 
-def _read(table: Mapping[str, Any]) -> ExecutionPlan:
+def _read(kind: type[_Plan], table: Mapping[str, Any]) -> _Plan:
     problem = table.get("problem")
     if problem is not None and not isinstance(problem, dict):
         raise ScheduleError("not a table", where="plan.problem", expected="a table", got=type(problem).__name__)
@@ -191,7 +186,7 @@ def _read(table: Mapping[str, Any]) -> ExecutionPlan:
             raise ScheduleError("not a list", where=f"plan.{key}", expected="a list", got=type(rows).__name__)
     limits: Any = table.get("limit_bytes", [0] * len(lines))
     estimates = table.get("estimates")
-    return ExecutionPlan(
+    return kind(
         name=table["name"],
         model_hash=table["model_hash"],
         num_ranks=table["num_ranks"],

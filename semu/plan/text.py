@@ -15,8 +15,8 @@ import numpy as np
 
 from semu.errors import ConfigError
 from semu.plan.action import KINDS, ActionKind
-from semu.plan.plan import ExecutionPlan
-from semu.units import GIB, MIB
+from semu.plan.plan_data import PlanData
+from semu.units import GIB, MIB, align_columns
 
 _LETTER = {
     ActionKind.FORWARD_STAGE: "F",
@@ -27,7 +27,7 @@ _LETTER = {
 _HEADS = ("at", "action", "what", "peer", "MiB", "batch", "start [s]", "end [s]")
 
 
-def stage_words(plan: ExecutionPlan) -> list[str]:
+def stage_words(plan: PlanData) -> list[str]:
     """Chunk, and number of its (sub-)microbatch, of every pair, as a schedule has them: ``2{}0`` for ``2F0``."""
     pairs = plan.pairs
     split: dict[tuple[str, int], int] = {}
@@ -41,7 +41,7 @@ def stage_words(plan: ExecutionPlan) -> list[str]:
     ]
 
 
-def message_words(plan: ExecutionPlan) -> list[str]:
+def message_words(plan: PlanData) -> list[str]:
     """``0F0 -> 1F0`` of every message; a gradient goes from backward to backward, from I where that is split."""
     words = stage_words(plan)
     split = {
@@ -58,7 +58,7 @@ def message_words(plan: ExecutionPlan) -> list[str]:
     return [f"{name(source)} -> {name(target)}" for source, target in zip(*columns, strict=True)]
 
 
-def plan_summary(plan: ExecutionPlan) -> str:
+def plan_summary(plan: PlanData) -> str:
     """What there is, in some lines."""
     messages, estimates = plan.messages, plan.estimates
     total = int(messages.num_bytes.sum()) / GIB / plan.num_replicas
@@ -81,7 +81,7 @@ def plan_summary(plan: ExecutionPlan) -> str:
     return "\n".join(lines)
 
 
-def _batching(plan: ExecutionPlan) -> str:
+def _batching(plan: PlanData) -> str:
     sizes: Counter[tuple[int, int]] = Counter()
     alone = 0
     for rank, own in enumerate(plan.actions):
@@ -96,7 +96,7 @@ def _s(count: int) -> str:
     return "" if count == 1 else "s"
 
 
-def plan_text(plan: ExecutionPlan, rank: int | None = None) -> str:
+def plan_text(plan: PlanData, rank: int | None = None) -> str:
     """The summary, the chunks, and a table of actions.
 
     Args:
@@ -112,7 +112,7 @@ def plan_text(plan: ExecutionPlan, rank: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def check_rank(plan: ExecutionPlan, rank: int | None) -> None:
+def check_rank(plan: PlanData, rank: int | None) -> None:
     """Refuse a rank that a plan does not have; None: none is asked for.
 
     Raises:
@@ -127,7 +127,7 @@ def strategy_words(words: tuple[str, ...]) -> str:
     return ", ".join(f"{word} x {count}" for word, count in Counter(words).items()) or "no layers"
 
 
-def _chunk_lines(plan: ExecutionPlan) -> list[str]:
+def _chunk_lines(plan: PlanData) -> list[str]:
     lines = []
     for number, chunk in enumerate(plan.chunks):
         last = chunk.first_layer + chunk.num_layers - 1
@@ -139,7 +139,7 @@ def _chunk_lines(plan: ExecutionPlan) -> list[str]:
     return lines
 
 
-def _rank_lines(plan: ExecutionPlan, rank: int, words: list[str], messages: list[str]) -> list[str]:
+def _rank_lines(plan: PlanData, rank: int, words: list[str], messages: list[str]) -> list[str]:
     own, its = plan.actions[rank], plan.messages
     size = its.num_bytes.max(axis=0, initial=0).tolist()
     ends = its.source_rank.tolist(), its.target_rank.tolist()
@@ -165,14 +165,14 @@ def _rank_lines(plan: ExecutionPlan, rank: int, words: list[str], messages: list
     return [_rank_head(plan, rank), *_table(rows)]
 
 
-def _stage_cells(plan: ExecutionPlan, kind: ActionKind, pair: int, words: list[str]) -> tuple[str, ...]:
+def _stage_cells(plan: PlanData, kind: ActionKind, pair: int, words: list[str]) -> tuple[str, ...]:
     chunk = plan.chunks[int(plan.pairs.chunk[pair])]
     variant = chunk.variants[int(plan.pairs.variant[pair])]
     what = words[pair].format(_LETTER[kind])
     return kind.value, f"{what} {strategy_words(variant)}", "", "", ""
 
 
-def _rank_head(plan: ExecutionPlan, rank: int) -> str:
+def _rank_head(plan: PlanData, rank: int) -> str:
     counts = np.bincount(plan.actions[rank].kind, minlength=len(KINDS))
     stages = int(counts[: ActionKind.WEIGHT_BACKWARD_STAGE.code + 1].sum())
     sent, received = int(counts[ActionKind.ISEND.code]), int(counts[ActionKind.IRECV.code])
@@ -180,13 +180,5 @@ def _rank_head(plan: ExecutionPlan, rank: int) -> str:
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     left = ("action", "what", "peer")
-    aligned = [
-        "  ".join(
-            cell.ljust(width) if head in left else cell.rjust(width)
-            for cell, width, head in zip(row, widths, rows[0], strict=True)
-        ).rstrip()
-        for row in rows
-    ]
-    return [f"  {line}" for line in aligned]
+    return [f"  {line}" for line in align_columns(rows, [head not in left for head in rows[0]])]

@@ -73,24 +73,17 @@ class SimulatedStages:
     @cached_property
     def transfers(self) -> I64:
         """int64[num_messages], units of the transfers."""
-        every = np.arange(self.units.num_units).reshape(self.units.repeats, self.units.size)
-        found: I64 = every[:, self.units.num_stages :].ravel()
-        return found
+        return self.units.repeated(self.units.transfers)
 
     @cached_property
     def producer(self) -> I64:
         """int64[num_messages], the stage unit that makes what each transfer moves."""
-        return self._end_of_transfers(self.units.producer)
+        return self.units.repeated(self.units.producer)
 
     @cached_property
     def consumer(self) -> I64:
         """int64[num_messages], the stage unit that takes it."""
-        return self._end_of_transfers(self.units.consumer)
-
-    def _end_of_transfers(self, position: I32) -> I64:
-        shift = self.units.size * np.arange(self.units.repeats, dtype=np.int64)[:, None]
-        found: I64 = (position[None, :] + shift).ravel()
-        return found
+        return self.units.repeated(self.units.consumer)
 
     @cached_property
     def rank(self) -> I32:

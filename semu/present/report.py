@@ -1,305 +1,39 @@
-"""``Report``: what a simulation found, for people (``repr``), for programs (``to_json``) and on disk (``save``)."""
+"""``Report``: the results of a simulation for people (``repr``), for programs (``to_json``) and on disk (``save``)."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from semu.engine.timeline import IterationTimeline
 from semu.files import make_folder, write_file
-from semu.present.uncertainty import Uncertainty, coverage
-
-SCHEMA_VERSION = 1
-"""Version of ``result.json``; raised when a key changes its meaning."""
-
-
-@dataclass(frozen=True)
-class TopOperator:
-    """Operators of one kind and phase, summed over the ranks of the slowest replica.
-
-    Attributes:
-        path: module path without layer numbers. kind, phase: as in the graph.
-        time_s: total over all ranks and microbatches [s]. share: of all stage time. calls: how often.
-        bound: ``compute``, ``memory``, ``network`` or ``fixed``, whichever term is longest.
-        provenance, source: of the coefficients.
-    """
-
-    path: str
-    kind: str
-    phase: str
-    time_s: float
-    share: float
-    calls: int
-    bound: str
-    provenance: str
-    source: str
-
-
-@dataclass(frozen=True)
-class RankMemoryRow:
-    """Memory of one pipeline rank [bytes].
-
-    Attributes:
-        rank: pipeline rank. chunks: what it holds, for people. parameters: local elements.
-        static_bytes: parameters, gradients, optimizer state. peak_bytes: highest allocation over all replicas.
-        peak_stage, peak_operator: where the peak is.
-        activation_bytes: most that the layers have saved for their backward passes at once; blocks that start from
-            data or end in a loss, and what kernels need for a moment, are left out (2205.05198 counts so).
-        layer_parameters: local elements of those layers.
-    """
-
-    rank: int
-    chunks: str
-    parameters: int
-    static_bytes: int
-    peak_bytes: int
-    peak_stage: str
-    peak_operator: str
-    activation_bytes: int = 0
-    layer_parameters: int = 0
-
-
-@dataclass(frozen=True)
-class IterationSamples:
-    """Iterations drawn with random stage latencies.
-
-    Attributes:
-        count: how many. jitter: relative standard deviation of each stage's latency. seed: of the draws.
-        p50_s, p95_s: the smallest drawn iteration time that at least half, 95 %, of the samples do not exceed [s].
-    """
-
-    count: int
-    jitter: float
-    seed: int
-    p50_s: float
-    p95_s: float
-
-    @classmethod
-    def of(cls, times: NDArray[np.float64], jitter: float, seed: int) -> IterationSamples:
-        """Quantiles of drawn iteration times: float64[count] [s]."""
-        p50, p95 = (float(value) for value in np.quantile(times, (0.5, 0.95), method="inverted_cdf"))
-        return cls(len(times), jitter, seed, p50, p95)
-
-    def to_json(self) -> dict[str, object]:
-        """As ``samples`` of ``simulate --json``."""
-        return {
-            "count": self.count,
-            "jitter": self.jitter,
-            "seed": self.seed,
-            "iteration_time_s": {"p50": self.p50_s, "p95": self.p95_s},
-        }
-
-
-CONTENTION_SCOPE = (
-    "transfers share the ports of their GPUs, out and in (a collective only the out), up to the optimizer step; "
-    "switches, cables and the way from a GPU to its NIC are not shared, kernels are not slowed"
+from semu.present.report_data import (
+    ContentionSummary,
+    FittingChange,
+    IterationSamples,
+    RankMemoryRow,
+    ReportData,
+    TopOperator,
 )
-"""What contention is about here."""
+from semu.present.report_text import render
+
+__all__ = [
+    "ContentionSummary",
+    "FittingChange",
+    "IterationSamples",
+    "RankMemoryRow",
+    "Report",
+    "TopOperator",
+]
 
 
-@dataclass(frozen=True)
-class ContentionSummary:
-    """What transfers that share ports cost one another, on the replica that ends last (DESIGN §3.4).
-
-    Attributes:
-        transfers, slowed: transfers that could meet another one, inside stages and outside; those that took longer than
-            alone.
-        lost_s: how much longer they took, summed over pipeline ranks, by communicator [s].
-        stages, touched_stages: of its pipeline; those inside which a transfer took longer than alone.
-        iteration_time_alone_s: iteration time without contention [s].
-    """
-
-    transfers: int
-    slowed: int
-    lost_s: Mapping[str, float]
-    stages: int
-    touched_stages: int
-    iteration_time_alone_s: float = 0.0
-
-    def to_json(self) -> dict[str, object]:
-        """As ``contention`` of ``simulate --json``."""
-        return {**vars(self), "lost_s": dict(self.lost_s), "scope": CONTENTION_SCOPE}
-
-
-def _as_toml(value: object) -> str:
-    """A setting as ``--set`` has it: words without quotes, a list with them."""
-    if isinstance(value, tuple):
-        return "[" + ",".join(f'"{word}"' for word in value) + "]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-@dataclass(frozen=True)
-class FittingChange:
-    """A change of a job that does not fit in memory, after which it does.
-
-    Attributes:
-        settings: key of the run file -> new value. peak_memory_bytes: highest over all ranks, with the change.
-        saved_bytes: by how much that is less than without. iteration_time_s: [s], with the change.
-        added_time_s: how much longer the iteration lasts [s]; less than 0: it is faster.
-    """
-
-    settings: Mapping[str, object]
-    peak_memory_bytes: int
-    saved_bytes: int
-    iteration_time_s: float
-    added_time_s: float
-
-    def label(self) -> str:
-        """As ``--set`` has it, e.g. ``training.recompute=full``; the global batch stays and is left out."""
-        return " ".join(
-            f"{key}={_as_toml(value)}" for key, value in self.settings.items() if key != "training.global_batch"
-        )
-
-    def to_json(self) -> dict[str, object]:
-        """An entry of ``nearest_fit`` of ``simulate --json``."""
-        return {**vars(self), "settings": dict(self.settings)}
-
-
-@dataclass(frozen=True)
-class Report:
-    """Result of ``semu.simulate``.
-
-    Attributes:
-        title: model, cluster and parallelism. iteration_time_s: [s]. makespan_s: end of the pipeline [s].
-        mfu, hfu: against the dense peak of the job's precision; causal attention counted half (``convention``).
-        mfu_full_attention: MFU with causal attention counted in full.
-        mfu_bf16: under fp8, MFU against the bf16 peak; else None.
-        bubble_ratio: of the slowest replica's pipeline.
-        peak_memory_bytes, static_memory_bytes: per pipeline rank, highest over its ranks.
-        capacity_bytes: device memory. breakdown_s: see DESIGN §6. timeline: of the slowest replica.
-        ranks, top_operators: tables. provenance: share of time by provenance of its coefficients.
-        active_parameters: those that a token uses: without the experts that it is not routed to.
-        job: resolved inputs. warnings: what a reader should know. samples: iterations with jitter, where asked for.
-        reserve: finds ``reserved_memory_bytes``. nearest_fit: of a job that does not fit, changes after which it does,
-            the fastest first; None: nobody has looked.
-        host_memory_bytes: host memory of a GPU of each pipeline rank, where something is offloaded.
-        contention: what sharing links cost, where it was simulated.
-        find_uncertainty: finds ``uncertainty``.
-    """
-
-    title: str
-    iteration_time_s: float
-    makespan_s: float
-    mfu: float
-    hfu: float
-    mfu_full_attention: float
-    mfu_bf16: float | None
-    model_flop: float
-    hardware_flop: float
-    model_tflop_per_s_per_gpu: float
-    tokens_per_s_per_gpu: float
-    tokens: int
-    bubble_ratio: float
-    peak_memory_bytes: tuple[int, ...]
-    static_memory_bytes: tuple[int, ...]
-    capacity_bytes: int
-    parameters: int
-    breakdown_s: Mapping[str, object]
-    ranks: tuple[RankMemoryRow, ...]
-    top_operators: tuple[TopOperator, ...]
-    provenance: Mapping[str, float]
-    num_microbatches: int
-    num_distinct_replicas: int
-    slowest_replica: int
-    job: Mapping[str, object]
-    warnings: tuple[str, ...]
-    timeline: IterationTimeline = field(repr=False)
-    samples: IterationSamples | None = None
-    active_parameters: int | None = None
-    reserve: Callable[[], tuple[int, ...]] | None = field(default=None, repr=False, compare=False)
-    nearest_fit: tuple[FittingChange, ...] | None = None
-    host_memory_bytes: tuple[int, ...] | None = None
-    contention: ContentionSummary | None = None
-    find_uncertainty: Callable[[], Uncertainty] | None = field(default=None, repr=False, compare=False)
-
-    @cached_property
-    def uncertainty(self) -> Uncertainty | None:
-        """How far the errors of the coefficients move the iteration time; found when it is asked for."""
-        return None if self.find_uncertainty is None else self.find_uncertainty()
-
-    @property
-    def iteration_time_interval_s(self) -> tuple[float, float] | None:
-        """Between what times the iteration lies with 90 % probability [s], as far as coefficients go."""
-        return None if self.uncertainty is None else self.uncertainty.interval_s()
-
-    @property
-    def coverage(self) -> dict[str, float]:
-        """Share of the computing and communicating time by provenance of its coefficients, none left out."""
-        return coverage(self.provenance)
-
-    @cached_property
-    def reserved_memory_bytes(self) -> tuple[int, ...] | None:
-        """What the caching allocator holds of each pipeline rank's device, an estimate; made when it is asked for."""
-        return None if self.reserve is None else self.reserve()
-
-    @property
-    def fits(self) -> bool:
-        """Whether every rank's peak is within the device's memory."""
-        return max(self.peak_memory_bytes) <= self.capacity_bytes
-
-    @property
-    def has_idle_parameters(self) -> bool:
-        """Whether a token uses some of the parameters only."""
-        return self.active_parameters not in (None, self.parameters)
-
-    def to_json(self) -> dict[str, object]:
-        """The document of ``simulate --json`` (DESIGN §6), also written to ``result.json``."""
-        interval = self.iteration_time_interval_s
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "title": self.title,
-            "iteration_time_s": self.iteration_time_s,
-            **({} if interval is None else {"iteration_time_interval_s": list(interval)}),
-            "makespan_s": self.makespan_s,
-            "mfu": self.mfu,
-            "hfu": self.hfu,
-            "mfu_full_attention": self.mfu_full_attention,
-            "mfu_bf16": self.mfu_bf16,
-            "mfu_convention": CONVENTION,
-            "model_flop": self.model_flop,
-            "hardware_flop": self.hardware_flop,
-            "model_tflop_per_s_per_gpu": self.model_tflop_per_s_per_gpu,
-            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
-            "tokens_per_iteration": self.tokens,
-            "bubble_ratio": self.bubble_ratio,
-            "peak_memory_bytes": list(self.peak_memory_bytes),
-            "static_memory_bytes": list(self.static_memory_bytes),
-            "reserved_memory_bytes": None if self.reserved_memory_bytes is None else list(self.reserved_memory_bytes),
-            **({"host_memory_bytes": list(self.host_memory_bytes)} if self.host_memory_bytes is not None else {}),
-            "capacity_bytes": self.capacity_bytes,
-            "fits": self.fits,
-            "parameters": self.parameters,
-            **(
-                {}
-                if self.active_parameters in (None, self.parameters)
-                else {"active_parameters": self.active_parameters}
-            ),
-            "breakdown_s": dict(self.breakdown_s),
-            "ranks": [vars(row).copy() for row in self.ranks],
-            "top_operators": [vars(row).copy() for row in self.top_operators],
-            "provenance": dict(self.provenance),
-            "coverage": self.coverage,
-            **({} if self.uncertainty is None else {"uncertainty": self.uncertainty.to_json()}),
-            "num_microbatches": self.num_microbatches,
-            "num_distinct_replicas": self.num_distinct_replicas,
-            "slowest_replica": self.slowest_replica,
-            "job": dict(self.job),
-            "warnings": list(self.warnings),
-            **({"contention": self.contention.to_json()} if self.contention is not None else {}),
-            **({"samples": self.samples.to_json()} if self.samples is not None else {}),
-            **({"nearest_fit": [c.to_json() for c in self.nearest_fit]} if self.nearest_fit is not None else {}),
-        }
+@dataclass(frozen=True, repr=False)
+class Report(ReportData):
+    """Result of ``semu.simulate``; its attributes are those of ``ReportData``."""
 
     def __repr__(self) -> str:
-        from semu.present.report_text import render
-
         return render(self)
 
     def save(self, directory: str | os.PathLike[str]) -> list[Path]:
@@ -342,10 +76,3 @@ class Report:
         if self.num_distinct_replicas == 1:
             return ""
         return f", replica {self.slowest_replica} (the slowest of {self.num_distinct_replicas} different ones)"
-
-
-CONVENTION = (
-    "model FLOP = matrix products and attention of the forward pass and of the gradients that training needs; "
-    "causal attention counted half; recomputation counted in HFU only; against the dense peak of the job's precision"
-)
-"""What MFU and HFU mean here."""

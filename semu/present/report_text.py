@@ -8,9 +8,16 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from semu.present.report import CONTENTION_SCOPE, CONVENTION, ContentionSummary, RankMemoryRow, Report, TopOperator
+from semu.present.report_data import (
+    CONTENTION_SCOPE,
+    CONVENTION,
+    ContentionSummary,
+    RankMemoryRow,
+    ReportData,
+    TopOperator,
+)
 from semu.present.uncertainty import LEVEL, Uncertainty
-from semu.units import GIB, format_count, format_time
+from semu.units import GIB, align_columns, format_count, format_time
 
 WIDTH = 110
 """Longest line."""
@@ -24,7 +31,7 @@ SHOWN_KINDS = 3
 _LABEL = 22
 
 
-def render(report: Report) -> str:
+def render(report: ReportData) -> str:
     """The table behind ``repr(report)``; no line ends with a newline or is longer than ``WIDTH``."""
     sections = [
         [report.title],
@@ -39,7 +46,7 @@ def render(report: Report) -> str:
     return "\n".join(_cut(line.rstrip(), WIDTH) for line in lines)
 
 
-def fit_sentence(report: Report) -> str:
+def fit_sentence(report: ReportData) -> str:
     """Whether the job fits in memory: which rank is highest, and by how much it does or does not."""
     peak = max(report.peak_memory_bytes)
     rank = report.peak_memory_bytes.index(peak)
@@ -51,24 +58,8 @@ def fit_sentence(report: Report) -> str:
     return f"does not fit: rank {rank} needs {peak / GIB:.2f} GiB, {over:.2f} GiB more than the device's {have}"
 
 
-def align_columns(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
-    """Rows of cells as lines with two spaces between columns.
-
-    Args:
-        rows: equally many cells each, headings first. right: per column, whether it is aligned to the right.
-    """
-    widths = [max(len(row[column]) for row in rows) for column in range(len(right))]
-    return [
-        "  ".join(
-            cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
-
-
 # -- sections ------------------------------------------------------------------------------------------------------
-def _summary(report: Report) -> Iterator[str]:
+def _summary(report: ReportData) -> Iterator[str]:
     precision = _words(report.job, "training", "precision")
     peak = f"of the dense {precision} peak" if precision else "of the dense peak"
     replicas = f"{report.num_microbatches} microbatches per replica"
@@ -125,7 +116,7 @@ def _contention(seen: ContentionSummary, iteration_s: float) -> Iterator[str]:
         yield _line("", "", f"transfers lost: {lost}")
 
 
-def _breakdown(report: Report) -> Iterator[str]:
+def _breakdown(report: ReportData) -> Iterator[str]:
     rows = list(_breakdown_rows(report.breakdown_s))
     total = report.iteration_time_s
     yield "where the time goes (mean over ranks)"
@@ -146,7 +137,7 @@ def _breakdown_rows(breakdown: Mapping[str, object]) -> Iterator[tuple[str, floa
             yield name.replace("_", " "), float(value)
 
 
-def _ranks(report: Report) -> Iterator[str]:
+def _ranks(report: ReportData) -> Iterator[str]:
     shown = sorted(report.ranks, key=lambda row: (-row.peak_bytes, row.rank))
     shown = shown if len(shown) <= MAX_RANKS else shown[:SHOWN_RANKS]
     yield f"memory of each pipeline rank (GiB; the device has {report.capacity_bytes / GIB:.2f})"
@@ -174,7 +165,7 @@ def _rank_cells(row: RankMemoryRow, capacity_bytes: int) -> tuple[str, ...]:
     )
 
 
-def _nearest_fit(report: Report) -> Iterator[str]:
+def _nearest_fit(report: ReportData) -> Iterator[str]:
     if report.nearest_fit is None:
         return
     if not report.nearest_fit:
@@ -195,7 +186,7 @@ def _nearest_fit(report: Report) -> Iterator[str]:
     yield from align_columns(rows, (True, True, True, True, False))
 
 
-def _operators(report: Report) -> Iterator[str]:
+def _operators(report: ReportData) -> Iterator[str]:
     if not report.top_operators:
         return
     sources = list(dict.fromkeys((row.provenance, row.source) for row in report.top_operators))
@@ -228,7 +219,7 @@ def _tenths(shares: Mapping[str, float]) -> dict[str, int]:
     return whole
 
 
-def _notes(report: Report) -> Iterator[str]:
+def _notes(report: ReportData) -> Iterator[str]:
     shares = report.coverage if report.provenance else {}
     text = ", ".join(f"{name} {tenths / 10:.1f}%" for name, tenths in _tenths(shares).items()) or "none used"
     yield from _wrap(f"coverage: compute and communication time by coefficients: {text}")
@@ -268,8 +259,8 @@ def _words(job: Mapping[str, object], table: str, key: str) -> str:
     return str(options[key]) if isinstance(options, Mapping) and key in options else ""
 
 
-def _trained(report: Report) -> int | None:
-    """Parameters that are trained, where others are frozen; None where all or none are, or nobody says."""
+def _trained(report: ReportData) -> int | None:
+    """Parameters that are trained, where others are frozen; None where all or none are, or the job does not say."""
     model = report.job.get("model")
     modules = model.get("modules") if isinstance(model, Mapping) else None
     if not isinstance(modules, list):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import semu_models
+from semu.checks import check_integer
 from semu.errors import ConfigError
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
@@ -30,10 +31,8 @@ def read_hf(config: Tables) -> HfModel:
     """
     table = config["model"]
     multiple = table.get("vocab_multiple")
-    if multiple is not None and multiple < 1:
-        raise ConfigError(
-            "not a size", where="model.vocab_multiple", expected="an integer >= 1", got=multiple, nearest=1
-        )
+    if multiple is not None:
+        check_integer(multiple, "model.vocab_multiple", "a size")
     step = 1 if multiple is None else multiple * config.get("parallel", {}).get("tp", 1)
     return load_hf(table["hf_config"], ignore=table.get("hf_ignore", ()), vocab_step=step)
 

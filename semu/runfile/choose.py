@@ -1,8 +1,8 @@
-"""``choose_layout``: a cluster and a parallelism for a model that came with neither, by a rule that can be told.
+"""``choose_layout``: a cluster and a parallelism for a model that came with neither.
 
 Nodes of 8 H100 are doubled until some layout fits in memory; of those that fit on that many the one with the most
 samples per second counts. Layouts are: tp up to 8 and pp up to 16, powers of two; full recompute or none; experts
-spread over up to 8 data-parallel ranks, and over as many as there are; everything else as in any run.
+spread over up to 8 data-parallel ranks, and over all; everything else as in any run.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from semu.errors import ConfigError, ScheduleError
 from semu.hardware.cluster import Cluster
 from semu.nn import MixtureOfExperts, Model
 from semu.parallel.axes import AXES, MESH
 from semu.parallel.config import Parallel
+from semu.runfile.config import RunConfig
 from semu_models.hf import HfModel
-
-if TYPE_CHECKING:
-    from semu.runfile.resolve import RunConfig
 
 DEVICE, PER_NODE, MOST_NODES = "h100", 8, 2048
 MOST_PP = 16
@@ -145,7 +143,7 @@ def _powers(most: int) -> list[int]:
 
 
 def _expert_ranks(dp: int, experts: int) -> list[int]:
-    """Expert-parallel sizes to try: up to ``EXPERT_RANKS``, then as many as there are."""
+    """Expert-parallel sizes to try: up to ``EXPERT_RANKS``, then the largest."""
     if experts == 0:
         return [1]
     most = math.gcd(dp, experts)

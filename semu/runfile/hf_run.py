@@ -8,16 +8,14 @@ Cluster and parallelism: ``semu.runfile.choose``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from semu.nn import add_lora
 from semu.runfile.build import kind_read, read_hf, read_lora
 from semu.runfile.choose import choose_layout
+from semu.runfile.config import RunConfig
 from semu.runfile.places import Places
 from semu.runfile.schema import check_schema
-
-if TYPE_CHECKING:
-    from semu.runfile.resolve import RunConfig
 
 SEQ_LEN = 4096
 """Length of a text sequence where neither the user nor a shorter context decides it [tokens]."""

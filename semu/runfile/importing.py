@@ -17,10 +17,11 @@ from semu.errors import ConfigError, nearest_name
 from semu.imports.megatron import is_megatron, read_arguments
 from semu.nn import Module
 from semu.nn.module import Parameter
+from semu.runfile.config import RunConfig
 from semu.runfile.hf_run import complete_hf_run
 from semu.runfile.overrides import Overrides
 from semu.runfile.places import Places
-from semu.runfile.resolve import RunConfig, resolve_tables
+from semu.runfile.resolve import resolve_tables
 from semu.runfile.schema import TABLES
 from semu.runfile.sources import hf_file
 from semu.runfile.toml_text import format_toml
@@ -112,7 +113,7 @@ def import_run(path: str, overrides: Overrides | None = None, options: ImportOpt
     Args:
         path: a file of one of ``IMPORT_KINDS``. overrides: what the command line changes. options: how it is read.
     Raises:
-        ConfigError: a file that cannot be read, of no known kind, or that says what semu does not model.
+        ConfigError: a file that cannot be read, of another program, or with settings that semu does not model.
     """
     path = hf_file(path) or path
     text = _read(path)

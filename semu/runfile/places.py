@@ -92,7 +92,7 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
 
 
 def _split_message(message: str, text: str) -> tuple[str, int, str | None]:
-    """What tomllib found, on which line, and the text there."""
+    """The error of tomllib, its line, and the text there."""
     lines = text.split("\n")
     match = re.search(r" \(at line (\d+), column \d+\)$", message)
     if match is None:  # "(at end of document)"

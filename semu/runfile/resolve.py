@@ -6,7 +6,7 @@ Relative paths in a file start from the file's folder, those on the command line
 ``training.global_batch``, where neither the file nor ``--set`` gives it, is microbatches x dp x micro_batch: a setup
 keeps its items per replica when its parallelism or its micro_batch is changed (rounded down to whole microbatches); a
 file without a global batch gets ``semu_models.setups.default_microbatches``. With vpp > 1 either is rounded down to a
-multiple of pp microbatches. ``training.seq_len`` becomes the batch's own context length, and the ``contents`` of a
+multiple of pp microbatches. ``training.seq_len`` becomes the batch's context length, and the ``contents`` of a
 metadata file what the model reads, where nobody gives them.
 """
 
@@ -15,8 +15,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from semu.errors import ConfigError
@@ -24,69 +23,19 @@ from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.axes import MESH
 from semu.parallel.config import Overlap, Parallel
-from semu.runfile.build import build_batch, build_job, build_with_reading, kind_read, streams_read
+from semu.runfile.build import build_batch, build_with_reading, kind_read, streams_read
+from semu.runfile.config import RunConfig, ordered
 from semu.runfile.hf_run import complete_hf_run
 from semu.runfile.limits import refuse_unmodelled
 from semu.runfile.overrides import Overrides
 from semu.runfile.places import Places
-from semu.runfile.schema import SCHEMA, TABLES, check_schema
-from semu.runfile.sources import hf_file, move_paths, options_table, read_source
-from semu.runfile.toml_text import format_toml
+from semu.runfile.schema import TABLES, check_schema
+from semu.runfile.sources import hf_file, options_table, read_source
 from semu.runfile.transformer import TransformerConfig
 from semu.workload import AbstractBatch, BatchKind, FileBatch
 from semu_models import Setup
-from semu_models.hf import HfModel, Reading
+from semu_models.hf import HfModel
 from semu_models.setups import default_microbatches
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """A run, resolved: nothing is left open but what the batch decides by itself.
-
-    Attributes:
-        config: table -> key -> value, in the words of the run file; relative paths start from the current folder.
-        places: where each value came from.
-        model, batch: made of the tables.
-        notes: what was decided for the user, and what looks unintended, a sentence each.
-        reading: what was understood of the file that the model was read from.
-    """
-
-    config: Mapping[str, Mapping[str, Any]]
-    places: Places
-    model: Model = field(repr=False, compare=False)
-    batch: AbstractBatch = field(repr=False, compare=False)
-    notes: tuple[str, ...] = ()
-    reading: Reading | None = field(default=None, repr=False, compare=False)
-
-    def job(self) -> TrainingJob:
-        """The training job.
-
-        Raises:
-            ConfigError: values out of range or that do not fit together, with their places.
-        """
-        with self.places.located():
-            return build_job(self.config, self.model, self.batch)
-
-    def changed(self, changes: Mapping[str, object], flag: str) -> RunConfig:
-        """The same run with other values.
-
-        Args:
-            changes: dotted key of ``[parallel]`` or ``[training]`` -> value, None: without it. flag: what changed them.
-        """
-        config: dict[str, dict[str, Any]] = {name: dict(table) for name, table in self.config.items()}
-        for key, value in changes.items():
-            table, _, name = key.partition(".")
-            config[table].pop(name, None)
-            if value is not None:
-                config[table] = _ordered({**config[table], name: value}, table)
-        flags = self.places.flags | dict.fromkeys(changes, flag)
-        return replace(self, config=config, places=replace(self.places, flags=flags))
-
-    def to_toml(self) -> str:
-        """A run file that loads back to the same job from any folder."""
-        config: dict[str, Any] = deepcopy({name: dict(table) for name, table in self.config.items()})
-        move_paths(config, os.path.abspath)
-        return format_toml(config)
 
 
 def load_run(
@@ -183,7 +132,7 @@ def _with_defaults(config: Mapping[str, Any], places: Places) -> dict[str, dict[
     }
     del defaults["training"]["global_batch"]
     defaults["parallel"]["dp"] = _replicas(defaults, config)
-    resolved = {name: _ordered(defaults[name] | config.get(name, {}), name) for name in TABLES}
+    resolved = {name: ordered(defaults[name] | config.get(name, {}), name) for name in TABLES}
     if "transformer" in resolved["model"]:
         with places.located():
             resolved["model"]["transformer"] = TransformerConfig.from_table(resolved["model"]["transformer"]).to_table()
@@ -196,11 +145,6 @@ def _replicas(defaults: Mapping[str, Mapping[str, Any]], config: Mapping[str, An
     gpus = cluster["nodes"] * cluster["gpus_per_node"]
     rest = math.prod(parallel[name] for name in MESH if name != "dp")
     return int(gpus // rest) if rest > 0 and gpus > 0 and gpus % rest == 0 else 1
-
-
-def _ordered(table: dict[str, Any], name: str) -> dict[str, Any]:
-    """Keys in the order of the schema, then the rest."""
-    return {key: table[key] for key in (*SCHEMA[name], *table) if key in table}
 
 
 def _set_global_batch(config: dict[str, dict[str, Any]], places: Places, setup: Setup | None) -> str | None:
@@ -219,7 +163,7 @@ def _set_global_batch(config: dict[str, dict[str, Any]], places: Places, setup: 
     if parallel["vpp"] > 1:
         count = max(count // parallel["pp"], 1) * parallel["pp"]
     training["global_batch"] = count * parallel["dp"] * training["micro_batch"]
-    config["training"] = _ordered(training, "training")
+    config["training"] = ordered(training, "training")
     if before == training["global_batch"]:
         return None
     change = "not given, taken as" if before is None else f"{before} ->"
@@ -241,7 +185,7 @@ def _set_from_batch(config: dict[str, dict[str, Any]], batch: AbstractBatch) -> 
     """Write what the batch decided: the context length, the kind of samples that a file holds."""
     seq_len = batch.context_length(config["training"].get("seq_len"))
     if seq_len is not None:
-        config["training"] = _ordered({**config["training"], "seq_len": seq_len}, "training")
+        config["training"] = ordered({**config["training"], "seq_len": seq_len}, "training")
     if isinstance(batch, FileBatch):
         config["batch"]["contents"] = batch.metadata.contents.value
 

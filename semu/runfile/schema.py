@@ -5,13 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
+from typing import Any
 
 from semu.errors import ConfigError, unknown_name
 from semu.job.declare import ValueKind
 from semu.job.training import OPTIONS
-from semu.parallel.axes import COUNTS
-from semu.parallel.config import Overlap
+from semu.nn import LatentSizes, LoRA
+from semu.parallel.config import Overlap, Parallel
+from semu.parallel.layout import PipelineLayout
 from semu.runfile.places import Places
+from semu.runfile.transformer import TransformerConfig
+
+_KINDS: Mapping[str, ValueKind] = MappingProxyType(
+    {
+        "int": ValueKind.INTEGER,
+        "float": ValueKind.NUMBER,
+        "bool": ValueKind.SWITCH,
+        "str": ValueKind.STRING,
+        "ContextKind | str": ValueKind.STRING,
+        "tuple[int, ...]": ValueKind.INTEGERS,
+        "tuple[str, ...]": ValueKind.WORDS,
+        "int | tuple[int, ...]": ValueKind.PATTERN,
+    }
+)
+"""Type of a field, without ``| None`` -> type of its key; a field of any other type is a table."""
+
+
+def _kinds(config: type[Any], *others: str) -> dict[str, ValueKind]:
+    """Keys of a table that holds the fields of a dataclass; ``others``: fields that are no keys."""
+    kinds = {item.name: _KINDS.get(str(item.type).removesuffix(" | None")) for item in fields(config)}
+    return {name: kind or ValueKind.TABLE for name, kind in kinds.items() if name not in others}
+
 
 SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
     {
@@ -24,59 +48,19 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "hf_ignore": ValueKind.STRINGS,
             "vocab_multiple": ValueKind.INTEGER,
         },
-        "model.lora": {
-            "rank": ValueKind.INTEGER,
-            **dict.fromkeys(("targets", "trainable"), ValueKind.WORDS),
-            **dict.fromkeys(("alpha", "dropout"), ValueKind.NUMBER),
-        },
-        "model.transformer": {
-            **dict.fromkeys(("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab"), ValueKind.INTEGER),
-            **dict.fromkeys(("gated_mlp", "tied_embeddings", "rms_norm", "rotary", "bias"), ValueKind.SWITCH),
-            "qkv_bias": ValueKind.SWITCH,
-            "activation": ValueKind.STRING,
-            "dropout": ValueKind.NUMBER,
-            "positions": ValueKind.INTEGER,
-            "vocab_multiple": ValueKind.INTEGER,
-            **dict.fromkeys(("experts", "top_k", "moe_ffn"), ValueKind.INTEGER),
-            **dict.fromkeys(("shared_ffn", "first_k_dense"), ValueKind.INTEGER),
-            "moe_layer_freq": ValueKind.PATTERN,
-            **dict.fromkeys(("shared_gate", "qk_norm"), ValueKind.SWITCH),
-            "mla": ValueKind.TABLE,
-            "mtp_layers": ValueKind.INTEGER,
-        },
-        "model.transformer.mla": dict.fromkeys(
-            ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"), ValueKind.INTEGER
-        ),
+        "model.lora": _kinds(LoRA),
+        "model.transformer": _kinds(TransformerConfig),
+        "model.transformer.mla": _kinds(LatentSizes),
         "cluster": {
             "device": ValueKind.STRING,
             "nodes": ValueKind.INTEGER,
             "gpus_per_node": ValueKind.INTEGER,
             "override": ValueKind.TABLE,
         },
-        "parallel": {
-            **dict.fromkeys(COUNTS, ValueKind.INTEGER),
-            "sequence_parallel": ValueKind.SWITCH,
-            "zero": ValueKind.INTEGER,
-            "partition": ValueKind.STRING,
-            "modules": ValueKind.TABLE,
-            "layout": ValueKind.TABLE,
-            "zero_group": ValueKind.INTEGER,
-            "reshard_after_forward": ValueKind.SWITCH,
-            "etp": ValueKind.INTEGER,
-            "cp_kind": ValueKind.STRING,
-            "placement": ValueKind.STRING,
-            "segments": ValueKind.STRING,
-            "shares": ValueKind.TABLE,
-        },
+        "parallel": _kinds(Parallel, "plan"),
         "training": {row.name: row.value.kind for row in OPTIONS if row.value.kind is not None},
-        "overlap": dict.fromkeys((item.name for item in fields(Overlap)), ValueKind.SWITCH),
-        "parallel.layout": {
-            "stages": ValueKind.STRING,
-            "layers": ValueKind.INTEGERS,
-            "modules": ValueKind.TABLE,
-            **dict.fromkeys(("first", "last"), ValueKind.INTEGER),
-            **dict.fromkeys(("account_for_embedding", "account_for_loss"), ValueKind.SWITCH),
-        },
+        "overlap": _kinds(Overlap),
+        "parallel.layout": _kinds(PipelineLayout),
         "batch": {},
     }
 )

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_divides, check_integer, check_member, check_sizes
+from semu.errors import ConfigError
 from semu.nn import Activation, LatentAttention, LatentSizes, MixtureOfExperts, Model, TransformerLayer
 from semu_models.text.decoder import Decoder, decoder_model
 from semu_models.text.mtp import predicting_model
 
 _WHERE = "model.transformer"
 _REQUIRED = ("layers", "hidden", "heads", "vocab")
-_OPTIONAL = (
-    "qk_norm",
-    "experts",
-    "top_k",
-    "moe_ffn",
-    "shared_ffn",
-    "shared_gate",
-    "moe_layer_freq",
-    "first_k_dense",
-    "mla",
-    "activation",
-    "mtp_layers",
-)
 _LATENT = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 
 
@@ -59,7 +47,7 @@ class TransformerConfig:
         activation: non-linearity of the feed-forward networks, a value of ``semu.nn.Activation``; None: SiLU where
             gated, else GELU.
     Raises:
-        ConfigError: a size below one, heads that do not divide, a probability out of range, experts half told.
+        ConfigError: a size below one, heads that do not divide, a probability out of range, experts without a size.
     """
 
     layers: int
@@ -91,40 +79,19 @@ class TransformerConfig:
     activation: str | None = None
 
     def __post_init__(self) -> None:
-        legal = [member.value for member in Activation]
-        if self.activation is not None and self.activation not in legal:
-            raise unknown_name("activation", self.activation, legal, where=f"{_WHERE}.activation")
-        for name in (
-            "layers",
-            "hidden",
-            "ffn",
-            "heads",
-            "kv_heads",
-            "head_dim",
-            "vocab",
-            "positions",
-            "vocab_multiple",
-        ):
-            _check_size(name, getattr(self, name))
+        if self.activation is not None:
+            check_member(self.activation, Activation, f"{_WHERE}.activation")
+        check_integer(self.mtp_layers, f"{_WHERE}.mtp_layers", "a number of layers", least=0)
         self._check_experts()
-        if self.mtp_layers < 0:
-            raise ConfigError(
-                "not a number of layers",
-                where=f"{_WHERE}.mtp_layers",
-                expected="an integer >= 0",
-                got=self.mtp_layers,
-                nearest=0,
-            )
-        _check_divisor("heads", self.heads, "kv_heads", self.kv_heads)
+        check_sizes(self, zero=("mtp_layers", "first_k_dense"), where=_WHERE)
+        check_divides(self, "heads", "kv_heads", where=_WHERE)
         if not 0 <= self.dropout < 1:
             raise ConfigError("not a probability", where=f"{_WHERE}.dropout", expected="0 <= p < 1", got=self.dropout)
 
     def _check_experts(self) -> None:
-        for name in ("experts", "top_k", "moe_ffn", "shared_ffn"):
-            _check_size(name, getattr(self, name))
         freq = self.moe_layer_freq
         if not isinstance(freq, tuple):
-            _check_size("moe_layer_freq", freq)
+            check_integer(freq if freq is not None else 1, f"{_WHERE}.moe_layer_freq", "a size")
         elif len(freq) != self.layers or not set(freq) <= {0, 1} or not any(freq):
             raise ConfigError(
                 "not a pattern of layers",
@@ -175,44 +142,39 @@ class TransformerConfig:
         for name in _REQUIRED:
             if name not in table:
                 raise ConfigError("missing key", where=f"{_WHERE}.{name}", expected="an integer >= 1")
-            _check_size(name, table[name])
+            check_integer(table[name], f"{_WHERE}.{name}", "a size")
         is_gated = table.get("gated_mlp", False)
         only_experts = "moe_ffn" in table and not any(name in table for name in ("first_k_dense", "moe_layer_freq"))
         if is_gated and "ffn" not in table and not only_experts:
             raise ConfigError("missing key", where=f"{_WHERE}.ffn", expected="the inner width, with gated_mlp = true")
-        if "head_dim" not in table:
-            _check_divisor("hidden", table["hidden"], "heads", table["heads"])
+        hidden, heads = table["hidden"], table["heads"]
+        if "head_dim" not in table and hidden % heads:
+            raise ConfigError(
+                f"hidden = {hidden} does not divide into heads = {heads}",
+                where=f"{_WHERE}.heads",
+                expected=f"a divisor of {hidden}",
+                got=heads,
+                nearest=max(n for n in range(1, min(hidden, heads) + 1) if hidden % n == 0),
+            )
         bias = table.get("bias", not is_gated)
-        return cls(
-            layers=table["layers"],
-            hidden=table["hidden"],
-            ffn=table.get("ffn", table["moe_ffn"] if is_gated and only_experts else 4 * table["hidden"]),
-            heads=table["heads"],
-            kv_heads=table.get("kv_heads", table["heads"]),
-            head_dim=table.get("head_dim", table["hidden"] // table["heads"]),
-            vocab=table["vocab"],
-            gated_mlp=is_gated,
-            tied_embeddings=table.get("tied_embeddings", False),
-            rms_norm=table.get("rms_norm", is_gated),
-            rotary=table.get("rotary", is_gated),
-            bias=bias,
-            qkv_bias=table.get("qkv_bias", bias),
-            dropout=float(table.get("dropout", 0.0)),
-            positions=table.get("positions"),
-            **{name: _frozen(name, table[name]) for name in _OPTIONAL if name in table},
-            vocab_multiple=table.get("vocab_multiple"),
-        )
+        defaults = {
+            "ffn": table["moe_ffn"] if is_gated and only_experts else 4 * hidden,
+            "kv_heads": heads,
+            "head_dim": hidden // heads,
+            "gated_mlp": False,
+            "tied_embeddings": False,
+            **dict.fromkeys(("rms_norm", "rotary"), is_gated),
+            **dict.fromkeys(("bias", "qkv_bias"), bias),
+            "dropout": 0.0,
+        }
+        return cls(**{name: _kept(name, value) for name, value in (defaults | dict(table)).items()})
 
     def to_table(self) -> dict[str, object]:
-        """All keys that have a value, as ``from_table`` reads them."""
-        values = {name: value for name, value in asdict(self).items() if value is not None}
+        """All keys that have a value other than their default, as ``from_table`` reads them."""
+        values = {item.name: value for item in fields(self) if (value := getattr(self, item.name)) != item.default}
         if self.mla is not None:
-            values["mla"] = {name: value for name, value in values["mla"].items() if value is not None}
-        if isinstance(self.moe_layer_freq, tuple):
-            values["moe_layer_freq"] = list(self.moe_layer_freq)
-        if not self.mtp_layers:
-            del values["mtp_layers"]
-        return {name: value for name, value in values.items() if name not in _OPTIONAL or value is not False}
+            values["mla"] = {name: value for name, value in asdict(self.mla).items() if value is not None}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def table_rows(self, tp: int) -> int:
         """Rows of the token table under tensor parallelism, padding included."""
@@ -284,31 +246,15 @@ class TransformerConfig:
         return None if self.activation is None else Activation(self.activation)
 
 
-def _frozen(name: str, value: Any) -> Any:
-    """An optional value as the class keeps it."""
-    if name == "moe_layer_freq" and isinstance(value, list):
-        return tuple(value)
+def _kept(name: str, value: Any) -> Any:
+    """A key's value as the class keeps it."""
+    if name == "dropout":
+        return float(value)
     if name != "mla":
-        return value
+        return tuple(value) if isinstance(value, list) else value
     for key in _LATENT:
         if key not in value:
             raise ConfigError("missing key", where=f"{_WHERE}.mla.{key}", expected="an integer >= 1")
     for key, size in value.items():
-        _check_size(f"mla.{key}", size)
+        check_integer(size, f"{_WHERE}.mla.{key}", "a size")
     return LatentSizes(**value)
-
-
-def _check_size(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise ConfigError("not a size", where=f"{_WHERE}.{name}", expected="an integer >= 1", got=value, nearest=1)
-
-
-def _check_divisor(of: str, total: int, name: str, value: int) -> None:
-    if total % value:
-        raise ConfigError(
-            f"{of} = {total} does not divide into {name} = {value}",
-            where=f"{_WHERE}.{name}",
-            expected=f"a divisor of {total}",
-            got=value,
-            nearest=max(n for n in range(1, min(total, value) + 1) if total % n == 0),
-        )

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from semu.schedule.passes import merge_backward, split_backward
     from semu.schedule.placement import FlowModule, Placement, stage_flow
     from semu.schedule.registry import ALL_SCHEDULES, SCHEDULES
-    from semu.schedule.study import Evaluation, PipelineStudy
+    from semu.schedule.study import PipelineStudy
+    from semu.schedule.study import StudyResult as Evaluation
 
 _HOMES = {
     "ALL_SCHEDULES": "registry",
@@ -37,6 +38,8 @@ _HOMES = {
     "stage_flow": "placement",
     "write_schedule": "files",
 }
+_CLASSES = {"Evaluation": "StudyResult"}
+"""Public names of classes that are called otherwise in their files."""
 
 __all__ = [
     "ALL_SCHEDULES",
@@ -62,7 +65,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"semu.schedule.{_HOMES[name]}"), name)
+    return getattr(import_module(f"semu.schedule.{_HOMES[name]}"), _CLASSES.get(name, name))
 
 
 def is_executed(name: str) -> bool:

@@ -10,7 +10,7 @@ from semu.checks import check_integer
 from semu.schedule.family import ScheduleFamily
 from semu.schedule.registry import ALL_SCHEDULES, schedule_family
 from semu.schedule.schedule import Schedule
-from semu.schedule.study import Evaluation, PipelineStudy
+from semu.schedule.study import PipelineStudy, StudyResult
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Compared:
     weight_copies: int
     study: PipelineStudy
     schedule: Schedule
-    evaluation: Evaluation
+    evaluation: StudyResult
 
 
 def compare_schedules(

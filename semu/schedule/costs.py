@@ -1,4 +1,4 @@
-"""``StageCosts``: what the stages of a pipeline take, as plain numbers, so that schedules can be studied without a
+"""``StudyCosts``: what the stages of a pipeline take, as plain numbers, so that schedules can be studied without a
 model."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class StageCosts:
+class StudyCosts:
     """Times and memory of stages by number (see ``PipelineGraph``).
 
     Attributes:
@@ -49,7 +49,7 @@ class StageCosts:
         internal_bytes: Sequence[ArrayLike] = (0, 0, 0, 0),
         transfer_s: ArrayLike = 0.0,
         transfer_back_s: ArrayLike | None = None,
-    ) -> StageCosts:
+    ) -> StudyCosts:
         """Each argument is one number, or one per chunk, or one per chunk and (sub-)microbatch, chunk after chunk.
 
         Args:

@@ -7,13 +7,13 @@ rank 1 |  F0F1F2    B0--F3B1--F4B2|      every other after it; the number is the
 from __future__ import annotations
 
 from semu.schedule.graph import PipelineGraph
-from semu.schedule.study import Evaluation
+from semu.schedule.study import StudyResult
 
 _LETTERS = ("FBIW", "fbiw")
 
 
 def draw_grid(
-    evaluation: Evaluation, arrays: PipelineGraph, *, columns: int = 100, unit_s: float | None = None, width: int = 2
+    evaluation: StudyResult, arrays: PipelineGraph, *, columns: int = 100, unit_s: float | None = None, width: int = 2
 ) -> str:
     """A line per rank; a stage shows its phase and microbatch as far as there is room, idle time is blank.
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from semu.graph.operator import Phase
 from semu.schedule.graph import fan_out, pointers
-from semu.schedule.phases import BACKWARD, NOTHING, PHASES, WEIGHT
-from semu.schedule.schedule import PipelineShape, Schedule, StageColumns, StageKey, stage_keys
-from semu.schedule.units import Merged, PipelineUnits, completed, merged_backwards, units_of
+from semu.schedule.phases import NOTHING, PHASES, WEIGHT
+from semu.schedule.schedule import PipelineShape, Schedule, StageKey, stage_keys
+from semu.schedule.units import Merged, PipelineUnits, Sends, completed, merged_backwards, units_of
 
 I64 = NDArray[np.int64]
 
@@ -202,18 +202,17 @@ def lower(schedule: Schedule, shape: PipelineShape, *, overlapped_sends: bool) -
     merged = merged_backwards(schedule)
     units, columns = units_of(shape, merged), completed(schedule.columns, merged)
     unit = units.numbers(columns)
-    sender, transfer, pair = _transfers(units, unit)
-    node_rank = np.repeat(np.arange(shape.num_ranks, dtype=np.int32), np.diff(columns.ptr))
-    nodes = np.concatenate((unit, transfer))
-    pred_ptr, pred = _predecessors(units, columns, nodes, node_rank, sender, overlapped_sends=overlapped_sends)
-    per_pair = np.bincount(pair)
+    sends = units.sends(unit, columns.ptr)
+    nodes = np.concatenate((unit, sends.unit))
+    pred_ptr, pred = _predecessors(units, nodes, sends, overlapped_sends=overlapped_sends)
+    per_pair = np.bincount(sends.pair)
     return PipelineProblem(
         shape=shape,
         schedule=schedule,
         stream_ptr=np.concatenate((columns.ptr, len(unit) + np.cumsum(per_pair[per_pair > 0]))).astype(np.int64),
         pred_ptr=pred_ptr,
         pred=pred,
-        node_rank=node_rank,
+        node_rank=np.repeat(np.arange(shape.num_ranks, dtype=np.int32), np.diff(columns.ptr)),
         chunk=columns.chunk.astype(np.int32),
         phase=columns.phase.astype(np.int32),
         microbatch=columns.microbatch.astype(np.int32),
@@ -222,55 +221,28 @@ def lower(schedule: Schedule, shape: PipelineShape, *, overlapped_sends: bool) -
     )
 
 
-def _transfers(units: PipelineUnits, unit: I64) -> tuple[I64, I64, I64]:
-    """Transfers pair after pair, as their producers run: the node that sends, the unit, the pair; int64[k] each.
-
-    Args:
-        unit: int64[num_stages], of every stage node.
-    """
-    repeat, place = np.divmod(unit, units.size)
-    sender, number = fan_out(np.bincount(units.producer, minlength=units.num_stages), place)
-    pair = units.pair[units.copy[repeat[sender]], number].astype(np.int64)
-    order = np.argsort(pair, kind="stable")
-    sender, number = sender[order], number[order]
-    return sender, repeat[sender] * units.size + units.num_stages + number, pair[order]
-
-
 def _predecessors(
-    units: PipelineUnits,
-    columns: StageColumns,
-    nodes: I64,
-    node_rank: NDArray[np.int32],
-    sender: I64,
-    *,
-    overlapped_sends: bool,
+    units: PipelineUnits, nodes: I64, sends: Sends, *, overlapped_sends: bool
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """CSR predecessors: of a transfer its sender; of a stage first transfers, by node, then stages of its rank.
 
     Args:
-        nodes: int64[num_nodes], units. sender: int64[num_transfers], nodes.
+        nodes: int64[num_nodes], units.
     """
-    n = len(node_rank)
+    n = len(nodes) - len(sends.unit)
     node = np.empty(units.num_units, dtype=np.int64)
     node[nodes] = np.arange(len(nodes))
     repeat, place = np.divmod(nodes, units.size)
     transfer = np.arange(n, len(nodes))
     consumer = node[repeat[n:] * units.size + units.consumer[place[n:] - units.num_stages]]
     targets, befores = consumer, transfer
-    if (
-        not overlapped_sends
-    ):  # the stage behind the sender waits; what follows a whole backward among split ones is idle
-        following = sender + 1
-        if units.merged is not None:
-            following += columns.phase[sender] == BACKWARD
-        waits = (following < n) & (node_rank[np.minimum(following, n - 1)] == node_rank[sender])
-        both = np.stack((np.ones_like(waits), waits), axis=1)
-        targets = np.stack((consumer, following), axis=1)[both]
-        befores = np.stack((transfer, transfer), axis=1)[both]
+    if not overlapped_sends:
+        ends = np.stack((consumer, sends.behind), axis=1)
+        targets, befores = ends[ends >= 0], np.stack((transfer, transfer), axis=1)[ends >= 0]
     before, after = units.local.T
     needed = np.lexsort((before, units.local_turn, after))
     reader, number = fan_out(np.bincount(after, minlength=units.num_stages), place[:n])
     local = node[repeat[reader] * units.size + before[needed][number]]
     targets = np.concatenate((transfer, targets, reader))
-    befores = np.concatenate((sender, befores, local))
+    befores = np.concatenate((sends.sender, befores, local))
     return pointers(targets, len(nodes)), befores[np.argsort(targets, kind="stable")].astype(np.int32)

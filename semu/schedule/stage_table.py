@@ -25,7 +25,7 @@ from semu.errors import ScheduleError
 from semu.schedule.graph import PipelineGraph, graph_of
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey
-from semu.schedule.study import Evaluation
+from semu.schedule.study import StudyResult
 
 COLUMNS = ("schedule", "rank", "position", "chunk", "phase", "microbatch", "start_s", "end_s", "bytes")
 """Heads of the columns."""
@@ -59,7 +59,7 @@ class StageTable:
         """Structure of the pipeline's stages."""
         return graph_of(self.shape)
 
-    def evaluation(self, name: str | None = None) -> Evaluation:
+    def evaluation(self, name: str | None = None) -> StudyResult:
         """The times for pictures and grids; ``peak_bytes`` stays 0.
 
         Args:
@@ -67,7 +67,7 @@ class StageTable:
         """
         ptr = self.schedule.columns.ptr
         busy = [float((self.end_s[a:b] - self.start_s[a:b]).sum()) for a, b in pairwise(ptr)]
-        return Evaluation(
+        return StudyResult(
             name if name is not None else self.schedule.name,
             float(self.end_s.max(initial=0.0)),
             self.bubble_ratio,

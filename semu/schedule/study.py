@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from semu.errors import MemoryLimitError, ScheduleError
-from semu.schedule.costs import StageCosts
+from semu.schedule.costs import StudyCosts
 from semu.schedule.graph import PipelineGraph, graph_of
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape
@@ -20,7 +20,7 @@ I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation:
+class StudyResult:
     """What a schedule makes of a pipeline.
 
     Attributes:
@@ -84,13 +84,13 @@ class PipelineStudy:
     """
 
     shape: PipelineShape
-    costs: StageCosts
+    costs: StudyCosts
 
     @classmethod
     def of(cls, shape: PipelineShape, **costs: ArrayLike) -> PipelineStudy:
-        """With the costs that ``StageCosts.of`` takes; without any, every F, I and W takes a second and every forward
+        """With the costs that ``StudyCosts.of`` takes; without any, every F, I and W takes a second and every forward
         holds a byte."""
-        return cls(shape, StageCosts.of(shape, **costs))  # type: ignore[arg-type]
+        return cls(shape, StudyCosts.of(shape, **costs))  # type: ignore[arg-type]
 
     @property
     def arrays(self) -> PipelineGraph:
@@ -105,7 +105,7 @@ class PipelineStudy:
         crosses = arrays.rank[after // 4] != arrays.rank[arrays.pred // 4]
         return np.where(crosses, self.costs.transfer_s[arrays.pred], 0.0)
 
-    def evaluate(self, schedule: Schedule) -> Evaluation:
+    def evaluate(self, schedule: Schedule) -> StudyResult:
         """Times and memory under a legal schedule.
 
         Raises:
@@ -113,7 +113,7 @@ class PipelineStudy:
         """
         return self.evaluate_orders(schedule.columns.ptr, self.arrays.numbers(schedule), schedule.name)
 
-    def evaluate_orders(self, ptr: I64, stages: NDArray[np.int32], name: str = "orders") -> Evaluation:
+    def evaluate_orders(self, ptr: I64, stages: NDArray[np.int32], name: str = "orders") -> StudyResult:
         """The same for stage numbers.
 
         Args:
@@ -134,7 +134,7 @@ class PipelineStudy:
         busy = total[ptr[1:]] - total[ptr[:-1]]
         makespan = float(end.max(initial=0.0))
         bubble = 1 - float(total[-1]) / (num_ranks * makespan) if makespan > 0 else 0.0
-        return Evaluation(name, makespan, bubble, busy, peak, ptr, stages, start, end)
+        return StudyResult(name, makespan, bubble, busy, peak, ptr, stages, start, end)
 
     def lower_bound_s(self, *, split: bool = True) -> float:
         """No schedule ends before [s]: for every rank, the shortest way to its first stage, its work, and the

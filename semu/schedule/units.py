@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from semu import memo
 from semu.errors import ScheduleError
-from semu.schedule.graph import PipelineGraph, graph_of
+from semu.schedule.graph import PipelineGraph, fan_out, graph_of
 from semu.schedule.phases import BACKWARD, CODES, FORWARD, INPUT, LETTERS, NOTHING, WEIGHT
 from semu.schedule.schedule import PipelineShape, Schedule, StageColumns, StageKey
 
@@ -198,16 +198,9 @@ class PipelineUnits:
     @cached_property
     def edges(self) -> I32:
         """int32[k, 2], (before, after): what the model itself asks for, in every microbatch."""
-        transfers = np.arange(self.num_stages, self.size, dtype=np.int32)
-        one = np.concatenate(
-            (
-                self.local,
-                np.stack((self.producer, transfers), axis=1),
-                np.stack((transfers, self.consumer), axis=1),
-            )
-        )
-        shift = self.size * np.arange(self.repeats, dtype=np.int32)
-        return (one[None, :, :] + shift[:, None, None]).reshape(-1, 2)
+        given = np.stack((self.producer, self.transfers), axis=1)
+        taken = np.stack((self.transfers, self.consumer), axis=1)
+        return self.repeated(np.concatenate((self.local, given, taken))).astype(np.int32)
 
     @cached_property
     def stage_numbers(self) -> I64:
@@ -298,29 +291,47 @@ class PipelineUnits:
         Returns:
             int32[k, 2], (before, after).
         """
-        place = np.zeros(self.num_units, dtype=np.int32)
-        following = np.full(self.num_units, -1, dtype=np.int32)
-        pieces = []
-        for order in orders:
-            place[order] = np.arange(len(order), dtype=np.int32)
-            following[order[:-1]] = order[1:]
-            pieces.append(np.stack((order[:-1], order[1:]), axis=1))
-        shift = self.size * np.arange(self.repeats, dtype=np.int32)[:, None]
-        source = (self.producer[None, :] + shift).ravel()
-        transfer = (np.arange(self.num_stages, self.size, dtype=np.int32)[None, :] + shift).ravel()
-        pair = self.pair_of.ravel()
-        made = np.lexsort((transfer, place[source], pair))
-        same = pair[made][1:] == pair[made][:-1]
-        pieces.append(np.stack((transfer[made][:-1], transfer[made][1:]), axis=1)[same])
+        stages = np.concatenate([np.zeros(0, dtype=np.int32), *orders])
+        ptr = np.cumsum([0, *map(len, orders)])
+        sends = self.sends(stages, ptr)
+        same = np.ones(max(len(stages) - 1, 0), dtype=np.bool_)
+        same[ptr[(ptr > 0) & (ptr < len(stages))] - 1] = False
+        pieces = [np.stack((stages[:-1], stages[1:]), axis=1)[same]]
+        same = sends.pair[1:] == sends.pair[:-1]
+        pieces.append(np.stack((sends.unit[:-1], sends.unit[1:]), axis=1)[same])
         if not overlapped_sends:
-            behind = following[source]
-            if self.merged:  # not the stage in which nothing happens waits, but the one behind it
-                idle = np.zeros(self.num_units + 1, dtype=np.bool_)  # the last stands for none
-                idle[:-1].reshape(-1, self.size)[:, : self.num_stages] = self.codes == NOTHING
-                behind = np.where(idle[behind], following[behind], behind)
-            waits = behind >= 0
-            pieces.append(np.stack((transfer, behind), axis=1)[waits])
+            waits = np.flatnonzero(sends.behind >= 0)
+            waits = waits[np.argsort(sends.unit[waits])]
+            pieces.append(np.stack((sends.unit[waits], stages[sends.behind[waits]]), axis=1))
         return np.concatenate(pieces).astype(np.int32)
+
+    def sends(self, stages: NDArray[np.integer], ptr: I64) -> Sends:
+        """Transfers of stages in an order.
+
+        Args:
+            stages: int[n], units, rank after rank. ptr: int64[num_ranks + 1], first stage of each rank.
+        """
+        repeat, place = np.divmod(stages, self.size)
+        sender, number = fan_out(np.bincount(self.producer, minlength=self.num_stages), place)
+        pair = self.pair[self.copy[repeat[sender]], number]
+        made = np.argsort(pair, kind="stable")
+        sender, number = sender[made], number[made]
+        begin = repeat[sender].astype(np.int64) * self.size
+        behind = sender + 1
+        if self.merged:  # the stage in which nothing happens does not wait
+            behind += self.codes[repeat[sender], place[sender]] == BACKWARD
+        end = np.repeat(ptr[1:], np.diff(ptr))[sender]
+        return Sends(sender, begin + self.num_stages + number, pair[made], np.where(behind < end, behind, -1))
+
+    def repeated(self, positions: NDArray[np.integer]) -> I64:
+        """Units of all microbatches, one after another: int64[repeats x k, ...]. ``positions``: int[k, ...], of one."""
+        shift = self.size * np.arange(self.repeats).reshape(-1, *(1 for _ in positions.shape))
+        return (positions + shift).reshape(-1, *positions.shape[1:])
+
+    @property
+    def transfers(self) -> I64:
+        """int64[num_transfers], positions of a microbatch's transfers."""
+        return np.arange(self.num_stages, self.size)
 
 
 def units_of(shape: PipelineShape, merged: Merged | None = None) -> PipelineUnits:
@@ -353,6 +364,21 @@ def completed(columns: StageColumns, merged: Merged | None) -> StageColumns:
     phase[1:][kept[1:] == kept[:-1]] = NOTHING
     added = np.concatenate(([0], np.cumsum(whole)))
     return StageColumns(columns.ptr + added[columns.ptr], columns.chunk[kept], phase, columns.microbatch[kept])
+
+
+class Sends(NamedTuple):
+    """Transfers pair after pair, as their producers run; int64[num_transfers] each.
+
+    Attributes:
+        sender: place of the producer in the order of stages. unit: of the transfer. pair: position in ``pairs``.
+        behind: place of the stage that runs after the producer on its rank, which waits for the transfer where sends
+            are not overlapped; -1: the producer is the last.
+    """
+
+    sender: I64
+    unit: I64
+    pair: I32
+    behind: I64
 
 
 class _Template(NamedTuple):

@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 _TICKS = 1_000_000
-"""Resolution: a lower bound of the makespan has at least so many ticks."""
+"""Resolution: least number of ticks of a lower bound of the makespan."""
 _MEMORY_STEPS = 1 << 24
-"""Memory is counted in so many steps of the largest limit; demands are rounded up, so what fits fits in bytes too."""
+"""Steps in which the largest memory limit is counted; demands are rounded up, so what fits fits in bytes too."""
 
 
 @dataclass(frozen=True, eq=False)
 class ExactResult:
-    """What the solver found.
+    """Result of the solver.
 
     Attributes:
         makespan_s: of the best schedule, in whole ticks, rounded up per stage: at least its true makespan [s]; infinite
             where none was found.
         bound_s: no schedule is shorter, up to a tick per stage [s]. is_optimal: proven.
-        orders: per rank, stage numbers in order; empty where none was found.
+        orders: per rank, stage numbers in order; empty: no schedule.
         choice: int16[n], strategy of each pair. wall_s: time that the solver took [s].
         tick_s: the resolution [s].
     """
@@ -64,7 +64,7 @@ def solve_exact(
     Args:
         problem: the stages. time_s: limit of wall time [s]. workers: threads. seed: of the solver.
         hint: starts of all stages [s] and the choice of a schedule to begin with.
-        progress: told every incumbent: seconds since the start, makespan [s].
+        progress: called with every incumbent: seconds since the start, makespan [s].
     Raises:
         ConfigError: no time or workers.
     """

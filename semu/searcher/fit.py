@@ -22,7 +22,7 @@ from semu.searcher.problem.search_problem import Solution
 ROUNDS = 12
 """Times that the limits are lowered."""
 ATTEMPTS = 3
-"""Searches at most, each with less memory than the one before, where what was found does not fit."""
+"""Searches at most, each with less memory than the one before, where its schedule does not fit."""
 
 
 def fitted(built: JobProblem, solution: Solution) -> tuple[JobProblem, Solution]:
@@ -32,7 +32,7 @@ def fitted(built: JobProblem, solution: Solution) -> tuple[JobProblem, Solution]
         built: with the limits to keep in ``target_bytes``, and those to plan with in its problem.
         solution: of its problem.
     Raises:
-        MemoryLimitError: none was found: which rank, how much is missing.
+        MemoryLimitError: no schedule fits: which rank, how much is missing.
     """
     for turn in range(ROUNDS):
         excess = built.excess_of(solution)
@@ -78,7 +78,7 @@ def settled(built: JobProblem, find: Callable[[JobProblem], SearchResult]) -> tu
     Args:
         find: looks for a schedule; asked again under lower limits where no choice of candidates makes its schedule fit.
     Raises:
-        MemoryLimitError: none was found.
+        MemoryLimitError: no schedule fits.
     """
     for attempt in range(ATTEMPTS):
         result = find(built)

@@ -1,4 +1,4 @@
-"""``search``: a schedule made for a job's batch, from partition to full simulation of what was found (DIP §3.2)."""
+"""``search``: a schedule made for a job's batch, from partition to full simulation of the best one (DIP §3.2)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from semu.searcher.orders.budgeted import SearchResult, search_problem
 from semu.searcher.orders.levels import search_levels
 from semu.searcher.orders.loop import Budget, Incumbent
 from semu.searcher.orders.refine import compile_chains
-from semu.searcher.orders.strategy import STRATEGIES, Objective
+from semu.searcher.orders.strategies import STRATEGIES
+from semu.searcher.orders.strategy import Objective
 from semu.searcher.partition import Partition, partition
 from semu.searcher.plain_job import plain_job
 from semu.searcher.problem.build import JobProblem, build_problem
@@ -31,11 +32,11 @@ from semu.searcher.report import SearchReport
 from semu.simulation import prepare
 
 DEFAULT_TIME_S = 10.0
-"""Time of a search that nobody limits [s]; DIP's searches take it (§7.4)."""
+"""Time of a search without a limit [s]; that of DIP's searches (§7.4)."""
 EXACT_TIME_S = 60.0
 """Time of CP-SAT where the search has none [s]."""
 MOST_TIME_S = 1e6
-"""Time of CP-SAT at most [s]; it knows no infinite one."""
+"""Time of CP-SAT at most [s]; it takes no infinite one."""
 
 
 def job_problem(
@@ -103,11 +104,7 @@ def search(
         ConfigError: options that do not fit together, or a job that this version does not model under a plan.
         ScheduleError: sub-microbatches of a module that cannot be cut.
     """
-    check_word(strategy, STRATEGIES, "search strategy", "strategy")
-    check_integer(seed, "seed", "a seed", least=0)
-    goal = check_member(objective, Objective, "objective")
-    if exact and goal is Objective.MAX:
-        raise ConfigError("the exact solver looks for the shortest schedule", where="exact", expected="objective min")
+    goal = _objective(objective, strategy=strategy, seed=seed, exact=exact)
     budget = Budget(rollouts, DEFAULT_TIME_S if rollouts is None and time_s is None else time_s, workers)
     say = progress if progress is not None else _silent
     began = time.perf_counter()
@@ -169,6 +166,20 @@ def search(
         result=result,
         prepare_s=prepared_s,
     )
+
+
+def _objective(objective: str, *, strategy: str, seed: int, exact: bool) -> Objective:
+    """The objective of a search, whose other options are checked.
+
+    Raises:
+        ConfigError: an unknown name, no seed, an exact search for the longest schedule.
+    """
+    check_word(strategy, STRATEGIES, "search strategy", "strategy")
+    check_integer(seed, "seed", "a seed", least=0)
+    goal = check_member(objective, Objective, "objective")
+    if exact and goal is Objective.MAX:
+        raise ConfigError("the exact solver looks for the shortest schedule", where="exact", expected="objective min")
+    return goal
 
 
 def _silent(_: str) -> None:

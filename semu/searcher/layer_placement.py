@@ -82,7 +82,7 @@ def _caps(module: ModuleLayers, num_chunks: int) -> list[int]:
         most = module.layers // num_ranks
         if most < 1:
             raise ConfigError(
-                f"{module.name} has fewer layers than there are pipeline ranks, and gets chunks of its own on all",
+                f"{module.name} has fewer layers than there are pipeline ranks, and gets chunks on all",
                 where="parallel.pp",
                 expected=f"at most {module.layers} ranks",
                 got=num_ranks,

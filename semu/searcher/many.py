@@ -14,11 +14,12 @@ from semu.searcher.engines import Engine
 from semu.searcher.engines.engine import SerialEngine
 from semu.searcher.job_search import search
 from semu.searcher.planner.training_report import seconds_or_refusal
+from semu.units import align_columns
 
 
 @dataclass(frozen=True)
 class SearchRow:
-    """What a search found for one job.
+    """Result of a search for one job.
 
     Attributes:
         name: of the job. iteration_time_s: under the schedule found [s]; None: refused, with ``refused`` as the reason.
@@ -70,11 +71,7 @@ class SearchTable:
         if len(self.rows) > 1 and self.mean("iteration_time_s") is not None:
             means = [self.mean(name) for name in ("baseline_s", "heuristic_s", "iteration_time_s")]
             rows.append(("mean", *map(seconds_or_refusal, means), f"{100 * (self.mean('gap') or 0.0):.2f} %"))
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        return "\n".join(
-            "  ".join([*(cell.ljust(w) for cell, w in zip(row[:4], widths, strict=True)), row[4]]).rstrip()
-            for row in rows
-        )
+        return "\n".join(align_columns(rows))
 
 
 def search_many(
@@ -90,7 +87,7 @@ def search_many(
         jobs: (name, job) each; names differ. engine: runs them; None: one after another, here.
         progress: called with a line whenever a search has ended.
         options: as ``search``, the same for every job; ``rollouts`` gives the same table again with any engine, a time
-            does not. ``workers`` are threads of one search, 1 unless told otherwise.
+            does not. ``workers`` are threads of one search, by default 1.
     Returns:
         A row per job. A job that cannot be searched has a row with the reason. After Ctrl-C the rows that are done.
     Raises:

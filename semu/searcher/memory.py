@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,19 +45,17 @@ def choose_candidates(
         goal: gap at which it ends. max_rounds: of the Lagrangian, per rank.
     Raises:
         ScheduleError: not an order of the problem, see ``evaluate``.
-        MemoryLimitError: nothing was found that fits: which rank, how much the leanest candidates lack.
+        MemoryLimitError: no choice fits: which rank, how much the leanest candidates lack.
     """
     from semu.searcher.kernels import interleaving as kernels
-
-    choose_memory: Any = kernels.choose_memory
 
     leanest = evaluate(problem, order)
     choice, local = np.zeros(problem.num_pairs, dtype=np.int16), np.zeros(problem.num_pairs, dtype=np.int64)
     time, bound = np.zeros(problem.num_ranks), np.zeros(problem.num_ranks)
     room = problem.limit_bytes - problem.static_bytes
     for rank, stages in enumerate(leanest.orders()):
-        given = (stages, *candidates(problem), problem.num_candidates, int(room[rank]))
-        time[rank], bound[rank] = choose_memory(*given, goal, max_rounds, local, choice)
+        given = (stages, candidates(problem), int(room[rank]))
+        time[rank], bound[rank] = kernels.choose_memory(*given, goal, max_rounds, local, choice)
         if not np.isfinite(time[rank]):
             raise no_memory(problem, rank, int(leanest.peak_bytes[rank] - problem.limit_bytes[rank]))
     return MemoryChoice(choice, time, bound)

@@ -39,7 +39,7 @@ from semu.workload.derived import with_derived
 
 F64 = NDArray[np.float64]
 MOST_ITEMS = 1_000_000
-"""Of a sub-microbatch that somebody asks for; and segments."""
+"""Of a sub-microbatch, and of segments, that a caller asks for."""
 EFFICIENT = 0.95
 """Part of the best rate that a sub-microbatch must reach (DIP §4)."""
 
@@ -76,7 +76,7 @@ class Partition:
     num_ranks: int
 
     def plan(self) -> StagePlan:
-        """Chunks and parts, nothing else; one rank has a chunk for every module without being told."""
+        """Chunks and parts, nothing else; a pipeline of one rank needs no chunks in its plan."""
         return StagePlan(
             parts={m.name: _plain(m.parts) for m in self.modules if m.sub_batch is not None},
             layers={m.name: m.layers for m in self.modules} if self.num_ranks > 1 else None,

@@ -1,4 +1,4 @@
-"""``SearchReport``: what a search found for a job, beside Megatron-LM's schedule and the heuristic's; text, files."""
+"""``SearchReport``: a job's search, beside Megatron-LM's schedule and the heuristic's; text, files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from semu.searcher.orders.loop import Incumbent
 from semu.searcher.partition import Partition
 from semu.searcher.problem.build import JobProblem
 from semu.searcher.problem.search_problem import Solution
-from semu.units import GIB
+from semu.units import GIB, align_columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +131,7 @@ class SearchReport:
                     str(peaks.index(max(peaks))),
                 )
             )
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = align_columns(rows)
         if self.baseline is not None and self.report.iteration_time_s > 0:
             gain = self.baseline.iteration_time_s / self.report.iteration_time_s
             lines.append(f"{gain:.3f} x Megatron-LM's speed")

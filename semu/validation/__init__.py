@@ -1,4 +1,4 @@
-"""Published runs against predictions: ``validate``; a user's own log or trace against a run: ``compare_log``,
+"""Published runs against predictions: ``validate``; a user's log or trace against a run: ``compare_log``,
 ``compare_trace``.
 
 Files:
@@ -10,13 +10,14 @@ Files:
     resolve.py      settings that a source does not tell
     evaluate.py     running one row
     memory.py, activations.py   predicted memory, as a row's source counts it
-    result.py       results, as JSON and CSV
+    row_result.py   what became of a row
     scoring.py      errors of groups, and the null model
+    result.py       all rows with their scores, as JSON and CSV
     table.py        the same for people
     profiles.py     the same rows under two profiles; site.py   factors of a site on top of a profile
     files.py        writing them
 
-    training_log.py, log_lines.py   what a log says; megatron_log.py, torchtitan_log.py   reading it
+    training_log.py, log_lines.py   what a log says; log_reader.py, megatron_log.py, torchtitan_log.py   reading it
     samples.py      warm-up, median, outliers
     compare_log.py, log_result.py   a log beside a simulation
     kineto.py       reading a trace of torch.profiler; kernel_names.py   what its kernels are
@@ -35,10 +36,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from semu.validation.evaluate import JobMaker, evaluate_row
-from semu.validation.result import Comparison, Quantity, RowResult, Status, ValidationResult
+from semu.validation.result import Comparison, Quantity, RowResult, Status, ValidationResult, score
 from semu.validation.row import BadRow, Row
 from semu.validation.rows import parse_rows, published_rows, read_rows
-from semu.validation.scoring import score
 
 __all__ = [
     "BadRow",
@@ -70,7 +70,7 @@ def validate(
 
     Args:
         rows: as ``read_rows`` gives them. make_job: makes a job of a run file's tables: ``semu.runfile.make_job``.
-        devices: row -> profile name or file; None: the row's own.
+        devices: row -> profile name or file; None: the device of the row.
         progress: called after each row with the rows done and all rows.
         pass_times: passes take what rows say, where they do.
     Returns:

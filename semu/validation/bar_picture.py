@@ -11,7 +11,7 @@ from semu.validation.logs.log_result import LogComparison
 from semu.validation.traces.trace_result import TraceComparison
 
 MOST_PAIRS = 30
-"""Of a log's quantities, so many are drawn."""
+"""Number of a log's quantities that are drawn."""
 
 
 def save_bars(result: LogComparison | TraceComparison, path: str | os.PathLike[str]) -> Path:

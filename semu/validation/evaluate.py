@@ -25,7 +25,7 @@ def evaluate_row(
     """Run a row and compare.
 
     Args:
-        row: the run. make_job: see ``JobMaker``. device: profile name or file, None: the row's own.
+        row: the run. make_job: see ``JobMaker``. device: profile name or file, None: the device of the row.
         pass_times: passes take what the row says, where it does (``semu.simulation.effects.pass_times``).
     Returns:
         The result: ``refused`` where semu says that it does not model the row, ``error`` where the row is bad or

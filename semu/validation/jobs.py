@@ -9,7 +9,7 @@ refuses them by name. What a row leaves open follows rules that hold for every r
   ``use_flash_attention: False``; not with context parallelism); anything else is semu's default, a fused kernel.
 * selective recomputation: Megatron-LM's (the attention core); with FSDP, torchtitan's policy of every second product.
 * token loss: with FSDP and a whole vocabulary PyTorch's own, unfused; else Megatron-LM's, in place.
-* dropout, where it is not told: 0.1 with unfused attention (Megatron-LM's default of that time, and what 34 s b h and
+* dropout, where the row has none: 0.1 with unfused attention (Megatron-LM's default of that time, and what 34 s b h and
   5 a s^2 b of 2205.05198 count), else 0.
 * layers per pipeline chunk: as the row's ``layout`` says (keys of ``[parallel.layout]``), where it has one, else
   equally many; where that does not go, one fewer in the first and the last, which hold the tables (Megatron-LM's
@@ -29,7 +29,7 @@ refuses them by name. What a row leaves open follows rules that hold for every r
 * software: PyTorch's where parameters are sharded by FSDP (or gradients, ZeRO-2), unless the row tells
   ``dp_grad_reduce``, which is Megatron-LM's word (its own FSDP); and where the optimizer is sharded within groups of
   ranks, which Megatron-LM's distributed optimizer does not do unless asked; else Megatron-LM's.
-* transfers between pipeline ranks: not hidden unless told so.
+* transfers between pipeline ranks: not hidden unless the row says so.
 * tensor parallelism without communication overlap: false without sequence parallelism (Megatron-LM of 2021); with it,
   what Megatron-LM always hides stays hidden, whatever ``tp_comm`` says of the fused kernels.
 * zero-bubble schedules (zb-*): ranks step apart, as their authors' implementation does (2401.10241 §4); zb-v has two
@@ -74,7 +74,7 @@ _OVERLAP: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "pipeline": ("pp_p2p",),
     }
 )
-"""Key of ``[overlap]`` -> the row's switches that say it, the first that is told counts."""
+"""Key of ``[overlap]`` -> the row's switches that say it; the first that the row has counts."""
 
 
 @dataclass(frozen=True)

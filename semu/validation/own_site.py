@@ -3,7 +3,7 @@
 The rows of a runs file (the schema of ``semu validate --runs``) are simulated on the device; their times and the
 simulated ones give the factors (``semu.fitting.site_runs``). In the new profile a factor on computation divides the
 rates of all compute kinds and multiplies their fixed times, one on communication does so with links; rates stay below
-the peak. What the factors are worth for further runs is told by leaving each run out in turn.
+the peak. What the factors are worth for further runs shows when each run is left out in turn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from semu.fitting.write import number_text, quoted
 from semu.hardware.capabilities import DeviceProfile, variant_name
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, coefficient_names
 from semu.hardware.kinds import Provenance
-from semu.present.report_text import align_columns
+from semu.units import align_columns
 from semu.validation.result import RowResult, Status
 from semu.validation.site import run_times
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from semu.hardware.data_sheet import data_sheet
 from semu.job import TrainingJob
-from semu.present.report_text import align_columns
+from semu.units import align_columns
 from semu.validation.evaluate import JobMaker
 from semu.validation.jobs import Tables
 from semu.validation.result import Quantity, ValidationResult

@@ -54,7 +54,7 @@ class Shape:
         seq_len: tokens of a sequence. positions: rows of a learned position table, None: as many as tokens.
         gated_mlp, tied_embeddings, bias, qkv_bias: as in ``[model.transformer]``; qkv_bias None: as bias.
         activation, norm, position: the file's words.
-        dropout: probability, None: not told.
+        dropout: probability, None: the source does not say.
         moe, mla: sizes of experts and of latent attention, None: dense, ordinary attention.
         mtp_layers: layers that predict further tokens.
     """
@@ -94,10 +94,10 @@ class Row:
         precision, recompute, sharding, schedule: the file's words (``*_kind``); recompute also ``unknown``.
         zero_group: ranks among which ZeRO shards, None: all data-parallel ranks.
         activation_limit: of automatic zero-bubble schedules. etp: tensor parallelism of the experts.
-        sequence_parallel: as in ``[parallel]``. overlap: switches by the file's names, None or absent: not told.
+        sequence_parallel: as in ``[parallel]``. overlap: switches by the file's names, None or absent: unknown.
         attention: first word of the file's remark on the attention kernel, lower case; empty: none.
         grad_dtype: first word of the file's remark on the gradients' type; empty: none.
-        compiled: whether ``torch.compile`` made the kernels; None: not told.
+        compiled: whether ``torch.compile`` made the kernels; None: the source does not say.
         layout: keys of ``[parallel.layout]``, where a file has them; None: none.
         scope, measure: whose memory, and of which kind.
         iteration_time_s, peak_mem_bytes, activation_bytes, static_bytes: what came out.

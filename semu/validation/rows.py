@@ -225,7 +225,7 @@ def _row(fields: _Fields) -> Row:
 
 
 def _pass_times(table: Mapping[str, object] | None) -> PassTimes | None:
-    """``T_F``, ``T_B`` and ``T_W`` in ms; None: not told."""
+    """``T_F``, ``T_B`` and ``T_W`` in ms; None: the row has none."""
     told = _Fields(table or {}, "measured_values.profiled_ms_per_microbatch.")
     found = [told.amount_or_none(name, is_optional=True) for name in ("T_F", "T_B", "T_W")]
     forward, inputs, weights = (None if ms is None else ms / 1e3 for ms in found)

@@ -1,4 +1,4 @@
-"""How far predictions are from measurements: ``score``, and the null model that semu has to beat.
+"""How far predictions are from measurements: ``Scores``, and the null model that semu has to beat.
 
 The null model knows only the model's FLOP: t = FLOP / (GPUs x peak x u), with one MFU u per device and precision. Of
 all u it is the one with the least sum of |log t - log(measured)| over the scored rows. With u_i the MFU at which row
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from semu.validation.result import Quantity, RowResult, Status, ValidationResult
+from semu.validation.row_result import Quantity, RowResult, Status
 
 LEAST_ROWS = 4
 """Groups of fewer rows have no mean worth holding against a tolerance."""
@@ -107,22 +107,23 @@ class GroupScore:
         }
 
 
-def score(rows: Sequence[RowResult]) -> ValidationResult:
-    """Group rows and summarise their errors.
+@dataclass(frozen=True)
+class Scores:
+    """Rows and their scores.
 
-    Args:
-        rows: what became of them, in the order of the file.
+    Attributes:
+        rows: in the order of the file. groups: in order of first appearance. overall: all of them together.
+        null_model: the MFU of each device and precision that explains the scored times best.
     """
-    null = fit_null_model(rows)
-    members: dict[str, list[RowResult]] = {}
-    for row in rows:
-        members.setdefault(row.group, []).append(row)
-    return ValidationResult(
-        rows=tuple(rows),
-        groups=tuple(_score_group(name, own, null) for name, own in members.items()),
-        overall=_score_group("all", rows, null),
-        null_model=tuple(null.values()),
-    )
+
+    rows: tuple[RowResult, ...]
+    groups: tuple[GroupScore, ...]
+    overall: GroupScore
+    null_model: tuple[NullMfu, ...]
+
+    def count(self, status: Status) -> int:
+        """How many rows have a status."""
+        return sum(row.status is status for row in self.rows)
 
 
 def fit_null_model(rows: Sequence[RowResult]) -> dict[tuple[str, str], NullMfu]:
@@ -138,7 +139,8 @@ def _counts(row: RowResult, quantity: Quantity) -> bool:
     return row.is_scored and row.error(quantity) is not None
 
 
-def _score_group(name: str, rows: Sequence[RowResult], null: Mapping[tuple[str, str], NullMfu]) -> GroupScore:
+def score_group(name: str, rows: Sequence[RowResult], null: Mapping[tuple[str, str], NullMfu]) -> GroupScore:
+    """Count and summarise the rows of a group; null: what ``fit_null_model`` gives."""
     scores: dict[Quantity, Errors] = {}
     for quantity in Quantity:
         errors = {row.id: error for row in rows if row.is_scored and (error := row.error(quantity)) is not None}

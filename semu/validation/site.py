@@ -18,7 +18,7 @@ from statistics import fmean
 
 from semu.checks import check_integer
 from semu.fitting.site_runs import EXPERT_ROW_SPREAD, F64, ROW_SPREAD, RunTimes, SiteFactors, evidence, factors_of
-from semu.present.report_text import align_columns
+from semu.units import align_columns
 from semu.validation.result import Quantity, RowResult
 
 MOST_CHOICES = 500

@@ -6,11 +6,12 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from semu.present.report_text import WIDTH, align_columns
+from semu.present.report_text import WIDTH
 from semu.present.uncertainty import LEVEL
+from semu.units import align_columns
 from semu.validation.memory import GB_READING
-from semu.validation.result import Quantity, RowResult, Status, ValidationResult
-from semu.validation.scoring import Errors, GroupScore
+from semu.validation.row_result import Quantity, RowResult, Status
+from semu.validation.scoring import Errors, GroupScore, Scores
 
 _TITLES = {
     Quantity.TIME: "iteration time",
@@ -21,14 +22,14 @@ _TITLES = {
 _LONGEST_GROUP = 32
 
 
-def render(result: ValidationResult) -> str:
+def render(result: Scores) -> str:
     """The text behind ``repr(result)``, without a newline at its end; no line is longer than ``WIDTH``, words apart."""
     sections = [list(_counts(result)), *(list(_errors(result, quantity)) for quantity in Quantity)]
     sections += [list(_null(result)), list(_reasons(result)), list(_notes(result))]
     return "\n".join(line for section in sections if section for line in (*section, ""))[:-1]
 
 
-def _counts(result: ValidationResult) -> Iterator[str]:
+def _counts(result: Scores) -> Iterator[str]:
     counts = ", ".join(f"{result.count(status)} {status.value}" for status in Status)
     yield f"{len(result.rows)} rows: {counts}"
     heads = ("group", "rows", *(status.value for status in Status))
@@ -38,7 +39,7 @@ def _counts(result: ValidationResult) -> Iterator[str]:
     yield from align_columns([heads, *rows], (False, True, True, True, True))
 
 
-def _errors(result: ValidationResult, quantity: Quantity) -> Iterator[str]:
+def _errors(result: Scores, quantity: Quantity) -> Iterator[str]:
     groups = [group for group in result.groups if quantity in group.scores]
     if not groups:
         return
@@ -69,13 +70,13 @@ def _cells(group: GroupScore, errors: Errors, *, has_null: bool) -> tuple[str, .
     return (_name(group), str(errors.n), *sizes, *signed, *null, errors.worst_id)
 
 
-def _null(result: ValidationResult) -> Iterator[str]:
+def _null(result: Scores) -> Iterator[str]:
     if result.null_model:
         parts = [f"{mfu.device} {mfu.precision} {mfu.mfu:.1%} (n = {mfu.n})" for mfu in result.null_model]
         yield from _wrap("null model, one MFU per device and precision: " + ", ".join(parts))
 
 
-def _reasons(result: ValidationResult) -> Iterator[str]:
+def _reasons(result: Scores) -> Iterator[str]:
     """Why rows did not run, with how many rows each reason stopped; every error names its row."""
     refused = Counter(row.reason or "" for row in result.rows if row.status is Status.REFUSED)
     if refused:
@@ -89,7 +90,7 @@ def _reasons(result: ValidationResult) -> Iterator[str]:
             yield from _wrap(f"  {row.id}: {row.reason}", indent=4)
 
 
-def _notes(result: ValidationResult) -> Iterator[str]:
+def _notes(result: Scores) -> Iterator[str]:
     noted: dict[tuple[str, ...], list[RowResult]] = {}
     for row in result.rows:
         if row.notes:

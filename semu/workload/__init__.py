@@ -12,7 +12,7 @@ Files:
     listed.py         microbatches that are packed already; stream.py: files of many iterations
     options.py        run.toml's ``[batch]``
 
-Everything here is numbers about data, never data; nothing here knows a model.
+Everything here is numbers about data, never data, and independent of any model.
 """
 
 from semu.workload.batch import AbstractBatch, Microbatch, TextBatch, shape_columns, text_batch

@@ -68,7 +68,7 @@ class Microbatch:
 
     @classmethod
     def from_arrays(cls, lengths: dict[str, Lengths], samples: int, video_seconds: float = 0.0) -> Microbatch:
-        """A microbatch over read-only int64 arrays that are already known to be right; nothing is copied."""
+        """A microbatch over read-only int64 arrays that were checked before; nothing is copied."""
         new = object.__new__(cls)
         object.__setattr__(new, "lengths", MappingProxyType(lengths))
         object.__setattr__(new, "samples", samples)
@@ -130,10 +130,10 @@ class AbstractBatch(ABC):
     @property
     @abstractmethod
     def default_seq_len(self) -> int | None:
-        """Context length [tokens] where the job names none; None: no limit of its own."""
+        """Context length [tokens] where the job names none; None: the batch sets no limit."""
 
     def context_length(self, seq_len: int | None) -> int | None:
-        """The context length that is used [tokens]: the job's, or the batch's own where the job names none."""
+        """The context length that is used [tokens]: the job's, or that of the batch where the job names none."""
         return self.default_seq_len if seq_len is None else seq_len
 
     @property

@@ -9,7 +9,7 @@ from semu.workload.batch import Lengths, Microbatch
 
 
 def with_derived(microbatches: Sequence[Microbatch], streams: Iterable[str]) -> list[Microbatch]:
-    """The microbatches, each with further streams made of its own; equal objects stay equal objects.
+    """The microbatches with derived streams; equal objects stay equal objects.
 
     Args:
         microbatches: of one iteration. streams: names of derived streams; one whose base a microbatch has not is left

@@ -1,4 +1,4 @@
-"""``ListedBatch``: microbatches that somebody else has packed, such as a training run's data loader."""
+"""``ListedBatch``: microbatches that were packed elsewhere, such as by a training run's data loader."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def kind_for(streams: Collection[str]) -> BatchKind:
 def _from_model(
     kind: BatchKind, arguments: Mapping[str, Any], streams: Collection[str] | None, mergings: Collection[Merging]
 ) -> dict[str, Any]:
-    """Arguments that nobody gave and the model decides."""
+    """Arguments that were not given and the model decides."""
     result: dict[str, Any] = {}
     by_stream = {merging.stream: merging for merging in mergings}
     images, audio = by_stream.get("vision"), by_stream.get("audio")

@@ -29,7 +29,7 @@ class FileBatch(AbstractBatch):
     Attributes:
         metadata: the file's contents.
         seed: of the order of clip groups, >= 0; text and images keep the file's order.
-        images_max: at most so many images in a packed sequence; None: what the context holds.
+        images_max: largest number of images in a packed sequence; None: what the context holds.
         attend_across_samples: attention runs over the whole packed sequence instead of inside each sample.
         max_seconds, max_clips: limits of a clip group; a longer clip is an error.
         tokenizer: frame rate, latent compression and patches of clips.

@@ -127,7 +127,7 @@ class VlmBatch(AbstractBatch):
         images_mean: images per packed sequence on average; None: as the samples have it. A smaller number mixes in
             documents without images (with the text of OBELICS's documents), 0 leaves text only; a larger number is
             impossible. It is met to a few percent (the unused room is estimated), less well where images_max cuts in.
-        images_max: at most so many images in a packed sequence; None: what the context holds (48 of 8192 tokens).
+        images_max: largest number of images in a packed sequence; None: what the context holds (48 of 8192 tokens).
         attend_across_samples: attention runs over the whole packed sequence instead of inside each sample
             (``text`` then holds one entry per packed sequence).
         patches_per_image, tokens_per_image: what an image puts into the encoder and into the backbone, >= 1.

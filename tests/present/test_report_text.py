@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from semu.present.report import RankMemoryRow, Report, TopOperator
-from semu.present.report_text import WIDTH, align_columns, fit_sentence, render
-from semu.units import GIB
+from semu.present.report_text import WIDTH, fit_sentence, render
+from semu.units import GIB, align_columns
 
 
 def rank(number: int, peak_gib: float) -> RankMemoryRow:

@@ -17,7 +17,7 @@ from semu.schedule.placement import Placement
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape
-from semu.schedule.study import Evaluation, PipelineStudy
+from semu.schedule.study import PipelineStudy, StudyResult
 
 FEW_P, FEW_M, FEW_V = (1, 2, 3, 4, 7, 8), (1, 2, 3, 4, 6, 7, 8, 12, 16, 32), (1, 2, 3, 4)
 COSTS = ((1.0, 1.0, 1.0), (1.0, 0.5, 0.5), (2.0, 3.0, 1.0), (3.0, 2.0, 2.5))
@@ -62,7 +62,7 @@ def check_legal(family: ScheduleFamily, shape: PipelineShape) -> Schedule:
     return schedule
 
 
-def check_figures(family: ScheduleFamily, p: int, m: int, v: int, found: Evaluation, cost: tuple[float, ...]) -> int:
+def check_figures(family: ScheduleFamily, p: int, m: int, v: int, found: StudyResult, cost: tuple[float, ...]) -> int:
     """Closed forms, exactly; how many there are."""
     f, i, w = cost
     makespan, held = family.makespan(p, m, v, f, i, w), family.activations(p, m, v)

@@ -16,7 +16,8 @@ from semu.searcher.orders.budgeted import SearchResult, search_problem
 from semu.searcher.orders.interleave import Interleaver, evaluate
 from semu.searcher.orders.loop import Budget
 from semu.searcher.orders.space import OrderSpace
-from semu.searcher.orders.strategy import STRATEGIES, DepthFirstStrategy, Objective
+from semu.searcher.orders.strategies import STRATEGIES
+from semu.searcher.orders.strategy import DepthFirstStrategy, Objective
 from semu.searcher.problem.search_problem import SearchProblem, Solution
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from semu.validation.logs.compare_log import compare_log
+from semu.validation.logs.log_reader import read_log
 from semu.validation.logs.log_result import LogComparison
-from semu.validation.logs.training_log import read_log
 from tests.validation.own_runs import OwnRun, megatron_line, memory_line, own_runs, text_run, titan_line
 
 RUNS = pytest.mark.parametrize("number", [0, 1], ids=["text", "vlm"])

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from semu.errors import ConfigError
-from semu.validation.logs.training_log import LogFormat, LoggedMemory, TrainingLog, read_log
+from semu.validation.logs.log_reader import read_log
+from semu.validation.logs.training_log import LogFormat, LoggedMemory, TrainingLog
 from tests.validation.own_runs import megatron_line, memory_line, titan_line
 
 GIB, MIB = 2.0**30, 2.0**20

@@ -88,7 +88,7 @@ _KERNELS_ONLY = {"update": "--update", "picture": "--picture", "without": "--wit
 
 
 def _runs(arguments: argparse.Namespace) -> int:
-    """Factors of a site from its own training runs."""
+    """Factors of a site from training runs there."""
     for name, flag in _KERNELS_ONLY.items():
         if getattr(arguments, name) not in (None, []):
             raise ConfigError(f"training runs and {flag} together", where=flag, expected="RUNS.json --device NAME")

@@ -16,7 +16,7 @@ from semu.units import GIB
 
 if TYPE_CHECKING:
     from semu.job import TrainingJob
-    from semu.runfile.resolve import RunConfig
+    from semu.runfile.config import RunConfig
     from semu.searcher.grid.result import GridResult
     from semu.searcher.grid.space import Value
 
@@ -114,7 +114,7 @@ def _nearest(found: GridResult) -> str:
 
 
 def _read(arguments: argparse.Namespace, progress: Progress) -> tuple[RunConfig, TrainingJob]:
-    """The run and its job; on another cluster than its own it need not be legal before its axes vary."""
+    """The run and its job; under ``--cluster`` the run need not be legal before its axes vary."""
     try:
         run = read_run(arguments, progress)
         return run, run.job()

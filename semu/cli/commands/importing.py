@@ -125,7 +125,7 @@ def _decided(imported: ImportedRun) -> str:
 
 
 def _module_text(rows: list[Any]) -> str:
-    from semu.present.report_text import align_columns
+    from semu.units import align_columns
 
     cells = []
     for row in rows:

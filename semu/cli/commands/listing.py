@@ -155,7 +155,7 @@ def _schedules_text() -> str:
 
 
 def _table(heads: tuple[str, ...], rows: list[list[str]], right: tuple[int, ...] = ()) -> str:
-    from semu.present.report_text import align_columns
+    from semu.units import align_columns
 
     return "\n".join(align_columns([heads, *rows], [column in right for column in range(len(heads))]))
 

@@ -74,7 +74,7 @@ def _is_loop(arguments: argparse.Namespace) -> bool:
 
 
 def _is_given(arguments: argparse.Namespace, name: str) -> bool:
-    """Whether an option was told; 0 is."""
+    """Whether an option was given; 0 is a value."""
     value = getattr(arguments, name)
     return value is not None and value is not False
 

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say
 from semu.cli.place import check_place
@@ -16,11 +16,14 @@ from semu.cli.resolved import dump_run, read_run
 from semu.errors import ConfigError, SemuError
 from semu.files import make_folder, write_text
 from semu.job import TrainingJob
-from semu.runfile.resolve import RunConfig
+from semu.runfile.config import RunConfig
 from semu.workload import AbstractBatch, read_stream, write_stream
 
+if TYPE_CHECKING:
+    from semu.searcher.planner.training_report import TrainingReport
+
 DEFAULT_ITERATIONS = 100
-"""Iterations of a loop without an end of its own."""
+"""Iterations of a loop for which neither ``--iterations`` nor a stream sets an end."""
 KEEP_EVERY_S = 1.0
 """A loop that is killed loses what it trained since [s]."""
 STATE = "state.json"
@@ -32,7 +35,7 @@ def stream_command(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: a run or a stream that cannot be read, options that are none.
-        MemoryLimitError: no strategy fits the run's own batch.
+        MemoryLimitError: no strategy fits the batch of the run.
     """
     _check(arguments)
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
@@ -141,6 +144,11 @@ def _train(
             raise
         ended_by, error = "error", caught
     report = TrainingReport(job.model.name, rows, count, ended_by, is_reproducible, workers, speed)
+    return _print(report, run, arguments, error)
+
+
+def _print(report: TrainingReport, run: RunConfig, arguments: argparse.Namespace, error: SemuError | None) -> int:
+    """Print a loop and write its files; returns the exit code, that of the error where one ended it."""
     if arguments.out is not None:
         for file in report.save(arguments.out):
             say(f"wrote {file}")
@@ -152,7 +160,7 @@ def _train(
     if error is not None:
         say(f"error: {error}")
         return error.exit_code
-    if ended_by == "interrupt":
+    if report.ended_by == "interrupt":
         say("interrupted: these are the iterations so far")
         return INTERRUPTED
     return 0

@@ -27,7 +27,7 @@ def schedules_command(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: a run that cannot be read or does not fit together, an unknown schedule.
-        ScheduleError: the run's own schedule cannot order its pipeline.
+        ScheduleError: the schedule of the run cannot order its pipeline.
         MissingCoefficientError: a default coefficient under ``--strict``.
     """
     names = _names(arguments.compare)

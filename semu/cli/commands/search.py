@@ -18,7 +18,7 @@ from semu.files import make_folder
 from semu.units import GIB, KIB, MIB
 
 EVERY_S = 0.25
-"""Incumbents that follow one another faster are not told."""
+"""Least time between two incumbents that are printed [s]."""
 _SIZES = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 

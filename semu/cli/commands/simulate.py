@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from semu.costs.result_cache import ResultCache
     from semu.job import TrainingJob
     from semu.present.report import Report
-    from semu.runfile.resolve import RunConfig
+    from semu.runfile.config import RunConfig
 
 
 def simulate_command(arguments: argparse.Namespace) -> int:

@@ -151,7 +151,7 @@ class _Profile:
 
     @classmethod
     def of(cls, rows: Sequence[Row | BadRow], name: str | None, flag: str) -> _Profile:
-        """The profile of an option; None: every row's own.
+        """The profile of an option; None: the device of every row.
 
         Raises:
             ConfigError: as ``devices_of``.

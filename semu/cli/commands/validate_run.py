@@ -1,4 +1,4 @@
-"""``semu validate --run RUN`` with ``--log`` or ``--trace``: a run of the user's own, simulated / measured."""
+"""``semu validate --run RUN`` with ``--log`` or ``--trace``: a run of the user, simulated / measured."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RUN_ONLY = {
 
 
 def is_own_run(arguments: argparse.Namespace) -> bool:
-    """Whether the command is about a run of the user's own.
+    """Whether the command is about a run of the user.
 
     Raises:
         ConfigError: options of the two ways to validate together, or a part of them missing.
@@ -115,7 +115,7 @@ def validate_run_command(arguments: argparse.Namespace) -> int:
 def _log_comparison(arguments: argparse.Namespace) -> _Compare:
     """Reads the log; the comparison waits for the simulation."""
     from semu.validation.logs.compare_log import compare_log
-    from semu.validation.logs.training_log import read_log
+    from semu.validation.logs.log_reader import read_log
 
     log = read_log(arguments.log)
     return lambda job, report: compare_log(log, job, report, warm_up=arguments.warm_up, where=arguments.log)

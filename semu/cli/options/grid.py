@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-DESCRIPTION = "Find the best configurations of a run within memory: parallel sizes, microbatch, recomputation and more."
+from semu.cli.options.shared import AS_SIMULATE, REPEATED, CommandOptions, add_changes, add_run, add_strict
 
-EPILOG = """\
+_DESCRIPTION = (
+    "Find the best configurations of a run within memory: parallel sizes, microbatch, recomputation and more."
+)
+
+_EPILOG = """\
 Every legal combination of the axes is simulated, or cut because it surely does not fit or surely is not among the best
 --top (branch and bound: the same optimum as with --exhaustive). The table shows these, and faster ones that do not fit
 with the nearest change that would; then comes the full report of the best.
@@ -27,13 +31,12 @@ of what was done is printed, --results keeps it)
 """
 
 
-def add_grid(parser: argparse.ArgumentParser) -> None:
-    """Add them to a parser."""
-    parser.add_argument("run", metavar="RUN", help="a TOML file, a config.json, or a shipped setup")
+def _add(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
     what = parser.add_argument_group("configurations")
     what.add_argument("--gpus", type=int, metavar="N", help="so many GPUs, in nodes like the run's")
     what.add_argument("--vary", metavar="AXES", help="axes with commas between, each with values or without: tp=2:4,pp")
-    what.add_argument("--fix", action="append", default=[], metavar="AXIS=VALUE", help="may be repeated: tp=8")
+    what.add_argument("--fix", **REPEATED, metavar="AXIS=VALUE", help="may be repeated: tp=8")
     what.add_argument(
         "--exhaustive", action="store_true", help="simulate all that may fit, whatever their bounds of time"
     )
@@ -47,14 +50,7 @@ def add_grid(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--workers", type=int, metavar="N", help="processes (default 1; with --engine all cores)")
     work.add_argument("--engine", metavar="NAME", help="local (default): processes; ray: a Ray cluster")
     work.add_argument("--results", metavar="FILE", help="SQLite file: keeps results, and takes from it what is there")
-    change = parser.add_argument_group("changes to the run")
-    change.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="as for semu simulate")
-    change.add_argument("--parallel", metavar="SIZES", help="as for semu simulate; of axes that do not vary")
-    change.add_argument("--profile", metavar="FILE|NAME", help="as for semu simulate")
-    change.add_argument("--seed", type=int, metavar="N", help="seed of the batch")
-    change.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments", help="as for semu simulate"
-    )
+    add_changes(parser, seed="seed of the batch", parallel=f"{AS_SIMULATE}; of axes that do not vary")
     output = parser.add_argument_group("output")
     output.add_argument("--csv", metavar="FILE", help="write a line per configuration")
     output.add_argument(
@@ -63,5 +59,7 @@ def add_grid(parser: argparse.ArgumentParser) -> None:
         help="write grid.csv, grid.json, pareto.png, heatmap.png, and in best/ what semu simulate writes",
     )
     output.add_argument("--axes", metavar="AXIS,AXIS", help="of the heat map, up and across (default tp,pp)")
-    output.add_argument("--strict", action="store_true", help="refuse coefficients that are mere defaults (exit 5)")
-    output.add_argument("--dump-config", action="store_true", help="print the resolved run as TOML and stop")
+    add_strict(output)
+
+
+GRID = CommandOptions("find the best parallel configurations of a run within memory", _DESCRIPTION, _add, _EPILOG)

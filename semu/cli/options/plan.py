@@ -6,13 +6,14 @@ import argparse
 
 from semu.cli.options.plan_stream import EPILOG as STREAM_EPILOG
 from semu.cli.options.plan_stream import add_stream_options
+from semu.cli.options.shared import CommandOptions, add_changes, add_run, add_search_budget, add_strict
 
-DESCRIPTION = (
+_DESCRIPTION = (
     "Compile a schedule into an execution plan: what every rank does, one action after another. With --iterations or "
     "--stream, plan a run's iterations one after another, each while the one before it trains."
 )
 
-EPILOG = (
+_EPILOG = (
     """\
 A plan holds, for every pipeline rank, its stages in the schedule's order, the launches and waits of its sends and
 receives, placed from the simulated timeline, and the memory strategy of every stage; estimates lie in a block of their
@@ -39,24 +40,14 @@ under --strict, 70 a defect in semu, 130 interrupted
 )
 
 
-def add_plan(parser: argparse.ArgumentParser) -> None:
-    """Add them to a parser."""
-    parser.add_argument("run", metavar="RUN", nargs="?", help="a TOML file, a config.json, or a shipped setup")
+def _add(parser: argparse.ArgumentParser) -> None:
+    add_run(parser, "?")
     which = parser.add_argument_group("which schedule")
     which.add_argument("--schedule", metavar="FILE|NAME", help="without it and a search, the run's own")
     which.add_argument("--search", action="store_true", help="search one for the run's batch")
-    which.add_argument("--time", type=float, metavar="S", help="seconds for a search; 0: the heuristic's schedule")
-    which.add_argument("--rollouts", type=int, metavar="N", help="sequences to try; without --time and this: 10 s")
-    which.add_argument("--seed", type=int, metavar="N", help="seed of the batch and of the search (default 0)")
-    which.add_argument("--workers", type=int, metavar="N", help="threads of the search (default: half the cores)")
+    add_search_budget(which)
     add_stream_options(parser)
-    change = parser.add_argument_group("changes to the run")
-    change.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="as for semu simulate")
-    change.add_argument("--parallel", metavar="SIZES", help="as for semu simulate")
-    change.add_argument("--profile", metavar="FILE|NAME", help="as for semu simulate")
-    change.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments", help="as for semu simulate"
-    )
+    add_changes(parser)
     output = parser.add_argument_group("output")
     output.add_argument("-o", "--output", metavar="FILE", help="write the plan (plan.json)")
     output.add_argument("--show", metavar="FILE", help="a plan that is there, in place of RUN")
@@ -71,5 +62,9 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
         help="write its order of stages as torch.distributed.pipelining reads it, where it fits its rules",
     )
     output.add_argument("--out", metavar="DIR", help="of a loop: write result.json, iterations.png and state.json")
-    output.add_argument("--strict", action="store_true", help="refuse coefficients that are mere defaults (exit 5)")
-    output.add_argument("--dump-config", action="store_true", help="print the resolved run as TOML and stop")
+    add_strict(output)
+
+
+PLAN = CommandOptions(
+    "compile a schedule into what every rank does, or plan a training loop", _DESCRIPTION, _add, _EPILOG
+)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-DESCRIPTION = "Execute a plan: every rank's stages, sends and receives, over torch."
+from semu.cli.options.shared import CommandOptions
 
-EPILOG = """\
+_DESCRIPTION = "Execute a plan: every rank's stages, sends and receives, over torch."
+
+_EPILOG = """\
 With --demo, local processes execute the plan on small layers that stand for those of its model: same modules, chunks,
 sub-microbatches, actions and memory strategies, real data dependence. Loss and every gradient are compared with those
 of the same small model in one piece; the time that the pipeline took is printed beside the time that semu simulates for
@@ -25,8 +27,7 @@ exit codes: 0 ok, 2 bad input, 4 an illegal plan, 6 a rank has failed or gradien
 """
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add them to a parser."""
+def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", metavar="PLAN", help="a plan.json of semu plan")
     parser.add_argument("--demo", action="store_true", help="on this machine, with small layers")
     parser.add_argument(
@@ -43,3 +44,6 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "--fewer-layers", type=int, default=8, metavar="N", help="one small layer stands for N of the plan (default 8)"
     )
     parser.add_argument("--out", metavar="DIR", help="write result.json and timeline.png, simulated beside measured")
+
+
+RUN = CommandOptions("execute a plan over torch, on small layers on this machine", _DESCRIPTION, _add, _EPILOG)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-DESCRIPTION = (
+from semu.cli.options.shared import AS_SIMULATE, CommandOptions, add_changes, add_run, add_strict
+
+_DESCRIPTION = (
     "Compare pipeline schedules on a run: time, bubble and memory of each; or, without a run, on plain numbers."
 )
 
-EPILOG = """\
+_EPILOG = """\
 The run's own schedule comes first. Every other one runs on its own placement, with the run's vpp where it allows that,
 else with the fewest chunks that it needs; what cannot run is listed with the rule that it breaks.
 
@@ -28,27 +30,21 @@ illegal schedule; the table is printed where some schedule runs
 """
 
 
-def add_schedules(parser: argparse.ArgumentParser) -> None:
-    """Add them to a parser."""
-    parser.add_argument("run", metavar="RUN", nargs="?", help="a TOML file, a config.json, or a shipped setup")
+def _add(parser: argparse.ArgumentParser) -> None:
+    add_run(parser, "?")
     parser.add_argument(
         "--compare", metavar="NAMES", help="schedules, with commas between, or all (see semu list schedules)"
     )
-    change = parser.add_argument_group("changes to the run")
-    change.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="as for semu simulate")
-    change.add_argument("--parallel", metavar="SIZES", help="as for semu simulate")
-    change.add_argument("--profile", metavar="FILE|NAME", help="as for semu simulate")
-    change.add_argument("--seed", type=int, metavar="N", help="seed of the batch")
-    change.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments", help="as for semu simulate"
-    )
+    add_changes(parser, seed="seed of the batch")
     plain = parser.add_argument_group("without a run: every stage takes a second for F, I and W each")
     plain.add_argument("--ranks", type=int, metavar="P", help="pipeline ranks")
     plain.add_argument("--microbatches", type=int, metavar="M", help="microbatches")
     speed = parser.add_argument_group("speed")
-    speed.add_argument("--cache", metavar="DIR|FILE", help="as for semu simulate")
+    speed.add_argument("--cache", metavar="DIR|FILE", help=AS_SIMULATE)
     output = parser.add_argument_group("output")
     output.add_argument("--csv", metavar="FILE", help="write a line per stage")
     output.add_argument("--out", metavar="DIR", help="write result.json, schedules.png and NAME.csv of every schedule")
-    output.add_argument("--strict", action="store_true", help="refuse coefficients that are mere defaults (exit 5)")
-    output.add_argument("--dump-config", action="store_true", help="print the resolved run as TOML and stop")
+    add_strict(output)
+
+
+SCHEDULES = CommandOptions("compare pipeline schedules on a run: time, bubble and memory", _DESCRIPTION, _add, _EPILOG)

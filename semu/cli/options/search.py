@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-DESCRIPTION = "Look for the schedule that is best for a run's batch: chunks, sub-microbatches, order and memory."
+from semu.cli.options.shared import REPEATED, CommandOptions, add_changes, add_run, add_search_budget, add_strict
 
-EPILOG = """\
+_DESCRIPTION = "Look for the schedule that is best for a run's batch: chunks, sub-microbatches, order and memory."
+
+_EPILOG = """\
 Every modality module gets chunks of its own and cuts its items into sub-microbatches; then the search tries orders of
 the stages, and a memory strategy for each layer of each of them, within the memory of every rank. The table shows the
 schedule found beside that of Megatron-LM (interleaved 1F1B where it can be, the run's recomputation) and beside the
@@ -27,17 +29,13 @@ of a module that cannot be cut, 5 a default coefficient under --strict, 70 a def
 """
 
 
-def add_search(parser: argparse.ArgumentParser) -> None:
-    """Add them to a parser."""
-    parser.add_argument("run", metavar="RUN", help="a TOML file, a config.json, or a shipped setup")
+def _add(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
     budget = parser.add_argument_group("search")
-    budget.add_argument("--time", type=float, metavar="S", help="seconds for the search; 0: the heuristic's schedule")
-    budget.add_argument("--rollouts", type=int, metavar="N", help="sequences to try; without --time and this: 10 s")
-    budget.add_argument("--seed", type=int, metavar="N", help="seed of the batch and of the search (default 0)")
+    add_search_budget(budget)
     budget.add_argument(
         "--strategy", default="mixed", metavar="NAME", help="mixed (default), mcts, local, dfs or random"
     )
-    budget.add_argument("--workers", type=int, metavar="N", help="threads (default: half the cores)")
     budget.add_argument("--objective", default="min", metavar="min|max", help="max looks for the longest schedule")
     budget.add_argument(
         "--exact", action="store_true", help="afterwards let OR-Tools' CP-SAT go on for as long (60 s with --rollouts)"
@@ -45,14 +43,11 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what may be decided")
     what.add_argument(
         "--sub-batch",
-        action="append",
-        default=[],
+        **REPEATED,
         metavar="MODULE=N",
         help="items of a sub-microbatch, 0: whole microbatches; may be repeated",
     )
-    what.add_argument(
-        "--segments", action="append", default=[], metavar="MODULE=N", help="chunks per rank; may be repeated"
-    )
+    what.add_argument("--segments", **REPEATED, metavar="MODULE=N", help="chunks per rank; may be repeated")
     what.add_argument(
         "--strategies",
         metavar="NAMES",
@@ -69,18 +64,14 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--processes", type=int, metavar="N", help="of the engine local (default: one per core); CPUs of ray"
     )
     many.add_argument("--address", metavar="HOST:PORT", help="of a Ray cluster that runs already")
-    change = parser.add_argument_group("changes to the run")
-    change.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="as for semu simulate")
-    change.add_argument("--parallel", metavar="SIZES", help="as for semu simulate")
-    change.add_argument("--profile", metavar="FILE|NAME", help="as for semu simulate")
-    change.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments", help="as for semu simulate"
-    )
+    add_changes(parser)
     output = parser.add_argument_group("output")
     output.add_argument(
         "--out",
         metavar="DIR",
         help="write schedule.json, result.json, timeline.png (before and after), memory.png and curve.png",
     )
-    output.add_argument("--strict", action="store_true", help="refuse coefficients that are mere defaults (exit 5)")
-    output.add_argument("--dump-config", action="store_true", help="print the resolved run as TOML and stop")
+    add_strict(output)
+
+
+SEARCH = CommandOptions("look for the schedule that is best for a run's batch", _DESCRIPTION, _add, _EPILOG)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-DESCRIPTION = "Simulate a run under changes, one at a time: which of them would help most."
+from semu.cli.options.shared import AS_SIMULATE, REPEATED, CommandOptions, add_dump, add_run
 
-EPILOG = """\
+_DESCRIPTION = "Simulate a run under changes, one at a time: which of them would help most."
+
+_EPILOG = """\
 A change is KEY=VALUE in the words of a run file, or KEY=xFACTOR for a multiple of what the run has. Keys are those of
 [parallel], [training], [overlap] and [cluster]; numbers of the device's profile (semu list devices) are keys of
 [cluster]. Several assignments in one --set, with spaces between them, are made together. Without --set: the hardware
@@ -22,32 +24,32 @@ exit codes: 0 ok (changes with which the run cannot run are listed with the reas
 """
 
 
-def add_what_if(parser: argparse.ArgumentParser) -> None:
-    """Add them to a parser."""
-    parser.add_argument("run", metavar="RUN", help="a TOML file, a config.json, or a shipped setup")
+def _add(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
     asked = parser.add_argument_group("changes to look at")
     asked.add_argument(
         "--set",
-        action="append",
-        default=[],
+        **REPEATED,
         metavar="KEY=VALUE|KEY=xFACTOR",
         dest="changes",
         help="a change; may be repeated",
     )
     asked.add_argument("--factor", type=float, metavar="F", help="without --set: of hardware numbers (default 2)")
     change = parser.add_argument_group("the run itself")
-    change.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="as for semu simulate")
-    change.add_argument("--parallel", metavar="SIZES", help="as for semu simulate")
-    change.add_argument("--profile", metavar="FILE|NAME", help="as for semu simulate")
+    change.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help=AS_SIMULATE)
+    change.add_argument("--parallel", metavar="SIZES", help=AS_SIMULATE)
+    change.add_argument("--profile", metavar="FILE|NAME", help=AS_SIMULATE)
     change.add_argument("--seed", type=int, metavar="N", help="of the batch")
     change.add_argument(
         "--base",
-        action="append",
-        default=[],
+        **REPEATED,
         metavar="KEY=VALUE",
         dest="assignments",
         help="changes the run before anything is asked, as --set does for semu simulate",
     )
     output = parser.add_argument_group("output")
     output.add_argument("--out", metavar="DIR", help="write what_if.json and what_if.png")
-    output.add_argument("--dump-config", action="store_true", help="print the resolved run as TOML and stop")
+    add_dump(output)
+
+
+WHAT_IF = CommandOptions("which change to a run would help most", _DESCRIPTION, _add, _EPILOG)

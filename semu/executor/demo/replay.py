@@ -98,7 +98,7 @@ def _read_items(plan: ExecutionPlan, replica: int) -> list[int]:
 
 
 def _transfer(plan: ExecutionPlan, recordings: Sequence[Sequence[Recording]], replica: int) -> float:
-    """Median time of messages for which somebody waited."""
+    """Median time of messages for which a rank waited."""
     found = []
     for iteration in recordings:
         sent: dict[int, float] = {}

@@ -90,7 +90,7 @@ def _trains(command: Command) -> bool:
 
 
 def _size(launcher: Sequence[Field], names: Sequence[str], script: Script) -> tuple[int, int] | None:
-    """A number that the launcher says, and its line; None where it says none that can be told."""
+    """A number of the launcher's arguments, and its line; None: there is none, or a variable hides it."""
     words: list[Field] = []
     for field in launcher:
         head, equals, tail = field.text.partition("=")

@@ -22,7 +22,7 @@ def cluster_table(settings: Settings, asked: Cluster | None) -> dict[str, Any]:
     Args:
         asked: by the caller; None: nothing.
     Raises:
-        ConfigError: nobody says how many GPUs there are.
+        ConfigError: neither the file nor the caller says how many GPUs there are.
     """
     given = settings.given
     world = settings.size("world_size")

@@ -83,7 +83,7 @@ def is_megatron(path: str, text: str) -> bool:
 
 
 def read_given(text: str, source: str, defined: Mapping[str, str] | None = None) -> Given:
-    """The arguments of a log, a YAML file or a script, told apart by what is in them."""
+    """The arguments of a log, a YAML file or a script; the content says which it is."""
     if is_log(text):
         return read_log(text, source)
     return read_config(text, source) if is_config(text) else read_script(text, source, defined)

@@ -31,7 +31,7 @@ class Settings:
     Args:
         given: what the file says; of an argument that comes twice the last counts.
     Raises:
-        ConfigError: on ``get`` and its kin: a value of a wrong type, a word that Megatron-LM does not know.
+        ConfigError: on ``get`` and its kin: a value of a wrong type, a word that Megatron-LM does not have.
     """
 
     def __init__(self, given: Given) -> None:
@@ -105,7 +105,7 @@ class Settings:
         return value
 
     def required(self, dest: str) -> int:
-        """A size that must be told.
+        """A size that the file must have.
 
         Raises:
             ConfigError: it is not.
@@ -118,7 +118,7 @@ class Settings:
         return value
 
     def is_told(self, dest: str) -> bool:
-        """Whether the file gives a value of its own."""
+        """Whether the file gives a value."""
         told = self._told.get(dest)
         return told is not None and told.value(self.where(dest)) is not None
 

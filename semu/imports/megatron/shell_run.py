@@ -1,6 +1,6 @@
 """Following a script without running it: ``follow_script`` gives the commands that start Python.
 
-Assignments are carried out; ``if``, ``case`` and ``&&`` are followed where their conditions can be told from the
+Assignments are carried out; ``if``, ``case`` and ``&&`` are followed where their conditions follow from the
 script. Where they cannot, every branch is looked at and what it assigns becomes a gap. Loops are looked at once, with
 what they assign unknown.
 """
@@ -79,7 +79,7 @@ class _Runner:
         self.is_over = False
 
     def block(self, tokens: Tokens) -> bool | None:
-        """Statements in order; whether the last succeeds, None: not known."""
+        """Statements in order; whether the last succeeds; None: undecided."""
         at, result = 0, None
         runs: bool | None = True  # whether the next command runs
         while at < len(tokens) and not self.is_over:

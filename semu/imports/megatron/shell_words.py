@@ -1,4 +1,4 @@
-"""``Shell``: the variables of a script and what words become with them; what cannot be known stays a named gap.
+"""``Shell``: the variables of a script and what words become with them; a value from outside stays a named gap.
 
 A gap is one character of a private range inside a text, so that texts with gaps can be joined, split and read again.
 """

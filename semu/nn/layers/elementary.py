@@ -12,7 +12,7 @@ class Linear(Module):
 
     Args:
         in_features, out_features: global widths. bias: add b. parts: widths of the projections that it fuses.
-        bias_features: so many of the features have a bias; None: all.
+        bias_features: number of features with a bias; None: all.
     """
 
     def __init__(

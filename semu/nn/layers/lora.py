@@ -32,7 +32,7 @@ class LoRA:
         targets: ``"all-linear"``; names of projections (``q_proj``, ``c_attn``, ``linear_fc1``, ...); module paths; or
             ``fnmatch`` patterns of paths that end in either (``llm.*.q_proj``). As in PEFT, a name stands for all
             modules whose path ends in it.
-        dropout: probability on what an adapter reads; each draws its own mask.
+        dropout: probability on an adapter's input; every adapter draws a mask.
         alpha: the scale is alpha / rank; costs nothing and is kept for the record.
         trainable: module paths or patterns of what is trained beside the adapters (PEFT's ``modules_to_save``, here
             without a frozen copy).
@@ -62,7 +62,7 @@ class LoRA:
 
 
 class LoRALinear(Linear):
-    """A linear layer with adapters; the layer's own parameters are what they were.
+    """A linear layer with adapters; the parameters of the layer stay as they are.
 
     Args:
         base: the layer. rank: of the adapters. parts: adapted projections, each as (number, first row, rows).

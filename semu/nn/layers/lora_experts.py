@@ -21,7 +21,7 @@ class LoRAExperts(Experts):
     """Experts with adapters, each pair of them in two grouped products; never in fp8.
 
     Args:
-        base: the experts; their own parameters are what they were. rank: of the adapters.
+        base: the experts; their parameters stay as they are. rank: of the adapters.
         parts: adapted projections, numbered as in ``expert_widths``. dropout: on what an adapter reads.
     """
 

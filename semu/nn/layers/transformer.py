@@ -279,7 +279,7 @@ class LMHead(Module):
 
     Args:
         hidden: width. vocab: vocabulary. rms_norm: kind of the final norm.
-        tied: the embedding whose table is shared, or None for a table of its own.
+        tied: the embedding whose table is shared, or None: the head has a table.
         softcap: the logits are capped (Gemma 2, 2408.00118 §2): one more kernel over them.
     """
 

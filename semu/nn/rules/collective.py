@@ -6,7 +6,6 @@ operators only; the layer rules that call them know the matching backward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from semu.errors import GraphError
@@ -90,8 +89,7 @@ def all_to_all(x: Tensor, *, gather: int, scatter: int) -> Tensor:
             [source],
             source.shape,
             shards=shards,
-            dtype=source.dtype,
-            sequences=source.sequences,
+            like=source,
             net_bytes=wire_bytes(OpKind.ALL_TO_ALL, source.size_bytes, group, trace.where),
             key=(group.num_ranks, group.num_nodes),
             stream=trace.communication_stream(group),
@@ -99,14 +97,7 @@ def all_to_all(x: Tensor, *, gather: int, scatter: int) -> Tensor:
         )
 
     y = exchange(x, gather, scatter)
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [exchange(grad, scatter, gather)]
-
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, lambda grad: [exchange(grad, scatter, gather)])
 
 
 def send(x: Tensor, group: CommGroup) -> Tensor:
@@ -121,10 +112,7 @@ def send(x: Tensor, group: CommGroup) -> Tensor:
         return trace.emit(
             OpKind.P2P,
             [source],
-            source.shape,
-            shards=source.shards,
-            dtype=source.dtype,
-            sequences=source.sequences,
+            like=source,
             net_bytes=wire_bytes(OpKind.P2P, source.size_bytes, group, trace.where),
             key=(group.num_ranks, group.num_nodes),
             stream=trace.communication_stream(group),
@@ -133,14 +121,7 @@ def send(x: Tensor, group: CommGroup) -> Tensor:
         )
 
     y = move(x, "send")
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [move(grad, "send_bw")]
-
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, lambda grad: [move(grad, "send_bw")])
 
 
 def _collective(kind: OpKind, x: Tensor, *, token_shards: int, buffer: str) -> Tensor:
@@ -154,8 +135,7 @@ def _collective(kind: OpKind, x: Tensor, *, token_shards: int, buffer: str) -> T
         [x],
         x.shape,
         shards=(token_shards, *x.shards[1:]),
-        dtype=x.dtype,
-        sequences=x.sequences,
+        like=x,
         net_bytes=wire_bytes(kind, whole, group, trace.where),
         key=(group.num_ranks, group.num_nodes),
         stream=trace.communication_stream(group),

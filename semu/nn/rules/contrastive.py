@@ -52,15 +52,12 @@ def gather_rows(x: Tensor) -> Tensor:
             everything = all_gather_tokens(everything)
     y = replace(everything, requires_grad=x.requires_grad)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         if is_split:
             grad = reduce_scatter_tokens(grad)
         return [_exchange(OpKind.REDUCE_SCATTER, grad, x.shape[0])]
 
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, backward)
 
 
 def _exchange(kind: OpKind, x: Tensor, rows: Dim) -> Tensor:
@@ -92,10 +89,7 @@ def scale_rows(x: Tensor, factor: Parameter) -> Tensor:
         return trace.emit(
             OpKind.ADD,
             [*inputs, use],
-            x.shape,
-            shards=x.shards,
-            dtype=x.dtype,
-            sequences=x.sequences,
+            like=x,
             gradients=[use] if is_backward and use.gradient is not None else [],
             mem_bytes=passes * x.size_bytes,
             key=(x.numel,),
@@ -105,14 +99,11 @@ def scale_rows(x: Tensor, factor: Parameter) -> Tensor:
 
     y = kernel([x], 2, "scale_rows", is_backward=False)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = kernel([x, grad], 3, "scale_rows_bw", is_backward=True)
         return [grad_x if x.requires_grad else None]
 
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, backward)
 
 
 def similarities(rows: Tensor, others: Tensor) -> Tensor:
@@ -149,16 +140,13 @@ def similarities(rows: Tensor, others: Tensor) -> Tensor:
 
     logits = multiply([rows, others], None, (n, m, d), "similarities")
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         return [
             multiply([grad, others], rows, (n, d, m), "rows_bw") if rows.requires_grad else None,
             multiply([grad, rows], others, (m, d, n), "others_bw") if others.requires_grad else None,
         ]
 
-    trace.record([rows, others], [logits], backward)
-    return logits
+    return trace.recorded([rows, others], logits, backward)
 
 
 def pairwise_sigmoid(logits: Tensor, bias: Parameter) -> Tensor:

@@ -43,9 +43,7 @@ def embedding(ids: Tensor, table: Parameter) -> Tensor:
             rows = reduce_scatter_tokens(rows) if plan.sequence_parallel else all_reduce(rows)
     y = replace(rows, requires_grad=table.requires_grad)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         if use.gradient is not None:
             whole = all_gather_tokens(grad) if is_split and plan.sequence_parallel else grad
             grad_size = trace.options.grad_dtype.size_bytes
@@ -60,8 +58,7 @@ def embedding(ids: Tensor, table: Parameter) -> Tensor:
             )
         return [None]
 
-    trace.record([ids], [y], backward)
-    return y
+    return trace.recorded([ids], y, backward)
 
 
 def shard_tokens(x: Tensor) -> Tensor:
@@ -73,14 +70,7 @@ def shard_tokens(x: Tensor) -> Tensor:
     if plan.token_shards == 1 or x.shards[0] > 1:
         return x
     y = trace.view(x, x.shape, (plan.tp, *x.shards[1:]))
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [all_gather_tokens(grad)]
-
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, lambda grad: [all_gather_tokens(grad)])
 
 
 def merge_tokens(x: Tensor, group: int, merged: Sequences) -> Tensor:
@@ -109,16 +99,13 @@ def scatter_tokens(x: Tensor, into: Tensor) -> Tensor:
         raise GraphError("widths differ", where=trace.where, expected=str(into.shape[-1]), got=x.shape[-1])
     y = copy_like(into, [into, x], 2 * into.size_bytes + x.size_bytes, "scatter_tokens")
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         return [
             copy_like(x, [grad], 2 * x.size_bytes, "gather_tokens") if x.requires_grad else None,
             copy_like(into, [grad], 2 * into.size_bytes, "mask_tokens") if into.requires_grad else None,
         ]
 
-    trace.record([x, into], [y], backward)
-    return y
+    return trace.recorded([x, into], y, backward)
 
 
 def _rearrange(x: Tensor, shape: Sequence[Dim], sequences: Sequences | None, name: str) -> Tensor:
@@ -138,11 +125,4 @@ def _rearrange(x: Tensor, shape: Sequence[Dim], sequences: Sequences | None, nam
         )
 
     y = copy(x, shape, sequences, name)
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [copy(grad, x.shape, x.sequences, f"{name}_bw")]
-
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, lambda grad: [copy(grad, x.shape, x.sequences, f"{name}_bw")])

@@ -20,7 +20,7 @@ from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
-from semu.nn.rules.matmul import accumulate_product
+from semu.nn.rules.matmul import accumulate_product, reduce_bias
 from semu.nn.trace.keep import kept_product
 from semu.nn.trace.sharding import ShardingStyle
 from semu.nn.trace.tensor import Tensor, laid_out_like
@@ -45,7 +45,7 @@ def fp8_linear(
     style: ShardingStyle,
     parts: Sequence[int] | None = None,
 ) -> Tensor:
-    """``y = x W^T + b`` in fp8; arguments and result as ``matmul.linear``, FLOP as there.
+    """``y = x W^T + b`` in fp8; arguments, result and FLOP as ``matmul.linear``.
 
     Args:
         style: of the current module; REPLICATED without tensor parallelism.
@@ -88,9 +88,7 @@ def fp8_linear(
     has_grad = x.requires_grad or any(use.parameter.requires_grad for use in (w, b) if use is not None)
     y = replace(y, requires_grad=has_grad and trace.grad_enabled)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         needs = x.requires_grad
         phase = Phase.INPUT_GRADIENT if needs else Phase.WEIGHT_GRADIENT
         if is_scattered:
@@ -115,8 +113,7 @@ def fp8_linear(
         _weight_gradient(grad, g8.transposed, columns, w, b, (n, k))
         return [grad_x]
 
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, backward)
 
 
 def _widths(trace: Trace, weight: Parameter, cut: tuple[int, int]) -> tuple[int, int]:
@@ -242,18 +239,11 @@ def _weight_gradient(
     widths: tuple[int, int],
 ) -> None:
     """Append ``dW += dY^T X`` in fp8 into the gradient buffer, as ``matmul.weight_gradient``; the bias is fused."""
-    trace, (n, k) = grad.trace, widths
+    n, k = widths
     writes = [use for use in (weight, bias) if use is not None and use.gradient is not None]
     if weight.gradient is not None:
         assert rows is not None and columns is not None
         m = product(rows.local_shape[:-1])
         accumulate_product([rows, columns], writes, (m, n, k), rows.size_bytes + columns.size_bytes, DType.FP8)
     elif writes:
-        trace.emit(
-            OpKind.CUSTOM,
-            [grad],
-            gradients=writes,
-            mem_bytes=grad.size_bytes,
-            phase=Phase.WEIGHT_GRADIENT,
-            name="bias_bw",
-        )
+        reduce_bias(grad, writes)

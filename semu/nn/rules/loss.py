@@ -37,15 +37,7 @@ def cross_entropy(logits: Tensor) -> Tensor:
             name="softmax",
         )
         _exchange(logits, softmax)
-        loss = trace.emit(
-            OpKind.CROSS_ENTROPY,
-            [softmax],
-            (),
-            dtype=DType.FP32,
-            mem_bytes=3 * fp32 * tokens,
-            key=(tokens, 1),
-            name="mean",
-        )
+        loss = _scalar([softmax], 3 * fp32 * tokens, (tokens, 1), "mean")
     loss = replace(loss, requires_grad=logits.requires_grad)
 
     def backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -53,10 +45,7 @@ def cross_entropy(logits: Tensor) -> Tensor:
             trace.emit(
                 OpKind.CROSS_ENTROPY,
                 [softmax],
-                logits.shape,
-                shards=logits.shards,
-                dtype=logits.dtype,
-                sequences=logits.sequences,
+                like=logits,
                 mem_bytes=fp32 * logits.numel + logits.size_bytes,
                 key=(tokens, logits.local_shape[1]),
                 name="softmax_bw",
@@ -65,6 +54,22 @@ def cross_entropy(logits: Tensor) -> Tensor:
 
     trace.record([logits], [loss], backward)
     return loss
+
+
+def _scalar(
+    inputs: Sequence[Tensor], mem_bytes: Dim, key: Sequence[Dim], name: str, updates: Sequence[Tensor] = ()
+) -> Tensor:
+    """Append a kernel whose result is one fp32 number."""
+    return inputs[0].trace.emit(
+        OpKind.CROSS_ENTROPY,
+        inputs,
+        (),
+        dtype=DType.FP32,
+        mem_bytes=mem_bytes,
+        key=key,
+        name=name,
+        updates=updates,
+    )
 
 
 def _exchange(logits: Tensor, softmax: Tensor) -> None:
@@ -83,7 +88,7 @@ def _exchange(logits: Tensor, softmax: Tensor) -> None:
 
 
 def _unfused(logits: Tensor) -> Tensor:
-    """PyTorch's own: ``F.cross_entropy(logits.float(), labels)``, kernel by kernel.
+    """PyTorch's ``F.cross_entropy(logits.float(), labels)``, kernel by kernel.
 
     The logits' fp32 copy and its log-softmax are two tensors, of which the second is saved; the backward makes the
     gradients of both in fp32 and casts the last one. The logits themselves stay until the loss is known.
@@ -108,15 +113,7 @@ def _unfused(logits: Tensor) -> Tensor:
         copy = kernel([logits], DType.FP32, logits.size_bytes + fp32 * logits.numel, "float")
         softmax = kernel([copy], DType.FP32, 2 * fp32 * logits.numel, "log_softmax")
         _exchange(logits, softmax)
-        loss = trace.emit(
-            OpKind.CROSS_ENTROPY,
-            [softmax, logits],
-            (),
-            dtype=DType.FP32,
-            mem_bytes=3 * fp32 * tokens,
-            key=(tokens, 1),
-            name="mean",
-        )
+        loss = _scalar([softmax, logits], 3 * fp32 * tokens, (tokens, 1), "mean")
     loss = replace(loss, requires_grad=logits.requires_grad)
 
     def backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -153,16 +150,9 @@ def _fused(logits: Tensor) -> Tensor:
                 stream=trace.communication_stream(group),
                 name="all_gather_statistics",
             )
-        loss = trace.emit(
-            OpKind.CROSS_ENTROPY,
-            [logits],
-            (),
-            dtype=DType.FP32,
-            mem_bytes=(2 if logits.shards[-1] > 1 else 3) * logits.size_bytes,
-            key=(tokens, logits.local_shape[1]),
-            name="loss_and_gradient",
-            updates=[logits],
-        )
+        passes = 2 if logits.shards[-1] > 1 else 3
+        key = (tokens, logits.local_shape[1])
+        loss = _scalar([logits], passes * logits.size_bytes, key, "loss_and_gradient", updates=[logits])
     loss = replace(loss, requires_grad=logits.requires_grad)
     trace.record([logits], [loss], lambda _: [logits])
     return loss
@@ -199,25 +189,14 @@ def mean_squared_error(prediction: Tensor) -> Tensor:
     Saves the prediction; the target is part of the batch and not counted.
     """
     trace = prediction.trace
-    loss = trace.emit(
-        OpKind.CROSS_ENTROPY,
-        [prediction],
-        (),
-        dtype=DType.FP32,
-        mem_bytes=2 * prediction.size_bytes,
-        key=(prediction.numel,),
-        name="squared_error",
-    )
+    loss = _scalar([prediction], 2 * prediction.size_bytes, (prediction.numel,), "squared_error")
 
     def backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
         return [
             trace.emit(
                 OpKind.CROSS_ENTROPY,
                 [prediction],
-                prediction.shape,
-                shards=prediction.shards,
-                dtype=prediction.dtype,
-                sequences=prediction.sequences,
+                like=prediction,
                 mem_bytes=3 * prediction.size_bytes,
                 key=(prediction.numel,),
                 name="squared_error_bw",

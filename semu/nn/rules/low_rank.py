@@ -52,20 +52,14 @@ def add_parts(y: Tensor, parts: Sequence[Tensor]) -> Tensor:
     out = y.trace.emit(
         OpKind.ADD,
         [y, *parts],
-        y.shape,
-        shards=y.shards,
-        dtype=y.dtype,
-        sequences=y.sequences,
+        like=y,
         mem_bytes=3 * numel * y.dtype.size_bytes,
         key=(numel,),
         name="add_adapters",
     )
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         views = [y.trace.view(grad, part.shape, part.shards) for part in parts]
         return [grad if y.requires_grad else None, *views]
 
-    y.trace.record([y, *parts], [out], backward)
-    return out
+    return y.trace.recorded([y, *parts], out, backward)

@@ -78,15 +78,12 @@ def _plain(
     """The local product of a whole or column-split weight, with its two gradients."""
     y = forward_product(x, weight, bias, out_shards, parts=parts)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = input_gradient(grad, weight, x.shards[-1]) if x.requires_grad else None
         weight_gradient(grad, x, weight, bias)
         return [grad_x]
 
-    x.trace.record([x], [y], backward)
-    return y
+    return x.trace.recorded([x], y, backward)
 
 
 def _column(x: Tensor, weight: Parameter, bias: Parameter | None, parts: Sequence[int] | None = None) -> Tensor:
@@ -98,9 +95,7 @@ def _column(x: Tensor, weight: Parameter, bias: Parameter | None, parts: Sequenc
         whole = all_gather_tokens(x) if is_split else x
     y = forward_product(whole, w, b, tp, requires_grad_like=x, parts=parts)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         needs_weight = w.gradient is not None
         again = all_gather_tokens(x) if is_split and needs_weight else x
         grad_x = None
@@ -110,8 +105,7 @@ def _column(x: Tensor, weight: Parameter, bias: Parameter | None, parts: Sequenc
         weight_gradient(grad, again, w, b)
         return [grad_x]
 
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, backward)
 
 
 def _row(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
@@ -131,16 +125,13 @@ def _row(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
         reduced = reduce_scatter_tokens(partial) if scatter else all_reduce(partial)
     y = _mark(reduced, x, w, b)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         whole = all_gather_tokens(grad) if scatter else grad
         grad_x = input_gradient(whole, w, tp) if x.requires_grad else None
         weight_gradient(whole, x, w, b)
         return [grad_x]
 
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, backward)
 
 
 def _mark(y: Tensor, x: Tensor, weight: ParameterUse, bias: ParameterUse | None) -> Tensor:
@@ -199,7 +190,7 @@ def input_gradient(grad: Tensor, weight: ParameterUse, in_shards: int) -> Tensor
 def weight_gradient(grad: Tensor, x: Tensor, weight: ParameterUse, bias: ParameterUse | None) -> None:
     """Append ``dW += dY^T X`` into the gradient buffer, where W trains.
 
-    The bias gradient is fused into it; with a frozen weight and a training bias it is a reduction of its own.
+    The bias gradient is fused into it; with a frozen weight and a training bias it is a separate reduction.
     """
     trace = grad.trace
     m, n, k = _sizes(grad, weight)
@@ -208,14 +199,19 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: ParameterUse, bias: Paramet
     if weight.gradient is not None:
         accumulate_product([grad, x], writes, (m, n, k), size * (m * n + m * k))
     elif writes:
-        trace.emit(
-            OpKind.CUSTOM,
-            [grad],
-            gradients=writes,
-            mem_bytes=grad.size_bytes,
-            phase=Phase.WEIGHT_GRADIENT,
-            name="bias_bw",
-        )
+        reduce_bias(grad, writes)
+
+
+def reduce_bias(grad: Tensor, writes: Sequence[ParameterUse], prefix: str = "") -> None:
+    """Append the gradient of a bias whose weight is frozen: a reduction."""
+    grad.trace.emit(
+        OpKind.CUSTOM,
+        [grad],
+        gradients=writes,
+        mem_bytes=grad.size_bytes,
+        phase=Phase.WEIGHT_GRADIENT,
+        name=f"{prefix}bias_bw",
+    )
 
 
 def accumulate_product(
@@ -224,30 +220,37 @@ def accumulate_product(
     sizes: tuple[Dim, int, int],
     read_bytes: Dim,
     arithmetic: DType | None = None,
+    *,
+    kind: OpKind = OpKind.MATMUL,
+    groups: int | None = None,
+    prefix: str = "",
 ) -> None:
     """Append the product for a weight gradient: into the buffer (read and written), or, where accumulation is not
-    fused, into a tensor of the parameters' type, which a kernel of its own adds to the buffer.
+    fused, into a tensor of the parameters' type, which a further kernel adds to the buffer.
 
     Args:
         inputs: two operands. writes: weight, and bias that rides along. sizes: m, n, k. read_bytes: of the operands.
         arithmetic: precision; None: the options' plain one.
+        kind, groups: a product of so many experts' weights, each n x k, with m rows in all; None: of one weight.
+        prefix: of the kernels' names.
     Source:
         Megatron-LM's ``--no-gradient-accumulation-fusion``: ``param.main_grad.add_(param.grad)`` in its DDP hook.
     """
     trace, (m, n, k) = inputs[0].trace, sizes
     size, grad_size = trace.options.tensor_dtype.size_bytes, trace.options.grad_dtype.size_bytes
     is_fused = trace.options.fused_accumulation
+    numel = n * k * (groups or 1)
     product_of = trace.emit(
-        OpKind.MATMUL,
+        kind,
         inputs,
-        None if is_fused else (n, k),
+        None if is_fused else (n, k) if groups is None else (numel,),
         dtype=None if is_fused else trace.options.tensor_dtype,
         gradients=writes if is_fused else (),
         flop=2 * m * n * k,
-        mem_bytes=read_bytes + (2 * grad_size if is_fused else size) * n * k,
-        key=(n, k, m),
+        mem_bytes=read_bytes + (2 * grad_size if is_fused else size) * numel,
+        key=(n, k, m) if groups is None else (n, k, m, 1, groups),
         phase=Phase.WEIGHT_GRADIENT,
-        name="weight_bw",
+        name=f"{prefix}weight_bw",
         arithmetic=arithmetic,
     )
     if not is_fused:
@@ -255,10 +258,10 @@ def accumulate_product(
             OpKind.ADD,
             [product_of],
             gradients=writes,
-            mem_bytes=(size + 2 * grad_size) * n * k,
-            key=(n * k,),
+            mem_bytes=(size + 2 * grad_size) * numel,
+            key=(numel,),
             phase=Phase.WEIGHT_GRADIENT,
-            name="accumulate_weight_grad",
+            name=f"{prefix}accumulate_weight_grad",
         )
 
 
@@ -297,13 +300,10 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
     c = multiply([a, b], (*a.shape[:-1], n), (batch * m, n, k), None, "matmul")
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         phase = Phase.INPUT_GRADIENT
         grad_a = multiply([grad, b], a.shape, (batch * m, k, n), phase, "left_bw") if a.requires_grad else None
         grad_b = multiply([a, grad], b.shape, (batch * k, n, m), phase, "right_bw") if b.requires_grad else None
         return [grad_a, grad_b]
 
-    trace.record([a, b], [c], backward)
-    return c
+    return trace.recorded([a, b], c, backward)

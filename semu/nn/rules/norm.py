@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from semu.errors import GraphError
 from semu.graph.dim import product
 from semu.graph.operator import OpKind, Phase
@@ -34,10 +32,7 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
         return trace.emit(
             OpKind.NORM,
             [x, *uses],
-            x.shape,
-            shards=x.shards,
-            dtype=x.dtype,
-            sequences=x.sequences,
+            like=x,
             mem_bytes=2 * x.size_bytes + statistics,
             key=(rows, x.shape[-1]),
             name=name,
@@ -50,19 +45,14 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
         eager_passes(y, RMS_NORM, name)
     trace.drop_output("layernorm", y, normalise)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         trained = [use for use in uses if use.gradient is not None]
         if not x.requires_grad and not trained:
             return [None]
         grad_x = trace.emit(
             OpKind.NORM,
             [x, saved, grad, *uses],
-            x.shape if x.requires_grad else None,
-            shards=x.shards,
-            dtype=x.dtype,
-            sequences=x.sequences,
+            like=x if x.requires_grad else None,
             gradients=trained,
             mem_bytes=(3 if x.requires_grad else 2) * x.size_bytes + statistics,
             key=(rows, x.shape[-1]),
@@ -73,5 +63,4 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
             eager_passes(grad_x, RMS_NORM_BACKWARD, f"{name}_bw", Phase.INPUT_GRADIENT)
         return [grad_x if x.requires_grad else None]
 
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, backward)

@@ -31,10 +31,8 @@ def _like(
     return x.trace.emit(
         kind,
         inputs,
-        shape if shape is not None else x.shape,
-        shards=x.shards,
-        dtype=x.dtype,
-        sequences=x.sequences,
+        shape,
+        like=x,
         mem_bytes=mem_bytes,
         key=(x.numel,),
         phase=phase,
@@ -70,16 +68,13 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     _same_layout(a, b, "a multiplication")
     y = _like(a, OpKind.ADD, [a, b], 3 * a.size_bytes, "multiply")
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         return [
             _like(a, OpKind.ADD, [grad, other], 3 * a.size_bytes, "multiply_bw") if wanted.requires_grad else None
             for wanted, other in ((a, b), (b, a))
         ]
 
-    a.trace.record([a, b], [y], backward)
-    return y
+    return a.trace.recorded([a, b], y, backward)
 
 
 def add_parameter(x: Tensor, parameter: Parameter, rows: int) -> Tensor:
@@ -93,18 +88,13 @@ def add_parameter(x: Tensor, parameter: Parameter, rows: int) -> Tensor:
     y = x.trace.emit(
         OpKind.ADD,
         [x, use],
-        x.shape,
-        shards=x.shards,
-        dtype=x.dtype,
-        sequences=x.sequences,
+        like=x,
         mem_bytes=3 * x.size_bytes,
         key=(x.numel,),
         name="add_table",
     )
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         if use.gradient is not None:
             size = x.trace.options.grad_dtype.size_bytes
             x.trace.emit(
@@ -118,8 +108,7 @@ def add_parameter(x: Tensor, parameter: Parameter, rows: int) -> Tensor:
             )
         return [grad]
 
-    x.trace.record([x], [y], backward)
-    return y
+    return x.trace.recorded([x], y, backward)
 
 
 def softcap(x: Tensor) -> Tensor:
@@ -140,13 +129,10 @@ def activation(x: Tensor, name: str, *, is_droppable: bool = True) -> Tensor:
     if is_droppable:
         x.trace.drop_output("act", y, apply)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         return [_like(x, OpKind.ACTIVATION, [x, grad], 3 * x.size_bytes, f"{name}_bw")]
 
-    x.trace.record([x], [y], backward)
-    return y
+    return x.trace.recorded([x], y, backward)
 
 
 def gated_activation(x: Tensor, name: str) -> Tensor:
@@ -166,14 +152,11 @@ def gated_activation(x: Tensor, name: str) -> Tensor:
     eager_passes(y, GATE, name)
     x.trace.drop_output("act", y, apply)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         eager_passes(grad, GATE_BACKWARD, f"{name}_bw")
         return [_like(x, OpKind.ACTIVATION, [x, grad], 2 * out_bytes + _half(out_bytes), f"{name}_bw")]
 
-    x.trace.record([x], [y], backward)
-    return y
+    return x.trace.recorded([x], y, backward)
 
 
 def _half(dim: Dim) -> Dim:
@@ -192,13 +175,10 @@ def dropout(x: Tensor, p: float) -> Tensor:
     )
     (mask,) = x.trace.side_outputs(1)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         return [_like(x, OpKind.DROPOUT, [mask, grad], 2 * x.size_bytes + mask_bytes, "dropout_bw")]
 
-    x.trace.record([x], [y], backward)
-    return y
+    return x.trace.recorded([x], y, backward)
 
 
 def rope(x: Tensor) -> Tensor:
@@ -206,14 +186,11 @@ def rope(x: Tensor) -> Tensor:
     eager_passes(x, ROTARY, "rope")
     y = _like(x, OpKind.ROPE, [x], 2 * x.size_bytes, "rope")
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         eager_passes(grad, ROTARY_BACKWARD, "rope_bw")
         return [_like(grad, OpKind.ROPE, [grad], 2 * grad.size_bytes, "rope_bw")]
 
-    x.trace.record([x], [y], backward)
-    return y
+    return x.trace.recorded([x], y, backward)
 
 
 def modulate(x: Tensor, condition: Tensor) -> Tensor:
@@ -227,9 +204,7 @@ def modulate(x: Tensor, condition: Tensor) -> Tensor:
     """
     y = _like(x, OpKind.MODULATE, [x, condition], 2 * x.size_bytes + condition.size_bytes, "modulate")
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         inner = [(condition.local_shape, condition.dtype)] if condition.requires_grad else []
         grad_x = _like(
             x,
@@ -242,8 +217,7 @@ def modulate(x: Tensor, condition: Tensor) -> Tensor:
         grad_condition = laid_out_like(x.trace.side_outputs(1)[0], condition) if inner else None
         return [grad_x, grad_condition]
 
-    x.trace.record([x, condition], [y], backward)
-    return y
+    return x.trace.recorded([x, condition], y, backward)
 
 
 def gated_add(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
@@ -256,9 +230,7 @@ def gated_add(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
     _same_layout(x, branch, "a gated addition")
     y = _like(x, OpKind.MODULATE, [x, branch, gate], 3 * x.size_bytes + gate.size_bytes, "gated_add")
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         inner = [(gate.local_shape, gate.dtype)] if gate.requires_grad else []
         grad_branch = _like(
             branch,
@@ -271,5 +243,4 @@ def gated_add(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
         grad_gate = laid_out_like(x.trace.side_outputs(1)[0], gate) if inner else None
         return [grad, grad_branch, grad_gate]
 
-    x.trace.record([x, branch, gate], [y], backward)
-    return y
+    return x.trace.recorded([x, branch, gate], y, backward)

@@ -9,7 +9,6 @@ two layouts. Backward is the same the other way round: gradients are spread as t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from semu.graph.dim import product
@@ -47,14 +46,7 @@ class Resharding:
 def reshard_tokens(x: Tensor, change: Resharding) -> Tensor:
     """Spread the tokens of ``x`` [tokens, ...] anew: the same rows, laid out as ``change.target``."""
     y = replace(_moved(x, change.source, change.target, "reshard"), requires_grad=x.requires_grad)
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [_moved(grad, change.target, change.source, "reshard_bw")]
-
-    x.trace.record([x], [y], backward)
-    return y
+    return x.trace.recorded([x], y, lambda grad: [_moved(grad, change.target, change.source, "reshard_bw")])
 
 
 def _moved(x: Tensor, source: TokenLayout, target: TokenLayout, name: str) -> Tensor:

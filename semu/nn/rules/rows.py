@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from semu.errors import GraphError
@@ -46,14 +45,7 @@ def mean_rows(x: Tensor, like: Tensor | None = None) -> Tensor:
         if trace.options.cp_group.num_ranks > 1:
             _sum(y, trace.options.cp_group)
     y = replace(y, requires_grad=x.requires_grad and trace.grad_enabled)
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [copy_like(x, [grad], grad.size_bytes + x.size_bytes, "mean_rows_bw")]
-
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, lambda grad: [copy_like(x, [grad], grad.size_bytes + x.size_bytes, "mean_rows_bw")])
 
 
 def _sum(x: Tensor, group: CommGroup) -> None:

@@ -14,14 +14,7 @@ from semu.nn.trace.tracing import ParameterUse
 def scale(x: Tensor) -> Tensor:
     """A tensor times a constant (e.g. Gemma's embeddings times sqrt(h)). Saves nothing."""
     y = _emit(x, [x], 2, "scale")
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [_emit(x, [grad], 2, "scale_bw")]
-
-    x.trace.record([x], [y], backward)
-    return y
+    return x.trace.recorded([x], y, lambda grad: [_emit(x, [grad], 2, "scale_bw")])
 
 
 def scale_features(x: Tensor, weight: Parameter) -> Tensor:
@@ -39,9 +32,7 @@ def scale_features(x: Tensor, weight: Parameter) -> Tensor:
     trained = [use] if use.gradient is not None else []
     y = _emit(x, [x, use], 2, "scale_features")
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         if not trained and not x.requires_grad:
             return [None]
         reads: list[Tensor | ParameterUse] = [*([x] if trained else []), grad, use]
@@ -49,8 +40,7 @@ def scale_features(x: Tensor, weight: Parameter) -> Tensor:
         grad_x = _emit(x, reads, passes, "scale_features_bw", trained, has_output=x.requires_grad)
         return [grad_x if x.requires_grad else None]
 
-    x.trace.record([x], [y], backward)
-    return y
+    return x.trace.recorded([x], y, backward)
 
 
 def _emit(
@@ -62,14 +52,11 @@ def _emit(
     *,
     has_output: bool = True,
 ) -> Tensor:
-    """Append a kernel that goes over as many bytes as ``x`` has, so many times; its result looks like ``x``."""
+    """Append a kernel that moves the bytes of ``x``, ``passes`` times; its result looks like ``x``."""
     return x.trace.emit(
         OpKind.ADD,
         inputs,
-        x.shape if has_output else None,
-        shards=x.shards,
-        dtype=x.dtype,
-        sequences=x.sequences,
+        like=x if has_output else None,
         gradients=gradients,
         mem_bytes=passes * x.size_bytes,
         key=(x.numel,),

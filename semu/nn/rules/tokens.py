@@ -31,14 +31,11 @@ def prepend_token(x: Tensor, token: Parameter) -> Tensor:
     packing = changed(x, Change.longer(1))
     y = _rows(x, [x, use], packing, "prepend_token", x.size_bytes)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         _sum_rows(grad, use, packing.count)
         return [_like(x, grad, "prepend_token_bw", x.size_bytes) if x.requires_grad else None]
 
-    x.trace.record([x], [y], backward)
-    return y
+    return x.trace.recorded([x], y, backward)
 
 
 def repeat_token(like: Tensor, token: Parameter) -> Tensor:
@@ -50,14 +47,11 @@ def repeat_token(like: Tensor, token: Parameter) -> Tensor:
     packing = changed(like, Change.to(1))
     y = _rows(like, [use], packing, "repeat_token", 0)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         _sum_rows(grad, use, packing.count)
         return []
 
-    like.trace.record([], [y], backward)
-    return y
+    return like.trace.recorded([], y, backward)
 
 
 def drop_tokens(x: Tensor, count: int = 1) -> Tensor:
@@ -80,13 +74,10 @@ def rename_tokens(x: Tensor, packing: Sequences) -> Tensor:
     shape = (packing.tokens, *x.shape[1:])
     y = replace(x.trace.view(x, shape, x.shards), sequences=packing)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         return [replace(x.trace.view(grad, x.shape, x.shards), sequences=x.sequences)]
 
-    x.trace.record([x], [y], backward)
-    return y
+    return x.trace.recorded([x], y, backward)
 
 
 def pool_tokens(x: Tensor, pooled: Sequences) -> Tensor:
@@ -95,14 +86,7 @@ def pool_tokens(x: Tensor, pooled: Sequences) -> Tensor:
     Saves nothing. Backward: each gradient goes to all of its group.
     """
     y = _rows(x, [x], pooled, "pool_tokens", x.size_bytes)
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [_like(x, grad, "pool_tokens_bw", grad.size_bytes)]
-
-    x.trace.record([x], [y], backward)
-    return y
+    return x.trace.recorded([x], y, lambda grad: [_like(x, grad, "pool_tokens_bw", grad.size_bytes)])
 
 
 def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride: int = 1) -> Tensor:
@@ -146,9 +130,7 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
         name="convolution",
     )
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = None
         if x.requires_grad:
             grad_x = trace.emit(
@@ -170,8 +152,7 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
             _reduce(grad, writes, grad.size_bytes, "bias_bw")
         return [grad_x]
 
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, backward)
 
 
 def _row(x: Tensor, token: Parameter) -> ParameterUse:
@@ -208,14 +189,7 @@ def _chosen(x: Tensor, packing: Sequences, name: str) -> Tensor:
     shape = (packing.tokens, *x.shape[1:])
     taken = product(local_shape(shape, x.shards, x.trace.where)) * x.dtype.size_bytes
     y = _rows(x, [x], packing, name, taken)
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [_like(x, grad, f"{name}_bw", grad.size_bytes)]
-
-    x.trace.record([x], [y], backward)
-    return y
+    return x.trace.recorded([x], y, lambda grad: [_like(x, grad, f"{name}_bw", grad.size_bytes)])
 
 
 def _sum_rows(grad: Tensor, use: ParameterUse, count: Dim) -> None:

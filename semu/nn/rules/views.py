@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from semu.errors import GraphError
 from semu.graph.dim import Dim
 from semu.graph.operator import OpKind
-from semu.nn.trace.tensor import Tensor
+from semu.nn.trace.tensor import Sequences, Tensor
 
 
 def copy_like(like: Tensor, sources: Sequence[Tensor], mem_bytes: Dim, name: str) -> Tensor:
@@ -19,12 +19,23 @@ def copy_like(like: Tensor, sources: Sequence[Tensor], mem_bytes: Dim, name: str
     return like.trace.emit(
         OpKind.COPY,
         sources,
-        like.shape,
-        shards=like.shards,
-        dtype=like.dtype,
-        sequences=like.sequences,
+        like=like,
         mem_bytes=mem_bytes,
         key=(like.numel,),
+        name=name,
+    )
+
+
+def copy_both(a: Tensor, b: Tensor, shape: Sequence[Dim], name: str, sequences: Sequences | None = None) -> Tensor:
+    """Append the copy of two tensors into one of a shape; its packing is that of ``a``, or ``sequences``."""
+    return a.trace.emit(
+        OpKind.COPY,
+        [a, b],
+        shape,
+        like=a,
+        sequences=sequences,
+        mem_bytes=2 * (a.size_bytes + b.size_bytes),
+        key=(a.numel + b.numel,),
         name=name,
     )
 
@@ -72,25 +83,8 @@ def concatenate(a: Tensor, b: Tensor) -> Tensor:
             expected=f"{a.shape} split {a.shards}, but for the last axis, which is whole",
             got=f"{b.shape} split {b.shards}",
         )
-    y = a.trace.emit(
-        OpKind.COPY,
-        [a, b],
-        (*a.shape[:-1], a.shape[-1] + b.shape[-1]),
-        shards=a.shards,
-        dtype=a.dtype,
-        sequences=a.sequences,
-        mem_bytes=2 * (a.size_bytes + b.size_bytes),
-        key=(a.numel + b.numel,),
-        name="concatenate",
-    )
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [a.trace.view(grad, part.shape, part.shards) for part in (a, b)]
-
-    a.trace.record([a, b], [y], backward)
-    return y
+    y = copy_both(a, b, (*a.shape[:-1], a.shape[-1] + b.shape[-1]), "concatenate")
+    return a.trace.recorded([a, b], y, lambda grad: [a.trace.view(grad, part.shape, part.shards) for part in (a, b)])
 
 
 def unflatten(x: Tensor, outer: int, inner: int) -> Tensor:
@@ -143,11 +137,4 @@ def flatten(x: Tensor) -> Tensor:
 
 def _reshape(x: Tensor, shape: Sequence[Dim], shards: Sequence[int]) -> Tensor:
     view = x.trace.view(x, shape, shards)
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [x.trace.view(grad, x.shape, x.shards)]
-
-    x.trace.record([x], [view], backward)
-    return view
+    return x.trace.recorded([x], view, lambda grad: [x.trace.view(grad, x.shape, x.shards)])

@@ -27,7 +27,7 @@ from semu.nn.trace.tracing import ParameterUse, Trace, TraceOptions
 
 @dataclass(frozen=True)
 class CarrySpec:
-    """What is known of a tensor between two blocks: global shape, shards, type, packing, need of a gradient.
+    """Description of a tensor between two blocks: global shape, shards, type, packing, need of a gradient.
 
     Where it comes from a modality module of another parallelism, ``reshard`` says how the block spreads it anew.
     """
@@ -182,7 +182,7 @@ def starts_from_data(dtype: DType) -> bool:
 
 
 def _ends_in_loss(trace: Trace, module: Module, arrived: list[Tensor]) -> bool:
-    """Whether the block returns a scalar, found by running it once on a scratch trace."""
+    """Whether the block returns a scalar: it is run once on a scratch trace."""
     scratch = Trace(trace.options, module, trace.root)
     copies = [scratch.input(t.shape, t.dtype, name="scratch", shards=t.shards, sequences=t.sequences) for t in arrived]
     returned = module(*copies)

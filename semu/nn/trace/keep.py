@@ -68,7 +68,7 @@ def kept_product(
     Args:
         x: the input. inputs: what the product reads, ``x`` among it. out_shards: of the last axis.
         sizes: local m, n, k. parts: global widths of the products that it stands for.
-        operand: arithmetic, and element type of the weight as it is read; None: the trace's own.
+        operand: arithmetic, and element type of the weight as it is read; None: those of the trace.
     """
     trace = x.trace
     ledger = trace.ledger

@@ -34,7 +34,7 @@ OUTPUT_KINDS = ("layernorm", "act", "moe_act")
 """Kinds whose output is dropped."""
 
 RULE_KINDS = ("core_attn", "act", "moe_act")
-"""Kinds that operator rules know; no module class stands for them."""
+"""Kinds that operator rules declare, not module classes."""
 
 
 @dataclass(frozen=True)

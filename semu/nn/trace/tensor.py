@@ -83,7 +83,7 @@ class Sequences:
         return window.of(self.pairs, where)
 
     def pairs_with(self, other: Sequences, where: str) -> Dim:
-        """Sum over sequences of own length x the partner's length (cross attention).
+        """Sum over sequences of query length x key length (cross attention).
 
         Raises:
             GraphError: one packing is concrete and uneven, so that the sum is unknown.

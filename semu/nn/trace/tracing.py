@@ -330,6 +330,7 @@ class Trace:
         inputs: Sequence[Tensor | ParameterUse],
         shape: Sequence[Dim] | None = None,
         *,
+        like: Tensor | None = None,
         shards: Sequence[int] | None = None,
         dtype: DType | None = None,
         sequences: Sequences | None = None,
@@ -355,8 +356,8 @@ class Trace:
             kind, flop, recomputed_flop, causal_flop, mem_bytes, net_bytes, key, stream: as ``Graph.add_operator``;
                 local to one rank.
             inputs: tensors and parameters read.
-            shape, shards, dtype, sequences, role: the output's; no output tensor of its own when ``shape`` is None
-                (then the first input comes back).
+            shape, shards, dtype, sequences, role: the output's; where they are None, those of ``like``. Without
+                ``shape`` and ``like`` there is no output tensor, and the first input comes back.
             gradients: parameters whose gradient buffers it writes.
             updates: tensors changed in place.
             phase: default: the trace's current phase.
@@ -366,6 +367,11 @@ class Trace:
             beside: operators that it waits for, of a transfer that runs beside what surrounds it, whatever
                 ``overlap_tp`` says: it waits for these and for what it reads, and what reads its outputs for it.
         """
+        if like is not None:
+            shape = like.shape if shape is None else shape
+            shards = like.shards if shards is None else shards
+            dtype = like.dtype if dtype is None else dtype
+            sequences = like.sequences if sequences is None else sequences
         path = ".".join(part for part in (self.path, name) if part)
         now = phase if phase is not None else self.phase
         reads = [self._read(item, now) if isinstance(item, Tensor) else item.tensor for item in inputs]
@@ -456,7 +462,7 @@ class Trace:
         return replace(tensor, node=node, shape=tuple(shape), shards=tuple(shards))
 
     def communication_stream(self, group: CommGroup) -> Stream:
-        """The group's own stream on the outgoing link that its placement uses."""
+        """The stream of a group, on the outgoing link that the group's placement uses."""
         device = Device(DeviceKind.LINK, port=group.port, direction=Direction.OUT)
         stream = Stream(device, group.name)
         self.groups[stream] = group
@@ -466,3 +472,16 @@ class Trace:
         """Put a step on the tape, unless no gradient flows through it."""
         if self._grad_enabled and any(output.requires_grad for output in outputs):
             self.tape.append(TapeStep(tuple(inputs), tuple(outputs), backward, self._path, self._in_fp8_region))
+
+    def recorded(
+        self, inputs: Sequence[Tensor], output: Tensor, backward: Callable[[Tensor], Sequence[Tensor | None]]
+    ) -> Tensor:
+        """Put a step with one output on the tape; ``backward`` takes that output's gradient. Returns the output."""
+
+        def of_one(gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+            (grad,) = gradients
+            assert grad is not None
+            return backward(grad)
+
+        self.record(inputs, [output], of_one)
+        return output

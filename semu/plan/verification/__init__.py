@@ -1,1 +1,1 @@
-"""Whether an execution plan can run, found without running it."""
+"""Checks of whether an execution plan can run, without running it."""

@@ -26,7 +26,7 @@ class Fault(StrEnum):
     NO_BACKWARD = "no such backward"
     """A backward of a chunk without one, or one that runs both whole and split."""
     STAGE_ORDER = "order of stages"
-    """A stage before one on its own rank whose result it needs."""
+    """A stage before the stage of the same rank whose result it needs."""
     LAUNCH_RANK = "communication on the wrong rank"
     LAUNCH_TWICE = "launch twice"
     LAUNCH_MISSING = "launch missing"

@@ -1,4 +1,4 @@
-"""``verify``: whether an execution plan can run, found without running it; what cannot is refused before any GPU.
+"""``verify``: checks, without a GPU, whether an execution plan can run; a plan that cannot is refused.
 
 That numbers name something is checked where a plan is made. Checks, in this order, each with its ``Fault``: that every
 part of a microbatch runs each layer once and items belong to one part; that messages join stages that read each other,

@@ -1,4 +1,4 @@
-"""``deadlock_of``: a plan that gets stuck, told as a line per rank with an arrow, and the cycle of waits."""
+"""``deadlock_of``: a plan that gets stuck as text: a line per rank with an arrow, and the cycle of waits."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _LABELS = 6
 """Configurations of the front that are named."""
 _CELL_IN = 0.42
 _WIDEST = 4
-"""The axis of time ends at so many times the shortest one."""
+"""The axis of time ends at this multiple of the shortest time."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class CellTable:
 
     Attributes:
         title, subtitle: headline. across, up: names of the axes. columns, rows: their values, in order.
-        best: float64[num_rows, num_columns], figure of the best that fits, NaN: none was found. texts: what the cells
+        best: float64[num_rows, num_columns], figure of the best that fits, NaN: none fits. texts: what the cells
             say. colour_says: what the figure is.
     """
 

@@ -25,7 +25,7 @@ from semu.present.plots.canvas import (
 )
 from semu.schedule.graph import PipelineGraph
 from semu.schedule.phases import PHASES
-from semu.schedule.study import Evaluation
+from semu.schedule.study import StudyResult
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -49,7 +49,7 @@ class ScheduleRow:
         evaluation: its times. arrays: its pipeline. note: a line under its name, such as its peak memory.
     """
 
-    evaluation: Evaluation
+    evaluation: StudyResult
     arrays: PipelineGraph
     note: str = ""
 

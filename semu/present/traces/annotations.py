@@ -18,7 +18,7 @@ from semu.graph.level import Level
 from semu.present.traces.columns import disjoint_lanes, microseconds, phase_words, ticks
 
 _STEP_NAME = "ProfilerStep#0"
-"""The name by which HolisticTraceAnalysis knows an iteration."""
+"""HolisticTraceAnalysis's name for an iteration."""
 _ANNOTATION = "user_annotation"
 
 

@@ -29,7 +29,7 @@ _BASE = 1 << 40
 _GRAIN = 1 << 21
 """Segments begin at multiples of this."""
 _PROTOCOL = 4
-"""Of pickles; the viewer's own reader knows no later one."""
+"""Of pickles; the viewer reads no later one."""
 
 
 @dataclass(frozen=True)

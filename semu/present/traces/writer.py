@@ -66,7 +66,7 @@ def write_rank_trace(
     title: str = "",
     metadata: Mapping[str, object] | None = None,
 ) -> None:
-    """Write one rank as a trace of its own, for HolisticTraceAnalysis.
+    """Write one rank as a separate trace, for HolisticTraceAnalysis.
 
     Its ``TraceAnalysis(trace_dir=...)`` takes a folder with one such file per rank and nothing else. Stages are written
     a second time, as ``gpu_user_annotation`` on the compute stream, where it looks for them.

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from semu.errors import MemoryLimitError
 from semu.schedule.schedule import Schedule
-from semu.schedule.study import Evaluation, PipelineStudy
+from semu.schedule.study import PipelineStudy, StudyResult
 from semu.units import format_bytes
 
 I64 = NDArray[np.int64]
@@ -89,7 +89,7 @@ def search_policies(
     return study.arrays.to_schedule(name, *best)
 
 
-def merit(evaluation: Evaluation) -> tuple[float, float, int]:
+def merit(evaluation: StudyResult) -> tuple[float, float, int]:
     """Makespan [s], then the longest span of a rank [s], then the highest memory of one [bytes]: lower is better."""
     return evaluation.makespan_s, evaluation.span_s, int(evaluation.peak_bytes.max(initial=0))
 

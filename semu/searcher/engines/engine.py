@@ -1,4 +1,4 @@
-"""``Engine``: runs one function on many tasks; ``SerialEngine`` does it here; ``make_engine`` makes one by name."""
+"""``Engine``: runs one function on many tasks; ``SerialEngine`` does it here."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from semu.checks import check_integer, check_word
-from semu.errors import ConfigError
-
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-ENGINES = ("serial", "local", "ray")
-"""Engines by name: in this process, in processes of this machine, on a Ray cluster."""
 ATTEMPTS = 3
 """How often a task is begun at most, where its worker dies."""
 IN_FLIGHT = 2
@@ -54,28 +49,3 @@ class SerialEngine:
         """As ``Engine``."""
         for number, task in enumerate(tasks):
             yield number, work(task)
-
-
-def make_engine(name: str = "local", *, workers: int | None = None, address: str | None = None) -> Engine:
-    """An engine by name.
-
-    Args:
-        name: one of ``ENGINES``. workers: processes of ``local``, CPUs of a Ray cluster that is started here; None: all
-            cores. address: of a Ray cluster that runs already; None: one is started here.
-    Raises:
-        ConfigError: an unknown name, no count, an address for another engine, Ray is not installed.
-    """
-    check_word(name, ENGINES, "engine", "engine")
-    if workers is not None:
-        check_integer(workers, "workers", "a number of workers")
-    if address is not None and name != "ray":
-        raise ConfigError("only a Ray cluster has an address", where="address", expected="engine ray", got=name)
-    if name == "serial":
-        return SerialEngine()
-    if name == "local":
-        from semu.searcher.engines.local import LocalEngine
-
-        return LocalEngine(workers)
-    from semu.searcher.engines.cluster import RayEngine
-
-    return RayEngine(address=address, workers=workers)

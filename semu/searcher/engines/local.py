@@ -25,7 +25,7 @@ from semu.errors import ExecutorError
 from semu.searcher.engines.engine import ATTEMPTS, IN_FLIGHT, Result, Task
 
 YOUNG = 500_000
-"""In a worker: the collector looks for garbage after so many new objects. Tasks leave little, but fill memories."""
+"""In a worker: new objects between two runs of the garbage collector. Tasks leave little, but fill caches."""
 _WORK: list[Callable[[Any], Any]] = []
 """In a worker: the function that it runs."""
 
@@ -126,6 +126,6 @@ def _run(task: Any) -> Any:
 
 
 def _end(pool: ProcessPoolExecutor) -> None:
-    """Let no process go on with a task that nobody waits for."""
+    """End every process whose task is no longer waited for."""
     for process in list((getattr(pool, "_processes", None) or {}).values()):
         process.terminate()

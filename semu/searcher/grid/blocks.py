@@ -32,7 +32,7 @@ from semu.workload.derived import with_derived
 F64: TypeAlias = NDArray[np.float64]
 I64: TypeAlias = NDArray[np.int64]
 REPEATS = 4
-"""Of a block that comes several times in a row, so many are joined to find what one more of them adds."""
+"""Copies of a repeated block that are joined to measure what one more of them adds."""
 
 
 @dataclass(frozen=True)

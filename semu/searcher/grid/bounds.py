@@ -68,7 +68,7 @@ class _Cut:
 
 
 class Floors:
-    """Bounds of the configurations of one job; what many of them share is found once.
+    """Bounds of the configurations of one job; what configurations share is computed once.
 
     Args:
         job: the base. micro_batches: all sizes of a microbatch that will be asked for.

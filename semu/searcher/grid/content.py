@@ -57,7 +57,7 @@ def _lengths(items: list[Any]) -> list[tuple[str, bytes]]:
 
 
 def _feed(digest: Any, value: Any, seen: dict[int, tuple[int, Any]]) -> None:
-    """Hash a value by its content; an object that comes again is told by its number."""
+    """Hash a value by its content; an object that comes again is hashed as its number."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         digest.update(f"{type(value).__name__}:{value!r};".encode())
         return

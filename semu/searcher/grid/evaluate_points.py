@@ -58,7 +58,7 @@ def in_chunks(job: TrainingJob, points: Iterable[Point], size: int, most: int) -
     """Tasks of neighbours: those with one pipeline, whose orders and chunks are shared, stay together.
 
     Args:
-        job, points: as ``in_order``. size: a task ends with a pipeline as soon as it has so many points.
+        job, points: as ``in_order``. size: number of points after which a task ends, with the pipeline at hand.
         most: no task has more.
     """
     chunks: list[list[Point]] = []

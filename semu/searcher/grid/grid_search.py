@@ -41,7 +41,7 @@ def grid(
             and recompute, with experts ep too. dp follows from the other sizes unless it is fixed; tp stays within a
             node unless its values are named. Or a whole ``Space``.
         fix: axis -> its value, in the place of the job's.
-        gpus: so many GPUs, in nodes like the job's. None: the job's cluster.
+        gpus: their number, in nodes like the job's. None: the job's cluster.
         top: how many of the best are wanted for sure, >= 1.
         rank_by: time of an iteration, tokens/s per GPU, dollars per token (with ``price``), or memory that is left.
         price: of a GPU for an hour [USD].

@@ -22,7 +22,8 @@ from semu.searcher.engines import Engine
 from semu.searcher.grid.bounds import Floor, Floors
 from semu.searcher.grid.evaluate_points import Outcome, evaluate_chunk, in_chunks
 from semu.searcher.grid.legal import Legal
-from semu.searcher.grid.result import SHOWN_MISFITS, GridResult, Row, smallest_of
+from semu.searcher.grid.result import SHOWN_MISFITS, GridResult
+from semu.searcher.grid.rows import Row, smallest_of
 from semu.searcher.grid.space import Axis, Point, RankBy, Space, Value, job_at
 from semu.simulation.results.figures import Figures
 
@@ -35,7 +36,7 @@ TELL_S = 0.25
 
 @dataclass
 class Hunt:
-    """A grid under way; ``outcomes``: what is known."""
+    """A grid under way; ``outcomes``: results so far."""
 
     job: TrainingJob
     space: Space

@@ -8,11 +8,11 @@ import numpy as np
 
 from semu.errors import ConfigError
 from semu.present.plots.grid import CellTable, ConfigurationCloud
-from semu.searcher.grid.result import GridResult, Row
+from semu.searcher.grid.rows import GridRows, Row
 from semu.searcher.grid.space import Axis, Point, RankBy
 
 _FIRST = (Axis.TP, Axis.PP)
-"""Axes of a heat map where nobody names any."""
+"""Axes of a heat map by default."""
 
 
 def _short(axis: Axis) -> str:
@@ -28,7 +28,7 @@ def _name(point: Point, axes: tuple[Axis, ...]) -> str:
     )
 
 
-def _headline(result: GridResult) -> tuple[str, str]:
+def _headline(result: GridRows) -> tuple[str, str]:
     job = result.job
     said = f"{result.num_legal:,} legal configurations, {len(result.rows):,} simulated"
     if not result.is_exhaustive:
@@ -36,7 +36,7 @@ def _headline(result: GridResult) -> tuple[str, str]:
     return f"{job.model.name} on {job.cluster.label()}, global batch {job.training.global_batch:,}", said
 
 
-def pareto(result: GridResult) -> ConfigurationCloud:
+def pareto(result: GridRows) -> ConfigurationCloud:
     """Time and memory of all configurations; of those that were not simulated, their bounds."""
     title, said = _headline(result)
     known = {row.point for row in result.rows}
@@ -53,7 +53,7 @@ def pareto(result: GridResult) -> ConfigurationCloud:
     )
 
 
-def heat_axes(result: GridResult, names: str | None) -> tuple[Axis, Axis] | None:
+def heat_axes(result: GridRows, names: str | None) -> tuple[Axis, Axis] | None:
     """Two axes as the command line names them, ``tp,pp``.
 
     Raises:
@@ -68,7 +68,7 @@ def heat_axes(result: GridResult, names: str | None) -> tuple[Axis, Axis] | None
     return Axis(words[0]), Axis(words[1])
 
 
-def heat_map(result: GridResult, axes: tuple[Axis, Axis] | None = None) -> CellTable | None:
+def heat_map(result: GridRows, axes: tuple[Axis, Axis] | None = None) -> CellTable | None:
     """The best that fits for each pair of values of two axes, whatever the others are; where none was simulated, how
     fast one could be at best. None: fewer than two axes vary."""
     if axes is None:

@@ -67,7 +67,7 @@ class Point(NamedTuple):
 
 
 USUAL = (Axis.DP, Axis.TP, Axis.PP, Axis.VPP, Axis.MICRO_BATCH, Axis.RECOMPUTE)
-"""Axes that vary unless told otherwise; with experts ``ep`` too."""
+"""Axes that vary by default; with experts ``ep`` too."""
 _PARALLEL = tuple(axis for axis in Axis if axis in (*AXES, Axis.ZERO, Axis.PLACEMENT))
 
 
@@ -144,7 +144,7 @@ def _axis(name: str, where: str) -> Axis:
 
 
 def _checked(axis: Axis, values: tuple[Value, ...], where: str) -> tuple[Value, ...]:
-    """Values of the right type; what else they must be is found with the job."""
+    """Values of the right type; whether they suit the job is checked later."""
     if not values:
         raise ConfigError(f"no value on the axis {axis.value!r}", where=where, expected="one or more")
     legal = _words(axis)
@@ -183,7 +183,7 @@ def own_value(axis: Axis, job: TrainingJob) -> Value:
 
 
 def every_value(axis: Axis, job: TrainingJob) -> tuple[Value, ...]:
-    """All values of an axis that a job on its cluster could have; which of them go together is found later."""
+    """All values of an axis that a job on its cluster could have; legal combinations are chosen later."""
     words = _words(axis)
     if words is not None:
         return tuple(words)
@@ -226,7 +226,7 @@ def job_at(job: TrainingJob, point: Point) -> TrainingJob:
 
 
 def with_gpus(job: TrainingJob, gpus: int) -> TrainingJob:
-    """The job on so many GPUs: more or fewer nodes of the same kind, part of one where it is less than a node.
+    """The job on a number of GPUs: more or fewer nodes of the same kind, or part of one node.
 
     Raises:
         ConfigError: no whole number of nodes.

@@ -84,7 +84,7 @@ class ResultStore:
         )
 
     def known(self, points: Sequence[Point]) -> dict[Point, Outcome]:
-        """Results of some configurations, as far as there are any."""
+        """The stored results among some configurations."""
         found: dict[Point, Outcome] = {}
         keys = {point_hash(self._hash, point): point for point in points}
         names = list(keys)

@@ -2,11 +2,14 @@
 
 Work arrays are made once per call and reused for every schedule of a batch. Stage numbers, edges and bytes are as in
 ``SearchProblem``; ``semu.searcher.problem.tables`` makes the other arrays.
+
+Groups of arrays that these kernels share: the fields of the named tuples below, as plain tuples where Python calls
+(numba types a plain tuple three times as fast as a named one).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit, types
@@ -19,9 +22,68 @@ I32 = NDArray[np.int32]
 I16 = NDArray[np.int16]
 U64 = NDArray[np.uint64]
 U8 = NDArray[np.bool_]
+Group = tuple[Any, ...]
 
 _FEW_PAIRS = 48
 """Pairs of a rank up to which a choice of candidates is improved one by one: that takes their number squared."""
+
+
+class Flow(NamedTuple):
+    """Stages of each rank, and the edges between them.
+
+    Attributes:
+        ptr: int64[P + 1], first stage of each rank in an order. rank: int32[2n].
+        succ_ptr, succ, succ_s, succ_link: CSR of the edges by producer, sends in the order in which they leave; time
+            of the send [s]; its directed pair of ranks, -1 within a rank. num_links: pairs of ranks.
+        num_pred: int32[2n], edges into each stage.
+    """
+
+    ptr: I64
+    rank: I32
+    succ_ptr: I32
+    succ: I32
+    succ_s: F64
+    succ_link: I32
+    num_links: int
+    num_pred: I32
+
+
+class Candidates(NamedTuple):
+    """What every candidate of every pair costs: columns of ``SearchProblem`` of the same names."""
+
+    forward_s: F64
+    backward_s: F64
+    held_bytes: I64
+    forward_peak: I64
+    backward_peak: I64
+    has_backward: U8
+    num_candidates: I16
+
+
+class Costs(NamedTuple):
+    """What stages cost under a choice of candidates: float64[2n] [s], int64[n] and int64[2n] [bytes]."""
+
+    latency: F64
+    held: I64
+    peak: I64
+
+
+class Pairs(NamedTuple):
+    """Pairs of one rank with their candidates.
+
+    Attributes:
+        first, final: int64[k], positions of each pair's forward and backward. num: int64[k], its candidates.
+        lat: float64[k, width] [s]. hold, rise, fall: [k, width], held, a forward's and a backward's peak above that:
+            int64 [bytes], or float64 parts of the room.
+    """
+
+    first: I64
+    final: I64
+    num: I64
+    lat: F64
+    hold: Any
+    rise: Any
+    fall: Any
 
 
 def _generate_trailing_zeros(typing_context: Any, word: Any) -> Any:
@@ -108,34 +170,15 @@ def hold_at_once(
 
 @njit(cache=True, nogil=True)
 def interleave(
-    ptr: I64,
-    rank: I32,
-    succ_ptr: I32,
-    succ: I32,
-    succ_s: F64,
-    succ_link: I32,
-    num_links: int,
-    num_pred: I32,
-    forward_ptr: I32,
-    forward_pairs: I32,
-    backward_ptr: I32,
-    backward_pairs: I32,
-    microbatch: I32,
-    is_limited: U8,
-    need: I64,
-    most_at_once: I64,
-    num_of: I32,
-    latency: F64,
-    held: I64,
-    peak: I64,
+    flow: Group,
+    queues: Group,
+    limits: Group,
+    costs: Group,
     room: I64,
     sequences: I32,
     back_sequences: I32,
-    order: I32,
-    run: I32,
-    start: F64,
-    end: F64,
-    makespan: F64,
+    places: Group,
+    times: Group,
     count: I64,
     missing: I64,
 ) -> None:
@@ -156,24 +199,28 @@ def interleave(
     Times are the earliest ones that the orders found allow, as ``evaluate_orders`` gives them.
 
     Args:
-        ptr: int64[P + 1], first stage of each rank in ``order``. rank: int32[2n]. num_pred: int32[2n].
-        succ_ptr, succ, succ_s, succ_link: CSR of the edges by producer, sends in the order in which they leave; time
-            of the send [s]; its directed pair of ranks, -1 within a rank. num_links: pairs of ranks.
-        forward_ptr, forward_pairs, backward_ptr, backward_pairs: CSR by rank x num_groups + group: pairs in the fixed
-            order of their forwards; of their backwards.
-        microbatch: int32[n], numbered from 0 on. is_limited: bool[P], whether memory can bind at all.
-        need: int64[P, num_microbatches] [bytes], what a microbatch holds in all and its highest peak above that.
-        most_at_once: int64[P, num_microbatches] [bytes], what it holds at most in any order that its edges allow.
-        num_of: int32[P, num_microbatches], its stages.
-        latency: float64[2n] [s]. held: int64[n]. peak: int64[2n] [bytes]. room: int64[P] [bytes], without static ones.
+        flow: of ``Flow``. costs: of ``Costs``. room: int64[P] [bytes], without static ones.
+        queues: forward_ptr, forward_pairs, backward_ptr, backward_pairs: CSR by rank x num_groups + group: pairs in the
+            fixed order of their forwards; of their backwards. microbatch: int32[n], numbered from 0 on.
+        limits: is_limited: bool[P], whether memory can bind at all. need: int64[P, num_microbatches] [bytes], what a
+            microbatch holds in all and its highest peak above that. most_at_once: int64[P, num_microbatches] [bytes],
+            what it holds at most in any order that its edges allow. num_of: int32[P, num_microbatches], its stages.
         sequences, back_sequences: int32[B, num_groups], groups by falling priority, of forwards and of backwards.
-        order: int32[k, num stages], written: rank after rank. run: the same, in the order in which they were chosen.
-        start, end: float64[k, 2n] [s], written where a stage runs. Row b of these, or the last one: with k = 1 they
-            stay in cache and hold the last schedule.
-        makespan: float64[B] [s], written; infinite where not all has run.
+        places: order: int32[k, num stages], written: rank after rank. run: the same, in the order in which they were
+            chosen.
+        times: start, end: float64[k, 2n] [s], written where a stage runs. Row b of these, or the last one: with k = 1
+            they stay in cache and hold the last schedule. makespan: float64[B] [s], written; infinite where not all has
+            run.
         count: int64[B], written: stages that ran; fewer than all: no memory for the rest.
         missing: int64[B, 2], written where that is so: the rank and the bytes without which nothing can run on it.
     """
+    graph = Flow(*flow)
+    ptr, rank, succ_ptr, succ, succ_s, succ_link, num_links, num_pred = flow
+    forward_ptr, forward_pairs, backward_ptr, backward_pairs, microbatch = queues
+    is_limited, need, most_at_once, num_of = limits
+    latency, held, peak = costs
+    order, run = places
+    start, end, makespan = times
     num_ranks, num_stages, num_groups = len(ptr) - 1, len(rank), sequences.shape[1]
     num_pairs, num_microbatches = num_stages // 2, need.shape[1]
     total = ptr[num_ranks]
@@ -371,8 +418,7 @@ def interleave(
                 key[r] = np.inf
         count[b] = ran
         if is_late and ran == total:
-            edges = (succ_ptr, succ, succ_s, succ_link)
-            longest = _time(run[row], rank, *edges, latency, ready, now_of, link_free, start[row], end[row])
+            longest = _time(run[row], graph, latency, ready, now_of, link_free, start[row], end[row])
         makespan[b] = longest if ran == total else np.inf
         missing[b, 0], missing[b, 1] = -1, 0
         if ran < total:
@@ -389,10 +435,11 @@ def interleave(
 
 
 @njit(cache=True, nogil=True)
-def _follow(ptr: I64, order: I32, rank: I32, succ_ptr: I32, succ: I32, num_pred: I32, run: I32) -> int:
+def _follow(order: I32, flow: Flow, run: I32) -> int:
     """Stages in an order in which all can run one by one, written to ``run``; returns how many there are."""
+    ptr, rank, succ_ptr, succ = flow.ptr, flow.rank, flow.succ_ptr, flow.succ
     num_ranks = len(ptr) - 1
-    waiting, cursor = num_pred.copy(), ptr[:-1].copy()
+    waiting, cursor = flow.num_pred.copy(), ptr[:-1].copy()
     stack, height, ran = np.arange(num_ranks), num_ranks, 0
     while height > 0:
         height -= 1
@@ -415,20 +462,10 @@ def _follow(ptr: I64, order: I32, rank: I32, succ_ptr: I32, succ: I32, num_pred:
 
 @njit(cache=True, nogil=True)
 def _time(
-    run: I32,
-    rank: I32,
-    succ_ptr: I32,
-    succ: I32,
-    succ_s: F64,
-    succ_link: I32,
-    latency: F64,
-    ready: F64,
-    rank_free: F64,
-    link_free: F64,
-    start: F64,
-    end: F64,
+    run: I32, flow: Flow, latency: F64, ready: F64, rank_free: F64, link_free: F64, start: F64, end: F64
 ) -> float:
     """Times of stages in the order ``run``; returns the end of the last one [s]."""
+    rank, succ_ptr, succ, succ_s, succ_link = flow.rank, flow.succ_ptr, flow.succ, flow.succ_s, flow.succ_link
     ready[:] = 0.0
     rank_free[:] = 0.0
     link_free[:] = 0.0
@@ -450,8 +487,9 @@ def _time(
 
 
 @njit(cache=True, nogil=True)
-def _measure(ptr: I64, order: I32, held: I64, peak: I64, top: I64) -> None:
+def _measure(ptr: I64, order: I32, costs: Costs, top: I64) -> None:
     """Highest memory of every rank above its static one [bytes], written to ``top``."""
+    _, held, peak = costs
     for r in range(len(ptr) - 1):
         level, highest = np.int64(0), np.int64(0)
         for at in range(ptr[r], ptr[r + 1]):
@@ -462,22 +500,20 @@ def _measure(ptr: I64, order: I32, held: I64, peak: I64, top: I64) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _cost(
-    choice: I16,
-    forward_s: F64,
-    backward_s: F64,
-    held_bytes: I64,
-    forward_peak: I64,
-    backward_peak: I64,
-    has_backward: U8,
-    latency: F64,
-    held: I64,
-    peak: I64,
-) -> None:
-    """What stages cost under a choice of candidates: latency float64[2n], held int64[n], peak int64[2n], written.
+def _no_costs(num_stages: int) -> Costs:
+    """Room for what stages cost."""
+    held, peak = np.zeros(num_stages // 2, dtype=np.int64), np.zeros(num_stages, dtype=np.int64)
+    return Costs(np.zeros(num_stages), held, peak)
+
+
+@njit(cache=True, nogil=True)
+def _cost(choice: I16, candidates: Candidates, costs: Costs) -> None:
+    """What stages cost under a choice of candidates, written to ``costs``.
 
     What a forward without a backward holds ends with it: nothing.
     """
+    forward_s, backward_s, held_bytes, forward_peak, backward_peak, has_backward, _ = candidates
+    latency, held, peak = costs
     for i in range(len(choice)):
         j = choice[i]
         latency[2 * i], latency[2 * i + 1] = forward_s[i, j], backward_s[i, j]
@@ -486,87 +522,43 @@ def _cost(
 
 
 @njit(cache=True, nogil=True)
-def evaluate_orders(
-    ptr: I64,
-    rank: I32,
-    succ_ptr: I32,
-    succ: I32,
-    succ_s: F64,
-    succ_link: I32,
-    num_links: int,
-    num_pred: I32,
-    forward_s: F64,
-    backward_s: F64,
-    held_bytes: I64,
-    forward_peak: I64,
-    backward_peak: I64,
-    has_backward: U8,
-    orders: I32,
-    choices: I16,
-    start: F64,
-    end: F64,
-    makespan: F64,
-    top: I64,
-) -> None:
+def evaluate_orders(flow: Group, candidates: Group, orders: I32, choices: I16, times: Group, top: I64) -> None:
     """Times and memory of given orders with given candidates: the truth.
 
     A stage starts when its rank is free and all that it needs has arrived.
 
     Args:
-        ptr to num_pred: as ``interleave``. forward_s to has_backward: as ``SearchProblem``.
+        flow: of ``Flow``. candidates: of ``Candidates``.
         orders: int32[B, num stages], rank after rank. choices: int16[B, n].
-        start, end: float64[k, 2n] [s], written; row b or the last one. makespan: float64[B] [s], written; infinite
-            where an order deadlocks. top: int64[B, P] [bytes], written: highest memory above the static one.
+        times: start, end: float64[k, 2n] [s], written; row b or the last one. makespan: float64[B] [s], written;
+            infinite where an order deadlocks.
+        top: int64[B, P] [bytes], written: highest memory above the static one.
     """
-    num_stages, num_ranks = len(rank), len(ptr) - 1
+    graph, columns = Flow(*flow), Candidates(*candidates)
+    start, end, makespan = times
+    num_stages, num_ranks = len(graph.rank), len(graph.ptr) - 1
     run = np.zeros(orders.shape[1], dtype=np.int32)
-    ready, rank_free, link_free = np.zeros(num_stages), np.zeros(num_ranks), np.zeros(num_links)
-    latency, peak = np.zeros(num_stages), np.zeros(num_stages, dtype=np.int64)
-    held = np.zeros(num_stages // 2, dtype=np.int64)
+    ready, rank_free, link_free = np.zeros(num_stages), np.zeros(num_ranks), np.zeros(graph.num_links)
+    costs = _no_costs(num_stages)
     for b in range(len(orders)):
         row = min(b, len(start) - 1)
-        _cost(
-            choices[b],
-            forward_s,
-            backward_s,
-            held_bytes,
-            forward_peak,
-            backward_peak,
-            has_backward,
-            latency,
-            held,
-            peak,
-        )
-        _measure(ptr, orders[b], held, peak, top[b])
-        if _follow(ptr, orders[b], rank, succ_ptr, succ, num_pred, run) < len(run):
+        _cost(choices[b], columns, costs)
+        _measure(graph.ptr, orders[b], costs, top[b])
+        if _follow(orders[b], graph, run) < len(run):
             makespan[b] = np.inf
             continue
-        makespan[b] = _time(
-            run, rank, succ_ptr, succ, succ_s, succ_link, latency, ready, rank_free, link_free, start[row], end[row]
-        )
+        makespan[b] = _time(run, graph, costs.latency, ready, rank_free, link_free, start[row], end[row])
 
 
 @njit(cache=True, nogil=True)
-def _relax(
-    first: I64,
-    final: I64,
-    num: I64,
-    lat: F64,
-    hold: F64,
-    rise: F64,
-    fall: F64,
-    price: F64,
-    sums: F64,
-    taken: I64,
-    usage: F64,
-) -> float:
+def _relax(pairs: Pairs, price: F64, sums: F64, taken: I64, usage: F64) -> float:
     """Cheapest candidates at given prices of memory; the Lagrangian's value without its constant.
 
     Args:
-        first, final: positions of each pair's forward and backward; num: its candidates.
-        lat: [s]. hold, rise, fall: parts of the room: held, a forward's and a backward's peak above that.
+        pairs: with parts of the room.
         price: [s] per room, by position. sums, usage: written, one longer. taken: written, the candidates.
     """
+    first, final, num, lat, hold, rise, fall = pairs
     length, total = len(price), 0.0
     sums[0] = 0.0
     for t in range(length):
@@ -595,17 +587,21 @@ def _relax(
 
 
 @njit(cache=True, nogil=True)
-def _shift(usage: I64, first: int, final: int, hold: int, rise: int, fall: int) -> None:
-    """Add bytes to what is used during a pair's time: held, and the peaks of its two stages above that."""
+def _exchange(k: int, to: int, pairs: Pairs, chosen: I64, usage: I64) -> None:
+    """Give a pair a candidate, and add to what is used during the pair's time what that holds more or less."""
+    first, final, c = pairs.first[k], pairs.final[k], chosen[k]
+    more = pairs.hold[k, to] - pairs.hold[k, c]
     for t in range(first, final + 1):
-        usage[t] += hold
-    usage[first] += rise
-    usage[final] += fall
+        usage[t] += more
+    usage[first] += pairs.rise[k, to] - pairs.rise[k, c]
+    usage[final] += pairs.fall[k, to] - pairs.fall[k, c]
+    chosen[k] = to
 
 
 @njit(cache=True, nogil=True)
-def _use(first: I64, final: I64, hold: I64, rise: I64, fall: I64, chosen: I64, usage: I64) -> np.int64:
+def _use(pairs: Pairs, chosen: I64, usage: I64) -> np.int64:
     """What all pairs use with their candidates, by position, written to ``usage``; the highest of it [bytes]."""
+    first, final, _, _, hold, rise, fall = pairs
     usage[:] = 0
     length = len(usage)
     for k in range(len(first)):
@@ -626,10 +622,9 @@ def _use(first: I64, final: I64, hold: I64, rise: I64, fall: I64, chosen: I64, u
 
 
 @njit(cache=True, nogil=True)
-def _cheapest(
-    k: int, first: I64, final: I64, num: I64, lat: F64, hold: I64, rise: I64, sums: F64, chosen: I64
-) -> tuple[float, int]:
+def _cheapest(k: int, pairs: Pairs, sums: F64, chosen: I64) -> tuple[float, int]:
     """The downgrade of a pair that costs least per byte held, at given prices: what it costs; the candidate or -1."""
+    first, final, num, lat, hold, rise, _ = pairs
     c, best, at = chosen[k], np.inf, -1
     span = sums[final[k] + 1] - sums[first[k]]
     for j in range(num[k]):
@@ -644,14 +639,8 @@ def _cheapest(
 @njit(cache=True, nogil=True)
 def _repair(
     room: int,
-    first: I64,
-    final: I64,
-    num: I64,
+    pairs: Pairs,
     owner: I64,
-    lat: F64,
-    hold: I64,
-    rise: I64,
-    fall: I64,
     sums: F64,
     chosen: I64,
     usage: I64,
@@ -665,12 +654,13 @@ def _repair(
     Args:
         sums: [s per byte], of the prices before each position. active, score, option: scratch.
     """
+    first, final, num, lat, hold, rise, fall = pairs
     num_active = 0
     for t in range(len(owner)):
         mine = owner[t]
         if first[mine] == t:
             active[num_active] = mine
-            score[num_active], option[num_active] = _cheapest(mine, first, final, num, lat, hold, rise, sums, chosen)
+            score[num_active], option[num_active] = _cheapest(mine, pairs, sums, chosen)
             num_active += 1
         while usage[t] > room:
             best, at, to = np.inf, -1, -1
@@ -704,11 +694,8 @@ def _repair(
                     if active[i] == mine:
                         at = i
             c = chosen[k]
-            _shift(
-                usage, first[k], final[k], hold[k, to] - hold[k, c], rise[k, to] - rise[k, c], fall[k, to] - fall[k, c]
-            )
-            chosen[k] = to
-            score[at], option[at] = _cheapest(k, first, final, num, lat, hold, rise, sums, chosen)
+            _exchange(k, to, pairs, chosen, usage)
+            score[at], option[at] = _cheapest(k, pairs, sums, chosen)
         if final[mine] == t:
             for i in range(num_active):
                 if active[i] == mine:
@@ -737,21 +724,9 @@ def _sort_falling(score: F64, ranking: I64) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _upgrade(
-    k: int,
-    only: int,
-    room: int,
-    first: I64,
-    final: I64,
-    num: I64,
-    lat: F64,
-    hold: I64,
-    rise: I64,
-    fall: I64,
-    chosen: I64,
-    usage: I64,
-) -> None:
+def _upgrade(k: int, only: int, room: int, pairs: Pairs, chosen: I64, usage: I64) -> None:
     """Give a pair the fastest candidate that fits, or the one that is named if it fits and is faster."""
+    first, final, num, lat, hold, rise, fall = pairs
     a, z, c = first[k], final[k], chosen[k]
     inside = np.int64(0)
     for t in range(a + 1, z):
@@ -768,26 +743,13 @@ def _upgrade(
         ):
             best = j
     if best != c:
-        _shift(usage, a, z, hold[k, best] - hold[k, c], rise[k, best] - rise[k, c], fall[k, best] - fall[k, c])
-        chosen[k] = best
+        _exchange(k, best, pairs, chosen, usage)
 
 
 @njit(cache=True, nogil=True)
-def _fill(
-    room: int,
-    first: I64,
-    final: I64,
-    num: I64,
-    lat: F64,
-    hold: I64,
-    rise: I64,
-    fall: I64,
-    chosen: I64,
-    usage: I64,
-    score: F64,
-    ranking: I64,
-) -> None:
+def _fill(room: int, pairs: Pairs, chosen: I64, usage: I64, score: F64, ranking: I64) -> None:
     """Upgrade where there is room: pairs by what they gain per byte and position, each to the fastest that fits."""
+    first, final, num, lat, hold, _, _ = pairs
     num_pairs = len(first)
     for k in range(num_pairs):
         c = chosen[k]
@@ -800,24 +762,12 @@ def _fill(
     for at in range(num_pairs):
         if score[ranking[at]] <= 0.0:
             break
-        _upgrade(ranking[at], -1, room, first, final, num, lat, hold, rise, fall, chosen, usage)
+        _upgrade(ranking[at], -1, room, pairs, chosen, usage)
 
 
 @njit(cache=True, nogil=True)
 def choose_memory(
-    order: I32,
-    forward_s: F64,
-    backward_s: F64,
-    held_bytes: I64,
-    forward_peak: I64,
-    backward_peak: I64,
-    has_backward: U8,
-    num_candidates: I16,
-    room: int,
-    goal: float,
-    max_rounds: int,
-    local: I64,
-    choice: I16,
+    order: I32, candidates: Group, room: int, goal: float, max_rounds: int, local: I64, choice: I16
 ) -> tuple[float, float]:
     """Candidates of one rank's pairs with the least time in sum that fit in its memory at every stage (002 §5.3).
 
@@ -829,12 +779,13 @@ def choose_memory(
     until they fit, then upgraded where there is room; of few pairs, exchanged one by one while the gap is too large.
 
     Args:
-        order: int32[T], stages of one rank. forward_s to num_candidates: as ``SearchProblem``. room: [bytes].
+        order: int32[T], stages of one rank. candidates: of ``Candidates``. room: [bytes].
         goal: relative gap at which it ends. max_rounds: of the Lagrangian.
         local: int64[n], scratch. choice: int16[n], written for the pairs of the rank.
     Returns:
         time in sum [s], infinite where nothing was found that fits (``choice``: the leanest); its lower bound [s].
     """
+    forward_s, backward_s, held_bytes, forward_peak, backward_peak, has_backward, num_candidates = candidates
     length, width = len(order), forward_s.shape[1]
     num_pairs = 0
     for t in range(length):
@@ -846,6 +797,7 @@ def choose_memory(
     lat = np.zeros((num_pairs, width))
     hold, rise = np.zeros((num_pairs, width), dtype=np.int64), np.zeros((num_pairs, width), dtype=np.int64)
     fall = np.zeros((num_pairs, width), dtype=np.int64)
+    pairs = Pairs(first, final, num, lat, hold, rise, fall)
     chosen = np.zeros(num_pairs, dtype=np.int64)
     usage = np.zeros(length, dtype=np.int64)
     fastest, least = 0.0, 0.0
@@ -865,7 +817,7 @@ def choose_memory(
             if lat[k, j] < lat[k, chosen[k]]:
                 chosen[k] = j
         fastest += lat[k, chosen[k]]
-    if _use(first, final, hold, rise, fall, chosen, usage) <= room:
+    if _use(pairs, chosen, usage) <= room:
         for k in range(num_pairs):
             choice[pair[k]] = chosen[k]
         return fastest, fastest
@@ -875,7 +827,7 @@ def choose_memory(
     trial, trial_usage = np.zeros(num_pairs, dtype=np.int64), np.zeros(length, dtype=np.int64)
     for k in range(num_pairs):
         least += lat[k, 0]
-    highest = _use(first, final, hold, rise, fall, trial, trial_usage)
+    highest = _use(pairs, trial, trial_usage)
     best, bound = np.inf, fastest
     price, sums, slope = np.zeros(length), np.zeros(length + 1), np.zeros(length)
     score, active = np.zeros(num_pairs), np.zeros(num_pairs, dtype=np.int64)
@@ -887,11 +839,12 @@ def choose_memory(
     for k in range(num_pairs):
         for j in range(num[k]):
             hold_part[k, j], rise_part[k, j], fall_part[k, j] = hold[k, j] * part, rise[k, j] * part, fall[k, j] * part
+    parts = Pairs(first, final, num, lat, hold_part, rise_part, fall_part)
     taken, used = np.zeros(num_pairs, dtype=np.int64), np.zeros(length + 2)
     byte_sums, option = np.zeros(length + 1), np.zeros(num_pairs, dtype=np.int64)
     pace, stale = 1.0, 0
     for turn in range(max_rounds):
-        value = _relax(first, final, num, lat, hold_part, rise_part, fall_part, price, sums, taken, used)
+        value = _relax(parts, price, sums, taken, used)
         value -= sums[length]
         if value > bound or turn == 0:
             if value > bound + 1e-4 * abs(bound):
@@ -907,35 +860,19 @@ def choose_memory(
             norm += slope[t] * slope[t]
         if turn % 6 == 2 or norm <= 0.0:
             trial[:] = taken
-            _use(first, final, hold, rise, fall, trial, trial_usage)
+            _use(pairs, trial, trial_usage)
             for t in range(length + 1):
                 byte_sums[t] = sums[t] * part
-            is_repaired = _repair(
-                room,
-                first,
-                final,
-                num,
-                owner,
-                lat,
-                hold,
-                rise,
-                fall,
-                byte_sums,
-                trial,
-                trial_usage,
-                active,
-                score,
-                option,
-            )
+            is_repaired = _repair(room, pairs, owner, byte_sums, trial, trial_usage, active, score, option)
             if not is_repaired and highest <= room:
                 # From the leanest up to what the Lagrangian wants, where that fits.
                 trial[:] = 0
-                _use(first, final, hold, rise, fall, trial, trial_usage)
+                _use(pairs, trial, trial_usage)
                 for k in range(num_pairs):
-                    _upgrade(k, taken[k], room, first, final, num, lat, hold, rise, fall, trial, trial_usage)
+                    _upgrade(k, taken[k], room, pairs, trial, trial_usage)
                 is_repaired = True
             if is_repaired:
-                _fill(room, first, final, num, lat, hold, rise, fall, trial, trial_usage, score, active)
+                _fill(room, pairs, trial, trial_usage, score, active)
                 time = 0.0
                 for k in range(num_pairs):
                     time += lat[k, trial[k]]
@@ -967,10 +904,10 @@ def choose_memory(
                     continue
                 trial[:] = chosen
                 trial[k] = j
-                if _use(first, final, hold, rise, fall, trial, trial_usage) > room:
+                if _use(pairs, trial, trial_usage) > room:
                     continue
                 kept, num[k] = num[k], 0
-                _fill(room, first, final, num, lat, hold, rise, fall, trial, trial_usage, score, active)
+                _fill(room, pairs, trial, trial_usage, score, active)
                 num[k] = kept
                 time = 0.0
                 for other in range(num_pairs):
@@ -986,30 +923,10 @@ def choose_memory(
 
 @njit(cache=True, nogil=True)
 def rollouts(
-    ptr: I64,
-    rank: I32,
-    succ_ptr: I32,
-    succ: I32,
-    succ_s: F64,
-    succ_link: I32,
-    num_links: int,
-    num_pred: I32,
-    forward_ptr: I32,
-    forward_pairs: I32,
-    backward_ptr: I32,
-    backward_pairs: I32,
-    microbatch: I32,
-    is_limited: U8,
-    need: I64,
-    most_at_once: I64,
-    num_of: I32,
-    forward_s: F64,
-    backward_s: F64,
-    held_bytes: I64,
-    forward_peak: I64,
-    backward_peak: I64,
-    has_backward: U8,
-    num_candidates: I16,
+    flow: Group,
+    queues: Group,
+    limits: Group,
+    candidates: Group,
     room: I64,
     sequences: I32,
     back_sequences: I32,
@@ -1018,9 +935,7 @@ def rollouts(
     worth: float,
     order: I32,
     choice: I16,
-    start: F64,
-    end: F64,
-    makespan: F64,
+    times: Group,
     lean: F64,
     gap: F64,
     count: I64,
@@ -1035,104 +950,50 @@ def rollouts(
     do not end earlier than the leanest (a later stage may pay for what an earlier one saved), these stay.
 
     Args:
-        ptr to num_of: as ``interleave``. forward_s to num_candidates: as ``SearchProblem``. room: int64[P] [bytes].
+        flow, queues, limits, room, sequences, back_sequences: as ``interleave``. candidates: of ``Candidates``.
         goal, max_rounds: as ``choose_memory``. worth: orders whose leanest time is longer get no other candidates [s].
-        order, start, end, count, missing: as ``interleave``.
-        choice: int16[k, n], written as ``order``. makespan, lean: float64[B] [s], written: with what was chosen, with
-            the leanest. gap: float64[B], written: the worst rank's gap of the choice's time in sum.
+        order, count, missing: as ``interleave``; ``times`` too, its makespan with what was chosen.
+        choice: int16[k, n], written as ``order``. lean: float64[B] [s], written: makespan with the leanest.
+        gap: float64[B], written: the worst rank's gap of the choice's time in sum.
     """
-    num_stages, num_ranks, num_pairs = len(rank), len(ptr) - 1, len(rank) // 2
+    graph, columns = Flow(*flow), Candidates(*candidates)
+    start, end, makespan = times
+    ptr, num_links = graph.ptr, graph.num_links
+    num_stages, num_ranks, num_pairs = len(graph.rank), len(ptr) - 1, len(graph.rank) // 2
     total, num_rows = ptr[num_ranks], len(order)
     run = np.zeros((1, total), dtype=np.int32)
     ready, rank_free, link_free = np.zeros(num_stages), np.zeros(num_ranks), np.zeros(num_links)
-    latency, peak = np.zeros(num_stages), np.zeros(num_stages, dtype=np.int64)
-    lean_s, lean_peak = np.zeros(num_stages), np.zeros(num_stages, dtype=np.int64)
-    held, lean_held = np.zeros(num_pairs, dtype=np.int64), np.zeros(num_pairs, dtype=np.int64)
+    costs, lean_costs = _no_costs(num_stages), _no_costs(num_stages)
     local, leanest = np.zeros(num_pairs, dtype=np.int64), np.zeros(num_pairs, dtype=np.int16)
     late_start, late_end = np.zeros(num_stages), np.zeros(num_stages)
-    _cost(
-        leanest,
-        forward_s,
-        backward_s,
-        held_bytes,
-        forward_peak,
-        backward_peak,
-        has_backward,
-        lean_s,
-        lean_held,
-        lean_peak,
-    )
+    _cost(leanest, columns, lean_costs)
     for b in range(len(sequences)):
         row = min(b, num_rows - 1)
         interleave(
-            ptr,
-            rank,
-            succ_ptr,
-            succ,
-            succ_s,
-            succ_link,
-            num_links,
-            num_pred,
-            forward_ptr,
-            forward_pairs,
-            backward_ptr,
-            backward_pairs,
-            microbatch,
-            is_limited,
-            need,
-            most_at_once,
-            num_of,
-            lean_s,
-            lean_held,
-            lean_peak,
+            flow,
+            queues,
+            limits,
+            (lean_costs.latency, lean_costs.held, lean_costs.peak),
             room,
             sequences[b : b + 1],
             back_sequences[b : b + 1],
-            order[row : row + 1],
-            run,
-            start[row : row + 1],
-            end[row : row + 1],
-            lean[b : b + 1],
+            (order[row : row + 1], run),
+            (start[row : row + 1], end[row : row + 1], lean[b : b + 1]),
             count[b : b + 1],
             missing[b : b + 1],
         )
         makespan[b], gap[b] = lean[b], 0.0
         choice[row] = 0
-        if count[b] < total or forward_s.shape[1] == 1 or lean[b] > worth:
+        if count[b] < total or columns.forward_s.shape[1] == 1 or lean[b] > worth:
             continue
         for r in range(num_ranks):
             value, bound = choose_memory(
-                order[row, ptr[r] : ptr[r + 1]],
-                forward_s,
-                backward_s,
-                held_bytes,
-                forward_peak,
-                backward_peak,
-                has_backward,
-                num_candidates,
-                room[r],
-                goal,
-                max_rounds,
-                local,
-                choice[row],
+                order[row, ptr[r] : ptr[r + 1]], candidates, room[r], goal, max_rounds, local, choice[row]
             )
             if value > 0.0:
                 gap[b] = max(gap[b], 1.0 - bound / value)
-        _cost(
-            choice[row],
-            forward_s,
-            backward_s,
-            held_bytes,
-            forward_peak,
-            backward_peak,
-            has_backward,
-            latency,
-            held,
-            peak,
-        )
-        time = _time(
-            run[0], rank, succ_ptr, succ, succ_s, succ_link, latency, ready, rank_free, link_free, late_start, late_end
-        )
+        _cost(choice[row], columns, costs)
+        time = _time(run[0], graph, costs.latency, ready, rank_free, link_free, late_start, late_end)
         if time < lean[b]:
             makespan[b] = time
             for stage in run[0]:

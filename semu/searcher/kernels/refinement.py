@@ -1,8 +1,19 @@
-"""Kernel of the refinement: a chain of moves on the critical path of a schedule, each kept or taken back."""
+"""Kernel of the refinement: a chain of moves on the critical path of a schedule, each kept or taken back.
+
+Groups of arrays that these kernels share, as plain tuples where Python calls:
+    flow: ptr: int64[P + 1], first stage of each rank in an order. rank: int32[2n].
+        succ_ptr, succ, succ_s, succ_link: CSR of the edges by producer, sends in the order in which they leave; time of
+        the send [s]; its directed pair of ranks, -1 within a rank. num_links: pairs of ranks.
+        num_pred: int32[2n], edges into each stage.
+    needs: pred_ptr, pred, pred_s: CSR of the edges by consumer, and the time of the send [s].
+    candidates: forward_s, backward_s, held_bytes, forward_peak, backward_peak, has_backward, num_candidates: columns of
+        ``SearchProblem`` of the same names.
+    costs: latency: float64[2n] [s]. held: int64[n], peak: int64[2n] [bytes]: of the stages under a choice.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -13,10 +24,34 @@ I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
 I16 = NDArray[np.int16]
 U64 = NDArray[np.uint64]
-U8 = NDArray[np.bool_]
+Group = tuple[Any, ...]
 
 _MOST_CHANGES = 64
 """Pairs that one step of annealing gives other candidates at most."""
+
+
+class Timed(NamedTuple):
+    """A schedule's times.
+
+    Attributes:
+        start, end: float64[2n] [s].
+        by: int32[2n], by whom a stage's start was decided: a stage, or -1 for the one before it on its rank (-2:
+            nobody). run: int32[num stages], stages after all that they need.
+    """
+
+    start: F64
+    end: F64
+    by: I32
+    run: I32
+
+
+class Scratch(NamedTuple):
+    """Work arrays of ``_times``."""
+
+    cursor: I64
+    waiting: I32
+    stack: I64
+    link_free: F64
 
 
 @njit(nogil=True, inline="always")
@@ -31,31 +66,12 @@ def _next(state: U64) -> float:
 
 
 @njit(cache=True, nogil=True)
-def _times(
-    ptr: I64,
-    order: I32,
-    rank: I32,
-    succ_ptr: I32,
-    succ: I32,
-    succ_s: F64,
-    succ_link: I32,
-    num_pred: I32,
-    latency: F64,
-    limit: float,
-    cursor: I64,
-    waiting: I32,
-    stack: I64,
-    link_free: F64,
-    start: F64,
-    end: F64,
-    by: I32,
-    run: I32,
-) -> float:
-    """Start and end of every stage, and by whom its start was decided: a stage, or -1 for the one before it on its
-    rank (-2: nobody); returns the makespan [s], infinite where the orders deadlock or it exceeds ``limit``.
-
-    ``run``: int32[num stages], written: stages after all that they need.
-    """
+def _times(flow: Group, order: I32, latency: F64, limit: float, scratch: Scratch, times: Timed) -> float:
+    """Times of every stage, written; returns the makespan [s], infinite where the orders deadlock or it exceeds
+    ``limit``."""
+    ptr, rank, succ_ptr, succ, succ_s, succ_link, _, num_pred = flow
+    cursor, waiting, stack, link_free = scratch
+    start, end, by, run = times
     num_ranks = len(ptr) - 1
     waiting[:] = num_pred
     start[:] = 0.0
@@ -145,19 +161,50 @@ def _leaving(stage: int, succ_ptr: I32, succ: I32, succ_s: F64, tail: F64) -> fl
 
 
 @njit(cache=True, nogil=True)
-def _tails(
-    ptr: I64,
-    order: I32,
-    position: I64,
-    rank: I32,
-    succ_ptr: I32,
-    succ: I32,
-    succ_s: F64,
-    latency: F64,
-    run: I32,
-    tail: F64,
-) -> None:
+def _room_for(flow: Group, total: int) -> tuple[Scratch, Timed]:
+    """Work arrays and room for the times of ``total`` stages."""
+    num_ranks, num_stages = len(flow[0]) - 1, len(flow[1])
+    stack = np.zeros(num_stages + num_ranks, dtype=np.int64)
+    waiting, by = np.zeros(num_stages, dtype=np.int32), np.zeros(num_stages, dtype=np.int32)
+    scratch = Scratch(np.zeros(num_ranks, dtype=np.int64), waiting, stack, np.zeros(flow[6]))
+    return scratch, Timed(np.zeros(num_stages), np.zeros(num_stages), by, np.zeros(total, dtype=np.int32))
+
+
+@njit(cache=True, nogil=True)
+def _critical(
+    flow: Group, order: I32, position: I64, times: Timed, makespan: float, state: U64, path: I64, chain: I64
+) -> tuple[int, int]:
+    """A critical path, at random among several: its stages from the last one on, written to ``path``, and the places of
+    those that follow the stage before them on their rank without a pause, written to ``chain``.
+
+    Returns:
+        number of places, number of stages.
+    """
+    ptr, rank = flow[0], flow[1]
+    start, end, by, _ = times
+    pairs, length, stage = 0, 0, -1
+    for at in range(ptr[len(ptr) - 1]):
+        if end[order[at]] == makespan and (stage < 0 or _next(state) < 0.5):
+            stage = order[at]
+    while stage >= 0:
+        path[length] = stage
+        length += 1
+        at, own = position[stage], by[stage]
+        before = order[at - 1] if at > ptr[rank[stage]] else -1
+        if before >= 0 and end[before] == start[stage]:
+            chain[pairs] = at
+            pairs += 1
+            if own == -1 or _next(state) < 0.5:
+                stage = before
+                continue
+        stage = own if own >= 0 else (before if own == -1 else -1)
+    return pairs, length
+
+
+@njit(cache=True, nogil=True)
+def _tails(flow: Group, order: I32, position: I64, latency: F64, run: I32, tail: F64) -> None:
     """The longest way from every stage's start to the end of all, over ranks and sends, written."""
+    ptr, rank, succ_ptr, succ, succ_s, _, _, _ = flow
     for i in range(ptr[len(ptr) - 1] - 1, -1, -1):
         stage = run[i]
         at = position[stage]
@@ -167,17 +214,12 @@ def _tails(
 
 @njit(cache=True, nogil=True)
 def _through(
-    ptr: I64,
+    flow: Group,
+    needs: Group,
     order: I32,
     r: int,
     first: Any,
     last: Any,
-    pred_ptr: I32,
-    pred: I32,
-    pred_s: F64,
-    succ_ptr: I32,
-    succ: I32,
-    succ_s: F64,
     latency: F64,
     end: F64,
     tail: F64,
@@ -185,6 +227,8 @@ def _through(
 ) -> float:
     """The longest way through a stretch of a rank whose stages have changed places, were all others as before
     (Taillard's estimate, of several stages). ``head``: scratch."""
+    ptr, _, succ_ptr, succ, succ_s, _, _, _ = flow
+    pred_ptr, pred, pred_s = needs
     free = end[order[first - 1]] if first > ptr[r] else 0.0
     for at in range(first, last + 1):
         stage = order[at]
@@ -201,20 +245,10 @@ def _through(
 
 
 @njit(cache=True, nogil=True)
-def _put(
-    pair: int,
-    to: int,
-    forward_s: F64,
-    backward_s: F64,
-    held_bytes: I64,
-    forward_peak: I64,
-    backward_peak: I64,
-    choice: I16,
-    latency: F64,
-    held: I64,
-    peak: I64,
-) -> None:
+def _put(pair: int, to: int, candidates: Group, choice: I16, costs: Group) -> None:
     """Give a pair a candidate."""
+    forward_s, backward_s, held_bytes, forward_peak, backward_peak, _, _ = candidates
+    latency, held, peak = costs
     choice[pair] = to
     latency[2 * pair], latency[2 * pair + 1] = forward_s[pair, to], backward_s[pair, to]
     held[pair] = held_bytes[pair, to]
@@ -228,21 +262,11 @@ def _lean(
     position: I64,
     r: int,
     kept: Any,
-    forward_s: F64,
-    backward_s: F64,
-    held_bytes: I64,
-    forward_peak: I64,
-    backward_peak: I64,
-    has_backward: U8,
-    num_candidates: I16,
+    candidates: Group,
     room: int,
-    start: F64,
-    tail: F64,
-    makespan: float,
+    before: Group,
     choice: I16,
-    latency: F64,
-    held: I64,
-    peak: I64,
+    costs: Group,
     changed: I64,
     was: I64,
     count: int,
@@ -254,11 +278,14 @@ def _lean(
     a stage gets longer counts beyond its slack, and a little of it anyway.
 
     Args:
-        kept: a pair that stays as it is. start, tail, makespan: of the schedule before. changed, was, count: pairs that
-            changed, what they had, how many there are; written.
+        kept: a pair that stays as it is. before: start, tail and makespan of the schedule before.
+        changed, was, count: pairs that changed, what they had, how many there are; written.
     Returns:
         the new count; where nothing helps, -1 less the count.
     """
+    forward_s, backward_s, held_bytes, forward_peak, backward_peak, has_backward, num_candidates = candidates
+    latency, held, peak = costs
+    start, tail, makespan = before
     while True:
         level, at, over = np.int64(0), ptr[r], np.int64(0)
         while at < ptr[r + 1]:
@@ -301,43 +328,16 @@ def _lean(
             return -1 - count
         changed[count], was[count] = which, choice[which]
         count += 1
-        _put(
-            which,
-            to,
-            forward_s,
-            backward_s,
-            held_bytes,
-            forward_peak,
-            backward_peak,
-            choice,
-            latency,
-            held,
-            peak,
-        )
+        _put(which, to, candidates, choice, costs)
 
 
 @njit(cache=True, nogil=True)
 def anneal(
-    ptr: I64,
+    flow: Group,
+    needs: Group,
+    candidates: Group,
     order: I32,
     choice: I16,
-    rank: I32,
-    succ_ptr: I32,
-    succ: I32,
-    succ_s: F64,
-    succ_link: I32,
-    num_links: int,
-    num_pred: I32,
-    pred_ptr: I32,
-    pred: I32,
-    pred_s: F64,
-    forward_s: F64,
-    backward_s: F64,
-    held_bytes: I64,
-    forward_peak: I64,
-    backward_peak: I64,
-    has_backward: U8,
-    num_candidates: I16,
     room: I64,
     steps: int,
     hot: float,
@@ -358,90 +358,43 @@ def anneal(
     usual probability if it is; what an estimate says will not be kept is not timed.
 
     Args:
-        ptr to num_pred: as ``kernels.interleave``, with ``order`` int32[num stages] rank after rank and ``choice``
-            int16[n]: the schedule to begin with, and the best one found, written.
-        pred_ptr, pred, pred_s: CSR of the edges by consumer, and the time of the send [s].
-        forward_s to num_candidates: as ``SearchProblem``. room: int64[P] [bytes].
+        flow, needs, candidates: see the top of the file.
+        order, choice: int32[num stages] rank after rank, int16[n]: the schedule to begin with, and the best one found,
+            written.
+        room: int64[P] [bytes].
         steps: to try. hot, cold: temperatures of the first and the last one [s]. share_order, share_faster: parts of
             the steps that only move stages, only make pairs faster.
         here_order, here_choice: written: the last schedule. seed: > 0.
     Returns:
         the best makespan [s].
     """
-    num_ranks, num_stages = len(ptr) - 1, len(rank)
-    total, num_pairs = ptr[num_ranks], num_stages // 2
-    cursor, stack = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_stages + num_ranks, dtype=np.int64)
-    waiting, link_free = np.zeros(num_stages, dtype=np.int32), np.zeros(num_links)
-    start, end, tail = np.zeros(num_stages), np.zeros(num_stages), np.zeros(num_stages)
-    next_start, next_end, head = np.zeros(num_stages), np.zeros(num_stages), np.zeros(total)
-    by, next_by = np.zeros(num_stages, dtype=np.int32), np.zeros(num_stages, dtype=np.int32)
-    run, next_run = np.zeros(total, dtype=np.int32), np.zeros(total, dtype=np.int32)
+    ptr, rank = flow[0], flow[1]
+    forward_s, backward_s, _, _, _, has_backward, num_candidates = candidates
+    num_stages = len(rank)
+    total, num_pairs = len(order), num_stages // 2
+    scratch, times = _room_for(flow, total)
+    _, others = _room_for(flow, total)
+    tail, head = np.zeros(num_stages), np.zeros(total)
     position = np.zeros(num_stages, dtype=np.int64)
     chain, path = np.zeros(num_stages, dtype=np.int64), np.zeros(num_stages, dtype=np.int64)
     latency, peak = np.zeros(num_stages), np.zeros(num_stages, dtype=np.int64)
     held = np.zeros(num_pairs, dtype=np.int64)
+    costs = (latency, held, peak)
     changed, was = np.zeros(_MOST_CHANGES, dtype=np.int64), np.zeros(_MOST_CHANGES, dtype=np.int64)
     for pair in range(num_pairs):
-        _put(
-            pair,
-            choice[pair],
-            forward_s,
-            backward_s,
-            held_bytes,
-            forward_peak,
-            backward_peak,
-            choice,
-            latency,
-            held,
-            peak,
-        )
+        _put(pair, choice[pair], candidates, choice, costs)
     for at in range(total):
         position[order[at]] = at
     state = np.array([np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)])
     best_order, best_choice = order.copy(), choice.copy()
-    here = _times(
-        ptr,
-        order,
-        rank,
-        succ_ptr,
-        succ,
-        succ_s,
-        succ_link,
-        num_pred,
-        latency,
-        np.inf,
-        cursor,
-        waiting,
-        stack,
-        link_free,
-        start,
-        end,
-        by,
-        run,
-    )
+    here = _times(flow, order, latency, np.inf, scratch, times)
+    start, end = times.start, times.end
     best, is_known = here, False
     pairs, length = 0, 0
     for step in range(steps):
         if not is_known:
-            pairs, length, stage = 0, 0, -1
-            for at in range(total):
-                if end[order[at]] == here and (stage < 0 or _next(state) < 0.5):
-                    stage = order[at]
-            while stage >= 0:
-                path[length] = stage
-                length += 1
-                at = position[stage]
-                own = by[stage]
-                r = rank[stage]
-                before = order[at - 1] if at > ptr[r] else -1
-                if before >= 0 and end[before] == start[stage]:
-                    chain[pairs] = at  # stages at - 1 and at follow without a pause
-                    pairs += 1
-                    if own == -1 or _next(state) < 0.5:
-                        stage = before
-                        continue
-                stage = own if own >= 0 else (before if own == -1 else -1)
-            _tails(ptr, order, position, rank, succ_ptr, succ, succ_s, latency, run, tail)
+            pairs, length = _critical(flow, order, position, times, here, state, path, chain)
+            _tails(flow, order, position, latency, times.run, tail)
             is_known = True
         kind = _next(state)
         count, kept = 0, np.int64(-1)
@@ -483,19 +436,7 @@ def anneal(
                 continue
             if more > 0:
                 changed[0], was[0], count = kept, own, 1
-                _put(
-                    kept,
-                    own + 1 + np.int64(_next(state) * more),
-                    forward_s,
-                    backward_s,
-                    held_bytes,
-                    forward_peak,
-                    backward_peak,
-                    choice,
-                    latency,
-                    held,
-                    peak,
-                )
+                _put(kept, own + 1 + np.int64(_next(state) * more), candidates, choice, costs)
         temperature = hot * (cold / hot) ** (step / steps)
         limit = here - temperature * np.log(max(_next(state), 1e-300))
         is_open = True
@@ -503,50 +444,12 @@ def anneal(
             _shift(order, position, source, target)
             first, last = min(source, target), max(source, target)
             if count == 0:
-                longest = _through(
-                    ptr,
-                    order,
-                    r,
-                    first,
-                    last,
-                    pred_ptr,
-                    pred,
-                    pred_s,
-                    succ_ptr,
-                    succ,
-                    succ_s,
-                    latency,
-                    end,
-                    tail,
-                    head,
-                )
+                longest = _through(flow, needs, order, r, first, last, latency, end, tail, head)
                 is_open = longest <= limit
         if is_open and not _fits(ptr, order, r, held, peak, room):
+            basis = (start, tail, here)
             count = _lean(
-                ptr,
-                order,
-                position,
-                r,
-                kept,
-                forward_s,
-                backward_s,
-                held_bytes,
-                forward_peak,
-                backward_peak,
-                has_backward,
-                num_candidates,
-                room[r],
-                start,
-                tail,
-                here,
-                choice,
-                latency,
-                held,
-                peak,
-                changed,
-                was,
-                count,
-                state,
+                ptr, order, position, r, kept, candidates, room[r], basis, choice, costs, changed, was, count, state
             )
             if count < 0:
                 count, is_open = -1 - count, False
@@ -562,32 +465,11 @@ def anneal(
             is_open = here + loss - gain <= limit
         found = np.inf
         if is_open:
-            found = _times(
-                ptr,
-                order,
-                rank,
-                succ_ptr,
-                succ,
-                succ_s,
-                succ_link,
-                num_pred,
-                latency,
-                limit,
-                cursor,
-                waiting,
-                stack,
-                link_free,
-                next_start,
-                next_end,
-                next_by,
-                next_run,
-            )
+            found = _times(flow, order, latency, limit, scratch, others)
         if found < np.inf:
             here, is_known = found, False
-            start, next_start = next_start, start
-            end, next_end = next_end, end
-            by, next_by = next_by, by
-            run, next_run = next_run, run
+            times, others = others, times
+            start, end = times.start, times.end
             if found < best:
                 best = found
                 best_order[:] = order
@@ -596,19 +478,7 @@ def anneal(
             if source >= 0:
                 _shift(order, position, target, source)
             for i in range(count - 1, -1, -1):
-                _put(
-                    changed[i],
-                    was[i],
-                    forward_s,
-                    backward_s,
-                    held_bytes,
-                    forward_peak,
-                    backward_peak,
-                    choice,
-                    latency,
-                    held,
-                    peak,
-                )
+                _put(changed[i], was[i], candidates, choice, costs)
     here_order[:] = order
     here_choice[:] = choice
     order[:] = best_order
@@ -625,21 +495,10 @@ def _slot(first: Any, second: Any, size: int) -> Any:
 
 @njit(cache=True, nogil=True)
 def tabu(
-    ptr: I64,
+    flow: Group,
+    needs: Group,
+    costs: Group,
     order: I32,
-    rank: I32,
-    succ_ptr: I32,
-    succ: I32,
-    succ_s: F64,
-    succ_link: I32,
-    num_links: int,
-    num_pred: I32,
-    pred_ptr: I32,
-    pred: I32,
-    pred_s: F64,
-    latency: F64,
-    held: I64,
-    peak: I64,
     room: I64,
     steps: int,
     patience: int,
@@ -654,19 +513,19 @@ def tabu(
     ``kick`` pairs at random.
 
     Args:
-        pred_ptr, pred, pred_s: CSR of the edges by consumer, and the time of the send [s]. others: as ``anneal``.
-        steps: to take.
+        flow, needs, costs: see the top of the file. others: as ``anneal``. steps: to take.
     Returns:
         the best makespan [s]; ``order`` is its order.
     """
-    num_ranks, num_stages = len(ptr) - 1, len(rank)
-    total = ptr[num_ranks]
-    cursor, stack = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_stages + num_ranks, dtype=np.int64)
-    waiting, link_free = np.zeros(num_stages, dtype=np.int32), np.zeros(num_links)
-    start, end, tail = np.zeros(num_stages), np.zeros(num_stages), np.zeros(num_stages)
-    by, position = np.zeros(num_stages, dtype=np.int32), np.zeros(num_stages, dtype=np.int64)
-    run = np.zeros(total, dtype=np.int32)
-    chain, merit = np.zeros(num_stages, dtype=np.int64), np.zeros(num_stages)
+    ptr, rank, succ_ptr, succ, succ_s, _, _, _ = flow
+    pred_ptr, pred, pred_s = needs
+    latency, held, peak = costs
+    num_stages, total = len(rank), len(order)
+    scratch, times = _room_for(flow, total)
+    end = times.end
+    tail, merit = np.zeros(num_stages), np.zeros(num_stages)
+    position = np.zeros(num_stages, dtype=np.int64)
+    chain, path = np.zeros(num_stages, dtype=np.int64), np.zeros(num_stages, dtype=np.int64)
     size = 1 << 16
     free_at = np.zeros(size, dtype=np.int64)
     for at in range(total):
@@ -676,26 +535,7 @@ def tabu(
     best, stale, kicks = np.inf, 0, 0
     undo_at = np.int64(-1)
     for step in range(steps):
-        here = _times(
-            ptr,
-            order,
-            rank,
-            succ_ptr,
-            succ,
-            succ_s,
-            succ_link,
-            num_pred,
-            latency,
-            np.inf,
-            cursor,
-            waiting,
-            stack,
-            link_free,
-            start,
-            end,
-            by,
-            run,
-        )
+        here = _times(flow, order, latency, np.inf, scratch, times)
         if here == np.inf:  # the last swap closed a circle over a link: take it back
             _shift(order, position, undo_at, undo_at - 1)
             continue
@@ -710,32 +550,19 @@ def tabu(
                 for at in range(total):
                     position[order[at]] = at
                 continue
-        _tails(ptr, order, position, rank, succ_ptr, succ, succ_s, latency, run, tail)
-        pairs, stage = 0, -1
-        for at in range(total):
-            if end[order[at]] == here and (stage < 0 or _next(state) < 0.5):
-                stage = order[at]
-        while stage >= 0:
-            at, own = position[stage], by[stage]
-            before = order[at - 1] if at > ptr[rank[stage]] else -1
-            if before >= 0 and end[before] == start[stage]:
-                chain[pairs] = at
-                pairs += 1
-                if own == -1 or _next(state) < 0.5:
-                    stage = before
-                    continue
-            stage = own if own >= 0 else (before if own == -1 else -1)
+        _tails(flow, order, position, latency, times.run, tail)
+        pairs, _ = _critical(flow, order, position, times, here, state, path, chain)
         if pairs == 0:
             break
         for i in range(pairs):
             at = chain[i]
             u, v = order[at - 1], order[at]
             r = rank[u]
-            needs = False
+            is_needed = False
             for e in range(pred_ptr[v], pred_ptr[v + 1]):
-                needs |= pred[e] == u
+                is_needed |= pred[e] == u
             merit[i] = np.inf
-            if needs:
+            if is_needed:
                 continue
             earlier = end[order[at - 2]] if at - 1 > ptr[r] else 0.0
             later = tail[order[at + 1]] if at + 1 < ptr[r + 1] else 0.0

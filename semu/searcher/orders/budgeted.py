@@ -36,7 +36,7 @@ Seeds = Callable[[SearchProblem, OrderSpace], Sequence[NDArray[np.int32]]]
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
         solution: the best schedule, with its lower bound. default: the heuristic's, before any search.
@@ -88,7 +88,7 @@ def search_problem(
         seed: of all random numbers. part: of a search in parts which of them: none draws what another did.
         refine: also move single stages, where the shortest is sought.
         seeds: sequences to begin with beside the default one. keep: given the best schedule so far now and then.
-        progress: told every incumbent.
+        progress: called with every incumbent.
     Raises:
         MemoryLimitError: no candidates fit: which rank, how much is missing.
         ConfigError: an unknown strategy.

@@ -93,17 +93,13 @@ class Interleaver:
         size, problem, tables = len(forward), self.problem, self.tables
         makespan, lean, gap = np.zeros(size), np.zeros(size), np.zeros(size)
         count, missing = np.zeros(size, dtype=np.int64), np.zeros((size, 2), dtype=np.int64)
-        given = (*tables.flow, *tables.groups, *self._limits)
+        given, way = (tables.flow, tables.queues, self._limits), (tables.room, forward, backward)
         times = (self._start, self._end, makespan)
         if self.given is None:
-            found = (self._order, self._choice, *times, lean, gap, count, missing)
-            way = (forward, backward, self.goal, self.rounds, worth_s)
-            rollouts: Any = kernels.rollouts
-            rollouts(*given, *candidates(problem), problem.num_candidates, tables.room, *way, *found)
+            found: tuple[Any, ...] = (self._order, self._choice, times, lean, gap, count, missing)
+            kernels.rollouts(*given, candidates(problem), *way, self.goal, self.rounds, worth_s, *found)
         else:
-            places = (self._order, self._run, *times, count, missing)
-            interleave: Any = kernels.interleave
-            interleave(*given, *self._costs, tables.room, forward, backward, *places)
+            kernels.interleave(*given, self._costs, *way, (self._order, self._run), times, count, missing)
             lean = makespan
         return Rollouts(makespan, lean, gap, missing)
 
@@ -132,10 +128,10 @@ class Interleaver:
 
 
 def candidates(problem: SearchProblem) -> tuple[Any, ...]:
-    """Arguments of kernels: ``forward_s`` to ``has_backward``."""
+    """``candidates`` of the kernels."""
     times = (problem.forward_s, problem.backward_s)
     sizes = (problem.held_bytes, problem.forward_peak_bytes, problem.backward_peak_bytes)
-    return (*times, *sizes, problem.has_backward)
+    return (*times, *sizes, problem.has_backward, problem.num_candidates)
 
 
 def evaluate(problem: SearchProblem, order: ArrayLike, choice: ArrayLike | None = None) -> Solution:
@@ -163,9 +159,8 @@ def evaluate(problem: SearchProblem, order: ArrayLike, choice: ArrayLike | None 
     chosen = checked_choice(problem, np.zeros(problem.num_pairs) if choice is None else choice)
     start, end = np.full((1, problem.num_stages), np.nan), np.full((1, problem.num_stages), np.nan)
     makespan, top = np.zeros(1), np.zeros((1, problem.num_ranks), dtype=np.int64)
-    orders = (stages[None], chosen[None], start, end, makespan, top)
-    evaluate_orders: Any = kernels.evaluate_orders
-    evaluate_orders(*tables.flow, *candidates(problem), *orders)
+    orders = (stages[None], chosen[None], (start, end, makespan), top)
+    kernels.evaluate_orders(tables.flow, candidates(problem), *orders)
     if not np.isfinite(makespan[0]):
         raise ScheduleError("the order deadlocks", where="order", expected="stages after those that they need")
     peak = top[0] + problem.static_bytes

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import MemoryLimitError
-from semu.searcher.bounds import lower_bounds
+from semu.searcher.bounds import LowerBounds, lower_bounds
 from semu.searcher.orders.budgeted import (
     CUT_SHORT,
     ORDER_SHARE,
@@ -71,6 +71,86 @@ class _Sum:
     islands: list[Solution] = field(default_factory=list)
 
 
+@dataclass
+class _LevelSearch:
+    """A search from several levels as it goes on.
+
+    Attributes:
+        problem, budget, seeds, keep, progress: as ``search_levels``; options: the others. levels: distinct ones.
+        bound: of the problem. began: when [s]. total: what the searches so far came to.
+        scores: level -> best makespan [s]. sequences: level -> best sequences.
+    """
+
+    problem: SearchProblem
+    budget: Budget
+    levels: Sequence[float]
+    options: dict[str, Any]
+    seeds: Seeds | None
+    keep: Callable[[Solution], None] | None
+    progress: Callable[[Incumbent], None] | None
+    bound: LowerBounds
+    began: float
+    total: _Sum = field(default_factory=_Sum)
+    scores: dict[float, float] = field(default_factory=dict)
+    sequences: dict[float, Sequence[NDArray[np.int32]]] = field(default_factory=dict)
+
+    @property
+    def meets_bound(self) -> bool:
+        """Whether the best schedule so far is optimal."""
+        return self.total.solution is not None and self.total.solution.makespan_s <= self.bound.value_s
+
+    def run(self, level: float, share: Budget) -> str:
+        """Search from a level; returns why that ended."""
+        part, first = above(self.problem, level)
+        total, known, turn = self.total, self.sequences.get(level), len(self.scores)
+        begin = self.seeds if known is None else (lambda *_: known)
+        try:
+            result = search_problem(
+                part,
+                share,
+                part=turn if known is not None else 0,
+                seeds=begin,
+                keep=_better(self.keep, total, first),
+                progress=_ahead(self.progress, total),
+                refine=False,
+                **self.options,
+            )
+        except KeyboardInterrupt:  # between two rounds
+            if total.solution is None:
+                raise
+            return "interrupt"
+        self.sequences[level] = result.sequences
+        self.scores[level] = min(result.solution.makespan_s, self.scores.get(level, np.inf))
+        if total.solution is None or result.solution.makespan_s < total.solution.makespan_s:
+            total.level = level
+        _add(total, result, first, self.bound.value_s)
+        return result.ended_by
+
+    def run_widely(self, level: float, budget: Budget) -> str:
+        """Search from a level with the larger part of what is left."""
+        patience_s = None if self.budget.time_s is None else PATIENCE * self.budget.time_s
+        share = _part(budget, ORDER_SHARE, rollouts=budget.rollouts)
+        return self.run(level, replace(share, patience_s=patience_s))
+
+    def refine(self, rest: Budget) -> str:
+        """Move stages and candidates of the best schedules of all levels; returns why that ended."""
+        total, curve = self.total, list[Incumbent]()
+        tell = _ahead(self.progress, replace(total, rollouts=0, moves=0, time_s=0.0))
+        rollouts = rest.rollouts if len(self.levels) > 1 else self.budget.rollouts
+        ends = (replace(self.budget, rollouts=rollouts), self.began, self.bound.value_s)
+        islands = sorted(total.islands, key=lambda one: one.makespan_s)[: ELITE + 1]
+        seed = self.options["seed"]
+        try:
+            best, moves, why = refine_solutions(
+                self.problem, islands, ends, total.rollouts, seed, curve, self.keep, tell
+            )
+        except KeyboardInterrupt:  # between two rounds
+            return "interrupt"
+        total.curve, total.moves = (*total.curve, *curve), total.moves + moves
+        total.solution = replace(best, lower_bound_s=self.bound.value_s)
+        return why
+
+
 def search_levels(
     problem: SearchProblem,
     budget: Budget,
@@ -92,84 +172,35 @@ def search_levels(
         ConfigError: an unknown strategy.
     """
     levels = [0.0] if objective is Objective.MAX else distinct_levels(problem, levels)
-    options = {"strategy": strategy, "objective": objective, "seed": seed}
+    options: dict[str, Any] = {"strategy": strategy, "objective": objective, "seed": seed}
     if levels == [0.0]:
-        return search_problem(problem, budget, seeds=seeds, keep=keep, progress=progress, **options)  # type: ignore[arg-type]
+        return search_problem(problem, budget, seeds=seeds, keep=keep, progress=progress, **options)
     began, bound = time.perf_counter(), lower_bounds(problem, effort=0.0)
-    total, refused = _Sum(), None
-    scores: dict[float, float] = {}
-    sequences: dict[float, Sequence[NDArray[np.int32]]] = {}
-
-    def run(level: float, share: Budget) -> str:
-        part, first = above(problem, level)
-        tell, hold = _ahead(progress, total), _better(keep, total, first)
-        known, turn = sequences.get(level), len(scores)
-        begin = seeds if known is None else (lambda *_: known)
-        try:
-            found = search_problem(
-                part,
-                share,
-                part=turn if known is not None else 0,
-                seeds=begin,
-                keep=hold,
-                progress=tell,
-                refine=False,
-                **options,  # type: ignore[arg-type]
-            )
-        except KeyboardInterrupt:  # between two rounds
-            if total.solution is None:
-                raise
-            return "interrupt"
-        sequences[level] = found.sequences
-        scores[level] = min(found.solution.makespan_s, scores.get(level, np.inf))
-        if total.solution is None or found.solution.makespan_s < total.solution.makespan_s:
-            total.level = level
-        _add(total, found, first, bound.value_s)
-        return found.ended_by
-
-    def refine(rest: Budget) -> str:
-        curve: list[Incumbent] = []
-        tell = _ahead(progress, replace(total, rollouts=0, moves=0, time_s=0.0))
-        rollouts = rest.rollouts if len(levels) > 1 else budget.rollouts
-        ends = (replace(budget, rollouts=rollouts), began, bound.value_s)
-        islands = sorted(total.islands, key=lambda one: one.makespan_s)[: ELITE + 1]
-        try:
-            best, moves, why = refine_solutions(problem, islands, ends, total.rollouts, seed, curve, keep, tell)
-        except KeyboardInterrupt:  # between two rounds
-            return "interrupt"
-        total.curve, total.moves = (*total.curve, *curve), total.moves + moves
-        total.solution = replace(best, lower_bound_s=bound.value_s)
-        return why
-
-    ended_by = ""
-    patience_s = None if budget.time_s is None else PATIENCE * budget.time_s
+    search = _LevelSearch(problem, budget, levels, options, seeds, keep, progress, bound, began)
+    total, refused, ended_by = search.total, None, ""
     if len(levels) == 1:
-        share = _part(budget, ORDER_SHARE, rollouts=budget.rollouts)
-        ended_by = run(levels[0], replace(share, patience_s=patience_s))
+        ended_by = search.run_widely(levels[0], budget)
     for level in levels if len(levels) > 1 else ():
         try:
-            ended_by = run(level, _part(budget, PROBE))
+            ended_by = search.run(level, _part(budget, PROBE))
         except MemoryLimitError as error:
             refused = refused or error
             continue
-        assert total.solution is not None
-        if ended_by in CUT_SHORT or total.solution.makespan_s <= bound.value_s:
+        if ended_by in CUT_SHORT or search.meets_bound:
             break
     if total.solution is None:
         assert refused is not None
         raise refused
-    if total.solution.makespan_s <= bound.value_s:
+    if search.meets_bound:
         ended_by = "bound"
     elif ended_by not in CUT_SHORT and budget.rollouts != 0 and budget.time_s != 0:
         rest = _rest(budget, total)
         if len(levels) > 1:
-            best_level = min(scores, key=lambda level: scores[level])
-            share = _part(rest, ORDER_SHARE, rollouts=rest.rollouts)
-            ended_by = run(best_level, replace(share, patience_s=patience_s))
-        if total.solution.makespan_s <= bound.value_s:
+            ended_by = search.run_widely(min(search.scores, key=lambda level: search.scores[level]), rest)
+        if search.meets_bound:
             ended_by = "bound"
         elif ended_by not in CUT_SHORT:
-            ended_by = refine(rest)
+            ended_by = search.refine(rest)
     assert total.best is not None
     assert total.default is not None
     return replace(
@@ -206,7 +237,7 @@ def distinct_levels(problem: SearchProblem, levels: Sequence[float]) -> list[flo
 
 
 def _part(budget: Budget, share: float, rollouts: int | None = None) -> Budget:
-    """A part of a budget; ``rollouts``: so many instead."""
+    """A part of a budget; ``rollouts``: their number, in place of the part."""
     if rollouts is None and budget.rollouts is not None:
         rollouts = int(share * budget.rollouts)
     return replace(budget, rollouts=rollouts, time_s=None if budget.time_s is None else share * budget.time_s)
@@ -249,7 +280,7 @@ def _better(
 
 
 def _add(total: _Sum, found: SearchResult, first: NDArray[np.int16], bound_s: float) -> None:
-    """Join a search from a level. ``first``: int16[n], candidates that it did not know."""
+    """Join a search from a level. ``first``: int16[n], candidates that were left out."""
 
     def whole(solution: Solution) -> Solution:
         return replace(solution, choice=(solution.choice + first).astype(np.int16), lower_bound_s=bound_s)

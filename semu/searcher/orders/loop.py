@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from semu.errors import ConfigError
 from semu.searcher.orders.interleave import Rollouts
 from semu.searcher.orders.space import OrderSpace
-from semu.searcher.orders.strategy import Objective, Proposal, make_strategy
+from semu.searcher.orders.strategies import make_strategy
+from semu.searcher.orders.strategy import Objective, Proposal
 
 I32 = NDArray[np.int32]
 F64 = NDArray[np.float64]
@@ -36,7 +37,7 @@ HOPE = 0.003
 others gain differs little from sequence to sequence, and to choose them takes most of the time of a rollout."""
 WHOLE = (int, np.integer)
 MOST_WORKERS = 1024
-"""Threads at most; each has memory of its own."""
+"""Threads at most; each has its memory."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Budget:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether somebody wants the search to end."""
+        """Whether the search was asked to end."""
         return self.stop is not None and self.stop()
 
     @property
@@ -118,7 +119,7 @@ class Incumbent:
 
 @dataclass(frozen=True, eq=False)
 class OrderResult:
-    """What a search over sequences found.
+    """Result of a search over sequences.
 
     Attributes:
         sequence: the best one. others: the next best ones, of different makespans. makespan_s: of the best [s].
@@ -159,7 +160,7 @@ def search_orders(
         bound_s: no schedule is shorter [s]; a search for the shortest ends where it is met.
         strategy: one of ``STRATEGIES``. objective: which end. seed: of all random numbers.
         seeds: legal sequences that may be good, evaluated first; they count as rollouts.
-        progress: told every incumbent.
+        progress: called with every incumbent.
     Raises:
         ConfigError: an unknown strategy.
     """
@@ -217,7 +218,7 @@ def search_orders(
 
 
 class _Record:
-    """The best that a search has found.
+    """The best schedule of a search so far.
 
     Attributes:
         sequence, makespan_s, lean_s: the best sequence, its makespan, and that with the leanest candidates [s].

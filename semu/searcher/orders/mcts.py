@@ -28,7 +28,7 @@ class _Node:
 
     Attributes:
         item: the last one of it. parent: without it. untried: items that may follow and have no child, the next last;
-            None: not known yet. best: highest score below. visits: how often a search came through.
+            None: not computed yet. best: highest score below. visits: how often a search came through.
         is_done: everything below has been evaluated.
     """
 

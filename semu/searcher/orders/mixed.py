@@ -1,4 +1,4 @@
-"""``MixedStrategy``: tree search for the beginning, local search around the best that either has found."""
+"""``MixedStrategy``: tree search first, then local search around the best sequence of either."""
 
 from __future__ import annotations
 

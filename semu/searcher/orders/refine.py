@@ -3,7 +3,7 @@
 The dual queue never leaves a rank idle that has a stage to run, and it keeps the segments of a group together; the best
 schedule may do neither. And candidates that take the least time in sum (002 §5.3) are not those of the shortest
 schedule: that has fast ones on its critical path and lean ones elsewhere. Chains of tabu search over orders, and of
-annealing over orders and candidates together, start from the best schedules known, in bulk-synchronous rounds as in
+annealing over orders and candidates together, start from the best schedules so far, in bulk-synchronous rounds as in
 ``loop``.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,7 @@ ORDER_MOVES, FASTER_MOVES = 0.5, 0.3
 PATIENCE = ((100, 4), (400, 8), (50, 3))
 """Steps of tabu chains without a better schedule before so many random swaps of the best one, in turn."""
 _STAGE_MOVES = 600_000
-"""A chain times about so many stages: some 20 ms."""
+"""Stages that a chain times in a round, about: some 20 ms."""
 _STEPS_PER_MOVE = 4
 """Steps of annealing that a move counts for: most are refused by an estimate."""
 _TABU_MOVES = 4
@@ -85,8 +84,7 @@ class Chains:
 
     def __init__(self, problem: SearchProblem) -> None:
         self.problem, self.tables = problem, tables_of(problem)
-        self.before = (problem.pred_ptr, problem.pred, problem.transfer_s)
-        self.costs = (*candidates(problem), problem.num_candidates)
+        self.needs = (problem.pred_ptr, problem.pred, problem.transfer_s)
         self.has_trades = has_trades(problem)
 
     def anneal(
@@ -100,14 +98,12 @@ class Chains:
         Returns:
             the makespan of the best one [s]; order and choice of the last one.
         """
-        from semu.searcher.kernels import refinement as refine_kernels
+        from semu.searcher.kernels.refinement import anneal
 
-        anneal: Any = refine_kernels.anneal
         shares = (ORDER_MOVES, FASTER_MOVES) if self.has_trades else (1.0, 0.0)
         last_order, last_choice = order.copy(), choice.copy()
-        ptr, flow = self.tables.flow[0], self.tables.flow[1:]
-        way: tuple[Any, ...] = (self.tables.room, steps, *heat, *shares, last_order, last_choice, seed)
-        found: float = anneal(ptr, order, choice, *flow, *self.before, *self.costs, *way)
+        given = (self.tables.flow, self.needs, candidates(self.problem), order, choice, self.tables.room)
+        found: float = anneal(*given, steps, *heat, *shares, last_order, last_choice, seed)
         return found, last_order, last_choice
 
     def tabu(
@@ -121,12 +117,10 @@ class Chains:
         Returns:
             the makespan of the best one [s].
         """
-        from semu.searcher.kernels import refinement as refine_kernels
+        from semu.searcher.kernels.refinement import tabu
 
-        tabu: Any = refine_kernels.tabu
-        ptr, flow = self.tables.flow[0], self.tables.flow[1:]
-        way: tuple[Any, ...] = (*self.problem.costs_of(choice), self.tables.room, steps, *patience, seed)
-        found: float = tabu(ptr, order, *flow, *self.before, *way)
+        given = (self.tables.flow, self.needs, self.problem.costs_of(choice), order, self.tables.room)
+        found: float = tabu(*given, steps, *patience, seed)
         return found
 
 
@@ -153,7 +147,7 @@ def refine_rounds(
     Args:
         problem: what is scheduled. solutions: what to begin with, the best one first.
         workers: chains side by side. seed: of all random numbers.
-        moves_left: told before every round: moves that may still be tried.
+        moves_left: called before every round: moves that may still be tried.
     """
     chains, islands, moves = Chains(problem), list(solutions), 0
     usual = moves_of(problem)

@@ -6,7 +6,7 @@ so what a strategy does depends on the seed and on the number of workers, never 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
@@ -15,7 +15,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.checks import check_word
 from semu.searcher.orders.space import OrderSpace
 
 I32 = NDArray[np.int32]
@@ -53,7 +52,7 @@ class OrderStrategy(Protocol):
         ...
 
     def begin_at(self, sequence: I32, score: float) -> None:
-        """A good sequence that somebody else has found."""
+        """A good sequence from another search."""
         ...
 
 
@@ -113,7 +112,7 @@ class DepthFirstStrategy:
 _DRAWS = 4
 """Draws of neighbours until enough of them are new."""
 _REMEMBERED = 1 << 18
-"""Sequences that are known to have been proposed, at most."""
+"""Proposed sequences that are remembered, at most."""
 
 
 class LocalStrategy:
@@ -199,36 +198,3 @@ class LocalStrategy:
 
 def _key(sequence: I32) -> bytes:
     return blake2b(sequence.tobytes(), digest_size=8).digest()
-
-
-def make_strategy(name: str, space: OrderSpace) -> OrderStrategy:
-    """A strategy by name.
-
-    Raises:
-        ConfigError: an unknown name.
-    """
-
-    check_word(name, STRATEGIES, "search strategy", "strategy")
-    return STRATEGIES[name](space)
-
-
-def _mcts(space: OrderSpace) -> OrderStrategy:
-    from semu.searcher.orders.mcts import TreeStrategy
-
-    return TreeStrategy(space)
-
-
-def _mixed(space: OrderSpace) -> OrderStrategy:
-    from semu.searcher.orders.mixed import MixedStrategy
-
-    return MixedStrategy(space)
-
-
-STRATEGIES: Mapping[str, Callable[[OrderSpace], OrderStrategy]] = {
-    "mixed": _mixed,
-    "mcts": _mcts,
-    "local": LocalStrategy,
-    "dfs": DepthFirstStrategy,
-    "random": RandomStrategy,
-}
-"""Strategies by the name that the command line uses."""

@@ -46,7 +46,7 @@ class BatchPlanner:
         sub_batch, segments, strategies, candidates, memory_limit_bytes: as ``semu.search``.
         strategy: over sequences. seed: of all random numbers. progress: called with a line at the start of each step.
     Attributes:
-        given: the job as told. job: without what a plan decides. changes: what that changed.
+        given: the caller's job. job: without what a plan decides. changes: what that changed.
         partition: chunks, and how the job's own batch is cut. template: chunks and variants as a plan.
         priorities: of the last batch that was searched; None: of none yet.
     Raises:
@@ -83,7 +83,7 @@ class BatchPlanner:
         self._read_kernels()
 
     def jobs_of(self, batch: AbstractBatch, where: str = "batch") -> tuple[TrainingJob, TrainingJob]:
-        """The job with a batch: as told, and without what a plan decides.
+        """The job with a batch: the caller's, and without what a plan decides.
 
         Args:
             batch: a ``ListedBatch`` may have another number of microbatches than the job.

@@ -1,4 +1,4 @@
-"""``Fallback``: a schedule that is legal for every batch, made before any is known.
+"""``Fallback``: a schedule that is legal for every batch, made before the first batch.
 
 Where a plan must be there and nothing has been planned, the chunks stay where they are (DIP §3.2), all modules run
 whole microbatches, every chunk under its leanest variant, and the stages run in the dual queue's order for microbatches
@@ -43,7 +43,7 @@ class Fallback:
         self._built = build_problem(prepare(job, plan=self._template))
 
     def plan(self, num_microbatches: int) -> StagePlan:
-        """The plan for so many microbatches of a replica."""
+        """The plan for a number of microbatches per replica."""
         return _PLANS.get(self, num_microbatches, lambda: self._made(num_microbatches))
 
     def _made(self, count: int) -> StagePlan:

@@ -25,13 +25,13 @@ class PlannedIteration:
     """A batch with the plan to train it by.
 
     Attributes:
-        index: of the iteration, from 0. batch: of it. given: the job as told, with the batch.
+        index: of the iteration, from 0. batch: of it. given: the caller's job with the batch.
         job: what the plan is for; ``semu.simulate(job, plan=plan)`` runs it. plan: never None.
         outcome: where the plan comes from. heuristic: the heuristic's plan; None: planning did not come so far.
         problem: the job prepared; None: planning did not come so far.
         latency_s: planning until the plan was there, or needed [s]. prepare_s: of that, until the search began [s].
         cpu_s: time of processors that the process used meanwhile [s]; as much as planning, where nothing else ran.
-        waited_s: how long whoever asked for the plan waited [s]. rollouts, moves: of the search.
+        waited_s: how long the trainer waited for the plan [s]. rollouts, moves: of the search.
         ended_by: why the search ended; empty: it did not. error: what planning raised; None: nothing.
     """
 

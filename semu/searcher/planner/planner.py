@@ -36,7 +36,7 @@ from semu.workload.batch import AbstractBatch, Microbatch
 from semu.workload.listed import listed_batch
 
 DEFAULT_TIME_S = 10.0
-"""Time of an iteration's search that nobody limits [s] (DIP §7.4)."""
+"""Time of an iteration's search without a limit [s] (DIP §7.4)."""
 RARELY = 5.0
 """Between two plans of the best so far a search goes on at least so many times as long as making one takes."""
 
@@ -192,7 +192,7 @@ class Planner:
         """Begin to plan the next iteration, where that has not begun.
 
         Args:
-            due_s: when it will be asked for [s from now]; None: not known.
+            due_s: when the trainer will ask for it [s from now]; None: unknown.
         """
         with self._changed:
             if self._allowed > self._next:
@@ -324,7 +324,7 @@ class Planner:
 
 
 def _step(slot: _Slot, now_s: float, asked_s: float) -> PlannedIteration:
-    """What whoever trains gets."""
+    """What the trainer gets."""
     done = now_s if slot.done_s is None else slot.done_s
     cpu = time.process_time() if slot.done_cpu_s is None else slot.done_cpu_s
     prepared = done if slot.searched_s is None else slot.searched_s

@@ -15,11 +15,11 @@ from semu.workload.stream import windows
 
 T = TypeVar("T")
 _POLL_S = 0.05
-"""How soon threads see that nobody wants items any more [s]."""
+"""How soon threads see that no more items are wanted [s]."""
 
 
 class Prefetcher(Generic[T]):
-    """Items of an iterator, some ahead of their use, fetched in a thread of their own.
+    """Items of an iterator, fetched ahead of their use by a thread.
 
     With one item ahead it is a double buffer (PipeWeaver §7.1): one item in use, one ready, and the source is asked
     for no other before the first of them is taken. What the source raises comes at its place among the items.
@@ -72,7 +72,7 @@ class Prefetcher(Generic[T]):
         return "end", StopIteration()
 
     def _put(self, kind: str, value: object) -> bool:
-        """Whether somebody still wants it."""
+        """Whether more items are wanted."""
         while not self._closed.is_set():
             try:
                 self._items.put((kind, value), timeout=_POLL_S)

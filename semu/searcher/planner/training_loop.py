@@ -73,14 +73,14 @@ def train(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
-    """Train with a planner's plans; every iteration is told as soon as it begins.
+    """Train with a planner's plans; ``tell`` gets every iteration as soon as it begins.
 
     Args:
         planner: from its first iteration on. iterations: at most; fewer where the stream ends.
         speed: simulated seconds in a second of planning. sleeps: also through time that planning does not need.
         has_deadline: an iteration begins when the one before it ends, whatever its plan has come to; False: it waits
             for its plan, and what that would have cost counts as ``stall_s``.
-        tell: told every iteration. sleep, clock: of real time.
+        tell: called with every iteration. sleep, clock: of real time.
     Raises:
         ConfigError: of the stream, at its place. KeyboardInterrupt: as it comes.
     """

@@ -17,6 +17,7 @@ import numpy as np
 from semu.files import make_folder, write_file
 from semu.searcher.planner.planned_iteration import Outcome
 from semu.searcher.planner.training_loop import IterationRow
+from semu.units import align_columns
 
 SHOWN = 12
 """Iterations that the table shows: the first and the last ones of more."""
@@ -141,11 +142,7 @@ class TrainingReport:
                     f"{row.latency_s:.2f} s",
                 ]
             )
-        widths = [max(len(line[i]) for line in table) for i in range(len(head))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table
-        ]
-        return "\n".join([*lines, *self._summary()])
+        return "\n".join([*align_columns(table), *self._summary()])
 
     def _summary(self) -> list[str]:
         """What all iterations came to."""

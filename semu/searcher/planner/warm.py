@@ -67,7 +67,7 @@ class Priorities:
         return cls(modules, wish, float(table["level"]))
 
     def seeds(self, problem: SearchProblem, space: OrderSpace) -> list[I32]:
-        """Legal sequences of another batch's groups, in the order of these: one, or none where no module is known."""
+        """Legal sequences of another batch's groups, in the order of these: one, or none without a shared module."""
         number = {name: at for at, name in enumerate(self.modules)}
         rows = np.array([number.get(name, -1) for name in problem.module_names], dtype=np.int64)
         if self.wish.shape[2] == 0 or np.all(rows < 0):

@@ -78,7 +78,7 @@ class SearchTables:
         )
 
     def limits(self, choice: I16 | None = None) -> tuple[U8, I64, I64, I32]:
-        """``is_limited`` to ``num_of`` of ``interleave`` under a choice of candidates; None: the leanest."""
+        """``limits`` of ``interleave`` under a choice of candidates; None: the leanest."""
         problem, microbatch = self.problem, self.microbatch
         _, held, peak = problem.costs_of(choice)
         need = np.zeros((problem.num_ranks, int(microbatch.max(initial=-1)) + 1), dtype=np.int64)
@@ -108,13 +108,13 @@ class SearchTables:
 
     @property
     def flow(self) -> tuple[Any, ...]:
-        """Arguments of every kernel that times stages: ``ptr`` to ``num_pred``."""
+        """``flow`` of the kernels."""
         edges = (self.succ_ptr, self.succ, self.succ_s, self.succ_link, len(self.links))
         return self.problem.rank_ptr, self.rank, *edges, self.num_pred
 
     @property
-    def groups(self) -> tuple[Any, ...]:
-        """Arguments of ``interleave`` after ``flow``, before ``limits``: ``forward_ptr`` to ``microbatch``."""
+    def queues(self) -> tuple[Any, ...]:
+        """``queues`` of ``interleave``."""
         pairs = (self.forward_ptr, self.forward_pairs, self.backward_ptr, self.backward_pairs)
         return (*pairs, self.microbatch)
 

@@ -20,7 +20,7 @@ _OVERRIDE = "override."
 
 @dataclass(frozen=True)
 class Factor:
-    """A value in multiples of the job's own, > 0."""
+    """A value in multiples of the job's value, > 0."""
 
     value: float
 

@@ -17,10 +17,10 @@ from semu.present.estimate import Estimate
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.searcher.what_if.changes import Change, Factor
 from semu.simulation.estimate import evaluate
-from semu.units import GIB, format_time
+from semu.units import GIB, align_columns, format_time
 
 FACTOR = 2.0
-"""Hardware numbers are divided and multiplied by it where nobody says which changes to look at."""
+"""By default hardware numbers are divided and multiplied by it."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class WhatIf:
     is_interrupted: bool = False
 
     def gain_of(self, answer: Answer) -> float | None:
-        """How much shorter an iteration is, as a share of the job's own; negative: longer; None: cannot run."""
+        """How much shorter an iteration is, as a share of the job's time; negative: longer; None: cannot run."""
         if answer.estimate is None:
             return None
         return 1 - answer.estimate.iteration_time_s / self.base.iteration_time_s
@@ -68,7 +68,7 @@ class WhatIf:
         return sorted(groups.items(), key=lambda item: (-widest[item[0]], item[0]))
 
     def to_json(self) -> dict[str, object]:
-        """Everything: the job's own figures, and those of every answer."""
+        """Everything: the figures of the job, and those of every answer."""
         return {
             "job": self.title,
             "base": _figures(self.base),
@@ -95,9 +95,7 @@ class WhatIf:
                 gain = f"{100 * (self.gain_of(answer) or 0.0):+.2f} %"
                 own_peak = max(answer.estimate.peak_memory_bytes) / GIB
                 rows.append((key, answer.before, answer.change.label, time, gain, _peak(answer.estimate, own_peak)))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = [self.title]
-        lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = [self.title, *align_columns(rows)]
         for one in self.answers:
             if one.estimate is None:
                 lines.append(f"cannot run: {one.change}: {one.reason}")
@@ -145,7 +143,7 @@ def what_if(
 
 
 def default_changes(job: TrainingJob, factor: float = FACTOR) -> tuple[Change, ...]:
-    """What one would ask of a job: its hardware, what may overlap, and strategies other than its own.
+    """The default questions: hardware, what may overlap, and other strategies.
 
     Args:
         factor: by which hardware numbers are divided and multiplied, > 1.

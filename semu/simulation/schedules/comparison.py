@@ -14,11 +14,11 @@ from semu.errors import SemuError
 from semu.files import make_folder, write_file, write_text
 from semu.job import TrainingJob
 from semu.present.estimate import Estimate
-from semu.present.report_text import WIDTH, align_columns
+from semu.present.report_text import WIDTH
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.schedule.stage_table import StageTable, table_csv
 from semu.simulation.results.assemble import parallel_label
-from semu.units import GIB, format_time
+from semu.units import GIB, align_columns, format_time
 
 _HEADS = ("schedule", "placement", "vpp", "iteration", "vs own", "makespan", "bubble", "peak GiB", "rank", "fits", "")
 _RIGHT = (False, False, True, True, True, True, True, True, True, False, False)

@@ -158,7 +158,6 @@ def _transfer_s(sim: SimulatedJob, replica: int | None) -> F64:
     key = np.repeat(np.arange(count - 1), np.diff(edges.ptr)) * count + edges.pred
     stage = graph.pair_stages(units.stage_numbers)
     moved = stage[:, units.consumer] * count + stage[:, units.producer]
-    transfers = np.arange(units.num_units).reshape(units.repeats, units.size)[:, units.num_stages :]
     found = np.zeros(len(edges.pred))
-    found[np.searchsorted(key, moved)] = latency.max(axis=0)[transfers]
+    found[np.searchsorted(key, moved.ravel())] = latency.max(axis=0)[units.repeated(units.transfers)]
     return found

@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from semu.present.report_text import WIDTH, align_columns
-from semu.units import format_bytes, format_time
+from semu.present.report_text import WIDTH
+from semu.units import align_columns, format_bytes, format_time
 from semu.validation.logs.samples import Samples
 
 SCHEMA_VERSION = 1

@@ -66,7 +66,7 @@ class Samples:
 
 
 def warm_up_count(count: int) -> int:
-    """How many of ``count`` iterations are warm-up where nobody says so."""
+    """How many of ``count`` iterations are warm-up by default."""
     return min(MOST_WARM_UP, max(int(WARM_UP_SHARE * count), 1 if count > 1 else 0))
 
 

@@ -3,7 +3,7 @@
     [rank0]:[titan] ... - INFO - step: 10  loss:  7.1  memory: 45.67GiB(48.1%)  tps: 5,726  tflops: 350.1  mfu: 35.4%
 
 ``tps`` (older: ``wps``) are tokens per second and GPU; ``memory`` is the highest reserved memory since the line before
-(``max_reserved_gib``). It logs no iteration time: whoever knows the tokens of an iteration can tell it.
+(``max_reserved_gib``). It logs no iteration time, which follows from the tokens of an iteration.
 """
 
 from __future__ import annotations

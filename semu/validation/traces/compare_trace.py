@@ -17,7 +17,7 @@ from semu.validation.traces.kineto import Kernel, KinetoTrace
 from semu.validation.traces.trace_result import NamedKernels, TraceComparison
 
 LEAST_IDLE = 0.01
-"""A share of the iteration that its kernels may exceed it by, before the reader is told."""
+"""A share of the iteration that its kernels may exceed it by, before a warning is made."""
 COUNT_FACTOR = 2.0
 """Matrix products measured and simulated may differ by this factor before the iteration itself is in doubt."""
 
@@ -187,7 +187,7 @@ def _work(chosen: _Iteration) -> GpuWork:
 
 
 def _unmatched(kernels: list[Kernel]) -> tuple[NamedKernels, ...]:
-    """Kernels that no pattern knows, by name, longest first."""
+    """Kernels that match no pattern, by name, longest first."""
     sums: dict[str, list[float]] = {}
     for kernel in kernels:
         if kernel.family is Family.UNMATCHED:

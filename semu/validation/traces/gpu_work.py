@@ -22,7 +22,7 @@ class GpuWork:
 
     Attributes:
         start_s, end_s: float64[n] [s]. families: int64[n], positions in ``FAMILIES``.
-        names: of each kernel; empty where nobody asks.
+        names: of each kernel; empty where they are not needed.
         iteration_s: length of the iteration [s].
     """
 

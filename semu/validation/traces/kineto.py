@@ -49,7 +49,7 @@ class KinetoTrace:
 
     Attributes:
         kernels: in the order of the file. steps: number -> (start, end) [us].
-        rank, world_size: of ``distributedInfo``, None: not told.
+        rank, world_size: of ``distributedInfo``, None: the trace has none.
     """
 
     kernels: tuple[Kernel, ...]

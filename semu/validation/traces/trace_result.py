@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from semu.fitting.kernel_names import FAMILY_OF_KIND, Family
-from semu.present.report_text import WIDTH, align_columns
-from semu.units import format_time
+from semu.present.report_text import WIDTH
+from semu.units import align_columns, format_time
 from semu.validation.traces.gpu_work import BusyTimes, FamilyTime
 
 SCHEMA_VERSION = 1
@@ -76,7 +76,7 @@ class TraceComparison:
 
     Attributes:
         title: of the simulation. rank, num_ranks: the pipeline rank, of how many. iteration: what was measured.
-        measured, simulated: both sides. unmatched: kernels that no pattern knows. warnings: what to know.
+        measured, simulated: both sides. unmatched: kernels that match no pattern. warnings: what to know.
     """
 
     title: str

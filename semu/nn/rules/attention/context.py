@@ -68,9 +68,7 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         _merge(own, q, [y, statistics], [part, part_statistics])
     last = kv
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         reads = [q, y, statistics, grad]
         buffer, part_kv = (last.local_shape, last.dtype), (last.local_shape, last.dtype)
         if causal:
@@ -95,8 +93,7 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         grad_v = trace.view(grad_kv, v.shape, v.shards)
         return [grad_q, laid_out_like(grad_k, k), laid_out_like(grad_v, v)]
 
-    trace.record([q, k, v], [y], backward)
-    return y
+    return trace.recorded([q, k, v], y, backward)
 
 
 def _ring_kernels(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[AttentionKernel, AttentionKernel]:
@@ -119,9 +116,7 @@ def _joined(k: Tensor, v: Tensor) -> Tensor:
         OpKind.COPY,
         [k, v],
         (*k.shape[:2], k.shape[2] + v.shape[2]),
-        shards=k.shards,
-        dtype=k.dtype,
-        sequences=k.sequences,
+        like=k,
         mem_bytes=2 * (k.size_bytes + v.size_bytes),
         key=(k.numel + v.numel,),
         name="join_kv",
@@ -164,9 +159,7 @@ def _gathered(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     kernel = replace(own, key_tokens=ranks * own.key_tokens)
     y, statistics = kernel.forward(q, [gather_context(k, "gather_k"), gather_context(v, "gather_v")], "attention")
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         keys, values = gather_context(k, "gather_k_bw"), gather_context(v, "gather_v_bw")
         written = [(keys.local_shape, k.dtype), (values.local_shape, v.dtype)]
         reads = [q, keys, values, y, statistics, grad]
@@ -177,8 +170,7 @@ def _gathered(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
             reduce_scatter_context(laid_out_like(grad_v, values), v, "scatter_grad_v"),
         ]
 
-    trace.record([q, k, v], [y], backward)
-    return y
+    return trace.recorded([q, k, v], y, backward)
 
 
 def _by_heads(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:

@@ -45,10 +45,7 @@ def reduce_scatter_context(x: Tensor, like: Tensor, name: str) -> Tensor:
     return x.trace.emit(
         OpKind.REDUCE_SCATTER,
         [x],
-        like.shape,
-        shards=like.shards,
-        dtype=like.dtype,
-        sequences=like.sequences,
+        like=like,
         net_bytes=wire_bytes(OpKind.REDUCE_SCATTER, x.size_bytes, group, x.trace.where),
         key=(group.num_ranks, group.num_nodes),
         stream=x.trace.communication_stream(group),
@@ -94,10 +91,7 @@ def pass_on(
     received = trace.emit(
         OpKind.P2P,
         [*parts, *behind],
-        first.shape,
-        shards=first.shards,
-        dtype=first.dtype,
-        sequences=first.sequences,
+        like=first,
         net_bytes=wire_bytes(OpKind.P2P, message, group, trace.where),
         key=(group.num_ranks, group.num_nodes),
         stream=trace.communication_stream(group),
@@ -150,14 +144,7 @@ def _exchanged(x: Tensor, there: _Layout, name: str, *, copies: bool) -> Tensor:
         return _rearranged(received, f"{label}_order") if copies else received
 
     y = exchange(x, there, name)
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [exchange(grad, (x.shape, x.shards, x.sequences), f"{name}_bw")]
-
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, lambda grad: [exchange(grad, (x.shape, x.shards, x.sequences), f"{name}_bw")])
 
 
 def _rearranged(x: Tensor, name: str) -> Tensor:

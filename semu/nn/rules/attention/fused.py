@@ -74,9 +74,7 @@ class AttentionKernel:
             OpKind.ATTENTION_FORWARD,
             [q, *keys, *self.own_parameters],
             (q.shape[0], q.shape[1], self.d_v),
-            shards=q.shards,
-            dtype=q.dtype,
-            sequences=q.sequences,
+            like=q,
             flop=flop,
             causal_flop=flop if self.is_causal else 0,
             mem_bytes=q.size_bytes + self.key_bytes(q) + self.out_bytes(q) + self.statistics_bytes,
@@ -105,10 +103,7 @@ class AttentionKernel:
         grad_q = trace.emit(
             OpKind.ATTENTION_BACKWARD,
             [*reads, *self.own_parameters],
-            q.shape,
-            shards=q.shards,
-            dtype=q.dtype,
-            sequences=q.sequences,
+            like=q,
             flop=flop,
             recomputed_flop=scores,
             causal_flop=flop - scores if self.is_causal else 0,
@@ -179,13 +174,10 @@ def fused_attention(
         if ledger is not None:
             ledger.kept.append((y, log_sum_exp))
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         written = [(k.local_shape, k.dtype), (v.local_shape, v.dtype)]
         reads = [q, k, v, y, log_sum_exp, grad]
         grad_q, (grad_k, grad_v) = kernel.backward(q, reads, "attention_bw", written)
         return [grad_q, laid_out_like(grad_k, k), laid_out_like(grad_v, v)]
 
-    trace.record([q, k, v], [y], backward)
-    return y
+    return trace.recorded([q, k, v], y, backward)

@@ -1,7 +1,7 @@
 """Two token streams as one: sequence i of the first followed by sequence i of the second, for joint attention.
 
 In-context conditioning (MM-DiT, 2403.03206 §4) attends over text and image tokens together: a sequence of a + b tokens
-has (a + b)^2 = a^2 + 2 a b + b^2 pairs, all of which the batch knows.
+has (a + b)^2 = a^2 + 2 a b + b^2 pairs, and a batch counts all three terms.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from semu.errors import GraphError
 from semu.graph.dim import Dim
-from semu.graph.operator import OpKind
-from semu.nn.rules.views import copy_like
+from semu.nn.rules.views import copy_both, copy_like
 from semu.nn.trace.tensor import Sequences, Tensor
 
 
@@ -59,28 +58,20 @@ def concatenate_tokens(a: Tensor, b: Tensor) -> Tensor:
             expected=f"{a.shape[1:]} split {a.shards}, packed",
             got=f"{b.shape[1:]} split {b.shards}",
         )
-    y = trace.emit(
-        OpKind.COPY,
-        [a, b],
-        (a.shape[0] + b.shape[0], *a.shape[1:]),
-        shards=a.shards,
-        dtype=a.dtype,
-        sequences=JointSequences.of(a.sequences, b.sequences, trace.where),
-        mem_bytes=2 * (a.size_bytes + b.size_bytes),
-        key=(a.numel + b.numel,),
-        name="concatenate_tokens",
-    )
+    joint = JointSequences.of(a.sequences, b.sequences, trace.where)
+    return _parted(a, b, copy_both(a, b, (a.shape[0] + b.shape[0], *a.shape[1:]), "concatenate_tokens", joint))
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+
+def _parted(a: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    """Record that the gradient of ``y``, a copy of both, goes to each of them as a copy."""
+
+    def backward(grad: Tensor) -> list[Tensor | None]:
         return [
             copy_like(part, [grad], 2 * part.size_bytes, "split_grad") if part.requires_grad else None
             for part in (a, b)
         ]
 
-    trace.record([a, b], [y], backward)
-    return y
+    return a.trace.recorded([a, b], y, backward)
 
 
 def split_tokens(x: Tensor) -> tuple[Tensor, ...]:
@@ -114,25 +105,4 @@ def concatenate_features(a: Tensor, b: Tensor) -> Tensor:
         raise GraphError(
             "features of different tokens", where=trace.where, expected=f"{a.shape[:-1]}, {a.shards}", got=b.shape
         )
-    y = trace.emit(
-        OpKind.COPY,
-        [a, b],
-        (*a.shape[:-1], a.shape[-1] + b.shape[-1]),
-        shards=a.shards,
-        dtype=a.dtype,
-        sequences=a.sequences,
-        mem_bytes=2 * (a.size_bytes + b.size_bytes),
-        key=(a.numel + b.numel,),
-        name="concatenate_features",
-    )
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [
-            copy_like(part, [grad], 2 * part.size_bytes, "split_grad") if part.requires_grad else None
-            for part in (a, b)
-        ]
-
-    trace.record([a, b], [y], backward)
-    return y
+    return _parted(a, b, copy_both(a, b, (*a.shape[:-1], a.shape[-1] + b.shape[-1]), "concatenate_features"))

@@ -30,9 +30,7 @@ def latent_keys(kv: Tensor, positions: Tensor, plain: int, rotated: int) -> tupl
         OpKind.ROPE,
         [kv, positions],
         (tokens, heads, plain + rotated),
-        shards=kv.shards,
-        dtype=kv.dtype,
-        sequences=kv.sequences,
+        like=kv,
         mem_bytes=traffic,
         key=(kv.numel,),
         name="latent_keys",
@@ -51,10 +49,7 @@ def latent_keys(kv: Tensor, positions: Tensor, plain: int, rotated: int) -> tupl
         grad_kv = trace.emit(
             OpKind.ROPE,
             given,
-            kv.shape,
-            shards=kv.shards,
-            dtype=kv.dtype,
-            sequences=kv.sequences,
+            like=kv,
             mem_bytes=traffic,
             key=(kv.numel,),
             name="latent_keys_bw",
@@ -80,11 +75,8 @@ def spread_tokens(x: Tensor) -> Tensor:
     is_split = x.shards[0] > 1
     y = all_gather_tokens(x) if is_split else trace.view(x, x.shape, x.shards)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         with trace.at(trace.path, Phase.INPUT_GRADIENT):
             return [reduce_scatter_tokens(grad) if is_split else all_reduce(grad)]
 
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, backward)

@@ -64,7 +64,7 @@ def _sinks(q: Tensor, sinks: Parameter) -> ParameterUse:
 
 
 def _refuse_special(q: Tensor, window: Window | None, sinks: Parameter | None, softcap: float | None) -> None:
-    """Context parallelism knows plain attention only."""
+    """Context parallelism is modelled for plain attention only."""
     named = {"a window": window, "sinks": sinks, "a soft cap": softcap}
     found = next((name for name, value in named.items() if value is not None), None)
     if found is not None:

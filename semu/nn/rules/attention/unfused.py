@@ -7,7 +7,6 @@ been computed, and the masked half is no model FLOP.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semu.errors import GraphError
@@ -100,16 +99,13 @@ def _product(a: Tensor, b: Tensor, name: str, like: _Like, pairs: Dim, seen: Dim
 
     y = multiply(a, b, like, name)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         return [
             multiply(grad, b, _Like.tensor(a), f"{name}_left_bw") if a.requires_grad else None,
             multiply(a, grad, _Like.tensor(b), f"{name}_right_bw") if b.requires_grad else None,
         ]
 
-    trace.record([a, b], [y], backward)
-    return y
+    return trace.recorded([a, b], y, backward)
 
 
 def _softmax(scores: Tensor, sinks: ParameterUse | None = None) -> Tensor:
@@ -132,9 +128,7 @@ def _softmax(scores: Tensor, sinks: ParameterUse | None = None) -> Tensor:
         name="softmax",
     )
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         return [
             trace.emit(
                 OpKind.SOFTMAX,
@@ -147,8 +141,7 @@ def _softmax(scores: Tensor, sinks: ParameterUse | None = None) -> Tensor:
             )
         ]
 
-    trace.record([scores], [y], backward)
-    return y
+    return trace.recorded([scores], y, backward)
 
 
 def _repeat_heads(x: Tensor, heads: int) -> Tensor:
@@ -161,23 +154,14 @@ def _repeat_heads(x: Tensor, heads: int) -> Tensor:
             OpKind.COPY,
             [source],
             to,
-            shards=x.shards,
-            dtype=x.dtype,
-            sequences=x.sequences,
+            like=x,
             mem_bytes=once + often,
             key=(source.numel,),
             name=name,
         )
 
     y = copy(x, shape, "repeat_heads")
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [copy(grad, x.shape, "sum_heads")]
-
-    x.trace.record([x], [y], backward)
-    return y
+    return x.trace.recorded([x], y, lambda grad: [copy(grad, x.shape, "sum_heads")])
 
 
 def attention_sizes(q: Tensor, k: Tensor, v: Tensor, window: Window | None = None) -> tuple[int, int, int, int, Dim]:

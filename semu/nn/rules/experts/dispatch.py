@@ -98,14 +98,7 @@ def _forth(rows: Tensor, probabilities: Tensor, step: Step) -> tuple[Tensor, Ten
 
 def _home(rows: Tensor, step: Step) -> Tensor:
     y = _move([rows], rows, step.back(), "combine", is_out=False, sides=0)
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [_move([grad], rows, step, "combine_bw", is_out=True, sides=0)]
-
-    rows.trace.record([rows], [y], backward)
-    return y
+    return rows.trace.recorded([rows], y, lambda grad: [_move([grad], rows, step, "combine_bw", is_out=True, sides=0)])
 
 
 def _move(inputs: Sequence[Tensor], like: Tensor, step: Step, name: str, *, is_out: bool, sides: int = 1) -> Tensor:

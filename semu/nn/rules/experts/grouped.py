@@ -14,6 +14,7 @@ from semu.nn.rules.experts.routing import PROBABILITY
 from semu.nn.rules.fp8 import WIDTH_MULTIPLE
 from semu.nn.rules.fp8 import _cast as cast
 from semu.nn.rules.fp8 import _cast_weight as cast_weight
+from semu.nn.rules.matmul import accumulate_product, reduce_bias
 from semu.nn.trace.tensor import Tensor
 from semu.nn.trace.tracing import ParameterUse
 
@@ -46,9 +47,7 @@ def grouped_linear(
     name, groups = weight.name, weight.shape[0] // plan.ep
     y = _product(x, use, groups, n, (x.local_shape[0], n, k), DType.BF16, name=name, bias=added)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = None
         if x.requires_grad:
             key = (x.local_shape[0], k, n)
@@ -57,8 +56,7 @@ def grouped_linear(
             _weight_gradient(grad, x, use, added, (n, k), None)
         return [grad_x]
 
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, backward)
 
 
 def _fp8(x: Tensor, use: ParameterUse, added: Sequence[ParameterUse], cut: tuple[int, ...], n: int, k: int) -> Tensor:
@@ -78,9 +76,7 @@ def _fp8(x: Tensor, use: ParameterUse, added: Sequence[ParameterUse], cut: tuple
     assert x8.plain is not None
     y = _product(x8.plain, w8[0], groups, n, (x.local_shape[0], n, k), DType.FP8, name=name, bias=added)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         if not trains and _trains(use, added):
             _weight_gradient(grad, x, use, added, (n, k), None)
         if not (trains or needs):
@@ -99,8 +95,7 @@ def _fp8(x: Tensor, use: ParameterUse, added: Sequence[ParameterUse], cut: tuple
             _weight_gradient(g8.transposed, x8.transposed, use, added, (n, k), DType.FP8)
         return [grad_x]
 
-    trace.record([x], [y], backward)
-    return y
+    return trace.recorded([x], y, backward)
 
 
 def _trains(use: ParameterUse, added: Sequence[ParameterUse]) -> bool:
@@ -151,48 +146,24 @@ def _weight_gradient(
 ) -> None:
     """Append ``dW_e += dY_e^T X_e`` into the gradient buffers of all local experts; unfused: a product, then a sum.
 
-    The biases' gradients ride along; where the weights are frozen they are a reduction of their own.
+    The biases' gradients ride along; where the weights are frozen, a separate reduction makes them.
     """
-    trace, (n, k) = grad.trace, widths
+    trace, (n, k), prefix = grad.trace, widths, f"{use.parameter.name}."
     writes = [item for item in (use, *added) if item.gradient is not None]
     if use.gradient is None:
-        trace.emit(
-            OpKind.CUSTOM,
-            [grad],
-            gradients=writes,
-            mem_bytes=grad.size_bytes,
-            phase=Phase.WEIGHT_GRADIENT,
-            name=f"{use.parameter.name}.bias_bw",
-        )
+        reduce_bias(grad, writes, prefix)
         return
     rows = grad.local_shape[0]
-    is_fused = trace.options.fused_accumulation
-    size, grad_size = trace.options.tensor_dtype.size_bytes, trace.options.grad_dtype.size_bytes
-    product_of = trace.emit(
-        trace.options.experts.product,
+    accumulate_product(
         [grad, x],
-        None if is_fused else (use.numel,),
-        dtype=None if is_fused else trace.options.tensor_dtype,
-        gradients=writes if is_fused else (),
-        flop=2 * rows * n * k,
-        mem_bytes=grad.dtype.size_bytes * rows * n
-        + x.dtype.size_bytes * rows * k
-        + (2 * grad_size if is_fused else size) * use.numel,
-        key=(n, k, rows, 1, use.numel // (n * k)),
-        phase=Phase.WEIGHT_GRADIENT,
-        name=f"{use.parameter.name}.weight_bw",
-        arithmetic=arithmetic,
+        writes,
+        (rows, n, k),
+        grad.dtype.size_bytes * rows * n + x.dtype.size_bytes * rows * k,
+        arithmetic,
+        kind=trace.options.experts.product,
+        groups=use.numel // (n * k),
+        prefix=prefix,
     )
-    if not is_fused:
-        trace.emit(
-            OpKind.ADD,
-            [product_of],
-            gradients=writes,
-            mem_bytes=(size + 2 * grad_size) * use.numel,
-            key=(use.numel,),
-            phase=Phase.WEIGHT_GRADIENT,
-            name=f"{use.parameter.name}.accumulate_weight_grad",
-        )
 
 
 def _weighted(x: Tensor, probabilities: Tensor) -> Tensor:
@@ -215,14 +186,11 @@ def _weighted(x: Tensor, probabilities: Tensor) -> Tensor:
 
     y = emit([x, probabilities], 2 * x.size_bytes + row_bytes, "weight_rows", 0)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = emit([x, probabilities, grad], 3 * x.size_bytes + 2 * row_bytes, "weight_rows_bw", 1)
         return [grad_x, trace.side_outputs(1)[0]]
 
-    trace.record([x, probabilities], [y], backward)
-    return y
+    return trace.recorded([x, probabilities], y, backward)
 
 
 def weighted_activation(
@@ -262,9 +230,7 @@ def weighted_activation(
     y = apply()
     trace.drop_output("moe_act", y, apply)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = trace.emit(
             OpKind.ACTIVATION,
             [x, probabilities, grad],
@@ -278,5 +244,4 @@ def weighted_activation(
         )
         return [grad_x, trace.side_outputs(1)[0]]
 
-    trace.record([x, probabilities], [y], backward)
-    return y
+    return trace.recorded([x, probabilities], y, backward)

@@ -57,10 +57,7 @@ def top_k(logits: Tensor) -> tuple[Tensor, Tensor]:
             trace.emit(
                 OpKind.TOP_K,
                 [probabilities, mask, grad],
-                logits.shape,
-                shards=logits.shards,
-                dtype=logits.dtype,
-                sequences=logits.sequences,
+                like=logits,
                 mem_bytes=logits.size_bytes + count * (2 * PROBABILITY.size_bytes + DType.UINT8.size_bytes),
                 key=(count,),
                 name="top_k_bw",
@@ -103,10 +100,7 @@ def permute(x: Tensor, probabilities: Tensor, mask: Tensor, rows: Dim) -> tuple[
         grad_x = trace.emit(
             OpKind.PERMUTE,
             [*given, order, mask],
-            x.shape,
-            shards=x.shards,
-            dtype=x.dtype,
-            sequences=x.sequences,
+            like=x,
             mem_bytes=x.size_bytes + rows * (width * x.dtype.size_bytes + _ROW_BYTES) + table,
             key=(rows, width),
             name="permute_bw",
@@ -133,10 +127,7 @@ def unpermute(y: Tensor, order: Tensor, like: Tensor) -> Tensor:
         return trace.emit(
             OpKind.PERMUTE,
             [source, order],
-            target.shape,
-            shards=target.shards,
-            dtype=target.dtype,
-            sequences=target.sequences,
+            like=target,
             mem_bytes=source.size_bytes + target.size_bytes + order.size_bytes,
             key=(y.local_shape[0], y.shape[-1]),
             phase=phase,
@@ -144,14 +135,7 @@ def unpermute(y: Tensor, order: Tensor, like: Tensor) -> Tensor:
         )
 
     x = move(y, like, "unpermute")
-
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [move(grad, y, "unpermute_bw", Phase.INPUT_GRADIENT)]
-
-    trace.record([y], [x], backward)
-    return x
+    return trace.recorded([y], x, lambda grad: [move(grad, y, "unpermute_bw", Phase.INPUT_GRADIENT)])
 
 
 def scale_tokens(x: Tensor, gate: Tensor) -> Tensor:
@@ -167,10 +151,7 @@ def scale_tokens(x: Tensor, gate: Tensor) -> Tensor:
         return trace.emit(
             OpKind.ACTIVATION,
             inputs,
-            x.shape,
-            shards=x.shards,
-            dtype=x.dtype,
-            sequences=x.sequences,
+            like=x,
             mem_bytes=passes * x.size_bytes + (1 + sides) * gate.size_bytes,
             key=(x.numel,),
             name=name,
@@ -179,11 +160,8 @@ def scale_tokens(x: Tensor, gate: Tensor) -> Tensor:
 
     y = emit([x, gate], 2, "token_gate", 0)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
+    def backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = emit([x, gate, grad], 3, "token_gate_bw", 1)
         return [grad_x, laid_out_like(trace.side_outputs(1)[0], gate)]
 
-    trace.record([x, gate], [y], backward)
-    return y
+    return trace.recorded([x, gate], y, backward)

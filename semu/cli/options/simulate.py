@@ -1,0 +1,85 @@
+"""Options of ``semu simulate``."""
+
+from __future__ import annotations
+
+import argparse
+
+from semu.cli.options.shared import REPEATED, CommandOptions
+
+_EPILOG = """\
+RUN is a TOML file or the name of a shipped setup (semu list setups), which brings its cluster, parallelism and batch;
+or the config.json of a HuggingFace model (or a folder with one), to which --cluster and --parallel give the rest.
+
+examples:
+  semu simulate vlm-m
+  semu simulate vlm-m --cluster h800:8x8 --parallel dp8-tp2-pp4 --out out
+  semu simulate run.toml --set training.recompute=none --json
+
+model.frozen lists modality modules, roles and module paths. What it names is frozen whole: "encoder" also freezes the
+adapter at the encoder's end, which keeps training under
+
+  semu simulate vlm-m --set 'model.frozen=["vit.embedding", "vit.layers"]'
+
+exit codes: 0 ok, 2 bad input, 3 does not fit in memory (the result is still printed), 4 an illegal
+schedule or plan, 5 a default coefficient under --strict, 6 a rank of semu run has failed, 7 a validation out of
+tolerance, 70 a defect in semu, 130 interrupted
+"""
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run", metavar="RUN", help="a TOML file, a config.json, or a shipped setup: see semu list setups"
+    )
+    change = parser.add_argument_group("changes to the run")
+    change.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="e.g. h800:8x8; devices: see semu list devices")
+    change.add_argument("--parallel", metavar="SIZES", help="e.g. dp8-tp2-pp4; sizes that are not named become 1")
+    change.add_argument("--profile", metavar="FILE|NAME", help="another device: a profile TOML or a shipped name")
+    change.add_argument("--seed", type=int, metavar="N", help="seed of the batch and of --samples")
+    change.add_argument(
+        "--samples", type=int, default=0, metavar="N", help="draw N iterations with training.jitter: p50 and p95"
+    )
+    change.add_argument(
+        "--set",
+        **REPEATED,
+        metavar="KEY=VALUE",
+        dest="assignments",
+        help="set any key of the run file, e.g. training.micro_batch=2; may be repeated, wins over the others",
+    )
+    change.add_argument(
+        "--baseline",
+        metavar="NAME",
+        help="what another system makes of the run: megatron, megatron-1f1b, nnscaler, optimus, fsdp or greedy; with "
+        "--dump-config as a run file",
+    )
+    change.add_argument(
+        "--contention",
+        action="store_true",
+        help="transfers that use the same port of a GPU at the same time share it; without it each runs as if alone",
+    )
+    speed = parser.add_argument_group("speed")
+    speed.add_argument(
+        "--cache",
+        metavar="DIR|FILE",
+        help="keep results of model blocks in a file, and take from it what another run has computed; runs may share "
+        "it and it may be deleted at any moment, no result depends on it (without the option: $SEMU_CACHE)",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--out", metavar="DIR", help="write result.json, trace.json, timeline.png and memory.png")
+    output.add_argument(
+        "--memory-snapshot",
+        type=int,
+        **REPEATED,
+        metavar="RANK",
+        help="with --out: memory-rankN.pickle, a pipeline rank's memory as a snapshot of PyTorch, which its viewer "
+        "(pytorch.org/memory_viz) shows; may be repeated",
+    )
+    output.add_argument("--strict", action="store_true", help="refuse coefficients that are mere defaults (exit 5)")
+    output.add_argument("--dump-config", action="store_true", help="print the resolved run as TOML and stop")
+
+
+SIMULATE = CommandOptions(
+    "predict the time and memory of one training iteration",
+    "Predict the time and memory of one training iteration.",
+    _add,
+    _EPILOG,
+)

@@ -1,0 +1,174 @@
+"""``PlanData``: what an execution plan holds, checked for shapes, ranges and kinds when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.checks import check_int32, check_integers, check_range, check_text
+from semu.errors import ScheduleError
+from semu.plan.action import KINDS, ActionKind
+from semu.plan.tables import PlanChunk, PlanEstimates, PlanMemory, PlanMessages, PlanPairs, RankActions
+
+I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class PlanData:
+    """An iteration as actions, checked.
+
+    Attributes:
+        name: of the schedule. model_hash: SHA-256 of what must be equal in a runtime: modules, chunks, layers, ranks.
+        num_ranks, num_replicas, num_microbatches: pipeline ranks, data-parallel replicas, microbatches of each.
+        chunks, pairs, messages: what there is. actions: per rank.
+        limit_bytes: int64[num_ranks], memory within which it was planned; 0: not said.
+        problem: what it was made for, as ``JobCheckpoint.described`` says. estimates: None: not said.
+    Raises:
+        ScheduleError: numbers of chunks, pairs, messages or ranks that there are not; arrays that do not go together.
+    """
+
+    name: str
+    model_hash: str
+    num_ranks: int
+    num_replicas: int
+    num_microbatches: int
+    chunks: tuple[PlanChunk, ...]
+    pairs: PlanPairs
+    messages: PlanMessages
+    actions: tuple[RankActions, ...]
+    limit_bytes: I64
+    problem: Mapping[str, Any] | None = None
+    estimates: PlanEstimates | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("name", "model_hash"):
+            check_text(getattr(self, name), f"plan.{name}")
+        for name in ("num_ranks", "num_replicas"):
+            object.__setattr__(self, name, check_int32(getattr(self, name), f"plan.{name}", least=1))
+        object.__setattr__(self, "num_microbatches", check_int32(self.num_microbatches, "plan.num_microbatches"))
+        object.__setattr__(self, "chunks", tuple(self.chunks))
+        object.__setattr__(self, "actions", tuple(self.actions))
+        limits = check_integers(self.limit_bytes, np.int64, "plan.limit_bytes", (self.num_ranks,))
+        object.__setattr__(self, "limit_bytes", limits)
+        for number, chunk in enumerate(self.chunks):
+            if chunk.rank >= self.num_ranks:
+                expected = f"0 to {self.num_ranks - 1}"
+                raise ScheduleError(
+                    "no such rank", where=f"plan.chunks[{number}].rank", expected=expected, got=chunk.rank
+                )
+            for source in chunk.sources or ():
+                if source >= number:
+                    expected = f"chunks before {number}"
+                    raise ScheduleError(
+                        "no such source", where=f"plan.chunks[{number}].sources", expected=expected, got=source
+                    )
+        self._check_pairs()
+        self._check_messages()
+        self._check_actions()
+        self._check_estimates()
+
+    def _check_pairs(self) -> None:
+        pairs = self.pairs
+        check_range(pairs.chunk, "plan.pairs.chunk", 0, len(self.chunks) - 1)
+        check_range(pairs.microbatch, "plan.pairs.microbatch", 0, self.num_microbatches - 1)
+        variants = np.array([len(chunk.variants) for chunk in self.chunks], dtype=np.int64)[pairs.chunk]
+        wrong = np.flatnonzero(pairs.variant >= variants)
+        if len(wrong):
+            at = int(wrong[0])
+            raise ScheduleError(
+                "no such variant",
+                where=f"plan.pairs.variant[{at}]",
+                expected=f"0 to {int(variants[at]) - 1}",
+                got=int(pairs.variant[at]),
+            )
+        self._check_replicas(len(pairs.items), "plan.pairs.items")
+
+    def _check_messages(self) -> None:
+        messages, stages = self.messages, 2 * len(self.pairs)
+        for name in ("source", "target"):
+            check_range(getattr(messages, name), f"plan.messages.{name}", 0, stages - 1)
+            check_range(getattr(messages, f"{name}_rank"), f"plan.messages.{name}_rank", 0, self.num_ranks - 1)
+        wrong = np.flatnonzero(messages.source_rank == messages.target_rank)
+        if len(wrong):
+            at = int(wrong[0])
+            raise ScheduleError(
+                "a message to its own rank",
+                where=f"plan.messages.target_rank[{at}]",
+                expected="another rank: what stays on a rank is no message",
+                got=int(messages.target_rank[at]),
+            )
+        for name in ("num_bytes", "items"):
+            self._check_replicas(len(getattr(messages, name)), f"plan.messages.{name}")
+
+    def _check_replicas(self, rows: int, where: str) -> None:
+        if rows != self.num_replicas:
+            raise ScheduleError("not a row for every replica", where=where, expected=str(self.num_replicas), got=rows)
+
+    def _check_actions(self) -> None:
+        if len(self.actions) != self.num_ranks:
+            raise ScheduleError(
+                "not actions of every rank", where="plan.actions", expected=str(self.num_ranks), got=len(self.actions)
+            )
+        for rank, own in enumerate(self.actions):
+            most = np.where(own.kind <= ActionKind.WEIGHT_BACKWARD_STAGE.code, len(self.pairs), len(self.messages))
+            wrong = np.flatnonzero(own.target >= most)
+            if len(wrong):
+                at = int(wrong[0])
+                raise ScheduleError(
+                    "no such pair" if KINDS[int(own.kind[at])].is_stage else "no such message",
+                    where=f"plan.actions[{rank}].target[{at}]",
+                    expected=f"0 to {int(most[at]) - 1}",
+                    got=int(own.target[at]),
+                )
+
+    def _check_estimates(self) -> None:
+        found = self.estimates
+        if found is None:
+            return
+        where = "plan.estimates"
+        for name in ("start_s", "end_s"):
+            rows = getattr(found, name)
+            if len(rows) != self.num_ranks or any(
+                len(r) != len(own) for r, own in zip(rows, self.actions, strict=True)
+            ):
+                raise ScheduleError(
+                    "not a time for every action",
+                    where=f"{where}.{name}",
+                    expected=", ".join(str(len(own)) for own in self.actions),
+                    got=", ".join(str(len(row)) for row in rows),
+                )
+        for name, lots, may_lack in (
+            ("peak_memory_bytes", self.num_ranks, False),
+            ("buffer_bytes", self.num_ranks, True),
+            ("transfer_start_s", len(self.messages), True),
+            ("transfer_end_s", len(self.messages), True),
+        ):
+            length = len(getattr(found, name))
+            if length != lots and not (may_lack and length == 0):
+                raise ScheduleError("of another length", where=f"{where}.{name}", expected=str(lots), got=length)
+        for item in fields(PlanMemory) if found.memory is not None else ():
+            length, lots = len(getattr(found.memory, item.name)), len(self.pairs)
+            lots = self.num_ranks if item.name == "static_bytes" else lots
+            if length != lots:
+                place = f"{where}.memory.{item.name}"
+                raise ScheduleError("of another length", where=place, expected=str(lots), got=length)
+        if found.replica >= self.num_replicas:
+            raise ScheduleError(
+                "no such replica", where=f"{where}.replica", expected=f"0 to {self.num_replicas - 1}", got=found.replica
+            )
+
+    # -- queries -----------------------------------------------------------------------------------------------------
+    @property
+    def num_actions(self) -> int:
+        """Actions of all ranks."""
+        return sum(map(len, self.actions))
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of all ranks."""
+        last = ActionKind.WEIGHT_BACKWARD_STAGE.code
+        return sum(int((own.kind <= last).sum()) for own in self.actions)

@@ -1,0 +1,74 @@
+"""``RunConfig``: a run whose tables leave nothing open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from semu.job import TrainingJob
+from semu.nn import Model
+from semu.runfile.build import build_job
+from semu.runfile.places import Places
+from semu.runfile.schema import SCHEMA
+from semu.runfile.sources import move_paths
+from semu.runfile.toml_text import format_toml
+from semu.workload import AbstractBatch
+from semu_models.hf import Reading
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A run, resolved: nothing is left open but what the batch decides by itself.
+
+    Attributes:
+        config: table -> key -> value, in the words of the run file; relative paths start from the current folder.
+        places: where each value came from.
+        model, batch: made of the tables.
+        notes: what was decided for the user, and what looks unintended, a sentence each.
+        reading: what was understood of the file that the model was read from.
+    """
+
+    config: Mapping[str, Mapping[str, Any]]
+    places: Places
+    model: Model = field(repr=False, compare=False)
+    batch: AbstractBatch = field(repr=False, compare=False)
+    notes: tuple[str, ...] = ()
+    reading: Reading | None = field(default=None, repr=False, compare=False)
+
+    def job(self) -> TrainingJob:
+        """The training job.
+
+        Raises:
+            ConfigError: values out of range or that do not fit together, with their places.
+        """
+        with self.places.located():
+            return build_job(self.config, self.model, self.batch)
+
+    def changed(self, changes: Mapping[str, object], flag: str) -> RunConfig:
+        """The same run with other values.
+
+        Args:
+            changes: dotted key of ``[parallel]`` or ``[training]`` -> value, None: without it. flag: what changed them.
+        """
+        config: dict[str, dict[str, Any]] = {name: dict(table) for name, table in self.config.items()}
+        for key, value in changes.items():
+            table, _, name = key.partition(".")
+            config[table].pop(name, None)
+            if value is not None:
+                config[table] = ordered({**config[table], name: value}, table)
+        flags = self.places.flags | dict.fromkeys(changes, flag)
+        return replace(self, config=config, places=replace(self.places, flags=flags))
+
+    def to_toml(self) -> str:
+        """A run file that loads back to the same job from any folder."""
+        config: dict[str, Any] = deepcopy({name: dict(table) for name, table in self.config.items()})
+        move_paths(config, os.path.abspath)
+        return format_toml(config)
+
+
+def ordered(table: dict[str, Any], name: str) -> dict[str, Any]:
+    """Keys in the order of the schema, then the rest."""
+    return {key: table[key] for key in (*SCHEMA[name], *table) if key in table}

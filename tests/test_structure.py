@@ -1,0 +1,170 @@
+"""The shape of the source tree: imports without circles, short files and functions, folders that fit on one screen.
+
+A violation passes only where an exception below names it with its reason.
+"""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import networkx as nx
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("semu", "semu_models")
+
+# (module, module it imports) -> why this import may close a circle.
+CIRCLES: dict[tuple[str, str], str] = {
+    ("semu.nn.trace.tensor", "semu.nn.functional"): "a tensor's operators (x + y) are rules, as in PyTorch",
+    ("semu.nn.trace.tensor", "semu.nn.trace.tracing"): "a tensor names the trace that made it",
+    ("semu.nn.module", "semu.nn.trace.tracing"): "a module that is called runs inside the trace of its arguments",
+    ("semu.nn.module", "semu.nn.trace.autograd"): "a module that is called may be recomputed",
+    ("semu.nn.trace.keep", "semu.nn.trace.tensor"): "a ledger of a trace holds tensors of that trace",
+    ("semu.nn.trace.keep", "semu.nn.trace.tracing"): "a ledger of a trace holds tensors of that trace",
+    ("semu.nn.rules.matmul", "semu.nn.rules.fp8"): "a linear in an fp8 region is the fp8 rule's",
+    ("semu.engine.checkpoint", "semu.engine.graph_timeline"): "a checkpoint restores to a timeline, which names it",
+    ("semu.engine.checkpoint", "semu.engine.simulator"): "a checkpoint names its simulation, which makes it",
+    ("semu.engine.graph_timeline", "semu.engine.simulator"): "a timeline names its simulation, which makes it",
+    ("semu.compile.host_weights", "semu.compile.layout"): "to go",
+    ("semu.compile.layout", "semu.compile.recipe.applied"): "to go",
+    ("semu.compile.stage", "semu.compile.segments"): "to go",
+    ("semu.costs.result_cache", "semu.costs.cache_file"): "to go",
+    ("semu.costs.roofline", "semu.costs.segment_keys"): "to go",
+    ("semu.job.experts", "semu.job.training"): "to go",
+    ("semu.schedule.schedule", "semu.schedule.check"): "to go",
+    ("semu.schedule.study", "semu.schedule.bounds"): "to go",
+    ("semu.searcher.problem.checks", "semu.searcher.problem.search_problem"): "to go",
+    ("semu.searcher.problem.search_problem", "semu.searcher.problem.json_form"): "to go",
+    ("semu.simulation.schedules.pair_costs", "semu.simulation.checkpoint"): "to go",
+}
+# Module -> reason for more than 500 lines.
+LONG_FILES = {"semu.simulation.checkpoint": "to be shortened"}
+# Module and function -> reason for more than 100 lines.
+LONG_FUNCTIONS = {
+    "semu.job.training.__init__": "to be shortened",
+}
+# Folder -> reason for more than 21 files.
+FULL_FOLDERS: dict[str, str] = {}
+# Modules with a public function of their name, to be renamed.
+SHARED_NAMES = {
+    "semu.baselines.fsdp",
+    "semu.baselines.greedy",
+    "semu.baselines.layer_costs",
+    "semu.baselines.megatron",
+    "semu.baselines.nnscaler",
+    "semu.baselines.optimus",
+    "semu.cli.commands.search_batches",
+    "semu.compile.host_weights",
+    "semu.compile.recompute_units",
+    "semu.engine.consolidate",
+    "semu.fitting.score",
+    "semu.graph.rounded",
+    "semu.hardware.data_sheet",
+    "semu.nn.rules.embedding",
+    "semu.nn.rules.experts.dispatch",
+    "semu.nn.rules.low_rank",
+    "semu.nn.rules.matmul",
+    "semu.nn.rules.norm",
+    "semu.plan.put_off",
+    "semu.plan.verification.dry_run",
+    "semu.present.traces.memory_snapshot",
+    "semu.schedule.generators.gpipe",
+    "semu.schedule.generators.interleaved",
+    "semu.schedule.generators.one_f_one_b",
+    "semu.searcher.partition",
+    "semu.searcher.plain_job",
+    "semu.simulation.data_parallel.held_units",
+    "semu.simulation.memory.nearest_fit",
+    "semu.simulation.results.breakdown",
+    "semu.simulation.results.headline",
+    "semu.simulation.prepare",
+    "semu.simulation.schedules.pair_costs",
+    "semu.validation.logs.compare_log",
+    "semu.validation.traces.compare_trace",
+    "semu_models.flop_per_token",
+}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Name of each module of the packages, and its file."""
+    found = {}
+    for path in (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(modules()[module].read_text(encoding="utf-8"))
+
+
+def is_kernel(module: str) -> bool:
+    return "kernels" in module.split(".")
+
+
+def imports(module: str) -> Iterator[str]:
+    """Modules that a module imports: at its top, inside functions and under TYPE_CHECKING alike."""
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules())
+        elif isinstance(node, ast.ImportFrom) and node.module in modules():
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in modules() else node.module
+
+
+def functions(module: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_imports_make_no_circle():
+    graph = nx.DiGraph((module, target) for module in modules() for target in imports(module) if target != module)
+    graph.remove_edges_from(CIRCLES)
+    circles = [sorted(group) for group in nx.strongly_connected_components(graph) if len(group) > 1]
+    assert not circles, circles
+
+
+def test_files_have_at_most_500_lines():
+    long = {
+        module: len(path.read_text(encoding="utf-8").splitlines())
+        for module, path in modules().items()
+        if not is_kernel(module)
+    }
+    long = {module: lines for module, lines in long.items() if lines > 500}
+    assert set(long) <= set(LONG_FILES), long
+
+
+def test_functions_have_at_most_100_lines():
+    long = {
+        f"{module}.{function.name}": function.end_lineno - function.lineno + 1
+        for module in modules()
+        if not is_kernel(module)
+        for function in functions(module)
+        if function.end_lineno - function.lineno + 1 > 100
+    }
+    assert set(long) <= set(LONG_FUNCTIONS), long
+
+
+def test_folders_have_about_20_files():
+    counts = Counter(
+        str(path.parent.relative_to(ROOT))
+        for path in modules().values()
+        if path.name not in ("__init__.py", "__main__.py")
+    )
+    full = {folder: count for folder, count in counts.items() if count > 21}
+    assert set(full) <= set(FULL_FOLDERS), full
+
+
+def test_no_module_has_a_public_function_of_its_name():
+    shared = {
+        module
+        for module in modules()
+        for node in tree(module).body
+        if isinstance(node, ast.FunctionDef) and node.name == module.split(".")[-1]
+    }
+    assert shared <= set(SHARED_NAMES), sorted(shared - set(SHARED_NAMES))
