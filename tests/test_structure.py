@@ -26,17 +26,12 @@ CIRCLES: dict[tuple[str, str], str] = {
     ("semu.engine.checkpoint", "semu.engine.graph_timeline"): "a checkpoint restores to a timeline, which names it",
     ("semu.engine.checkpoint", "semu.engine.simulator"): "a checkpoint names its simulation, which makes it",
     ("semu.engine.graph_timeline", "semu.engine.simulator"): "a timeline names its simulation, which makes it",
-    ("semu.compile.host_weights", "semu.compile.layout"): "to go",
-    ("semu.compile.layout", "semu.compile.recipe.applied"): "to go",
-    ("semu.compile.stage", "semu.compile.segments"): "to go",
-    ("semu.costs.result_cache", "semu.costs.cache_file"): "to go",
-    ("semu.costs.roofline", "semu.costs.segment_keys"): "to go",
-    ("semu.job.experts", "semu.job.training"): "to go",
-    ("semu.schedule.schedule", "semu.schedule.check"): "to go",
-    ("semu.schedule.study", "semu.schedule.bounds"): "to go",
-    ("semu.searcher.problem.checks", "semu.searcher.problem.search_problem"): "to go",
-    ("semu.searcher.problem.search_problem", "semu.searcher.problem.json_form"): "to go",
-    ("semu.simulation.schedules.pair_costs", "semu.simulation.checkpoint"): "to go",
+    ("semu.compile.host_weights", "semu.compile.layout"): "a layout holds the chunks whose weights are looked at",
+    ("semu.compile.layout", "semu.compile.recipe.applied"): "a layout names the recipe that was applied to it",
+    ("semu.compile.stage", "semu.compile.segments"): "a stage offers its segments as an attribute",
+    ("semu.costs.roofline", "semu.costs.segment_keys"): "a cost model offers the keys of segments under it",
+    ("semu.schedule.schedule", "semu.schedule.check"): "a schedule offers its check as a method",
+    ("semu.schedule.study", "semu.schedule.bounds"): "a study offers its lower bound as a method",
 }
 # Module -> reason for more than 500 lines.
 LONG_FILES = {"semu.simulation.checkpoint": "to be shortened"}

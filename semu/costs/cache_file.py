@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 import semu
 from semu import memo
-from semu.costs.result_cache import row_hash
 
 if TYPE_CHECKING:
     import sqlite3
@@ -288,3 +287,23 @@ def _parse(rows: list[tuple[bytes, bytes]], num_symbols: int) -> tuple[Words, Wo
 def _length(blob: object) -> int:
     """Length of a blob, -1 for what a damaged row may hold instead."""
     return len(blob) if isinstance(blob, bytes) else -1
+
+
+def row_hash(rows: Words, seed: int = 0) -> NDArray[np.uint64]:
+    """A 64-bit hash of each row: uint64[num_rows]; rows that differ in one word never have the same.
+
+    Args:
+        rows: int64[num_rows, num_words]. seed: 64 bits.
+    Source:
+        The steps are those of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), each of them invertible.
+    """
+    result = np.full(len(rows), seed & (2**64 - 1), dtype=np.uint64)
+    for column in rows.T:
+        result ^= column.view(np.uint64)
+        result += np.uint64(0x9E3779B97F4A7C15)
+        result ^= result >> np.uint64(30)
+        result *= np.uint64(0xBF58476D1CE4E5B9)
+        result ^= result >> np.uint64(27)
+        result *= np.uint64(0x94D049BB133111EB)
+        result ^= result >> np.uint64(31)
+    return result

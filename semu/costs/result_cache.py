@@ -11,15 +11,11 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from semu.costs.cache_file import CacheFile
-
-Words = NDArray[np.int64]
+from semu.costs.cache_file import CacheFile, Words, row_hash
 
 MAX_ROWS = 1 << 20
 """Results kept in memory: some 100 MB."""
@@ -54,8 +50,6 @@ class ResultCache:
         self._lock = threading.Lock()
         self._file: CacheFile | None = None
         if path is not None:
-            from semu.costs.cache_file import CacheFile
-
             self._file = CacheFile(path, warn if warn is not None else _warn)
 
     def lookup(self, key: bytes, shapes: Words) -> tuple[NDArray[np.bool_], Words]:
@@ -160,26 +154,6 @@ class ResultTable:
         self.shapes = np.concatenate((self.shapes, shapes[chosen]))
         self.values = np.concatenate((self.values, values[chosen]))
         return len(chosen)
-
-
-def row_hash(rows: Words, seed: int = 0) -> NDArray[np.uint64]:
-    """A 64-bit hash of each row: uint64[num_rows]; rows that differ in one word never have the same.
-
-    Args:
-        rows: int64[num_rows, num_words]. seed: 64 bits.
-    Source:
-        The steps are those of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), each of them invertible.
-    """
-    result = np.full(len(rows), seed & (2**64 - 1), dtype=np.uint64)
-    for column in rows.T:
-        result ^= column.view(np.uint64)
-        result += np.uint64(0x9E3779B97F4A7C15)
-        result ^= result >> np.uint64(30)
-        result *= np.uint64(0xBF58476D1CE4E5B9)
-        result ^= result >> np.uint64(27)
-        result *= np.uint64(0x94D049BB133111EB)
-        result ^= result >> np.uint64(31)
-    return result
 
 
 def _warn(message: str) -> None:

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from semu.costs import cache_file
-from semu.costs.cache_file import APPLICATION_ID, FILE_NAME
-from semu.costs.result_cache import ResultCache, ResultTable, row_hash
+from semu.costs.cache_file import APPLICATION_ID, FILE_NAME, row_hash
+from semu.costs.result_cache import ResultCache, ResultTable
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = st.integers(-(2**63), 2**63 - 1)

@@ -38,6 +38,33 @@ def shapes(draw: st.DrawFn, *, max_ranks: int = 4, max_chunks: int = 6, max_micr
     )
 
 
+@st.composite
+def pipelines(draw: st.DrawFn) -> PipelineShape:
+    """Chunks on any ranks that read any earlier ones; of one module, or of two that cut microbatches and join parts."""
+    p, m, count = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    sources: list[tuple[int, ...]] = []
+    trains: list[bool] = []
+    for chunk in range(count):
+        reads = draw(st.permutations(range(chunk)))[: draw(st.integers(0, 2))]
+        sources.append(tuple(reads))
+        trains.append(draw(st.booleans()) or any(trains[source] for source in reads))
+    ranks = tuple(draw(st.integers(0, p - 1)) for _ in range(count))
+    shape = PipelineShape(p, m, ranks, tuple(sources), tuple(trains))
+    if draw(st.booleans()):
+        return shape
+    first = draw(st.integers(0, count))
+    split = [draw(st.integers(1, 3)) for _ in range(2)]
+    parts = [tuple(draw(st.integers(0, most)) for _ in range(m)) for most in split]
+    module = [int(chunk >= first) for chunk in range(count)]
+    return PipelineShape(
+        *(p, m, ranks, tuple(sources), tuple(trains)),
+        chunk_module=tuple("ab"[which] for which in module),
+        chunk_split=tuple(split[which] for which in module),
+        part_counts=tuple(parts[which] for which in module),
+        joins=True,
+    )
+
+
 def needs(shape: PipelineShape, stage: StageKey) -> set[StageKey]:
     """What must end before a stage: written anew from the definition, not read from the shape's own method."""
     if stage.phase is F:

@@ -279,6 +279,10 @@ class Notebook:
         if self.is_recording and any(tensor.requires_grad for tensor in outputs):
             self.steps.append(Step(inputs, outputs, backward, self._in_fp8))
 
+    def recorded(self, inputs: Sequence[Tensor], output: Tensor, backward: Callable[..., Any]) -> Tensor:
+        self.record(inputs, [output], lambda gradients: backward(gradients[0]))
+        return output
+
     def differentiate(
         self, given: Sequence[tuple[Tensor, Tensor | None]], wanted: Sequence[Tensor]
     ) -> list[Tensor | None]:

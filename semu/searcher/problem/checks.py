@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from semu.errors import ConfigError, ScheduleError
-
-if TYPE_CHECKING:
-    from semu.searcher.problem.search_problem import SearchProblem
-
-U8 = NDArray[np.bool_]
+from semu.searcher.problem.problem_arrays import U8, ProblemArrays
 
 LABELS = ("module", "microbatch", "part", "slot", "chunk", "group", "segment")
 COSTS = ("forward_s", "backward_s", "held_bytes", "forward_peak_bytes", "backward_peak_bytes")
@@ -51,7 +47,7 @@ def typed_array(name: str, values: ArrayLike, kind: Any) -> Any:
     return np.ascontiguousarray(found)
 
 
-def check_problem(problem: SearchProblem) -> None:
+def check_problem(problem: ProblemArrays) -> None:
     """Refuse what no pipeline has.
 
     Raises:
@@ -103,7 +99,7 @@ def check_problem(problem: SearchProblem) -> None:
     _check_edges(problem)
 
 
-def _check_edges(problem: SearchProblem) -> None:
+def _check_edges(problem: ProblemArrays) -> None:
     """Refuse predecessors that no pipeline has."""
     n, ptr = problem.num_pairs, problem.pred_ptr
     if ptr[0] != 0 or np.any(np.diff(ptr) < 0) or ptr[-1] != len(problem.pred):

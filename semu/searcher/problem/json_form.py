@@ -1,4 +1,4 @@
-"""Search problems as JSON: ``to_json``, ``from_json``."""
+"""Search problems as JSON: ``json_of``, ``arrays_of_json``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from semu.errors import ConfigError
 from semu.searcher.problem.checks import COSTS, LABELS
-from semu.searcher.problem.search_problem import SearchProblem
+from semu.searcher.problem.problem_arrays import ProblemArrays
 
 _FORMAT = "semu search problem 1"
 
 
-def to_json(problem: SearchProblem) -> str:
+def json_of(problem: ProblemArrays) -> str:
     """As text; pairs that cost the same share one entry of ``costs``."""
     rows = np.concatenate(
         [getattr(problem, name).astype(object) for name in COSTS] + [problem.num_candidates[:, None].astype(object)], 1
@@ -34,8 +34,8 @@ def to_json(problem: SearchProblem) -> str:
     return json.dumps(body, separators=(",", ":"))
 
 
-def from_json(text: str, where: str) -> SearchProblem:
-    """Read what ``to_json`` wrote.
+def arrays_of_json(text: str, where: str) -> tuple[list[str], dict[str, Any]]:
+    """Names of the modules, and the other arrays, of what ``json_of`` wrote.
 
     Raises:
         ConfigError: something else.
@@ -56,4 +56,4 @@ def from_json(text: str, where: str) -> SearchProblem:
         names = [str(name) for name in body["module_names"]]
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise ConfigError(f"not a search problem: {error}", where=where, expected=_FORMAT) from error
-    return SearchProblem.of(module_names=names, **arrays)
+    return names, arrays

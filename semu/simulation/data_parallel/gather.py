@@ -18,7 +18,6 @@ from semu.costs.roofline import CostModel
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
-from semu.schedule.units import PipelineUnits
 from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.context import ParameterGather
 from semu.simulation.data_parallel.buckets import rank_buckets, shares_parameters
@@ -163,13 +162,3 @@ def _needed(insides: StageInsides, gather: ParameterGather, unit: int) -> NDArra
     needed = np.array(ready, dtype=np.int64)[chunk.forward.block]
     needed[chunk.forward.is_exchange] = -1
     return needed
-
-
-def first_forwards(units: PipelineUnits, order: NDArray[np.int32]) -> dict[int, int]:
-    """Chunk -> unit of its first forward stage on this rank."""
-    phases = units.phase[order % units.size]
-    first: dict[int, int] = {}
-    for unit, chunk, phase in zip(order.tolist(), units.chunks_of(order), phases, strict=True):
-        if phase == 0:
-            first.setdefault(int(chunk), unit)
-    return first

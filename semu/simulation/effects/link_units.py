@@ -25,7 +25,6 @@ from semu.hardware.network import CommGroup
 from semu.hardware.network.cost import collective_cost, port_shares
 from semu.nn.trace.offload import HOST_LINK
 from semu.simulation.context import TimedJob
-from semu.simulation.data_parallel.gather import first_forwards
 from semu.simulation.data_parallel.reduce import Reduction
 from semu.simulation.effects.port_units import JobUnits, WrittenStages
 from semu.units import TIME_GRID_PER_S
@@ -50,7 +49,6 @@ class UnitWriter:
         run, units = timed.run, timed.units
         self.layout, self.evaluation, self.units, self.replicas = timed.layout, timed.evaluation, units, timed.replicas
         self.nodes, self.gathers, self.run, self.found = timed.nodes, timed.gathers, run, found
-        self.orders = run.problem.unit_orders
         self.unit_of = run.problem.unit_of_nodes
         self.node_of = {int(u): node for node, u in enumerate(self.unit_of[: run.problem.num_stages])}
         self.num_replicas, self.n = run.num_replicas, units.num_units
@@ -141,7 +139,7 @@ class UnitWriter:
                     result.append((source, (link.port, Direction.OUT), 0, last))
                 result.append((target, (link.port, Direction.IN), 0, last))
         for rank, gather in self.gathers.items():
-            waiting = [self.node_of[u] for u in first_forwards(self.units, self.orders[rank]).values()]
+            waiting = [self.node_of[unit] for unit in problem.first_forwards[rank]]
             for group in dict.fromkeys(gather.groups):
                 for port in port_shares(profile, OpKind.ALL_GATHER, group):
                     result.append((rank, (port, Direction.OUT), 0, max(waiting)))
@@ -170,7 +168,7 @@ class UnitWriter:
     def _stages(self) -> None:
         """Write out the stages that must be."""
         problem, outside = self.run.problem, self._outside()
-        waiting = {unit for rank in self.gathers for unit in first_forwards(self.units, self.orders[rank]).values()}
+        waiting = {unit for rank in self.gathers for unit in problem.first_forwards[rank]}
         waits = np.isin(self.unit_of[: problem.num_stages], sorted(waiting))
         for chunk in self.layout.chunks:
             for phase, program in stages_of_chunk(
@@ -220,7 +218,7 @@ class UnitWriter:
 
     # -- edges -------------------------------------------------------------------------------------------------------
     def _pipeline_edges(self) -> None:
-        new = self.units.order_edges(self.orders, overlapped_sends=self.layout.job.overlaps_sends)
+        new = self.run.problem.unit_edges(overlapped_sends=self.layout.job.overlaps_sends)
         pairs = np.concatenate((self.units.edges, new))
         self.out.join(self.out.tail[:, pairs[:, 0]], self.every[:, None] * self.n + pairs[None, :, 1])
 
@@ -234,7 +232,8 @@ class UnitWriter:
         for rank, gather in sorted(self.gathers.items()):
             own = unit + np.arange(len(gather.slices))
             self.out.join(own[:-1], own[1:])
-            for chunk, first in first_forwards(self.units, self.orders[rank]).items():
+            for first in self.run.problem.first_forwards[rank]:
+                chunk = self.units.chunk_of(first)
                 stages = self.layout.chunks[chunk]
                 ready = np.array([gather.last.get((chunk, block), -1) for block in range(len(stages.blocks))])
                 waits = ready[stages.forward.block]
