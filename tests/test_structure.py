@@ -163,3 +163,13 @@ def test_no_module_has_a_public_function_of_its_name():
         if isinstance(node, ast.FunctionDef) and node.name == module.split(".")[-1]
     }
     assert shared <= set(SHARED_NAMES), sorted(shared - set(SHARED_NAMES))
+
+
+def test_kernels_have_fewer_than_20_arguments():
+    counts = {
+        f"{module}.{function.name}": len(function.args.args) + len(function.args.kwonlyargs)
+        for module in modules()
+        if is_kernel(module)
+        for function in functions(module)
+    }
+    assert max(counts.values()) < 20, {name: count for name, count in counts.items() if count >= 20}

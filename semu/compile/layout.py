@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
 
 from semu import memo
+from semu.compile.chunk import ChunkStages
 from semu.compile.exchange import ExchangePlan
 from semu.compile.exchange_plans import Costs, plan_exchanges
 from semu.compile.host_weights import parameters_on_host
 from semu.compile.model_memo import ModelState, cut_key, placement_key, state_of, trace_key
 from semu.compile.parameter_pools import ParameterPool, PoolParameters
+from semu.compile.recipe.recipe import Recipe
 from semu.compile.recompute_units import recompute_units
-from semu.compile.stage import StageProgram
 from semu.compile.template import TemplateLibrary
 from semu.compile.template_cache import LIBRARIES, CompiledBlock, JoinedLibrary
 from semu.compile.tracer import Block, HeldParameter, ModelTracer
@@ -30,28 +27,6 @@ from semu.parallel.segments import place_modules
 from semu.parallel.stage_layers import stage_boundaries
 from semu.schedule.placement import both_ends
 from semu.schedule.schedule import PipelineShape
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from semu.compile.recipe.applied import Planned
-
-
-@dataclass(frozen=True)
-class ChunkStages:
-    """A chunk with its two stages.
-
-    Attributes:
-        chunk: where it is. blocks: its blocks. forward, backward: its stages; backward None: nothing to do.
-        arrivals: per arriving tensor, the chunk that makes it, or -1 for the data loader.
-    """
-
-    chunk: Chunk
-    module: str
-    blocks: tuple[Block, ...]
-    forward: StageProgram
-    backward: StageProgram | None
-    arrivals: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +116,10 @@ class Cut:
         """Chunks of one copy of the model."""
         return len(self.chunks) // self.copies
 
+    def recipe(self, num_microbatches: int) -> Recipe:
+        """Every chunk runs whole microbatches as the job says."""
+        return _RECIPES.get(self, num_microbatches, lambda: Recipe.trivial(self.chunks, num_microbatches))
+
     def pipeline_shape(self, num_microbatches: int) -> PipelineShape:
         """What the schedule must order."""
         return _SHAPES.get(
@@ -160,6 +139,7 @@ class Cut:
         )
 
 
+_RECIPES = memo.ScopedTable[Recipe]("recipes of a cut that runs whole microbatches, by their number", 64)
 _SHAPES = memo.ScopedTable[PipelineShape]("shapes of a cut's pipeline, by number of microbatches", 64)
 
 
@@ -169,9 +149,8 @@ class Layout:
 
     Attributes:
         job: the job. mesh: where ranks live. library: templates with their cost rows. streams: stream names.
-        cut: its chunks.
+        cut: its chunks. recipe: what every stage runs.
         place: stands for the chunks in this place, whatever is in the batch; jobs with other batches share it.
-        planned: what a ``StagePlan`` decides; None: every microbatch is whole, every chunk runs as the job says.
     """
 
     job: TrainingJob
@@ -179,27 +158,17 @@ class Layout:
     library: TemplateLibrary
     streams: tuple[str, ...]
     cut: Cut
+    recipe: Recipe
     place: memo.Scope = field(default_factory=memo.Scope, compare=False)
-    planned: Planned | None = None
 
-    @cached_property
+    @property
     def kinds(self) -> tuple[ChunkStages, ...]:
         """What stages run: the chunks in order of data flow, then their further variants."""
-        return self.cut.chunks if self.planned is None else (*self.cut.chunks, *self.planned.more)
-
-    def kind_of(self, chunk: NDArray[np.integer], part: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Which of ``kinds`` stages run: int64[n]. ``chunk``, ``part``: int[n], as in ``StageKey``."""
-        return chunk.astype(np.int64) if self.planned is None else self.planned.kind_of(chunk, part)
-
-    def column_of(self, chunk: NDArray[np.integer], part: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Columns of the table of shapes that stages run with: int64[n]. Arguments as ``kind_of``."""
-        return part.astype(np.int64) if self.planned is None else self.planned.column_of(self, chunk, part)
+        return self.recipe.kinds
 
     def is_seam(self, source: int, target: int) -> bool:
         """Whether microbatches are joined or cut between two chunks."""
-        if self.planned is None or self.planned.cutting is None:
-            return False
-        return self.planned.cutting.is_seam(self.chunks[source].module, self.chunks[target].module)
+        return self.recipe.cutting.is_seam(self.chunks[source].module, self.chunks[target].module)
 
     @property
     def chunks(self) -> tuple[ChunkStages, ...]:
@@ -208,8 +177,7 @@ class Layout:
 
     def pipeline_shape(self, num_microbatches: int) -> PipelineShape:
         """What the schedule must order."""
-        shape = self.cut.pipeline_shape(num_microbatches)
-        return shape if self.planned is None else self.planned.pipeline_shape(self, shape)
+        return self.recipe.pipeline_shape(self.cut.pipeline_shape(num_microbatches))
 
     def chunks_of(self, rank: int) -> list[ChunkStages]:
         """Chunks of a pipeline rank in order of data flow."""
@@ -330,7 +298,7 @@ def build_layout(
     part = cut_key(job) if traced.is_kept else None
     cut = _CUTS.of(traced).peek(part) if part is not None else None
     if cut is not None:
-        return Layout(job, mesh, library, joined.streams, cut, _place(job, cut))
+        return Layout(job, mesh, library, joined.streams, cut, cut.recipe(job.num_microbatches), _place(job, cut))
     flat = [block for group in blocks for block in group]
     counts = [len(group) for group in blocks]
     layout = job.parallel.stage_layout
@@ -368,7 +336,7 @@ def build_layout(
     made = cut = Cut(tuple(stages), job.parallel.pp, is_shared=part is not None)
     if part is not None:
         cut = _CUTS.get(traced, part, lambda: made)
-    return Layout(job, mesh, joined.library, joined.streams, cut, _place(job, cut))
+    return Layout(job, mesh, joined.library, joined.streams, cut, cut.recipe(job.num_microbatches), _place(job, cut))
 
 
 def _place(job: TrainingJob, cut: Cut) -> memo.Scope:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from semu import memo
-from semu.compile.layout import ChunkStages, Layout
+from semu.compile.chunk import ChunkStages
+from semu.compile.layout import Layout
 from semu.compile.split_backward import SplitStage, empty_stage, split_stage_program
 from semu.compile.stage import StageCosts, StageProgram
 from semu.costs.evaluation import CostedJob, Evaluation

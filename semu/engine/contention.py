@@ -1,6 +1,6 @@
 """Concurrent transfers share the capacity of ports (DESIGN §3.4): units, what they use, and their times.
 
-Objects: ``PortUses``, ``LinkUnits``. ``contention_kernels`` says what a unit is and how ports are shared.
+Objects: ``PortUses``, ``LinkUnits``. ``kernels.contention`` says what a unit is and how ports are shared.
 """
 
 from __future__ import annotations

@@ -148,9 +148,7 @@ def calibrate(
     fitted = {section for section, done in sections.items() if done.fit.fitted}
     if any(QUANTISE in done.fit.fitted for done in sections.values()):
         fitted.add(CAST)
-    kept = {
-        section: profile.provenance_of(section).value for section in section_names(profile) if section not in fitted
-    }
+    kept = {name: profile.provenance_of(name).value for name in sorted(profile.sections()) if name not in fitted}
     return Calibration(profile, dict(sorted(sections.items())), tuple(refusals), measured.others, measured.files, kept)
 
 
@@ -158,12 +156,6 @@ def _left_out(refusals: Sequence[Refusal]) -> str:
     """The three commonest reasons for which rows are left out."""
     reasons = Counter(refusal.reason for refusal in refusals).most_common(3)
     return "; ".join(f"{count} rows left out: {reason}" for reason, count in reasons)
-
-
-def section_names(profile: DeviceProfile) -> list[str]:
-    """Names of a profile's sections of coefficients."""
-    names = {key.rpartition(".")[0] for key, _ in profile.numbers() if key.startswith(("efficiency.", "link."))}
-    return sorted(names)
 
 
 def _trust(samples: Samples, beside: Sequence[str]) -> Callable[[str], bool]:

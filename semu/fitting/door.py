@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from semu.errors import ConfigError
 from semu.fitting.forms import flop_of, peaks_of
 from semu.fitting.models import SMALL_BYTES
-from semu.fitting.samples import MOST_NAMED, Family, Refusal, Samples
+from semu.fitting.samples import Family, Refusal, Samples, places
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import wire_factor
@@ -51,13 +51,12 @@ def admit(samples: Samples, profile: DeviceProfile, *, is_strict: bool = True) -
     ]
     beyond = rate > peak * (_SLACK if samples.family in (Family.PRODUCT, Family.ATTENTION) else _HELPED)
     if is_strict and (beyond & is_above).sum() > len(samples) / 2:
-        named = ", ".join(refusal.where for refusal in refusals[:MOST_NAMED])
         raise ConfigError(
             f"{is_above.sum()} of {len(samples)} rows of {samples.section} are above the peak of {profile.name}: "
             "another device, or another unit?",
             where=refusals[0].where,
             expected=f"rates up to {peak.max() / unit[0]:.4g} {unit[1]}",
-            got=f"{rate.max() / unit[0]:.4g} {unit[1]} ({named}{' ...' if len(refusals) > MOST_NAMED else ''})",
+            got=f"{rate.max() / unit[0]:.4g} {unit[1]} ({places([refusal.where for refusal in refusals])})",
         )
     return samples.take(~is_above), refusals
 
@@ -101,12 +100,11 @@ def check_units(samples: Samples, base: NDArray[np.float64], profile: DeviceProf
     if not is_slow.any():
         return
     rows = np.flatnonzero(is_slow)
-    named = ", ".join(samples.where[i] for i in rows[:MOST_NAMED])
     first = rows[0]
     raise ConfigError(
         f"{len(rows)} of {len(samples)} rows of {samples.section} are far slower than "
         + ("the others: mixed units?" if 2 * len(rows) <= len(samples) else f"{profile.name}: another unit or device?"),
         where=samples.where[first],
         expected=f"about {1e6 * base[first]:.4g} us",
-        got=f"{1e6 * samples.time_s[first]:.4g} us ({named}{' ...' if len(rows) > MOST_NAMED else ''})",
+        got=f"{1e6 * samples.time_s[first]:.4g} us ({places([samples.where[i] for i in rows])})",
     )

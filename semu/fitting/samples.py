@@ -85,6 +85,11 @@ class Refusal:
     device: str | None = None
 
 
+def places(names: Sequence[str]) -> str:
+    """The first few of some places, for a message."""
+    return ", ".join(names[:MOST_NAMED]) + (" ..." if len(names) > MOST_NAMED else "")
+
+
 def is_held_out(key: str) -> bool:
     """Whether the rule holds a shape out."""
     return zlib.crc32(key.encode()) % 3 == 0

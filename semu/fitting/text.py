@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from semu.fitting.calibration import Calibration
 from semu.fitting.models import FLOOR
-from semu.fitting.samples import MOST_NAMED, Refusal
+from semu.fitting.samples import Refusal, places
 from semu.fitting.score import Errors, KindScore
 
 FAR_OFF = 0.3
@@ -73,9 +73,7 @@ def refusal_lines(refusals: Sequence[Refusal]) -> list[str]:
             reason = "above the peak" + reason.partition("above the peak")[2]
         grouped.setdefault(reason, []).append(refusal.where)
     lines = ["rows left out"] if grouped else []
-    for reason, places in grouped.items():
-        named = ", ".join(places[:MOST_NAMED]) + (" ..." if len(places) > MOST_NAMED else "")
-        lines.append(f"  {len(places):>5}  {reason}: {named}")
+    lines += [f"  {len(where):>5}  {reason}: {places(where)}" for reason, where in grouped.items()]
     return lines
 
 

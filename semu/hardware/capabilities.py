@@ -1,4 +1,4 @@
-"""``DeviceProfile``: what one GPU of a kind can do, every number with its provenance; ``Host``: its node's host."""
+"""``DeviceProfile``: peaks and efficiencies of one GPU, every number with its provenance; ``Host``: of its node."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Host:
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """What one GPU of a kind can do; every number says where it comes from.
+    """Peaks and efficiencies of one GPU; every number has a provenance and a source.
 
     Attributes:
         name: name in ``semu list devices``, or what the user's file says.
@@ -54,7 +54,7 @@ class DeviceProfile:
         links: efficiencies per port.
         host: launch time and memory of the host.
         description: one line for ``semu list devices``.
-        software: what frameworks make of the kernels; a framework that is not named changes nothing.
+        software: factors of training frameworks on the kernels; a framework without factors changes nothing.
         interference, transfer_s: see ``SoftwareFactors``; of the framework that ``under`` applied, else 0.
     Raises:
         ConfigError: a missing kind, port or bf16 peak, or a peak that is not positive.
@@ -123,8 +123,8 @@ class DeviceProfile:
         Args:
             kind: a compute kind.
             dtype: precision of the arithmetic; selects e.g. the fp8 variant of MATMUL.
-            head_dim: head dimension of an attention kernel; the nearest one known, by ratio, applies; the main
-                coefficients are those of head dimension 128.
+            head_dim: head dimension of an attention kernel; the variant of the nearest head dimension, by ratio,
+                applies; the main coefficients are those of head dimension 128.
         """
         if dtype is not None and (kind, dtype) in self.variants:
             return self.variants[kind, dtype]
@@ -135,11 +135,11 @@ class DeviceProfile:
         return self.efficiencies[kind]
 
     def under(self, software: Software) -> DeviceProfile:
-        """The device as a training run under some framework finds it; KERNELS: as it is."""
-        known = self._under.get(software)
-        if known is None:
-            known = self._under[software] = self._slowed(software)
-        return known
+        """The device with the factors of a training framework; KERNELS: without."""
+        slowed = self._under.get(software)
+        if slowed is None:
+            slowed = self._under[software] = self._slowed(software)
+        return slowed
 
     @cached_property
     def _under(self) -> dict[Software, DeviceProfile]:
@@ -151,15 +151,15 @@ class DeviceProfile:
             return self
         return replace(
             self,
-            efficiencies={kind: factors.slowed(kind, own) for kind, own in self.efficiencies.items()},
-            variants={key: factors.slowed(key[0], own) for key, own in self.variants.items()},
+            efficiencies={kind: factors.slowed(kind, item) for kind, item in self.efficiencies.items()},
+            variants={key: factors.slowed(key[0], item) for key, item in self.variants.items()},
             software={},
             interference=factors.interference.value,
             transfer_s=factors.transfer_s.value,
         )
 
     def scaled(self, recipe: Fp8Recipe) -> DeviceProfile:
-        """The device under an fp8 recipe: its own coefficients of products and casts, where the profile has them."""
+        """The device with the coefficients of an fp8 recipe for products and casts, where the profile has them."""
         if not any(key is recipe for _, key in self.variants):
             return self
         product = self.variants.get((OpKind.MATMUL, recipe), self.efficiency(OpKind.MATMUL, dtype=DType.FP8))
@@ -178,16 +178,21 @@ class DeviceProfile:
             yield f"flop_per_s.{dtype.value}", number
         yield "host.launch_s", self.host.launch_s
         yield "host.memory_bytes", self.host.memory_bytes
-        for kind, efficiency in self.efficiencies.items():
-            yield from _numbers_of(f"efficiency.{kind.value}", efficiency)
-        for (kind, key), efficiency in self.variants.items():
-            yield from _numbers_of(f"efficiency.{kind.value}.{variant_name(key)}", efficiency)
-        for port, link in self.links.items():
-            for kind, collective in link.kinds.items():
-                yield from _numbers_of(f"link.{port.value}.{kind.value}", collective)
+        for key, section in self.sections().items():
+            for name in coefficient_names(type(section)):
+                yield f"{key}.{name}", Number(getattr(section, name), section.provenance, section.source)
         for software, factors in self.software.items():
             for name in FACTORS:
                 yield f"software.{software.value}.{name}", getattr(factors, name)
+
+    def sections(self) -> dict[str, Efficiency | CollectiveEfficiency]:
+        """Dotted key -> coefficients, e.g. ``efficiency.matmul.fp8`` or ``link.nic.all_gather``."""
+        links = ((port, *item) for port, link in self.links.items() for item in link.kinds.items())
+        return {
+            **{f"efficiency.{kind.value}": item for kind, item in self.efficiencies.items()},
+            **{f"efficiency.{kind.value}.{variant_name(key)}": item for (kind, key), item in self.variants.items()},
+            **{f"link.{port.value}.{kind.value}": item for port, kind, item in links},
+        }
 
     def number(self, key: str, *, where: str | None = None) -> Number:
         """The number of a dotted key.
@@ -208,8 +213,8 @@ class DeviceProfile:
         Raises:
             ConfigError: unknown key, with the nearest one.
         """
-        found = [number.provenance for name, number in self.numbers() if name == key or name.startswith(f"{key}.")]
-        return worst_provenance(*found) if found else self.number(key).provenance
+        inside = [number.provenance for name, number in self.numbers() if name == key or name.startswith(f"{key}.")]
+        return worst_provenance(*inside) if inside else self.number(key).provenance
 
     def by_provenance(self) -> dict[Provenance, list[str]]:
         """Dotted keys per provenance, best provenance first; provenances that do not occur are left out."""
@@ -223,8 +228,8 @@ class DeviceProfile:
 
         Args:
             numbers: dotted key, as ``numbers()`` gives them, or nested tables of them -> value. An overridden number
-                has provenance ``spec`` and source ``override``. An overridden coefficient marks its whole section so,
-                where that was more trusted, and takes its ``relative_error`` away.
+                has provenance ``spec`` and source ``override``. A section with an overridden coefficient has
+                provenance ``spec`` at best, and no ``relative_error``.
             where: place of the mapping, for errors.
         Raises:
             ConfigError: unknown key, with the nearest one; a number out of its range.
@@ -245,32 +250,26 @@ class DeviceProfile:
             changed = {"host": replace(self.host, **{path[0]: number})}
         elif group == "flop_per_s":
             changed = {group: {**self.flop_per_s, DType(path[0]): number}}
-        elif group == "efficiency":
-            changed = self._with_efficiency(OpKind(path[0]), path[1:-1], path[-1], value)
         elif group == "software":
             framework = Software(path[0])
             with located(".".join([group, path[0]])):
                 factors = replace(self.software[framework], **{path[1]: number})
             changed = {group: {**self.software, framework: factors}}
         else:
-            changed = self._with_link(Port(path[0]), OpKind(path[1]), path[2], value)
+            changed = self._with_coefficient(key.rpartition(".")[0], path[-1], value)
         return replace(self, **changed)
 
-    def _with_efficiency(self, kind: OpKind, variant: list[str], name: str, value: float) -> dict[str, Any]:
-        if not variant:
-            with located(f"efficiency.{kind.value}"):
-                section = with_coefficient(self.efficiencies[kind], name, value)
-            return {"efficiencies": {**self.efficiencies, kind: section}}
-        key = kind, parse_variant(variant[0])
-        with located(f"efficiency.{kind.value}.{variant[0]}"):
-            section = with_coefficient(self.variants[key], name, value)
-        return {"variants": {**self.variants, key: section}}
-
-    def _with_link(self, port: Port, kind: OpKind, name: str, value: float) -> dict[str, Any]:
-        with located(f"link.{port.value}.{kind.value}"):
-            section = with_coefficient(self.links[port].of(kind), name, value)
-        link = LinkEfficiency({**self.links[port].kinds, kind: section})
-        return {"links": {**self.links, port: link}}
+    def _with_coefficient(self, header: str, name: str, value: float) -> dict[str, Any]:
+        with located(header):
+            section = with_coefficient(self.sections()[header], name, value)
+        _, first, second = f"{header}.".split(".")[:3]
+        if isinstance(section, CollectiveEfficiency):
+            link = LinkEfficiency({**self.links[Port(first)].kinds, OpKind(second): section})
+            return {"links": {**self.links, Port(first): link}}
+        kind = OpKind(first)
+        if second:
+            return {"variants": {**self.variants, (kind, parse_variant(second)): section}}
+        return {"efficiencies": {**self.efficiencies, kind: section}}
 
 
 PEAKS = (
@@ -324,8 +323,3 @@ def _flatten(numbers: Mapping[str, object], prefix: str = "") -> Iterator[tuple[
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _numbers_of(prefix: str, section: Efficiency | CollectiveEfficiency) -> Iterator[tuple[str, Number]]:
-    for name in coefficient_names(type(section)):
-        yield f"{prefix}.{name}", Number(getattr(section, name), section.provenance, section.source)

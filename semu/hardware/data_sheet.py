@@ -9,13 +9,13 @@ from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, LinkEffic
 from semu.hardware.kinds import OpKind, Provenance
 
 SPEC = "spec"
-"""The word for it where a profile is asked for."""
+"""Name of this profile where a run asks for one."""
 
 _SOURCE = "data sheet: alpha = 1"
 
 
 def data_sheet(profile: DeviceProfile) -> DeviceProfile:
-    """The same peaks without anything calibrated: alpha = 1, no fixed times, no software factors.
+    """A profile's peaks with neutral coefficients: alpha = 1, no fixed times, no software factors.
 
     Args:
         profile: of the device; its peaks, memory and host stay.

@@ -1,4 +1,4 @@
-"""Devices, streams and, for convenience, what a device can do.
+"""Devices and streams; ``DeviceProfile`` for convenience.
 
 A GPU is one compute device and, per port (NVLink, NIC, PCIe), two link devices, out and in; each node has a host
 (DESIGN §3.1). Objects: ``DeviceKind``, ``Direction``, ``Device``, ``Stream``; re-exported: ``Number``, ``Host``,
@@ -105,4 +105,4 @@ OFFLOAD = Stream(Device(DeviceKind.LINK, port=Port.PCIE, direction=Direction.OUT
 RELOAD = Stream(Device(DeviceKind.LINK, port=Port.PCIE, direction=Direction.IN), "reload")
 """Copies from the host to its GPU."""
 HOST_COPIES = (OFFLOAD.name, RELOAD.name)
-"""Streams that no kernel waits for by itself, only for what they bring."""
+"""Streams of copies: a kernel waits for the data that a copy brings, never for the stream."""

@@ -29,31 +29,31 @@ class Efficiency:
     """Cost coefficients of one compute kind on one device.
 
     t = t0 + ((W' / (flop F))^p + (Q' / (mem B))^p)^(1/p), with W' [FLOP], Q' [bytes], peaks F and B; p = infinity is
-    the paper's maximum. W' and Q' are an operator's FLOP and bytes, or more where its shape is unfavourable: products
-    cost ``tiled_flop``, fused attention its FLOP times ``attention_factor``, row-wise kernels their bytes times
+    the paper's maximum. W' and Q' are an operator's FLOP and bytes with the terms of its shape: products cost
+    ``tiled_flop``, fused attention its FLOP times ``attention_factor``, row-wise kernels their bytes times
     ``row_bytes_factor`` and ``cache_factor`` (``semu.hardware.shape_terms``). Under the sustained load of a training
-    run the compute rate is flop F / (1 + power); a kernel measured by itself, of t1, takes
-    t1 (1 + power t1 / (t1 + t')), as the clock falls in about t' (2 ms of products, 10 ms of attention).
+    run the compute rate is flop F / (1 + power). An isolated kernel of time t1 takes t1 (1 + power t1 / (t1 + t')), as
+    the clock falls within t': 2 ms of products, 10 ms of attention.
 
     Attributes:
         flop: reached fraction of the peak FLOP/s, in (0, 1].
         mem: reached fraction of the peak memory bandwidth, in (0, 1].
-        t0_s: the kernel's own fixed device time [s].
+        t0_s: fixed device time of the kernel [s].
         p: softness of the roofline's corner, >= 1, infinity allowed.
         s0_tokens: short-sequence term of attention kernels [tokens]; 0: none.
         tiles_at_once: tiles of products and of attention that run at once, the number of multiprocessors; 0: no tiles.
         tile_k0, tile_rest, tile_128: of the tiles, see ``tiled_flop`` and ``attention_factor``.
         row0: width of a row at which a row-wise kernel's rate is half of ``mem`` [elements]; 0: none.
-        cached: rate of a row-wise kernel whose bytes lie in the cache over ``mem``, >= 1; 1: no difference.
-        cache_bytes: bytes up to which they do; beyond twice as many none is left; 0: no cache.
+        cached: rate of a row-wise kernel whose bytes lie in the cache, over ``mem``, >= 1; 1: no difference.
+        cache_bytes: size of the cache; a kernel of twice as many bytes finds none of them there; 0: no cache.
         power: share of time that sustained load adds, >= 0.
         weight_gradient: rate of the product for a weight gradient over that of other products, in (0, 1].
-        provenance, source: of all the numbers above together.
-        relative_error: mean absolute relative error of the fit on its data, None where nothing was compared.
+        provenance, source: of all the numbers together.
+        relative_error: mean absolute relative error of the fit on its data; None without a comparison.
     Raises:
         ConfigError: a number out of its range.
     Source:
-        DIP §6.1 for the roofline; all the rest are DESIGN §3.2 and the forms of the microbenchmark data.
+        DIP §6.1 for the roofline; DESIGN §3.2 and the formulas of the microbenchmark data for the other terms.
     """
 
     flop: float = 1.0
@@ -107,8 +107,8 @@ class Efficiency:
         """Latency [s] of one operator under sustained load: the scalar reference of the formula above.
 
         Args:
-            flop: W', floating-point operations with what the shape adds, >= 0.
-            mem_bytes: Q', bytes read and written with what the shape adds, >= 0.
+            flop: W', floating-point operations with the terms of the shape, >= 0.
+            mem_bytes: Q', bytes read and written with the terms of the shape, >= 0.
             flop_per_s: peak of the operator's precision.
             mem_bytes_per_s: peak memory bandwidth.
             is_weight_gradient: whether the operator is the product for a weight gradient.
@@ -182,7 +182,7 @@ class LinkEfficiency:
     Attributes:
         kinds: one entry per communication kind.
     Raises:
-        ConfigError: a kind that is no communication, or one that lacks.
+        ConfigError: a kind that is no communication, or a missing kind.
     """
 
     kinds: Mapping[OpKind, CollectiveEfficiency] = field(default_factory=dict)
@@ -220,8 +220,10 @@ def coefficient_names(section: type[Efficiency] | type[CollectiveEfficiency]) ->
     return tuple(item.name for item in fields(section) if item.name not in _LABELS)
 
 
-def with_coefficient(section: Section, name: str, value: float) -> Section:
-    """A copy with one number overridden; its provenance is at best ``spec``, its error is forgotten.
+def with_coefficient(
+    section: Efficiency | CollectiveEfficiency, name: str, value: float
+) -> Efficiency | CollectiveEfficiency:
+    """A copy with one number overridden; its provenance is at best ``spec``, its error is dropped.
 
     Args:
         section: the coefficients. name: one of ``coefficient_names``. value: the new number.

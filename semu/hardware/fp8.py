@@ -1,4 +1,4 @@
-"""``Fp8Recipe``: how fp8 tensors are scaled, and what their scales weigh."""
+"""``Fp8Recipe``: how fp8 tensors are scaled, and the bytes of their scales."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ SCALE_BYTES = 4
 class Fp8Recipe(Enum):
     """How fp8 tensors are scaled; the value is run.toml's word.
 
-    TENSORWISE: one scale for each tensor, which nobody counts. BLOCKWISE: one per tile or block. A transposed copy of
-    an activation is scaled along its own rows, so that it is quantised anew and not merely transposed.
+    TENSORWISE: one scale for each tensor, whose bytes are neglected. BLOCKWISE: one per tile or block. A transposed
+    copy of an activation is scaled along the rows of the copy, so it is quantised again, not merely transposed.
     """
 
     TENSORWISE = "tensorwise"

@@ -1,14 +1,15 @@
 """Reading device profiles from TOML: ``load_profile``, ``list_profiles``.
 
 A profile file holds peaks, ``[flop_per_s]``, ``[host]``, ``[efficiency.KIND]``, ``[link.PORT.KIND]`` and
-``[software.NAME]`` tables. A
-plain number is ``{ value = ..., provenance = "spec", source = "..." }`` or, short, a bare number (provenance spec,
-source "user"); an efficiency table has bare numbers and one ``provenance`` and ``source``. With ``base = "h100"`` what
-the file does not say comes from there: spec and default keep their provenance, measured and fitted become
-``transferred``, unless it is the same device: the file leaves all its peaks as they are, those of memory size and of
-the network card apart; where the card is another, what was fitted on it is transferred. Without a base it comes from
-``profiles/_default.toml``, provenance ``default``, except that an efficiency table that is given defaults to the
-paper's form: alpha = 1, no fixed time. A user's device needs five numbers::
+``[software.NAME]`` tables. A plain number is ``{ value = ..., provenance = "spec", source = "..." }`` or, short, a bare
+number (provenance spec, source "user"). An efficiency table has bare numbers, one ``provenance`` and one ``source``;
+the coefficients of ``[link.PORT.KIND]`` are those of ``semu.hardware.network.COEFFICIENTS``.
+
+With ``base = "h100"`` the file inherits all numbers that it does not give. Inherited spec and default numbers keep
+their provenance; measured and fitted numbers become ``transferred``, unless the device is the same: the file changes no
+peak but the memory size and the network card. With another card the coefficients of the card are transferred. Without a
+base the file inherits ``profiles/_default.toml``, provenance ``default``; but an efficiency table that is given
+defaults to the paper's form, alpha = 1 without fixed time. A user's device needs five numbers::
 
     name = "mine"
     memory_bytes = 84e9
@@ -40,14 +41,14 @@ PROFILE_DIR = Path(__file__).parent / "profiles"
 """Where the shipped profiles are."""
 
 NOTES = ("site", "calibration")
-"""Tables that ``semu calibrate`` writes beside the coefficients: factors per source of measurements, and how the fit
-was made. Simulations do not use them."""
+"""Tables that ``semu calibrate`` writes beside the coefficients, and simulations ignore: factors per source of
+measurements, and how the fit was made."""
 
 _DEFAULT = "_default"
 _REQUIRED = ("memory_bytes", "mem_bytes_per_s", "nvlink_bytes_per_s", "nic_bytes_per_s", "flop_per_s.bf16")
 _HOST = ("host.launch_s", "host.memory_bytes")
 _DERIVED_PEAKS = {DType.FP16: 1.0, DType.TF32: 1 / 2, DType.FP32: 1 / 16}
-"""Fractions of the bf16 peak where a file without base is silent: those of the A100."""
+"""Fractions of the bf16 peak for precisions that a file without base leaves out: those of the A100."""
 
 
 def list_profiles() -> list[str]:
@@ -74,7 +75,7 @@ def load_profile(name_or_path: str) -> DeviceProfile:
 
 @dataclass
 class _Parts:
-    """What one file says, or all that a profile is made of."""
+    """The numbers of one file, or all numbers of a profile."""
 
     numbers: dict[str, Number] = field(default_factory=dict)
     efficiencies: dict[tuple[OpKind, VariantKey | None], Efficiency] = field(default_factory=dict)
@@ -120,7 +121,7 @@ def _read(path: Path) -> dict[str, object]:
 
 
 def _resolve(path: Path, table: dict[str, object], chain: tuple[Path, ...]) -> _Parts:
-    """The file's own numbers on top of its base's, or of the defaults."""
+    """The file's numbers on top of its base's, or of the defaults."""
     if path in chain:
         names = " -> ".join(item.name for item in (*chain, path))
         raise ConfigError("a profile is its own base", where=f"{path.name} base", got=names)
@@ -154,7 +155,7 @@ _SITE_PEAKS = ("memory_bytes", "nic_bytes_per_s")
 
 
 def _other_peaks(table: Mapping[str, object], base: _Parts) -> set[str]:
-    """The peaks for which a file says something else than its base."""
+    """The peaks in which a file differs from its base."""
     flop_per_s = _table(table, "flop_per_s", "flop_per_s")
     given = {key: table[key] for key in PEAKS if key in table}
     given |= {f"flop_per_s.{name}": value for name, value in flop_per_s.items()}
@@ -166,7 +167,7 @@ def _other_peaks(table: Mapping[str, object], base: _Parts) -> set[str]:
 
 
 def _transfer(parts: _Parts, base: str, others: set[str]) -> _Parts:
-    """What a base's numbers are worth on a device whose peaks ``others`` differ."""
+    """A base's numbers, with their provenance on a device that differs in the peaks ``others``."""
     is_same = others <= set(_SITE_PEAKS)
     has_card = "nic_bytes_per_s" not in others
 
@@ -194,7 +195,7 @@ def _transfer(parts: _Parts, base: str, others: set[str]) -> _Parts:
 
 
 def _parse(table: Mapping[str, object], below: _Parts) -> _Parts:
-    """Check a file's table and lay it over what is below."""
+    """Check a file's table and lay it over the numbers below."""
     legal = {"name", "description", "base", *PEAKS, "flop_per_s", "host", "efficiency", "link", "software"} | set(NOTES)
     _refuse_unknown(table, legal, "")
     description = table.get("description", "")
@@ -230,15 +231,15 @@ def _parse(table: Mapping[str, object], below: _Parts) -> _Parts:
 
 def _parse_efficiency(kind: OpKind, table: Mapping[str, object], parts: _Parts) -> None:
     where = f"efficiency.{kind.value}"
-    variants = {name: own for name, own in table.items() if isinstance(own, Mapping)}
-    main = {name: own for name, own in table.items() if name not in variants}
+    variants = {name: value for name, value in table.items() if isinstance(value, Mapping)}
+    main = {name: value for name, value in table.items() if name not in variants}
     with located(where):
         if main:
             parts.efficiencies[kind, None] = _section(main, parts.efficiencies.get((kind, None)), Efficiency)
-        for name, own in variants.items():
+        for name, variant in variants.items():
             key = kind, parse_variant(name)
             with located(name):
-                parts.efficiencies[key] = _section(own, parts.efficiencies.get(key), Efficiency)
+                parts.efficiencies[key] = _section(variant, parts.efficiencies.get(key), Efficiency)
 
 
 def _parse_link(port: Port, table: Mapping[str, object], parts: _Parts) -> None:
@@ -246,9 +247,9 @@ def _parse_link(port: Port, table: Mapping[str, object], parts: _Parts) -> None:
     _refuse_unknown(table, [kind.value for kind in OpKind if kind.is_communication], f"{where}.")
     for name in table:
         key = port, OpKind(name)
-        own = _table(table, name, f"{where}.{name}")
+        numbers = _table(table, name, f"{where}.{name}")
         with located(f"{where}.{name}"):
-            parts.links[key] = _section(own, parts.links.get(key), CollectiveEfficiency)
+            parts.links[key] = _section(numbers, parts.links.get(key), CollectiveEfficiency)
 
 
 def _section(table: Mapping[str, object], below: Section | None, kind: type[Section]) -> Section:
@@ -256,7 +257,7 @@ def _section(table: Mapping[str, object], below: Section | None, kind: type[Sect
     coefficients: tuple[str, ...] = coefficient_names(kind)
     _refuse_unknown(table, [*coefficients, "provenance", "source", "relative_error"], "")
     neutral = kind()
-    # What a given section does not say is inherited from a base, but never from a guess: alpha = 1 is the paper's form.
+    # A given section inherits from a base, but never from a default: alpha = 1 is the paper's form.
     inherited = neutral if below is None or below.provenance is Provenance.DEFAULT else below
     provenance, source = _label(table)
     values: dict[str, object] = {name: table.get(name, getattr(inherited, name)) for name in coefficients}
@@ -306,11 +307,11 @@ def _refuse_unknown(table: Mapping[str, object], legal: set[str] | list[str], pr
 
 
 _RELATIVES = {OpKind.GROUPED_MATMUL: OpKind.MATMUL, OpKind.PERMUTE: OpKind.COPY, OpKind.TOP_K: OpKind.NORM}
-"""Kinds for which a profile need not say anything -> the kind whose coefficients they take then."""
+"""Kinds that a profile may leave out -> the kind whose coefficients they then take."""
 
 
 def _take_relatives(parts: _Parts) -> None:
-    """Fill in kinds that no file of the chain names, each from its relative: worth no more than transferred."""
+    """Fill in kinds that no file of the chain names, each from its relative, provenance transferred at best."""
     for kind, relative in _RELATIVES.items():
         for (of, variant), item in list(parts.efficiencies.items()):
             if of is relative and (kind, variant) not in parts.efficiencies:
@@ -343,9 +344,9 @@ def _build(name: str, parts: _Parts) -> DeviceProfile:
     for framework in Software:
         if framework is not Software.KERNELS:
             prefix = f"software.{framework.value}"
-            own = {name: numbers[f"{prefix}.{name}"] for name in FACTORS if f"{prefix}.{name}" in numbers}
+            factors = {name: numbers[f"{prefix}.{name}"] for name in FACTORS if f"{prefix}.{name}" in numbers}
             with located(prefix):
-                software[framework] = SoftwareFactors.of(own)
+                software[framework] = SoftwareFactors.of(factors)
     return DeviceProfile(
         name=name,
         flop_per_s={**flop_per_s, **given},

@@ -2,7 +2,7 @@
 
 Functions on numbers or arrays that broadcast; all but ``p_norm`` return FLOP or bytes to be done at the peak rate.
 
-A matrix product is computed in tiles of the result, one tile on each multiprocessor at a time, wave after wave: what is
+A matrix product is computed in tiles of the result, one tile on each multiprocessor at a time, wave after wave. A tile
 at an edge is computed whole, a last wave that is not full costs more than its share, and each tile pays a prologue.
 """
 
@@ -34,7 +34,7 @@ def p_norm(a: Any, b: Any, p: float) -> Any:
 def tiled_flop(
     m: Any, n: Any, k: Any, *, tiles_at_once: Any, k0: Any, rest: Any, tile_128: Any, groups: Any = 1.0
 ) -> Any:
-    """FLOP of equal products [m, k] x [k, n] as their tiles and waves cost them, for the best of the known tiles.
+    """FLOP of equal products [m, k] x [k, n] as their tiles and waves cost them, for the best tile.
 
     With x = groups ceil(m / t_m) ceil(n / t_n) / P tiles of t_m x t_n per multiprocessor:
     2 t_m t_n P (k + k0) (x + rest (ceil(x) - x)) / min(e, 1), e = 1 for 256 x 128, ``tile_128`` for 128 x 128 and
@@ -56,17 +56,17 @@ def tiled_flop(
 
 
 def attention_factor(tokens: Any, pairs: Any, heads: Any, share: Any, *, s0: Any, tiles_at_once: Any, rest: Any) -> Any:
-    """What fused attention costs over its FLOP: 1 + s0 g / l + rest 128 P share / (tokens heads).
+    """Cost of fused attention over its FLOP: 1 + s0 g / l + rest 128 P share / (tokens heads).
 
-    The second term is of short sequences, l = pairs / tokens. The third is of the last tiles, which run alone: a tile
-    of 128 queries over a whole sequence costs 2 x 128 l (d + d_v), and ``rest`` of them on each of P multiprocessors
-    are lost, whatever the number of heads; with few heads and sequences they are most of the time.
+    The second term is for short sequences, l = pairs / tokens. The third is for the last tiles, which run alone: a tile
+    of 128 queries over a whole sequence costs 2 x 128 l (d + d_v), and each of P multiprocessors loses ``rest`` tiles,
+    whatever the number of heads; with few heads and sequences that is most of the time.
 
     Args:
         tokens, pairs, heads: of the kernel, > 0. share: 2 where causal halves the pairs, else 1. s0: [tokens].
         tiles_at_once: P, multiprocessors. rest: tiles.
     Source:
-        The form of the microbenchmark data, g = 1 if causal, else 1/2; the last term is semu's own.
+        The form of the microbenchmark data, g = 1 if causal, else 1/2; the last term is semu's.
     """
     short = s0 * (share / 2.0) * tokens / pairs
     return 1.0 + short + rest * ATTENTION_ROWS * tiles_at_once * share / (tokens * heads)
@@ -82,13 +82,13 @@ def row_bytes_factor(width: Any, row0: Any) -> Any:
 
 
 def cache_factor(moved: Any, *, cache_bytes: Any, cached: Any) -> Any:
-    """What a kernel whose bytes may lie in the cache takes of its time from memory: 1 / cached up to the cache's size,
-    1 from twice that on, and linear in its bytes between, where ever more of them are gone when they are read again.
+    """Share of its time from memory that a kernel takes whose bytes may lie in the cache: 1 / cached up to the size of
+    the cache, 1 from twice the size on, linear in its bytes between, as more of them are gone when they are read again.
 
     Args:
-        moved: bytes, >= 0. cache_bytes: what stays, > 0. cached: rate in the cache over that of memory, >= 1.
+        moved: bytes, >= 0. cache_bytes: size of the cache, > 0. cached: rate in the cache over that of memory, >= 1.
     Source:
-        semu's own, from norms on A100 and H100 (vidur): rates fall by a third between 0.7 and 1.4 times the L2 cache.
+        semu's, from norms on A100 and H100 (vidur): rates fall by a third between 0.7 and 1.4 times the L2 cache.
     """
     missed = np.clip(moved / cache_bytes - 1.0, 0.0, 1.0)
     return (1.0 + (cached - 1.0) * missed) / cached

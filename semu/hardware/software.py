@@ -1,8 +1,8 @@
-"""``SoftwareFactors``: what a training framework makes of a device's kernels, as numbers with a provenance.
+"""``SoftwareFactors``: how much slower a device's kernels are under a training framework.
 
-A profile's efficiencies are those of kernels measured by themselves (``semu.hardware.efficiency``). A training run is
-slower: sustained power lowers the clock, a framework of its time brings its own attention kernel, eager modules leave
-element-wise kernels unfused, and kernels that run beside collectives share multiprocessors and memory with them.
+A profile's efficiencies are those of isolated kernels (``semu.hardware.efficiency``). A training run is slower:
+sustained power lowers the clock, an older framework brings an older attention kernel, eager modules leave element-wise
+kernels unfused, and kernels that run beside collectives share multiprocessors and memory with them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from semu.hardware.number import Number, worst_provenance
 
 
 class Software(Enum):
-    """Who runs the job; the value is run.toml's word.
+    """The framework that runs the job; the value is run.toml's word.
 
-    KERNELS: nobody: every kernel takes what it takes by itself. MEGATRON: Megatron-LM with Transformer Engine (before
-    that, its own fused kernels). TORCH: PyTorch's FSDP around ordinary modules, with a FlashAttention of its own.
+    KERNELS: none, every kernel takes its isolated time. MEGATRON: Megatron-LM with Transformer Engine, or with
+    Megatron's fused kernels before it. TORCH: PyTorch's FSDP around ordinary modules, with PyTorch's FlashAttention.
     """
 
     KERNELS = "kernels"
@@ -36,7 +36,7 @@ _NEUTRAL = "a kernel by itself"
 FACTORS: Mapping[str, float] = MappingProxyType(
     {"matmul": 1.0, "attention": 1.0, "memory_bound": 1.0, "interference": 0.0, "transfer_s": 0.0}
 )
-"""Names of the factors, as in a profile's ``[software.NAME]`` table, and the values that change nothing; the least."""
+"""Names of the factors in a profile's ``[software.NAME]`` table -> neutral value, which is the smallest legal one."""
 
 
 def _neutral(value: float) -> Number:
@@ -45,11 +45,11 @@ def _neutral(value: float) -> Number:
 
 @dataclass(frozen=True)
 class SoftwareFactors:
-    """Time in a training run relative to the time of kernels by themselves, on one device under one framework.
+    """Time in a training run relative to the time of isolated kernels, on one device under one framework.
 
     Attributes:
         matmul: of matrix products. attention: of fused attention kernels, forward and backward. memory_bound: of all
-            other kernels inside the model, which memory bounds.
+            other kernels inside the model.
         interference: time that concurrent kernels lose, as a share of the time of the data-parallel collectives that
             they hide.
         transfer_s: added to every transfer between pipeline ranks [s]: the host waits for the device, and the queue
@@ -68,16 +68,16 @@ class SoftwareFactors:
 
     @classmethod
     def of(cls, numbers: Mapping[str, Number]) -> SoftwareFactors:
-        """Those given by name; what is not given is neutral."""
+        """The factors of some names; all others are neutral."""
         return cls(**{**{name: _neutral(value) for name, value in FACTORS.items()}, **numbers})
 
     @property
     def is_neutral(self) -> bool:
-        """Whether nothing changes."""
+        """Whether all factors are neutral."""
         return all(getattr(self, name).value == value for name, value in FACTORS.items())
 
     def of_kind(self, kind: OpKind) -> Number:
-        """The factor of a compute kind; the optimizer's kernels and users' own kinds are left as they are."""
+        """The factor of a compute kind; neutral for the optimizer and for custom kinds."""
         if kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL):
             return self.matmul
         if kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD):

@@ -19,7 +19,7 @@ from semu.schedule.graph import graph_of
 from semu.schedule.phases import BACKWARD, FORWARD, WEIGHT
 from semu.simulation.memory.static import resident_memory
 from semu.simulation.schedules.pair_costs import stage_sizes
-from semu.simulation.transfers import edge_bytes, transfer_columns
+from semu.simulation.transfers import edge_bytes
 from semu.workload.batch import Microbatch
 
 I64 = NDArray[np.int64]
@@ -32,8 +32,7 @@ def plan_chunks(layout: Layout) -> tuple[PlanChunk, ...]:
     Raises:
         ConfigError: memory strategies that no word of ``STRATEGIES`` says.
     """
-    planned = layout.planned
-    told = planned.plan.variants if planned is not None else ()
+    told = layout.recipe.plan.variants if layout.recipe.plan is not None else ()
     before: dict[tuple[str, int], int] = {}
     found = []
     for number, chunk in enumerate(layout.chunks):
@@ -95,9 +94,7 @@ class PlanContents:
     @cached_property
     def _cut(self) -> list[CutModule | None]:
         """How every chunk's module cuts microbatches."""
-        planned = self.layout.planned
-        cutting = planned.cutting if planned is not None else None
-        modules = cutting.modules if cutting is not None else {}
+        modules = self.layout.recipe.cutting.modules
         return [modules.get(chunk.module) for chunk in self.layout.chunks]
 
     @cached_property
@@ -123,11 +120,9 @@ class PlanContents:
         )
 
     def _variants(self, chunk: I32, number: I32) -> I32:
-        planned = self.layout.planned
-        if planned is None:
-            return np.zeros(len(chunk), dtype=np.int32)
-        kind = planned.kind_of(chunk, number)
-        further = np.array([own[1] if len(own) > 1 else 0 for own in planned.numbers], dtype=np.int64)
+        recipe = self.layout.recipe
+        kind = recipe.kind_of(chunk, number)
+        further = np.array([own[1] if len(own) > 1 else 0 for own in recipe.numbers], dtype=np.int64)
         found: I32 = np.where(kind == chunk, 0, kind - further[chunk] + 1).astype(np.int32)
         return found
 
@@ -175,7 +170,7 @@ class PlanContents:
         arrays = graph_of(stages.units.shape)
         kept = np.flatnonzero(arrays.exists)
         chunk, number = arrays.chunk[kept], arrays.part[kept]
-        kind, column = self.layout.kind_of(chunk, number), self.layout.column_of(chunk, number)
+        kind, column = self.layout.recipe.kind_of(chunk, number), self.layout.recipe.column_of(chunk, number)
         sizes = np.zeros((3, len(shapes), len(kept)), dtype=np.int64)
         for its in np.unique(kind).tolist():
             mine = kind == its
@@ -224,27 +219,9 @@ class PlanContents:
 
     def _columns(self, given: I64, taken: I64) -> I64:
         """int64[num_messages], columns of the table of shapes of what is moved."""
-        pairs, shape = self.pairs, self.stages.units.shape
-        microbatch = pairs.microbatch[given].astype(np.int64)
-        base = np.full((len(self._cut), shape.num_microbatches), -1, dtype=np.int64)
-        for number, cut in enumerate(self._cut):
-            if cut is not None:
-                base[number] = cut.column + np.array(cut.first[:-1], dtype=np.int64)
-        a, b = pairs.chunk[given], pairs.chunk[taken]
-        at_given, at_taken = base[a, microbatch], base[b, microbatch]
-        column = np.where(
-            at_given >= 0,
-            at_given + pairs.part[given],
-            np.where(at_taken >= 0, at_taken + pairs.part[taken], microbatch),
-        )
-        meet = np.flatnonzero((at_given >= 0) & (at_taken >= 0) & (self._module[a] != self._module[b]))
-        if len(meet):
-            split = np.array(shape.chunk_split, dtype=np.int64)
-            numbers = [split[pairs.chunk[own]] * pairs.microbatch[own] + pairs.part[own] for own in (given, taken)]
-            ends = np.stack((a, numbers[0], b, numbers[1]), axis=1)[meet].tolist()
-            column[meet] = transfer_columns(self.layout, shape, [(w, x, y, z) for w, x, y, z in ends])
-        found: I64 = column
-        return found
+        pairs, split = self.pairs, np.array(self.stages.units.shape.chunk_split, dtype=np.int64)
+        number = split[pairs.chunk] * pairs.microbatch + pairs.part
+        return self.layout.recipe.moved_columns(pairs.chunk[given], number[given], pairs.chunk[taken], number[taken])
 
     def message_items(self) -> I32:
         """int32[dp, num_messages, 2], by transfer, of the module that is cut finer."""

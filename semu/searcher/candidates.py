@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import ChunkStages
+from semu.compile.chunk import ChunkStages
 from semu.errors import ConfigError
 from semu.job import Recompute, TrainingJob
 from semu.schedule.stage_plan import STRATEGIES, StagePlan

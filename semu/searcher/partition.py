@@ -226,7 +226,7 @@ def _cuttable(
         return None if min(most, default=0) else _alone(stream, batch)
     try:
         cut = cut_batch(base.job.model, StagePlan(parts={module.name: tuple(min(2, n) for n in most)}), batch, dp)
-        if cut is None:
+        if not cut.modules:
             return _alone(stream, batch)
         check_symbols(cut.modules[module.name], symbols_of_module(base.layout, module.name))
     except ScheduleError:

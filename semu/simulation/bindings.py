@@ -62,12 +62,8 @@ class StageInsides:
 
     def stage(self, unit: int) -> tuple[int, int]:
         """Which of ``Layout.kinds`` a stage runs, and the column of its shapes."""
-        microbatch = unit // self.units.size
-        if self.layout.planned is None:
-            return self.units.chunk_of(unit), microbatch
-        chunk = np.array([self.units.chunk_of(unit)])
-        part = np.array([self.units.part_of(unit)])
-        return int(self.layout.kind_of(chunk, part)[0]), int(self.layout.column_of(chunk, part)[0])
+        chunk, part = self.units.chunk_of(unit), self.units.part_of(unit)
+        return int(self.layout.recipe.kind_of(chunk, part)), int(self.layout.recipe.column_of(chunk, part))
 
     def of(self, unit: int) -> Inside:
         """The operators of a stage. ``unit``: its number."""

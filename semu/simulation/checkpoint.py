@@ -85,7 +85,8 @@ class JobCheckpoint(SimulatedJob):
         Raises:
             ScheduleError: other parts, chunks or variants; a choice or orders that do not fit.
         """
-        mine = self.layout.planned.plan if self.layout.planned is not None else StagePlan()
+        own = self.layout.recipe.plan
+        mine = own if own is not None else StagePlan()
         for name in ("parts", "layers", "variants"):
             if getattr(plan, name) != getattr(mine, name):
                 raise ScheduleError(
@@ -93,7 +94,7 @@ class JobCheckpoint(SimulatedJob):
                     where=f"plan.{name}",
                     expected=f"as prepared: {getattr(mine, name)}",
                 )
-        if self.layout.planned is None:
+        if own is None:
             raise ScheduleError("not prepared under a plan", where="plan", expected="prepare(job, plan=...)")
         job = planned_job(self.job, replace(plan, layers=None))
         layout = replace(chosen(self.layout, plan), job=job)
@@ -136,7 +137,7 @@ class JobCheckpoint(SimulatedJob):
             schedule: as ``schedule``.
         """
         overlapped, chosen = self.job.overlaps_sends, schedule if schedule is not None else self._own_schedule
-        if self.layout.planned is not None:
+        if self.layout.recipe.plan is not None:
             own = self.schedule(chosen)
             if own.splits_backward:
                 refuse_split(self.layout)
@@ -162,11 +163,10 @@ class JobCheckpoint(SimulatedJob):
     @property
     def _own_schedule(self) -> Schedule | str:
         """The job's schedule: a name, or what its file holds."""
-        training, planned = self.job.training, self.layout.planned
-        if planned is not None and planned.plan.orders is not None:
-            return planned.plan.orders
-        path = training.schedule_file
-        return training.schedule if path is None or planned is not None else read_schedule(path)
+        training, plan = self.job.training, self.layout.recipe.plan
+        if plan is not None:
+            return plan.orders if plan.orders is not None else training.schedule
+        return training.schedule if training.schedule_file is None else read_schedule(training.schedule_file)
 
     def edges_of(self, schedule: Schedule | str | None = None) -> NDArray[np.int32]:
         """A schedule as edges between units: int32[k, 2], (before, after).

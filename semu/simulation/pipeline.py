@@ -22,14 +22,15 @@ from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.context import ParameterGather, PipelineRun, Replicas, SimulatedJob, TimedJob
 from semu.simulation.data_parallel.gather import first_forward_bindings, parameter_waits
 from semu.simulation.effects.launch import launching_hosts
-from semu.simulation.transfers import edge_bytes, transfer_bytes, transfer_columns
+from semu.simulation.transfers import edge_bytes, transfer_bytes
+from semu.simulation.unit_programs import unit_programs
 
 _LINKS = memo.ScopedTable["tuple[list[tuple[CommGroup, ...]], dict[tuple[CommGroup, ...], int]]"](
     "links of all replicas in a place, by pairs of ranks", 64
 )
 _GRAPHS = memo.ScopedTable[UnitGraph]("units of a pipeline as a graph, by number of replicas and gathers", 64)
-_ONE_MICROBATCH = memo.ScopedTable["NDArray[np.float64]"](
-    "latencies of a microbatch through costed chunks, by place, units and shape", 512
+_UNIT_LATENCIES = memo.ScopedTable["tuple[NDArray[np.float64], NDArray[np.int64]]"](
+    "latencies of a pipeline's distinct units for a batch's shapes, by what the units run and links", 512
 )
 _SENDS = memo.ScopedTable["NDArray[np.float64]"]("latencies of transfers for a batch's shapes, by link and bytes", 1024)
 _ADDED = memo.ScopedTable["_Added"]("edges of a lowered schedule, by whether sends overlap and number of replicas", 64)
@@ -123,84 +124,46 @@ def _graph(units: PipelineUnits, num_gathers: Sequence[int], size: tuple[int, ..
 
 def _fill_latencies(costed: CostedJob, units: PipelineUnits, replicas: Replicas, latency: NDArray[np.float64]) -> None:
     """Latency of every stage and transfer of every replica: float64[num_replicas, num_units] [s], written."""
-    shape, evaluation = replicas.shape, costed.evaluation
-    if costed.layout.planned is not None:
-        _fill_planned(costed, units, replicas, latency)
-        return
-    is_alike = latency.shape[0] == 1 and shape.shape[1] > 1 and (shape == shape[0, 0]).all()
-    if is_alike and not units.merged and units.num_copies == 1:
-        key = costed.layout.place, units, int(shape[0, 0])
-        one = _ONE_MICROBATCH.get(evaluation.by_shape, key, lambda: _one_microbatch(costed, units, replicas))
-        latency.reshape(-1, units.size)[:] = one
-        return
-    first = units.chunk[0].tolist()  # stages of other copies of the model cost the same
-    for position, (chunk, code) in enumerate(zip(first, units.codes[0].tolist(), strict=True)):
-        own = units.codes[:, position]
-        if not units.merged or (own == code).all():
-            latency[:, position :: units.size] = costs_of(costed, chunk, code).latency[shape]
-            continue
-        for microbatch, code in enumerate(own.tolist()):
-            stage = costs_of(costed, chunk, code)
-            latency[:, position + microbatch * units.size] = stage.latency[shape[:, microbatch]]
-    for number in range(units.num_transfers):
-        sizes = _moved_bytes(costed, units, number)
-        column = latency[:, units.num_stages + number :: units.size]
-        for copy, pair in enumerate(units.pair[:, number].tolist()):
-            link_of = [links[pair] for links in replicas.links]
-            mine = np.flatnonzero(units.copy[: shape.shape[1]] == copy)
-            for link in dict.fromkeys(link_of):
-                by_shape = send_latency(evaluation, link, sizes)
-                rows = np.array([replica for replica, other in enumerate(link_of) if other == link])
-                if units.num_copies == 1:
-                    column[rows] = by_shape[shape[rows]]
-                else:
-                    column[np.ix_(rows, mine)] = by_shape[shape[np.ix_(rows, mine)]]
+    column = unit_programs(costed.layout.recipe, units).column
+    for links in {id(links): links for links in replicas.links}.values():
+        alike = [number for number, other in enumerate(replicas.links) if other is links]
+        by_row, row = _distinct_latencies(costed, units, links)
+        place = row * by_row.shape[1] + replicas.shape[alike].take(column, axis=1)
+        latency[alike] = by_row.ravel().take(place)
 
 
-def _fill_planned(costed: CostedJob, units: PipelineUnits, replicas: Replicas, latency: NDArray[np.float64]) -> None:
-    """The same where a plan says what every stage runs."""
-    layout, evaluation = costed.layout, costed.evaluation
-    shape, n = replicas.shape, units.num_stages
-    unit = np.arange(units.repeats * units.size).reshape(units.repeats, units.size)
-    stages, part = unit[:, :n].ravel(), units.parts.ravel()
-    chunk, code = units.chunk[units.copy].ravel(), units.codes.ravel()
-    kind, column = layout.kind_of(chunk, part), layout.column_of(chunk, part)
-    for number, its in np.unique(np.stack((kind, code)), axis=1).T.tolist():
-        mine = (kind == number) & (code == its)
-        latency[:, stages[mine]] = costs_of(costed, number, its).latency[shape[:, column[mine]]]
-    producer, consumer = np.tile(units.producer, units.repeats), np.tile(units.consumer, units.repeats)
-    repeat = np.repeat(np.arange(units.repeats), units.num_transfers)
-    given, taken = units.chunk[units.copy[repeat], producer], units.chunk[units.copy[repeat], consumer]
-    sent, kept = units.parts[repeat, producer], units.parts[repeat, consumer]
-    ends = list(zip(given.tolist(), sent.tolist(), taken.tolist(), kept.tolist(), strict=True))
-    is_cut = layout.planned is not None and layout.planned.cutting is not None
-    moved = transfer_columns(layout, units.shape, ends) if is_cut else sent
-    pair, transfers = units.pair_of.ravel(), unit[:, n:].ravel()
-    edges = np.stack((given, taken, units.phase[producer]))
-    for source, target, way in np.unique(edges, axis=1).T.tolist():
-        sizes = edge_bytes(costed, source, target, Phase.BACKWARD if way else Phase.FORWARD)
-        mine = np.flatnonzero((edges[0] == source) & (edges[1] == target) & (edges[2] == way))
-        for replica, links in enumerate(replicas.links):  # one pair of ranks between two chunks
-            by_shape = send_latency(evaluation, links[int(pair[mine[0]])], sizes)
-            latency[replica, transfers[mine]] = by_shape[shape[replica, moved[mine]]]
+def _distinct_latencies(
+    costed: CostedJob, units: PipelineUnits, links: tuple[CommGroup, ...]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Latencies of all distinct stages and transfers for every shape, and which of them each unit is.
 
+    Args:
+        links: of every pair of ranks.
+    Returns:
+        float64[num_distinct, num_shapes] [s]; int64[num_units].
+    """
+    programs = unit_programs(costed.layout.recipe, units)
 
-def _one_microbatch(costed: CostedJob, units: PipelineUnits, replicas: Replicas) -> NDArray[np.float64]:
-    """Latency of every stage and transfer of the first microbatch of the only replica: float64[1, size] [s]."""
-    shape = int(replicas.shape[0, 0])
-    stages = zip(units.chunk[0].tolist(), units.codes[0].tolist(), strict=True)
-    lasts = [costs_of(costed, chunk, code).latency[shape] for chunk, code in stages]
-    for number, pair in enumerate(units.pair[0].tolist()):
-        sizes = _moved_bytes(costed, units, number)
-        lasts.append(send_latency(costed.evaluation, replicas.links[0][pair], sizes)[shape])
-    return np.array(lasts).reshape(1, -1)
+    def find() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        latency: list[NDArray[np.float64]] = []
+        rows: dict[int, int] = {}
+        row = np.empty((units.repeats, units.size), dtype=np.int64)
+        stages = np.stack((programs.kind.reshape(row.shape)[:, : units.num_stages], units.codes)).reshape(2, -1)
+        distinct, place = np.unique(stages, axis=1, return_inverse=True)
+        for kind, code in distinct.T.tolist():
+            stage = costs_of(costed, kind, code)
+            if id(stage) not in rows:
+                rows[id(stage)] = len(latency)
+                latency.append(stage.latency)
+        by_stage = np.array([rows[id(costs_of(costed, kind, code))] for kind, code in distinct.T.tolist()])
+        row[:, : units.num_stages] = by_stage[place].reshape(units.codes.shape)
+        row[:, units.num_stages :] = len(latency) + programs.edge[units.copy]
+        for source, target, is_gradient, pair in programs.edges:
+            sizes = edge_bytes(costed, source, target, Phase.BACKWARD if is_gradient else Phase.FORWARD)
+            latency.append(send_latency(costed.evaluation, links[pair], sizes))
+        return np.stack(latency), row.ravel()
 
-
-def _moved_bytes(costed: CostedJob, units: PipelineUnits, number: int) -> NDArray[np.int64]:
-    """Bytes of a transfer for every shape: int64[num_shapes]."""
-    producer, consumer = units.producer[number], units.consumer[number]
-    phase = Phase.BACKWARD if units.phase[producer] else Phase.FORWARD
-    return edge_bytes(costed, int(units.chunk[0, producer]), int(units.chunk[0, consumer]), phase)
+    return _UNIT_LATENCIES.get(costed.evaluation.by_shape, (programs, links), find)
 
 
 def send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -243,7 +206,8 @@ def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
         added = make()
     times = everything.resume(added.edges, slots=added.slots, forced=added.order)
     unit = problem.unit_of_nodes
-    kind = layout.kind_of(problem.chunk, problem.microbatch)
+    programs = unit_programs(layout.recipe, sim.units)
+    kind = programs.kind.take(unit[: problem.num_stages])
     start, end = times.start.take(unit, axis=1), times.end.take(unit, axis=1)
     launched = None
     if launches:
@@ -265,7 +229,7 @@ def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
         release=_releases(layout, times, unit, problem, kind),
         launched=launched,
         kind=kind,
-        column=layout.column_of(problem.chunk, problem.microbatch),
+        column=programs.column.take(unit[: problem.num_stages]),
     )
     return sim.under(run)
 

@@ -10,7 +10,7 @@ from semu.compile.module_sharding import check_spread, spreads
 from semu.compile.recipe.applied import plan_layout
 from semu.compile.recipe.recipe_job import planned_job, refuse_split
 from semu.compile.recipe.recipe_problem import check_problem, described, plan_of_file
-from semu.compile.recipe.sub_microbatches import cut_batch
+from semu.compile.recipe.sub_microbatches import SubMicrobatches, cut_batch
 from semu.compile.template import TemplateLibrary
 from semu.costs.evaluation import (
     BatchShapes,
@@ -75,7 +75,9 @@ def prepare(
     plain = shapes_with({})
     check_streams(job, plain)
     check_items(job, microbatches, plain)
-    cutting = cut_batch(job.model, plan, microbatches, parallel.replicas) if plan is not None else None
+    cutting = SubMicrobatches.whole(job.num_microbatches)
+    if plan is not None:
+        cutting = cut_batch(job.model, plan, microbatches, parallel.replicas)
 
     def shapes_of(library: TemplateLibrary) -> BatchShapes:
         windows, derived = windows_in(library.symbols), derived_in(library.symbols)
@@ -83,7 +85,7 @@ def prepare(
 
     def all_shapes_of(library: TemplateLibrary) -> BatchShapes:
         """With those of sub-microbatches."""
-        if cutting is None:
+        if not cutting.modules:
             return shapes_of(library)
         items = with_derived(cutting.microbatches, derived_in(library.symbols))
         sizes = parallel.replicas, parallel.token_divisor, parallel.sequence_parts

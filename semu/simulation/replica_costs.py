@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from semu.compile.template import CostColumns
 from semu.costs.evaluation import CostedJob
-from semu.schedule.phases import FORWARD
 from semu.simulation.context import TimedJob
 
 
@@ -21,47 +20,44 @@ class ReplicaCosts:
     Attributes:
         costed: the job. shapes: int64[num_own], its distinct shapes.
         column: int64[num_microbatches], position in ``shapes`` of each microbatch's shape.
-        times: int64[num_kinds, num_own], how often each of ``Layout.kinds`` runs each shape, under a plan; None: every
-            chunk runs every microbatch.
+        times: int64[num_kinds, num_own], how often each of ``Layout.kinds`` runs each shape.
     """
 
     costed: CostedJob
     shapes: NDArray[np.int64]
     column: NDArray[np.int64]
-    times: NDArray[np.int64] | None = None
+    times: NDArray[np.int64]
 
     @classmethod
     def of(cls, timed: TimedJob, replica: int) -> ReplicaCosts:
         """Of one distinct replica."""
-        layout, run, idle = timed.layout, timed.run, timed.evaluation.shapes.idle
-        shapes, column = np.unique(run.shape[replica], return_inverse=True)
-        if layout.planned is None:
-            return cls(timed, shapes, column)
-        times = np.zeros((len(layout.kinds), len(shapes)), dtype=np.int64)
-        is_forward = run.problem.phase == FORWARD
-        np.add.at(times, (run.kind[is_forward], column[run.column[is_forward]]), 1)
-        if idle >= 0:
-            times[:, shapes == idle] = 0
+        shapes, column = np.unique(timed.run.shape[replica], return_inverse=True)
+        runs = timed.layout.recipe.runs
+        known = {id(own): np.bincount(column[own], minlength=len(shapes)) for own in runs}
+        times = np.stack([known[id(own)] for own in runs])
+        if timed.evaluation.shapes.idle >= 0:
+            times[:, shapes == timed.evaluation.shapes.idle] = 0
         return cls(timed, shapes, column, times)
 
     def uses_of(self, kind: int) -> NDArray[np.float64]:
         """How often one of ``Layout.kinds`` runs each shape: float64[num_own]."""
-        return self.uses if self.times is None else self.times[kind].astype(np.float64)
+        uses: NDArray[np.float64] = self.times[kind].astype(np.float64)
+        return uses
 
     def row_seconds(self, kind: int) -> NDArray[np.float64]:
-        """``seconds`` of the operators where one of ``Layout.kinds`` runs them once each time."""
-        if self.times is None:
-            return self.seconds
-        if kind not in self._seconds_of:
-            self._seconds_of[kind] = self.uses_of(kind) @ self._latencies
-        return self._seconds_of[kind]
+        """Time of every operator of the library where one of ``Layout.kinds`` runs it once each time [s]:
+        float64[num_rows]."""
+        key = self.times[kind].tobytes()
+        if key not in self._seconds_of:
+            self._seconds_of[key] = self.uses_of(kind) @ self._latencies
+        return self._seconds_of[key]
 
     @cached_property
     def _latencies(self) -> NDArray[np.float64]:
         return self.costed.evaluation.latencies_of(self.shapes)
 
     @cached_property
-    def _seconds_of(self) -> dict[int, NDArray[np.float64]]:
+    def _seconds_of(self) -> dict[bytes, NDArray[np.float64]]:
         return {}
 
     @cached_property
@@ -74,9 +70,3 @@ class ReplicaCosts:
         """Costs of all operators of the library, for ``shapes``."""
         symbols = {name: values[self.shapes] for name, values in self.costed.evaluation.shapes.columns.items()}
         return self.costed.layout.library.evaluate(symbols)
-
-    @cached_property
-    def seconds(self) -> NDArray[np.float64]:
-        """Time of every operator of the library over all microbatches [s]: float64[num_rows]."""
-        total: NDArray[np.float64] = self.uses @ self.costed.evaluation.latencies_of(self.shapes)
-        return total

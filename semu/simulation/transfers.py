@@ -18,7 +18,7 @@ from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup, wire_factor
 from semu.schedule.problem import PipelineProblem
-from semu.schedule.shape import PipelineShape
+from semu.simulation.unit_programs import unit_programs
 
 
 def collective(
@@ -150,44 +150,18 @@ def transfer_bytes(costed: CostedJob, problem: PipelineProblem) -> TransferBytes
 
 
 def _find_bytes(costed: CostedJob, problem: PipelineProblem) -> TransferBytes:
-    layout = costed.layout
-    number, edge, microbatch = problem.transfer_edges
+    number, edge, _ = problem.transfer_edges
     members = problem.edge_transfers
-    column = microbatch
-    if layout.planned is not None and layout.planned.cutting is not None:
-        ends = [(t.stage.chunk, t.stage.microbatch, t.consumer.chunk, t.consumer.microbatch) for t in problem.transfers]
-        column = transfer_columns(layout, problem.shape, ends)
+    programs = unit_programs(costed.layout.recipe, problem.units)
+    column = programs.column[problem.unit_of_nodes[problem.num_stages :]]
     edges = tuple(
         Edge(
             *key,
             transfers,
             whose,
             edge_bytes(costed, *key),
-            whose if column is microbatch else column[transfers],
+            column[transfers],
         )
         for key, (transfers, whose) in zip(number, members, strict=True)
     )
     return TransferBytes(edges, edge)
-
-
-def transfer_columns(
-    layout: Layout, shape: PipelineShape, ends: Sequence[tuple[int, int, int, int]]
-) -> NDArray[np.int64]:
-    """Columns of the table of shapes of what transfers move, under a plan that cuts microbatches: int64[n].
-
-    Args:
-        shape: of the pipeline. ends: chunk and part of the sender, chunk and part of the receiver.
-    """
-    planned = layout.planned
-    assert planned is not None and planned.cutting is not None
-    cutting, found = planned.cutting, []
-    for source, given, target, taken in ends:
-        if source > target:  # a gradient: the other way round
-            source, given, target, taken = target, taken, source, given
-        here, there = layout.chunks[source].module, layout.chunks[target].module
-        if here == there:
-            found.append(cutting.column(here, given))
-            continue
-        microbatch, given = divmod(given, shape.chunk_split[source])
-        found.append(cutting.between(here, there, microbatch, given, taken % shape.chunk_split[target]))
-    return np.array(found, dtype=np.int64)

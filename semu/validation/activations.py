@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import ChunkStages
+from semu.compile.chunk import ChunkStages
 from semu.engine.timeline import RankTimeline
 from semu.graph.operator import Phase
 from semu.simulation import JobCheckpoint

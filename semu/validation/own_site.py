@@ -17,7 +17,7 @@ from statistics import fmean
 from semu.errors import ConfigError
 from semu.fitting.site_runs import RunTimes, SiteFactors, evidence, factors_of, site_factors
 from semu.fitting.write import number_text, quoted
-from semu.hardware.capabilities import DeviceProfile, variant_name
+from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, coefficient_names
 from semu.hardware.kinds import Provenance
 from semu.units import align_columns
@@ -142,14 +142,11 @@ def site_profile_text(site: OwnSite, profile: DeviceProfile, name: str, base: st
         site: the factors. profile: what ``base`` names. name: of the new profile. told: command and date.
     """
     lines = [f"# {told}", f"name = {quoted(name)}", f"base = {quoted(base)}", ""]
-    sections = {f"efficiency.{kind.value}": own for kind, own in profile.efficiencies.items()}
-    sections |= {f"efficiency.{kind.value}.{variant_name(key)}": own for (kind, key), own in profile.variants.items()}
-    for header, own in sections.items():
-        lines += _section(header, own, site.factors.compute, ("flop", "mem"), ("t0_s",))
-    for port, link in profile.links.items():
-        for kind, collective in link.kinds.items():
-            header = f"link.{port.value}.{kind.value}"
-            lines += _section(header, collective, site.factors.communication, ("net",), ("t0_s", "hop_s", "c_s"))
+    for header, section in profile.sections().items():
+        if header.startswith("link."):
+            lines += _section(header, section, site.factors.communication, ("net",), ("t0_s", "hop_s", "c_s"))
+        else:
+            lines += _section(header, section, site.factors.compute, ("flop", "mem"), ("t0_s",))
     return "\n".join(lines).rstrip() + "\n"
 
 

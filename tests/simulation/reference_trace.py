@@ -222,8 +222,14 @@ class Notebook:
         name: str = "",
         beside: object = None,
         key: Sequence[Dim] = (),
+        like: Tensor | None = None,
         **costs: Any,
     ) -> Tensor:
+        if like is not None:
+            shape = like.shape if shape is None else shape
+            shards = like.shards if shards is None else shards
+            dtype = like.dtype if dtype is None else dtype
+            sequences = like.sequences if sequences is None else sequences
         del beside  # the reference knows by itself what a transfer of a ring waits for
         reads = [item.node if isinstance(item, Tensor) else item.tensor for item in inputs]
         writes = [use.gradient for use in gradients if use.gradient is not None] + [t.node for t in updates]

@@ -7,9 +7,10 @@ from random import Random
 import numpy as np
 import pytest
 from simulation.jobs import gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items
-from simulation.test_estimate import figures, forget
+from simulation.test_estimate import figures
 
 import semu
+from semu import memo
 from semu.job import TrainingJob
 from semu.nn.model import Model
 from semu.simulation import prepare
@@ -61,10 +62,10 @@ def test_a_grid_of_one_model(name: str) -> None:
     count, seed = 4, len(name)
     alone = []
     for job in grid(name, MODELS[name][0](layers=4), seed, count):
-        forget()
+        memo.clear()
         own = MODELS[name][0](layers=4)
         alone.append(figures(semu.simulate(TrainingJob(own, job.cluster, job.parallel, job.training, job.batch))))
-    forget()
+    memo.clear()
     jobs = grid(name, MODELS[name][0](layers=4), seed, count)
     turns = [*range(len(jobs))] * 2
     Random(seed).shuffle(turns)

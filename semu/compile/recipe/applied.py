@@ -1,93 +1,29 @@
-"""``Planned``: a layout under a ``StagePlan``: the variants of its chunks, and which of them every (sub-)microbatch
-runs."""
+"""A layout under a ``StagePlan``: the variants of its chunks, and which of them every (sub-)microbatch runs."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
-from semu.compile.layout import ChunkStages, Cut, Layout
+from semu.compile.chunk import ChunkStages
+from semu.compile.layout import Cut, Layout
 from semu.compile.model_memo import cut_key, state_of, trace_key
+from semu.compile.recipe.recipe import Recipe
 from semu.compile.recipe.sub_microbatches import SubMicrobatches, check_symbols
 from semu.compile.recipe.variants import TracedVariants, check_alike, join_variant, symbols_of_module, told_variants
 from semu.compile.template_cache import JoinedLibrary
 from semu.errors import ScheduleError
-from semu.schedule.shape import PipelineShape
 from semu.schedule.stage_plan import StagePlan
 
 I64 = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
-class Planned:
-    """What a plan adds to a layout.
-
-    Attributes:
-        plan: as told. cutting: how microbatches are cut; None: they are not.
-        more: variants of chunks beside the first ones. numbers: per chunk, its variants' numbers in ``Layout.kinds``.
-        parts: per chunk, the numbers of its parts (``StageKey``), in order: int64[num_parts].
-        choice: per chunk, the kind that each of its parts runs: int64[num_parts].
-    """
-
-    plan: StagePlan
-    cutting: SubMicrobatches | None
-    more: tuple[ChunkStages, ...]
-    numbers: tuple[tuple[int, ...], ...]
-    parts: tuple[I64, ...]
-    choice: tuple[I64, ...]
-
-    @cached_property
-    def _first(self) -> I64:
-        """Where each chunk begins in a table of all chunks and numbers of parts."""
-        return np.cumsum([0, *(int(own.max(initial=-1)) + 1 for own in self.parts)], dtype=np.int64)
-
-    @cached_property
-    def _kinds(self) -> I64:
-        table = np.full(int(self._first[-1]), -1, dtype=np.int64)
-        for first, parts, kinds in zip(self._first.tolist(), self.parts, self.choice, strict=False):
-            table[first + parts] = kinds
-        return table
-
-    def kind_of(self, chunk: NDArray[np.integer], part: NDArray[np.integer]) -> I64:
-        """See ``Layout.kind_of``."""
-        found: I64 = self._kinds[self._first[chunk] + part]
-        return found
-
-    def column_of(self, layout: Layout, chunk: NDArray[np.integer], part: NDArray[np.integer]) -> I64:
-        """See ``Layout.column_of``."""
-        if self.cutting is None:
-            return part.astype(np.int64)
-        columns = _COLUMNS.get(self, (), lambda: self._columns(layout))
-        found: I64 = columns[self._first[chunk] + part]
-        return found
-
-    def _columns(self, layout: Layout) -> I64:
-        assert self.cutting is not None
-        columns = np.full(int(self._first[-1]), -1, dtype=np.int64)
-        for first, parts, chunk in zip(self._first.tolist(), self.parts, layout.chunks, strict=False):
-            columns[first + parts] = [self.cutting.column(chunk.module, part) for part in parts.tolist()]
-        return columns
-
-    def pipeline_shape(self, layout: Layout, shape: PipelineShape) -> PipelineShape:
-        """What a schedule must order; ``shape``: where no microbatch is cut."""
-        modules = tuple(chunk.module for chunk in layout.chunks)
-        if self.cutting is None:
-            return replace(shape, chunk_module=modules)
-        counts = tuple(self.cutting.counts(module) for module in modules)
-        split = tuple(max(1, *own) for own in counts)
-        return replace(shape, chunk_module=modules, chunk_split=split, part_counts=counts, joins=True)
-
-
-_COLUMNS = memo.ScopedTable[I64]("columns of the table of shapes of all stages of a plan", 1)
-
-
-def plan_layout(layout: Layout, plan: StagePlan, cutting: SubMicrobatches | None) -> Layout:
+def plan_layout(layout: Layout, plan: StagePlan, cutting: SubMicrobatches) -> Layout:
     """A layout under a plan.
 
     Args:
@@ -100,9 +36,9 @@ def plan_layout(layout: Layout, plan: StagePlan, cutting: SubMicrobatches | None
     cut = Cut(joined.chunks, layout.cut.num_ranks)
     parts = tuple(_parts(layout, cutting, chunk.module) for chunk in layout.chunks)
     choice = _choice(plan, parts, joined.numbers)
-    planned = Planned(plan, cutting, joined.more, joined.numbers, parts, choice)
-    result = Layout(layout.job, layout.mesh, joined.joined.library, joined.joined.streams, cut, planned=planned)
-    if cutting is not None and not joined.is_checked:
+    recipe = Recipe(plan, cutting, (*joined.chunks, *joined.more), joined.numbers, parts, choice)
+    result = Layout(layout.job, layout.mesh, joined.joined.library, joined.joined.streams, cut, recipe)
+    if not joined.is_checked:
         for module in cutting.modules.values():
             check_symbols(module, symbols_of_module(result, module.name))
         joined.is_checked = True
@@ -114,7 +50,8 @@ class _Joined:
     """What a plan makes of a layout whatever is in the batch.
 
     Attributes:
-        joined: library of all templates. chunks: the first variant of each. more, numbers: as ``Planned``.
+        joined: library of all templates. chunks: the first variant of each. more: their further variants. numbers: as
+            ``Recipe``.
         is_checked: modules that cut their items can do so.
     """
 
@@ -129,12 +66,12 @@ _JOINED = memo.ScopedTable[_Joined]("variants of the chunks of a model's state, 
 """A planner asks for the same ones batch after batch."""
 
 
-def _joined(layout: Layout, plan: StagePlan, cutting: SubMicrobatches | None) -> _Joined:
+def _joined(layout: Layout, plan: StagePlan, cutting: SubMicrobatches) -> _Joined:
     """The variants of all chunks; remembered where the model hides nothing."""
     job, state = layout.job, state_of(layout.job.model)
     traced_key = trace_key(job, layout.mesh, has_experts=state.has_experts, reads_replicas=state.reads_replicas)
     chunks_key = cut_key(job)
-    cut = () if cutting is None else tuple((name, own.streams) for name, own in sorted(cutting.modules.items()))
+    cut = tuple((name, own.streams) for name, own in sorted(cutting.modules.items()))
     key = (traced_key, chunks_key, plan.variants, cut)
     is_keyed = traced_key is not None and chunks_key is not None and state.is_fixed
     joined_before = _JOINED.of(state).peek(key) if is_keyed else None
@@ -160,16 +97,14 @@ def _joined(layout: Layout, plan: StagePlan, cutting: SubMicrobatches | None) ->
 
 
 def chosen(layout: Layout, plan: StagePlan) -> Layout:
-    """A planned layout with another choice of variants and other orders."""
-    planned = layout.planned
-    assert planned is not None
-    choice = _choice(plan, planned.parts, planned.numbers)
-    return replace(layout, planned=replace(planned, plan=plan, choice=choice))
+    """A layout under a plan, with another choice of variants and other orders."""
+    recipe = layout.recipe
+    return replace(layout, recipe=replace(recipe, plan=plan, choice=_choice(plan, recipe.parts, recipe.numbers)))
 
 
-def _parts(layout: Layout, cutting: SubMicrobatches | None, module: str) -> I64:
+def _parts(layout: Layout, cutting: SubMicrobatches, module: str) -> I64:
     """Numbers of a module's parts, in order."""
-    if cutting is None or module not in cutting.modules:
+    if module not in cutting.modules:
         return np.arange(layout.job.num_microbatches, dtype=np.int64)
     cut = cutting.modules[module]
     found = [cut.split * microbatch + part for microbatch, count in enumerate(cut.counts) for part in range(count)]
@@ -213,17 +148,17 @@ def _choice(plan: StagePlan, parts: Sequence[I64], numbers: Sequence[Sequence[in
 
 def described_plan(layout: Layout) -> dict[str, object]:
     """A layout's plan for ``result.json``: sub-microbatches by module, and how often every variant runs."""
-    planned = layout.planned
-    assert planned is not None
+    recipe = layout.recipe
+    assert recipe.plan is not None
     found: dict[str, object] = {}
-    if planned.cutting is not None:
-        found["parts"] = {name: list(module.counts) for name, module in planned.cutting.modules.items()}
-    if any(planned.plan.variants):
+    if recipe.cutting.modules:
+        found["parts"] = {name: list(module.counts) for name, module in recipe.cutting.modules.items()}
+    if any(recipe.plan.variants):
         found["variants"] = [
             [
                 {"layers": dict(Counter(words)), "runs": int((choice == kind).sum())}
                 for words, kind in zip(variants, kinds, strict=False)
             ]
-            for variants, kinds, choice in zip(planned.plan.variants, planned.numbers, planned.choice, strict=True)
+            for variants, kinds, choice in zip(recipe.plan.variants, recipe.numbers, recipe.choice, strict=True)
         ]
     return found

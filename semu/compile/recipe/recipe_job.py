@@ -85,7 +85,7 @@ def _refuse(job: TrainingJob, plan: StagePlan) -> None:
 
 def refuse_split(layout: Layout) -> None:
     """Backwards under a plan are whole."""
-    if layout.planned is not None:
+    if layout.recipe.plan is not None:
         raise ConfigError(
             "split backwards under a plan of sub-microbatches and variants are not modelled by this version",
             where="training.schedule",
@@ -97,7 +97,7 @@ def refuse_split(layout: Layout) -> None:
 
 def refuse_contention(layout: Layout) -> None:
     """Transfers under a plan run as if alone."""
-    if layout.planned is not None:
+    if layout.recipe.plan is not None:
         raise ConfigError(
             "shared links under a plan of sub-microbatches and variants are not modelled by this version",
             where="contention",

@@ -70,18 +70,24 @@ class SubMicrobatches:
         """Parts of every microbatch in a module."""
         return self.modules[module].counts if module in self.modules else (1,) * self.num_microbatches
 
+    @classmethod
+    def whole(cls, num_microbatches: int) -> SubMicrobatches:
+        """No module cuts microbatches."""
+        return cls({}, num_microbatches, {}, ())
+
     @cached_property
     def microbatches(self) -> list[Microbatch]:
         """Column after column, replica after replica."""
         return [item for column in self.table for item in column]
 
-    def column(self, module: str, part: int) -> int:
-        """Column of a module's part, as ``StageKey`` numbers it."""
+    def columns(self, module: str, parts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Columns of a module's parts, as ``StageKey`` numbers them: int64[n]."""
         if module not in self.modules:
-            return part
+            return parts
         cut = self.modules[module]
-        microbatch, within = divmod(part, cut.split)
-        return cut.column + cut.first[microbatch] + within
+        microbatch, within = np.divmod(parts, cut.split)
+        found: NDArray[np.int64] = cut.column + np.array(cut.first, dtype=np.int64)[microbatch] + within
+        return found
 
     def between(self, source: str, target: str, microbatch: int, given: int, taken: int) -> int:
         """Column of what a module's part gives to a part of another one that reads it; parts within the microbatch."""
@@ -101,8 +107,8 @@ class SubMicrobatches:
         return source != target and (source in self.modules or target in self.modules)
 
 
-def cut_batch(model: Model, plan: StagePlan, microbatches: Sequence[Microbatch], dp: int) -> SubMicrobatches | None:
-    """Cut a batch as a plan says; None: nothing is cut.
+def cut_batch(model: Model, plan: StagePlan, microbatches: Sequence[Microbatch], dp: int) -> SubMicrobatches:
+    """Cut a batch as a plan says.
 
     Args:
         model: whose modules cut. microbatches: replica r runs r, r + dp, ...
@@ -143,7 +149,7 @@ def cut_batch(model: Model, plan: StagePlan, microbatches: Sequence[Microbatch],
         modules[module.name] = CutModule(module.name, frozenset(together), own, counts, first, column)
         column += first[-1]
     if not modules:
-        return None
+        return SubMicrobatches.whole(m)
     meetings: dict[tuple[str, str], int] = {}
     for module in model.modules:
         for source in module.sources:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from semu.compile.layout import ChunkStages, Layout
+from semu.compile.chunk import ChunkStages
+from semu.compile.layout import Layout
 from semu.compile.recipe.sub_microbatches import SubMicrobatches
 from semu.compile.template_cache import LIBRARIES, JoinedLibrary
 from semu.compile.tracer import Block, ModelTracer
@@ -89,7 +90,7 @@ def told_variants(layout: Layout, plan: StagePlan) -> list[tuple[tuple[str, ...]
 
 def join_variant(
     layout: Layout,
-    cutting: SubMicrobatches | None,
+    cutting: SubMicrobatches,
     traced: TracedVariants,
     joined: JoinedLibrary,
     base: ChunkStages,
@@ -110,7 +111,7 @@ def join_variant(
     for k, source in enumerate(base.arrivals):
         if source < 0 or layout.chunks[source].chunk.rank != chunk.rank:
             borrowed.append(False)
-        elif cutting is not None and cutting.is_seam(layout.chunks[source].module, base.module):
+        elif cutting.is_seam(layout.chunks[source].module, base.module):
             borrowed.append(False)  # parts are joined into a tensor of their own
         else:
             position = sum(1 for other in base.arrivals[:k] if other == source)
@@ -124,14 +125,12 @@ def join_variant(
     return ChunkStages(chunk, base.module, blocks, forward, backward, base.arrivals)
 
 
-def check_alike(layout: Layout, cutting: SubMicrobatches | None, variants: Sequence[ChunkStages]) -> None:
+def check_alike(layout: Layout, cutting: SubMicrobatches, variants: Sequence[ChunkStages]) -> None:
     """Variants of a chunk train alike; and keep their results alike where a chunk of the same rank borrows them."""
     first = variants[0]
     number, rank = first.chunk.index, first.chunk.rank
     borrows = any(
-        number in chunk.arrivals
-        and chunk.chunk.rank == rank
-        and not (cutting is not None and cutting.is_seam(first.module, chunk.module))
+        number in chunk.arrivals and chunk.chunk.rank == rank and not cutting.is_seam(first.module, chunk.module)
         for chunk in layout.chunks
     )
     for other in variants[1:]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from semu.errors import ConfigError
 from semu.fitting.devices import KNOWN_DEVICES
-from semu.fitting.samples import MOST_NAMED, Refusal, Sample
+from semu.fitting.samples import Refusal, Sample, places
 
 EXPECTED = "the output of nccl-tests, e.g. all_reduce_perf -b 8 -e 8G -f 2 -g 8"
 KINDS: Mapping[str, str] = {
@@ -197,7 +197,7 @@ def _samples(
             f"{len(bad)} times that are not positive numbers",
             where=bad[0].partition(" (")[0],
             expected="times > 0 [us]",
-            got=", ".join(bad[:MOST_NAMED]),
+            got=places(bad),
         )
     for where, moved, time, rate in measured:
         expected = moved / time * 1e-3

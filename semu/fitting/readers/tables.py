@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from semu.errors import ConfigError
 from semu.fitting.readers import rows as kinds
 from semu.fitting.readers.rows import LeftOut
-from semu.fitting.samples import MOST_NAMED, Refusal, Sample
+from semu.fitting.samples import Refusal, Sample, places
 
 UNITS = {"time_us": 1e-6, "time_ms": 1e-3, "time_s": 1.0}
 """Column of times -> seconds of its unit."""
@@ -104,7 +104,7 @@ def read_table(text: str, name: str) -> tuple[list[Sample], list[Refusal]]:
             f"{len(bad)} times that are not positive numbers",
             where=bad[0].partition(" (")[0],
             expected=f"{unit} > 0 in every row",
-            got=", ".join(bad[:MOST_NAMED]) + (" ..." if len(bad) > MOST_NAMED else ""),
+            got=places(bad),
         )
     return samples, refusals
 

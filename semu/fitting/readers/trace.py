@@ -19,7 +19,7 @@ from semu.errors import ConfigError
 from semu.fitting.devices import KNOWN_DEVICES
 from semu.fitting.kernel_names import Family as KernelFamily
 from semu.fitting.kernel_names import family_of
-from semu.fitting.samples import MOST_NAMED, Refusal, Sample
+from semu.fitting.samples import Refusal, Sample, places
 from semu.fitting.trace_events import read_events
 
 _BYTES = {
@@ -78,7 +78,7 @@ def read_trace(
             f"{len(bad)} kernels whose times are not positive numbers",
             where=f"{name} {bad[0].partition(' (')[0]}",
             expected="dur >= 0 [us] of every kernel",
-            got=", ".join(bad[:MOST_NAMED]) + (" ..." if len(bad) > MOST_NAMED else ""),
+            got=places(bad),
         )
     if not kernels:
         raise ConfigError("no GPU kernels in the trace", where=name, expected="events of category kernel", got="none")

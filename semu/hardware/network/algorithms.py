@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from semu.hardware.kinds import OpKind
-from semu.hardware.network.algorithm import Algorithm, Links, Route
+from semu.hardware.network.algorithm import Algorithm, Coefficient, Links, Route
 from semu.hardware.network.all_to_all import ALL_TO_ALL
-from semu.hardware.network.coefficient import Coefficient
 from semu.hardware.network.group import CommGroup
 from semu.hardware.network.in_switch import IN_SWITCH
 from semu.hardware.network.p2p import P2P

@@ -7,8 +7,7 @@ from functools import partial
 
 from semu.checks import check_number
 from semu.hardware.kinds import OpKind, Port
-from semu.hardware.network.algorithm import Algorithm, Links, Route
-from semu.hardware.network.coefficient import Coefficient, Fit
+from semu.hardware.network.algorithm import Algorithm, Coefficient, Fit, Links, Route
 from semu.hardware.network.group import CommGroup
 
 SWITCH = Coefficient(

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from semu.checks import check_efficiency, check_number
 from semu.hardware.kinds import OpKind, Port
-from semu.hardware.network.algorithm import Links, Route
-from semu.hardware.network.coefficient import Coefficient, Fit
+from semu.hardware.network.algorithm import Coefficient, Fit, Links, Route
 from semu.hardware.shape_terms import p_norm
 
 Values = NDArray[np.float64]

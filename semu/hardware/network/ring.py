@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 from semu.checks import check_number
 from semu.hardware.kinds import OpKind, Port
-from semu.hardware.network.algorithm import Algorithm, Links, Route
-from semu.hardware.network.coefficient import COLLECTIVES, Coefficient, Fit
+from semu.hardware.network.algorithm import COLLECTIVES, Algorithm, Coefficient, Fit, Links, Route
 from semu.hardware.network.group import CommGroup
 
 FEW_RANKS = Coefficient(

@@ -97,7 +97,6 @@ def build_problem(
         )
     columns, count = _columns(costs)
     rows = np.arange(len(costs.pairs))[:, None]
-    planned = checkpoint.layout.planned
     problem = SearchProblem.on(
         costs.graph,
         num_candidates=count,
@@ -110,8 +109,10 @@ def build_problem(
         static_bytes=costs.static_bytes,
         limit_bytes=np.full(costs.shape.num_ranks, limit, dtype=np.int64),
     )
-    plan = planned.plan if planned is not None else StagePlan()
-    return JobProblem(problem, columns, checkpoint, plan, costs, problem.limit_bytes)
+    plan = checkpoint.layout.recipe.plan
+    return JobProblem(
+        problem, columns, checkpoint, plan if plan is not None else StagePlan(), costs, problem.limit_bytes
+    )
 
 
 def _columns(costs: PairCosts) -> tuple[I32, NDArray[np.int16]]:

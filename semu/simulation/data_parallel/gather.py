@@ -123,8 +123,6 @@ def _bound(insides: StageInsides, gather: ParameterGather, unit: int) -> tuple[N
         bound = np.flatnonzero(waits >= 0)
         return waits[bound], bound
 
-    if insides.layout.planned is not None:
-        return find()
     return _BOUND.get(insides.layout.place, (gather, insides.stage(unit)[0]), find)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
-from semu.compile.layout import ChunkStages, Layout
+from semu.compile.chunk import ChunkStages
+from semu.compile.layout import Layout
 from semu.compile.stage import StageProgram
 from semu.compile.tracer import HeldParameter
 from semu.costs.evaluation import Evaluation
@@ -246,7 +247,7 @@ def _find_trained(layout: Layout) -> Trained:
                 chosen.append(number)
             writers = np.array([writer for _, writer in completed], dtype=np.int64)
             places = np.array(chosen, dtype=np.int64)
-            others = layout.planned.numbers[chunk.chunk.index][1:] if layout.planned is not None else ()
+            others = layout.recipe.numbers[chunk.chunk.index][1:]
             by_kind = {kind: _same_order(completed, _completing(layout.kinds[kind], starts)) for kind in others}
             written.append(Writers(chunk.chunk.index, BACKWARD, writers, writers, places, by_kind))
         for number, _, held in layout.held_by(rank):

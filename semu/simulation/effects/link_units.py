@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import ChunkStages
+from semu.compile.chunk import ChunkStages
 from semu.compile.stage import StageProgram
 from semu.costs.phases import program_of, stages_of_chunk
 from semu.hardware.device import Direction

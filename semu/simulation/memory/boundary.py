@@ -116,9 +116,9 @@ def _find_events(layout: Layout, run: PipelineRun, moments: NDArray[np.float64])
             later.append(0)
         for edge, is_received in at[rank]:
             after = problem.num_stages + (0 if is_received else problem.num_nodes)
-            for _, mine in [(-1, None)] if is_received else _by_variant(layout, run, edge):
-                moment.append(edge.transfers if mine is None else edge.transfers[mine])
-                microbatch.append(edge.column if mine is None else edge.column[mine])
+            for mine in [slice(None)] if is_received else [own for _, own in _by_variant(layout, run, edge)]:
+                moment.append(edge.transfers[mine])
+                microbatch.append(edge.column[mine])
                 owner.append(rank)
                 later.append(after)
     none = np.zeros(0, dtype=np.int64)
@@ -152,13 +152,14 @@ def _find_sizes(timed: TimedJob) -> NDArray[np.int64]:
     return np.array(sizes, dtype=np.int64).reshape(len(sizes), timed.evaluation.num_shapes)
 
 
-def _by_variant(layout: Layout, run: PipelineRun, edge: Edge) -> list[tuple[int, NDArray[np.int64] | None]]:
-    """The variants of a chunk that send something, each with its transfers among those of the edge; None: all."""
-    if layout.planned is None:
-        return [(edge.source, None)]
+def _by_variant(layout: Layout, run: PipelineRun, edge: Edge) -> list[tuple[int, NDArray[np.int64] | slice]]:
+    """The variants of a chunk that send something, each with its transfers among those of the edge."""
+    kinds = layout.recipe.numbers[edge.source]
+    if len(kinds) == 1:
+        return [(kinds[0], slice(None))]
     problem = run.problem
     sender = run.kind[problem.pred[problem.pred_ptr[problem.num_stages + edge.transfers]]]
-    return [(kind, np.flatnonzero(sender == kind)) for kind in layout.planned.numbers[edge.source]]
+    return [(kind, np.flatnonzero(sender == kind)) for kind in kinds]
 
 
 def _edges_at(run: PipelineRun) -> list[list[tuple[Edge, bool]]]:

@@ -20,7 +20,7 @@ from semu.graph.operator import Phase
 from semu.schedule.phases import BACKWARD, FORWARD
 from semu.simulation.context import TimedJob
 from semu.simulation.memory.boundary_events import GroundEvents, unkept_bytes
-from semu.simulation.transfers import edge_bytes, leaving_positions, transfer_columns
+from semu.simulation.transfers import edge_bytes, leaving_positions
 
 I64 = NDArray[np.int64]
 
@@ -64,8 +64,7 @@ def _at(timed: TimedJob, source: int, target: int, phase: int) -> Iterator[tuple
         return
     is_same = chunks[giver].chunk.rank == chunks[taker].chunk.rank
     letter = Phase.FORWARD if phase == FORWARD else Phase.BACKWARD
-    assert layout.planned is not None
-    variants = layout.planned.numbers[giver]
+    variants = layout.recipe.numbers[giver]
     left = np.stack([_left(timed, kind, giver, taker, letter) for kind in variants])
     whole = _taken(timed, source, taker, letter)
     problem, shape = run.problem, run.problem.shape
@@ -75,9 +74,10 @@ def _at(timed: TimedJob, source: int, target: int, phase: int) -> Iterator[tuple
     ends = [
         (giver, part, taker, other) for part in shape.every_part(giver) for other in shape.shared(giver, part, taker)
     ]
-    columns = transfer_columns(layout, shape, ends)
-    given = np.searchsorted(problem.microbatch[made], [end[1] for end in ends])
-    taken = np.searchsorted(problem.microbatch[used], [end[3] for end in ends])
+    table = np.array(ends, dtype=np.int64).reshape(-1, 4).T
+    columns = layout.recipe.moved_columns(*table)
+    given = np.searchsorted(problem.microbatch[made], table[1])
+    taken = np.searchsorted(problem.microbatch[used], table[3])
     variant = np.searchsorted(variants, run.kind[made])
     pieces = left[variant[given], run.shape[:, columns]]
     change = -left[variant, run.shape[:, run.column[made]]]

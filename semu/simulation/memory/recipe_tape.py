@@ -139,7 +139,7 @@ class PlannedTape:
                 self._live[("storage", chunk, part, mine)] = slot
 
     def _program(self, chunk: int, part: int, phase: int) -> StageProgram:
-        kind = self.layout.kind_of(np.array([chunk]), np.array([part]))
+        kind = self.layout.recipe.kind_of(np.array([chunk]), np.array([part]))
         return program_of(self.layout, int(kind[0]), FORWARD if phase == FORWARD else BACKWARD)
 
     def _release(self, chunk: int, part: int, consumer: int, phase: int) -> None:
@@ -219,7 +219,7 @@ class PlannedTape:
             wanted: Iterable[int] = range(len(program.arriving))
             if code == FORWARD:
                 wanted = leaving_positions(self.layout, source, target, phase)
-            column = self.layout.column_of(np.array([target]), np.array([taken]))[0]
+            column = self.layout.recipe.column_of(np.array([target]), np.array([taken]))[0]
             sizes = self._size(int(self.run.shape[self.replica, column]))
             for k in wanted:
                 if program.arriving[k] >= 0:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import ChunkStages, Layout
+from semu.compile.chunk import ChunkStages
+from semu.compile.layout import Layout
 from semu.compile.stage import StageProgram
 from semu.costs.phases import CODE_OF_PHASE, program_of
 from semu.engine.allocator import AllocationTrace, Reserved, reserve
@@ -68,7 +69,7 @@ def rank_trace(timed: TimedJob, rank: int, replica: int) -> AllocationTrace:
     """Everything that one rank of one replica allocates and frees: static memory, then one iteration."""
     layout = timed.layout
     static = static_requests(layout, rank)
-    if layout.planned is not None:
+    if layout.recipe.plan is not None:
         recorded = PlannedTape(timed, rank, replica, _issued).record()
     else:
         recorded = _Tape(timed, rank, replica).record()

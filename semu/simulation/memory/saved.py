@@ -12,7 +12,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import ChunkStages
+from semu.compile.chunk import ChunkStages
 from semu.compile.stage import StageProgram
 from semu.costs.phases import program_of
 from semu.schedule.phases import WEIGHT

@@ -153,7 +153,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
             "pipeline": job.overlaps_sends,
         },
         "batch": job.batch.describe(),
-        **({"plan": described_plan(layout)} if layout.planned is not None else {}),
+        **({"plan": described_plan(layout)} if layout.recipe.plan is not None else {}),
     }
 
 

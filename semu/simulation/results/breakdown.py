@@ -175,8 +175,7 @@ def _template_times(timed: TimedJob, weights: NDArray[np.float64]) -> tuple[floa
         for phase, _ in stages_of_chunk(layout, number, splits=problem.splits_backward):
             stage = costs_of(timed, number, phase)
             nodes = problem.stage_nodes[layout.kinds[number].chunk.index, phase]
-            if layout.planned is not None:
-                nodes = nodes[run.kind[nodes] == number]
+            nodes = nodes[run.kind[nodes] == number]
             key = (stage, len(nodes) if is_alike else run.column[nodes].tobytes())
             if key not in times:
                 shapes = run.shape[:, run.column[nodes]]
@@ -252,80 +251,54 @@ class Work:
 
 def count_work(costed: CostedJob) -> Work:
     """Sum the operators' FLOP over all stages, microbatches, replicas, tensor- and context-parallel ranks."""
-    layout, evaluation = costed.layout, costed.evaluation
-    symbols = with_rounded(evaluation.shapes.columns, layout.library.symbols, mean=True)  # all ranks, not the worst
-    if layout.planned is not None:
-        return _planned_work(costed, symbols)
-    uses = np.bincount(evaluation.shapes.index.ravel())
-    one = tuple(column.tobytes() for column in symbols.values()) if len(uses) == 1 else None
-    if one is not None:  # every microbatch is alike
-        alone = _WORK.get(layout.cut, (tuple(symbols), one), lambda: _flop(layout, symbols, np.ones(1, dtype=np.int64)))
-        hardware, model, full = (int(uses[0]) * value for value in alone)
-    else:
-        hardware, model, full = _flop(layout, symbols, uses)
-    return Work(float(model), float(hardware), float(full), _tokens(costed, uses))
-
-
-_WORK = memo.ScopedTable[tuple[int, int, int]]("FLOP of a microbatch through a cut, by its symbols", 64)
-
-
-def _planned_work(costed: CostedJob, symbols: Mapping[str, NDArray[np.int64]]) -> Work:
-    """The same where a plan says what every (sub-)microbatch runs."""
-    layout, evaluation = costed.layout, costed.evaluation
-    library, planned = layout.library, layout.planned
-    assert planned is not None
-    index = evaluation.shapes.index
-    times = np.zeros((len(library.operators), evaluation.num_shapes), dtype=np.int64)
-    for chunk, kinds in enumerate(planned.choice):
-        shapes = index[:, layout.column_of(np.full(len(kinds), chunk), planned.parts[chunk])]
-        for kind in np.unique(kinds).tolist():
-            uses = np.bincount(shapes[:, kinds == kind].ravel(), minlength=evaluation.num_shapes)
-            stages = layout.kinds[kind]
-            for stage in (stages.forward, stages.backward):
-                if stage is not None:
-                    rows, calls = np.unique(stage.rows, return_counts=True)
-                    times[rows] += calls[:, None] * uses
-    if evaluation.shapes.idle >= 0:
-        times[:, evaluation.shapes.idle] = 0
-    own = layout.mesh.parallel.replica_gpus
+    layout, shapes = costed.layout, costed.evaluation.shapes
+    symbols = with_rounded(shapes.columns, layout.library.symbols, mean=True)  # all ranks, not the worst
     hardware = model = full = 0
-    busy = np.flatnonzero(times.any(axis=1))
-    operators = [library.operators[row] for row in busy.tolist()]
-    work = _by_row([op.flop for op in operators], symbols, times[busy])
-    extra = _by_row([op.recomputed_flop for op in operators], symbols, times[busy])
-    causal = _by_row([op.causal_flop for op in operators], symbols, times[busy])
-    for operator, done, again, half in zip(operators, work, extra, causal, strict=True):
-        peers = own // operator.copies
-        hardware += peers * done
-        if operator.phase is not Phase.RECOMPUTE:
-            model += peers * (done - again)
-            full += peers * (done - again + half)
-    uses = np.bincount(index[:, : layout.job.num_microbatches].ravel(), minlength=evaluation.num_shapes)
-    return Work(float(model), float(hardware), float(full), _tokens(costed, uses))
+    for columns, kinds in layout.recipe.kinds_by_columns:
+        uses = _uses(costed, columns)
+        found, times = _flop_of_kinds(layout, kinds, symbols, uses)
+        hardware += times * found[0]
+        model += times * found[1]
+        full += times * found[2]
+    return Work(float(model), float(hardware), float(full), _tokens(costed))
 
 
-def _by_row(dims: Sequence[Dim], symbols: Mapping[str, NDArray[np.int64]], times: NDArray[np.int64]) -> list[int]:
-    """``_totals`` where every size counts so often for each shape: int64[num_sizes, num_shapes]."""
-    table = DimTable.build(dims)
-    one = np.ones(times.shape[1], dtype=np.int64)
-    values = [np.prod([symbols[name] for name in monomial] or [one], axis=0) for monomial in table.monomials]
-    totals = [0] * len(dims)
-    for row, column in np.argwhere(table.coefficients).tolist():
-        totals[row] += int(table.coefficients[row, column]) * sum(
-            count * value for count, value in zip(times[row].tolist(), values[column].tolist(), strict=True) if count
-        )
-    return totals
+def _uses(costed: CostedJob, columns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How often some columns of the table of shapes hold each shape, on all replicas; an idle one does not count:
+    int64[num_shapes]."""
+    shapes = costed.evaluation.shapes
+    uses = np.bincount(shapes.index[:, columns].ravel(), minlength=costed.evaluation.num_shapes)
+    if shapes.idle >= 0:
+        uses[shapes.idle] = 0
+    return uses
 
 
-def _flop(layout: Layout, mean: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]) -> tuple[int, int, int]:
+def _flop_of_kinds(
+    layout: Layout, kinds: tuple[int, ...], symbols: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]
+) -> tuple[tuple[int, int, int], int]:
+    """``_flop``, and how often that is; where there is one shape, that of one microbatch, which is remembered."""
+    if len(uses) > 1:
+        return _flop(layout, kinds, symbols, uses), 1
+    key = (kinds, tuple(symbols), tuple(column.tobytes() for column in symbols.values()))
+    one = _WORK.get(layout.cut, key, lambda: _flop(layout, kinds, symbols, np.ones(1, dtype=np.int64)))
+    return one, int(uses[0])
+
+
+_WORK = memo.ScopedTable[tuple[int, int, int]]("FLOP of a microbatch through a cut, by kinds of stages and symbols", 64)
+
+
+def _flop(
+    layout: Layout, kinds: Sequence[int], mean: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]
+) -> tuple[int, int, int]:
     """FLOP of ``Work`` as whole numbers: hardware's, the model's, the model's with attention in full.
 
     Args:
-        mean: symbol -> int64[num_shapes], of the mean rank. uses: int64[num_shapes], microbatches of each shape.
+        kinds: of ``Layout.kinds``. mean: symbol -> int64[num_shapes], of the mean rank.
+        uses: int64[num_shapes], (sub-)microbatches of each shape that every kind runs.
     """
     library = layout.library
     hardware = model = full = 0
-    for name, stages in _stages_by_module(layout).items():
+    for name, stages in _stages_by_module(layout, kinds).items():
         calls = np.zeros(len(library.operators), dtype=np.int64)
         for stage, times in Counter(stages).items():
             calls += times * np.bincount(stage.rows, minlength=len(library.operators))
@@ -368,10 +341,10 @@ _FLOP = memo.Table[tuple[list[int], list[int], list[int]]](
 )
 
 
-def _stages_by_module(layout: Layout) -> dict[str, list[StageProgram]]:
+def _stages_by_module(layout: Layout, kinds: Sequence[int]) -> dict[str, list[StageProgram]]:
     """The stages of every modality module that has a parallelism of its own, and of all others together."""
     result: dict[str, list[StageProgram]] = {}
-    for chunk in layout.chunks[: layout.cut.num_stages]:  # a microbatch runs through one copy of the model
+    for chunk in [layout.kinds[kind] for kind in kinds]:
         is_own = layout.mesh_of(chunk.chunk.index) is not layout.mesh
         stages = result.setdefault(chunk.module if is_own else "", [])
         stages += [stage for stage in (chunk.forward, chunk.backward) if stage is not None]
@@ -406,9 +379,10 @@ def _totals(dims: Sequence[Dim], symbols: Mapping[str, NDArray[np.int64]], uses:
     return totals
 
 
-def _tokens(costed: CostedJob, uses: NDArray[np.int64]) -> int:
+def _tokens(costed: CostedJob) -> int:
     """Tokens of the last modality module's first data stream (the backbone's text, the decoder's video)."""
     fed = [module.inputs[0].stream for module in costed.job.model.modules if module.inputs]
     stream = fed[-1] if fed else ""
-    column = costed.evaluation.shapes.columns.get(f"{stream}.tokens")
-    return int(column @ uses) if column is not None else 0
+    shapes = costed.evaluation.shapes
+    column = shapes.columns.get(f"{stream}.tokens")
+    return int(column[shapes.index[:, : costed.job.num_microbatches]].sum()) if column is not None else 0

@@ -53,36 +53,32 @@ def top_operators(costs: ReplicaCosts) -> tuple[tuple[TopOperator, ...], dict[st
     """The operators that cost most on one replica, and the stage time [s] by provenance of its coefficients."""
     layout, model = costs.costed.layout, costs.costed.cost_model
     library = layout.library
-    calls: Counter[int] = Counter()
     where: dict[int, str] = {}
     occurrences: dict[StageProgram, list[tuple[int, int, int]]] = {}
     total_of: dict[int, float] = {}
     calls_of: Counter[int] = Counter()
-    kinds = layout.kinds  # a microbatch runs through one copy of the model
-    for number, chunk in enumerate(kinds if layout.planned is not None else kinds[: layout.cut.num_stages]):
+    for number, chunk in enumerate(layout.kinds):
+        if chunk.chunk.flow:  # a microbatch runs through one copy of the model
+            continue
+        seconds, runs = costs.row_seconds(number), int(costs.times[number].sum())
         for stage in (chunk.forward, chunk.backward):
             if stage is not None:
                 if stage not in occurrences:
                     occurrences[stage] = _occurrences(stage)
                 for row, block, count in occurrences[stage]:
-                    calls[row] += count
-                    if costs.times is not None:
-                        total_of[row] = total_of.get(row, 0.0) + count * float(costs.row_seconds(number)[row])
-                        calls_of[row] += count * int(costs.times[number].sum())
+                    total_of[row] = total_of.get(row, 0.0) + count * float(seconds[row])
+                    calls_of[row] += count * runs
                     where.setdefault(row, chunk.blocks[block].path)
     time: dict[tuple[str, str, str], list[float]] = {}
     label: dict[tuple[str, str, str], int] = {}
     provenance: dict[str, float] = {}
-    for row, count in calls.items():
+    for row, total in total_of.items():
         operator = library.operators[row]
-        total, runs = float(costs.seconds[row]) * count, count * len(costs.column)
-        if costs.times is not None:
-            total, runs = total_of[row], calls_of[row]
         path = re.sub(r"\.\d+\b", "", ".".join(p for p in (where[row], operator.path) if p))
         key = (path, operator.kind.value, operator.phase.name.lower())
         entry = time.setdefault(key, [0.0, 0.0])
         entry[0] += total
-        entry[1] += runs
+        entry[1] += calls_of[row]
         label.setdefault(key, row)
         source = model.coefficients[row].provenance.value
         provenance[source] = provenance.get(source, 0.0) + total

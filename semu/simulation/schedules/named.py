@@ -161,7 +161,7 @@ def named_schedule(name: str, sim: SimulatedJob) -> Schedule:
         return family.generate(shape)
     if family.adapt is None:
         return family(shape)
-    if sim.layout.planned is not None:
+    if sim.layout.recipe.plan is not None:
         raise ConfigError(
             "a schedule made for the job's own costs is not modelled under a plan by this version",
             where="training.schedule",

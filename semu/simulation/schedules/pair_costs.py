@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import ChunkStages
+from semu.compile.chunk import ChunkStages
 from semu.costs.evaluation import CostedJob
 from semu.errors import ConfigError
 from semu.schedule.graph import PipelineGraph, graph_of
@@ -82,7 +82,7 @@ def pair_costs(sim: SimulatedJob, replica: int | None = None) -> PairCosts:
         ConfigError: there is no such replica.
     """
     layout, evaluation, units = sim.layout, sim.evaluation, sim.units
-    shape, graph = units.shape, graph_of(units.shape)
+    graph = graph_of(units.shape)
     shapes = sim.replicas.shape
     if replica is not None:
         if isinstance(replica, bool) or not 0 <= replica < len(shapes):
@@ -90,8 +90,8 @@ def pair_costs(sim: SimulatedJob, replica: int | None = None) -> PairCosts:
         shapes = shapes[replica : replica + 1]
     pairs = np.flatnonzero(graph.exists)
     chunk_of, part_of = graph.chunk[pairs], graph.part[pairs]
-    column = layout.column_of(chunk_of, part_of)
-    numbers = layout.planned.numbers if layout.planned is not None else tuple((c,) for c in range(shape.num_chunks))
+    column = layout.recipe.column_of(chunk_of, part_of)
+    numbers = layout.recipe.numbers
     most, n = max(map(len, numbers), default=1), len(pairs)
     seconds = np.zeros((2, n, most))
     held, peaks = np.zeros((n, most), dtype=np.int64), np.zeros((2, n, most), dtype=np.int64)

@@ -1,0 +1,53 @@
+"""``UnitPrograms``: what the units of a pipeline run under a recipe, whatever the batch and the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu import memo
+from semu.compile.recipe.recipe import Recipe
+from semu.schedule.units import PipelineUnits
+
+I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class UnitPrograms:
+    """What stages and transfers run.
+
+    Attributes:
+        kind: int64[num_units], of ``Layout.kinds``; -1: a transfer.
+        column: int64[num_units], of the table of shapes: what a stage runs with, what a transfer moves.
+        edges: (sending chunk, receiving chunk, 1 for gradients, pair of ranks) of all distinct transfers.
+        edge: int64[num_copies, num_transfers], which of them each transfer is.
+    """
+
+    kind: I64
+    column: I64
+    edges: tuple[tuple[int, int, int, int], ...]
+    edge: I64
+
+
+_PROGRAMS = memo.ScopedTable[UnitPrograms]("what units run under a recipe, by the pipeline's shape and split", 8)
+
+
+def unit_programs(recipe: Recipe, units: PipelineUnits) -> UnitPrograms:
+    """What a pipeline's units run; remembered as long as the recipe."""
+    return _PROGRAMS.get(recipe, (units.shape, units.merged), lambda: _find(recipe, units))
+
+
+def _find(recipe: Recipe, units: PipelineUnits) -> UnitPrograms:
+    chunk, part, producer, consumer = units.chunk[units.copy], units.parts, units.producer, units.consumer
+    is_gradient = np.broadcast_to(units.phase[producer] > 0, units.pair.shape)
+    ends = np.stack((units.chunk[:, producer], units.chunk[:, consumer], is_gradient, units.pair))
+    edges, edge = np.unique(ends.reshape(4, -1), axis=1, return_inverse=True)
+    moved = recipe.moved_columns(chunk[:, producer], part[:, producer], chunk[:, consumer], part[:, consumer])
+    return UnitPrograms(
+        kind=np.concatenate((recipe.kind_of(chunk, part), np.full_like(moved, -1)), axis=1).ravel(),
+        column=np.concatenate((recipe.column_of(chunk, part), moved), axis=1).ravel(),
+        edges=tuple(zip(*edges.tolist(), strict=True)),
+        edge=edge.reshape(units.pair.shape),
+    )
