@@ -22,7 +22,6 @@ CIRCLES: dict[tuple[str, str], str] = {
     ("semu.nn.module", "semu.nn.trace.autograd"): "a module that is called may be recomputed",
     ("semu.nn.trace.keep", "semu.nn.trace.tensor"): "a ledger of a trace holds tensors of that trace",
     ("semu.nn.trace.keep", "semu.nn.trace.tracing"): "a ledger of a trace holds tensors of that trace",
-    ("semu.nn.rules.matmul", "semu.nn.rules.fp8"): "a linear in an fp8 region is the fp8 rule's",
     ("semu.engine.checkpoint", "semu.engine.graph_timeline"): "a checkpoint restores to a timeline, which names it",
     ("semu.engine.checkpoint", "semu.engine.simulator"): "a checkpoint names its simulation, which makes it",
     ("semu.engine.graph_timeline", "semu.engine.simulator"): "a timeline names its simulation, which makes it",
@@ -34,7 +33,7 @@ CIRCLES: dict[tuple[str, str], str] = {
     ("semu.schedule.study", "semu.schedule.bounds"): "a study offers its lower bound as a method",
 }
 # Module -> reason for more than 500 lines.
-LONG_FILES = {"semu.simulation.checkpoint": "to be shortened"}
+LONG_FILES: dict[str, str] = {}
 # Module and function -> reason for more than 100 lines.
 LONG_FUNCTIONS = {
     "semu.job.training.__init__": "to be shortened",
@@ -75,6 +74,7 @@ SHARED_NAMES = {
     "semu.simulation.results.headline",
     "semu.simulation.prepare",
     "semu.simulation.schedules.pair_costs",
+    "semu.simulation.unit_programs",
     "semu.validation.logs.compare_log",
     "semu.validation.traces.compare_trace",
     "semu_models.flop_per_token",

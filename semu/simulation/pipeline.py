@@ -23,7 +23,7 @@ from semu.simulation.context import ParameterGather, PipelineRun, Replicas, Simu
 from semu.simulation.data_parallel.gather import first_forward_bindings, parameter_waits
 from semu.simulation.effects.launch import launching_hosts
 from semu.simulation.transfers import edge_bytes, transfer_bytes
-from semu.simulation.unit_programs import unit_programs
+from semu.simulation.unit_programs import programs_of
 
 _LINKS = memo.ScopedTable["tuple[list[tuple[CommGroup, ...]], dict[tuple[CommGroup, ...], int]]"](
     "links of all replicas in a place, by pairs of ranks", 64
@@ -124,7 +124,7 @@ def _graph(units: PipelineUnits, num_gathers: Sequence[int], size: tuple[int, ..
 
 def _fill_latencies(costed: CostedJob, units: PipelineUnits, replicas: Replicas, latency: NDArray[np.float64]) -> None:
     """Latency of every stage and transfer of every replica: float64[num_replicas, num_units] [s], written."""
-    column = unit_programs(costed.layout.recipe, units).column
+    column = programs_of(costed.layout.recipe, units).column
     for links in {id(links): links for links in replicas.links}.values():
         alike = [number for number, other in enumerate(replicas.links) if other is links]
         by_row, row = _distinct_latencies(costed, units, links)
@@ -142,7 +142,7 @@ def _distinct_latencies(
     Returns:
         float64[num_distinct, num_shapes] [s]; int64[num_units].
     """
-    programs = unit_programs(costed.layout.recipe, units)
+    programs = programs_of(costed.layout.recipe, units)
 
     def find() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         latency: list[NDArray[np.float64]] = []
@@ -206,7 +206,7 @@ def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
         added = make()
     times = everything.resume(added.edges, slots=added.slots, forced=added.order)
     unit = problem.unit_of_nodes
-    programs = unit_programs(layout.recipe, sim.units)
+    programs = programs_of(layout.recipe, sim.units)
     kind = programs.kind.take(unit[: problem.num_stages])
     start, end = times.start.take(unit, axis=1), times.end.take(unit, axis=1)
     launched = None

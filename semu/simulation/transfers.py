@@ -18,7 +18,7 @@ from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup, wire_factor
 from semu.schedule.problem import PipelineProblem
-from semu.simulation.unit_programs import unit_programs
+from semu.simulation.unit_programs import programs_of
 
 
 def collective(
@@ -152,7 +152,7 @@ def transfer_bytes(costed: CostedJob, problem: PipelineProblem) -> TransferBytes
 def _find_bytes(costed: CostedJob, problem: PipelineProblem) -> TransferBytes:
     number, edge, _ = problem.transfer_edges
     members = problem.edge_transfers
-    programs = unit_programs(costed.layout.recipe, problem.units)
+    programs = programs_of(costed.layout.recipe, problem.units)
     column = programs.column[problem.unit_of_nodes[problem.num_stages :]]
     edges = tuple(
         Edge(

@@ -34,7 +34,7 @@ class UnitPrograms:
 _PROGRAMS = memo.ScopedTable[UnitPrograms]("what units run under a recipe, by the pipeline's shape and split", 8)
 
 
-def unit_programs(recipe: Recipe, units: PipelineUnits) -> UnitPrograms:
+def programs_of(recipe: Recipe, units: PipelineUnits) -> UnitPrograms:
     """What a pipeline's units run; remembered as long as the recipe."""
     return _PROGRAMS.get(recipe, (units.shape, units.merged), lambda: _find(recipe, units))
 

@@ -20,7 +20,7 @@ from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
-from semu.nn.rules.matmul import accumulate_product, reduce_bias
+from semu.nn.rules.weight_gradients import accumulate_product, reduce_bias
 from semu.nn.trace.keep import kept_product
 from semu.nn.trace.sharding import ShardingStyle
 from semu.nn.trace.tensor import Tensor, laid_out_like

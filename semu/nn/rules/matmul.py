@@ -8,9 +8,10 @@ from dataclasses import replace
 from semu.errors import GraphError
 from semu.graph.dim import Dim, product
 from semu.graph.operator import OpKind, Phase
-from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
+from semu.nn.rules.fp8 import fp8_linear
+from semu.nn.rules.weight_gradients import accumulate_product, reduce_bias
 from semu.nn.trace.keep import kept_product
 from semu.nn.trace.sharding import ShardingStyle
 from semu.nn.trace.tensor import Tensor
@@ -50,8 +51,6 @@ def linear(
     elif style is None:
         style = trace.style
     if trace.is_fp8 and may_be_fp8:
-        from semu.nn.rules.fp8 import fp8_linear
-
         return fp8_linear(x, weight, bias, style, parts)
     if style in (ShardingStyle.COLUMN, ShardingStyle.VOCABULARY):
         return _column(x, weight, bias, parts)
@@ -200,69 +199,6 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: ParameterUse, bias: Paramet
         accumulate_product([grad, x], writes, (m, n, k), size * (m * n + m * k))
     elif writes:
         reduce_bias(grad, writes)
-
-
-def reduce_bias(grad: Tensor, writes: Sequence[ParameterUse], prefix: str = "") -> None:
-    """Append the gradient of a bias whose weight is frozen: a reduction."""
-    grad.trace.emit(
-        OpKind.CUSTOM,
-        [grad],
-        gradients=writes,
-        mem_bytes=grad.size_bytes,
-        phase=Phase.WEIGHT_GRADIENT,
-        name=f"{prefix}bias_bw",
-    )
-
-
-def accumulate_product(
-    inputs: Sequence[Tensor],
-    writes: Sequence[ParameterUse],
-    sizes: tuple[Dim, int, int],
-    read_bytes: Dim,
-    arithmetic: DType | None = None,
-    *,
-    kind: OpKind = OpKind.MATMUL,
-    groups: int | None = None,
-    prefix: str = "",
-) -> None:
-    """Append the product for a weight gradient: into the buffer (read and written), or, where accumulation is not
-    fused, into a tensor of the parameters' type, which a further kernel adds to the buffer.
-
-    Args:
-        inputs: two operands. writes: weight, and bias that rides along. sizes: m, n, k. read_bytes: of the operands.
-        arithmetic: precision; None: the options' plain one.
-        kind, groups: a product of so many experts' weights, each n x k, with m rows in all; None: of one weight.
-        prefix: of the kernels' names.
-    Source:
-        Megatron-LM's ``--no-gradient-accumulation-fusion``: ``param.main_grad.add_(param.grad)`` in its DDP hook.
-    """
-    trace, (m, n, k) = inputs[0].trace, sizes
-    size, grad_size = trace.options.tensor_dtype.size_bytes, trace.options.grad_dtype.size_bytes
-    is_fused = trace.options.fused_accumulation
-    numel = n * k * (groups or 1)
-    product_of = trace.emit(
-        kind,
-        inputs,
-        None if is_fused else (n, k) if groups is None else (numel,),
-        dtype=None if is_fused else trace.options.tensor_dtype,
-        gradients=writes if is_fused else (),
-        flop=2 * m * n * k,
-        mem_bytes=read_bytes + (2 * grad_size if is_fused else size) * numel,
-        key=(n, k, m) if groups is None else (n, k, m, 1, groups),
-        phase=Phase.WEIGHT_GRADIENT,
-        name=f"{prefix}weight_bw",
-        arithmetic=arithmetic,
-    )
-    if not is_fused:
-        trace.emit(
-            OpKind.ADD,
-            [product_of],
-            gradients=writes,
-            mem_bytes=(size + 2 * grad_size) * numel,
-            key=(numel,),
-            phase=Phase.WEIGHT_GRADIENT,
-            name=f"{prefix}accumulate_weight_grad",
-        )
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:

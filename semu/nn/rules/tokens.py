@@ -13,8 +13,8 @@ from semu.errors import GraphError
 from semu.graph.dim import Dim, product
 from semu.graph.operator import OpKind, Phase
 from semu.nn.module import Parameter
-from semu.nn.rules.matmul import accumulate_product
 from semu.nn.rules.views import copy_like
+from semu.nn.rules.weight_gradients import accumulate_product
 from semu.nn.streams import Change, changed
 from semu.nn.trace.tensor import Sequences, Tensor, local_shape
 from semu.nn.trace.tracing import ParameterUse

@@ -14,7 +14,7 @@ from semu.nn.rules.experts.routing import PROBABILITY
 from semu.nn.rules.fp8 import WIDTH_MULTIPLE
 from semu.nn.rules.fp8 import _cast as cast
 from semu.nn.rules.fp8 import _cast_weight as cast_weight
-from semu.nn.rules.matmul import accumulate_product, reduce_bias
+from semu.nn.rules.weight_gradients import accumulate_product, reduce_bias
 from semu.nn.trace.tensor import Tensor
 from semu.nn.trace.tracing import ParameterUse
 
