@@ -237,7 +237,8 @@ WITHIN_A_CALL = {
     *("compile/structure.py", "executor/backward.py", "executor/model.py", "nn/layers/lora.py", "nn/model.py"),
     *("nn/module.py", "nn/trace/autograd.py", "nn/trace/tracing.py", "present/traces/columns.py"),
     *("searcher/grid/content.py", "searcher/grid/hunt.py", "simulation/checks/items.py"),
-    *("simulation/data_parallel/step.py", "validation/traces/gpu_work.py", "workload/derived.py"),
+    *("simulation/data_parallel/step.py", "simulation/pipeline.py", "simulation/replica_costs.py"),
+    *("validation/traces/gpu_work.py", "workload/derived.py"),
 }
 """Files that tell objects apart by ``id(...)`` as long as one call holds all of them."""
 
