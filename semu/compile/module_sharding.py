@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.job.experts import mixtures
+from semu.nn.module import Parameter
 from semu.nn.rules.reshard import Resharding, TokenLayout
 from semu.nn.streams import changes_of
 from semu.nn.trace.block import CarrySpec
@@ -167,7 +168,7 @@ def refuse_modules(job: TrainingJob) -> None:
             expected="no zero_group, or no [parallel.modules]",
             got=job.parallel.zero_group,
         )
-    owner: dict[int, str] = {}
+    owner: dict[Parameter, str] = {}
     for module in job.model.modules:
         if job.parallel.item_groups(module.name) > 1 and not module.inputs:
             raise ConfigError(
@@ -178,7 +179,7 @@ def refuse_modules(job: TrainingJob) -> None:
                 nearest=f"tp = {job.parallel.tp}",
             )
         for path, parameter in module.body.named_parameters(module.name):
-            other = owner.setdefault(id(parameter), module.name)
+            other = owner.setdefault(parameter, module.name)
             if job.parallel.of_module(other) != job.parallel.of_module(module.name):
                 raise ConfigError(
                     f"{path} is shared by {other} and {module.name}, which have different parallelism",
