@@ -9,6 +9,10 @@ and reserved memory, ``effects`` launches, contention, noise and uncertainty, ``
 comparisons of many. ``estimate`` is the door for a search that needs the first figures only.
 
 What every stage runs is said by the job's recipe (``semu.compile.recipe``); without a ``StagePlan`` it is trivial.
+
+What is remembered between calls is in tables of ``semu.memo``, each declared in the file whose results it holds: of a
+model as long as nothing in it changes, of its cut into chunks, of the place of the chunks on a cluster, of the costs of
+chunks for a batch's shapes, of a lowered schedule, of the process.
 """
 
 from __future__ import annotations
