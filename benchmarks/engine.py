@@ -147,7 +147,7 @@ def measure_setup(setup: str, c: tuple[str, ctypes.CDLL] | None, seconds: float)
             value = times_s["semu"] / times_s["C"]
             yield Row(title, value, "x the time", c[0], f"<= {MOST_OF_C:g}", value <= MOST_OF_C)
         if name == "replay_units" and setup in QUICK:
-            yield from measure_libraries(title, given, times_s["semu"], seconds)
+            yield from measure_libraries(title, contenders["semu"], given, seconds)
 
 
 def simpy_ends(streams: list[list[int]], before: list[list[int]], latency: list[float]) -> list[float]:
@@ -173,7 +173,9 @@ def simpy_ends(streams: list[list[int]], before: list[list[int]], latency: list[
     return end
 
 
-def measure_libraries(title: str, given: tuple[Any, ...], semu_s: float, seconds: float) -> Iterator[Row]:
+def measure_libraries(
+    title: str, replay: Callable[[], object], given: tuple[Any, ...], seconds: float
+) -> Iterator[Row]:
     """A replay against SimPy and networkx, which get lists and, networkx, a graph that is already built."""
     order, (_, hold, num_streams), latency, edges, added, _, times = given
     before: list[list[int]] = [[] for _ in order]
@@ -189,11 +191,11 @@ def measure_libraries(title: str, given: tuple[Any, ...], semu_s: float, seconds
     lasts = latency[0].tolist()
     import_module(KERNELS["replay_units"]).replay_units(*given)
     end = times[1][0]
-    contenders: dict[str, tuple[Callable[[], object], int]] = {}
+    contenders: dict[str, Callable[[], object]] = {"semu": replay}
     if importlib.util.find_spec("simpy") is not None:
         run = partial(simpy_ends, by_stream, before, lasts)
         assert run() == end.tolist(), "SimPy finds other times"
-        contenders["SimPy, one process per stream"] = run, 100
+        contenders["SimPy, one process per stream"] = run
     if importlib.util.find_spec("networkx") is not None:
         import networkx
 
@@ -203,10 +205,11 @@ def measure_libraries(title: str, given: tuple[Any, ...], semu_s: float, seconds
         for unit, others in enumerate(before):
             graph.add_weighted_edges_from((other, unit, lasts[unit]) for other in ["source", *others])
         assert networkx.dag_longest_path_length(graph) == end.max(), "networkx finds another makespan"
-        contenders["networkx, dag_longest_path"] = partial(networkx.dag_longest_path, graph), 100
-    for reference, (run, goal) in contenders.items():
-        value = fastest({"theirs": run}, seconds)["theirs"] / semu_s
-        yield Row(title, value, "x faster", reference, f">= {goal}", value >= goal)
+        contenders["networkx, dag_longest_path"] = partial(networkx.dag_longest_path, graph)
+    times_s = fastest(contenders, seconds)
+    for reference in list(times_s)[1:]:
+        value = times_s[reference] / times_s["semu"]
+        yield Row(title, value, "x faster", reference, ">= 100", value >= 100)
 
 
 def measure(quick: bool) -> Iterator[Row]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
+from semu.checks import check_integer
 from semu.errors import ConfigError
 
 Call = Callable[[], object]
@@ -55,8 +56,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         for name in ("max_calls", "window", "rounds"):
-            if getattr(self, name) < 1:
-                raise ConfigError("not a count", where=name, expected="an integer >= 1", got=getattr(self, name))
+            check_integer(getattr(self, name), name)
         for name in ("round_s", "warm_s", "tolerance", "max_warm_s"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:

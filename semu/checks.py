@@ -123,6 +123,16 @@ def check_efficiency(value: object, where: str) -> float:
     return check_number(value, where, "an efficiency", most=1.0, is_above=True)
 
 
+def check_probability(value: float, where: str) -> None:
+    """A probability below 1, as of dropout.
+
+    Raises:
+        ConfigError: something else.
+    """
+    if not 0 <= value < 1:
+        raise ConfigError("not a probability", where=where, expected="0 <= p < 1", got=value, nearest=0)
+
+
 def check_switch(value: object, where: str) -> bool:
     """True or false.
 

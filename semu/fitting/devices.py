@@ -1,4 +1,4 @@
-"""``KNOWN_DEVICES``: what files call a device, and how many multiprocessors it has; ``profile_names``: the alias table.
+"""``KNOWN_DEVICES``: names of a device in files, and its multiprocessors; ``profile_names``: the alias table.
 
 Measurements name a device by its product and form (``H100-SXM``), PyTorch by what the driver says (``NVIDIA H100 80GB
 HBM3``), profiles by the names of ``semu list devices``.
@@ -18,7 +18,7 @@ class KnownDevice:
     """A device.
 
     Attributes:
-        aliases: names of it in files, upper and lower case alike; the first one is what semu writes.
+        aliases: names of the device in files, upper and lower case alike; semu writes the first one.
         multiprocessors: of one GPU; data sheets.
         cache_bytes: its level 2 cache [bytes]; data sheets.
         has_switch_reduction: whether NVSwitch adds up an all-reduce of all its GPUs (NVLink SHARP, since H100).
@@ -60,8 +60,8 @@ def profile_names(device: str) -> tuple[str, ...]:
     wanted = device.strip().lower()
     return tuple(
         name
-        for name, known in KNOWN_DEVICES.items()
-        if wanted == name or wanted in (alias.lower() for alias in known.aliases)
+        for name, item in KNOWN_DEVICES.items()
+        if wanted == name or wanted in (alias.lower() for alias in item.aliases)
     )
 
 
@@ -73,7 +73,7 @@ def profile_name(device: str, *, where: str = "--device") -> str:
     """
     names = profile_names(device)
     if not names:
-        aliases = {alias for known in KNOWN_DEVICES.values() for alias in known.aliases}
+        aliases = {alias for item in KNOWN_DEVICES.values() for alias in item.aliases}
         raise unknown_name("device", device, {*KNOWN_DEVICES, *aliases}, where=where)
     return device if device in names else names[-1]
 

@@ -1,11 +1,11 @@
-"""``Family``: kinds of kernels that a name can tell apart; ``family_of``: a GPU kernel's name -> its family.
+"""``Family``: kinds of kernels that names distinguish; ``family_of``: a GPU kernel's name -> its family.
 
-A kernel's name tells less than semu's operator kind: one ``elementwise_kernel`` adds, another casts. A family is the
-smallest set of operator kinds that names keep apart; both sides of a comparison are counted in families.
+A kernel's name says less than semu's operator kind: one ``elementwise_kernel`` adds, another casts. A family is the
+smallest set of operator kinds that names distinguish; both sides of a comparison are counted in families.
 
-Names are those of PyTorch's own kernels, of Triton code that Inductor makes, cuBLAS (``nvjet``, ``ampere_``), CUTLASS,
-cuDNN, FlashAttention 2 and 3, Transformer Engine, Apex, NCCL, DeepEP and DeepGEMM. The first pattern that
-matches counts: communication, then templates whose names contain others' words.
+The names are those of PyTorch's kernels, of Inductor's Triton code, cuBLAS (``nvjet``, ``ampere_``), CUTLASS, cuDNN,
+FlashAttention 2 and 3, Transformer Engine, Apex, NCCL, DeepEP and DeepGEMM. The first pattern that matches counts:
+communication first, then templates whose names contain words of other families.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Family(Enum):
 
     @property
     def is_compute(self) -> bool:
-        """True for kernels behind which communication can hide; copies by the DMA engines are neither."""
+        """True for kernels that can hide communication; copies by the DMA engines are neither."""
         return self not in _COMMUNICATION and self is not Family.MEMCPY
 
 
@@ -90,7 +90,7 @@ FAMILY_OF_KIND: Mapping[OpKind, Family] = MappingProxyType(
         OpKind.P2P: Family.P2P,
     }
 )
-"""Where semu's operators are counted; ``custom`` are bias gradients and the like, sums over rows."""
+"""Families of semu's operator kinds; ``custom`` are sums over rows, as bias gradients."""
 
 _ATTENTION = r"(flash|fmha|sdpa|attention|attn)"
 
@@ -173,17 +173,17 @@ def family_of(name: str, collective: str | None = None) -> Family:
     """The family of a GPU kernel or copy.
 
     Args:
-        name: of the kernel. collective: what PyTorch calls the collective, where the trace tells; it wins, because an
-            all-to-all runs NCCL's ``SendRecv`` kernel.
+        name: of the kernel. collective: PyTorch's name of the collective, where the trace has one; it decides, because
+            an all-to-all runs NCCL's ``SendRecv`` kernel.
     """
-    known = None if collective is None else _COLLECTIVES.get(collective.lower())
-    if known is not None:
-        return known
+    named = None if collective is None else _COLLECTIVES.get(collective.lower())
+    if named is not None:
+        return named
     return next((family for pattern, family in _COMPILED if pattern.search(name)), Family.UNMATCHED)
 
 
 def family_of_kind(word: str) -> Family | None:
-    """The family of an operator kind by its name, as semu's own traces write it; None: no such kind."""
+    """The family of an operator kind by its name in semu's traces; None: no such kind."""
     try:
         return FAMILY_OF_KIND[OpKind(word)]
     except ValueError:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import check_number
 from semu.errors import ConfigError
 
 LIKE_PROFILE = 0.015
@@ -92,8 +93,7 @@ def site_factors(runs: Sequence[RunTimes]) -> SiteFactors:
         raise ConfigError("no runs", where="site calibration", expected="one run at least", got=0)
     for number, run in enumerate(runs):
         for value in (run.measured_s, run.predicted_s):
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigError("not a time", where=f"run {number}", expected="seconds > 0", got=value)
+            check_number(value, f"run {number}", "a time", is_above=True)
     return factors_of([evidence(run) for run in runs])
 
 

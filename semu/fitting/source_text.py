@@ -1,4 +1,4 @@
-"""``read_source``: the bytes of a user's file, unpacked where it is gzip; errors name what is wrong with it."""
+"""``read_source``: the bytes of a user's file, unpacked where it is gzip."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_source(path: str | os.PathLike[str], expected: str) -> bytes:
-    """The content of a file; gzip is known by its first bytes, not by the file's name.
+    """The content of a file; gzip is recognised by its first bytes, not by the file's name.
 
     Args:
-        path: the file. expected: what it should be, for messages.
+        path: the file. expected: format of the file, for messages.
     Raises:
         ConfigError: it cannot be read, is empty, or its gzip stream is damaged.
     """

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from semu.checks import check_divides, check_integer, check_member, check_sizes
+from semu.checks import check_divides, check_integer, check_member, check_probability, check_sizes
 from semu.errors import ConfigError
 from semu.nn import Activation, LatentAttention, LatentSizes, MixtureOfExperts, Model, TransformerLayer
 from semu_models.text.decoder import Decoder, decoder_model
@@ -85,8 +85,7 @@ class TransformerConfig:
         self._check_experts()
         check_sizes(self, zero=("mtp_layers", "first_k_dense"), where=_WHERE)
         check_divides(self, "heads", "kv_heads", where=_WHERE)
-        if not 0 <= self.dropout < 1:
-            raise ConfigError("not a probability", where=f"{_WHERE}.dropout", expected="0 <= p < 1", got=self.dropout)
+        check_probability(self.dropout, f"{_WHERE}.dropout")
 
     def _check_experts(self) -> None:
         freq = self.moe_layer_freq

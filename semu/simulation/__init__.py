@@ -18,9 +18,9 @@ a batch is cut), ``variants`` (of chunks), ``planned`` with ``planned_job`` (whi
 where parts are joined), ``planned_tape`` (its allocations), and ``pair_costs`` (what every stage pair costs, before
 there is a schedule).
 
-What is remembered between calls, and by what: a traced model as long as it stays as it is (``model_memo``), its cuts
-(``Cut.facts``), what a job makes of a cut whatever is in its batch (``Layout.facts``), costs by chunks, device and
-shapes (``evaluate``), schedules by the shape of the pipeline (``PipelineProblem.known``, ``PipelineUnits.graphs``).
+What is remembered between calls is in tables of ``semu.memo``, each declared in the file whose results it holds: of a
+model as long as nothing in it changes, of its cut into chunks, of the place of the chunks on a cluster, of the costs of
+chunks for a batch's shapes, of a lowered schedule, of the process.
 """
 
 from __future__ import annotations

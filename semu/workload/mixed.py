@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
-from semu.checks import check_count, check_number, check_seed, check_switch, check_word
+from semu.checks import check_count, check_member, check_number, check_seed, check_switch
 from semu.errors import ConfigError
 from semu.nn.merging import Merging, Rounding
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
@@ -205,9 +205,7 @@ def mixed_batch(
         ConfigError: an unknown data set or a number out of range.
     """
     if isinstance(text_per_image, str):
-        legal = [member.value for member in TextPerImage]
-        check_word(text_per_image, legal, "text_per_image", "batch.text_per_image")
-        text_per_image = TextPerImage(text_per_image)
+        text_per_image = check_member(text_per_image, TextPerImage, "batch.text_per_image")
     return MixedBatch(
         seed,
         image_share,

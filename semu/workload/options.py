@@ -23,7 +23,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from semu.checks import check_count, check_seed
+from semu.checks import check_count, check_member, check_seed
 from semu.errors import ConfigError, unknown_name
 from semu.nn.merging import Merging
 from semu.workload.batch import AbstractBatch, text_batch
@@ -91,7 +91,8 @@ def make_batch(
     Raises:
         ConfigError: an unknown key (with a 'did you mean'), a key of another kind, a value out of range, a bad file.
     """
-    kind = _read_kind(options.get("kind", kind_for(streams or ()).value), f"{where}.kind")
+    wanted = options.get("kind", kind_for(streams or ()).value)
+    kind = check_member(wanted, BatchKind, f"{where}.kind", "kind of batch")
     legal = _COMMON + _KEYS[kind]
     for key in options:
         if key in legal:
@@ -159,13 +160,6 @@ def _from_model(
                 sizes[merging.stream] = (default, merging.tokens_of_one(default, "batch"))
         result |= {"sizes": sizes, "audio_in_text": audio is None or audio.tokens is not None}
     return result
-
-
-def _read_kind(value: object, where: str) -> BatchKind:
-    legal = [kind.value for kind in BatchKind]
-    if not isinstance(value, str) or value not in legal:
-        raise unknown_name("kind of batch", str(value), legal, where=where)
-    return BatchKind(value)
 
 
 def _make_text(arguments: dict[str, Any], base_dir: str | Path | None) -> AbstractBatch:

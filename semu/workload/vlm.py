@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
-from semu.checks import check_count, check_number, check_seed, check_switch, check_word
+from semu.checks import check_count, check_member, check_number, check_seed, check_switch
 from semu.errors import ConfigError
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
 from semu.workload.distributions import TextPerImage, draw_documents, draw_image_text, make_generator
@@ -297,9 +297,7 @@ def vlm_batch(
         ConfigError: an unknown data set or a number out of range.
     """
     if isinstance(text_per_image, str):
-        legal = [member.value for member in TextPerImage]
-        check_word(text_per_image, legal, "text_per_image", "batch.text_per_image")
-        text_per_image = TextPerImage(text_per_image)
+        text_per_image = check_member(text_per_image, TextPerImage, "batch.text_per_image")
     return VlmBatch(
         seed, text_per_image, images_mean, images_max, attend_across_samples, patches_per_image, tokens_per_image
     )

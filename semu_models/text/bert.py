@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semu.checks import check_divides, check_sizes
-from semu.errors import ConfigError
+from semu.checks import check_divides, check_probability, check_sizes
 from semu.nn import (
     Dropout,
     Embedding,
@@ -57,10 +56,7 @@ class BertConfig:
     def __post_init__(self) -> None:
         check_sizes(self, "layers", "hidden", "ffn", "heads", "vocab", "positions", "segments")
         check_divides(self, "hidden", "heads")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(
-                "not a probability", where="BertConfig.dropout", expected="0 <= p < 1", got=self.dropout, nearest=0
-            )
+        check_probability(self.dropout, "BertConfig.dropout")
 
 
 BERT_BASE = BertConfig(layers=12, hidden=768, ffn=3072, heads=12)

@@ -202,12 +202,13 @@ def _check(arguments: argparse.Namespace) -> None:
     Raises:
         ConfigError: the first of them.
     """
-    if arguments.iterations is not None and arguments.iterations < 1:
-        expected = "an integer >= 1"
-        raise ConfigError("not a number", where="--iterations", expected=expected, got=arguments.iterations, nearest=1)
+    from semu.checks import check_integer, check_number
+
+    if arguments.iterations is not None:
+        check_integer(arguments.iterations, "--iterations", "a number")
     for flag, value in (("--speed", arguments.speed), ("--deadline", arguments.deadline)):
-        if value is not None and not (0 < value < float("inf")):
-            raise ConfigError("not a number", where=flag, expected="a number > 0", got=value)
+        if value is not None:
+            check_number(value, flag, "a number", is_above=True)
     if arguments.write_stream is not None:
         check_place("--write-stream", arguments.write_stream)
         for name in ("out", "resume", "deadline", "speed", "sleep"):

@@ -26,14 +26,12 @@ def search_batches(arguments: argparse.Namespace, progress: Progress, options: d
         ConfigError: not a number of batches, a run without a seed, an engine that there is not.
         ExecutorError: the engine lost its workers.
     """
+    from semu.checks import check_integer
     from semu.runfile import Overrides, resolve_run
     from semu.searcher.engines import make_engine
     from semu.searcher.many import search_many
 
-    if arguments.batches < 1:
-        raise ConfigError(
-            "not a number of batches", where="--batches", expected="an integer >= 1", got=arguments.batches, nearest=1
-        )
+    check_integer(arguments.batches, "--batches", "a number of batches")
     if arguments.strict:
         raise ConfigError("--strict is an option of one search", where="--strict", expected="a RUN without --batches")
     engine = make_engine(arguments.engine, workers=arguments.processes, address=arguments.address)

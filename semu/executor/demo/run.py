@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from semu.checks import check_integer, check_number, check_word
 from semu.errors import ConfigError, ExecutorError
 from semu.executor.communicator import Communicator
 from semu.executor.delivery import publish_plans, received_plans
@@ -152,16 +153,10 @@ def run_demo(
         ConfigError: an unknown backend, no iterations. ExecutorError: a rank failed, or loss or gradients are not
             those of the model in one piece.
     """
-    if backend not in BACKENDS:
-        raise ConfigError("unknown backend", where="--backend", expected=", ".join(BACKENDS), got=backend)
-    if iterations < 1:
-        raise ConfigError("no iterations", where="--iterations", expected="at least 1", got=iterations, nearest=1)
-    if not timeout_s > 0:
-        raise ConfigError("not a time", where="--timeout", expected="seconds > 0", got=timeout_s)
-    if fewer_layers < 1:
-        raise ConfigError(
-            "not a number of layers", where="--fewer-layers", expected="1 or more", got=fewer_layers, nearest=1
-        )
+    check_word(backend, BACKENDS, "backend", "--backend")
+    check_integer(iterations, "--iterations", "a number of iterations")
+    check_number(timeout_s, "--timeout", "a time", is_above=True, is_infinite_ok=True)
+    check_integer(fewer_layers, "--fewer-layers", "a number of layers")
     if width < 4 or width % 4:
         raise ConfigError("not a width", where="width", expected="a multiple of 4", got=width)
     plan = with_fewer_layers(plan, fewer_layers)

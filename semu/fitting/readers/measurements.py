@@ -13,8 +13,6 @@ from semu.fitting.devices import is_device
 from semu.fitting.samples import Refusal, Sample
 
 EXPECTED = "a CSV of the schemas in semu/fitting/README.md, output of nccl-tests, or a trace of torch.profiler"
-
-
 _OVER_NODES = "link.nic.all_to_all"
 _TWO_PORTS = "an all-to-all over nodes uses two ports at once: not fitted"
 
@@ -24,8 +22,8 @@ class SourceFile:
     """A file that was read.
 
     Attributes:
-        name: without folders, but for those that tell files of one name apart. sha256: of its bytes. rows: of the
-            device. software: under which it was measured, and when, where known.
+        name: of the file, with as many folders as it takes to tell the files apart. sha256: of its bytes.
+        rows: number of rows of the device. software: software and date of the measurement; None: not stated.
     """
 
     name: str
@@ -36,11 +34,11 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What some files hold.
+    """The rows of some files.
 
     Attributes:
-        samples: of the wanted device. refusals: rows of it that are left out, with reasons.
-        others: device -> rows of other devices. files: what was read.
+        samples: of the device. refusals: rows of the device that are left out, with reasons.
+        others: other device -> number of its rows. files: that were read.
     """
 
     samples: tuple[Sample, ...]
@@ -53,12 +51,12 @@ def read_measurements(paths: Sequence[str | os.PathLike[str]], profile: str, *, 
     """Read files of measurements.
 
     Args:
-        paths: the files. profile: name of the device's profile; rows of other devices are counted, not taken. Files
-            that do not name a device (nccl-tests, traces) are taken to be of it.
-        nodes: of the ranks in nccl-tests' output, which names only the ranks.
+        paths: the files. profile: name of the device's profile. Rows of other devices are only counted; a file that
+            names no device (nccl-tests, traces) counts as one of this device.
+        nodes: number of nodes of an output of nccl-tests that does not name the hosts.
     Raises:
-        ConfigError: a file that cannot be read or is of no known format, times that are not positive, units that do
-            not agree, a trace without shapes, a file given twice.
+        ConfigError: a file that cannot be read, another format, times that are not positive, units that do not agree,
+            a trace without shapes, a file given twice.
     """
     from semu.fitting.readers.nccl import is_nccl, read_nccl
     from semu.fitting.readers.software import folder_software, nccl_software, trace_software
@@ -78,7 +76,7 @@ def read_measurements(paths: Sequence[str | os.PathLike[str]], profile: str, *, 
                 raise ConfigError("the same measurements twice", where=name, expected="each once", got=file.name)
         software = None
         if is_trace(content):
-            found, refused = read_trace(path, profile, name=name)
+            read, refused = read_trace(path, profile, name=name)
             software = trace_software(content)
         else:
             try:
@@ -88,30 +86,30 @@ def read_measurements(paths: Sequence[str | os.PathLike[str]], profile: str, *, 
                     "not a text file", where=name, expected=EXPECTED, got=f"byte {error.start}"
                 ) from error
             if is_nccl(text):
-                found, refused = read_nccl(text, name, profile, nodes=nodes)
+                read, refused = read_nccl(text, name, profile, nodes=nodes)
                 software = nccl_software(text)
             else:
-                found, refused = read_table(text, name)
+                read, refused = read_table(text, name)
                 software = folder_software(Path(path))
-        own = [sample for sample in found if is_device(sample.device, profile)]
-        refused += [Refusal(item.where, _TWO_PORTS, profile) for item in own if item.section == _OVER_NODES]
-        own = [item for item in own if item.section != _OVER_NODES]
-        for sample in found:
+        of_device = [sample for sample in read if is_device(sample.device, profile)]
+        refused += [Refusal(item.where, _TWO_PORTS, profile) for item in of_device if item.section == _OVER_NODES]
+        taken = [item for item in of_device if item.section != _OVER_NODES]
+        for sample in read:
             if not is_device(sample.device, profile):
                 others[sample.device] = others.get(sample.device, 0) + 1
-        samples += own
+        samples += taken
         refusals += [item for item in refused if item.device is None or is_device(item.device, profile)]
-        files.append(SourceFile(name, digest, len(own), software))
+        files.append(SourceFile(name, digest, len(taken), software))
     return Measurements(tuple(samples), tuple(refusals), dict(sorted(others.items())), tuple(files))
 
 
 def _names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """A short name for each file: without folders where that tells them apart, else with as many as it takes."""
+    """A short name for each file, with as many folders as it takes to tell the files apart."""
     parts = [Path(path).absolute().parts for path in paths]
     result = []
-    for own in parts:
+    for path in parts:
         count = 1
-        while count < len(own) and sum(other[-count:] == own[-count:] for other in set(parts)) > 1:
+        while count < len(path) and sum(other[-count:] == path[-count:] for other in set(parts)) > 1:
             count += 1
-        result.append("/".join(own[-count:]))
+        result.append("/".join(path[-count:]))
     return result

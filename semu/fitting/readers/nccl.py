@@ -1,7 +1,7 @@
-"""``read_nccl``: what nccl-tests print, as text or as JSON (``-J FILE``) -> samples.
+"""``read_nccl``: output of nccl-tests, as text or as JSON (``-J FILE``) -> samples.
 
-The text names the collective in no line of its own: it is told by the program's name in the header (``# Collective test
-starting: all_reduce_perf``, since 2.14), else by the file's name (``all_reduce_perf.txt``). Out-of-place times count.
+The collective is the program's name in the header (``# Collective test starting: all_reduce_perf``, since 2.14), else
+the file's name (``all_reduce_perf.txt``). Out-of-place times count.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def read_nccl(text: str, name: str, profile: str, *, nodes: int = 1) -> tuple[li
     """Read one file: an output, or several texts one behind the other.
 
     Args:
-        text: the file. name: of the file. profile: name of the device that is asked for; the output names its own.
-        nodes: of the ranks, where the output does not name the hosts of its ranks.
+        text: the file. name: of the file. profile: name of the device, for an output that names none.
+        nodes: number of nodes, for an output that does not name the hosts of its ranks.
     Raises:
-        ConfigError: no collective can be told, no ranks, no rows, a time that is not positive, a rate that does not
-            agree with its time.
+        ConfigError: neither the output nor the file's name has a collective; no ranks, no rows, a time that is not
+            positive, a rate that does not agree with its time.
     """
     if text.lstrip().startswith("{"):
         return _read_json(text, name, profile, nodes)
@@ -69,24 +69,24 @@ def read_nccl(text: str, name: str, profile: str, *, nodes: int = 1) -> tuple[li
     samples: list[Sample] = []
     refusals: list[Refusal] = []
     for begin, end in zip(starts, [*starts[1:], len(lines)], strict=True):
-        found, left = _read_output(lines, begin, end, name if len(starts) == 1 else "", profile, nodes, name)
-        samples += found
+        read, left = _read_output(lines, begin, end, name if len(starts) == 1 else "", profile, nodes, name)
+        samples += read
         refusals += left
     return samples, refusals
 
 
 def _read_output(
-    lines: list[str], begin: int, end: int, told: str, profile: str, nodes: int, name: str
+    lines: list[str], begin: int, end: int, hint: str, profile: str, nodes: int, name: str
 ) -> tuple[list[Sample], list[Refusal]]:
-    """The output in some lines of a file; ``told`` is the file's name where it may tell the collective."""
+    """The output in some lines of a file; ``hint`` is the file's name where it may name the collective."""
     text = "\n".join(lines[begin:end])
     test = _TEST.search(text)
     if test is not None and not any(word in test[1].lower() for word in KINDS):
         return [], [Refusal(f"{name}:{begin + 1}", f"no section describes {test[1]}")]
     head = text[:2000].partition("Using devices")[0]
-    kind = _kind(head, told, f"{name}:{begin + 1}" if begin else name)
-    found = list(_RANK.finditer(text))
-    hosts = {int(rank[1]): rank[2] for rank in found}
+    kind = _kind(head, hint, f"{name}:{begin + 1}" if begin else name)
+    listed = list(_RANK.finditer(text))
+    hosts = {int(rank[1]): rank[2] for rank in listed}
     header = _HEADER.search(text)
     ranks = len(hosts) or (int(header[1]) if header else 0)
     if ranks < 2:
@@ -113,13 +113,13 @@ def _read_output(
             raise ConfigError(
                 "a row that cannot be read", where=where, expected="time [us], algbw, busbw [GB/s]", got=str(error)
             ) from error
-    device = _device((rank[3] for rank in found), profile)
+    device = _device((rank[3] for rank in listed), profile)
     return list(_samples(rows, kind, ranks, count, name, device)), refusals
 
 
-def _device(told: Iterable[str], profile: str) -> str:
-    """What the output calls its GPUs; the device asked for where it names none, or the profile is a user's own."""
-    named = [text for text in (item.strip() for item in told) if text]
+def _device(names: Iterable[str], profile: str) -> str:
+    """The output's name of its GPUs; the profile where the output names none, or semu does not ship the profile."""
+    named = [text for text in (item.strip() for item in names) if text]
     return named[0] if named and profile in KNOWN_DEVICES else profile
 
 
@@ -133,8 +133,7 @@ def _read_json(text: str, name: str, profile: str, nodes: int) -> tuple[list[Sam
     results = document.get("results")
     if not isinstance(results, list):
         raise ConfigError("no results", where=f"{name} results", expected=EXPECTED, got=", ".join(list(document)[:8]))
-    told = str(document.get("collective") or document.get("args") or document.get("test") or "")
-    kind = _kind(told, name, name)
+    kind = _kind(str(document.get("collective") or document.get("args") or document.get("test") or ""), name, name)
     devices = document.get("devices")
     devices = devices if isinstance(devices, list) else document.get("ranks")
     items = devices if isinstance(devices, list) else []
@@ -148,9 +147,9 @@ def _read_json(text: str, name: str, profile: str, nodes: int) -> tuple[list[Sam
     for number, result in enumerate(results):
         where = f"{name} results[{number}]"
         try:
-            own = result.get("out_of_place") or result.get("out-of-place") or result
-            rate = own.get("alg_bw", own.get("algbw", 0.0)) or 0.0
-            rows.append((where, float(result["size"]), float(own["time"]), float(rate)))
+            times = result.get("out_of_place") or result.get("out-of-place") or result
+            rate = times.get("alg_bw", times.get("algbw", 0.0)) or 0.0
+            rows.append((where, float(result["size"]), float(times["time"]), float(rate)))
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise ConfigError(
                 "a result that cannot be read", where=where, expected="size, out_of_place.time [us]", got=repr(error)
@@ -168,12 +167,12 @@ def _count(document: Mapping[str, Any]) -> int:
     return 0
 
 
-def _kind(told: str, name: str, where: str) -> str:
+def _kind(head: str, name: str, where: str) -> str:
     """The collective, from the output's words or the file's name."""
-    for words in (told.lower(), name.lower()):
-        found = [kind for word, kind in KINDS.items() if word in words]
-        if found:
-            return found[0]
+    for words in (head.lower(), name.lower()):
+        for word, kind in KINDS.items():
+            if word in words:
+                return kind
     raise ConfigError(
         "nothing tells which collective this is",
         where=where,
@@ -184,7 +183,7 @@ def _kind(told: str, name: str, where: str) -> str:
 def _samples(
     rows: list[tuple[str, float, float, float]], kind: str, ranks: int, nodes: int, name: str, device: str
 ) -> Iterator[Sample]:
-    """Rows of place, size [bytes], time [us] and size over time [GB/s], 0 where it is not known."""
+    """Samples of rows (place, size [bytes], time [us], size over time [GB/s], 0 without)."""
     measured = [row for row in rows if row[1] > 0]
     if not measured:
         raise ConfigError("no rows of times", where=name, expected=EXPECTED, got=f"{len(rows)} rows of no bytes")

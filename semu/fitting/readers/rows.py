@@ -1,7 +1,7 @@
-"""One row of a table -> section, shape, source and work; what a table's words mean.
+"""One row of a table -> section, shape, source and work; the meaning of a table's words.
 
-A source is who measured, followed by the software where that makes another kernel of it (``aic/vllm``): each source
-has factors of its own in a fit (``semu.fitting.fit``).
+A source is who measured, followed by the software where the kernel depends on it (``aic/vllm``); each source has
+factors in a fit (``semu.fitting.fit``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Converted = tuple[str, tuple[float, ...], str, float]
 
 
 class LeftOut(Exception):
-    """A row that no section describes; says why."""
+    """A row that is left out, with the reason."""
 
 
 _PRODUCT_SECTIONS = {"bf16": "", "fp16": "", "fp8": ".fp8", "fp8_block": ".fp8_block"}
@@ -59,16 +59,16 @@ _COLLECTIVES = {
     "p2p": "p2p",
 }
 SEVERAL_KERNELS = ("eager", "foreach")
-"""Words of a note that say that a call is several kernels, where a fused one moves less: a source of its own."""
+"""Words of a note for a call of several kernels, where a fused kernel moves less: a separate source."""
 _LARGEST = 1e15
-"""Sizes beyond are no measurement: counts are exact in float64, and products of them finite."""
+"""Largest size: counts up to it are exact in float64, and their products finite."""
 _SDPA = "torch sdpa "
 _DRY_RUN = "dry run"
 _HOT = "l2=hot"
 WINDOW = "/window"
-"""What a source's name ends with where attention sees a window: other tiles are at an edge than without one."""
+"""End of the source's name where attention sees a window, whose tiles at an edge are others than without a window."""
 _ENGINES = ("vllm", "trtllm", "sglang")
-"""Inference engines: what they measure as attention writes the keys and values into a cache first."""
+"""Inference engines: their attention writes the keys and values into a cache first."""
 _UPPER_BOUND = "upper bound"
 _SUSPECT = "SUSPECT"
 SKEWED, _SKEWED_BYTES = "vidur", 1e6
@@ -217,10 +217,10 @@ def collective(row: Row) -> Converted:
 
 
 FRACTION_BYTES_PER_S = 8 * 48.5e9
-"""What fractions in ``collective_efficiency_multinode.csv`` are of: eight 400 Gbit/s cards at 48.5 GB/s [byte/s]."""
+"""Full rate in ``collective_efficiency_multinode.csv``: eight 400 Gbit/s cards at 48.5 GB/s each [byte/s]."""
 FRACTION_DEVICE = "H100-SXM"
 _MOST_OF_PEAK = 2.0
-"""A fraction beyond is no fraction; in the switch a collective may exceed the wire's peak."""
+"""Largest legal fraction; in the switch a collective may exceed the wire's peak."""
 _RING = re.compile(r"(\d+)Node-(\d+)GPU\(NIC ?\)")
 
 
@@ -231,10 +231,10 @@ def fractions(rows: Iterable[tuple[str, Row]]) -> Iterator[Sample]:
     all-gather and for the reduce-scatter.
     """
     for where, row in rows:
-        found = _RING.fullmatch(row["column"].strip())
-        if row["table"] != "nic" or found is None:
+        ring = _RING.fullmatch(row["column"].strip())
+        if row["table"] != "nic" or ring is None:
             continue
-        nodes, ranks, moved = float(found[1]), float(found[2]), _number(row, "bytes")
+        nodes, ranks, moved = float(ring[1]), float(ring[2]), _number(row, "bytes")
         fraction = float(row["fraction_of_peak_busbw"])
         if not (0 < fraction <= _MOST_OF_PEAK and 2 <= ranks <= _LARGEST and 2 <= nodes <= ranks):
             raise ValueError(f"{row['column']}: {row['fraction_of_peak_busbw']}")

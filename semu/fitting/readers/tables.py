@@ -20,16 +20,16 @@ UNITS = {"time_us": 1e-6, "time_ms": 1e-3, "time_s": 1.0}
 """Column of times -> seconds of its unit."""
 _RATES = {"tflops": 1e12, "gbps": 1e9, "algbw_gbps": 1e9}
 _TOLERANCE = 0.1
-"""How far a rate may be from work / time: rounding of short times."""
+"""Largest relative difference of a rate from work / time: short times are rounded."""
 SHORTEST_S, LONGEST_S = 1e-12, 1e9
-"""Times beyond are no measurements of a kernel [s]."""
+"""Legal times of a kernel [s]."""
 
 Row = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class _Schema:
-    """A table: what its header has, and how a row becomes a section, a shape, a source and its work (FLOP or bytes)."""
+    """A table: columns of its header; ``convert``: row -> section, shape, source, work [FLOP or bytes]."""
 
     name: str
     required: frozenset[str]
@@ -42,14 +42,14 @@ SCHEMAS = (
     _Schema("collectives", frozenset(("device", "collective", "ranks", "bytes")), kinds.collective),
     _Schema("memory_ops", frozenset(("device", "op", "bytes", "shape")), kinds.memory),
 )
-"""The first one whose columns are all there is the table's."""
+"""A table has the first schema whose columns are all in the header."""
 UNUSED = (
     (frozenset(("device", "scope", "step_us", "optimizer_us")), "whole steps: calibration/compare.py compares them"),
     (frozenset(("device", "mode", "ep", "topk")), "dispatch and combine of experts: no section describes them"),
     (frozenset(("phase", "kernel", "dur_us")), "kernels of a whole run, not by themselves"),
     (frozenset(("device", "bf16_dense_tflops", "hbm_gbps")), "peaks, not measurements"),
 )
-"""Tables that lie beside the others and are not fitted: what their headers have, and why."""
+"""Tables that are not fitted: columns of the header, reason."""
 TABLE_OF_FRACTIONS = frozenset(("table", "column", "bytes", "fraction_of_peak_busbw"))
 
 
@@ -59,7 +59,7 @@ def read_table(text: str, name: str) -> tuple[list[Sample], list[Refusal]]:
     Args:
         text: the file. name: of the file, for places.
     Raises:
-        ConfigError: no known header, an unknown unit or several, a time or size that is no positive number, rates that
+        ConfigError: another header, an unknown unit or several, a time or size that is no positive number, rates that
             do not agree with the times, a row with too few cells or too many.
     """
     reader = csv.DictReader(io.StringIO(text, newline=None))  # any line ends
@@ -173,7 +173,7 @@ def _time(text: str, unit_s: float) -> float:
 
 
 def _check_rate(row: Row, work: float, time_s: float, where: str) -> None:
-    """A rate that the table gives beside the time says whether the unit is the one that the header names."""
+    """Refuse a row whose rate does not agree with its time: the time is then in another unit than the header says."""
     for column, unit in _RATES.items():
         text = (row.get(column) or "").strip()
         if not text or work <= 0:

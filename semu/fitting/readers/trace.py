@@ -1,9 +1,9 @@
 """``read_trace``: kernels of a trace of torch.profiler with ``record_shapes=True`` -> samples.
 
 A kernel belongs to the operator of its ``External id``; the operator's ``Input Dims`` and ``Input type`` are the shape.
-Products, fused attention forward and backward, norms, additions, activations and softmax are taken; what else runs is
-counted as left out, collectives too, whose kernels wait for the other ranks. Several kernels of one operator (a product
-split over k and its reduction) count together.
+Products, fused attention forward and backward, norms, additions, activations and softmax are taken. All other kernels
+are left out and counted, collectives too, whose kernels wait for the other ranks. Several kernels of one operator (a
+product split over k and its reduction) count together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BYTES = {
 }
 _LONGEST_US = 1e15
 _LARGEST = 1e15
-"""Sizes beyond are no shapes."""
+"""Largest size of a shape."""
 _HALVES = ("c10::bfloat16", "c10::half")
 Dims = Sequence[Sequence[int]]
 
@@ -48,8 +48,8 @@ def read_trace(
     """Read one trace.
 
     Args:
-        path: the file. profile: name of the device that it is taken to be of, where it names none.
-        name: of the file in places; None: its own without folders.
+        path: the file. profile: name of the device, for a trace that names none.
+        name: of the file in places; None: the file's name without folders.
     Raises:
         ConfigError: no trace; no kernel; no operator with shapes; a kernel's time that is no number or negative.
     """
@@ -91,14 +91,14 @@ def read_trace(
         )
     samples: list[Sample] = []
     left: dict[str, int] = {}
-    for identity, own in kernels.items():
+    for identity, launched in kernels.items():
         operator = operators.get(identity)
-        sample = None if operator is None else _sample(operator, own, name, device)
+        sample = None if operator is None else _sample(operator, launched, name, device)
         if sample is not None:
             samples.append(sample)
         else:
-            what = own[0][0][:40] if operator is None else str(operator.get("name"))
-            left[what] = left.get(what, 0) + len(own)
+            what = launched[0][0][:40] if operator is None else str(operator.get("name"))
+            left[what] = left.get(what, 0) + len(launched)
     refusals = [
         Refusal(name, f"{count} kernels of {what}: no shape, or no section")
         for what, count in sorted(left.items(), key=lambda item: (-item[1], item[0]))
@@ -107,7 +107,7 @@ def read_trace(
 
 
 def _device(document: Mapping[str, Any], profile: str) -> str:
-    """The GPU that the trace names; the device that is asked for where it names none, or a profile is a user's own."""
+    """The trace's name of its GPU; the profile where the trace names none, or where semu does not ship the profile."""
     listed = document.get("deviceProperties")
     devices = listed if isinstance(listed, list) else []
     named = [str(item["name"]) for item in devices if isinstance(item, dict) and item.get("name")]
@@ -115,7 +115,7 @@ def _device(document: Mapping[str, Any], profile: str) -> str:
 
 
 def _duration(value: object) -> float | None:
-    """A kernel's time [us]; None: it is none."""
+    """A kernel's time [us]; None: not a time."""
     return float(value) if is_number(value) and 0 <= value <= _LONGEST_US else None
 
 
@@ -131,12 +131,12 @@ def _sample(event: Mapping[str, Any], kernels: Sequence[tuple[str, float]], name
     try:
         dims = [list(dim) if isinstance(dim, list) else [] for dim in arguments["Input Dims"]]
         types = [str(item).lower() for item in arguments.get("Input type", arguments.get("Input Types", []))]
-        found = function(dims, types, arguments)
+        read = function(dims, types, arguments)
     except (KeyError, IndexError, ValueError, TypeError, OverflowError):
         return None
-    if found is None:
+    if read is None:
         return None
-    section, shape = found
+    section, shape = read
     if any(not 0 <= value <= _LARGEST for value in shape):
         return None
     return Sample(section, shape, time_us * 1e-6, f"trace/{name}", device, f"{name} ts {event.get('ts')}")
@@ -248,4 +248,4 @@ _READERS: Mapping[str, tuple[Callable[[Dims, Sequence[str], Mapping[str, Any]], 
     "aten::gelu": (_moved("activation", (0,)), (KernelFamily.ELEMENTWISE,)),
     "aten::silu": (_moved("activation", (0,)), (KernelFamily.ELEMENTWISE,)),
 }
-"""Operator -> how its shape is read, and what its kernels have to be."""
+"""Operator -> (reader of its shape, families of which one kernel must be)."""

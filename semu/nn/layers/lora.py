@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from semu.checks import check_integer
+from semu.checks import check_integer, check_probability
 from semu.errors import ConfigError, unknown_name
 from semu.nn import functional as F
 from semu.nn.changes import CHANGES
@@ -51,10 +51,7 @@ class LoRA:
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         check_integer(self.rank, "model.lora.rank", "a rank")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(
-                "not a probability", where="model.lora.dropout", expected="0 <= p < 1", got=self.dropout, nearest=0
-            )
+        check_probability(self.dropout, "model.lora.dropout")
         if not self.targets:
             raise ConfigError(
                 "no layer gets an adapter", where="model.lora.targets", expected="at least one name", got=[]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from semu.checks import is_number
+from semu.checks import check_number
 from semu.errors import ConfigError, MemoryLimitError
 from semu.job import TrainingJob
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
@@ -109,8 +109,9 @@ class Planner:
         progress: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        _check_seconds("deadline_s", deadline_s)
-        _check_seconds("patience_s", patience_s)
+        for name, value in (("deadline_s", deadline_s), ("patience_s", patience_s)):
+            if value is not None:
+                check_number(value, name, "a time", is_infinite_ok=True)
         time_s = DEFAULT_TIME_S if rollouts is None and time_s is None else time_s
         self._budget = Budget(rollouts, time_s, _workers(workers))
         self._deadline_s, self._patience_s, self._clock = deadline_s, patience_s, clock
@@ -364,8 +365,3 @@ def _workers(workers: int | None) -> int:
             nearest=most,
         )
     return most if workers is None else workers
-
-
-def _check_seconds(name: str, value: float | None) -> None:
-    if value is not None and not (is_number(value) and value >= 0):
-        raise ConfigError("not a time", where=name, expected="seconds >= 0, or None", got=value, nearest=0.0)

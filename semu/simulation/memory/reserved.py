@@ -109,7 +109,7 @@ def static_requests(layout: Layout, rank: int) -> list[int]:
     optimizer = shared_out(static.optimizer, parts)
     requests = [workspace] * NUM_HANDLES
     on_host = layout.cut.on_host
-    requests += shared_out(static.parameters, [0 if id(item.parameter) in on_host else item.elements for item in held])
+    requests += shared_out(static.parameters, [0 if item.parameter in on_host else item.elements for item in held])
     requests += [static.gradients]
     for size in optimizer:
         requests += shared_out(size, trained)
