@@ -14,6 +14,7 @@ from semu.nn.streams import changes_of
 from semu.nn.trace.block import CarrySpec
 from semu.nn.trace.tensor import Sequences
 from semu.nn.trace.tracing import TraceOptions
+from semu.parallel.axes import PEERS
 from semu.parallel.config import Parallel
 from semu.parallel.mesh import Mesh
 from semu.parallel.tensor import megatron_plan
@@ -73,13 +74,9 @@ def resharded(
     Raises:
         ConfigError: tensors that are not tokens of a data stream.
     """
-    if (giver.parallel.tp, giver.parallel.cp, giver.token_shards) == (
-        taker.parallel.tp,
-        taker.parallel.cp,
-        taker.token_shards,
-    ):
+    alone = _peers(giver.parallel) == _peers(taker.parallel)
+    if alone and giver.token_shards == taker.token_shards:
         return tuple(specs)
-    alone = (giver.parallel.tp, giver.parallel.cp) == (taker.parallel.tp, taker.parallel.cp)
     result = []
     for spec in specs:
         stream = spec.sequences.stream if spec.sequences is not None else ""
@@ -99,8 +96,12 @@ def resharded(
 
 
 def _said(setting: ModuleSetting) -> str:
-    own = setting.parallel
-    return f"tp = {own.tp}, cp = {own.cp}, sequence_parallel = {str(own.sequence_parallel).lower()}"
+    return f"{_peers(setting.parallel)}, sequence_parallel = {str(setting.parallel.sequence_parallel).lower()}"
+
+
+def _peers(parallel: Parallel) -> str:
+    """How one replica's pipeline rank is spread: ``tp = 2, cp = 1``."""
+    return ", ".join(f"{name} = {parallel.sizes[name]}" for name in PEERS)
 
 
 def spreads(job: TrainingJob) -> tuple[Spread, ...]:
@@ -131,8 +132,8 @@ def check_spread(job: TrainingJob, modules: Mapping[str, Sequence[str]], columns
                     f"{name} reads streams with different numbers of sequences, {first!r} and {stream!r}, so that its "
                     "items cannot be spread over groups of ranks",
                     where=f"parallel.modules.{name}",
-                    expected=f"tp = {job.parallel.tp}, cp = {job.parallel.cp} as the job",
-                    got=f"tp = {job.parallel.of_module(name).tp}, cp = {job.parallel.of_module(name).cp}",
+                    expected=f"{_peers(job.parallel)} as the job",
+                    got=_peers(job.parallel.of_module(name)),
                     nearest=f"tp = {job.parallel.tp}",
                 )
 
@@ -173,7 +174,7 @@ def refuse_modules(job: TrainingJob) -> None:
             raise ConfigError(
                 f"{module.name} gets nothing from the data loader: there are no items to spread over groups of ranks",
                 where=f"parallel.modules.{module.name}",
-                expected=f"tp = {job.parallel.tp}, cp = {job.parallel.cp} as the job",
+                expected=f"{_peers(job.parallel)} as the job",
                 got=f"tp = {job.parallel.of_module(module.name).tp}",
                 nearest=f"tp = {job.parallel.tp}",
             )
