@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.compile.layout import Layout
 from semu.costs.evaluation import CostedJob, Evaluation
-from semu.costs.phases import costs_of, program_of
+from semu.costs.phases import CODES, costs_of, program_of
 from semu.engine.unit_graph import Edges, Slots, UnitGraph, UnitTimes
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
@@ -148,15 +148,14 @@ def _distinct_latencies(
         latency: list[NDArray[np.float64]] = []
         rows: dict[int, int] = {}
         row = np.empty((units.repeats, units.size), dtype=np.int64)
-        stages = np.stack((programs.kind.reshape(row.shape)[:, : units.num_stages], units.codes)).reshape(2, -1)
-        distinct, place = np.unique(stages, axis=1, return_inverse=True)
-        for kind, code in distinct.T.tolist():
-            stage = costs_of(costed, kind, code)
-            if id(stage) not in rows:
-                rows[id(stage)] = len(latency)
-                latency.append(stage.latency)
-        by_stage = np.array([rows[id(costs_of(costed, kind, code))] for kind, code in distinct.T.tolist()])
-        row[:, : units.num_stages] = by_stage[place].reshape(units.codes.shape)
+        stage = len(CODES) * programs.kind.reshape(row.shape)[:, : units.num_stages] + units.codes
+        distinct, place = np.unique(stage.ravel(), return_inverse=True)
+        every = [costs_of(costed, *divmod(number, len(CODES))) for number in distinct.tolist()]
+        for costs in every:
+            if id(costs) not in rows:
+                rows[id(costs)] = len(latency)
+                latency.append(costs.latency)
+        row[:, : units.num_stages] = np.array([rows[id(costs)] for costs in every])[place].reshape(stage.shape)
         row[:, units.num_stages :] = len(latency) + programs.edge[units.copy]
         for source, target, is_gradient, pair in programs.edges:
             sizes = edge_bytes(costed, source, target, Phase.BACKWARD if is_gradient else Phase.FORWARD)

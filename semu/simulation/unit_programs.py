@@ -41,13 +41,15 @@ def programs_of(recipe: Recipe, units: PipelineUnits) -> UnitPrograms:
 
 def _find(recipe: Recipe, units: PipelineUnits) -> UnitPrograms:
     chunk, part, producer, consumer = units.chunk[units.copy], units.parts, units.producer, units.consumer
-    is_gradient = np.broadcast_to(units.phase[producer] > 0, units.pair.shape)
-    ends = np.stack((units.chunk[:, producer], units.chunk[:, consumer], is_gradient, units.pair))
-    edges, edge = np.unique(ends.reshape(4, -1), axis=1, return_inverse=True)
+    ends = units.chunk[:, producer], units.chunk[:, consumer], units.phase[producer] > 0, units.pair
+    sizes = units.shape.num_chunks, units.shape.num_chunks, 2, max(len(units.pairs), 1)
+    code = ((ends[0].astype(np.int64) * sizes[1] + ends[1]) * sizes[2] + ends[2]) * sizes[3] + ends[3]
+    distinct, edge = np.unique(code.ravel(), return_inverse=True)
+    edges = np.unravel_index(distinct, sizes)
     moved = recipe.moved_columns(chunk[:, producer], part[:, producer], chunk[:, consumer], part[:, consumer])
     return UnitPrograms(
         kind=np.concatenate((recipe.kind_of(chunk, part), np.full_like(moved, -1)), axis=1).ravel(),
         column=np.concatenate((recipe.column_of(chunk, part), moved), axis=1).ravel(),
-        edges=tuple(zip(*edges.tolist(), strict=True)),
+        edges=tuple(zip(*(end.tolist() for end in edges), strict=True)),
         edge=edge.reshape(units.pair.shape),
     )
