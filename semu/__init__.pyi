@@ -6,6 +6,7 @@ from semu import engine as engine
 from semu import errors as errors
 from semu import graph as graph
 from semu import hardware as hardware
+from semu import memo as memo
 from semu import nn as nn
 from semu import parallel as parallel
 from semu import schedule as schedule

@@ -32,6 +32,7 @@ from semu.compile.host_weights import parameters_on_host
 from semu.compile.tracer import Block, HeldParameter
 from semu.hardware.device import RELOAD
 from semu.job import TrainingJob
+from semu.nn.module import Parameter
 from semu.nn.trace.offload import HOST_LINK
 from semu.parallel.data import gradient_buckets
 from semu.parallel.mesh import Mesh
@@ -83,7 +84,7 @@ def is_sharded_inside(job: TrainingJob) -> bool:
 class _Planner:
     """Makes units, and one template for units of equal costs."""
 
-    def __init__(self, job: TrainingJob, mesh: Mesh, first_template: int, on_host: frozenset[int]) -> None:
+    def __init__(self, job: TrainingJob, mesh: Mesh, first_template: int, on_host: frozenset[Parameter]) -> None:
         self.job, self.mesh, self.first_template, self.on_host = job, mesh, first_template, on_host
         self.templates: dict[Costs, int] = {}
 
@@ -179,7 +180,7 @@ class _Planner:
         size = self.job.training.precision.tensor_dtype.size_bytes
         units = []
         for position, block in enumerate(blocks):
-            own = {id(held.parameter): held.elements for held in block.parameters if id(held.parameter) in self.on_host}
+            own = {held.parameter: held.elements for held in block.parameters if held.parameter in self.on_host}
             if own:
                 template = self._template(HostCopyCosts(sum(own.values()) * size, HOST_LINK[RELOAD]))
                 units.append(Exchange(template, (position,), True, False, ((),), is_copied=True))
@@ -188,7 +189,7 @@ class _Planner:
     def _shard_bytes(self, members: Members, ranks: int) -> int:
         """What a rank copies of a sharded unit from the host before each gather; shards are rounded up."""
         training = self.job.training
-        away = {id(held.parameter): held for _, held in members if id(held.parameter) in self.on_host}
+        away = {held.parameter: held for _, held in members if held.parameter in self.on_host}
         size = training.precision.tensor_dtype.size_bytes
         if not self.job.shards_are_masters:
             return -(-sum(held.elements for held in away.values()) // ranks) * size
@@ -199,12 +200,12 @@ class _Planner:
 
 def _split(blocks: Sequence[Block], is_expert: bool) -> tuple[Members, dict[int, Members]]:
     """The parameters that several blocks use, and by position those that one block uses, in forward order."""
-    uses: dict[int, Members] = {}
+    uses: dict[Parameter, Members] = {}
     for position, block in enumerate(blocks):
         for held in block.parameters:
             if held.is_expert is not is_expert:
                 continue
-            uses.setdefault(id(held.parameter), []).append((position, held))
+            uses.setdefault(held.parameter, []).append((position, held))
     shared: Members = []
     own: dict[int, Members] = {}
     for members in uses.values():
@@ -215,5 +216,5 @@ def _split(blocks: Sequence[Block], is_expert: bool) -> tuple[Members, dict[int,
 
 def _elements(members: Members, *, written: bool = False) -> int:
     """Elements of the distinct parameters; ``written``: of those whose gradient somebody writes."""
-    chosen = {id(held.parameter): held.elements for _, held in members if held.writers or not written}
+    chosen = {held.parameter: held.elements for _, held in members if held.writers or not written}
     return sum(chosen.values())

@@ -31,6 +31,7 @@ from semu.compile.parameter_pools import ParameterPool
 from semu.compile.tracer import Block
 from semu.errors import ConfigError
 from semu.job import Fp8Weights, Precision, RecomputeMethod, TrainingJob
+from semu.nn.module import Parameter
 
 if TYPE_CHECKING:
     from semu.compile.layout import Layout
@@ -59,8 +60,8 @@ class HostWeights:
         )
 
 
-def parameters_on_host(blocks: Iterable[Block]) -> frozenset[int]:
-    """Identities of the parameters that live on the host: of chosen layers, used by no other block.
+def parameters_on_host(blocks: Iterable[Block]) -> frozenset[Parameter]:
+    """The parameters that live on the host: of chosen layers, used by no other block.
 
     Args:
         blocks: of the whole model.
@@ -68,13 +69,13 @@ def parameters_on_host(blocks: Iterable[Block]) -> frozenset[int]:
     every = list(blocks)
     if not any(block.is_streamed for block in every):
         return frozenset()
-    users = Counter(key for block in every for key in {id(held.parameter) for held in block.parameters})
+    users = Counter(key for block in every for key in {held.parameter for held in block.parameters})
     return frozenset(
-        id(held.parameter)
+        held.parameter
         for block in every
         if block.is_streamed
         for held in block.parameters
-        if users[id(held.parameter)] == 1
+        if users[held.parameter] == 1
     )
 
 
@@ -89,7 +90,7 @@ def _of_pool(layout: Layout, pool: ParameterPool) -> HostWeights:
     job, on_host = layout.job, layout.cut.on_host
     training, zero = job.training, job.parallel.zero
     size = training.precision.tensor_dtype.size_bytes
-    away = sum(held.elements for held in pool.held if id(held.parameter) in on_host)
+    away = sum(held.elements for held in pool.held if held.parameter in on_host)
     trained = trained_on_host(layout, pool)
 
     def share(elements: int) -> int:
@@ -109,7 +110,7 @@ def _of_pool(layout: Layout, pool: ParameterPool) -> HostWeights:
 
 def trained_on_host(layout: Layout, pool: ParameterPool) -> int:
     """Trained elements of a pool that live on the host."""
-    return sum(held.elements for held in pool.trained if id(held.parameter) in layout.cut.on_host)
+    return sum(held.elements for held in pool.trained if held.parameter in layout.cut.on_host)
 
 
 def check_weights(job: TrainingJob) -> None:

@@ -20,6 +20,7 @@ from semu.compile.template_cache import LIBRARIES, CompiledBlock, JoinedLibrary
 from semu.compile.tracer import Block, HeldParameter, ModelTracer
 from semu.job import Fp8Weights, TrainingJob
 from semu.nn.model import ModalityModule
+from semu.nn.module import Parameter
 from semu.parallel.mesh import Mesh
 from semu.parallel.pipeline import Chunk, deal_chunks, second_copy
 from semu.parallel.segments import place_modules
@@ -46,17 +47,17 @@ class Cut:
     @cached_property
     def held(self) -> tuple[tuple[tuple[int, int, HeldParameter], ...], ...]:
         """Per rank, (chunk, block, parameter) for every parameter that it stores, each once, in forward order."""
-        by_rank: list[dict[int, tuple[int, int, HeldParameter]]] = [{} for _ in range(self.num_ranks)]
+        by_rank: list[dict[Parameter, tuple[int, int, HeldParameter]]] = [{} for _ in range(self.num_ranks)]
         for chunks in self.by_rank:
             for chunk in chunks:
                 for number, block in enumerate(chunk.blocks):
                     for held in block.parameters:
-                        by_rank[chunk.chunk.rank].setdefault(id(held.parameter), (chunk.chunk.index, number, held))
+                        by_rank[chunk.chunk.rank].setdefault(held.parameter, (chunk.chunk.index, number, held))
         return tuple(tuple(found.values()) for found in by_rank)
 
     @cached_property
-    def on_host(self) -> frozenset[int]:
-        """Identities of the parameters that live on the host."""
+    def on_host(self) -> frozenset[Parameter]:
+        """The parameters that live on the host."""
         return parameters_on_host(block for chunk in self.chunks[: self.num_stages] for block in chunk.blocks)
 
     @cached_property

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.job.experts import mixtures
+from semu.nn.module import Parameter
 from semu.nn.rules.reshard import Resharding, TokenLayout
 from semu.nn.streams import changes_of
 from semu.nn.trace.block import CarrySpec
 from semu.nn.trace.tensor import Sequences
 from semu.nn.trace.tracing import TraceOptions
+from semu.parallel.axes import PEERS
 from semu.parallel.config import Parallel
 from semu.parallel.mesh import Mesh
 from semu.parallel.tensor import megatron_plan
@@ -72,13 +74,9 @@ def resharded(
     Raises:
         ConfigError: tensors that are not tokens of a data stream.
     """
-    if (giver.parallel.tp, giver.parallel.cp, giver.token_shards) == (
-        taker.parallel.tp,
-        taker.parallel.cp,
-        taker.token_shards,
-    ):
+    alone = _peers(giver.parallel) == _peers(taker.parallel)
+    if alone and giver.token_shards == taker.token_shards:
         return tuple(specs)
-    alone = (giver.parallel.tp, giver.parallel.cp) == (taker.parallel.tp, taker.parallel.cp)
     result = []
     for spec in specs:
         stream = spec.sequences.stream if spec.sequences is not None else ""
@@ -98,8 +96,12 @@ def resharded(
 
 
 def _said(setting: ModuleSetting) -> str:
-    own = setting.parallel
-    return f"tp = {own.tp}, cp = {own.cp}, sequence_parallel = {str(own.sequence_parallel).lower()}"
+    return f"{_peers(setting.parallel)}, sequence_parallel = {str(setting.parallel.sequence_parallel).lower()}"
+
+
+def _peers(parallel: Parallel) -> str:
+    """How one replica's pipeline rank is spread: ``tp = 2, cp = 1``."""
+    return ", ".join(f"{name} = {parallel.sizes[name]}" for name in PEERS)
 
 
 def spreads(job: TrainingJob) -> tuple[Spread, ...]:
@@ -130,8 +132,8 @@ def check_spread(job: TrainingJob, modules: Mapping[str, Sequence[str]], columns
                     f"{name} reads streams with different numbers of sequences, {first!r} and {stream!r}, so that its "
                     "items cannot be spread over groups of ranks",
                     where=f"parallel.modules.{name}",
-                    expected=f"tp = {job.parallel.tp}, cp = {job.parallel.cp} as the job",
-                    got=f"tp = {job.parallel.of_module(name).tp}, cp = {job.parallel.of_module(name).cp}",
+                    expected=f"{_peers(job.parallel)} as the job",
+                    got=_peers(job.parallel.of_module(name)),
                     nearest=f"tp = {job.parallel.tp}",
                 )
 
@@ -166,18 +168,18 @@ def refuse_modules(job: TrainingJob) -> None:
             expected="no zero_group, or no [parallel.modules]",
             got=job.parallel.zero_group,
         )
-    owner: dict[int, str] = {}
+    owner: dict[Parameter, str] = {}
     for module in job.model.modules:
         if job.parallel.item_groups(module.name) > 1 and not module.inputs:
             raise ConfigError(
                 f"{module.name} gets nothing from the data loader: there are no items to spread over groups of ranks",
                 where=f"parallel.modules.{module.name}",
-                expected=f"tp = {job.parallel.tp}, cp = {job.parallel.cp} as the job",
+                expected=f"{_peers(job.parallel)} as the job",
                 got=f"tp = {job.parallel.of_module(module.name).tp}",
                 nearest=f"tp = {job.parallel.tp}",
             )
         for path, parameter in module.body.named_parameters(module.name):
-            other = owner.setdefault(id(parameter), module.name)
+            other = owner.setdefault(parameter, module.name)
             if job.parallel.of_module(other) != job.parallel.of_module(module.name):
                 raise ConfigError(
                     f"{path} is shared by {other} and {module.name}, which have different parallelism",

@@ -69,7 +69,7 @@ class CompiledBlock:
         Args:
             traced: the block. parameters: those of its module, in the order of ``named_parameters``.
         """
-        number = {id(parameter): position for position, parameter in enumerate(parameters)}
+        number = {parameter: position for position, parameter in enumerate(parameters)}
         backward = traced.graph.operators[traced.num_forward :]
         writer = {tensor: op.index - traced.num_forward for op in backward for tensor in op.outputs}
         return cls(
@@ -88,7 +88,7 @@ class CompiledBlock:
             input_gradients=tuple(tensor is not None for tensor in traced.input_gradients),
             slots=tuple(
                 ParameterSlot(
-                    number=number[id(use.parameter)],
+                    number=number[use.parameter],
                     path=use.path,
                     elements=use.numel,
                     is_sharded=use.is_sharded,

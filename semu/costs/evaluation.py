@@ -64,7 +64,7 @@ def distinct_shapes(
         spreads: modality modules that spread their items over groups of ranks.
         windows: of attention, by stream and module.
     """
-    if microbatches and not spreads and len(set(map(id, microbatches))) == 1:  # one microbatch again and again
+    if microbatches and not spreads and all(item is microbatches[0] for item in microbatches):
         lengths = tuple([(name, own.tobytes()) for name, own in microbatches[0].lengths.items()])
         used = tuple([(name, tuple(own)) for name, own in (windows or {}).items()])
         alone = _COLUMNS.get(

@@ -64,18 +64,14 @@ def _slots(alone: Consolidated, places: PlaceEdges) -> tuple[Slots, NDArray[np.i
     slot_of[binds] = inverse.ravel()
     owner, op = distinct[:, 0], distinct[:, 1]
     start = np.array([alone.start[alone.variant[u]][o] for u, o in distinct.tolist()])
-    number: dict[int, int] = {}
-    programs: list[StageProgram] = []
+    programs: dict[StageProgram, int] = {}
     prog = np.full(num_units, -1, dtype=np.int32)
     cost_ptr = np.full(num_units, -1, dtype=np.int64)
     costs: list[NDArray[np.float64]] = []
     filled = 0
     for unit in np.unique(owner).tolist():
         program = alone.programs[alone.variant[unit]]
-        if id(program) not in number:
-            number[id(program)] = len(programs)
-            programs.append(program)
-        prog[unit] = number[id(program)]
+        prog[unit] = programs.setdefault(program, len(programs))
         whole = alone.partition.units[unit]
         costs.append(alone.latency[whole.first : whole.last])
         cost_ptr[unit] = filled

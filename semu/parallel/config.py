@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
-from semu.checks import check_switch, check_word, is_integer
+from semu.checks import check_member, check_switch, check_word, is_integer
 from semu.errors import ConfigError
 from semu.nn.trace.sharding import ContextKind, ShardingStyle
 from semu.parallel.axes import ParallelSizes
-from semu.parallel.context import read_kind, sequence_parts
+from semu.parallel.context import sequence_parts
 from semu.parallel.layout import PipelineLayout
 from semu.parallel.modules import ModuleParallel
 from semu.parallel.segments import check_segments
@@ -116,7 +116,8 @@ class Parallel(ParallelSizes):
         )
         object.__setattr__(self, "shares", shares)
 
-        object.__setattr__(self, "cp_kind", read_kind(self.cp_kind))
+        kind = check_member(self.cp_kind, ContextKind, "parallel.cp_kind", "kind of context parallelism")
+        object.__setattr__(self, "cp_kind", kind)
         self._set_modules()
         object.__setattr__(self, "plan", {pattern: _style(pattern, style) for pattern, style in self.plan.items()})
 

@@ -1,25 +1,18 @@
-"""Context parallelism: how sequences are cut over the ranks of a group, and which groups a module may have."""
+"""Context parallelism: how sequences are cut over the ranks of a group, and which groups a module may have.
+
+How these ranks exchange keys and values is in ``semu.nn.rules.attention.context``, what a job must fulfil in
+``semu.simulation.checks.context_parallel``.
+"""
 
 from __future__ import annotations
 
-from semu.checks import check_member
 from semu.errors import ConfigError
-from semu.nn.trace.sharding import ContextKind
 
 
 def sequence_parts(cp: int) -> int:
     """Chunks into which context parallelism cuts every sequence: 1, or 2 x cp, of which rank r holds number r and
     number 2 cp - 1 - r, so that all ranks do equally much under a causal mask (Megatron-LM; 2407.21783 §3.3.2)."""
     return 2 * cp if cp > 1 else 1
-
-
-def read_kind(kind: ContextKind | str) -> ContextKind:
-    """A kind of exchange, or the one of a word.
-
-    Raises:
-        ConfigError: an unknown word.
-    """
-    return check_member(kind, ContextKind, "parallel.cp_kind", "kind of context parallelism")
 
 
 def module_ranks(cp: int | None, job_cp: int, where: str) -> int:

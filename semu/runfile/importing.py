@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from semu.errors import ConfigError, nearest_name
 from semu.imports.megatron import is_megatron, read_arguments
 from semu.nn import Module
+from semu.nn.module import Parameter
 from semu.runfile.config import RunConfig
 from semu.runfile.hf_run import complete_hf_run
 from semu.runfile.overrides import Overrides
@@ -186,13 +187,13 @@ def describe_model(run: RunConfig) -> list[Mapping[str, Any]]:
         Rows with ``path``, ``count``, ``parameters_each``, ``parameters`` and ``level`` (0 block, 1 part of one).
     """
     rows: list[Mapping[str, Any]] = []
-    seen: set[int] = set()
+    seen: set[Parameter] = set()
     for modality in run.model.modules:
         groups: list[list[tuple[str, int, tuple[tuple[str, int], ...]]]] = []
         for path, block in modality.blocks():
             parts = tuple((name, _own(child, seen)) for name, child in block.named_children())
             entry = (path, _own(block, seen), parts)
-            seen.update(id(parameter) for _, parameter in block.named_parameters())
+            seen.update(parameter for _, parameter in block.named_parameters())
             if groups and groups[-1][0][1:] == entry[1:] and parts:
                 groups[-1].append(entry)
             else:
@@ -205,9 +206,9 @@ def describe_model(run: RunConfig) -> list[Mapping[str, Any]]:
     return rows
 
 
-def _own(module: Module, seen: set[int]) -> int:
+def _own(module: Module, seen: set[Parameter]) -> int:
     """Parameters below a module that no block before it has: a tied table counts where it comes first."""
-    return sum(parameter.numel for _, parameter in module.named_parameters() if id(parameter) not in seen)
+    return sum(parameter.numel for _, parameter in module.named_parameters() if parameter not in seen)
 
 
 def _row(path: str, count: int, each: int, level: int) -> Mapping[str, Any]:

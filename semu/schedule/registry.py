@@ -70,6 +70,11 @@ def schedule_family(name: str, where: str = "schedule") -> ScheduleFamily:
     return find_named("schedule", name, ALL_SCHEDULES, where=where)
 
 
+def is_executed(name: str) -> bool:
+    """Whether a job can run a schedule of this name, in the placement that it needs."""
+    return name in ALL_SCHEDULES
+
+
 def compared_schedules() -> tuple[str, ...]:
     """What a comparison compares by default: one of each idea; every shipped setup sees what is best for it or within a
     hundredth of that."""

@@ -29,7 +29,7 @@ class Binding:
     lag: NDArray[np.float64] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Inside:
     """The operators of one stage on every replica.
 

@@ -23,6 +23,7 @@ from semu.costs.segment_costs import stage_costs
 from semu.costs.shape_costs import ShapeCosts
 from semu.graph.rounded import with_rounded
 from semu.job import Recompute, TrainingJob
+from semu.nn.module import Parameter
 from semu.nn.streams import derived_in
 from semu.nn.window import windows_in
 from semu.searcher.grid.space import Point, job_at
@@ -89,11 +90,11 @@ class BlockTable:
         blocks = [block for chunk in layout.chunks[: layout.cut.num_stages] for block in chunk.blocks]
         model = cost_model_of(layout.library, own.profile, None)
         elements, trained = np.zeros((2, 2, len(blocks)), dtype=np.int64)
-        seen: set[int] = set()
+        seen: set[Parameter] = set()
         for number, block in enumerate(blocks):
             for held in block.parameters:
-                if id(held.parameter) not in seen:
-                    seen.add(id(held.parameter))
+                if held.parameter not in seen:
+                    seen.add(held.parameter)
                     elements[int(held.is_expert), number] += held.elements
                     if held.parameter.requires_grad:
                         trained[int(held.is_expert), number] += held.elements

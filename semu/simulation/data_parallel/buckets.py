@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from semu import memo
 from semu.compile.layout import Layout
 from semu.compile.parameter_pools import ParameterPool
+from semu.nn.module import Parameter
 from semu.parallel.data import Bucket, gradient_buckets
 
 
@@ -27,7 +28,7 @@ class RankBucket:
 def rank_buckets(
     layout: Layout,
     rank: int,
-    parameters: Sequence[int],
+    parameters: Sequence[Parameter],
     elements: Sequence[int],
     slots: Sequence[int],
     *,
@@ -37,7 +38,7 @@ def rank_buckets(
 
     Args:
         rank: pipeline rank.
-        parameters, elements, slots: identity, local elements and virtual stage of each, in order of readiness.
+        parameters, elements, slots: parameter, local elements and virtual stage of each, in order of readiness.
         overlapped: as ``gradient_buckets``.
     Source:
         Megatron-LM's DistributedDataParallel: buffers of expert-parallel parameters of their own, one bucket size. Its
@@ -46,7 +47,7 @@ def rank_buckets(
     found: list[RankBucket] = []
     pools = layout.pools(rank)
     for pool in pools:
-        own = {id(held.parameter) for held in pool.held} if len(pools) > 1 else None
+        own = {held.parameter for held in pool.held} if len(pools) > 1 else None
         chosen = [number for number, key in enumerate(parameters) if own is None or key in own]
         if not chosen or pool.ranks == 1:
             continue

@@ -11,6 +11,7 @@ from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
+from semu.parallel.axes import DATA
 from semu.simulation.transfers import collective, on_device
 
 SCALAR_BYTES = 4
@@ -93,15 +94,10 @@ def norm_group(layout: Layout) -> CommGroup:
     span = 1
     if any(layout.experts_by(rank) for rank in range(parallel.pp)):
         span = -(-parallel.ep * parallel.expert_tensor_ranks // parallel.tp)
-    sharing = parallel.shard_ranks // (parallel.cp * parallel.copies)
-    replicas = range(sharing if parallel.zero >= 1 else -(-span // parallel.cp))
+    if span > parallel.cp:
+        span = -(-span // parallel.cp) * parallel.cp  # whole replicas
+    ranks = parallel.shard_ranks // parallel.copies if parallel.zero >= 1 else span
     halves = parallel.copies if parallel.zero == 0 else 1  # of two copies of the model, half of the ranks hold one
-    contexts = range(parallel.cp if parallel.zero >= 1 else min(span, parallel.cp))
-    gpus = [
-        mesh.gpu(pp=pp, dp=dp, cp=cp, tp=tp)
-        for pp in range(parallel.pp // halves)
-        for dp in replicas
-        for cp in contexts
-        for tp in range(parallel.tp)
-    ]
+    firsts = (mesh.gpu(pp=pp) for pp in range(parallel.pp // halves))
+    gpus = [first + peer for first in firsts for peer in range(ranks * parallel.stride(DATA[0]))]
     return layout.job.cluster.place_group("world", gpus)

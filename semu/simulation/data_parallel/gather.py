@@ -56,7 +56,7 @@ def _gather(costed: CostedJob, rank: int, alike: _Alike) -> ParameterGather:
     held = [
         entry
         for entry in layout.held_by(rank)
-        if entry[2].parameter.requires_grad and id(entry[2].parameter) not in on_host
+        if entry[2].parameter.requires_grad and entry[2].parameter not in on_host
     ]
     slots = [layout.chunks[chunk].chunk.slot for chunk, _, _ in held]
     elements = [h.elements for _, _, h in held]
@@ -65,7 +65,7 @@ def _gather(costed: CostedJob, rank: int, alike: _Alike) -> ParameterGather:
     key = (tuple(elements), tuple(each), tuple(slots), pools) if len(pools) == 1 else None
     found = alike.get(key) if key is not None else None
     if found is None:
-        keys = [id(h.parameter) for _, _, h in held]
+        keys = [h.parameter for _, _, h in held]
         buckets = rank_buckets(layout, rank, keys, elements, slots, overlapped=True)
         sizes = [sum([each[member] for member in bucket.members]) for bucket in buckets]
         groups = [bucket.pool.shard_group(rank) for bucket in buckets]

@@ -16,6 +16,7 @@ from semu.compile.tracer import HeldParameter
 from semu.costs.evaluation import Evaluation
 from semu.costs.phases import program_of, split_of
 from semu.errors import InternalError
+from semu.nn.module import Parameter
 from semu.schedule.phases import BACKWARD, INPUT, WEIGHT
 from semu.schedule.problem import PipelineProblem
 from semu.simulation.context import PipelineRun, TimedJob
@@ -72,14 +73,14 @@ class Trained:
     """The trained parameters of all pipeline ranks, rank after rank.
 
     Attributes:
-        keys, elements, slots: of each: identity, local elements, virtual stage.
+        keys, elements, slots: of each: itself, local elements, virtual stage.
         ptr: where each rank's begin, and their number. rank: int64[num_parameters], whose each is.
         unreached: int64[..], those that get no gradient; they are reduced all the same, at the end.
         written: per chunk with a backward stage, of each rank from the last to the first, what completes its
             gradients; where backwards are split, by part.
     """
 
-    keys: list[int]
+    keys: list[Parameter]
     elements: list[int]
     slots: list[int]
     ptr: list[int]
@@ -218,7 +219,7 @@ def _by_parts(layout: Layout, whole: Trained) -> Trained:
 
 
 def _find_trained(layout: Layout) -> Trained:
-    keys: list[int] = []
+    keys: list[Parameter] = []
     elements: list[int] = []
     slots: list[int] = []
     unreached: list[int] = []
@@ -226,7 +227,7 @@ def _find_trained(layout: Layout) -> Trained:
     ptr = [0]
     starts: dict[StageProgram, list[int]] = {}
     for rank in range(layout.cut.num_ranks):
-        place: dict[int, int] = {}
+        place: dict[Parameter, int] = {}
         first = ptr[-1]
         for chunk in reversed(layout.chunks_of(rank)):
             if chunk.backward is None:
@@ -234,7 +235,7 @@ def _find_trained(layout: Layout) -> Trained:
             completed = _completing(chunk, starts)
             slot, chosen = chunk.chunk.slot, list[int]()
             for held, _ in completed:
-                key = id(held.parameter)
+                key = held.parameter
                 number = place.get(key)
                 if number is None:
                     number = place[key] = first + len(place)
@@ -250,7 +251,7 @@ def _find_trained(layout: Layout) -> Trained:
             by_kind = {kind: _same_order(completed, _completing(layout.kinds[kind], starts)) for kind in others}
             written.append(Writers(chunk.chunk.index, BACKWARD, writers, writers, places, by_kind))
         for number, _, held in layout.held_by(rank):
-            key = id(held.parameter)
+            key = held.parameter
             if key not in place and held.parameter.requires_grad:
                 place[key] = first + len(place)
                 unreached.append(place[key])
@@ -284,7 +285,7 @@ def _same_order(
     known: Sequence[tuple[HeldParameter, int]], found: Sequence[tuple[HeldParameter, int]]
 ) -> NDArray[np.int64]:
     """Positions in a variant of a chunk, in the order in which the chunk's first variant names its parameters."""
-    if [id(held.parameter) for held, _ in known] != [id(held.parameter) for held, _ in found]:
+    if [held.parameter for held, _ in known] != [held.parameter for held, _ in found]:
         raise InternalError("variants of a chunk complete other gradients", where=known[0][0].path)
     return np.array([writer for _, writer in found], dtype=np.int64)
 

@@ -17,6 +17,7 @@ from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
+from semu.nn.module import Parameter
 from semu.simulation.data_parallel.buckets import RankBucket
 from semu.simulation.transfers import collective, moved
 
@@ -68,20 +69,20 @@ def unit_name(number: int) -> str:
     return f"gradients {number}"
 
 
-def unit_buckets(layout: Layout, rank: int, keys: list[int], reached: list[bool]) -> list[tuple[int, RankBucket]]:
+def unit_buckets(layout: Layout, rank: int, keys: list[Parameter], reached: list[bool]) -> list[tuple[int, RankBucket]]:
     """Units with gradients, as buckets, in the order in which their last gradients are complete.
 
     Args:
-        keys: identity of each trained parameter, in order of readiness. reached: whether it gets a gradient.
+        keys: the trained parameters, in order of readiness. reached: whether it gets a gradient.
     Returns:
         (number of the unit, bucket).
     """
     place = {key: number for number, key in enumerate(keys) if reached[number]}
     found = []
     for number, unit in enumerate(held_units(layout, rank)):
-        own = [held for held in unit.members if id(held.parameter) in place]
+        own = [held for held in unit.members if held.parameter in place]
         if own:
-            members = tuple(sorted(place[id(held.parameter)] for held in own))
+            members = tuple(sorted(place[held.parameter] for held in own))
             found.append((number, RankBucket(sum(held.elements for held in own), members, unit.pool)))
     return sorted(found, key=lambda item: item[1].members[-1])
 

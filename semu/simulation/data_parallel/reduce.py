@@ -18,6 +18,7 @@ from semu.compile.layout import Layout
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
+from semu.nn.module import Parameter
 from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.data_parallel.collectives import ReductionPlan, has_reductions, reduction_plan
 from semu.simulation.data_parallel.gradient_times import Gradients, last_nodes, pipeline_gradients, rank_end
@@ -151,15 +152,15 @@ _TIED_GROUPS = memo.ScopedTable[CommGroup]("groups of pipeline ranks in a place,
 def _shared(layout: Layout) -> list[tuple[int, list[int]]]:
     """Elements of every trained parameter that several pipeline ranks hold, and these ranks."""
     num_ranks = layout.job.parallel.pp // layout.cut.copies
-    times = Counter([id(held.parameter) for rank in range(num_ranks) for _, _, held in layout.held_by(rank)])
+    times = Counter([held.parameter for rank in range(num_ranks) for _, _, held in layout.held_by(rank)])
     several = {key for key, count in times.items() if count > 1}
-    holders: dict[int, list[int]] = {}
-    elements: dict[int, int] = {}
+    holders: dict[Parameter, list[int]] = {}
+    elements: dict[Parameter, int] = {}
     for rank in range(num_ranks) if several else ():
         for _, _, held in layout.held_by(rank):
-            if id(held.parameter) in several and held.parameter.requires_grad:
-                holders.setdefault(id(held.parameter), []).append(rank)
-                elements[id(held.parameter)] = held.elements
+            if held.parameter in several and held.parameter.requires_grad:
+                holders.setdefault(held.parameter, []).append(rank)
+                elements[held.parameter] = held.elements
     found = [(elements[key], ranks) for key, ranks in holders.items() if len(ranks) > 1]
     if layout.cut.copies > 1:
         found += [(count, [layout.job.parallel.pp - 1 - rank for rank in ranks]) for count, ranks in found]

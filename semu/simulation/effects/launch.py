@@ -77,12 +77,12 @@ def launching_hosts(
     host[stages] = nodes.num_units + np.arange(len(stages))
     latency = np.zeros((len(nodes.latency), len(stages)))
     bindings: list[Binding] = []
-    bounds: dict[int, tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]] = {}
+    bounds: dict[Inside, tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]] = {}
     for number, unit in enumerate(stages.tolist()):
         inside = insides.of(unit)
-        if id(inside) not in bounds:
-            bounds[id(inside)] = _issued(inside, launch_s)
-        bound, lag, latency[:, number] = bounds[id(inside)]
+        if inside not in bounds:
+            bounds[inside] = _issued(inside, launch_s)
+        bound, lag, latency[:, number] = bounds[inside]
         if len(bound):
             bindings.append(Binding(unit, np.full(len(bound), host[unit]), bound, lag))
     chain = [np.stack((host[order[:-1]], host[order[1:]]), axis=1) for order in orders]

@@ -96,10 +96,10 @@ def unsharded_memory(iteration: Iteration, rank: int) -> UnshardedMemory | None:
 
 def _users(layout: Layout, rank: int, unit: HeldUnit) -> dict[int, list[int]]:
     """Chunk -> its blocks that use a parameter of the unit."""
-    own = {id(held.parameter) for held in unit.members}
+    own = {held.parameter for held in unit.members}
     found: dict[int, list[int]] = {}
     for chunk in layout.chunks_of(rank):
-        blocks = [n for n, block in enumerate(chunk.blocks) if any(id(h.parameter) in own for h in block.parameters)]
+        blocks = [n for n, block in enumerate(chunk.blocks) if any(h.parameter in own for h in block.parameters)]
         if blocks:
             found[chunk.chunk.index] = blocks
     return found
@@ -122,7 +122,7 @@ class _FirstWriters:
 
     def start(self, unit: HeldUnit, users: Mapping[int, Sequence[int]]) -> NDArray[np.float64]:
         """float64[num_replicas] [s]."""
-        own = {id(held.parameter) for held in unit.members}
+        own = {held.parameter for held in unit.members}
         begin = np.full(self.run.num_replicas, np.inf)
         for number, positions in users.items():
             chunk = self.layout.chunks[number]
@@ -133,7 +133,7 @@ class _FirstWriters:
                 first[position] + writer
                 for position in positions
                 for held in chunk.blocks[position].parameters
-                if id(held.parameter) in own
+                if held.parameter in own
                 for writer in held.writers
             ]
             for code, some in self._by_stage(number, operators):

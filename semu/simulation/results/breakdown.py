@@ -300,9 +300,8 @@ def _flop(
     hardware = model = full = 0
     for name, stages in _stages_by_module(layout, kinds).items():
         calls = np.zeros(len(library.operators), dtype=np.int64)
-        distinct = {id(stage): stage for stage in stages}
-        for number, times in Counter(map(id, stages)).items():
-            calls += times * np.bincount(distinct[number].rows, minlength=len(library.operators))
+        for stage, times in Counter(stages).items():
+            calls += times * np.bincount(stage.rows, minlength=len(library.operators))
         rows = np.flatnonzero(calls).tolist()
         operators = [library.operators[row] for row in rows]
         own = layout.mesh.of_module(name).parallel

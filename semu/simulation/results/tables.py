@@ -54,7 +54,7 @@ def top_operators(costs: ReplicaCosts) -> tuple[tuple[TopOperator, ...], dict[st
     layout, model = costs.costed.layout, costs.costed.cost_model
     library = layout.library
     where: dict[int, str] = {}
-    known: dict[int, list[tuple[int, int, int]]] = {}
+    occurrences: dict[StageProgram, list[tuple[int, int, int]]] = {}
     total_of: dict[int, float] = {}
     calls_of: Counter[int] = Counter()
     for number, chunk in enumerate(layout.kinds):
@@ -63,9 +63,9 @@ def top_operators(costs: ReplicaCosts) -> tuple[tuple[TopOperator, ...], dict[st
         seconds, runs = costs.row_seconds(number), int(costs.times[number].sum())
         for stage in (chunk.forward, chunk.backward):
             if stage is not None:
-                if id(stage) not in known:
-                    known[id(stage)] = _occurrences(stage)
-                for row, block, count in known[id(stage)]:
+                if stage not in occurrences:
+                    occurrences[stage] = _occurrences(stage)
+                for row, block, count in occurrences[stage]:
                     total_of[row] = total_of.get(row, 0.0) + count * float(seconds[row])
                     calls_of[row] += count * runs
                     where.setdefault(row, chunk.blocks[block].path)
