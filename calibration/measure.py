@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,26 +23,12 @@ from calibration.attention import attention_cases
 from calibration.case import Case
 from calibration.gemm import gemm_cases
 from calibration.memory import memory_cases
+from calibration.options import Options
 from calibration.steps import step_cases
 from semu.errors import ConfigError, SemuError, unknown_name
 
 KERNELS = ("gemm", "attention", "memory")
 FAMILIES = (*KERNELS, "steps", "collectives")
-
-
-@dataclass(frozen=True)
-class Options:
-    """What was asked for; see ``parse`` and ``--help``."""
-
-    out: Path
-    only: tuple[str, ...]
-    device: str
-    device_name: str | None
-    source: str
-    topology: str | None
-    quick: bool
-    compiled: bool
-    settle_s: float
 
 
 def parse(arguments: Sequence[str], *, num_processes: int = 1) -> Options:

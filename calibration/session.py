@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -19,14 +18,12 @@ from calibration.gemm import build_gemm
 from calibration.machine import describe, record_run, table_name
 from calibration.memory_calls import build_memory
 from calibration.model_step import measure_step
+from calibration.options import Options
 from calibration.steps import StepCase
 from calibration.table import SCHEMAS, Table, Value, with_remarks
 from calibration.timing import QUICK, SUSTAINED, Timing
 from semu.errors import ConfigError
 from semu.files import make_folder, write_text
-
-if TYPE_CHECKING:
-    from calibration.measure import Options
 
 Progress = Callable[[str], None]
 BUILDERS = {"gemm": build_gemm, "attention": build_attention, "memory_ops": build_memory}

@@ -12,7 +12,7 @@ from pathlib import Path
 import networkx as nx
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("semu", "semu_models")
+PACKAGES = ("semu", "semu_models", "calibration")
 
 # (module, module it imports) -> why this import may close a circle.
 CIRCLES: dict[tuple[str, str], str] = {
@@ -42,6 +42,8 @@ LONG_FUNCTIONS = {
 FULL_FOLDERS: dict[str, str] = {}
 # Modules with a public function of their name, to be renamed.
 SHARED_NAMES = {
+    "calibration.collective_cases",
+    "calibration.compare",
     "semu.baselines.fsdp",
     "semu.baselines.greedy",
     "semu.baselines.layer_costs",

@@ -46,6 +46,8 @@ from semu.job.recomputation import check_single_layers, read_method, read_recomp
 from semu.nn.trace.recompute_plan import RecomputePlan
 from semu.parallel.config import Overlap
 
+ALWAYS, ELSEWHERE = Shown.ALWAYS, Shown.ELSEWHERE
+STEP, MICROBATCHES = Influence.STEP, Influence.MICROBATCHES
 _LIMIT = re.compile(r"(\d+(?:\.\d+)?)?\s*p")
 
 
@@ -102,19 +104,13 @@ class BatchOptions(AbstractOptions):
         1,
         COUNT,
         "items per microbatch: sequences (text), packed sequences (VLM), packed clip groups (T2V)",
-        influence=Influence.MICROBATCHES,
-        shown=Shown.ALWAYS,
+        influence=MICROBATCHES,
+        shown=ALWAYS,
     )
     global_batch: int = option(
-        1,
-        COUNT,
-        "items per iteration over all data-parallel replicas",
-        influence=Influence.MICROBATCHES,
-        shown=Shown.ALWAYS,
+        1, COUNT, "items per iteration over all data-parallel replicas", influence=MICROBATCHES, shown=ALWAYS
     )
-    seq_len: int | None = option(
-        None, COUNT, "context length; None: the batch's own", unit="tokens", shown=Shown.ALWAYS
-    )
+    seq_len: int | None = option(None, COUNT, "context length; None: the batch's own", unit="tokens", shown=ALWAYS)
 
 
 @part
@@ -122,25 +118,25 @@ class PrecisionOptions(AbstractOptions):
     """Types of numbers."""
 
     precision: Word[Precision] = option(
-        Precision.BF16, word(Precision), "arithmetic of the matrix products", shown=Shown.ALWAYS
+        Precision.BF16, word(Precision), "arithmetic of the matrix products", shown=ALWAYS
     )
     grad_dtype: Word[DType] = option(
         DType.FP32,
         word(DType, (DType.FP32, DType.BF16, DType.FP16), "a gradient type"),
         "element type of the gradient buffers (Megatron-LM's default: fp32)",
-        shown=Shown.ALWAYS,
+        shown=ALWAYS,
     )
     master_dtype: Word[DType] = option(
         DType.FP32,
         word(DType, (DType.FP32, DType.BF16, DType.FP16), "an optimizer state type"),
         "element type of the optimizer's copy of the parameters; the parameters' own type: no copy",
-        shown=Shown.ALWAYS,
+        shown=ALWAYS,
     )
     optimizer_state_dtype: Word[DType] = option(
         DType.FP32,
         word(DType, (DType.FP32, DType.BF16), "an optimizer state type"),
         "element type of Adam's two moments",
-        shown=Shown.ALWAYS,
+        shown=ALWAYS,
     )
     fp8_recipe: Word[Fp8Recipe] = option(
         Fp8Recipe.TENSORWISE, word(Fp8Recipe), "how fp8 tensors are scaled (semu.hardware.fp8)"
@@ -149,14 +145,14 @@ class PrecisionOptions(AbstractOptions):
         None,
         word(Fp8Weights),
         "how often fp8 linears cast their weights; None: see TrainingJob.fp8_weights; no effect without fp8",
-        shown=Shown.ELSEWHERE,
+        shown=ELSEWHERE,
     )
     loss_scaling: bool = option(
         False,
         SWITCH,
         "fp16's dynamic loss scale: gradients are unscaled and searched for infinities before every step",
-        influence=Influence.STEP,
-        shown=Shown.ALWAYS,
+        influence=STEP,
+        shown=ALWAYS,
     )
 
     def _check(self) -> None:
@@ -198,26 +194,23 @@ class MemoryOptions(AbstractOptions):
         read_by(ValueKind.WORDS, words=tuple(mode.value for mode in Recompute)),
         "activation recomputation; a list (selective) of the module kinds"
         " (semu.nn.trace.recompute_plan.RECOMPUTE_KINDS) and module paths that are recomputed",
-        shown=Shown.ALWAYS,
+        shown=ALWAYS,
     )
     recompute_layers: int | None = option(
-        None,
-        COUNT,
-        "layers that full recomputation covers, chunk by chunk; None: every layer by itself",
-        shown=Shown.ALWAYS,
+        None, COUNT, "layers that full recomputation covers, chunk by chunk; None: every layer by itself", shown=ALWAYS
     )
     recompute_method: OptionalWord[RecomputeMethod] = option(
         None,
         word(RecomputeMethod),
         "block (where recompute_layers is given and no method): the first recompute_layers layers, each by itself;"
         " uniform: all layers in groups of recompute_layers (the last may be smaller), one kept input per group",
-        shown=Shown.ALWAYS,
+        shown=ALWAYS,
     )
     recompute_modules: Converted[tuple[str, ...] | None, Sequence[str] | None] = option(
         None,
         read_by(None),
         "what selective recomputes; None: the attention core; a list as recompute lands here",
-        shown=Shown.ELSEWHERE,
+        shown=ELSEWHERE,
     )
     recompute_policy: OptionalWord[RecomputePolicy] = option(
         None,
@@ -238,7 +231,7 @@ class MemoryOptions(AbstractOptions):
         None, read_by(ValueKind.NUMBER), "share of the layers whose activations and weights do, 0 to 1; None: all"
     )
     workspaces: Word[Workspaces] = option(
-        Workspaces.NONE, word(Workspaces), "whose workspaces count into the peaks", influence=Influence.STEP
+        Workspaces.NONE, word(Workspaces), "whose workspaces count into the peaks", influence=STEP
     )
 
     def _check(self) -> None:
@@ -275,23 +268,20 @@ class KernelOptions(AbstractOptions):
         Software.MEGATRON,
         word(Software),
         "who runs the job (semu.hardware.software): decides which factors of the device's profile apply",
-        shown=Shown.ALWAYS,
+        shown=ALWAYS,
     )
     attention: Word[Attention] = option(
-        Attention.FUSED,
-        word(Attention),
-        "one FlashAttention kernel, or kernels that keep the scores",
-        shown=Shown.ALWAYS,
+        Attention.FUSED, word(Attention), "one FlashAttention kernel, or kernels that keep the scores", shown=ALWAYS
     )
     cross_entropy: Word[CrossEntropy] = option(
-        CrossEntropy.IN_PLACE, word(CrossEntropy), "how the token loss is made", shown=Shown.ALWAYS
+        CrossEntropy.IN_PLACE, word(CrossEntropy), "how the token loss is made", shown=ALWAYS
     )
     gradient_accumulation_fusion: bool = option(
         True,
         SWITCH,
         "products for weight gradients add into the gradient buffers themselves, as in Megatron-LM; false: they write a"
         " tensor of the parameters' type, which is added",
-        shown=Shown.ALWAYS,
+        shown=ALWAYS,
     )
     eager_modules: bool = option(
         False,
@@ -303,7 +293,7 @@ class KernelOptions(AbstractOptions):
         False,
         SWITCH,
         "no kernel starts before its host has issued it, the profile's host.launch_s each",
-        shown=Shown.ELSEWHERE,
+        shown=ELSEWHERE,
     )
 
 
@@ -316,21 +306,21 @@ class ExpertOptions(AbstractOptions):
         read_by(ValueKind.LOADS, _read_loads),
         "rows of the worst rank of an expert-parallel group / mean rows, >= 1, or a list of what every expert gets, in"
         " any unit; the worst rank's rows decide times and memory",
-        shown=Shown.ELSEWHERE,
+        shown=ELSEWHERE,
     )
     moe_capacity_factor: float | None = option(
         None,
         number(is_above=True, what="a capacity factor", nearest=1),
         "rows that an expert takes, in multiples of the mean, the rest is dropped; None: dropless",
-        shown=Shown.ELSEWHERE,
+        shown=ELSEWHERE,
     )
-    moe_pad_to_capacity: bool = option(False, SWITCH, "every expert computes its whole capacity", shown=Shown.ELSEWHERE)
+    moe_pad_to_capacity: bool = option(False, SWITCH, "every expert computes its whole capacity", shown=ELSEWHERE)
     moe_grouped_gemm: bool = option(
         True,
         SWITCH,
         "a rank's experts are one grouped product (Megatron-LM's --moe-grouped-gemm); false: products one after the"
         " other, costed together as one product with one fixed time",
-        shown=Shown.ELSEWHERE,
+        shown=ELSEWHERE,
     )
 
     def _check(self) -> None:
@@ -353,27 +343,27 @@ class ScheduleOptions(AbstractOptions):
         "1f1b",
         read_by(ValueKind.STRING),
         "name of the pipeline schedule, see semu.schedule.ALL_SCHEDULES",
-        influence=Influence.MICROBATCHES,
-        shown=Shown.ALWAYS,
+        influence=MICROBATCHES,
+        shown=ALWAYS,
     )
     schedule_file: str | None = option(
         None,
         read_by(ValueKind.STRING, _read_path),
         "the schedule as a file (semu.schedule.files: text or CSV), in the place of schedule",
-        influence=Influence.MICROBATCHES,
+        influence=MICROBATCHES,
     )
     activation_limit: Converted[float | None, str | float | None] = option(
         None,
         read_by(ValueKind.STRING, _read_limit),
         'of an automatic schedule: the activations of so many microbatches on each rank, in multiples of pp: "p",'
         ' "1.5p", "2p"; None: what the schedule\'s name says',
-        influence=Influence.MICROBATCHES,
+        influence=MICROBATCHES,
     )
     overlap: Converted[Overlap, Overlap | None] = option(
         Overlap(),
         read_by(None, _read_overlap),
         "which communication may hide behind computation (run.toml [overlap])",
-        shown=Shown.ELSEWHERE,
+        shown=ELSEWHERE,
     )
 
 
@@ -382,15 +372,15 @@ class StepOptions(AbstractOptions):
     """What happens between the last backward and the next iteration."""
 
     optimizer: Word[Optimizer] = option(
-        Optimizer.ADAM, word(Optimizer), "the optimizer whose step ends the iteration", shown=Shown.ALWAYS
+        Optimizer.ADAM, word(Optimizer), "the optimizer whose step ends the iteration", shown=ALWAYS
     )
     gradient_clipping: bool = option(
         False,
         SWITCH,
         "the global gradient norm is found and the gradients are scaled by it before every step (Megatron-LM's"
         " --clip-grad 1.0, which is its default)",
-        influence=Influence.STEP,
-        shown=Shown.ALWAYS,
+        influence=STEP,
+        shown=ALWAYS,
     )
     optimizer_post_validation: bool = option(
         False,
@@ -398,15 +388,15 @@ class StepOptions(AbstractOptions):
         "ranks step as soon as their own gradients are reduced and go on with the next iteration; norms and infinities"
         " are looked at afterwards (2401.10241 §4): an iteration lasts as long as the rank that is busy longest, from"
         " its first stage to its step",
-        influence=Influence.STEP,
+        influence=STEP,
     )
     overhead_s: float = option(
         0.0,
         number(),
         "time of an iteration outside the model (data loading, logging)",
         unit="s",
-        influence=Influence.STEP,
-        shown=Shown.ALWAYS,
+        influence=STEP,
+        shown=ALWAYS,
     )
 
 
@@ -415,18 +405,11 @@ class NoiseOptions(AbstractOptions):
     """Random draws of ``simulate(samples=...)``."""
 
     jitter: float = option(
-        0.0,
-        number(),
-        "relative standard deviation of each stage's latency",
-        influence=Influence.STEP,
-        shown=Shown.ALWAYS,
+        0.0, number(), "relative standard deviation of each stage's latency", influence=STEP, shown=ALWAYS
     )
     straggler_share: float = option(
-        0.0,
-        number(0, 1),
-        "probability that a GPU is a straggler throughout a drawn iteration",
-        influence=Influence.STEP,
+        0.0, number(0, 1), "probability that a GPU is a straggler throughout a drawn iteration", influence=STEP
     )
     straggler_slowdown: float = option(
-        1.0, number(1), "latency of a straggler's stages / usual latency, >= 1", influence=Influence.STEP
+        1.0, number(1), "latency of a straggler's stages / usual latency, >= 1", influence=STEP
     )

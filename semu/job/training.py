@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
+from semu.job import options
 from semu.job.declare import options_of, part
-from semu.job.options import (
-    BatchOptions,
-    ExpertOptions,
-    KernelOptions,
-    MemoryOptions,
-    NoiseOptions,
-    PrecisionOptions,
-    ScheduleOptions,
-    StepOptions,
-)
 
 
 @part
 class Training(
-    NoiseOptions,
-    StepOptions,
-    ScheduleOptions,
-    ExpertOptions,
-    KernelOptions,
-    MemoryOptions,
-    PrecisionOptions,
-    BatchOptions,  # bases from the last to the first: a dataclass takes the fields of the last base first
+    options.NoiseOptions,
+    options.StepOptions,
+    options.ScheduleOptions,
+    options.ExpertOptions,
+    options.KernelOptions,
+    options.MemoryOptions,
+    options.PrecisionOptions,
+    options.BatchOptions,  # bases from the last to the first: a dataclass takes the fields of the last base first
 ):
     """Training options (run.toml ``[training]`` and ``[overlap]``): data only, validated at the door.
 

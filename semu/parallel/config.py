@@ -102,13 +102,8 @@ class Parallel(ParallelSizes):
         for name in ("sequence_parallel", "reshard_after_forward"):
             check_switch(getattr(self, name), f"parallel.{name}")
         self._check_zero_group()
-        if self.partition not in ("parameters", "latency", "layers"):
-            raise ConfigError(
-                "unknown way to cut layers into stages",
-                where="parallel.partition",
-                expected="'parameters', 'layers' or 'latency'",
-                got=self.partition,
-            )
+        cuts = ("parameters", "latency", "layers")
+        check_word(self.partition, cuts, "way to cut layers into stages", "parallel.partition")
         self._check_placement()
         if self.layout is not None:
             self._set_layout(PipelineLayout.of(self.layout))

@@ -20,7 +20,8 @@ def refuse_unmodelled(config: Mapping[str, object], places: Places) -> None:
     Raises:
         ConfigError: the key, what came and the legal values.
     """
-    parallel, training = (_table(config, name) for name in ("parallel", "training"))
+    tables = [config.get(name) for name in ("parallel", "training")]
+    parallel, training = (table if isinstance(table, Mapping) else {} for table in tables)
     zero, schedule = parallel.get("zero"), training.get("schedule")
     if isinstance(zero, int) and zero > 3:
         raise ConfigError(
@@ -36,9 +37,3 @@ def refuse_unmodelled(config: Mapping[str, object], places: Places) -> None:
             check_word(value, row.value.words, row.name, places.where(f"training.{row.name}"))
     if isinstance(schedule, str):
         schedule_family(schedule, places.where("training.schedule"))
-
-
-def _table(config: Mapping[str, object], name: str) -> Mapping[str, object]:
-    """A table, empty where it is absent."""
-    table = config.get(name)
-    return table if isinstance(table, Mapping) else {}

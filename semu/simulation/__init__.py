@@ -1,22 +1,14 @@
 """``simulate``: a training job becomes a ``Report``; ``prepare``: the part of it that no schedule changes.
 
-The steps, one file each: ``tracer``, ``recompute_units``, ``exchanges`` and ``layout`` (trace, cut, join; ``structure``
-and ``template_cache`` remember templates between calls), ``evaluate`` (stage costs of every distinct microbatch, with
-``segment_costs`` and ``shape_costs``), ``job_checkpoint`` (all microbatches simulated alone, to be restored under any
-schedule), ``gather``, ``launch``, ``pipeline`` (times, with ``transfers`` and ``bindings``), ``gradients``,
-``gradient_reductions`` with ``reduction_plan``, and ``reduction`` (what follows the pipeline; ``clipping`` between
-reduction and step, ``slices``), ``memory`` with ``pipeline_memory``, ``ground`` and ``saved``, ``reserved`` (the
-caching allocator), ``host`` and ``weights`` (offload), ``accounting``, ``contention`` with ``link_units`` and
-``job_units`` (transfers that share ports), ``parts`` (stages of backwards that a schedule splits) and ``schedules``
-(the schedule of a name, made for the job's own costs where it depends on them), ``rank_timeline`` and ``replica``,
-``tables`` and ``assemble`` (the report; its first figures in ``headline``); ``samples`` (jitter); ``nearest_fit`` (what
-to change where a job does not fit), ``compare`` with ``cuts`` and ``comparison`` (a job under many schedules), and
-``stage_times`` (a line per stage). ``estimate`` is the door for a search that needs the first figures only.
+A job becomes, step by step, a ``CostedJob`` (``semu.costs.evaluation``: compiled and costed), a ``SimulatedJob`` and a
+``TimedJob`` (``context``: its pipeline before a schedule and under one), an ``Iteration`` (``iteration``: reductions
+and optimizer timed too) and a ``Report`` (``results``). ``prepare`` makes the second as a ``JobCheckpoint``
+(``checkpoint``), which is restored under schedules; ``pipeline`` times stages and transfers, with ``transfers``,
+``bindings`` and ``unit_programs``. ``data_parallel`` holds gathers, reductions and the step, ``memory`` peaks, curves
+and reserved memory, ``effects`` launches, contention, noise and uncertainty, ``schedules`` the schedule of a name and
+comparisons of many. ``estimate`` is the door for a search that needs the first figures only.
 
-Under a ``StagePlan`` (``semu.schedule.stage_plan``): ``plan_problem`` (what it was made for), ``sub_microbatches`` (how
-a batch is cut), ``variants`` (of chunks), ``planned`` with ``planned_job`` (which of them runs), ``seams`` (memory
-where parts are joined), ``planned_tape`` (its allocations), and ``pair_costs`` (what every stage pair costs, before
-there is a schedule).
+What every stage runs is said by the job's recipe (``semu.compile.recipe``); without a ``StagePlan`` it is trivial.
 
 What is remembered between calls is in tables of ``semu.memo``, each declared in the file whose results it holds: of a
 model as long as nothing in it changes, of its cut into chunks, of the place of the chunks on a cluster, of the costs of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semu.checks import check_divides, check_integer
+from semu.checks import check_divides, check_sizes
 from semu.nn import MLP, LayerNorm, Linear, Module, SelfAttention, Tensor
 from semu.nn import functional as F
 
@@ -49,9 +49,7 @@ class MMDiTConfig:
 
     def __post_init__(self) -> None:
         sizes = ("dual", "hidden", "ffn", "heads", "context", "pooled", "latent_features", "timestep_features")
-        for name, low in (*((name, 1) for name in sizes), ("single", 0), ("refiner", 0)):
-            value = getattr(self, name)
-            check_integer(value, f"MMDiTConfig.{name}", "a size", least=low)
+        check_sizes(self, *sizes, "single", "refiner", zero=("single", "refiner"))
         check_divides(self, "hidden", "heads")
 
 

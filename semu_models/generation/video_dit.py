@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semu.checks import check_divides, check_integer
+from semu.checks import check_divides, check_sizes
 from semu.nn import (
     MLP,
     CrossAttention,
@@ -63,9 +63,7 @@ class VideoDiTConfig:
     timestep_features: int = 256
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "ffn", "heads", "context", "latent_features", "timestep_features"):
-            value = getattr(self, name)
-            check_integer(value, f"VideoDiTConfig.{name}", "a size")
+        check_sizes(self, "layers", "hidden", "ffn", "heads", "context", "latent_features", "timestep_features")
         check_divides(self, "hidden", "heads")
 
 

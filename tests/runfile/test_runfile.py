@@ -549,7 +549,7 @@ def test_a_gated_transformer_is_a_llama(tmp_path: Path) -> None:
         ("heads=7", "heads", 4),
         ("kv_heads=3", "kv_heads", 2),
         ("layers=0", "layers", 1),
-        ("dropout=1", "dropout", None),
+        ("dropout=1", "dropout", 0),
         ("gated_mlp=true", "ffn", None),
     ],
 )

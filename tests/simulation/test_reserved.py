@@ -19,15 +19,19 @@ from semu.schedule.problem import lower
 from semu.simulation import prepare
 from semu.simulation.context import TimedJob
 from semu.simulation.memory.ranks import RankMemory
+from semu.simulation.memory.recipe_tape import RecipeTape
 from semu.simulation.memory.reserved import (
     HOPPER_WORKSPACE_BYTES,
     NUM_HANDLES,
     WORKSPACE_BYTES,
+    UniformTape,
+    issued,
     rank_trace,
     reserved_memory,
     shared_out,
 )
 from semu.simulation.pipeline import run_pipeline
+from semu.workload import Microbatch
 from semu_models.text.llama import Llama
 from tests.simulation.jobs import (
     LANGUAGE,
@@ -201,3 +205,22 @@ def test_sharing_out_keeps_the_sum() -> None:
     assert shared_out(10, [1, 1, 1]) == [3, 3, 4]
     assert sum(shared_out(12345678901234567, [3, 5, 7])) == 12345678901234567
     assert shared_out(5, []) == shared_out(5, [0]) == []
+
+
+@pytest.mark.parametrize(("pp", "vpp", "schedule"), [(2, 1, "1f1b"), (2, 2, "interleaved"), (4, 1, "gpipe")])
+@pytest.mark.parametrize(("make", "items"), [(gpt, text_items), (vlm, vlm_items), (t2v, t2v_items)])
+def test_a_uniform_recipe_gives_one_tape_event_by_event(
+    make: Callable[..., Model], items: Callable[[int], list[Microbatch]], pp: int, vpp: int, schedule: str
+) -> None:
+    """Written in arrays, and one by one as for any other recipe; slots are numbered as they come."""
+
+    def events(tape: list[tuple[np.ndarray, np.ndarray]]) -> list[tuple[int, int]]:
+        slots, sizes = (np.concatenate(column).tolist() for column in zip(*tape, strict=True))
+        number: dict[int, int] = {}
+        return [(number.setdefault(slot, len(number)), size) for slot, size in zip(slots, sizes, strict=True)]
+
+    parallel = Parallel(dp=2, pp=pp, vpp=vpp)
+    found = prepare(job_of_items(make(layers=4), items(16), parallel, schedule=schedule)).timed()
+    for rank in range(pp):
+        expected = events(RecipeTape(found, rank, 0, issued).record())
+        assert events(UniformTape(found, rank, 0).record()) == expected

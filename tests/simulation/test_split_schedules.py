@@ -22,6 +22,7 @@ from simulation.jobs import (
 from simulation.test_closed_forms import FREE_LINKS
 
 import semu
+from semu import memo
 from semu.costs.roofline import LatencyRules, RuleInput
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.graph.operator import Phase
@@ -299,3 +300,19 @@ def test_placements_that_are_not_modelled(options: dict[str, Any], where: str) -
     with pytest.raises(ConfigError) as caught:
         Parallel(pp=2, **options)
     assert caught.value.where == where
+
+
+@pytest.mark.parametrize("first", ["whole", "split"])
+def test_transfers_last_as_long_whichever_numbering_is_asked_first(first: str) -> None:
+    """Units of whole and of split backwards are numbered differently; what is remembered of one is not taken for the
+    other."""
+    memo.clear()
+    checkpoint = prepare(job_of(gpt(), text_items(6), Parallel(pp=3)))
+    order = [checkpoint, checkpoint.split()] if first == "whole" else [checkpoint.split(), checkpoint]
+    lasts = []
+    for own in order:
+        names = [own.units.name(unit).replace("I", "B") for unit in range(own.units.num_units)]
+        latency = own.nodes.latency[0].tolist()
+        lasts.append({name: time for name, time in zip(names, latency, strict=True) if name.startswith("send")})
+    assert lasts[0] == lasts[1]
+    assert len(set(lasts[0].values())) > 1  # microbatches differ

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from semu.checks import check_integer
 from semu.errors import ConfigError, unknown_name
 from semu.imports.megatron.arguments import Argument, Given
 from semu.imports.megatron.flags import FLAGS, Flag, Treatment
@@ -94,15 +95,7 @@ class Settings:
     def size(self, dest: str, least: int = 1) -> int | None:
         """An integer of at least ``least``, None where neither the file nor a default says one."""
         value: int | None = self.get(dest)
-        if value is not None and value < least:
-            raise ConfigError(
-                f"{self.name(dest)} = {value}",
-                where=self.where(dest),
-                expected=f"an integer >= {least}",
-                got=value,
-                nearest=least,
-            )
-        return value
+        return None if value is None else check_integer(value, self.where(dest), "a size", least=least)
 
     def required(self, dest: str) -> int:
         """A size that the file must have.

@@ -24,7 +24,7 @@ from semu.graph.operator import Phase
 from semu.hardware.kinds import DType
 from semu.job import TrainingJob
 from semu.simulation.context import TimedJob
-from semu.simulation.memory.recipe_tape import PlannedTape
+from semu.simulation.memory.recipe_tape import RecipeTape
 from semu.simulation.memory.static import rank_static
 from semu.simulation.memory.unsharded import held_bytes
 from semu.simulation.transfers import leaving_positions
@@ -69,10 +69,10 @@ def rank_trace(timed: TimedJob, rank: int, replica: int) -> AllocationTrace:
     """Everything that one rank of one replica allocates and frees: static memory, then one iteration."""
     layout = timed.layout
     static = static_requests(layout, rank)
-    if layout.recipe.plan is not None:
-        recorded = PlannedTape(timed, rank, replica, _issued).record()
+    if layout.recipe.is_uniform:
+        recorded = UniformTape(timed, rank, replica).record()
     else:
-        recorded = _Tape(timed, rank, replica).record()
+        recorded = RecipeTape(timed, rank, replica, issued).record()
     tape = _held(layout, rank, recorded)
     first = len(static)
     slots = [np.arange(first, dtype=np.int64)] + [slot + first for slot, _ in tape]
@@ -154,13 +154,15 @@ def issue_order(program: StageProgram) -> _Issue:
     return _Issue(storage[order], comes[order])
 
 
-def _issued(program: StageProgram) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def issued(program: StageProgram) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """``issue_order`` as two arrays."""
     issue = issue_order(program)
     return issue.storage, issue.comes
 
 
-class _Tape:
-    """Allocations and frees of one iteration on one rank of one replica."""
+class UniformTape:
+    """The tape of ``RecipeTape`` in arrays, where chunks have one variant and run microbatches whole; backwards may be
+    split."""
 
     def __init__(self, timed: TimedJob, rank: int, replica: int) -> None:
         layout, run = timed.layout, timed.run
