@@ -71,12 +71,12 @@ class Values(Generic[V]):
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
         """The value of a key; ``make`` makes it where there is none. Of two threads that make one at once, one wins."""
-        value = self._values.get(key, _NONE)
+        value: V = self._values.get(key, _NONE)
         if value is _NONE:
             return self._keep(key, make())
         if len(self._values) > self._room:
             self._note(key)
-        return cast("V", value)
+        return value
 
     def peek(self, key: Hashable) -> V | None:
         """The value of a key; None: there is none."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
+from operator import is_
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +66,7 @@ def distinct_shapes(
         spreads: modality modules that spread their items over groups of ranks.
         windows: of attention, by stream and module.
     """
-    if microbatches and not spreads and all(item is microbatches[0] for item in microbatches):
+    if microbatches and not spreads and all(map(is_, microbatches, repeat(microbatches[0]))):
         lengths = tuple([(name, own.tobytes()) for name, own in microbatches[0].lengths.items()])
         used = tuple([(name, tuple(own)) for name, own in (windows or {}).items()])
         alone = _COLUMNS.get(

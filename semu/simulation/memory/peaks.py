@@ -107,18 +107,18 @@ class PipelineMemory:
             self.load([shape])
             return self.program(node).expand_at(touched.start, touched.end, self._rows[shape][1])
         release = self.run.release.get((replica, node))
-        if release is None and self.evaluation.by_shape.is_few:
-            return self.evaluation.by_shape.expanded(self.program(node), shape)
-        self.load([shape])
-        key = (
-            int(self.run.kind[node]),
-            int(problem.phase[node]),
-            shape,
-            release.tobytes() if release is not None else b"",
-        )
-        if key not in self._expanded:
-            self._expanded[key] = self.program(node).expand(*self._rows[shape], release)
-        return self._expanded[key]
+        kind, phase = int(self.run.kind[node]), int(problem.phase[node])
+        key = kind, phase, shape, release.tobytes() if release is not None else b""
+        stage = self._expanded.get(key)
+        if stage is None:
+            program = program_of(self.layout, kind, phase)
+            if release is None and self.evaluation.by_shape.is_few:
+                stage = self.evaluation.by_shape.expanded(program, shape)
+            else:
+                self.load([shape])
+                stage = program.expand(*self._rows[shape], release)
+            self._expanded[key] = stage
+        return stage
 
     def load(self, shapes: Iterable[int]) -> None:
         """Look up the costs of shapes that will be expanded; many at once are cheaper than one by one."""
