@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from semu import memo
 from semu.compile.layout import Layout
 from semu.costs.evaluation import CostedJob, Evaluation
 from semu.costs.phases import CODES, costs_of, program_of
+from semu.engine.timeline import OuterSlice
 from semu.engine.unit_graph import Edges, Slots, UnitGraph, UnitTimes
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
@@ -94,11 +96,13 @@ def consolidated_units(
     _fill_latencies(costed, units, replicas, latency[:, : units.num_units])
     latency[:, units.num_units :] = [piece.end_s - piece.start_s for piece in slices]
 
-    def name(unit: int) -> str:
-        return units.name(unit) if unit < units.num_units else slices[unit - units.num_units].name
-
     graph = _GRAPHS.get(units, (len(latency), num_gathers), lambda: _graph(units, num_gathers, latency.shape))
-    return replace(graph, latency=latency, name=name)
+    return replace(graph, latency=latency, name=partial(_name, units, slices))
+
+
+def _name(units: PipelineUnits, gathers: Sequence[OuterSlice], unit: int) -> str:
+    """Name of a unit, or of a parameter gather behind them."""
+    return units.name(unit) if unit < units.num_units else gathers[unit - units.num_units].name
 
 
 def _graph(units: PipelineUnits, num_gathers: Sequence[int], size: tuple[int, ...]) -> UnitGraph:
