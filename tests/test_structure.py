@@ -4,6 +4,7 @@ A violation passes only where an exception below names it with its reason.
 """
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -175,3 +176,11 @@ def test_kernels_have_fewer_than_20_arguments():
         for function in functions(module)
     }
     assert max(counts.values()) < 20, {name: count for name, count in counts.items() if count >= 20}
+
+
+def test_the_files_that_the_readme_of_the_package_names_are_there() -> None:
+    named = re.findall(
+        r"`([a-z_]+/[a-z_/]*\.py|semu_models/[a-z_/]*\.py)`", (ROOT / "semu" / "README.md").read_text("utf-8")
+    )
+    assert len(named) > 30
+    assert [name for name in named if not (ROOT / "semu" / name).exists() and not (ROOT / name).exists()] == []
