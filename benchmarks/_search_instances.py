@@ -84,7 +84,7 @@ def make(name: str, seed: int) -> SearchProblem:
     """An instance from the simulator."""
     from semu.runfile import Overrides, resolve_run
     from semu.searcher.job_search import job_problem
-    from semu.searcher.plain_job import plain_job
+    from semu.searcher.plain_jobs import plain_job
 
     run = resolve_run(name, Overrides([f"training.global_batch={MICROBATCHES}"], None, None, None, seed))
     return job_problem(plain_job(run.job())[0], candidates=CANDIDATES)[1].problem

@@ -5,7 +5,7 @@ On the command line the same is one line: semu simulate config.json --cluster h1
 
 import semu
 import semu_models
-from semu_models.flop_per_token import flop_per_token
+from semu_models.flop_formulas import flop_per_token
 
 CONFIG = {  # Mixtral 8x7B (2401.04088 Table 1), in the keys of transformers 5
     "model_type": "mixtral",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from semu.nn import MixtureOfExperts, Module
 from semu.units import align_columns, format_count
-from semu_models.flop_per_token import flop_per_token
+from semu_models.flop_formulas import flop_per_token
 from semu_models.registry import MODELS, ModelEntry
 
 LENGTH = 4096

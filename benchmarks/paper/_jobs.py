@@ -10,9 +10,9 @@ from typing import Any
 import semu
 from benchmarks.paper.choices import Choices
 from semu.baselines import Baseline, find_baseline, megatron
-from semu.baselines.nnscaler import nnscaler
+from semu.baselines.nn_scaler import nnscaler
 from semu.errors import SemuError
-from semu.hardware.data_sheet import SPEC, data_sheet
+from semu.hardware.data_sheets import SPEC, data_sheet
 from semu.hardware.kinds import DType
 from semu.parallel.stage_layers import layer_parts
 from semu.runfile import load_run

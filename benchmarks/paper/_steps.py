@@ -25,8 +25,8 @@ from semu.searcher.job_search import job_problem
 from semu.searcher.orders.budgeted import SearchResult, search_problem
 from semu.searcher.orders.levels import search_levels
 from semu.searcher.orders.loop import Budget
-from semu.searcher.partition import partition
-from semu.searcher.plain_job import plain_job
+from semu.searcher.partitioning import partition
+from semu.searcher.plain_jobs import plain_job
 from semu.searcher.problem.build import JobProblem, build_problem
 from semu.searcher.problem.search_problem import SearchProblem
 from semu.simulation import JobCheckpoint, prepare

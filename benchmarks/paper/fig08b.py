@@ -19,7 +19,7 @@ from benchmarks.paper._results import PaperResult, PaperRow
 from benchmarks.paper._steps import Cut, best, cut_of
 from benchmarks.paper.choices import Choices
 from semu.baselines import Baseline
-from semu.baselines.nnscaler import nnscaler
+from semu.baselines.nn_scaler import nnscaler
 from semu.job import Recompute
 from semu.workload.vlm import VlmBatch
 

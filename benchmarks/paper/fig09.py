@@ -26,7 +26,7 @@ from semu.searcher.orders.budgeted import search_problem
 from semu.searcher.orders.levels import search_levels
 from semu.searcher.orders.loop import Budget
 from semu.searcher.orders.strategy import Objective
-from semu.searcher.plain_job import plain_job
+from semu.searcher.plain_jobs import plain_job
 from semu.searcher.problem.build import JobProblem
 from semu.searcher.problem.search_problem import Solution
 

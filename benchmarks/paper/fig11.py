@@ -24,7 +24,7 @@ from semu.searcher.job_search import job_problem
 from semu.searcher.orders.budgeted import SearchResult, search_problem
 from semu.searcher.orders.levels import search_levels
 from semu.searcher.orders.loop import Budget
-from semu.searcher.plain_job import plain_job
+from semu.searcher.plain_jobs import plain_job
 
 STRATEGIES = ("mcts", "dfs", "random")
 OWN = "semu"

@@ -25,7 +25,7 @@ from semu.searcher.orders.budgeted import SearchResult
 from semu.searcher.orders.interleave import evaluate
 from semu.searcher.orders.levels import search_levels
 from semu.searcher.orders.loop import Budget
-from semu.searcher.plain_job import plain_job
+from semu.searcher.plain_jobs import plain_job
 
 SETUPS = ("vlm-s", "t2v-s")
 SIZES = (1, 2, 3, 4, 8, 16, 32)

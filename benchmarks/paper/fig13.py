@@ -27,7 +27,7 @@ from benchmarks.paper._jobs import batch_of
 from benchmarks.paper._results import PaperResult, PaperRow
 from benchmarks.paper.choices import Choices
 from semu.files import write_file
-from semu.hardware.data_sheet import data_sheet
+from semu.hardware.data_sheets import data_sheet
 
 GPUS = 64
 GLOBAL_BATCH = 128

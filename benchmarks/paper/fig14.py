@@ -25,7 +25,7 @@ from semu.searcher.job_search import job_problem
 from semu.searcher.orders.budgeted import search_problem
 from semu.searcher.orders.levels import search_levels
 from semu.searcher.orders.loop import Budget
-from semu.searcher.plain_job import plain_job
+from semu.searcher.plain_jobs import plain_job
 from semu.searcher.problem.build import JobProblem, build_problem
 
 SETUPS = ("vlm-xl-8k", "vlm-xl-16k", "t2v-xl-3k", "t2v-xl-6k")

@@ -19,7 +19,7 @@ from benchmarks.paper._parts import OneMicrobatch, one_f_one_b_makespan
 from benchmarks.paper._pictures import OURS, THEIRS, new_figure, save
 from benchmarks.paper._results import PaperResult, PaperRow
 from benchmarks.paper.choices import Choices
-from semu.baselines.layer_costs import layer_costs
+from semu.baselines.costs_of_layers import layer_costs
 from semu.parallel.pipeline import partition
 from semu.workload.batch import Microbatch
 from semu.workload.vlm import DEFAULT_VLM_SEQ_LEN, PATCHES_PER_IMAGE, TOKENS_PER_IMAGE

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from semu.baselines.baseline import Baseline
-from semu.baselines.fsdp import fsdp
-from semu.baselines.greedy import greedy
-from semu.baselines.megatron import megatron, megatron_1f1b
-from semu.baselines.nnscaler import nnscaler
-from semu.baselines.optimus import optimus
+from semu.baselines.fully_sharded import fsdp
+from semu.baselines.list_scheduled import greedy
+from semu.baselines.megatron_lm import megatron, megatron_1f1b
+from semu.baselines.nn_scaler import nnscaler
+from semu.baselines.optimus_coarse import optimus
 from semu.checks import find_named
 from semu.job import TrainingJob
 

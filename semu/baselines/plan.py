@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.baselines.layer_costs import LayerCosts
+from semu.baselines.costs_of_layers import LayerCosts
 
 
 @dataclass(frozen=True)

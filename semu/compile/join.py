@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.exchange import (
+from semu.compile.stage import ROLES, StageProgram
+from semu.compile.template import HalfTemplate, TemplateLibrary
+from semu.compile.zero_exchange import (
     BACKWARD_PARAMETERS,
     FORWARD_PARAMETERS,
     GATHER_BACKWARD,
@@ -19,8 +21,6 @@ from semu.compile.exchange import (
     Exchange,
     ExchangePlan,
 )
-from semu.compile.stage import ROLES, StageProgram
-from semu.compile.template import HalfTemplate, TemplateLibrary
 from semu.errors import ConfigError
 from semu.hardware.device import HOST_COPIES
 

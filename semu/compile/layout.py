@@ -8,16 +8,16 @@ from functools import cached_property
 
 from semu import memo
 from semu.compile.chunk import ChunkStages
-from semu.compile.exchange import ExchangePlan
-from semu.compile.exchange_plans import Costs, plan_exchanges
-from semu.compile.host_weights import parameters_on_host
 from semu.compile.model_memo import ModelState, cut_key, placement_key, state_of, trace_key
 from semu.compile.parameter_pools import ParameterPool, PoolParameters
 from semu.compile.recipe.recipe import Recipe
-from semu.compile.recompute_units import recompute_units
+from semu.compile.recomputed_layers import recompute_units
 from semu.compile.template import TemplateLibrary
 from semu.compile.template_cache import LIBRARIES, CompiledBlock, JoinedLibrary
 from semu.compile.tracer import Block, HeldParameter, ModelTracer
+from semu.compile.weights_on_host import parameters_on_host
+from semu.compile.zero_exchange import ExchangePlan
+from semu.compile.zero_exchange_plans import Costs, plan_exchanges
 from semu.job import Fp8Weights, TrainingJob
 from semu.nn.model import ModalityModule
 from semu.nn.module import Parameter

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semu import memo
-from semu.compile.exchange import ExchangeCosts, ExchangePlan
 from semu.compile.host_copies import HostCopyCosts
 from semu.compile.join import build_stages
 from semu.compile.stage import StageProgram
 from semu.compile.template import Template, TemplateLibrary, compile_template, stream_names
+from semu.compile.zero_exchange import ExchangeCosts, ExchangePlan
 from semu.nn.module import Parameter
 from semu.nn.trace.block import CarrySpec, TracedBlock
 

@@ -19,7 +19,7 @@ from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import CostModel, LatencyRules
 from semu.costs.segment_costs import stage_costs
 from semu.costs.shape_costs import ShapeCosts, num_shapes
-from semu.graph.rounded import with_rounded
+from semu.graph.rounding import with_rounded
 from semu.hardware.capabilities import DeviceProfile
 from semu.job import TrainingJob
 from semu.nn.window import Window

@@ -20,7 +20,7 @@ from semu.engine.unit_graph import Edges, UnitGraph, UnitTimes
 from semu.errors import GraphError
 
 if TYPE_CHECKING:
-    from semu.engine.consolidate import Consolidated, UnitMemory
+    from semu.engine.consolidation import Consolidated, UnitMemory
     from semu.engine.graph_timeline import GraphTimeline
     from semu.engine.simulator import Simulation
 

@@ -21,7 +21,7 @@ from semu.hardware.kinds import OpKind
 
 if TYPE_CHECKING:
     from semu.engine.checkpoint import Checkpoint
-    from semu.engine.consolidate import Consolidated
+    from semu.engine.consolidation import Consolidated
     from semu.engine.memory import MemoryCurve, PeakMemory
     from semu.engine.simulator import Simulation
 

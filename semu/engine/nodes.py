@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.stage import StageProgram
-from semu.engine.consolidate import Consolidated
+from semu.engine.consolidation import Consolidated
 from semu.engine.sides import PlaceEdges
 from semu.engine.unit_graph import Edges, Slots, UnitGraph
 

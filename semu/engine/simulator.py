@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from semu.compile.template import TemplateLibrary, compile_template
 from semu.costs.roofline import CostModel, LatencyRules
 from semu.engine.checkpoint import Checkpoint
-from semu.engine.consolidate import Consolidated, consolidate
+from semu.engine.consolidation import Consolidated, consolidate
 from semu.engine.graph_timeline import GraphSpan, GraphTimeline, Totals
 from semu.engine.nodes import node_graph
 from semu.engine.partition import Partition

@@ -18,7 +18,7 @@ from semu.fitting.models import FEWEST_ROWS, TIME, Model, fitted_rows, model_of
 from semu.fitting.readers import Measurements, SourceFile
 from semu.fitting.readers.rows import SEVERAL_KERNELS, WINDOW
 from semu.fitting.samples import Family, Refusal, Samples, by_section, family_of
-from semu.fitting.score import Errors, bands, errors_of
+from semu.fitting.scores import Errors, bands, errors_of
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import DType
 

@@ -13,7 +13,7 @@ from semu.fitting.fit import times
 from semu.fitting.forms import peaks_of
 from semu.fitting.readers import Measurements
 from semu.fitting.samples import HELD_OUT_RULE, Family, Refusal, by_section, family_of
-from semu.fitting.score import KindScore, score
+from semu.fitting.scores import KindScore, score
 from semu.fitting.site import load_sites, profile_path
 from semu.hardware.kinds import DType
 from semu.hardware.profile import load_profile

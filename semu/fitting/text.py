@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from semu.fitting.calibration import Calibration
 from semu.fitting.models import FLOOR
 from semu.fitting.samples import Refusal, places
-from semu.fitting.score import Errors, KindScore
+from semu.fitting.scores import Errors, KindScore
 
 FAR_OFF = 0.3
 """A mean error beyond which the report says that the formula does not describe the rows."""

@@ -12,7 +12,7 @@ from semu.errors import ConfigError
 OFFLOADS = ("activations", "weights", "optimizer")
 """What can be kept on the host. Activations: what a layer saves for its backward pass is copied out behind its forward
 and back ahead of its backward. Weights: a layer's parameters come in before its forward and again before its backward
-(``semu.compile.host_weights``). Optimizer: master weights and moments come in, bucket by bucket, for the step.
+(``semu.compile.weights_on_host``). Optimizer: master weights and moments come in, bucket by bucket, for the step.
 Gradients stay on the device."""
 
 

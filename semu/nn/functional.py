@@ -6,10 +6,10 @@ from semu.nn.module import Parameter
 from semu.nn.rules.attention.joint import concatenate_features, concatenate_tokens, split_tokens
 from semu.nn.rules.attention.scaled_dot_product import attention
 from semu.nn.rules.collective import all_reduce, all_to_all, send
-from semu.nn.rules.embedding import embedding, merge_tokens, scatter_tokens, shard_tokens
+from semu.nn.rules.embeddings import embedding, merge_tokens, scatter_tokens, shard_tokens
 from semu.nn.rules.loss import add_losses, cross_entropy, mean_squared_error
-from semu.nn.rules.matmul import linear, matmul
-from semu.nn.rules.norm import norm
+from semu.nn.rules.matrix_products import linear, matmul
+from semu.nn.rules.norms import norm
 from semu.nn.rules.pointwise import (
     activation,
     add,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from semu.graph.dim import Dim
-from semu.graph.rounded import rounded
+from semu.graph.rounding import rounded
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 

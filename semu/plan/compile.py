@@ -21,7 +21,7 @@ from semu.plan.action import ActionKind
 from semu.plan.contents import PlanContents, plan_chunks
 from semu.plan.order import LaunchOrder, launch_order
 from semu.plan.plan import ExecutionPlan, PlanEstimates, PlanMessages, PlanPairs, RankActions, model_hash_of
-from semu.plan.put_off import put_off
+from semu.plan.postponed import put_off
 from semu.plan.timeline import SimulatedStages, simulated_stages
 from semu.present.estimate import Estimate
 from semu.present.report import Report
@@ -53,7 +53,7 @@ def compile_plan(
     """Compile a schedule into an execution plan.
 
     Where stages and messages last as long as simulated, every stage runs exactly when the simulation has it, whether
-    sends wait for their receives or not, unless receives had to be put off (``semu.plan.put_off``).
+    sends wait for their receives or not, unless receives had to be put off (``semu.plan.postponed``).
 
     Args:
         source: a job; a prepared job; or the report of a search, which holds a schedule.

@@ -18,7 +18,7 @@ from semu.plan.timeline import SimulatedStages
 from semu.schedule.graph import graph_of
 from semu.schedule.phases import BACKWARD, FORWARD, WEIGHT
 from semu.simulation.memory.static import resident_memory
-from semu.simulation.schedules.pair_costs import stage_sizes
+from semu.simulation.schedules.costs_of_pairs import stage_sizes
 from semu.simulation.transfers import edge_bytes
 from semu.workload.batch import Microbatch
 

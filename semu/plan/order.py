@@ -1,6 +1,6 @@
 """The messages of a simulated schedule in the order of their launches, and which of them are launched together.
 
-Every rank's stages and launches are a projection of one order of all stages and messages (``semu.plan.put_off``). In it
+Every rank's stages and launches are a projection of one order of all stages and messages (``plan.postponed``). In it
 a stage stands at its simulated end and a message at its simulated start, so a message comes behind the stage that makes
 it, before the stage that takes it, and before any stage that runs on either of its ranks while it begins: a receive is
 launched before the stage that would keep the rank from launching it in time. A launch takes no time, so messages begin

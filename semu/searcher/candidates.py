@@ -19,7 +19,7 @@ from semu.errors import ConfigError
 from semu.job import Recompute, TrainingJob
 from semu.schedule.stage_plan import STRATEGIES, StagePlan
 from semu.simulation import JobCheckpoint, prepare
-from semu.simulation.schedules.pair_costs import PairCosts
+from semu.simulation.schedules.costs_of_pairs import PairCosts
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

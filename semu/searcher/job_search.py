@@ -24,8 +24,8 @@ from semu.searcher.orders.loop import Budget, Incumbent
 from semu.searcher.orders.refine import compile_chains
 from semu.searcher.orders.strategies import STRATEGIES
 from semu.searcher.orders.strategy import Objective
-from semu.searcher.partition import Partition, partition
-from semu.searcher.plain_job import plain_job
+from semu.searcher.partitioning import Partition, partition
+from semu.searcher.plain_jobs import plain_job
 from semu.searcher.problem.build import JobProblem, build_problem
 from semu.searcher.problem.search_problem import Solution
 from semu.searcher.report import SearchReport

@@ -16,7 +16,7 @@ from semu.schedule.schedule import Schedule
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.orders.budgeted import SearchResult
 from semu.searcher.orders.loop import Incumbent
-from semu.searcher.partition import Partition
+from semu.searcher.partitioning import Partition
 from semu.searcher.problem.build import JobProblem
 from semu.searcher.problem.search_problem import Solution
 from semu.units import GIB, align_columns

@@ -25,7 +25,7 @@ from semu.job import TrainingJob
 from semu.present.report import Report
 from semu.schedule.stage_plan import StagePlan
 from semu.simulation.checkpoint import JobCheckpoint
-from semu.simulation.prepare import prepare
+from semu.simulation.preparation import prepare
 
 __all__ = ["JobCheckpoint", "prepare", "simulate"]
 

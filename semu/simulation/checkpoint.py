@@ -1,6 +1,6 @@
 """``JobCheckpoint``: every microbatch of a job simulated alone; restored under a schedule's edges, again and again.
 
-Everything that no schedule changes is done once (``semu.simulation.prepare``): tracing, costing, consolidating stages
+Everything that no schedule changes is done once (``preparation``): tracing, costing, consolidating stages
 and transfers. What is left is one kernel call on a few thousand nodes (PipeWeaver §4.2).
 """
 
@@ -38,10 +38,10 @@ from semu.simulation.effects.noise import check_samples, sample_iterations
 from semu.simulation.iteration import Iteration, time_iteration
 from semu.simulation.pipeline import consolidated_units, run_pipeline
 from semu.simulation.results.assemble import assemble_report
-from semu.simulation.results.headline import headline
+from semu.simulation.results.headlines import headline
 from semu.simulation.results.stage_times import stage_table
+from semu.simulation.schedules.costs_of_pairs import PairCosts, pair_costs
 from semu.simulation.schedules.named import named_schedule
-from semu.simulation.schedules.pair_costs import PairCosts, pair_costs
 
 _PROBLEMS = memo.Table[PipelineProblem](
     "lowered schedules by generator, shape of the pipeline, and whether sends overlap", 64
@@ -73,7 +73,7 @@ class JobCheckpoint(SimulatedJob):
         """What every stage pair costs under each variant of its chunk, before there is a schedule.
 
         Args:
-            replica: as ``semu.simulation.schedules.pair_costs.pair_costs``.
+            replica: as ``semu.simulation.schedules.costs_of_pairs.pair_costs``.
         """
         return pair_costs(self, replica)
 

@@ -7,7 +7,7 @@ from semu.costs.roofline import LatencyRules
 from semu.job import TrainingJob
 from semu.present.estimate import Estimate
 from semu.schedule.stage_plan import StagePlan
-from semu.simulation.prepare import prepare
+from semu.simulation.preparation import prepare
 
 
 def evaluate(

@@ -19,10 +19,10 @@ Files:
 
     training_log.py, log_lines.py   what a log says; log_reader.py, megatron_log.py, torchtitan_log.py   reading it
     samples.py      warm-up, median, outliers
-    compare_log.py, log_result.py   a log beside a simulation
+    log_comparison.py, log_result.py   a log beside a simulation
     kineto.py       reading a trace of torch.profiler; kernel_names.py   what its kernels are
     gpu_work.py, intervals.py       busy, exposed and overlapped times, of both sides
-    compare_trace.py, trace_result.py   a trace beside a simulation
+    trace_comparison.py, trace_result.py   a trace beside a simulation
     source_text.py, bar_picture.py  files of both
 
     from semu.runfile import make_job

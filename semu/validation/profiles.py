@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from semu.hardware.data_sheet import data_sheet
+from semu.hardware.data_sheets import data_sheet
 from semu.job import TrainingJob
 from semu.units import align_columns
 from semu.validation.evaluate import JobMaker

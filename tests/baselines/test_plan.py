@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.jobs import job_of, t2v, t2v_items, vlm, vlm_items
 
-from semu.baselines.layer_costs import LayerCosts, layer_costs
+from semu.baselines.costs_of_layers import LayerCosts, layer_costs
 from semu.baselines.plan import plan_stages
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel

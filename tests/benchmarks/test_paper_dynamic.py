@@ -26,7 +26,7 @@ from semu.errors import ConfigError
 from semu.searcher.job_search import job_problem
 from semu.searcher.orders.levels import search_levels
 from semu.searcher.orders.loop import Budget
-from semu.searcher.plain_job import plain_job
+from semu.searcher.plain_jobs import plain_job
 from semu.searcher.problem.build import build_problem
 
 NAMES = ("fig08b", "fig09", "fig10", "fig11", "fig12", "fig14")

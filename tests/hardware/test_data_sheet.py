@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semu.hardware.data_sheet import data_sheet
+from semu.hardware.data_sheets import data_sheet
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.network import CommGroup
 from semu.hardware.network.cost import collective_cost

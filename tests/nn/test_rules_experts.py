@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from semu.errors import GraphError
 from semu.graph.dim import DimTable, Poly
-from semu.graph.rounded import rounded, with_rounded
+from semu.graph.rounding import rounded, with_rounded
 from semu.hardware.kinds import DType, OpKind
 from semu.hardware.network import CommGroup
 from semu.nn import MixtureOfExperts

@@ -12,7 +12,7 @@ from schedule.shapes import predecessors
 from semu.graph.operator import Phase
 from semu.plan.action import ActionKind
 from semu.plan.plan import ExecutionPlan
-from semu.plan.verification.dry_run import Streams
+from semu.plan.verification.dry_runs import Streams
 from semu.plan.verification.rules import verify
 from semu.schedule.shape import PipelineShape, StageKey
 from semu.simulation import JobCheckpoint

@@ -12,7 +12,7 @@ from plan.legal_plans import IRECV, ISEND, WAIT_IRECV, WAIT_ISEND, Act, B, F, I,
 
 from semu.plan.action import ActionKind
 from semu.plan.plan import ExecutionPlan
-from semu.plan.verification.dry_run import Streams
+from semu.plan.verification.dry_runs import Streams
 
 
 class IllegalPlan(Exception):

@@ -15,7 +15,7 @@ from semu.errors import PlanError, ScheduleError
 from semu.plan.action import ActionKind
 from semu.plan.columns import ActionColumns
 from semu.plan.plan import ExecutionPlan
-from semu.plan.verification.dry_run import Streams, dry_run
+from semu.plan.verification.dry_runs import Streams, dry_run
 from semu.plan.verification.fault import Fault
 from semu.plan.verification.rules import verify
 

@@ -19,7 +19,7 @@ from semu.cli import main
 from semu.engine.timeline import IterationTimeline
 from semu.errors import ConfigError
 from semu.present.traces import write_memory_snapshot
-from semu.present.traces.memory_snapshot import _blocks, memory_snapshot
+from semu.present.traces.memory_snapshots import _blocks, memory_snapshot
 from tests.cli.test_command import TINY
 from tests.present.timeline_fixture import make_timeline
 

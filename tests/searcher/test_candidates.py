@@ -16,7 +16,7 @@ from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.schedule.stage_plan import STRATEGIES
 from semu.searcher.candidates import LayerGroup, best_counts, candidate_variants
-from semu.searcher.partition import partition
+from semu.searcher.partitioning import partition
 from semu.searcher.problem.build import build_problem
 from semu.simulation import prepare
 

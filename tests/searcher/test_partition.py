@@ -15,7 +15,7 @@ from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.searcher import layer_placement as placement
 from semu.searcher.layer_placement import ModuleLayers, place_layers
-from semu.searcher.partition import partition
+from semu.searcher.partitioning import partition
 from semu.simulation import prepare
 
 

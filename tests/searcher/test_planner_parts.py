@@ -23,7 +23,7 @@ from semu.searcher.orders.interleave import Interleaver
 from semu.searcher.orders.levels import above, search_levels
 from semu.searcher.orders.loop import Budget
 from semu.searcher.orders.space import OrderSpace
-from semu.searcher.plain_job import plain_job
+from semu.searcher.plain_jobs import plain_job
 from semu.searcher.planner import fallback as fallbacks
 from semu.searcher.planner.batch_planner import BatchPlanner
 from semu.searcher.planner.prefetch import Prefetcher, own_batches

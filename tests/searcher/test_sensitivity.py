@@ -8,7 +8,7 @@ import pytest
 
 import semu
 from semu.errors import ConfigError
-from semu.hardware.data_sheet import data_sheet
+from semu.hardware.data_sheets import data_sheet
 from semu.job import Training, TrainingJob
 from semu.parallel.config import Overlap, Parallel
 from semu.searcher.what_if.changes import Change, Factor, parse_change

@@ -11,7 +11,7 @@ import pytest
 import semu
 import semu_models
 import semu_models.hf
-from semu_models.flop_per_token import CONVENTIONS, flop_per_token, token_work
+from semu_models.flop_formulas import CONVENTIONS, flop_per_token, token_work
 from semu_models.hf import load_hf
 from semu_models.listing import list_models
 from semu_models.text.deepseek import deepseek_model

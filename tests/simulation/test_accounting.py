@@ -13,7 +13,7 @@ from simulation.test_memory_peaks import memories_of
 from semu.graph.dim import Dim, Poly
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
-from semu.simulation.results.breakdown import _pipeline_gaps, _totals
+from semu.simulation.results.time_breakdown import _pipeline_gaps, _totals
 
 JOBS = {
     "text": lambda: job_of(gpt(), text_items(6), Parallel(pp=3)),

@@ -33,7 +33,7 @@ from semu.simulation.context import PipelineRun
 from semu.simulation.iteration import time_iteration
 from semu.simulation.memory.ranks import RankMemory
 from semu.simulation.pipeline import run_pipeline
-from semu.simulation.results.headline import headline
+from semu.simulation.results.headlines import headline
 
 JOBS = {
     "text": lambda: job_of(gpt(), text_items(6), Parallel(pp=3), overlap=overlap(pipeline=True)),

@@ -15,7 +15,7 @@ from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.parallel.modules import ModuleParallel
 from semu.simulation import simulate
-from semu.simulation.memory.nearest_fit import nearest_fit
+from semu.simulation.memory.changes_that_fit import nearest_fit
 
 MODELS = {"vlm": (vlm, vlm_items, "vit"), "t2v": (t2v, t2v_items, "dit"), "t2v encoder": (t2v, t2v_items, "llm")}
 

@@ -12,7 +12,7 @@ from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Parallel
 from semu.present.report import Report
-from semu.simulation.memory.nearest_fit import changed, nearest_fit, single_changes
+from semu.simulation.memory.changes_that_fit import changed, nearest_fit, single_changes
 from semu_models.text.gpt import GPT, GPTConfig
 from semu_models.text.llama import Llama, LlamaConfig
 

@@ -36,7 +36,7 @@ from semu.nn import Model
 from semu.nn.trace.offload import HOST_LINK
 from semu.parallel.config import Parallel
 from semu.present.report import FittingChange
-from semu.simulation.memory.nearest_fit import changed, nearest_fit, single_changes
+from semu.simulation.memory.changes_that_fit import changed, nearest_fit, single_changes
 from semu.units import TIME_GRID_PER_S
 from semu_models.text.decoder import decoder_model
 from semu_models.text.gpt import GPT, GPTConfig

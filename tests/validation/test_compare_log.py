@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from semu.validation.logs.compare_log import compare_log
+from semu.validation.logs.log_comparison import compare_log
 from semu.validation.logs.log_reader import read_log
 from semu.validation.logs.log_result import LogComparison
 from tests.validation.own_runs import OwnRun, megatron_line, memory_line, own_runs, text_run, titan_line

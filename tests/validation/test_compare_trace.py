@@ -11,8 +11,8 @@ import pytest
 from semu.errors import ConfigError
 from semu.fitting.kernel_names import FAMILY_OF_KIND, Family
 from semu.present.traces import write_trace as write_simulated
-from semu.validation.traces.compare_trace import compare_trace
 from semu.validation.traces.kineto import read_kineto
+from semu.validation.traces.trace_comparison import compare_trace
 from semu.validation.traces.trace_result import TraceComparison
 from tests.validation.own_runs import KERNELS, OwnRun, kernel, launch, operators, own_runs, step, text_run, write_trace
 

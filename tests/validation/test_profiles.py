@@ -10,7 +10,7 @@ import pytest
 
 import semu
 from semu.cli import main
-from semu.hardware.data_sheet import data_sheet
+from semu.hardware.data_sheets import data_sheet
 from semu.runfile import make_job
 from semu.validation import Quantity, parse_rows, validate
 from semu.validation.jobs import Settings, run_tables

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from semu.fitting.kernel_names import Family
-from semu.validation.traces.compare_trace import compare_trace
 from semu.validation.traces.kineto import read_kineto
+from semu.validation.traces.trace_comparison import compare_trace
 from tests.validation.own_runs import kernel, text_run, write_trace
 
 COMMUNICATION_STREAM = "27"

@@ -101,7 +101,7 @@ def _predict(imported: ImportedRun) -> Report | None:
 def _flop(imported: ImportedRun, predicted: Report | None) -> dict[str, Any]:
     """FLOP of a token: of the backbone by convention, where there is a closed form; of all traced operators of this run
     (``traced``: what is frozen, and other modules than the backbone, counted as they are)."""
-    from semu_models.flop_per_token import flop_per_token
+    from semu_models.flop_formulas import flop_per_token
 
     length = imported.run.config["training"].get("seq_len")
     known = flop_per_token(imported.run.model, length) if isinstance(length, int) else None
@@ -137,7 +137,7 @@ def _module_text(rows: list[Any]) -> str:
 
 
 def _flop_text(flop: dict[str, Any]) -> str:
-    from semu_models.flop_per_token import CONVENTIONS
+    from semu_models.flop_formulas import CONVENTIONS
 
     names = [name for name in (*CONVENTIONS, "traced") if flop.get(name) is not None]
     if not names:

@@ -199,7 +199,7 @@ def _prepared(job: TrainingJob, told: str | None, progress: Progress) -> tuple[J
 
     from semu.schedule.registry import ALL_SCHEDULES
     from semu.schedule.stage_plan import StagePlan
-    from semu.searcher.plain_job import plain_job
+    from semu.searcher.plain_jobs import plain_job
     from semu.simulation import prepare
 
     if told is None or told in ALL_SCHEDULES:

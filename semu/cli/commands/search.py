@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from semu.cli.commands.search_batches import search_batches
+from semu.cli.commands.many_searches import search_batches
 from semu.cli.commands.simulate import refuse_defaults
 from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say
 from semu.cli.resolved import dump_run, read_run

@@ -56,7 +56,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         if arguments.strict:
             refuse_defaults(report)
         if not report.fits:
-            from semu.simulation.memory.nearest_fit import nearest_fit
+            from semu.simulation.memory.changes_that_fit import nearest_fit
 
             found = nearest_fit(
                 job, report, lambda other: simulate(other, cache=cache, contention=arguments.contention), progress

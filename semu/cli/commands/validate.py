@@ -156,7 +156,7 @@ class _Profile:
         Raises:
             ConfigError: as ``devices_of``.
         """
-        from semu.hardware.data_sheet import SPEC
+        from semu.hardware.data_sheets import SPEC
         from semu.runfile import make_job
 
         if name == SPEC:

@@ -114,7 +114,7 @@ def validate_run_command(arguments: argparse.Namespace) -> int:
 
 def _log_comparison(arguments: argparse.Namespace) -> _Compare:
     """Reads the log; the comparison waits for the simulation."""
-    from semu.validation.logs.compare_log import compare_log
+    from semu.validation.logs.log_comparison import compare_log
     from semu.validation.logs.log_reader import read_log
 
     log = read_log(arguments.log)
@@ -123,8 +123,8 @@ def _log_comparison(arguments: argparse.Namespace) -> _Compare:
 
 def _trace_comparison(arguments: argparse.Namespace) -> _Compare:
     """Reads the trace; the comparison waits for the simulation."""
-    from semu.validation.traces.compare_trace import compare_trace
     from semu.validation.traces.kineto import read_kineto
+    from semu.validation.traces.trace_comparison import compare_trace
 
     trace = read_kineto(arguments.trace)
     return lambda job, report: compare_trace(

@@ -19,7 +19,7 @@ from semu.nn.layers.lora_sites import ALL_LINEAR, Site, sites_of
 from semu.nn.layers.moe import Experts
 from semu.nn.model import Model
 from semu.nn.module import Module, Parameter
-from semu.nn.rules.low_rank import add_parts, low_rank
+from semu.nn.rules.low_rank_adapters import add_parts, low_rank
 from semu.nn.trace.tensor import Tensor
 
 

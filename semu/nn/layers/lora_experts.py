@@ -7,7 +7,7 @@ from semu.nn import functional as F
 from semu.nn.layers.moe import Experts
 from semu.nn.module import Module, Parameter
 from semu.nn.rules.experts.grouped import grouped_linear, weighted_activation
-from semu.nn.rules.low_rank import add_parts
+from semu.nn.rules.low_rank_adapters import add_parts
 from semu.nn.trace.tensor import Tensor
 
 

@@ -8,9 +8,9 @@ from semu.nn.layers.activation import Activation
 from semu.nn.layers.elementary import Linear
 from semu.nn.layers.transformer import MLP
 from semu.nn.module import Module, Parameter
-from semu.nn.rules.experts.dispatch import collect, dispatch, way
 from semu.nn.rules.experts.grouped import grouped_linear, weighted_activation
 from semu.nn.rules.experts.routing import permute, scale_tokens, top_k, unpermute
+from semu.nn.rules.experts.token_dispatch import collect, dispatch, way
 from semu.nn.trace.tensor import Tensor
 
 

@@ -19,7 +19,7 @@ from semu.graph.tensor import Role
 from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
 from semu.nn.rules.collective import all_gather_tokens, reduce_scatter_tokens, wire_bytes
-from semu.nn.rules.norm import norm
+from semu.nn.rules.norms import norm
 from semu.nn.trace.tensor import Tensor
 
 

@@ -20,7 +20,7 @@ from semu.plan.columns import ActionColumns
 from semu.plan.flow import PlanFlow
 from semu.plan.plan import ExecutionPlan
 from semu.plan.verification.actions import check_batches, check_communication, check_stages
-from semu.plan.verification.dry_run import DryRun, Streams, dry_run
+from semu.plan.verification.dry_runs import DryRun, Streams, dry_run
 from semu.plan.verification.memory import check_memory
 from semu.plan.verification.messages import check_messages
 from semu.plan.verification.tables import check_pairs

@@ -6,7 +6,7 @@ import numpy as np
 
 from semu.errors import PlanError
 from semu.plan.columns import message_name
-from semu.plan.verification.dry_run import DryRun
+from semu.plan.verification.dry_runs import DryRun
 from semu.plan.verification.fault import Fault
 
 _SHOWN = 3

@@ -21,7 +21,7 @@ from semu.costs.evaluation import BatchShapes, cost_model_of, distinct_shapes
 from semu.costs.roofline import CostModel
 from semu.costs.segment_costs import stage_costs
 from semu.costs.shape_costs import ShapeCosts
-from semu.graph.rounded import with_rounded
+from semu.graph.rounding import with_rounded
 from semu.job import Recompute, TrainingJob
 from semu.nn.module import Parameter
 from semu.nn.streams import derived_in

@@ -250,7 +250,7 @@ class Hunt:
     def _nearest_fit(self, rows: Sequence[Row]) -> tuple[FittingChange, ...] | None:
         """Changes beyond the axes after which the smallest configuration fits, the fastest first."""
         from semu.simulation import simulate
-        from semu.simulation.memory.nearest_fit import nearest_fit
+        from semu.simulation.memory.changes_that_fit import nearest_fit
 
         own = job_at(self.job, smallest_of(rows).point)
         try:

@@ -23,8 +23,8 @@ from semu.searcher.orders.interleave import evaluate
 from semu.searcher.orders.levels import LEVELS, search_levels
 from semu.searcher.orders.loop import Budget
 from semu.searcher.orders.refine import compile_chains
-from semu.searcher.partition import Partition, partition, recut
-from semu.searcher.plain_job import plain_job
+from semu.searcher.partitioning import Partition, partition, recut
+from semu.searcher.plain_jobs import plain_job
 from semu.searcher.planner.fallback import Fallback
 from semu.searcher.planner.warm import Priorities
 from semu.searcher.problem.build import JobProblem, build_problem

@@ -14,7 +14,7 @@ from semu.schedule.schedule import Schedule, StageKey
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.problem.search_problem import SearchProblem, Solution
 from semu.simulation import JobCheckpoint
-from semu.simulation.schedules.pair_costs import PairCosts
+from semu.simulation.schedules.costs_of_pairs import PairCosts
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]

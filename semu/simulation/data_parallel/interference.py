@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.exchange import REPLICA_STREAM
-from semu.compile.exchange_plans import EXPERT_STREAMS, FSDP_STREAM
 from semu.compile.layout import Layout
 from semu.compile.stage import StageProgram
+from semu.compile.zero_exchange import REPLICA_STREAM
+from semu.compile.zero_exchange_plans import EXPERT_STREAMS, FSDP_STREAM
 from semu.costs.evaluation import Evaluation
 from semu.costs.phases import costs_of, stages_of_chunk
 from semu.engine.timeline import OuterSlice

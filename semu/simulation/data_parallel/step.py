@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from semu import memo
-from semu.compile.host_weights import host_weights, trained_on_host
+from semu.compile.weights_on_host import host_weights, trained_on_host
 from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
 from semu.hardware.device import OFFLOAD, RELOAD

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.host_weights import check_weights
 from semu.compile.layout import Layout
+from semu.compile.weights_on_host import check_weights
 from semu.costs.evaluation import CostedJob
 from semu.errors import ConfigError
 from semu.hardware.device import OFFLOAD

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from semu import memo
-from semu.compile.host_weights import host_weights
 from semu.compile.layout import Layout
+from semu.compile.weights_on_host import host_weights
 from semu.hardware.kinds import OpKind
 from semu.job import Training
 from semu.parallel.data import MIN_BUCKET_ELEMENTS, StaticBytes, static_bytes

@@ -20,7 +20,7 @@ from semu.hardware.kinds import OpKind
 from semu.schedule.phases import BACKWARD, FORWARD, INPUT, WEIGHT
 from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.data_parallel.gradient_times import block_starts
-from semu.simulation.data_parallel.held_units import HeldUnit, held_units, unit_name
+from semu.simulation.data_parallel.unsharded_units import HeldUnit, held_units, unit_name
 from semu.simulation.iteration import Iteration
 from semu.simulation.memory.boundary_events import GroundEvents
 

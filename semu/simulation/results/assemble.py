@@ -19,7 +19,7 @@ from semu.simulation.iteration import Iteration
 from semu.simulation.memory.host import host_memory, host_notes
 from semu.simulation.memory.saved import SavedActivations
 from semu.simulation.replica_costs import ReplicaCosts
-from semu.simulation.results.headline import headline
+from semu.simulation.results.headlines import headline
 from semu.simulation.results.rank_timeline import build_timeline
 from semu.simulation.results.tables import add_outer, rank_row, top_operators
 

@@ -15,9 +15,9 @@ from semu.simulation.iteration import Iteration
 from semu.simulation.memory.peaks import PipelineMemory
 from semu.simulation.memory.static import resident_memory
 from semu.simulation.memory.unsharded import pipeline_unsharded
-from semu.simulation.prepare import prepare
-from semu.simulation.results.breakdown import bubble_ratio, count_work
-from semu.simulation.results.headline import possible_flop
+from semu.simulation.preparation import prepare
+from semu.simulation.results.headlines import possible_flop
+from semu.simulation.results.time_breakdown import bubble_ratio, count_work
 
 
 class Figures(NamedTuple):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from semu.schedule.phases import NOTHING
 from semu.schedule.stage_table import StageTable
 from semu.simulation.context import PipelineRun
-from semu.simulation.results.headline import Headline
+from semu.simulation.results.headlines import Headline
 
 
 def stage_table(run: PipelineRun, head: Headline) -> StageTable:

@@ -13,7 +13,7 @@ from semu.costs.roofline import LatencyRules
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.job import TrainingJob
 from semu.schedule.registry import ALL_SCHEDULES, compared_schedules, schedule_family
-from semu.simulation.prepare import prepare
+from semu.simulation.preparation import prepare
 from semu.simulation.schedules.comparison import ComparedSchedule, RefusedSchedule, ScheduleComparison
 from semu.simulation.schedules.cuts import job_for
 

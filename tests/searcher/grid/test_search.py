@@ -27,7 +27,7 @@ from semu.searcher.grid.hunt import CHUNK
 from semu.searcher.grid.legal import legal_points
 from semu.searcher.grid.space import Axis, Point, RankBy, Space
 from semu.simulation.estimate import evaluate
-from semu.simulation.memory.nearest_fit import changed
+from semu.simulation.memory.changes_that_fit import changed
 from semu.simulation.results.figures import Figures
 
 SMALL = {"tp": None, "pp": (1, 2, 4), "micro_batch": (1, 2, 4), "recompute": ("none", "full")}

@@ -26,10 +26,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from semu.compile.exchange import Exchange, ExchangeCosts, ExchangePlan
 from semu.compile.host_copies import HostCopyCosts
-from semu.compile.host_weights import parameters_on_host
 from semu.compile.tracer import Block, HeldParameter
+from semu.compile.weights_on_host import parameters_on_host
+from semu.compile.zero_exchange import Exchange, ExchangeCosts, ExchangePlan
 from semu.hardware.device import RELOAD
 from semu.job import TrainingJob
 from semu.nn.module import Parameter

@@ -12,7 +12,7 @@ from semu.errors import GraphError
 from semu.graph.dim import Dim
 from semu.graph.operator import OpKind
 from semu.nn.module import Parameter
-from semu.nn.rules.matmul import linear
+from semu.nn.rules.matrix_products import linear
 from semu.nn.trace.sharding import ShardingStyle
 from semu.nn.trace.tensor import Tensor
 

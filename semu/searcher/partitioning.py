@@ -25,7 +25,7 @@ from semu.costs.evaluation import distinct_shapes
 from semu.costs.segment_costs import stage_costs
 from semu.costs.shape_costs import ShapeCosts
 from semu.errors import ConfigError, ScheduleError
-from semu.graph.rounded import with_rounded
+from semu.graph.rounding import with_rounded
 from semu.job import TrainingJob
 from semu.nn.model import ModalityModule
 from semu.nn.streams import derived_in

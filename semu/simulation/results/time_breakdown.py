@@ -18,7 +18,7 @@ from semu.costs.evaluation import CostedJob
 from semu.costs.phases import costs_of, stages_of_chunk
 from semu.graph.dim import Dim, DimTable
 from semu.graph.operator import Operator, Phase
-from semu.graph.rounded import with_rounded
+from semu.graph.rounding import with_rounded
 from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.data_parallel.slices import Slices
 from semu.simulation.iteration import Iteration

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from semu.baselines.baseline import NO_LAYOUT, NO_SCHEDULE, Baseline
-from semu.baselines.layer_costs import NO_RECOMPUTE
+from semu.baselines.costs_of_layers import NO_RECOMPUTE
 from semu.job import Recompute, TrainingJob
 
 

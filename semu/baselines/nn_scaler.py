@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from semu.baselines.baseline import NO_LAYOUT, NO_SCHEDULE, Baseline
-from semu.baselines.layer_costs import NO_RECOMPUTE, LayerCosts, layer_costs
+from semu.baselines.costs_of_layers import NO_RECOMPUTE, LayerCosts, layer_costs
 from semu.baselines.plan import StagePlan, plan_stages
 from semu.errors import ConfigError
 from semu.job import Recompute, TrainingJob

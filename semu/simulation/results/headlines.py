@@ -14,7 +14,7 @@ from semu.simulation.memory.peaks import PipelineMemory, RankPeak
 from semu.simulation.memory.ranks import RankMemory
 from semu.simulation.memory.reserved import reserved_memory
 from semu.simulation.memory.unsharded import pipeline_unsharded
-from semu.simulation.results.breakdown import Work, breakdown, bubble_ratio, count_work
+from semu.simulation.results.time_breakdown import Work, breakdown, bubble_ratio, count_work
 
 
 @dataclass(frozen=True, eq=False)
