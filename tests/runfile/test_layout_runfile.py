@@ -159,7 +159,8 @@ def test_an_even_cut_that_does_not_go_is_found(tmp_path: Path) -> None:
     assert caught.value.where == "--set parallel.partition"
     with pytest.raises(ConfigError) as caught:
         load_run(path, ["parallel.partition=layer"])
-    assert "'layers'" in str(caught.value.expected)
+    assert "layers" in str(caught.value.expected)
+    assert "did you mean 'layers'" in str(caught.value)
 
 
 # -- padded vocabularies --------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from simulation.jobs import vlm_items
 
 import semu
 from semu.errors import ConfigError, MemoryLimitError
+from semu.schedule import Schedule
 from semu.searcher.orders.budgeted import SearchResult
 from semu.searcher.orders.interleave import evaluate
 from semu.searcher.orders.levels import search_levels
@@ -314,7 +315,7 @@ def test_a_plan_is_never_slower_than_the_heuristic(make: Any, stream: Any, monke
         assert step.outcome is Outcome.PLANNED
         assert step.plan.orders is not None
         assert step.heuristic is not None
-        assert replace(step.plan.orders, name="heuristic") == step.heuristic.orders
+        assert Schedule("heuristic", step.plan.orders.orders) == step.heuristic.orders
         assert is_legal(step) == semu.simulate(step.job, plan=step.heuristic).iteration_time_s
 
 
