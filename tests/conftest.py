@@ -37,9 +37,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--passed-to",
         metavar="FILE",
-        help="write the ids of the tests that pass to FILE, but not of those marked extras",
+        help="write the ids of the tests that pass to FILE, but not of those marked extras; with =, see --not-in",
     )
-    parser.addoption("--not-in", metavar="FILE", help="leave out the tests whose ids FILE holds; no file: take all")
+    parser.addoption(
+        "--not-in",
+        metavar="FILE",
+        help="leave out the tests whose ids FILE holds; no file: take all. "
+        "Write --not-in=FILE: pytest takes a word that is a file for a folder of tests before it reads this",
+    )
 
 
 class PassedTests:
