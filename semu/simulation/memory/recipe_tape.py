@@ -1,7 +1,7 @@
 """Allocations and frees of one rank under any recipe with whole backwards, in the order in which they are asked for.
 
 Stages of one chunk may run different programs, and modules that cut microbatches hand pieces to one another, which are
-joined into new tensors. Where a recipe is uniform, ``reserved`` writes the same tape in arrays, some ten times faster.
+joined into new tensors. Where a recipe is uniform, ``reserved`` writes the same tape in arrays, several times faster.
 """
 
 from __future__ import annotations
