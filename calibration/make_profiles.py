@@ -19,7 +19,7 @@ from semu.fitting.calibration import calibrate
 from semu.fitting.coefficients import coefficients_of
 from semu.fitting.devices import KNOWN_DEVICES
 from semu.fitting.readers import read_measurements
-from semu.fitting.write import Origin, number_text, quoted, replace_blocks, update_profile
+from semu.fitting.write import Provenances, number_text, quoted, replace_blocks, update_profile
 from semu.hardware import profile as profiles
 from semu.hardware.profile import load_profile
 from semu.hardware.shape_terms import tiled_flop
@@ -72,7 +72,7 @@ def fit(device: str, options: tuple[str, ...], data: Path, date: str) -> None:
     command = " ".join(["semu calibrate", *FILES, "--device", device, *options])
     calibration = calibrate(measured, load_profile(device), beside=beside)
     path = profiles.PROFILE_DIR / f"{device}.toml"
-    text = update_profile(path.read_text(encoding="utf-8"), calibration, Origin(command, date))
+    text = update_profile(path.read_text(encoding="utf-8"), calibration, Provenances(command, date))
     path.write_text(text, encoding="utf-8")
 
 

@@ -28,7 +28,7 @@ _STAND_IN = "/triad"
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Provenances:
     """How a profile was made: the command, and the day (``YYYY-MM-DD``), if any."""
 
     command: str
@@ -43,7 +43,7 @@ def number_text(value: float) -> str:
     return text[:-2] if text.endswith(".0") else text
 
 
-def profile_text(calibration: Calibration, name: str, base: str, origin: Origin) -> str:
+def profile_text(calibration: Calibration, name: str, base: str, origin: Provenances) -> str:
     """A new profile: the fitted sections on top of a base.
 
     Args:
@@ -60,7 +60,7 @@ def profile_text(calibration: Calibration, name: str, base: str, origin: Origin)
     return "\n".join(lines) + "\n" + "\n".join(f"{block}\n" for block in _blocks(calibration, origin).values())
 
 
-def update_profile(text: str, calibration: Calibration, origin: Origin) -> str:
+def update_profile(text: str, calibration: Calibration, origin: Provenances) -> str:
     """A profile's text with the fitted sections replaced; everything else stays, comments included.
 
     Args:
@@ -105,7 +105,7 @@ def _place(header: str, headers: Sequence[str]) -> int:
     return sum(1 for other in headers if _ORDER.index(other.split(".")[0]) <= rank)
 
 
-def _blocks(calibration: Calibration, origin: Origin) -> dict[str, str]:
+def _blocks(calibration: Calibration, origin: Provenances) -> dict[str, str]:
     blocks: dict[str, str] = {}
     for name, section in calibration.sections.items():
         if not section.fit.fitted:
@@ -234,7 +234,7 @@ def _errors_text(name: str, section: CalibratedSection, files: Sequence[str]) ->
     return f"{quoted(name)} = {{ {', '.join(f'{key} = {value}' for key, value in entries.items())} }}"
 
 
-def _calibration_text(calibration: Calibration, origin: Origin) -> str:
+def _calibration_text(calibration: Calibration, origin: Provenances) -> str:
     lines = ["[calibration]", f"command = {quoted(origin.command)}"]
     if origin.date is not None:
         lines.append(f"date = {quoted(origin.date)}")

@@ -51,13 +51,13 @@ def calibrate_command(arguments: argparse.Namespace) -> int:
     from semu.fitting.calibration import calibrate
     from semu.fitting.readers import read_measurements
     from semu.fitting.text import calibration_json, report_text
-    from semu.fitting.write import Origin, profile_text, update_profile
+    from semu.fitting.write import Provenances, profile_text, update_profile
 
     date = _date(arguments.date)
     _check_places(arguments)
     profile, base = _device(arguments.device, arguments.output)
     old = None if arguments.update is None else _profile_file(Path(arguments.update))
-    origin = Origin(_command(arguments), date)
+    origin = Provenances(_command(arguments), date)
     with Progress() as progress:
         progress("reading the measurements")
         measured = read_measurements(arguments.files, profile.name, nodes=arguments.nodes)
