@@ -9,6 +9,7 @@ Keys hold every setting of the job but those named here, so that a setting that 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
@@ -54,7 +55,7 @@ def settings(options: object, without: frozenset[str]) -> tuple[Hashable, ...]:
     """The values of a frozen dataclass but some, in order; mappings as tuples."""
     return tuple(
         [
-            value if value.__class__ in _PLAIN else _hashable(value)
+            value if value.__class__ in _PLAIN else value._name_ if isinstance(value, Enum) else _hashable(value)
             for name, value in vars(options).items()
             if name not in without
         ]
@@ -121,7 +122,7 @@ class ModelState:
     def holds(self, model: Model) -> bool:
         """Whether the model has the same modules, and their classes the same methods."""
         return self.modules is model.modules and all(
-            len(vars(base)) == len(methods) and all(a is b for a, b in zip(vars(base).values(), methods, strict=True))
+            len(vars(base)) == len(methods) and all(map(operator.is_, vars(base).values(), methods))
             for base, methods in self.classes
         )
 
