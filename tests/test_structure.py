@@ -21,13 +21,11 @@ CIRCLES: dict[tuple[str, str], str] = {
     ("semu.nn.trace.tensor", "semu.nn.trace.tracing"): "a tensor names the trace that made it",
     ("semu.nn.module", "semu.nn.trace.tracing"): "a module that is called runs inside the trace of its arguments",
     ("semu.nn.module", "semu.nn.trace.autograd"): "a module that is called may be recomputed",
-    ("semu.nn.trace.keep", "semu.nn.trace.tensor"): "a ledger of a trace holds tensors of that trace",
     ("semu.nn.trace.keep", "semu.nn.trace.tracing"): "a ledger of a trace holds tensors of that trace",
     ("semu.engine.checkpoint", "semu.engine.graph_timeline"): "a checkpoint restores to a timeline, which names it",
     ("semu.engine.checkpoint", "semu.engine.simulator"): "a checkpoint names its simulation, which makes it",
     ("semu.engine.graph_timeline", "semu.engine.simulator"): "a timeline names its simulation, which makes it",
     ("semu.compile.weights_on_host", "semu.compile.layout"): "a layout holds the chunks whose weights are looked at",
-    ("semu.compile.layout", "semu.compile.recipe.applied"): "a layout names the recipe that was applied to it",
     ("semu.compile.stage", "semu.compile.segments"): "a stage offers its segments as an attribute",
     ("semu.costs.roofline", "semu.costs.segment_keys"): "a cost model offers the keys of segments under it",
     ("semu.schedule.schedule", "semu.schedule.check"): "a schedule offers its check as a method",
@@ -90,6 +88,8 @@ def test_imports_make_no_circle():
     graph.remove_edges_from(CIRCLES)
     circles = [sorted(group) for group in nx.strongly_connected_components(graph) if len(group) > 1]
     assert not circles, circles
+    for source, target in CIRCLES:  # an exception that is no longer needed goes
+        assert target in set(imports(source)) and nx.has_path(graph, target, source), (source, target)
 
 
 def test_files_have_at_most_500_lines():

@@ -16,8 +16,8 @@ Where other microbatches come between a microbatch's forward and its backward (p
 gathered behind: every unit is gathered in each forward and again in each backward stage, whose gradients are reduced.
 With ``reshard_after_forward`` off nothing is exchanged inside those stages: see ``unsharded``.
 
-Weights on the host (``weights``): a chosen layer is a unit that is copied; with ZeRO-3 its unit's shard is, before each
-gather.
+Weights on the host (``weights_on_host``): a chosen layer is a unit that is copied; with ZeRO-3 its unit's shard is,
+before each gather.
 """
 
 from __future__ import annotations

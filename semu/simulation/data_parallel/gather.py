@@ -2,7 +2,7 @@
 
 An iteration is counted from the start of its gathers. A first forward stage begins as the schedule lets it; an
 operator of a block whose parameters are not there yet waits inside the stage. Weights that live on the host are
-gathered after the step (``reduction``), not here.
+gathered after the step (``step``), not here.
 """
 
 from __future__ import annotations
