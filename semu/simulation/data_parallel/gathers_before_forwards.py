@@ -1,5 +1,6 @@
-"""Parameter gathers (ZeRO-1; ZeRO-3 that gathers once) before the first forwards, and what those forwards wait for.
+"""Parameter gathers before the first forwards (ZeRO-1; ZeRO-3 that gathers once), and what those forwards wait for.
 
+The gathers of ZeRO-3 inside stages are operators of the stages: ``semu.compile.zero_exchange``.
 An iteration is counted from the start of its gathers. A first forward stage begins as the schedule lets it; an
 operator of a block whose parameters are not there yet waits inside the stage. Weights that live on the host are
 gathered after the step (``step``), not here.
