@@ -356,8 +356,9 @@ class Trace:
             kind, flop, recomputed_flop, causal_flop, mem_bytes, net_bytes, key, stream: as ``Graph.add_operator``;
                 local to one rank.
             inputs: tensors and parameters read.
-            shape, shards, dtype, sequences, role: the output's; where they are None, those of ``like``. Without
-                ``shape`` and ``like`` there is no output tensor, and the first input comes back.
+            shape, shards, dtype, sequences, role: the output's.
+            like: what the output looks like where these are None; its elements are the key where there is no other.
+                Without ``shape`` and ``like`` there is no output tensor, and the first input comes back.
             gradients: parameters whose gradient buffers it writes.
             updates: tensors changed in place.
             phase: default: the trace's current phase.
@@ -372,6 +373,7 @@ class Trace:
             shards = like.shards if shards is None else shards
             dtype = like.dtype if dtype is None else dtype
             sequences = like.sequences if sequences is None else sequences
+            key = key or (like.numel,)
         path = ".".join(part for part in (self.path, name) if part)
         now = phase if phase is not None else self.phase
         reads = [self._read(item, now) if isinstance(item, Tensor) else item.tensor for item in inputs]
