@@ -41,7 +41,7 @@ class LinearSplit:
                 "a row-split weight needs an input split over features",
                 where=x.trace.where,
                 expected=f"an input split {in_shards} ways, from a column-split layer",
-                got=x.shards[-1],
+                got=str(x.shards[-1]),
             )
         if x.shards[-1] != in_shards:
             raise GraphError(

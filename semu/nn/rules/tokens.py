@@ -16,7 +16,7 @@ from semu.nn.module import Parameter
 from semu.nn.rules.views import copy_like
 from semu.nn.rules.weight_gradients import accumulate_weight_gradient, reduce_rows
 from semu.nn.streams import Change, changed
-from semu.nn.trace.tensor import Sequences, Tensor, local_shape
+from semu.nn.trace.tensor import Sequences, Tensor
 from semu.nn.trace.tracing import ParameterUse
 
 
@@ -116,14 +116,12 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
     size = trace.options.tensor_dtype.size_bytes
     packing = changed(x, Change.shorter(stride)) if stride > 1 else x.sequences
     tokens = packing.tokens if packing is not None else x.shape[0]
-    shape = (tokens, n)
-    m = local_shape(shape, x.shards, trace.where)[0]
+    like = replace(x, shape=(tokens, n), dtype=trace.options.tensor_dtype, sequences=packing)
+    m = like.local_shape[0]
     y = trace.emit(
         OpKind.MATMUL,
-        [x, w, *([b] if b is not None else [])],
-        shape,
-        shards=x.shards,
-        sequences=packing,
+        [x, w] if b is None else [x, w, b],
+        like=like,
         flop=2 * m * n * k,
         mem_bytes=x.size_bytes + size * (n * k + m * n),
         key=(m, n, k),
@@ -136,9 +134,8 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
             grad_x = trace.emit(
                 OpKind.MATMUL,
                 [grad, w],
-                x.shape,
-                shards=x.shards,
-                sequences=x.sequences,
+                like=x,
+                dtype=trace.options.tensor_dtype,
                 flop=2 * m * n * k,
                 mem_bytes=grad.size_bytes + size * n * k + x.size_bytes,
                 key=(m, k, n),
