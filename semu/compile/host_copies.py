@@ -1,7 +1,8 @@
-"""``HostCopyCosts``: parameters of a unit that live on the host, copied to the device ahead of either pass.
+"""``HostCopyCosts``: what copies of parameters that live on the host (``training.offload = "weights"``) cost a stage.
 
-The copies are operators of the stage (``join`` places them), on the stream of everything that comes from the host, so
-they take turns with activations that come back. What they bring is a storage of the stage.
+The parameters of a unit are copied to the device ahead of either pass (``semu.simulation.memory.weights_on_host``). The
+copies are operators of the stage (``join`` places them), on the stream of everything that comes from the host, so they
+take turns with activations that come back. What they bring is a storage of the stage.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from semu.compile.recipe.recipe import Recipe
 from semu.compile.recomputed_layers import recompute_units
 from semu.compile.template import TemplateLibrary
 from semu.compile.template_cache import LIBRARIES, CompiledBlock, JoinedLibrary
-from semu.compile.tracer import Block, HeldParameter, ModelTracer
-from semu.compile.weights_on_host import parameters_on_host
+from semu.compile.tracer import Block, HeldParameter, ModelTracer, parameters_on_host
 from semu.compile.zero_exchange import ExchangePlan
 from semu.compile.zero_exchange_plans import Costs, plan_exchanges
 from semu.job import Fp8Weights, TrainingJob

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from semu.compile.module_sharding import ModuleSetting, resharded
@@ -98,6 +99,25 @@ class _Placed:
     def is_data(self) -> bool:
         """Whether it starts from what the data loader gives as integers."""
         return bool(self.specs) and starts_from_data(self.specs[0].dtype)
+
+
+def parameters_on_host(blocks: Iterable[Block]) -> frozenset[Parameter]:
+    """The parameters that live on the host: of chosen layers, used by no other block.
+
+    Args:
+        blocks: of the whole model.
+    """
+    every = list(blocks)
+    if not any(block.is_streamed for block in every):
+        return frozenset()
+    users = Counter(key for block in every for key in {held.parameter for held in block.parameters})
+    return frozenset(
+        held.parameter
+        for block in every
+        if block.is_streamed
+        for held in block.parameters
+        if users[held.parameter] == 1
+    )
 
 
 class ModelTracer:
