@@ -112,9 +112,7 @@ class GraphTimeline:
         release = np.zeros(program.num_ops)
         mine = slice(slots.ptr[number], slots.ptr[number + 1])
         release[slots.op[mine]] = self.times.release[0, mine] - self.times.start[0, number]
-        latency = self.alone.latency[unit.first : unit.last]
-        times: tuple[NDArray[np.float64], NDArray[np.float64]] = program.operator_times(latency, release)
-        return times
+        return program.timed(self.alone.latency[unit.first : unit.last], release)[:2]
 
     @property
     def start(self) -> NDArray[np.float64]:
