@@ -140,7 +140,7 @@ def _copied(costed: CostedJob, number: int) -> NDArray[np.int64]:
     copies = np.array(
         [layout.library.operators[row].stream.name == OFFLOAD.name for row in rows.tolist()], dtype=np.bool_
     )
-    total: NDArray[np.int64] = evaluation.columns.net_bytes[rows[copies]].sum(axis=0)
+    total: NDArray[np.int64] = evaluation.by_shape.columns.net_bytes[rows[copies]].sum(axis=0)
     if evaluation.shapes.idle >= 0:
         total[evaluation.shapes.idle] = 0
     return total

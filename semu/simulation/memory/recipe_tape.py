@@ -75,7 +75,7 @@ class RecipeTape:
 
     def _size(self, shape: int) -> NDArray[np.int64]:
         if shape not in self._sizes:
-            self._sizes[shape] = self.evaluation.sizes_of(np.array([shape]))[0]
+            self._sizes[shape] = self.evaluation.by_shape.sizes_of(np.array([shape]))[0]
         return self._sizes[shape]
 
     def _shape(self, node: int) -> int:

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from semu.compile.chunk import ChunkStages
 from semu.compile.layout import Layout
 from semu.compile.stage import StageProgram
-from semu.costs.phases import CODE_OF_PHASE, program_of
+from semu.costs.phases import program_of
 from semu.engine.allocator import AllocationTrace, Reserved, reserve
 from semu.graph.operator import Phase
 from semu.hardware.kinds import DType
 from semu.job import TrainingJob
+from semu.schedule.phases import CODE_OF_PHASE
 from semu.simulation.context import TimedJob
 from semu.simulation.memory.recipe_tape import RecipeTape
 from semu.simulation.memory.static import rank_static
@@ -285,7 +286,7 @@ class UniformTape:
     def _size(self, shape: int) -> NDArray[np.int64]:
         """Sizes of all storages for a shape: int64[num_size_rows] [bytes]."""
         if shape not in self._sizes:
-            self._sizes[shape] = self.evaluation.sizes_of(np.array([shape]))[0]
+            self._sizes[shape] = self.evaluation.by_shape.sizes_of(np.array([shape]))[0]
         return self._sizes[shape]
 
 
