@@ -32,7 +32,7 @@ from semu.simulation.checkpoint import JobCheckpoint
 from semu.simulation.checks.context_parallel import check_lengths
 from semu.simulation.checks.items import check_items
 from semu.simulation.checks.unmodelled import check_streams, refuse_unmodelled
-from semu.simulation.data_parallel.gather import parameter_gathers
+from semu.simulation.data_parallel.gathers_before_forwards import parameter_gathers
 from semu.simulation.pipeline import consolidated_units, distinct_replicas
 from semu.simulation.schedules.named import splits_backward
 from semu.workload.derived import with_derived

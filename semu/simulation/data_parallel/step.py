@@ -4,10 +4,10 @@ The optimizer starts when every rank's gradients are reduced (``reduce``), becau
 (Megatron-LM's clipping); with ``optimizer_post_validation`` when the rank's own are. With ZeRO-1 the gradients are
 reduce-scattered (in groups, ``zero_group``, and then all-reduced across them), each rank steps its shard, and the
 parameters are gathered: after the step, or (``overlap.param_gather``) during the next iteration's first forwards
-(``gather``). With ZeRO-2 and ZeRO-3 the gradients are reduced inside the stages (``zero_exchange``), and with ZeRO-3
-the parameters are gathered there; where ZeRO-3 gathers once an iteration, its units are reduced behind the stages
-like buckets (``unsharded_units``). Weights that live on the host are written back behind the step and what gathers
-them (``weights_on_host``).
+(``gathers_before_forwards``). With ZeRO-2 and ZeRO-3 the gradients are reduced inside the stages
+(``semu.compile.zero_exchange``), and with ZeRO-3 the parameters are gathered there; where ZeRO-3 gathers once an
+iteration, its units are reduced behind the stages like buckets (``unsharded_units``). Weights that live on the host are
+written back behind the step and what gathers them (``weights_on_host``).
 """
 
 from __future__ import annotations

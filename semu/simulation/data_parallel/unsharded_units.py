@@ -2,7 +2,7 @@
 
 A unit is a block, its routed experts apart where they are spread otherwise than all else. Its parameters are gathered
 once, before the first forward of its chunk, and its gradients are reduced once, in the chunk's last backward: outside
-the stages, like ZeRO-1's buckets (``gather``, ``reduce``), whose order and waiting they share.
+the stages, like ZeRO-1's buckets (``gathers_before_forwards``, ``reduce``), whose order and waiting they share.
 """
 
 from __future__ import annotations

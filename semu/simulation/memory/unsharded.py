@@ -44,7 +44,7 @@ class UnshardedMemory:
         return GroundEvents(self.time, np.broadcast_to(self.size, self.time.shape))
 
 
-def held_bytes(layout: Layout, rank: int) -> list[int]:
+def unsharded_bytes(layout: Layout, rank: int) -> list[int]:
     """Whole parameters and whole gradients of a rank's sharded units [bytes]."""
     size = layout.job.training.grad_dtype.size_bytes
     units = [unit for unit in held_units(layout, rank) if unit.parameter_bytes]
