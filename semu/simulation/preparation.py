@@ -89,7 +89,7 @@ def prepare(
             return shapes_of(library)
         items = with_derived(cutting.microbatches, derived_in(library.symbols))
         sizes = parallel.replicas, parallel.token_divisor, parallel.sequence_parts
-        return BatchShapes.with_idle(distinct_shapes(items, *sizes, (), windows_in(library.symbols)))
+        return distinct_shapes(items, *sizes, (), windows_in(library.symbols)).with_idle()
 
     say("tracing the model")
     serial = not job.overlaps_tensor_parallel

@@ -95,4 +95,4 @@ def _collective_time(program: StageProgram, streams: Sequence[int], evaluation: 
     rows = program.rows[np.isin(program.stream, streams)]
     if not len(rows):
         return 0.0
-    return float(evaluation.latencies_of(np.zeros(1, dtype=np.int64))[0, rows].sum())
+    return float(evaluation.by_shape.latencies_of(np.zeros(1, dtype=np.int64))[0, rows].sum())

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from semu import memo
-from semu.compile.weights_on_host import host_weights, trained_on_host
 from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
 from semu.hardware.device import OFFLOAD, RELOAD
@@ -31,6 +30,7 @@ from semu.simulation.data_parallel.interference import interferences
 from semu.simulation.data_parallel.reduce import Reduction, Reductions, by_rank
 from semu.simulation.data_parallel.timed_operators import TimedOperators
 from semu.simulation.memory.static import rank_static
+from semu.simulation.memory.weights_on_host import host_weights, trained_on_host
 from semu.simulation.transfers import collective, moved, on_device
 
 

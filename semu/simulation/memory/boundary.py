@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.compile.layout import Layout
 from semu.costs.evaluation import CostedJob
-from semu.costs.phases import CODE_OF_PHASE, program_of
+from semu.costs.phases import program_of
 from semu.graph.operator import Phase
+from semu.schedule.phases import CODE_OF_PHASE
 from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.memory.memory_events import MemoryEvents, unkept_bytes
 from semu.simulation.memory.module_boundary import module_boundary_events

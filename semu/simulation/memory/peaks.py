@@ -125,7 +125,9 @@ class PipelineMemory:
         missing = sorted(set(shapes) - self._rows.keys())
         if missing:
             numbers = np.array(missing)
-            costs = zip(self.evaluation.latencies_of(numbers), self.evaluation.sizes_of(numbers), strict=True)
+            costs = zip(
+                self.evaluation.by_shape.latencies_of(numbers), self.evaluation.by_shape.sizes_of(numbers), strict=True
+            )
             self._rows.update(zip(missing, costs, strict=True))
 
     # -- peaks ---------------------------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ class _FirstWriters:
             node = int(run.problem.stage_nodes[number, code][0])
             shapes = run.shape[:, run.problem.microbatch[node]]
             rows = []
-            for replica, latency in enumerate(self.evaluation.latencies_of(shapes)):
+            for replica, latency in enumerate(self.evaluation.by_shape.latencies_of(shapes)):
                 touched = run.inside.get((replica, node))
                 if touched is not None:
                     inner = touched.start
