@@ -38,7 +38,7 @@ class FsdpUnit:
     parameter_bytes: int
 
 
-def fsdp_units(layout: Layout, rank: int) -> tuple[FsdpUnit, ...]:
+def units_of_rank(layout: Layout, rank: int) -> tuple[FsdpUnit, ...]:
     """The units of a pipeline rank in forward order; what several blocks use belongs to the first of them."""
     return _UNITS.get(layout.place, rank, lambda: _find_units(layout, rank))
 
@@ -79,7 +79,7 @@ def unit_buckets(layout: Layout, rank: int, keys: list[Parameter], reached: list
     """
     place = {key: number for number, key in enumerate(keys) if reached[number]}
     found = []
-    for number, unit in enumerate(fsdp_units(layout, rank)):
+    for number, unit in enumerate(units_of_rank(layout, rank)):
         own = [held for held in unit.members if held.parameter in place]
         if own:
             members = tuple(sorted(place[held.parameter] for held in own))
@@ -117,7 +117,7 @@ def unit_gathers(costed: CostedJob, rank: int) -> tuple[list[OuterSlice], list[C
     slices: list[OuterSlice] = []
     groups: list[CommGroup] = []
     last: dict[tuple[int, int], int] = {}
-    for number, unit in enumerate(fsdp_units(layout, rank)):
+    for number, unit in enumerate(units_of_rank(layout, rank)):
         if unit.parameter_bytes:
             group = unit.pool.shard_group(rank)
             piece = collective(model, f"parameters {number}", OpKind.ALL_GATHER, group, unit.parameter_bytes, 0.0)

@@ -19,7 +19,7 @@ from semu.graph.tensor import Role
 from semu.hardware.kinds import OpKind
 from semu.schedule.phases import BACKWARD, FORWARD, INPUT, WEIGHT
 from semu.simulation.context import PipelineRun, TimedJob
-from semu.simulation.data_parallel.fsdp_units import FsdpUnit, fsdp_units, unit_name
+from semu.simulation.data_parallel.fsdp_units import FsdpUnit, unit_name, units_of_rank
 from semu.simulation.data_parallel.gradient_times import block_starts
 from semu.simulation.iteration import Iteration
 from semu.simulation.memory.memory_events import MemoryEvents
@@ -47,7 +47,7 @@ class UnshardedMemory:
 def unsharded_bytes(layout: Layout, rank: int) -> list[int]:
     """Whole parameters and whole gradients of a rank's sharded units [bytes]."""
     size = layout.job.training.grad_dtype.size_bytes
-    units = [unit for unit in fsdp_units(layout, rank) if unit.parameter_bytes]
+    units = [unit for unit in units_of_rank(layout, rank) if unit.parameter_bytes]
     sizes = [unit.parameter_bytes for unit in units]
     sizes += [size * sum(held.elements for held in unit.members if held.writers) for unit in units]
     return [size for size in sizes if size]
@@ -80,7 +80,7 @@ def unsharded_memory(iteration: Iteration, rank: int) -> UnshardedMemory | None:
         size.extend([size_bytes, -size_bytes])
 
     every = np.zeros(run.num_replicas)
-    for number, unit in enumerate(fsdp_units(layout, rank)):
+    for number, unit in enumerate(units_of_rank(layout, rank)):
         if not unit.parameter_bytes:
             continue
         users = _users(layout, rank, unit)
