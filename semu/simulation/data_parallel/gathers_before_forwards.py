@@ -22,7 +22,7 @@ from semu.hardware.network import CommGroup
 from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.context import ParameterGather
 from semu.simulation.data_parallel.buckets import rank_buckets, shares_parameters
-from semu.simulation.data_parallel.unsharded_units import unit_gathers
+from semu.simulation.data_parallel.fsdp_units import unit_gathers
 from semu.simulation.transfers import collectives, moved
 
 

@@ -206,7 +206,8 @@ def test_gradients_are_ready_when_the_slowest_of_many_replicas_has_them(seed: in
         assert chunk.backward is not None
         node = max(n for n, s in enumerate(run.problem.stages) if s.chunk == chunk.chunk.index and s.phase.is_backward)
         ends = [
-            run.start[replica, node] + chunk.backward.times(evaluation.latency[run.shape[replica][run.column][node]])[1]
+            run.start[replica, node]
+            + chunk.backward.times(evaluation.by_shape.latency[run.shape[replica][run.column][node]])[1]
             for replica in range(20)
         ]
         latest = np.max(ends, axis=0)
