@@ -129,7 +129,7 @@ def _schedule_rows() -> list[dict[str, Any]]:
             "is_executed": True,
             "description": family.description,
         }
-        for name, family in {**SCHEDULES, **ALL_SCHEDULES}.items()
+        for name, family in ((name, ALL_SCHEDULES[name]) for name in dict.fromkeys((*SCHEDULES, *ALL_SCHEDULES)))
     ]
 
 
