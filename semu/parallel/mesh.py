@@ -134,10 +134,16 @@ class Mesh:
 
     def worst_group(self, axis: str) -> CommGroup:
         """The group of one axis that spans the most nodes."""
-        size, stride = getattr(self.parallel, axis), self._strides[axis]
-        bases = self._different(0, size * stride, self.parallel.num_gpus // (size * stride)) if size > 1 else range(1)
-        firsts = (base + peer for base in bases for peer in range(stride if size > 1 else 1))
-        return max((self._place(axis, first, stride, size) for first in firsts), key=_spread)
+        cluster, size, stride = self.cluster, getattr(self.parallel, axis), self._strides[axis]
+        nodes = cluster.num_gpus, cluster.gpus_per_node, cluster.profile.nvlink_gpus.value
+        count = self.parallel.num_gpus // (size * stride)
+
+        def find() -> CommGroup:
+            bases = self._different(0, size * stride, count) if size > 1 else range(1)
+            firsts = (base + peer for base in bases for peer in range(stride if size > 1 else 1))
+            return max((self._place(axis, first, stride, size) for first in firsts), key=_spread)
+
+        return _WORST.get((axis, size, stride, count, nodes), find)
 
     @cached_property
     def worst_replica_group(self) -> CommGroup:
@@ -221,6 +227,7 @@ class Mesh:
         return {}
 
 
+_WORST = memo.Table[CommGroup]("groups of an axis on the most nodes, by size, step, number of groups and nodes", 1024)
 _PLACED = memo.Table[CommGroup](
     "groups by name, first GPU in its node, step, number of ranks, GPUs per node and reach of NVLink", 4096
 )

@@ -75,7 +75,7 @@ class StageInsides:
         key = program, shapes.tobytes()
         if key not in self._insides:
             if key[1] not in self._rows:
-                self._rows[key[1]] = self.evaluation.latencies_of(shapes)
+                self._rows[key[1]] = self.evaluation.by_shape.latencies_of(shapes)
             number = self._programs.setdefault(program, len(self._programs))
             latency = self._rows[key[1]][:, program.rows]
             start = natural_starts(program, latency)

@@ -22,7 +22,7 @@ from semu.schedule.problem import PipelineProblem
 from semu.schedule.units import PipelineUnits
 from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.context import ParameterGather, PipelineRun, Replicas, SimulatedJob, TimedJob
-from semu.simulation.data_parallel.gather import first_forward_bindings, parameter_waits
+from semu.simulation.data_parallel.gathers_before_forwards import first_forward_bindings, parameter_waits
 from semu.simulation.effects.launch import launching_hosts
 from semu.simulation.transfers import edge_bytes, transfer_bytes
 from semu.simulation.unit_programs import programs_of

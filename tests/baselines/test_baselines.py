@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from simulation.comparison import assert_equal
 from simulation.jobs import ListedBatch, gpt, job_of, t2v, t2v_items, text_items, vlm, vlm_items
-from simulation.reference import expand
-from simulation.reference_split import orders_of
+from simulation.reference.expansion import expand
+from simulation.reference.split import orders_of
 
 import semu
 from semu.baselines import BASELINES, Baseline, find_baseline, fsdp, greedy, megatron, megatron_1f1b, nnscaler, optimus

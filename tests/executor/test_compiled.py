@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="torch is the executor extra")
 import torch
 from plan.test_compile import family_job
 from simulation.jobs import job_of, vlm, vlm_items
-from simulation.test_stage_plan import random_case
+from simulation.schedules.test_stage_plan import random_case
 
 import semu
 from semu.executor import FakeWorld, Runner, run_threads, split_model

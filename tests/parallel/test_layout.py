@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from simulation.jobs import gpt
-from simulation.reference_layout import spelt_out
+from simulation.reference.layout import spelt_out
 
 from semu.errors import ConfigError
 from semu.parallel.config import Parallel

@@ -13,7 +13,7 @@ from plan.compiled import check_compiled, check_estimates, check_memory
 from plan.reference_actions import actions_of, execute
 from simulation.jobs import gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items
 from simulation.multimodal_jobs import items_of, model_of
-from simulation.test_stage_plan import random_case
+from simulation.schedules.test_stage_plan import random_case
 
 import semu
 from semu.errors import ConfigError, ScheduleError

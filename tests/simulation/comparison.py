@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulation.reference import HOST, Expansion, Replica, StageName, expand
-from simulation.reference_memory import Curve
-from simulation.reference_tail import tail_of
+from simulation.reference.expansion import HOST, Expansion, Replica, StageName, expand
+from simulation.reference.memory import Curve
+from simulation.reference.tail import tail_of
 
 from semu.engine.timeline import MemoryCurve, RankTimeline
 from semu.hardware.kinds import OpKind

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from simulation.comparison import assert_equal, assert_tails_equal
 from simulation.jobs import gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items
-from simulation.reference import expand
+from simulation.reference.expansion import expand
 
 from semu.parallel.config import Parallel
 from semu.simulation import simulate

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 from simulation.comparison import assert_equal, assert_tails_equal
 from simulation.jobs import NO_OVERLAP, gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items
-from simulation.reference import expand
-from simulation.reference_tail import gather_times
+from simulation.reference.expansion import expand
+from simulation.reference.tail import gather_times
 
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel

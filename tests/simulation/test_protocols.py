@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from simulation.comparison import assert_tails_equal
 from simulation.jobs import job_of, text_items
-from simulation.test_experts import moe
+from simulation.models.test_experts import moe
 
 from semu.parallel.config import Parallel
 from semu.simulation import simulate

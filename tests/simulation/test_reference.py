@@ -23,7 +23,7 @@ from simulation.jobs import (
     vlm,
     vlm_items,
 )
-from simulation.reference import expand
+from simulation.reference.expansion import expand
 
 from semu.job import TrainingJob
 from semu.nn import Linear

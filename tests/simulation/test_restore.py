@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule.shapes import legal_schedules, predecessors
 from simulation.jobs import gpt, job_of, overlap, text_items, vlm, vlm_items
-from simulation.reference import Replica, Writer
-from simulation.reference_costs import symbols_of
-from simulation.reference_model import CutModel
+from simulation.reference.costs import symbols_of
+from simulation.reference.expansion import Replica, Writer
+from simulation.reference.model import CutModel
 
 import semu
 from semu.errors import ConfigError, GraphError, ScheduleError

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.comparison import assert_equal
 from simulation.jobs import gpt, job_of, t2v, t2v_items, text_items, vlm, vlm_items
-from simulation.reference import expand
-from simulation.test_experts import moe
+from simulation.models.test_experts import moe
+from simulation.reference.expansion import expand
 
 from semu.parallel.config import Parallel
 from semu.simulation import simulate

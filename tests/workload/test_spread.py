@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from simulation.reference_modules import dealt
+from simulation.reference.modules import dealt
 
 from semu.workload import Microbatch
 from semu.workload.batch import shape_columns

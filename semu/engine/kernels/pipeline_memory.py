@@ -171,8 +171,8 @@ def exact_summit(
 
 
 @njit(cache=True, nogil=True)
-def highest_summit(
-    top: int,
+def raise_to_summits(
+    best: I64,
     stages: I64,
     bound: I64,
     resident: I64,
@@ -186,28 +186,27 @@ def highest_summit(
     inner_ptr: I64,
     inner: F64,
     change: I64,
-) -> int:
-    """Highest allocation of any rank during some of its stages, as ``exact_summit`` has it.
+) -> None:
+    """Raise the highest known allocations to those during some stages, as ``exact_summit`` has them.
 
     Args:
-        top: the highest that is known; no stage whose bound is not higher is looked at [bytes].
-        stages: int64[n, 4], replica, node, rank and kind of each, the highest bound first. bound: int64[n] [bytes],
-            what is resident included. resident: int64[num_ranks] [bytes].
+        best: int64[num_groups, 3], written: the highest allocation [bytes], its replica, its node.
+        stages: int64[n, 5], replica, node, rank, kind and group of each; the first of equal ones counts.
+        bound: int64[n] [bytes], what is resident included; a stage whose bound is not above ``best`` is not looked at.
+        resident: int64[num_ranks] [bytes].
         stage_ptr: where each rank's stages begin. start, end: float64[num_replicas, num_nodes] [s].
         net: int64[num_replicas, num_stages] [bytes].
         ptr, time, size: changes outside stages, by rank: as ``pipeline_summits``.
         inner_ptr, inner, change: changes inside the stages of each kind [s], [bytes].
-    Returns:
-        [bytes], at least ``top``.
     """
     for number in range(len(stages)):
-        if bound[number] <= top:
-            break
-        row, node, rank, kind = stages[number]
+        row, node, rank, kind, group = stages[number]
+        if bound[number] <= best[group, 0]:
+            continue
         first, stop = stage_ptr[rank], stage_ptr[rank + 1]
         a, b = ptr[rank], ptr[rank + 1]
         c, d = inner_ptr[kind], inner_ptr[kind + 1]
-        found = exact_summit(
+        highest = resident[rank] + exact_summit(
             start[row, node],
             end[row, node],
             node - first,
@@ -218,5 +217,5 @@ def highest_summit(
             inner[c:d],
             change[c:d],
         )
-        top = max(top, found + resident[rank])
-    return top
+        if highest > best[group, 0]:
+            best[group, 0], best[group, 1], best[group, 2] = highest, row, node

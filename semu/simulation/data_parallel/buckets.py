@@ -85,4 +85,8 @@ _BUCKETS = memo.ScopedTable[list[Bucket]]("buckets of a cut's gradients, by what
 
 def shares_parameters(layout: Layout) -> bool:
     """Whether some parameters are on several ranks, so that gradients must be reduced."""
-    return any(pool.ranks > 1 for rank in range(layout.job.parallel.pp) for pool in layout.pools(rank))
+    ranks = range(layout.job.parallel.pp)
+    return _SHARES.get(layout.place, (), lambda: any(pool.ranks > 1 for rank in ranks for pool in layout.pools(rank)))
+
+
+_SHARES = memo.ScopedTable[bool]("whether several ranks of a place hold the same parameters", 1)

@@ -24,7 +24,7 @@ def gradient_checks(costed: CostedJob, begin_s: float) -> tuple[list[tuple[Outer
     Args:
         begin_s: when every rank's gradients are reduced.
     Returns:
-        Slices per pipeline rank, and when the step may begin [s].
+        TimedOperators per pipeline rank, and when the step may begin [s].
     Source:
         Megatron-LM's mixed-precision optimizer: unscaling reads and writes every gradient and an all-reduce tells of
         infinities; the norm reads every gradient and its square is summed; clipping reads and writes every gradient.

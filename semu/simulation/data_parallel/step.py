@@ -4,10 +4,10 @@ The optimizer starts when every rank's gradients are reduced (``reduce``), becau
 (Megatron-LM's clipping); with ``optimizer_post_validation`` when the rank's own are. With ZeRO-1 the gradients are
 reduce-scattered (in groups, ``zero_group``, and then all-reduced across them), each rank steps its shard, and the
 parameters are gathered: after the step, or (``overlap.param_gather``) during the next iteration's first forwards
-(``gather``). With ZeRO-2 and ZeRO-3 the gradients are reduced inside the stages (``zero_exchange``), and with ZeRO-3
-the parameters are gathered there; where ZeRO-3 gathers once an iteration, its units are reduced behind the stages
-like buckets (``unsharded_units``). Weights that live on the host are written back behind the step and what gathers
-them (``weights_on_host``).
+(``gathers_before_forwards``). With ZeRO-2 and ZeRO-3 the gradients are reduced inside the stages
+(``semu.compile.zero_exchange``), and with ZeRO-3 the parameters are gathered there; where ZeRO-3 gathers once an
+iteration, its units are reduced behind the stages like buckets (``fsdp_units``). Weights that live on the host are
+written back behind the step and what gathers them (``weights_on_host``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from semu import memo
-from semu.compile.weights_on_host import host_weights, trained_on_host
 from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
 from semu.hardware.device import OFFLOAD, RELOAD
@@ -29,8 +28,9 @@ from semu.simulation.context import TimedJob
 from semu.simulation.data_parallel.clipping import gradient_checks, own_checks
 from semu.simulation.data_parallel.interference import interferences
 from semu.simulation.data_parallel.reduce import Reduction, Reductions, by_rank
-from semu.simulation.data_parallel.slices import Slices
+from semu.simulation.data_parallel.timed_operators import TimedOperators
 from semu.simulation.memory.static import rank_static
+from semu.simulation.memory.weights_on_host import host_weights, trained_on_host
 from semu.simulation.transfers import collective, moved, on_device
 
 
@@ -83,7 +83,7 @@ class RankTail:
         interference: what kernels lost to hidden collectives, before the checks.
     """
 
-    reductions: Slices
+    reductions: TimedOperators
     step: RankStep
     checks: tuple[OuterSlice, ...] = ()
     interference: OuterSlice | None = None
@@ -131,7 +131,9 @@ def rank_tails(timed: TimedJob, found: Reductions | Sequence[Reduction]) -> list
     ]
 
 
-def _steps_apart(timed: TimedJob, reductions: Sequence[Slices], losses: Sequence[OuterSlice | None]) -> list[RankTail]:
+def _steps_apart(
+    timed: TimedJob, reductions: Sequence[TimedOperators], losses: Sequence[OuterSlice | None]
+) -> list[RankTail]:
     """The tails of ranks that step as soon as their own gradients are reduced."""
     tails = []
     for rank, (slices, step, loss) in enumerate(zip(reductions, rank_steps(timed), losses, strict=True)):

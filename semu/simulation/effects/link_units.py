@@ -194,7 +194,7 @@ class UnitWriter:
         replica, node = np.repeat(self.every, len(mine)), np.tile(mine, self.num_replicas)
         shape = self.run.shape[replica, self.run.problem.microbatch[node]]
         different, place = np.unique(shape, return_inverse=True)
-        latency = self.evaluation.latencies_of(different)[:, program.rows]
+        latency = self.evaluation.by_shape.latencies_of(different)[:, program.rows]
         fixed, work = latency.copy(), np.zeros_like(latency)
         moves = np.zeros(num_ops, dtype=np.bool_)
         moves[[op for op, _, _ in inside]] = True
@@ -265,7 +265,9 @@ class UnitWriter:
                         continue
                     shape = int(self.run.shape[replica, problem.microbatch[node]])
                     if (node, shape) not in lags:
-                        lags[node, shape] = program.times(self.evaluation.latencies_of(np.array([shape]))[0])[1]
+                        lags[node, shape] = program.times(self.evaluation.by_shape.latencies_of(np.array([shape]))[0])[
+                            1
+                        ]
                     begin = replica * self.n + self.unit_of[node]
                     out.join(begin, unit, float(lags[node, shape][ops].max()))
 

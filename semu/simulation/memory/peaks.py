@@ -2,8 +2,8 @@
 
 At the pipeline level a rank's memory changes when a transfer begins on its receiver (the buffer), when it ends on its
 sender (the sent tensor goes, unless it is saved) and at the end of each stage; inside a stage the stage's own curve is
-on top. The peak is found with the stages' summits; only where a transfer moves the ground under a stage, and the
-stage could hold the peak, is the stage expanded operator by operator.
+on top. The peak is bounded by the stages' summits; only where memory outside changes during a stage, and the stage
+could hold the peak, is the stage expanded operator by operator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from semu.compile.stage import ExpandedStage, StageCosts, StageProgram
 from semu.costs.phases import CODES, costs_of, program_of
 from semu.schedule.phases import FORWARD
 from semu.simulation.context import TimedJob
-from semu.simulation.memory.boundary import PipelineGround, ground_events
+from semu.simulation.memory.boundary import PipelineMemoryEvents, boundary_events
 from semu.simulation.memory.unsharded import UnshardedMemory
 
 _AHEAD = 16
@@ -77,16 +77,16 @@ class PipelineMemory:
         self._expanded: dict[tuple[int, int, int, bytes], ExpandedStage] = {}
 
     @cached_property
-    def ground(self) -> PipelineGround:
+    def boundary_events(self) -> PipelineMemoryEvents:
         """Changes outside stages, for all ranks and replicas, but for what is held unsharded."""
-        return ground_events(self.timed)
+        return boundary_events(self.timed)
 
     @cached_property
-    def around(self) -> PipelineGround:
+    def outside_events(self) -> PipelineMemoryEvents:
         """All changes outside stages, for all ranks and replicas."""
         if not any(self.held):
-            return self.ground
-        return self.ground.joined([own.events if own is not None else None for own in self.held])
+            return self.boundary_events
+        return self.boundary_events.joined([own.events if own is not None else None for own in self.held])
 
     def held_by(self, rank: int) -> UnshardedMemory | None:
         """What a rank holds unsharded outside stages."""
@@ -125,32 +125,28 @@ class PipelineMemory:
         missing = sorted(set(shapes) - self._rows.keys())
         if missing:
             numbers = np.array(missing)
-            costs = zip(self.evaluation.latencies_of(numbers), self.evaluation.sizes_of(numbers), strict=True)
+            costs = zip(
+                self.evaluation.by_shape.latencies_of(numbers), self.evaluation.by_shape.sizes_of(numbers), strict=True
+            )
             self._rows.update(zip(missing, costs, strict=True))
 
     # -- peaks ---------------------------------------------------------------------------------------------------
     @cached_property
     def peaks(self) -> list[RankPeak]:
         """The exact highest dynamic allocation of every rank over all replicas."""
-        found = self.summits
-        sizes, replicas, nodes = (column.tolist() for column in found.best.T)
-        rank_of = self.run.problem.node_rank
-        doubtful = np.argwhere((found.high > found.low) & (found.high > found.best[:, 0][rank_of]))
-        if len(doubtful):
-            replica_of, node_of = doubtful.T
-            bounds, ranks = found.high[replica_of, node_of], rank_of[node_of]
-            order = np.lexsort((node_of, replica_of, -bounds, ranks))
-            wanted = doubtful[order]
-            columns = ranks[order].tolist(), bounds[order].tolist(), replica_of[order].tolist(), node_of[order].tolist()
-            for number, (rank, bound, replica, node) in enumerate(zip(*columns, strict=True)):
-                if bound <= sizes[rank]:
-                    continue
-                if not self.evaluation.by_shape.is_few:
-                    self._look_ahead(wanted[number : number + _AHEAD])
-                exact = self.exact_summit(replica, node)
-                if exact > sizes[rank]:
-                    sizes[rank], replicas[rank], nodes[rank] = exact, replica, node
-        return [RankPeak(*each) for each in zip(sizes, replicas, nodes, strict=True)]
+        summits, rank_of = self.summits, self.run.problem.node_rank
+        best = summits.best.copy()
+        replica, node = np.nonzero((summits.high > summits.low) & (summits.high > best[:, 0][rank_of]))
+        if len(node):
+            bounds, ranks = summits.high[replica, node], rank_of[node]
+            order = np.lexsort((node, replica, -bounds, ranks))
+            stages = np.stack((replica, node), axis=1)[order]
+            resident = np.zeros(len(best), dtype=np.int64)
+            if self._is_plain(stages).all():
+                self._raise(best, stages, ranks[order], bounds[order], resident)
+            else:
+                self._raise_one_by_one(best, stages, ranks[order], bounds[order], resident)
+        return [RankPeak(*each) for each in best.tolist()]
 
     def fullest(self, resident: NDArray[np.int64]) -> int:
         """The exact highest allocation of the fullest rank over all replicas [bytes].
@@ -158,60 +154,88 @@ class PipelineMemory:
         Args:
             resident: int64[num_ranks] [bytes], what every rank holds all the time.
         """
-        found = self.summits
+        summits = self.summits
         above = resident[self.run.problem.node_rank]
-        top = int((found.best[:, 0] + resident).max())
-        bounds = found.high + above
-        doubtful = np.argwhere((found.high > found.low) & (bounds > top))
-        order = np.argsort(-bounds[tuple(doubtful.T)], kind="stable")
-        wanted = doubtful[order]
-        if self.evaluation.by_shape.is_few and len(wanted):
-            moved = self.run.release.keys() | self.run.inside.keys()
-            is_plain = np.array([key not in moved for key in map(tuple, wanted.tolist())])
-            top = self._highest(wanted[is_plain], bounds, resident, top)
-            wanted = wanted[~is_plain]
-        for number, (replica, node) in enumerate(wanted.tolist()):
-            if bounds[replica, node] <= top:
-                break
-            if not self.evaluation.by_shape.is_few:
-                self._look_ahead(wanted[number : number + _AHEAD])
-            top = max(top, self.exact_summit(replica, node) + int(above[node]))
-        return top
+        best = np.array([[(summits.best[:, 0] + resident).max(), 0, 0]])
+        bounds = summits.high + above
+        replica, node = np.nonzero((summits.high > summits.low) & (bounds > best[0, 0]))
+        bounds = bounds[replica, node]
+        order = np.argsort(-bounds, kind="stable")
+        stages, bounds = np.stack((replica, node), axis=1)[order], bounds[order]
+        together, is_plain = np.zeros(len(stages), dtype=np.int64), self._is_plain(stages)
+        self._raise(best, stages[is_plain], together[is_plain], bounds[is_plain], resident)
+        self._raise_one_by_one(best, stages[~is_plain], together[~is_plain], bounds[~is_plain], resident)
+        return int(best[0, 0])
 
-    def _highest(
-        self, stages: NDArray[np.int64], bounds: NDArray[np.int64], resident: NDArray[np.int64], top: int
-    ) -> int:
-        """The highest allocation of a rank during some stages on which nothing outside bears, or what was known.
+    def _is_plain(self, stages: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which stages (replica, node) run as their costs say, and are few enough in kind to look up at once."""
+        if not self.evaluation.by_shape.is_few:
+            return np.zeros(len(stages), dtype=np.bool_)
+        if not (self.run.release or self.run.inside):
+            return np.ones(len(stages), dtype=np.bool_)
+        moved = self.run.release.keys() | self.run.inside.keys()
+        return np.array([key not in moved for key in map(tuple, stages.tolist())], dtype=np.bool_)
+
+    def _raise(
+        self,
+        best: NDArray[np.int64],
+        stages: NDArray[np.int64],
+        groups: NDArray[np.integer],
+        bounds: NDArray[np.int64],
+        resident: NDArray[np.int64],
+    ) -> None:
+        """Raise the highest known allocations to those during some stages that run as their costs say.
 
         Args:
-            stages: int64[n, 2] (replica, node), the highest bound first. bounds: int64[num_replicas, num_stages]
-                [bytes]. resident: as ``fullest``. top: the highest that is known [bytes].
+            best: int64[num_groups, 3], written: the highest allocation [bytes], its replica, its node.
+            stages: int64[n, 2] (replica, node). groups: int64[n], which of ``best`` each raises.
+            bounds: int64[n] [bytes], at least the allocation during each stage. resident: as ``fullest``.
         """
-        from semu.engine.kernels.pipeline_memory import highest_summit
+        from semu.engine.kernels.pipeline_memory import raise_to_summits
 
+        if not len(stages):
+            return
         run, problem, shapes = self.run, self.run.problem, self.evaluation.num_shapes
         replica, node = stages.T
         code = (len(CODES) * run.kind[node] + problem.phase[node]) * shapes + run.shape[replica, run.column[node]]
         _, first, kind = np.unique(code, return_index=True, return_inverse=True)
         changes = [self.expand(*stages[number].tolist()).changes for number in first.tolist()]
-        return int(
-            highest_summit(
-                top,
-                np.column_stack((stages, problem.node_rank[node], kind)),
-                bounds[replica, node],
-                resident,
-                problem.stream_ptr,
-                run.start,
-                run.end,
-                self.summits.net,
-                self.around.ptr,
-                self.around.time,
-                self.around.size,
-                np.cumsum([0, *[len(own) for own, _ in changes]]),
-                np.concatenate([np.zeros(0), *[own for own, _ in changes]]),
-                np.concatenate([np.zeros(0, dtype=np.int64), *[own for _, own in changes]]),
-            )
+        raise_to_summits(
+            best,
+            np.column_stack((stages, problem.node_rank[node], kind, groups)),
+            bounds,
+            resident,
+            problem.stream_ptr,
+            run.start,
+            run.end,
+            self.summits.net,
+            self.outside_events.ptr,
+            self.outside_events.time,
+            self.outside_events.size,
+            np.cumsum([0, *[len(times) for times, _ in changes]]),
+            np.concatenate([times for times, _ in changes]),
+            np.concatenate([sizes for _, sizes in changes]),
         )
+
+    def _raise_one_by_one(
+        self,
+        best: NDArray[np.int64],
+        stages: NDArray[np.int64],
+        groups: NDArray[np.integer],
+        bounds: NDArray[np.int64],
+        resident: NDArray[np.int64],
+    ) -> None:
+        """As ``_raise``, for stages of any kind; costs of stages that need not be looked at are not looked up."""
+        rank_of, is_few = self.run.problem.node_rank, self.evaluation.by_shape.is_few
+        columns = groups.tolist(), bounds.tolist(), stages.tolist()
+        for number, (group, bound, (replica, node)) in enumerate(zip(*columns, strict=True)):
+            if bound <= best[group, 0]:
+                continue
+            if not is_few:
+                self._look_ahead(stages[number : number + _AHEAD])
+            highest = self.exact_summit(replica, node) + resident[rank_of[node]]
+            if highest > best[group, 0]:
+                best[group] = highest, replica, node
 
     def _look_ahead(self, stages: NDArray[np.int64]) -> None:
         """Look up the first of some stages (replica, node), and if it is new the others with it."""
@@ -224,7 +248,7 @@ class PipelineMemory:
         """Bounds of the highest dynamic allocation during each stage, and the highest one between stages."""
         from semu.engine.kernels.pipeline_memory import pipeline_summits
 
-        run, problem, ground = self.run, self.run.problem, self.around
+        run, problem, outside = self.run, self.run.problem, self.outside_events
         n, num_ranks = problem.num_stages, problem.shape.num_ranks
         net, peak = self._stage_memory()
         waiting = [
@@ -242,7 +266,7 @@ class PipelineMemory:
         best = np.empty((num_ranks, 3), dtype=np.int64)
         stage_ptr = problem.stream_ptr[: num_ranks + 1]
         pipeline_summits(
-            stage_ptr, run.start, run.end, net, peak, ground.ptr, ground.time, ground.size, low, high, between, best
+            stage_ptr, run.start, run.end, net, peak, outside.ptr, outside.time, outside.size, low, high, between, best
         )
         assert n == stage_ptr[-1]
         return Summits(net, low, high, between, best)
@@ -293,7 +317,7 @@ class PipelineMemory:
 
         run, rank = self.run, int(self.run.problem.node_rank[node])
         first, stop = run.problem.stream_ptr[rank : rank + 2].tolist()
-        a, b = self.around.ptr[rank : rank + 2].tolist()
+        a, b = self.outside_events.ptr[rank : rank + 2].tolist()
         time, size = self.expand(replica, node).changes
         stop_s = float(run.end[replica, node])
         return int(
@@ -303,8 +327,8 @@ class PipelineMemory:
                 node - first,
                 run.end[replica, first:stop],
                 self.summits.net[replica, first:stop],
-                self.around.time[replica, a:b],
-                self.around.size[replica, a:b],
+                self.outside_events.time[replica, a:b],
+                self.outside_events.size[replica, a:b],
                 time,
                 size,
             )

@@ -1,0 +1,249 @@
+"""CPU launch through ``semu.simulate``: against the slow reference, and by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation.comparison import assert_equal, assert_tails_equal
+from simulation.jobs import (
+    attention_encoder,
+    carry_along,
+    gpt,
+    job_of,
+    overlap,
+    t2v,
+    t2v_items,
+    text_items,
+    vlm,
+    vlm_items,
+)
+from simulation.reference.expansion import expand
+from simulation.reference.tail import gather_times
+
+import semu
+from semu.errors import ConfigError
+from semu.hardware.cluster import Cluster
+from semu.job import Training, TrainingJob
+from semu.nn import Model
+from semu.parallel.config import Parallel
+from semu.runfile import load_run
+from semu.simulation import simulate
+from semu_models.text.gpt import GPT, GPTConfig
+from semu_models.text.llama import Llama, LlamaConfig
+
+MODELS: dict[str, tuple[Any, Any]] = {
+    "text": (gpt, text_items),
+    "vlm": (vlm, vlm_items),
+    "t2v": (t2v, t2v_items),
+    "carry": (carry_along, text_items),
+    "attention": (attention_encoder, text_items),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(MODELS)),
+    launch_us=st.sampled_from([0.0, 0.5, 2.0, 4.0, 7.3, 30.0, 200.0]),
+    shape=st.sampled_from([(1, 1, 1), (1, 1, 2), (1, 2, 2), (2, 1, 2), (1, 1, 3), (3, 1, 1), (1, 4, 1)]),
+    pipeline=st.booleans(),
+    tensor=st.booleans(),
+    schedule=st.sampled_from(["1f1b", "gpipe"]),
+    recompute=st.sampled_from(["none", "full"]),
+    count=st.integers(1, 4),
+    seed=st.integers(0, 5),
+)
+def test_any_job_as_the_reference(
+    kind: str,
+    launch_us: float,
+    shape: tuple[int, int, int],
+    pipeline: bool,
+    tensor: bool,
+    schedule: str,
+    recompute: str,
+    count: int,
+    seed: int,
+) -> None:
+    model, items = MODELS[kind]
+    dp, tp, pp = shape
+    job = job_of(
+        model(),
+        items(dp * count, seed=seed),
+        Parallel(dp=dp, tp=tp if model in (gpt, vlm, t2v) else 1, pp=min(pp, 2) if model is attention_encoder else pp),
+        overlap=overlap(tensor=tensor and tp > 1, pipeline=pipeline),
+        schedule=schedule,
+        recompute=recompute,
+        launch=True,
+        override={"host": {"launch_s": launch_us * 1e-6}},
+    )
+    assert_equal(simulate(job), expand(job))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("launch_us", [3.0, 20.0])
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        Parallel(dp=2),
+        Parallel(dp=2, pp=2, zero=1),
+        Parallel(pp=2, vpp=2),
+        Parallel(dp=2, zero=2),
+        Parallel(dp=2, zero=3),
+        Parallel(cp=2),
+    ],
+    ids=["dp", "zero1", "vpp", "zero2", "zero3", "cp"],
+)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_iterations_as_the_reference(parallel: Parallel, gradients: bool, launch_us: float) -> None:
+    choices: list[dict[str, Any]] = [{}, {"offload": "activations"}, {"offload": "weights"}]
+    for options in choices:
+        if options.get("offload") == "activations" and (parallel.cp > 1 or parallel.zero >= 2):
+            continue
+        job = job_of(
+            gpt(4),
+            text_items(4),
+            parallel,
+            overlap=overlap(gradients=gradients),
+            launch=True,
+            software="kernels",
+            override={"host": {"launch_s": launch_us * 1e-6}},
+            **options,
+        )
+        if parallel.zero >= 2:
+            assert_equal(simulate(job), expand(job))
+        else:
+            assert_tails_equal(job)
+
+
+@pytest.mark.parametrize("launch_us", [1.0, 15.0])
+@pytest.mark.parametrize("pp", [1, 2])
+def test_parameters_and_launches_together(pp: int, launch_us: float) -> None:
+    items = text_items(6)
+    job, free = (
+        job_of(
+            gpt(4),
+            items,
+            Parallel(dp=dp, pp=pp, zero=zero),
+            overlap=overlap(parameters=True),
+            launch=True,
+            software="kernels",
+            override={"host": {"launch_s": launch_us * 1e-6}},
+        )
+        for dp, zero in ((2, 1), (2, 0))
+    )
+    report = simulate(job)
+    assert_equal(report, expand(job, gather_times(expand(free))))
+    breakdown = report.breakdown_s
+    assert launch_us == 1 or breakdown["launch"] > 0  # type: ignore[operator]
+    assert breakdown["other"] == pytest.approx(0, abs=1e-12)
+
+
+# -- by hand -------------------------------------------------------------------------------------------------------
+SEQ = 64
+
+
+def small_gpt(layers: int = 2) -> Model:
+    return Model.from_module(GPT(GPTConfig(layers, 64, heads=4, vocab=256, positions=SEQ)), name="llm")
+
+
+def small_llama(layers: int = 2) -> Model:
+    return Model.from_module(Llama(LlamaConfig(layers, 64, 192, heads=4, kv_heads=2, vocab=256)), name="llm")
+
+
+def big_gpt() -> Model:
+    return Model.from_module(GPT(GPTConfig(2, 4096, heads=32, vocab=8192, positions=4096)), name="llm")
+
+
+def big_llama() -> Model:
+    return Model.from_module(Llama(LlamaConfig(2, 4096, 11008, heads=32, kv_heads=8, vocab=8192)), name="llm")
+
+
+def run(model: Model, launch_us: float, *, launch: bool = True, seq: int = SEQ, pp: int = 1, **options: Any) -> Any:
+    cluster = Cluster("h100", 1, pp, {"host": {"launch_s": launch_us * 1e-6}})
+    training = Training(1, 3, seq, launch=launch, software="kernels", **options)
+    return semu.simulate(TrainingJob(model, cluster, Parallel(pp=pp), training))
+
+
+@pytest.mark.parametrize("build", [small_gpt, small_llama])
+def test_where_every_kernel_is_shorter_than_a_launch(build: Any) -> None:
+    """n launches, then the last kernel: nothing else is in the time of the stages."""
+    plain = run(build(), 0, launch=False)
+    stages = plain.timeline.ranks[0]
+    operators = [stages.expand(number) for number in range(len(stages.stages))]
+    lasts = [(o.end_s - o.start_s) for o in operators]
+    launch = 2.0**-10  # 977 us, on the time grid
+    assert max(float(own.max()) for own in lasts) < launch
+    count = sum(len(own) for own in lasts)
+    report = run(build(), launch * 1e6)
+    assert report.makespan_s == count * launch + lasts[-1][-1]
+    assert report.iteration_time_s - report.makespan_s == plain.iteration_time_s - plain.makespan_s
+    assert report.breakdown_s["launch"] == report.makespan_s - plain.makespan_s
+    assert report.breakdown_s["compute"] == plain.breakdown_s["compute"]
+    assert report.bubble_ratio == 0
+    assert report.peak_memory_bytes == plain.peak_memory_bytes
+    starts = [
+        start for number in range(len(stages.stages)) for start in report.timeline.ranks[0].expand(number).start_s
+    ]
+    assert starts == [(number + 1) * launch for number in range(count)]
+
+
+@pytest.mark.parametrize("build", [big_gpt, big_llama])
+def test_a_big_model_pays_for_its_first_launch_alone(build: Any) -> None:
+    """The device is slower than the host from the first product on: what comes before it waits."""
+    plain, report = run(build(), 4, launch=False, seq=4096), run(build(), 4, seq=4096)
+    first = semu.units.quantize_time(4e-6)
+    lost = report.makespan_s - plain.makespan_s
+    assert first <= lost <= 2 * first
+    assert report.breakdown_s["launch"] == lost
+    assert lost < 1e-3 * plain.makespan_s
+
+
+@pytest.mark.parametrize("build", [small_gpt, small_llama])
+def test_a_pipeline_that_synchronises_begins_every_stage_with_a_launch(build: Any) -> None:
+    """Launches of 30 us, kernels of less: a stage behind a transfer takes all its launches and its last kernel. The
+    last rank's backward follows its forward without one, as the first rank's forward follows a backward; there the host
+    is ahead by the last kernel before."""
+    launch = semu.units.quantize_time(30e-6)
+    report = run(build(), 30, pp=2)
+    for rank in report.timeline.ranks:
+        for number, stage in enumerate(rank.stages):
+            operators = rank.expand(number)
+            last = operators.end_s[-1] - operators.start_s[-1]
+            ahead = 0.0
+            follows = "F" if rank.rank == 1 else "B"
+            if number and rank.stages[number - 1].phase.value == follows != stage.phase.value:
+                before = rank.expand(number - 1)
+                ahead = before.end_s[-1] - before.start_s[-1]
+            assert stage.end_s - stage.start_s == len(operators.start_s) * launch - ahead + last, stage.label
+
+
+def test_it_is_off_unless_asked_for_and_says_so() -> None:
+    off = run(small_gpt(), 4, launch=False)
+    on = run(small_gpt(), 4)
+    assert "launch" not in off.breakdown_s and any("CPU launch time" in note for note in off.warnings)
+    assert not any("CPU launch time" in note for note in on.warnings)
+    assert on.to_json()["job"]["training"]["launch_s"]["value"] == 4e-6
+    assert "launch" in on.breakdown_s
+    assert on.provenance["spec"] > off.provenance.get("spec", 0)  # of the overridden launch_s
+    assert run(small_gpt(), 0).iteration_time_s == off.iteration_time_s
+
+
+def test_sampled_iterations_keep_their_launches() -> None:
+    job = job_of(gpt(), text_items(4), Parallel(dp=2, pp=2, zero=1), overlap=overlap(gradients=True), launch=True)
+    report = simulate(job, samples=3)
+    assert report.samples is not None
+    assert report.samples.p50_s == report.iteration_time_s
+
+
+def test_it_is_asked_for_in_a_run_file() -> None:
+    changes = ["training.launch=true", "cluster.override.host.launch_s=20e-6", "training.micro_batch=1"]
+    job = load_run("lm-7b", changes)
+    assert job.training.launch and job.profile.host.launch_s.value == 20e-6
+
+
+def test_a_launch_that_is_no_switch() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Training(launch=4e-6)  # type: ignore[arg-type]
+    assert caught.value.where == "training.launch"

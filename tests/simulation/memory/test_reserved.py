@@ -1,0 +1,197 @@
+"""Reserved memory: the requests behind it add up to the memory that is reported, and small cases by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from simulation.jobs import (
+    LANGUAGE,
+    attention_encoder,
+    carry_along,
+    gpt,
+    overlap,
+    t2v,
+    t2v_items,
+    text_items,
+    vlm,
+    vlm_items,
+)
+from simulation.jobs import job_of as job_of_items
+from simulation.reference.held import wholes
+from simulation.reference.model import CutModel
+
+import semu
+from semu.engine.allocator import reserve
+from semu.hardware.cluster import Cluster
+from semu.job import Training, TrainingJob
+from semu.nn import Model
+from semu.parallel.config import Overlap, Parallel
+from semu.schedule.problem import lower
+from semu.simulation import prepare
+from semu.simulation.context import TimedJob
+from semu.simulation.memory.ranks import RankMemory
+from semu.simulation.memory.reserved import rank_trace, reserved_memory, shared_out
+from semu.simulation.memory.workspaces import CUBLAS_BYTES, CUBLAS_BYTES_HOPPER, CUBLAS_HANDLES
+from semu.simulation.pipeline import run_pipeline
+from semu_models.text.llama import Llama
+
+MIB = 1 << 20
+
+
+def timed(job: TrainingJob) -> TimedJob:
+    made = prepare(job)
+    problem = lower(made.schedule(), made.units.shape, overlapped_sends=job.overlaps_sends)
+    return run_pipeline(made, problem)
+
+
+def live(job: TrainingJob, rank: int) -> tuple[np.ndarray, int]:
+    """Bytes alive after every event of one rank's iteration without rounding, and its static bytes."""
+    found = timed(job)
+    trace = rank_trace(found, rank, 0)
+    held: dict[int, int] = {}
+    total, curve = 0, []
+    for slot, size in zip(trace.slot.tolist(), trace.size.tolist(), strict=True):
+        if size:
+            assert slot not in held
+            held[slot] = size
+            total += size
+        else:
+            total -= held.pop(slot)
+        curve.append(total)
+    return np.array(curve), curve[trace.first - 1]
+
+
+def job_of(model: object, device: str = "h800", **parallel: object) -> TrainingJob:
+    chosen = Parallel(**parallel)  # type: ignore[arg-type]
+    serial = Overlap(tensor_parallel=False)  # requests follow each other as the kernels do
+    training = Training(global_batch=4 * chosen.dp, seq_len=256, recompute="none", overlap=serial)
+    return TrainingJob(model, Cluster(device, 1, chosen.num_gpus), chosen, training)  # type: ignore[arg-type]
+
+
+def llama() -> Model:
+    return Model.from_module(Llama(LANGUAGE), name="llm")
+
+
+@pytest.mark.parametrize("make", [gpt, llama, carry_along, attention_encoder])
+@pytest.mark.parametrize("parallel", [{}, {"tp": 2}, {"tp": 2, "pp": 2}, {"pp": 3}, {"dp": 2, "zero": 1}])
+def test_requests_add_up_to_the_peak_of_allocated_memory(make: object, parallel: dict[str, int]) -> None:
+    """Every request is freed once, what the iteration allocates goes again, and its highest sum is the peak."""
+    job = job_of(make(), **parallel)  # type: ignore[operator]
+    report = semu.simulate(job)
+    for rank in range(job.parallel.pp):
+        curve, static = live(job, rank)
+        assert curve[-1] == static
+        assert static - CUBLAS_HANDLES * CUBLAS_BYTES_HOPPER == report.static_memory_bytes[rank]
+        over = curve.max() - CUBLAS_HANDLES * CUBLAS_BYTES_HOPPER - report.peak_memory_bytes[rank]
+        carried = 2 * 4 * 256 * 128 if job.parallel.pp > 1 else 0  # a transfer may be held a stage longer
+        assert 0 <= over <= carried
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"offload": "activations"}, {"offload": "weights"}, {"recompute": "full"}], ids=str
+)
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_every_request_is_freed_once(pp: int, options: dict[str, object]) -> None:
+    """Several modules, an empty microbatch, overlapped sends, virtual stages, shards."""
+    hide = overlap(tensor=True, pipeline=True)
+    jobs = [
+        job_of_items(vlm(), vlm_items(4, empty=(1,)), Parallel(pp=pp), **options),
+        job_of_items(t2v(), t2v_items(4), Parallel(pp=pp, tp=2), schedule="gpipe", overlap=hide, **options),
+    ]
+    if pp == 2:
+        jobs.append(job_of_items(gpt(4), text_items(4), Parallel(pp=2, vpp=2), **options))
+    if pp == 1 and "offload" not in options:
+        jobs.append(job_of_items(gpt(4), text_items(4), Parallel(dp=2, zero=2), **options))
+    for job in jobs:
+        report = semu.simulate(job)
+        assert report.reserved_memory_bytes is not None
+        for rank, (reserved, peak) in enumerate(
+            zip(report.reserved_memory_bytes, report.peak_memory_bytes, strict=True)
+        ):
+            curve, static = live(job, rank)
+            assert curve[-1] == static
+            assert reserved >= peak
+
+
+def test_zero_3_frees_what_it_gathers() -> None:
+    job = job_of(gpt(), dp=2, zero=3)
+    curve, static = live(job, 0)
+    assert curve[-1] == static
+    assert curve.max() - 2 * CUBLAS_BYTES_HOPPER >= semu.simulate(job).peak_memory_bytes[0]
+
+
+def test_the_report_gives_the_estimate() -> None:
+    job = job_of(gpt(), device="a100-80g", pp=2)
+    report = semu.simulate(job)
+    assert report.reserved_memory_bytes is not None
+    found = timed(job)
+    for rank, reserved in enumerate(report.reserved_memory_bytes):
+        trace = rank_trace(found, rank, 0)
+        assert trace.size[:2].tolist() == [CUBLAS_BYTES] * 2
+        assert reserved == reserve(trace, capacity_bytes=1 << 50).peak_bytes
+        assert reserved % (2 * MIB) == 0
+        assert reserved >= report.peak_memory_bytes[rank]
+        assert RankMemory(found, rank).static.total == report.static_memory_bytes[rank]
+    assert report.to_json()["reserved_memory_bytes"] == list(report.reserved_memory_bytes)
+
+
+def test_a_small_model_by_hand() -> None:
+    """Two workspaces of 8.125 MiB and a gradient buffer of 4 bytes a parameter share a segment of 20 MiB of the large
+    pool; all else is at most 1 MiB and lies in segments of 2 MiB."""
+    job = job_of(gpt(), device="a100-80g")
+    found = timed(job)
+    trace = rank_trace(found, 0, 0)
+    gradients = 4 * job.model.num_parameters()
+    assert sorted(trace.size[trace.size > MIB].tolist()) == [gradients, CUBLAS_BYTES, CUBLAS_BYTES]
+    curve, _ = live(job, 0)
+    reserved = semu.simulate(job).reserved_memory_bytes
+    assert reserved is not None
+    small = reserved[0] - 20 * MIB
+    assert small % (2 * MIB) == 0
+    assert 0 <= small - (curve.max() - gradients - 2 * CUBLAS_BYTES) <= 3 * MIB
+
+
+@pytest.mark.parametrize("more", [1, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1, 7 * MIB])
+def test_no_less_is_reserved_than_is_allocated(more: int) -> None:
+    """The host frees early what the device still holds: then whole segments of 2 MiB over the peak count."""
+    job = job_of(gpt(), pp=2)
+    found = timed(job)
+    arguments = found, (0, 0)
+    replayed = reserved_memory(*arguments, (0, 0))
+    assert all(reserved > 0 and reserved % (2 * MIB) == 0 for reserved in replayed)
+    assert reserved_memory(*arguments, [reserved - 1 for reserved in replayed]) == replayed
+    assert reserved_memory(*arguments, replayed) == replayed
+    segments = (more + 2 * MIB - 1) // (2 * MIB)
+    expected = replayed[0] + 2 * MIB * segments, replayed[1]
+    assert reserved_memory(*arguments, (replayed[0] + more, replayed[1])) == expected
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("make", [gpt, llama])
+def test_zero_3_that_gathers_once_holds_all_through_the_iteration(make: Callable[[], Model], pp: int) -> None:
+    """Whole parameters and whole gradients of every block come before the first stage and go after the last one."""
+    job = job_of(make(), pp=pp, dp=2, zero=3, reshard_after_forward=False)
+    found = timed(job)
+    model = CutModel(job)
+    peaks = semu.simulate(job).peak_memory_bytes
+    for rank in range(pp):
+        elements = [sum(use.numel for use in whole.uses) for whole in wholes(model, rank)]
+        expected = sorted([2 * count for count in elements] + [4 * count for count in elements])  # bf16, fp32 gradients
+        trace = rank_trace(found, rank, 0)
+        slot, size = trace.slot[trace.first :].tolist(), trace.size[trace.first :].tolist()
+        first, last = slot[: len(expected)], slot[-len(expected) :]
+        assert sorted(size[: len(expected)]) == expected
+        assert sorted(first) == sorted(last)
+        assert not any(size[-len(expected) :])
+        assert not set(first) & set(slot[len(expected) : -len(expected)])
+        curve, static = live(job, rank)
+        assert curve[-1] == static
+        assert curve.max() - CUBLAS_HANDLES * CUBLAS_BYTES_HOPPER >= peaks[rank]
+
+
+def test_sharing_out_keeps_the_sum() -> None:
+    assert shared_out(10, [1, 1, 1]) == [3, 3, 4]
+    assert sum(shared_out(12345678901234567, [3, 5, 7])) == 12345678901234567
+    assert shared_out(5, []) == shared_out(5, [0]) == []
