@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any, Self
 
 
 class SemuError(Exception):
@@ -48,6 +49,12 @@ class SemuError(Exception):
         self.expected = expected
         self.got = got
         self.nearest = nearest
+
+    @classmethod
+    def of(cls, error: SemuError, **changes: Any) -> Self:
+        """What another error says, as an error of this class. ``changes``: what it says otherwise, by argument."""
+        said = {name: getattr(error, name) for name in ("message", "where", "expected", "got", "nearest")} | changes
+        return cls(said.pop("message"), **said)
 
     @property
     def kind(self) -> str:

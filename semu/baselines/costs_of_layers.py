@@ -36,7 +36,7 @@ class LayerCosts:
 
     @property
     def num_layers(self) -> int:
-        """How many layers there are."""
+        """Layers of all modules."""
         return len(self.module)
 
     @property
@@ -65,7 +65,9 @@ def layer_costs(job: TrainingJob, workload: AbstractBatch, num_microbatches: int
             global_batch=num_microbatches * job.parallel.replicas * job.training.micro_batch,
         )
         prepared = prepare(replace(job, training=training, batch=workload))
-        blocks = _blocks(prepared, len(parts))
+        blocks: list[list[Block]] = [[] for _ in parts]
+        for chunk in prepared.layout.chunks:
+            blocks[chunk.chunk.module] += chunk.blocks
         seconds, kept = _by_template(prepared)
         index = prepared.evaluation.shapes.index
         number = 0
@@ -88,14 +90,6 @@ NO_RECOMPUTE = {
     "recompute_every": None,
 }
 """Options that narrow recomputation."""
-
-
-def _blocks(prepared: JobCheckpoint, num_modules: int) -> list[list[Block]]:
-    """The blocks of every modality module, in order."""
-    blocks: list[list[Block]] = [[] for _ in range(num_modules)]
-    for chunk in prepared.layout.chunks:
-        blocks[chunk.chunk.module] += chunk.blocks
-    return blocks
 
 
 def _by_template(prepared: JobCheckpoint) -> tuple[list[float], list[NDArray[np.float64]]]:

@@ -9,7 +9,7 @@ means of the workload and every stage fits in memory.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from semu.baselines.baseline import NO_LAYOUT, NO_SCHEDULE, Baseline
 from semu.baselines.costs_of_layers import NO_RECOMPUTE, LayerCosts, layer_costs
-from semu.baselines.plan import StagePlan, plan_stages
+from semu.baselines.plan import StaticPlan, plan_stages
 from semu.errors import ConfigError
 from semu.job import Recompute, TrainingJob
 from semu.nn.model import Model
@@ -53,7 +53,7 @@ def nnscaler(job: TrainingJob, workload: AbstractBatch | None = None, num_microb
         is_own = drawn is job.batch or job.parallel.replicas > 1
         count = job.num_microbatches if is_own else max(job.num_microbatches, MICROBATCHES)
     pp = job.parallel.pp
-    plain = replace(job, parallel=replace(job.parallel, **NO_LAYOUT, vpp=1), training=_training(job, Recompute.NONE))
+    plain = Baseline.of("nnscaler", _SOURCE, job, parallel=_ONE_STAGE, training=_options(Recompute.NONE)).job
     costs = layer_costs(plain, drawn, count)
     if costs.num_layers < pp:
         raise ConfigError(
@@ -94,29 +94,20 @@ def another_draw(batch: AbstractBatch) -> AbstractBatch:
     return batch
 
 
-def _baseline(job: TrainingJob, costs: LayerCosts, plan: StagePlan, notes: tuple[str, ...] = ()) -> Baseline:
-    layers = stage_layers_of(job.model, costs, plan.bounds)
-    parallel: dict[str, Any] = {**NO_LAYOUT, "vpp": 1}
-    if job.parallel.pp > 1:
-        parallel["layout"] = {"modules": layers}
-    again = recomputed_paths(job.model, costs, plan)
+def _baseline(job: TrainingJob, costs: LayerCosts, plan: StaticPlan, notes: tuple[str, ...] = ()) -> Baseline:
+    layout = {"modules": stage_layers_of(job.model, costs, plan.bounds)} if job.parallel.pp > 1 else None
+    training = _options(recomputed_paths(job.model, costs, plan))
     slowest = f"nnscaler: the slowest stage takes {plan.slowest_s:.4g} s a microbatch of the representative workload"
-    return Baseline.of(
-        "nnscaler",
-        _SOURCE,
-        job,
-        parallel=parallel,
-        training=_options(again),
-        notes=(*notes, slowest),
-    )
+    parallel = {**_ONE_STAGE, "layout": layout}
+    return Baseline.of("nnscaler", _SOURCE, job, parallel=parallel, training=training, notes=(*notes, slowest))
+
+
+_ONE_STAGE: Mapping[str, Any] = {**NO_LAYOUT, "vpp": 1}
+"""Options of a cut with one stage per rank."""
 
 
 def _options(recompute: Recompute | Sequence[str]) -> dict[str, Any]:
     return {**NO_SCHEDULE, **NO_RECOMPUTE, "schedule": "1f1b", "recompute": recompute}
-
-
-def _training(job: TrainingJob, recompute: Recompute) -> Any:
-    return replace(job.training, **_options(recompute))
 
 
 def stage_layers_of(model: Model, costs: LayerCosts, bounds: Sequence[int]) -> dict[str, list[int]]:
@@ -129,13 +120,12 @@ def stage_layers_of(model: Model, costs: LayerCosts, bounds: Sequence[int]) -> d
     }
 
 
-def recomputed_paths(model: Model, costs: LayerCosts, plan: StagePlan) -> Recompute | list[str]:
+def recomputed_paths(model: Model, costs: LayerCosts, plan: StaticPlan) -> Recompute | list[str]:
     """What ``training.recompute`` says of a plan: full, none, or the paths of the layers."""
     paths = [module.blocks()[part.layer][0] for module in model.modules for part in layer_parts(module)]
-    stages = zip(itertools.pairwise(plan.bounds), plan.recomputed, strict=True)
     chosen = [
         paths[layer]
-        for (first, last), again in stages
+        for (first, last), again in zip(itertools.pairwise(plan.bounds), plan.recomputed, strict=True)
         for layer in range(first, last)
         if int(costs.module[layer]) in again
     ]

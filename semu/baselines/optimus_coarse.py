@@ -21,30 +21,23 @@ def optimus(job: TrainingJob, *, backbone_segments: int | None = None) -> Baseli
     """
     roles = {module.name: module.role for module in job.model.modules}
     decoders = [name for name, role in roles.items() if role is ModalityRole.DECODER]
-    if decoders:
+    encoders = [name for name, role in roles.items() if role is ModalityRole.ENCODER]
+    if decoders or not encoders or len(encoders) == len(roles):
+        decoder = "a decoder, which Optimus does not schedule (DIP §7.1)"
         raise ConfigError(
-            f"optimus: {job.model.name} has a decoder, which Optimus does not schedule (DIP §7.1)",
-            where=f"model.{decoders[0]}",
+            f"optimus: {job.model.name} has {decoder if decoders else 'no encoder in front of a backbone'}",
+            where=f"model.{decoders[0]}" if decoders else "model",
             expected="encoders in front of a backbone",
             got=", ".join(f"{name} ({role.value})" for name, role in roles.items()),
             nearest="megatron",
         )
-    encoders = [module.name for module in job.model.modules if module.role is ModalityRole.ENCODER]
-    if not encoders or len(encoders) == len(roles):
-        raise ConfigError(
-            f"optimus: {job.model.name} has no encoder in front of a backbone",
-            where="model",
-            expected="encoders in front of a backbone",
-            got=", ".join(f"{name} ({role.value})" for name, role in roles.items()),
-            nearest="megatron",
-        )
-    parallel = job.parallel
-    if parallel.pp == 1:
+    pp = job.parallel.pp
+    if pp == 1:
         raise ConfigError(
             "optimus: there are no bubbles without a pipeline", where="parallel.pp", expected=">= 2", got=1, nearest=2
         )
     if backbone_segments is None:
-        backbone_segments = 2 if job.num_microbatches % parallel.pp == 0 else 1
+        backbone_segments = 2 if job.num_microbatches % pp == 0 else 1
     shares = dict.fromkeys(roles, 1)
     backbone = next(name for name in roles if name not in encoders)
     shares[backbone] = backbone_segments

@@ -13,8 +13,8 @@ from semu.baselines.costs_of_layers import LayerCosts
 
 
 @dataclass(frozen=True)
-class StagePlan:
-    """Layers of every pipeline stage, and which chunks are recomputed.
+class StaticPlan:
+    """nnScaler's plan: layers of every pipeline stage, and which chunks are recomputed.
 
     Attributes:
         bounds: of the stages among all layers, one more than stages.
@@ -29,7 +29,7 @@ class StagePlan:
     need_bytes: tuple[float, ...]
 
 
-def plan_stages(costs: LayerCosts, in_flight: Sequence[int], limit_bytes: Sequence[float]) -> StagePlan | None:
+def plan_stages(costs: LayerCosts, in_flight: Sequence[int], limit_bytes: Sequence[float]) -> StaticPlan | None:
     """The best static plan, exactly: no other cut and choice has a faster slowest stage; of those as fast, the one of
     least work, then the one whose first stages are shortest.
 
@@ -55,7 +55,7 @@ def plan_stages(costs: LayerCosts, in_flight: Sequence[int], limit_bytes: Sequen
     stages = list(zip(tables, itertools.pairwise(bounds), strict=True))
     recomputed = tuple(table.choices[int(table.choice[first, last])] for table, (first, last) in stages)
     need = tuple(float(table.need_bytes[first, last]) for table, (first, last) in stages)
-    return StagePlan(tuple(bounds), recomputed, float(slowest), need)
+    return StaticPlan(tuple(bounds), recomputed, float(slowest), need)
 
 
 def _least(cost: NDArray[np.float64], join: np.ufunc) -> tuple[NDArray[np.float64], list[NDArray[np.int64]]]:
@@ -136,9 +136,8 @@ def _spans(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _largest(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Largest of the values first <= i < last at [first, last], 0 where there are none."""
+    """Largest of the values first <= i < last, none below 0, at [first, last]; 0 where there are none."""
     n = len(values)
     result = np.zeros((n + 1, n + 1))
-    for first in range(n):
-        result[first, first + 1 :] = np.maximum.accumulate(values[first:])
+    result[:-1, 1:] = np.maximum.accumulate(np.triu(np.broadcast_to(values, (n, n))), axis=1)
     return result

@@ -6,7 +6,8 @@ Files:
     packing.py        greedy packing
     distributions.py  published shapes of data sets
     vlm.py, t2v.py    vision-language and text-to-video batches
-    mixed.py          batches of models with several encoders: text, images, audio; samples.py: what they pack
+    mixed.py          batches of models with several encoders: text, images, audio
+    samples.py        samples of text, images and sounds, packed and cut into microbatches
     derived.py        streams that a model makes of others
     metadata.py       JSONL metadata; recorded.py: batches made of it
     listed.py         microbatches that are packed already; stream.py: files of many iterations

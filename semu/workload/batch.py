@@ -15,8 +15,9 @@ one more for every window that some attention looks through.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from semu.checks import check_count
 from semu.errors import ConfigError
 from semu.nn.window import MARK, Window
+from semu.workload.packing import offsets
 
 Lengths: TypeAlias = NDArray[np.int64]
 
@@ -42,8 +44,6 @@ class Microbatch:
         video_seconds: playing time of all its clips [s], 0 without video.
     Attributes:
         lengths: the streams as read-only arrays, int64[number of sequences].
-        samples: as above.
-        video_seconds: as above.
     Raises:
         ConfigError: a length that is not an integer >= 0.
     """
@@ -152,6 +152,8 @@ class TextBatch(AbstractBatch):
 
     Attributes:
         seq_len: length of a sequence where the job names none [tokens], >= 1.
+    Raises:
+        ConfigError: seq_len < 1.
     """
 
     seq_len: int = DEFAULT_TEXT_SEQ_LEN
@@ -180,13 +182,7 @@ class TextBatch(AbstractBatch):
         return {"kind": "text", "default_seq_len": self.seq_len}
 
 
-def text_batch(seq_len: int = DEFAULT_TEXT_SEQ_LEN) -> TextBatch:
-    """Text sequences of equal length [tokens]; ``training.seq_len`` overrides it.
-
-    Raises:
-        ConfigError: seq_len < 1.
-    """
-    return TextBatch(seq_len)
+text_batch = TextBatch
 
 
 def check_request(count: int, micro_batch: int, seq_len: int | None) -> None:
@@ -253,7 +249,7 @@ def shape_columns(
         columns[f"{name}.tokens"] = tokens
         columns[f"{name}.pairs"] = _segment_sums(flat[name] ** 2, ends[name])
         columns[f"{name}.sequences"] = sequences
-    for first, second in _ordered_pairs(names):
+    for first, second in permutations(names, 2):
         if np.array_equal(ends[first], ends[second]):
             mirrored = columns.get(f"{second}*{first}.pairs")
             sums = mirrored if mirrored is not None else _segment_sums(flat[first] * flat[second], ends[first])
@@ -261,11 +257,6 @@ def shape_columns(
     return columns
 
 
-def _ordered_pairs(names: Sequence[str]) -> Iterable[tuple[str, str]]:
-    return ((first, second) for first in names for second in names if first != second)
-
-
 def _segment_sums(values: Lengths, ends: NDArray[np.int64]) -> NDArray[np.int64]:
     """Sums of ``values`` over segments [previous end, end); an empty segment sums to 0 (exact in integers)."""
-    totals = np.concatenate((np.zeros(1, np.int64), np.cumsum(values)))
-    return np.diff(totals[ends], prepend=0)
+    return np.diff(offsets(values)[ends], prepend=0)

@@ -33,12 +33,13 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.checks import check_count, check_number, check_resolution
-from semu.errors import ConfigError, unknown_name
+from semu.checks import check_count, check_number, check_resolution, check_word
+from semu.errors import ConfigError
 from semu.workload.mixed import FRAMES_TO_TOKENS
-from semu.workload.samples import Items, MixedSamples
+from semu.workload.packing import offsets
+from semu.workload.samples import Items, Samples
 from semu.workload.t2v import DEFAULT_RESOLUTION, Clips, VideoTokenizer
-from semu.workload.vlm import PATCHES_PER_IMAGE, TOKENS_PER_IMAGE, ImageTextSamples
+from semu.workload.vlm import PATCHES_PER_IMAGE, TOKENS_PER_IMAGE
 
 IntArray = NDArray[np.int64]
 
@@ -83,11 +84,9 @@ class Sample:
     """One line of a metadata file.
 
     Attributes:
-        line: its number in the file, from 1.
-        text_tokens: >= 0.
+        line: its number in the file, from 1. text_tokens: >= 0.
         images: (patches, tokens) of each image, each >= 1; None: the line does not mention images.
-        video_seconds: > 0, or None.
-        resolution: (height, width) of the clip [px].
+        video_seconds: > 0, or None. resolution: (height, width) of the clip [px].
         audio: (frames, tokens) of each clip of sound, each >= 1; None: the line does not mention any.
     """
 
@@ -104,8 +103,7 @@ class Metadata:
     """A metadata file that has been read and checked.
 
     Attributes:
-        path: as given.
-        contents: kind of its samples.
+        path: as given. contents: kind of its samples.
         sha256: of the file's bytes, hexadecimal; two files are equal if they hold the same bytes.
         samples: in the order of the file, at least one.
     """
@@ -119,34 +117,15 @@ class Metadata:
         """Where sample ``index`` stands: ``file.jsonl:LINE``."""
         return f"{self.path}:{self.samples[index].line}"
 
-    def image_text(self) -> ImageTextSamples:
-        """The samples of a ``text`` or ``vlm`` file."""
-        listed = [sample.images or () for sample in self.samples]
-        counts = np.array([len(images) for images in listed], np.int64)
-        images = np.array([image for images in listed for image in images], np.int64).reshape(-1, 2)
-        return ImageTextSamples(
-            text_tokens=np.array([sample.text_tokens for sample in self.samples], np.int64),
-            image_ptr=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
-            patches=images[:, 0].copy(),
-            tokens=images[:, 1].copy(),
-            has_vision=self.contents is Contents.VLM,
-        )
-
-    def mixed(self, *, audio_in_text: bool = True) -> MixedSamples:
-        """The samples of a ``mixed`` file; ``audio_in_text``: clips take places among the text's tokens."""
-
-        def items(listed: list[tuple[tuple[int, int], ...]]) -> Items:
-            values = np.array([item for own in listed for item in own], np.int64).reshape(-1, 2)
-            return Items.of(np.array([len(own) for own in listed], np.int64), values[:, 0].copy(), values[:, 1].copy())
-
-        return MixedSamples(
-            np.array([sample.text_tokens for sample in self.samples], np.int64),
-            {
-                "vision": items([sample.images or () for sample in self.samples]),
-                "audio": items([sample.audio or () for sample in self.samples]),
-            },
-            frozenset({"vision", "audio"} if audio_in_text else {"vision"}),
-        )
+    def packable(self, *, audio_in_text: bool = True) -> Samples:
+        """The samples of a file without video. ``audio_in_text``: sounds take places among the text's tokens."""
+        items = {}
+        for name in STREAMS[self.contents][1:]:
+            listed = [(sample.images if name == "vision" else sample.audio) or () for sample in self.samples]
+            sizes = np.array([item for own in listed for item in own], np.int64).reshape(-1, 2)
+            items[name] = Items(offsets(np.array([len(own) for own in listed], np.int64)), sizes[:, 0], sizes[:, 1])
+        text = np.array([sample.text_tokens for sample in self.samples], np.int64)
+        return Samples(text, items, frozenset({"vision", "audio"} if audio_in_text else {"vision"}))
 
     def clips(self, tokenizer: VideoTokenizer) -> Clips:
         """The samples of a ``t2v`` file."""
@@ -182,7 +161,7 @@ def read_metadata(
             expected="a JSONL file, one sample a line",
         ) from error
     samples = [
-        _read_line(line, number, f"{path}:{number}", sizes)
+        read_sample(read_json(line, place := f"{path}:{number}"), number, place, sizes)
         for number, line in enumerate(data.split(b"\n"), start=1)
         if line.strip()
     ]
@@ -231,14 +210,16 @@ _IMAGES = _Listed("images", "an image", ("patches", "tokens"), "vision")
 _AUDIO = _Listed("audio", "a clip of sound", ("frames", "tokens"), "audio")
 
 
-def _read_line(line: bytes, number: int, place: str, sizes: Mapping[str, tuple[int, int]] | None) -> Sample:
+def read_json(line: bytes, place: str) -> object:
+    """The value of a line. ``place``: where it is, for messages.
+
+    Raises:
+        ConfigError: not JSON.
+    """
     try:
-        value = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:  # bad JSON, bad UTF-8, an integer of thousands of digits, nesting
-        raise ConfigError("not JSON", where=place, expected="one JSON object a line", got=_shorten(line)) from error
-    if not isinstance(value, dict):
-        raise ConfigError("not a sample", where=place, expected="a JSON object", got=_shorten(line))
-    return read_sample(value, number, place, sizes)
+        raise ConfigError("not JSON", where=place, expected="one JSON object a line", got=shorten(line)) from error
 
 
 def read_sample(value: object, number: int, place: str, sizes: Mapping[str, tuple[int, int]] | None = None) -> Sample:
@@ -251,11 +232,10 @@ def read_sample(value: object, number: int, place: str, sizes: Mapping[str, tupl
         ConfigError: not a sample.
     """
     if not isinstance(value, dict):
-        raise ConfigError(
-            "not a sample", where=place, expected="a JSON object", got=_shorten(json.dumps(value).encode())
-        )
+        raise ConfigError("not a sample", where=place, expected="a JSON object", got=shorten(json.dumps(value)))
     sizes = _DEFAULT_SIZES | dict(sizes or {})
-    _check_keys(value, _KEYS, "key of a sample", place)
+    for key in value:
+        check_word(key, _KEYS, "key of a sample", place)
     try:
         return Sample(
             line=number,
@@ -272,13 +252,7 @@ def read_sample(value: object, number: int, place: str, sizes: Mapping[str, tupl
     except ConfigError as error:
         if error.where is not None and error.where.startswith(place):
             raise
-        raise ConfigError(
-            f"{error.where}: {error.message}",
-            where=place,
-            expected=error.expected,
-            got=error.got,
-            nearest=error.nearest,
-        ) from error
+        raise ConfigError.of(error, message=f"{error.where}: {error.message}", where=place) from error
 
 
 def _read_items(
@@ -291,18 +265,13 @@ def _read_items(
         where = f"{what.key}[{index}]"
         if not isinstance(item, dict):
             raise ConfigError(f"not {what.item}", where=where, expected=what.example(_DEFAULT_SIZES), got=item)
-        _check_keys(item, what.sizes, f"key of {where}", place)
+        for key in item:
+            check_word(key, what.sizes, f"key of {where}", place)
         for key in what.sizes:
             if key not in item:
                 raise ConfigError(f"{what.item} without a size", where=where, expected=f"the key {key!r}")
         entering, tokens = (check_count(item[key], f"{where}.{key}") for key in what.sizes)
         yield entering, tokens
-
-
-def _check_keys(value: Mapping[str, object], legal: tuple[str, ...], what: str, place: str) -> None:
-    for key in value:
-        if key not in legal:
-            raise unknown_name(what, key, legal, where=place)
 
 
 def _infer(samples: tuple[Sample, ...]) -> Contents:
@@ -339,6 +308,7 @@ def _check_kind(sample: Sample, kind: Contents, place: str) -> None:
         raise ConfigError("nothing in the sample for the language model", where=place, expected=what)
 
 
-def _shorten(line: bytes, limit: int = 60) -> str:
-    text = line.decode("utf-8", errors="replace").strip()
+def shorten(line: bytes | str, limit: int = 60) -> str:
+    """The beginning of a line, for messages."""
+    text = (line if isinstance(line, str) else line.decode("utf-8", errors="replace")).strip()
     return text if len(text) <= limit else text[:limit] + "..."

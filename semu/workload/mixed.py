@@ -25,7 +25,8 @@ from semu.workload.distributions import (
     make_generator,
     round_fairly,
 )
-from semu.workload.samples import Items, MixedSamples
+from semu.workload.packing import offsets
+from semu.workload.samples import Items, Samples
 from semu.workload.vlm import PATCHES_PER_IMAGE, TOKENS_PER_IMAGE
 
 IntArray = NDArray[np.int64]
@@ -110,9 +111,8 @@ class MixedBatch(AbstractBatch):
         """``count`` microbatches of ``micro_batch`` packed sequences of at most ``seq_len`` tokens."""
         context = self.default_seq_len if seq_len is None else seq_len
         check_request(count, micro_batch, context)
-        shortest = max(
-            self.tokens_per_image + 1 if self.image_share > 0 else 1, self._longest_clip + 1 if self.audio_share else 1
-        )
+        image, clip = self.tokens_per_image * (self.image_share > 0), self._longest_clip * (self.audio_share > 0)
+        shortest = max(image, clip) + 1
         if context < shortest:
             raise ConfigError(
                 "the context is too short for one image or clip and its text",
@@ -146,11 +146,11 @@ class MixedBatch(AbstractBatch):
             "default_seq_len": self.default_seq_len,
         }
 
-    def _draw(self, generator: np.random.Generator, count: int, context: int) -> MixedSamples:
+    def _draw(self, generator: np.random.Generator, count: int, context: int) -> Samples:
         """``count`` samples, none longer than the context."""
         kind = generator.random(count)
-        is_audio, is_image = kind < self.audio_share, (kind >= self.audio_share)
-        is_image &= kind < self.audio_share + self.image_share
+        is_audio = kind < self.audio_share
+        is_image = ~is_audio & (kind < self.audio_share + self.image_share)
         images, image_text = draw_image_text(generator, count, self.text_per_image)
         seconds, transcript = draw_speech(generator, count)
         if self.audio_seconds is not None:
@@ -162,25 +162,24 @@ class MixedBatch(AbstractBatch):
         frames = np.maximum(np.floor(np.minimum(seconds, MAX_CLIP_SECONDS) * FRAMES_PER_S).astype(np.int64), 1)
         frames = frames[is_audio]
         tokens = np.maximum(self.audio.tokens_of(frames), 1)
-        total = int(images.sum())
-        vision = Items.of(images, np.full(total, self.patches_per_image), np.full(total, self.tokens_per_image))
+        vision = Items.uniform(images, self.patches_per_image, self.tokens_per_image)
         entering = np.full_like(frames, self.audio.length) if self.audio.length is not None else frames
-        audio = Items.of(is_audio.astype(np.int64), entering, tokens)
+        audio = Items(offsets(is_audio.astype(np.int64)), entering, tokens)
         text = np.where(is_audio, np.maximum(transcript, 1), np.where(is_image, image_text, np.maximum(document, 1)))
-        merged = frozenset({"vision"} | ({"audio"} if self.audio.tokens is not None else set()))
-        samples = MixedSamples(np.zeros(count, np.int64), {"vision": vision, "audio": audio}, merged)
+        merged = frozenset({"vision", "audio"} if self.audio.tokens is not None else {"vision"})
+        samples = Samples(np.zeros(count, np.int64), {"vision": vision, "audio": audio}, merged)
         return replace(samples, text_tokens=np.minimum(text, context - samples.lengths))
 
 
 @memo.remembered(4)
 def _read(batch: MixedBatch, count: int, micro_batch: int, context: int) -> tuple[Microbatch, ...]:
     """The microbatches of a batch; a job that is simulated again reads the same."""
-    blocks: list[MixedSamples] = []
+    blocks: list[Samples] = []
     tokens = 0
     while tokens // context < count * micro_batch + 2:  # so many packed sequences there are at least
         blocks.append(batch._draw(make_generator(batch.seed, len(blocks)), _BLOCK, context))
         tokens += int(blocks[-1].lengths.sum())
-    samples = MixedSamples(
+    samples = Samples(
         np.concatenate([block.text_tokens for block in blocks]),
         {name: Items.joined([block.items[name] for block in blocks]) for name in blocks[0].items},
         blocks[0].merged,

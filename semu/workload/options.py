@@ -112,7 +112,7 @@ def make_batch(
         contents = contents_for(streams)
         arguments |= {} if contents is None else {"contents": contents.value}
     try:
-        return _BUILDERS[kind](arguments | _from_model(kind, arguments, streams, mergings), base_dir)
+        return _build(kind, arguments | _from_model(kind, arguments, streams, mergings), base_dir)
     except ConfigError as error:
         if error.where in [f"batch.{key}" for key in legal]:
             error.where = where + error.where.removeprefix("batch")
@@ -162,43 +162,21 @@ def _from_model(
     return result
 
 
-def _make_text(arguments: dict[str, Any], base_dir: str | Path | None) -> AbstractBatch:
-    check_seed(arguments.get("seed", 0), "batch.seed")
-    return text_batch()
+_BUILDERS: Mapping[BatchKind, Callable[..., AbstractBatch]] = {
+    BatchKind.TEXT: text_batch,
+    BatchKind.VLM: vlm_batch,
+    BatchKind.T2V: t2v_batch,
+    BatchKind.MIXED: mixed_batch,
+    BatchKind.PAIRS: pair_batch,
+}
 
 
-def _make_vlm(arguments: dict[str, Any], base_dir: str | Path | None) -> AbstractBatch:
-    return vlm_batch(**arguments)
-
-
-def _make_t2v(arguments: dict[str, Any], base_dir: str | Path | None) -> AbstractBatch:
-    return t2v_batch(**arguments)
-
-
-def _make_mixed(arguments: dict[str, Any], base_dir: str | Path | None) -> AbstractBatch:
-    return mixed_batch(**arguments)
-
-
-def _make_pairs(arguments: dict[str, Any], base_dir: str | Path | None) -> AbstractBatch:
-    check_seed(arguments.pop("seed", 0), "batch.seed")
-    return pair_batch(**arguments)
-
-
-def _make_file(arguments: dict[str, Any], base_dir: str | Path | None) -> AbstractBatch:
+def _build(kind: BatchKind, arguments: dict[str, Any], base_dir: str | Path | None) -> AbstractBatch:
+    if kind in (BatchKind.TEXT, BatchKind.PAIRS):  # nothing to draw
+        check_seed(arguments.pop("seed", 0), "batch.seed")
+    if kind is not BatchKind.FILE:
+        return _BUILDERS[kind](**arguments)
     path = arguments.pop("path", None)
     if not isinstance(path, str) or not path:
         raise ConfigError("no metadata file", where="batch.path", expected="the path of a JSONL file", got=path)
-    kind = arguments.pop("contents", None)
-    if kind is not None and not isinstance(kind, str):
-        raise ConfigError("not a kind of samples", where="batch.contents", expected="text, vlm, t2v or mixed", got=kind)
-    return file_batch(path if base_dir is None else Path(base_dir) / path, kind, **arguments)
-
-
-_BUILDERS: Mapping[BatchKind, Callable[[dict[str, Any], str | Path | None], AbstractBatch]] = {
-    BatchKind.TEXT: _make_text,
-    BatchKind.VLM: _make_vlm,
-    BatchKind.T2V: _make_t2v,
-    BatchKind.MIXED: _make_mixed,
-    BatchKind.PAIRS: _make_pairs,
-    BatchKind.FILE: _make_file,
-}
+    return file_batch(path if base_dir is None else Path(base_dir) / path, arguments.pop("contents", None), **arguments)

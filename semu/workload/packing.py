@@ -12,6 +12,11 @@ from semu.errors import ConfigError
 IntArray = NDArray[np.int64]
 
 
+def offsets(sizes: IntArray) -> IntArray:
+    """Where each of several runs of ``sizes`` begins, and the end of the last: int64[len(sizes) + 1]."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
+
+
 def pack_in_order(weights: Sequence[IntArray], capacities: Sequence[int]) -> IntArray:
     """Fill a bin with the next items as long as all limits hold, then begin the next bin ("next fit").
 
@@ -37,7 +42,7 @@ def pack_in_order(weights: Sequence[IntArray], capacities: Sequence[int]) -> Int
             raise ConfigError(
                 "an item is larger than a bin", where=f"item {item}", expected=f"<= {capacity}", got=int(weight[item])
             )
-        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(weight)))
+        before = offsets(weight)
         reach = np.minimum(reach, np.searchsorted(before, before[:-1] + capacity, side="right") - 1)
     jump = reach.tolist()
     bounds = [0]
@@ -76,4 +81,4 @@ def pack_similar(
         sizes.append(counts)
     if not orders:
         return np.zeros(0, np.int64), np.zeros(1, np.int64)
-    return np.concatenate(orders), np.concatenate((np.zeros(1, np.int64), np.cumsum(np.concatenate(sizes))))
+    return np.concatenate(orders), offsets(np.concatenate(sizes))

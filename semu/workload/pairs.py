@@ -20,6 +20,8 @@ class PairBatch(AbstractBatch):
     Attributes:
         text_tokens: of a caption, padding included, where the job names no ``seq_len``, >= 1.
         patches_per_image: >= 1.
+    Raises:
+        ConfigError: a size below 1.
     """
 
     text_tokens: int = DEFAULT_CAPTION_TOKENS
@@ -51,10 +53,4 @@ class PairBatch(AbstractBatch):
         return {"kind": "pairs", "text_tokens": self.text_tokens, "patches_per_image": self.patches_per_image}
 
 
-def pair_batch(text_tokens: int = DEFAULT_CAPTION_TOKENS, patches_per_image: int = DEFAULT_IMAGE_PATCHES) -> PairBatch:
-    """Image-caption pairs; the arguments are ``PairBatch``'s attributes.
-
-    Raises:
-        ConfigError: a size below 1.
-    """
-    return PairBatch(text_tokens, patches_per_image)
+pair_batch = PairBatch

@@ -15,9 +15,16 @@ from semu.errors import ConfigError
 from semu.workload.batch import DEFAULT_TEXT_SEQ_LEN, AbstractBatch, Microbatch, check_request
 from semu.workload.metadata import STREAMS, Contents, Metadata, read_metadata
 from semu.workload.mixed import DEFAULT_MIXED_SEQ_LEN
-from semu.workload.samples import MixedSamples
+from semu.workload.samples import Samples
 from semu.workload.t2v import MAX_CLIPS, MAX_SECONDS, Clips, VideoTokenizer, check_max_seconds
-from semu.workload.vlm import DEFAULT_VLM_SEQ_LEN, ImageTextSamples
+from semu.workload.vlm import DEFAULT_VLM_SEQ_LEN
+
+_SEQ_LEN: Mapping[Contents, int | None] = {
+    Contents.TEXT: DEFAULT_TEXT_SEQ_LEN,
+    Contents.VLM: DEFAULT_VLM_SEQ_LEN,
+    Contents.T2V: None,
+    Contents.MIXED: DEFAULT_MIXED_SEQ_LEN,
+}
 
 
 @dataclass(frozen=True)
@@ -56,19 +63,13 @@ class FileBatch(AbstractBatch):
     @property
     def default_seq_len(self) -> int | None:
         """2048 (text), 8192 (VLM, mixed), None (T2V: groups are limited by playing time)."""
-        defaults = {
-            Contents.TEXT: DEFAULT_TEXT_SEQ_LEN,
-            Contents.VLM: DEFAULT_VLM_SEQ_LEN,
-            Contents.T2V: None,
-            Contents.MIXED: DEFAULT_MIXED_SEQ_LEN,
-        }
-        return defaults[self.metadata.contents]
+        return _SEQ_LEN[self.metadata.contents]
 
     @property
     def input_streams(self) -> tuple[str, ...]:
         """Text, and what comes with it."""
         if self.metadata.contents is Contents.MIXED:
-            return ("text", *(name for name, items in self._mixed.items.items() if items.lengths.size))
+            return ("text", *(name for name, items in self._samples.items.items() if items.lengths.size))
         return STREAMS[self.metadata.contents]
 
     def microbatches(self, count: int, micro_batch: int, seq_len: int | None = None) -> list[Microbatch]:
@@ -80,11 +81,12 @@ class FileBatch(AbstractBatch):
         context = self.context_length(seq_len)
         check_request(count, micro_batch, context)
         if self.metadata.contents is Contents.T2V or context is None:  # only clips have no default context
-            return self._group_clips(count, micro_batch, context)
+            grouped, bounds = self._grouped(context)
+            self._check_enough(bounds.size - 1, count, micro_batch, "clip groups")
+            return grouped.microbatches(bounds, count, micro_batch)
         bounds = self._packed(context)
         self._check_enough(bounds.size - 1, count, micro_batch, f"packed sequences of {context} tokens")
-        samples = self._mixed if self.metadata.contents is Contents.MIXED else self._image_text
-        return samples.microbatches(bounds, count, micro_batch, self.attend_across_samples)
+        return self._samples.microbatches(bounds, count, micro_batch, self.attend_across_samples)
 
     def capacity(self, micro_batch: int, seq_len: int | None = None) -> int:
         """How many microbatches the file holds; arguments as ``microbatches``.
@@ -114,18 +116,11 @@ class FileBatch(AbstractBatch):
 
     def _packed(self, context: int) -> NDArray[np.int64]:
         """Bounds of the packed sequences of text, images and sound."""
-        if self.metadata.contents is Contents.MIXED:
-            self._check_sizes(self._mixed.lengths, context, "tokens", "seq_len")
-            return self._mixed.pack(context)
-        self._check_sizes(self._image_text.lengths, context, "tokens", "seq_len")
-        if self.images_max is not None:
-            self._check_sizes(self._image_text.images, self.images_max, "images", "images_max")
-        return self._image_text.pack(context, self.images_max)
-
-    def _group_clips(self, count: int, micro_batch: int, seq_len: int | None) -> list[Microbatch]:
-        grouped, bounds = self._grouped(seq_len)
-        self._check_enough(bounds.size - 1, count, micro_batch, "clip groups")
-        return grouped.microbatches(bounds, count, micro_batch)
+        images_max = self.images_max if self.metadata.contents is Contents.VLM else None
+        self._check_sizes(self._samples.lengths, context, "tokens", "seq_len")
+        if images_max is not None:
+            self._check_sizes(self._samples.items["vision"].counts, images_max, "images", "images_max")
+        return self._samples.pack(context, images_max)
 
     def _grouped(self, seq_len: int | None) -> tuple[Clips, NDArray[np.int64]]:
         """Clips in the order of their groups, and the bounds of those."""
@@ -135,12 +130,8 @@ class FileBatch(AbstractBatch):
         return self._clips.group(self.max_seconds, self.max_clips, seq_len, self.seed)
 
     @cached_property
-    def _image_text(self) -> ImageTextSamples:
-        return self.metadata.image_text()
-
-    @cached_property
-    def _mixed(self) -> MixedSamples:
-        return self.metadata.mixed(audio_in_text=self.audio_in_text)
+    def _samples(self) -> Samples:
+        return self.metadata.packable(audio_in_text=self.audio_in_text)
 
     @cached_property
     def _clips(self) -> Clips:
@@ -191,17 +182,14 @@ def file_batch(
 
     Args:
         path: of the file.
-        kind: ``"text"``, ``"vlm"``, ``"t2v"`` or ``"mixed"``: what the file must hold; None: what its keys say, see
-            ``semu.workload.metadata``.
-        seed, images_max, attend_across_samples, max_seconds, max_clips, tokenizer, audio_in_text: see ``FileBatch``.
-        sizes: see ``read_metadata``.
+        kind: ``"text"``, ``"vlm"``, ``"t2v"`` or ``"mixed"``: what the file must hold; None: what its keys say.
+        sizes: see ``read_metadata``. All others: see ``FileBatch``.
     Raises:
         ConfigError: no such file, no samples in it, a bad line (``where`` is ``file.jsonl:LINE``), a bad option.
     """
-    if isinstance(kind, str):
-        kind = check_member(kind, Contents, "batch.contents")
+    contents = None if kind is None else check_member(kind, Contents, "batch.contents")
     return FileBatch(
-        read_metadata(path, kind, sizes),
+        read_metadata(path, contents, sizes),
         seed,
         images_max,
         attend_across_samples,

@@ -1,15 +1,16 @@
-"""Samples of text with images and audio clips: ``Items`` (what they hold of one kind), ``MixedSamples`` (all of it)."""
+"""Samples of text with images and sounds: ``Items`` (what they hold of one stream), ``Samples`` (all of it)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.workload.batch import Lengths, Microbatch
-from semu.workload.packing import pack_in_order
+from semu.workload.batch import Microbatch
+from semu.workload.packing import offsets, pack_in_order
 
 IntArray = NDArray[np.int64]
 
@@ -28,31 +29,38 @@ class Items:
     tokens: IntArray
 
     @classmethod
-    def of(cls, counts: IntArray, lengths: IntArray, tokens: IntArray) -> Items:
-        """Items of samples that have ``counts`` of them."""
-        return cls(np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))), lengths, tokens)
+    def uniform(cls, counts: IntArray, length: int, tokens: int) -> Items:
+        """Items of one size. ``counts``: int64[num_samples], how many each sample has."""
+        total = int(counts.sum())
+        return cls(offsets(counts), np.full(total, length), np.full(total, tokens))
 
     @classmethod
     def joined(cls, parts: Sequence[Items]) -> Items:
         """Items of several blocks of samples."""
-        counts = np.concatenate([np.diff(part.ptr) for part in parts])
-        return cls.of(
-            counts, np.concatenate([part.lengths for part in parts]), np.concatenate([part.tokens for part in parts])
+        counts, lengths, tokens = (
+            np.concatenate(columns)
+            for columns in zip(*((part.counts, part.lengths, part.tokens) for part in parts), strict=True)
         )
+        return cls(offsets(counts), lengths, tokens)
+
+    @property
+    def counts(self) -> IntArray:
+        """Items of each sample: int64[num_samples]."""
+        return np.diff(self.ptr)
 
     @property
     def per_sample(self) -> IntArray:
         """Backbone tokens of each sample's items: int64[num_samples]."""
-        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.tokens)))
-        return np.diff(before[self.ptr])
+        return np.diff(offsets(self.tokens)[self.ptr])
 
 
 @dataclass(frozen=True, eq=False)
-class MixedSamples:
-    """Samples of text, images and audio.
+class Samples:
+    """Samples of text, images and sounds.
 
     Attributes:
-        text_tokens: int64[num_samples], without the items' tokens. items: stream -> items.
+        text_tokens: int64[num_samples], without the items' tokens.
+        items: stream -> items; a stream may be there without an item.
         merged: streams whose items take places among the text's tokens.
     """
 
@@ -69,28 +77,39 @@ class MixedSamples:
                 total += items.per_sample
         return total
 
-    def pack(self, seq_len: int) -> IntArray:
-        """Bounds of the packed sequences: int64[num_sequences + 1], see ``pack_in_order``."""
-        return pack_in_order([self.lengths], [seq_len])
+    def pack(self, seq_len: int, images_max: int | None = None) -> IntArray:
+        """Bounds of the packed sequences: int64[num_sequences + 1], see ``pack_in_order``.
+
+        Args:
+            seq_len: tokens of a sequence. images_max: its images, of samples with a stream ``vision``; None: no limit.
+        """
+        if images_max is None:
+            return pack_in_order([self.lengths], [seq_len])
+        return pack_in_order([self.lengths, self.items["vision"].counts], [seq_len, images_max])
 
     def microbatches(self, bounds: IntArray, count: int, micro_batch: int, across_samples: bool) -> list[Microbatch]:
-        """Cut the first ``count * micro_batch`` packed sequences into microbatches; see ``ImageTextSamples``."""
+        """Cut the first ``count * micro_batch`` packed sequences into microbatches.
+
+        Args:
+            bounds: of the packed sequences, int64[>= count * micro_batch + 1].
+            count, micro_batch: as for ``AbstractBatch.microbatches``.
+            across_samples: a text sequence is a whole packed sequence instead of one sample.
+        """
         used = bounds[: count * micro_batch + 1]
         edges = used[::micro_batch]
-        lengths = self.lengths
-        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
-        result = []
-        for number, (first, last) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
-            inside = used[number * micro_batch : (number + 1) * micro_batch + 1]
-            streams: dict[str, Lengths] = {
-                "text": np.diff(before[inside]) if across_samples else lengths[first:last].copy()
-            }
-            for name, items in self.items.items():
-                start, end = int(items.ptr[first]), int(items.ptr[last])
-                streams[name] = items.lengths[start:end].copy()
-                if name in self.merged:
-                    streams[f"{name}_tokens"] = items.tokens[start:end].copy()
-            for array in streams.values():
-                array.flags.writeable = False
-            result.append(Microbatch.from_arrays(streams, last - first))
-        return result
+        text = (self.lengths, edges)
+        if across_samples:
+            text = np.diff(offsets(self.lengths)[used]), np.arange(0, used.size, micro_batch)
+        columns = {"text": text}
+        for name, items in self.items.items():
+            columns[name] = items.lengths.copy(), items.ptr[edges]
+            if name in self.merged:
+                columns[f"{name}_tokens"] = items.tokens.copy(), items.ptr[edges]
+        streams = []
+        for values, ends in columns.values():
+            values.flags.writeable = False
+            streams.append([values[first:last] for first, last in pairwise(ends.tolist())])
+        return [
+            Microbatch.from_arrays(dict(zip(columns, lengths, strict=True)), samples)
+            for *lengths, samples in zip(*streams, np.diff(edges).tolist(), strict=True)
+        ]

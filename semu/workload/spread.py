@@ -36,13 +36,7 @@ class Spread:
 
 
 def deal(lengths: Lengths, groups: int) -> NDArray[np.int64]:
-    """The group of every item.
-
-    Args:
-        lengths: int64[num_items]. groups: >= 1.
-    Returns:
-        int64[num_items].
-    """
+    """The group of every item, int64[num_items]. ``lengths``: int64[num_items]. ``groups``: >= 1."""
     count = len(lengths)
     if not count or lengths.min() == lengths.max():
         return np.arange(count, dtype=np.int64) % groups
@@ -79,19 +73,13 @@ def spread_columns(
     for name in together:
         keys[f"{name}.{spread.module}.pairs"] = name, name
         keys |= {f"{name}*{other}.{spread.module}.pairs": (name, other) for other in together if other != name}
-    found: dict[str, NDArray[np.int64]] = {}
-    for key in keys:
-        found[key] = np.zeros((spread.groups, len(microbatches)), dtype=np.int64)
-    for name in together:
-        for what in ("shard", "sequences"):
-            found[f"{name}.{spread.module}.{what}"] = np.zeros((spread.groups, len(microbatches)), dtype=np.int64)
+    sizes = [f"{name}.{spread.module}.{what}" for name in together for what in ("shard", "sequences")]
     inside = {
         f"{name}.{spread.module}.pairs{MARK}{window.label}": (name, window)
         for name in together
         for window in (windows or {}).get(f"{name}.{spread.module}", ())
     }
-    for key in inside:
-        found[key] = np.zeros((spread.groups, len(microbatches)), dtype=np.int64)
+    found = {key: np.zeros((spread.groups, len(microbatches)), np.int64) for key in (*keys, *sizes, *inside)}
     worst = np.zeros(len(microbatches), dtype=np.int64)
     for number, item in enumerate(microbatches):
         group = deal(item.lengths[spread.stream], spread.groups)

@@ -30,7 +30,16 @@ from semu.errors import ConfigError
 from semu.files import write_file
 from semu.workload.batch import AbstractBatch, Microbatch
 from semu.workload.listed import ListedBatch
-from semu.workload.metadata import Contents, Metadata, contents_for, metadata_of, read_metadata, read_sample
+from semu.workload.metadata import (
+    Contents,
+    Metadata,
+    contents_for,
+    metadata_of,
+    read_json,
+    read_metadata,
+    read_sample,
+    shorten,
+)
 from semu.workload.mixed import MixedBatch
 from semu.workload.recorded import FileBatch
 from semu.workload.t2v import T2vBatch
@@ -142,15 +151,15 @@ def _iterations(path: Path, like: AbstractBatch) -> Iterator[AbstractBatch]:
 
 def _batch(line: bytes, place: str, like: AbstractBatch) -> AbstractBatch:
     """The batch of a line."""
-    table = _json(line, place)
+    table = read_json(line, place)
     if not isinstance(table, dict) or len(table.keys() & set(_KEYS)) != 1:
         expected = 'one of the keys "samples" and "microbatches"'
-        raise ConfigError("not an iteration", where=place, expected=expected, got=_shortened(line))
+        raise ConfigError("not an iteration", where=place, expected=expected, got=shorten(line))
     for key in table:
         check_word(key, _KEYS, "key of an iteration", place)
     [(key, items)] = table.items()
     if not isinstance(items, list) or not items:
-        raise ConfigError(f"no {key}", where=place, expected=f"a list of {key}", got=_shortened(line))
+        raise ConfigError(f"no {key}", where=place, expected=f"a list of {key}", got=shorten(line))
     if key == "microbatches":
         return ListedBatch(
             tuple(_microbatch(item, f"{place} microbatches[{i}]") for i, item in enumerate(items)), place
@@ -164,9 +173,7 @@ def _microbatch(value: Any, place: str) -> Microbatch:
     streams = value.get("streams") if isinstance(value, dict) else None
     if not isinstance(streams, dict) or not streams or not all(isinstance(own, list) for own in streams.values()):
         expected = '{"streams": {"text": [lengths], ...}}'
-        raise ConfigError(
-            "not a microbatch", where=place, expected=expected, got=_shortened(json.dumps(value).encode())
-        )
+        raise ConfigError("not a microbatch", where=place, expected=expected, got=shorten(json.dumps(value)))
     for key in value:
         check_word(key, _MICROBATCH_KEYS, "key of a microbatch", place)
     try:
@@ -176,8 +183,7 @@ def _microbatch(value: Any, place: str) -> Microbatch:
     except (ConfigError, ValueError, OverflowError) as error:
         if not isinstance(error, ConfigError):
             raise ConfigError("not lengths", where=place, expected="lists of integers") from error
-        where = f"{place} {error.where}" if error.where else place
-        raise ConfigError(error.message, where=where, expected=error.expected, got=error.got) from error
+        raise ConfigError.of(error, where=f"{place} {error.where}" if error.where else place) from error
 
 
 def _row(item: Microbatch) -> dict[str, object]:
@@ -186,13 +192,6 @@ def _row(item: Microbatch) -> dict[str, object]:
     if item.video_seconds:
         row["video_seconds"] = item.video_seconds
     return row
-
-
-def _json(line: bytes, place: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError("not JSON", where=place, expected="one JSON object a line", got=_shortened(line)) from error
 
 
 def _is_line_of_samples(line: str) -> bool:
@@ -212,8 +211,3 @@ def _sizes(like: AbstractBatch) -> dict[str, tuple[int, int]]:
     """What an image puts into encoder and backbone where a sample only counts them."""
     patches, tokens = getattr(like, "patches_per_image", None), getattr(like, "tokens_per_image", None)
     return {"vision": (patches, tokens)} if isinstance(patches, int) and isinstance(tokens, int) else {}
-
-
-def _shortened(line: bytes, limit: int = 60) -> str:
-    text = line.decode("utf-8", errors="replace").strip()
-    return text if len(text) <= limit else text[:limit] + "..."

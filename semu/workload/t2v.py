@@ -17,7 +17,7 @@ from semu.checks import check_count, check_number, check_resolution, check_seed
 from semu.errors import ConfigError
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
 from semu.workload.distributions import VIDEO_SOURCES, draw_clips, make_generator
-from semu.workload.packing import pack_similar
+from semu.workload.packing import offsets, pack_similar
 
 IntArray = NDArray[np.int64]
 
@@ -74,10 +74,8 @@ class Clips:
     """Video clips with captions.
 
     Attributes:
-        frames: int64[num_clips], >= 1, at ``fps``.
-        video_tokens: int64[num_clips], latent tokens.
-        caption_tokens: int64[num_clips].
-        fps: frames per second.
+        frames: int64[num_clips], >= 1, at ``fps``. fps: frames per second.
+        video_tokens, caption_tokens: int64[num_clips], latent tokens, tokens of the caption.
     """
 
     frames: IntArray
@@ -89,8 +87,7 @@ class Clips:
         """Group clips of similar durations.
 
         Args:
-            max_seconds: playing time of a group [s].
-            max_clips: clips of a group.
+            max_seconds, max_clips: playing time [s] and clips of a group.
             seq_len: latent tokens of a group; None: no limit.
             seed: of the order of the groups, see ``pack_similar``.
         Returns:
@@ -115,8 +112,7 @@ class Clips:
         edges = bounds[: count * micro_batch + 1 : micro_batch]
         captions, video = self.caption_tokens.copy(), self.video_tokens.copy()
         captions.flags.writeable = video.flags.writeable = False
-        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.frames)))
-        seconds = (np.diff(before[edges]) / self.fps).tolist()
+        seconds = (np.diff(offsets(self.frames)[edges]) / self.fps).tolist()
         ends = edges.tolist()
         return [
             Microbatch.from_arrays({"text": captions[start:end], "video": video[start:end]}, end - start, playing)
@@ -139,11 +135,11 @@ class T2vBatch(AbstractBatch):
     neither the resolution nor the mixture of clips was adjusted to meet it.
 
     Attributes:
-        seed: >= 0.
-        resolution: (height, width) of all clips [px].
-        max_seconds: longest clip and longest group [s].
-        max_clips: most clips in a group.
+        seed: >= 0. resolution: (height, width) of all clips [px].
+        max_seconds: longest clip and longest group [s]. max_clips: most clips in a group.
         tokenizer: frame rate, latent compression and patches.
+    Raises:
+        ConfigError: a number out of range.
     """
 
     seed: int = 0
@@ -182,12 +178,9 @@ class T2vBatch(AbstractBatch):
         while max(frames // per_group, CLIP_POOL * len(pools) // self.max_clips) < needed:  # so many there are at least
             pools.append(self._draw(make_generator(self.seed, len(pools))))
             frames += int(pools[-1].frames.sum())
-        clips = Clips(
-            np.concatenate([pool.frames for pool in pools]),
-            np.concatenate([pool.video_tokens for pool in pools]),
-            np.concatenate([pool.caption_tokens for pool in pools]),
-            self.tokenizer.fps,
-        )
+        names = ("frames", "video_tokens", "caption_tokens")
+        columns = {name: np.concatenate([getattr(pool, name) for pool in pools]) for name in names}
+        clips = Clips(**columns, fps=self.tokenizer.fps)
         return clips.group(self.max_seconds, self.max_clips, seq_len, self.seed)
 
     def describe(self) -> dict[str, object]:
@@ -248,16 +241,4 @@ def check_max_seconds(max_seconds: float, tokenizer: VideoTokenizer) -> None:
     check_number(max_seconds, "batch.max_seconds", least=1.0 / tokenizer.fps, most=1e6)
 
 
-def t2v_batch(
-    seed: int = 0,
-    resolution: tuple[int, int] = DEFAULT_RESOLUTION,
-    max_seconds: float = MAX_SECONDS,
-    max_clips: int = MAX_CLIPS,
-    tokenizer: VideoTokenizer | None = None,
-) -> T2vBatch:
-    """Packed clip groups (DIP §7.1); the arguments are ``T2vBatch``'s attributes, its docstring explains the defaults.
-
-    Raises:
-        ConfigError: a number out of range.
-    """
-    return T2vBatch(seed, resolution, max_seconds, max_clips, tokenizer if tokenizer is not None else VideoTokenizer())
+t2v_batch = T2vBatch

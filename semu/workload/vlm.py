@@ -1,14 +1,12 @@
 """Batches of vision-language models: samples of text and images, packed to the context length.
 
-Objects: ``PATCHES_PER_IMAGE``, ``TOKENS_PER_IMAGE``, ``ImageTextSamples`` (what packing needs to know),
-``VlmBatch`` (seeded generator), ``vlm_batch``.
+Objects: ``PATCHES_PER_IMAGE``, ``TOKENS_PER_IMAGE``, ``VlmBatch`` (seeded generator), ``vlm_batch``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +16,7 @@ from semu.checks import check_count, check_member, check_number, check_seed, che
 from semu.errors import ConfigError
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
 from semu.workload.distributions import TextPerImage, draw_documents, draw_image_text, make_generator
-from semu.workload.packing import pack_in_order
+from semu.workload.samples import Items, Samples
 
 IntArray = NDArray[np.int64]
 
@@ -34,83 +32,6 @@ DEFAULT_VLM_SEQ_LEN = 8192
 
 _BLOCK = 8192
 _REFERENCE_SAMPLES = 1 << 16
-
-
-@dataclass(frozen=True, eq=False)
-class ImageTextSamples:
-    """Samples of text and images; image j of sample i is entry image_ptr[i] + j.
-
-    Attributes:
-        text_tokens: int64[num_samples], text tokens without the images' tokens.
-        image_ptr: int64[num_samples + 1].
-        patches: int64[num_images], what an image puts into the encoder.
-        tokens: int64[num_images], what it puts into the backbone.
-        has_vision: the samples belong to a model with an image encoder (its streams exist, though maybe empty).
-    """
-
-    text_tokens: IntArray
-    image_ptr: IntArray
-    patches: IntArray
-    tokens: IntArray
-    has_vision: bool = True
-
-    @property
-    def lengths(self) -> IntArray:
-        """Tokens of each sample in the backbone, images included: int64[num_samples]."""
-        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.tokens)))
-        return self.text_tokens + np.diff(before[self.image_ptr])
-
-    @property
-    def images(self) -> IntArray:
-        """Images of each sample: int64[num_samples]."""
-        return np.diff(self.image_ptr)
-
-    @classmethod
-    def uniform_images(
-        cls,
-        text_tokens: IntArray,
-        images: IntArray,
-        patches: int = PATCHES_PER_IMAGE,
-        tokens: int = TOKENS_PER_IMAGE,
-    ) -> Self:
-        """Samples whose images all have one size, by default DIP's."""
-        image_ptr = np.concatenate((np.zeros(1, np.int64), np.cumsum(images)))
-        total = int(image_ptr[-1])
-        return cls(text_tokens, image_ptr, np.full(total, patches), np.full(total, tokens))
-
-    def pack(self, seq_len: int, images_max: int | None) -> IntArray:
-        """Bounds of the packed sequences: int64[num_sequences + 1], see ``pack_in_order``."""
-        if images_max is None:
-            return pack_in_order([self.lengths], [seq_len])
-        return pack_in_order([self.lengths, self.images], [seq_len, images_max])
-
-    def microbatches(self, bounds: IntArray, count: int, micro_batch: int, across_samples: bool) -> list[Microbatch]:
-        """Cut the first ``count * micro_batch`` packed sequences into microbatches.
-
-        Args:
-            bounds: of the packed sequences, int64[>= count * micro_batch + 1].
-            count, micro_batch: as for ``AbstractBatch.microbatches``.
-            across_samples: a text sequence is a whole packed sequence instead of one sample.
-        """
-        used = bounds[: count * micro_batch + 1]
-        edges = used[::micro_batch]
-        if across_samples:
-            before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.lengths)))
-            text, text_edges = np.diff(before[used]), list(range(0, used.size, micro_batch))
-        else:
-            text, text_edges = self.lengths, edges.tolist()
-        patches, tokens = self.patches.copy(), self.tokens.copy()
-        for array in (text, patches, tokens):
-            array.flags.writeable = False
-        image_edges = self.image_ptr[edges].tolist()
-        number = np.diff(edges).tolist()
-        spans = zip(text_edges[:-1], text_edges[1:], image_edges[:-1], image_edges[1:], number, strict=True)
-        if not self.has_vision:
-            return [Microbatch.from_arrays({"text": text[a:b]}, samples) for a, b, _, _, samples in spans]
-        return [
-            Microbatch.from_arrays({"text": text[a:b], "vision": patches[c:d], "vision_tokens": tokens[c:d]}, samples)
-            for a, b, c, d, samples in spans
-        ]
 
 
 @dataclass(frozen=True)
@@ -170,7 +91,7 @@ class VlmBatch(AbstractBatch):
         self._check_context(context)
         return list(_read(self, count, micro_batch, context))
 
-    def _packed(self, needed: int, context: int) -> tuple[ImageTextSamples, IntArray]:
+    def _packed(self, needed: int, context: int) -> tuple[Samples, IntArray]:
         """Samples, and the bounds of at least ``needed`` complete packed sequences of at most ``context`` tokens."""
         share = self._text_only_share(context)
         blocks: list[tuple[IntArray, IntArray]] = []
@@ -182,7 +103,7 @@ class VlmBatch(AbstractBatch):
             num_images += int(images.sum())
             tokens += int(text.sum() + self.tokens_per_image * images.sum())
         images, text = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
-        samples = ImageTextSamples.uniform_images(text, images, self.patches_per_image, self.tokens_per_image)
+        samples = Samples(text, {"vision": Items.uniform(images, self.patches_per_image, self.tokens_per_image)})
         return samples, samples.pack(context, self.images_max)
 
     def describe(self) -> dict[str, object]:
@@ -288,11 +209,8 @@ def vlm_batch(
 ) -> VlmBatch:
     """Packed sequences of image-text samples (DIP §7.1); the arguments are ``VlmBatch``'s attributes.
 
-    Args:
-        seed: >= 0.
-        text_per_image: ``"laion"``, ``"obelics"``, ``"mixed"`` or a mean [tokens].
-        images_mean, images_max: images per packed sequence.
-        attend_across_samples, patches_per_image, tokens_per_image: see ``VlmBatch``.
+    ``text_per_image`` may be a data set's name too: ``"laion"``, ``"obelics"``, ``"mixed"``.
+
     Raises:
         ConfigError: an unknown data set or a number out of range.
     """

@@ -15,7 +15,8 @@ from semu.engine.timeline import IterationTimeline, MemoryCurve
 from semu.graph.operator import OpKind, Phase
 from semu.graph.tensor import Role
 from semu.present.plots import draw_memory, draw_timeline
-from semu.present.plots.canvas import DPI, LEFT_IN, RIGHT_IN, WIDTH_IN, ink_on, mix
+from semu.present.plots.canvas import DPI, LEFT_IN, RIGHT_IN, WIDTH_IN
+from semu.present.plots.style import ink_on, mix
 from semu.units import GIB
 from tests.present.timeline_fixture import make_timeline
 

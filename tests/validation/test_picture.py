@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from present.plots.artists import color_of, figure_of, labels_of, legend_of, points_of
 
 from semu.present.plots import ScatterPoint, draw_validation
-from semu.present.plots.canvas import DPI, INK, LEFT_IN, RIGHT_IN, TOP_IN, WIDTH_IN
-from semu.present.plots.validation import BAND, mix
+from semu.present.plots.canvas import DPI, LEFT_IN, RIGHT_IN, TOP_IN, WIDTH_IN
+from semu.present.plots.diagonal import BAND
+from semu.present.plots.style import INK, mix
 from semu.units import GIB
 
 BLUE, ORANGE = "#0072B2", "#E69F00"

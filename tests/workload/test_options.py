@@ -93,7 +93,7 @@ def test_a_batch_tells_its_streams_without_drawing(options: dict[str, object]) -
         ({"kind": "t2v", "resolution": "256x256"}, "resolution", "not a resolution"),
         ({"kind": "file"}, "path", "no metadata file"),
         ({"kind": "file", "path": 3}, "path", "no metadata file"),
-        ({"kind": "file", "path": "m.jsonl", "contents": 1}, "contents", "not a kind of samples"),
+        ({"kind": "file", "path": "m.jsonl", "contents": 1}, "contents", "unknown contents"),
     ],
 )
 def test_wrong_options(options: dict[str, object], key: str, message: str) -> None:

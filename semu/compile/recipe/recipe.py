@@ -53,11 +53,6 @@ class Recipe:
             choice=tuple([np.full(num_microbatches, number, dtype=np.int64) for number in count]),
         )
 
-    @property
-    def is_uniform(self) -> bool:
-        """Whether every chunk has one variant and runs every microbatch whole."""
-        return not self.cutting.modules and len(self.kinds) == len(self.numbers)
-
     @cached_property
     def columns(self) -> tuple[I64, ...]:
         """Per chunk, the columns of the table of shapes that its parts are: int64[num_parts]."""

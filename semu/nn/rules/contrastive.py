@@ -18,7 +18,7 @@ from semu.graph.operator import OpKind, Phase
 from semu.graph.tensor import Role
 from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
-from semu.nn.rules.collective import all_gather_tokens, reduce_scatter_tokens, wire_bytes
+from semu.nn.rules.collective import all_gather_tokens, communicate, reduce_scatter_tokens
 from semu.nn.rules.norms import norm
 from semu.nn.trace.tensor import Tensor
 
@@ -62,22 +62,14 @@ def gather_rows(x: Tensor) -> Tensor:
 
 def _exchange(kind: OpKind, x: Tensor, rows: Dim) -> Tensor:
     """An all-gather or reduce-scatter of rows over the replicas; nothing with one replica."""
-    trace, group = x.trace, x.trace.options.replica_group
+    group = x.trace.options.replica_group
     if group.num_ranks == 1:
         return x
-    whole = x.size_bytes * (group.num_ranks if kind is OpKind.ALL_GATHER else 1)
-    return trace.emit(
-        kind,
-        [x],
-        (rows, *x.shape[1:]),
-        shards=x.shards,
-        dtype=x.dtype,
-        net_bytes=wire_bytes(kind, whole, group, trace.where),
-        key=(group.num_ranks, group.num_nodes),
-        stream=trace.communication_stream(group),
-        role=Role.COMMUNICATION if kind is OpKind.ALL_GATHER else Role.ACTIVATION,
-        name=f"{kind.value}_replicas",
-    )
+    is_gather = kind is OpKind.ALL_GATHER
+    whole = x.size_bytes * (group.num_ranks if is_gather else 1)
+    like = replace(x, shape=(rows, *x.shape[1:]), sequences=None)
+    role = Role.COMMUNICATION if is_gather else Role.ACTIVATION
+    return communicate(kind, [x], whole, group, f"{kind.value}_replicas", like=like, role=role)
 
 
 def scale_rows(x: Tensor, factor: Parameter) -> Tensor:
@@ -85,22 +77,18 @@ def scale_rows(x: Tensor, factor: Parameter) -> Tensor:
     trace = x.trace
     use = trace.parameter(factor)
 
-    def kernel(inputs: Sequence[Tensor], passes: int, name: str, *, is_backward: bool) -> Tensor:
-        return trace.emit(
-            OpKind.ADD,
-            [*inputs, use],
-            like=x,
-            gradients=[use] if is_backward and use.gradient is not None else [],
-            mem_bytes=passes * x.size_bytes,
-            key=(x.numel,),
-            phase=Phase.INPUT_GRADIENT if is_backward else None,
-            name=name,
-        )
-
-    y = kernel([x], 2, "scale_rows", is_backward=False)
+    y = trace.emit(OpKind.ADD, [x, use], like=x, mem_bytes=2 * x.size_bytes, name="scale_rows")
 
     def backward(grad: Tensor) -> list[Tensor | None]:
-        grad_x = kernel([x, grad], 3, "scale_rows_bw", is_backward=True)
+        grad_x = trace.emit(
+            OpKind.ADD,
+            [x, grad, use],
+            like=x,
+            gradients=[use] if use.gradient is not None else [],
+            mem_bytes=3 * x.size_bytes,
+            phase=Phase.INPUT_GRADIENT,
+            name="scale_rows_bw",
+        )
         return [grad_x if x.requires_grad else None]
 
     return trace.recorded([x], y, backward)
@@ -124,21 +112,11 @@ def similarities(rows: Tensor, others: Tensor) -> Tensor:
     size = trace.options.tensor_dtype.size_bytes
     flop, traffic = 2 * product((n, m, d)), size * (n * d + m * d + n * m)
 
-    def multiply(inputs: Sequence[Tensor], like: Tensor | None, key: tuple[Dim, ...], name: str) -> Tensor:
-        return trace.emit(
-            OpKind.MATMUL,
-            inputs,
-            like.shape if like is not None else (rows.shape[0], m),
-            shards=like.shards if like is not None else rows.shards,
-            sequences=like.sequences if like is not None else None,
-            flop=flop,
-            mem_bytes=traffic,
-            key=key,
-            phase=Phase.INPUT_GRADIENT if like is not None else None,
-            name=name,
-        )
+    def multiply(inputs: Sequence[Tensor], like: Tensor, key: tuple[Dim, ...], name: str) -> Tensor:
+        return trace.emit(OpKind.MATMUL, inputs, like=like, flop=flop, mem_bytes=traffic, key=key, name=name)
 
-    logits = multiply([rows, others], None, (n, m, d), "similarities")
+    result = replace(rows, shape=(rows.shape[0], m), dtype=trace.options.tensor_dtype, sequences=None)
+    logits = multiply([rows, others], result, (n, m, d), "similarities")
 
     def backward(grad: Tensor) -> list[Tensor | None]:
         return [
@@ -165,9 +143,7 @@ def pairwise_sigmoid(logits: Tensor, bias: Parameter) -> Tensor:
         grad = trace.emit(
             OpKind.CROSS_ENTROPY,
             [logits, use],
-            logits.shape,
-            shards=logits.shards,
-            dtype=logits.dtype,
+            like=logits,
             gradients=[use] if use.gradient is not None else [],
             mem_bytes=2 * logits.size_bytes,
             key=key,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from semu.errors import GraphError
-from semu.graph.dim import Dim
 from semu.graph.operator import OpKind, Phase
 from semu.nn.module import Parameter
 from semu.nn.rules.attention.context_collective import redistribute_tokens
@@ -80,8 +78,9 @@ def merge_tokens(x: Tensor, group: int, merged: Sequences) -> Tensor:
         x: [tokens, h], one stream. group: tokens per merged token. merged: packing of the result.
     One copy each way (spatial merging of Qwen2-VL, 2409.12191 §2).
     """
-    width = x.shape[-1] * group
-    return _rearrange(x, (merged.tokens, width), merged, "merge_tokens")
+    like = replace(x, shape=(merged.tokens, x.shape[-1] * group), sequences=merged)
+    y = copy_like(like, [x], 2 * x.size_bytes, "merge_tokens")
+    return x.trace.recorded([x], y, lambda grad: [copy_like(x, [grad], 2 * grad.size_bytes, "merge_tokens_bw")])
 
 
 def scatter_tokens(x: Tensor, into: Tensor) -> Tensor:
@@ -106,23 +105,3 @@ def scatter_tokens(x: Tensor, into: Tensor) -> Tensor:
         ]
 
     return trace.recorded([x, into], y, backward)
-
-
-def _rearrange(x: Tensor, shape: Sequence[Dim], sequences: Sequences | None, name: str) -> Tensor:
-    trace = x.trace
-
-    def copy(source: Tensor, to: Sequence[Dim], like: Sequences | None, label: str) -> Tensor:
-        return trace.emit(
-            OpKind.COPY,
-            [source],
-            to,
-            shards=x.shards,
-            dtype=source.dtype,
-            sequences=like,
-            mem_bytes=2 * source.size_bytes,
-            key=(source.numel,),
-            name=label,
-        )
-
-    y = copy(x, shape, sequences, name)
-    return trace.recorded([x], y, lambda grad: [copy(grad, x.shape, x.sequences, f"{name}_bw")])

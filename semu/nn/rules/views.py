@@ -8,22 +8,16 @@ from semu.errors import GraphError
 from semu.graph.dim import Dim
 from semu.graph.operator import OpKind
 from semu.nn.trace.tensor import Sequences, Tensor
+from semu.nn.trace.tracing import ParameterUse
 
 
-def copy_like(like: Tensor, sources: Sequence[Tensor], mem_bytes: Dim, name: str) -> Tensor:
+def copy_like(like: Tensor, sources: Sequence[Tensor | ParameterUse], mem_bytes: Dim, name: str) -> Tensor:
     """Append a copying kernel whose result looks like another tensor.
 
     Args:
         like: shape, shards, type and packing of the result. sources: what is read. mem_bytes: bytes moved on one rank.
     """
-    return like.trace.emit(
-        OpKind.COPY,
-        sources,
-        like=like,
-        mem_bytes=mem_bytes,
-        key=(like.numel,),
-        name=name,
-    )
+    return like.trace.emit(OpKind.COPY, sources, like=like, mem_bytes=mem_bytes, name=name)
 
 
 def copy_both(a: Tensor, b: Tensor, shape: Sequence[Dim], name: str, sequences: Sequences | None = None) -> Tensor:
@@ -97,9 +91,8 @@ def unflatten(x: Tensor, outer: int, inner: int) -> Tensor:
         raise GraphError(
             "the axis does not unfold", where=x.trace.where, expected=f"{outer} x {inner}", got=x.shape[-1]
         )
-    shards = x.shards[-1]
     _check_heads(outer, x)
-    return _reshape(x, (*x.shape[:-1], outer, inner), (*x.shards[:-1], shards, 1))
+    return _reshape(x, (*x.shape[:-1], outer, inner), (*x.shards, 1))
 
 
 def split_heads(x: Tensor, heads: Sequence[int], head_dim: int) -> tuple[Tensor, ...]:

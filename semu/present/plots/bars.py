@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from semu.present.plots.canvas import FONT, FONT_SIZE, INK, LEFT_IN, RIGHT_IN, WIDTH_IN, make_sheet
+from semu.present.plots.canvas import LEFT_IN, make_sheet
+from semu.present.plots.style import BLUE, FONT_SIZE, TEXT, area_key, frame
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-MEASURED, SIMULATED = "#56606A", "#0072B2"
+MEASURED, SIMULATED = "#56606A", BLUE
 _ROW_IN = 0.46
 _BAR = 0.36
 """Height of a bar, of which two and a gap make a row of height 1."""
@@ -35,11 +35,7 @@ class BarPair:
 
 @dataclass(frozen=True)
 class BarPanel:
-    """Quantities of one unit.
-
-    Attributes:
-        axis: text under the axis, with the unit. pairs: from top to bottom.
-    """
+    """Quantities of one unit. axis: text under the axis, with the unit. pairs: from top to bottom."""
 
     axis: str
     pairs: tuple[BarPair, ...]
@@ -53,20 +49,12 @@ def draw_bars(path: str | os.PathLike[str], panels: Sequence[BarPanel], *, title
     Raises:
         OSError: the file cannot be written.
     """
-    from matplotlib.patches import Patch
-
-    legend: dict[str, Artist] = {"measured": Patch(facecolor=MEASURED), "simulated": Patch(facecolor=SIMULATED)}
+    legend = {"measured": area_key(MEASURED), "simulated": area_key(SIMULATED)}
     heights = [_ROW_IN * len(panel.pairs) + 0.1 for panel in panels]
     sheet = make_sheet(sum(heights) + _PANEL_GAP_IN * (len(panels) - 1), title, subtitle, legend)
-    _, _, _, share = sheet.box
-    top = sheet.box[1] + share
-    left = (LEFT_IN + _LABEL_IN) / WIDTH_IN
-    width = 1 - left - RIGHT_IN / WIDTH_IN
-    for panel, height_in in zip(panels, heights, strict=True):
-        height = height_in / sheet.height_in
-        axes = sheet.figure.add_axes((left, top - height, width, height))
+    stacked = sheet.stacked_axes(heights, _PANEL_GAP_IN, left_in=LEFT_IN + _LABEL_IN)
+    for axes, panel in zip(stacked, panels, strict=True):
         _draw_panel(axes, panel)
-        top -= height + _PANEL_GAP_IN / sheet.height_in
     sheet.save(path)
 
 
@@ -77,20 +65,10 @@ def _draw_panel(axes: Axes, panel: BarPanel) -> None:
             if value is None:
                 continue
             axes.barh(row + offset, value, height=_BAR, align="edge", color=color, linewidth=0)
-            axes.text(
-                max(value, 0.0) + longest * 0.006,
-                row + offset + _BAR / 2,
-                f"{value:.4g}",
-                va="center",
-                size=FONT_SIZE - 2.5,
-                color=INK,
-                family=FONT,
-            )
+            end, middle = max(value, 0.0) + longest * 0.006, row + offset + _BAR / 2
+            axes.text(end, middle, f"{value:.4g}", va="center", size=FONT_SIZE - 2.5, **TEXT)
     axes.set_xlim(0, longest * _ROOM)
     axes.set_ylim(len(panel.pairs) - 0.5, -0.5)
     axes.set_yticks(range(len(panel.pairs)), [pair.name for pair in panel.pairs])
-    axes.set_xlabel(panel.axis, size=FONT_SIZE, color=INK, family=FONT)
-    axes.tick_params(labelsize=FONT_SIZE - 1.5, color=INK, labelcolor=INK, labelfontfamily=FONT)
+    frame(axes, panel.axis, labelsize=FONT_SIZE - 1.5)
     axes.tick_params(axis="y", length=0)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)

@@ -1,4 +1,4 @@
-"""What both pictures share: the sheet with headline, margins and legend, colours, and saving.
+"""What all pictures share: the sheet with headline, margins, axes and legend, and saving.
 
 Everything is placed by hand, in inches: automatic layout would measure every text twice.
 """
@@ -7,26 +7,21 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+from semu.present.plots.style import FONT, FONT_SIZE, INK, TEXT
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-Color: TypeAlias = tuple[float, float, float]
 
 WIDTH_IN = 13.5
 DPI = 120
 LEFT_IN, RIGHT_IN, TOP_IN = 1.15, 0.3, 0.78
-INK = "#222222"
-FONT = "DejaVu Sans"
-FONT_SIZE = 11.0
 _TITLE_SIZE, _SMALLEST_TITLE = 14.0, 9.0
 _AXIS_IN = 0.62
 """Height of tick labels and axis label under the axes."""
@@ -38,9 +33,7 @@ class Sheet:
     """A figure with room for axes between the headline and the legend.
 
     Attributes:
-        figure: the figure.
-        bottom_in: height under the axes [inch].
-        height_in: of the whole figure [inch].
+        figure: the figure. bottom_in: height under the axes [inch]. height_in: of the whole figure [inch].
     """
 
     figure: Figure
@@ -54,6 +47,38 @@ class Sheet:
         height = (self.height_in - self.bottom_in - TOP_IN) / self.height_in
         return (LEFT_IN / WIDTH_IN, self.bottom_in / self.height_in, width, height)
 
+    def axes(self, left_in: float = LEFT_IN) -> Axes:
+        """Axes in all of the room. ``left_in``: left of them [inch]."""
+        _, bottom, _, height = self.box
+        width = (WIDTH_IN - left_in - RIGHT_IN) / WIDTH_IN
+        return self.figure.add_axes((left_in / WIDTH_IN, bottom, width, height))
+
+    def stacked_axes(
+        self, heights_in: Sequence[float], gap_in: float, *, left_in: float = LEFT_IN, above_in: float = 0.0
+    ) -> list[Axes]:
+        """Axes below one another.
+
+        Args:
+            heights_in: of the axes, from top to bottom [inch]. gap_in: between them. left_in, above_in: left of them
+                and above the first.
+        """
+        left, top = left_in / WIDTH_IN, self.box[1] + self.box[3] - above_in / self.height_in
+        width = 1 - left - RIGHT_IN / WIDTH_IN
+        found = []
+        for height_in in heights_in:
+            height = height_in / self.height_in
+            found.append(self.figure.add_axes((left, top - height, width, height)))
+            top -= height + gap_in / self.height_in
+        return found
+
+    def two_axes(self, gutter_in: float) -> tuple[Axes, Axes]:
+        """Axes beside one another. ``gutter_in``: between them [inch]."""
+        left, bottom, width, height = self.box
+        gutter = gutter_in / WIDTH_IN
+        panel = (width - gutter) / 2
+        add = self.figure.add_axes
+        return add((left, bottom, panel, height)), add((left + panel + gutter, bottom, panel, height))
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Render, then write the PNG in one go."""
         buffer = io.BytesIO()
@@ -65,10 +90,8 @@ def make_sheet(axes_height_in: float, title: str, subtitle: str, legend: Mapping
     """A figure of the common width with headline and legend.
 
     Args:
-        axes_height_in: height that the axes get [inch].
-        title: headline; shrunk, then cut, to fit.
-        subtitle: second line.
-        legend: label -> what it stands for.
+        axes_height_in: height that the axes get [inch]. title: headline; shrunk, then cut, to fit.
+        subtitle: second line. legend: label -> what it stands for.
     """
     from matplotlib.figure import Figure
 
@@ -79,9 +102,7 @@ def make_sheet(axes_height_in: float, title: str, subtitle: str, legend: Mapping
     size, shown = _fit_title(title)
     left = LEFT_IN / WIDTH_IN
     for text, down_in, points, weight in ((shown, 0.34, size, "bold"), (subtitle, 0.62, FONT_SIZE, "normal")):
-        figure.text(
-            left, 1 - down_in / height_in, text, size=points, weight=weight, color=INK, family=FONT, parse_math=False
-        )
+        figure.text(left, 1 - down_in / height_in, text, size=points, weight=weight, parse_math=False, **TEXT)
     labels = figure.legend(
         list(legend.values()),
         list(legend),
@@ -118,26 +139,3 @@ def _legend_columns(labels: list[str]) -> int:
         if sum(longest) * 0.58 * FONT_SIZE / 72 + 0.6 * len(longest) <= WIDTH_IN - 0.4:
             return len(longest)
     return 1
-
-
-def mix(color: str, whitening: float) -> Color:
-    """``#rrggbb`` with a share of white (positive) or black (negative) mixed in."""
-    rgb = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    red, green, blue = (rgb + (1 - rgb) * whitening if whitening >= 0 else rgb * (1 + whitening)).tolist()
-    return (red, green, blue)
-
-
-def ink_on(color: Color) -> str:
-    """Black or white, whichever is legible on the colour (relative luminance, WCAG 2)."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return INK if luminance > 0.22 else "#FFFFFF"
-
-
-def boxes(
-    starts: NDArray[np.float64], ends: NDArray[np.float64], lows: NDArray[np.float64], highs: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Corners of rectangles, float64[num_boxes, 4, 2], from four columns float64[num_boxes]."""
-    x = np.stack((starts, ends, ends, starts), axis=1)
-    y = np.stack((lows, lows, highs, highs), axis=1)
-    return np.stack((x, y), axis=2)

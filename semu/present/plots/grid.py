@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.present.plots.canvas import FONT, FONT_SIZE, INK, LEFT_IN, RIGHT_IN, WIDTH_IN, ink_on, make_sheet
+from semu.present.plots import style
+from semu.present.plots.canvas import LEFT_IN, RIGHT_IN, WIDTH_IN, make_sheet
 from semu.units import GIB
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.patches import Patch
 
-_FITS, _MISFIT, _BOUND, _LIMIT = "#0072B2", "#D55E00", "#C3C8CE", "#B00020"
+_FITS, _MISFIT, _BOUND = style.BLUE, style.VERMILLION, "#C3C8CE"
 _LABELS = 6
 """Configurations of the front that are named."""
 _CELL_IN = 0.42
@@ -44,11 +43,6 @@ class ConfigurationCloud:
     bound_s: NDArray[np.float64]
     bound_bytes: NDArray[np.float64]
     capacity_bytes: int
-
-    @property
-    def shortest_s(self) -> float:
-        """The shortest time of all, bounds included [s]."""
-        return float(np.concatenate((self.time_s, self.bound_s)).min())
 
     @property
     def front(self) -> NDArray[np.int64]:
@@ -87,44 +81,37 @@ def draw_pareto(path: str | os.PathLike[str], cloud: ConfigurationCloud) -> None
     Raises:
         OSError: the file cannot be written.
     """
-    from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     fits = cloud.memory_bytes <= cloud.capacity_bytes
-    dot = {"marker": "o", "linewidth": 0}
-    legend: dict[str, Artist] = {"fits": Line2D([], [], color=_FITS, markersize=5, **dot)}  # type: ignore[arg-type]
+    times_s = np.concatenate((cloud.time_s, cloud.bound_s))
+    shortest_s, longest_s = float(times_s.min()), float(times_s.max())
+    legend = {"fits": style.dot_key(_FITS, markersize=5)}
     if not fits.all():
-        legend["does not fit"] = Line2D([], [], color=_MISFIT, markersize=5, **dot)  # type: ignore[arg-type]
+        legend["does not fit"] = style.dot_key(_MISFIT, markersize=5)
     if len(cloud.bound_s):
-        legend["not simulated: as fast and small as it can be at best"] = Line2D(
-            [],
-            [],
-            color=_BOUND,
-            markersize=3,
-            **dot,  # type: ignore[arg-type]
-        )
-    legend["none simulated is both faster and smaller"] = Line2D([], [], color=INK, linewidth=1.4)
-    legend["memory of a device"] = Line2D([], [], color=_LIMIT, linewidth=1.3, linestyle=(0, (5, 3)))
-    slow = int(np.sum(np.concatenate((cloud.time_s, cloud.bound_s)) > _WIDEST * cloud.shortest_s))
+        legend["not simulated: as fast and small as it can be at best"] = style.dot_key(_BOUND, markersize=3)
+    legend["none simulated is both faster and smaller"] = style.line_key(style.INK, linewidth=1.4)
+    legend["memory of a device"] = style.line_key(style.LIMIT, **style.DASHED)
+    slow = int(np.sum(times_s > _WIDEST * shortest_s))
     said = f"; {slow:,} that take more than {_WIDEST} x the shortest time are not shown" if slow else ""
     sheet = make_sheet(4.6, cloud.title, cloud.subtitle + said, legend)
-    axes = sheet.figure.add_axes(sheet.box)
+    axes = sheet.axes()
     height = cloud.memory_bytes / GIB
     axes.scatter(cloud.bound_s, cloud.bound_bytes / GIB, s=5, color=_BOUND, linewidths=0, zorder=1)
     axes.scatter(cloud.time_s[~fits], height[~fits], s=16, color=_MISFIT, linewidths=0, zorder=2)
     axes.scatter(cloud.time_s[fits], height[fits], s=16, color=_FITS, linewidths=0, zorder=3)
     front = cloud.front
-    axes.step(cloud.time_s[front], height[front], where="post", color=INK, linewidth=1.2, zorder=4)
-    axes.axhline(cloud.capacity_bytes / GIB, color=_LIMIT, linewidth=1.3, linestyle=(0, (5, 3)), zorder=4)
+    axes.step(cloud.time_s[front], height[front], where="post", color=style.INK, linewidth=1.2, zorder=4)
+    axes.axhline(cloud.capacity_bytes / GIB, color=style.LIMIT, zorder=4, **style.DASHED)
     axes.set_xscale("log")
-    longest = float(np.concatenate((cloud.time_s, cloud.bound_s)).max())
-    axes.set_xlim(cloud.shortest_s / 1.06, min(longest, _WIDEST * cloud.shortest_s) * 1.1)
+    axes.set_xlim(shortest_s / 1.06, min(longest_s, _WIDEST * shortest_s) * 1.1)
     axes.set_ylim(0, 1.6 * max(cloud.capacity_bytes / GIB, float(height[front].max())))
     axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     _name_front(axes, cloud, [number for number in front.tolist() if fits[number]])
-    _frame(axes, "iteration time [s]", "peak memory of the fullest rank [GiB]")
+    style.frame(axes, "iteration time [s]", "peak memory of the fullest rank [GiB]")
     sheet.save(path)
 
 
@@ -144,12 +131,11 @@ def _name_front(axes: Axes, cloud: ConfigurationCloud, front: Sequence[int]) -> 
             (float(cloud.time_s[number]), float(cloud.memory_bytes[number]) / GIB),
             xytext=(56, -15),
             textcoords="offset points",
-            size=FONT_SIZE - 2.5,
-            color=INK,
-            family=FONT,
+            size=style.FONT_SIZE - 2.5,
             zorder=5,
-            arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 0.7, "shrinkB": 2},
+            arrowprops={"arrowstyle": "-", "color": style.INK, "linewidth": 0.7, "shrinkB": 2},
             bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.75},
+            **style.TEXT,
         )
 
 
@@ -162,49 +148,33 @@ def draw_heat_map(path: str | os.PathLike[str], cells: CellTable) -> None:
         OSError: the file cannot be written.
     """
     from matplotlib import colormaps
-    from matplotlib.patches import Patch
+    from matplotlib.patches import Rectangle
 
     shades = colormaps["Blues"]
     known = cells.best[np.isfinite(cells.best)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     span = np.log(high / low) if 0 < low < high else 1.0
-    legend: dict[str, Artist] = {
-        f"{cells.colour_says}: best": Patch(facecolor=shades(0.85)),
-        "worst": Patch(facecolor=shades(0.1)),
-        "no configuration that fits was simulated": Patch(facecolor="#F1F2F4"),
+    legend = {
+        f"{cells.colour_says}: best": style.area_key(shades(0.85)),
+        "worst": style.area_key(shades(0.1)),
+        "no configuration that fits was simulated": style.area_key("#F1F2F4"),
     }
     sheet = make_sheet(max(1.6, _CELL_IN * len(cells.rows)), cells.title, cells.subtitle, legend)
-    axes = sheet.figure.add_axes(sheet.box)
+    axes = sheet.axes()
     width = (WIDTH_IN - LEFT_IN - RIGHT_IN) / max(1, len(cells.columns))
     for row, texts in enumerate(cells.texts):
         for column, text in enumerate(texts):
             value = cells.best[row, column]
             share = 0.1 + 0.75 * (1 - np.log(value / low) / span if np.isfinite(value) and low > 0 else 0.0)
             color = shades(share)[:3] if np.isfinite(value) else (0.945, 0.949, 0.957)
-            axes.add_patch(_cell(column, row, color))
-            size = min(FONT_SIZE - 2, 118 * width / max(1, len(text)))
-            ink = ink_on(color) if np.isfinite(value) else "#7A828B"
-            axes.text(column, row, text, ha="center", va="center", size=size, color=ink, family=FONT, parse_math=False)
+            axes.add_patch(Rectangle((column - 0.49, row - 0.48), 0.98, 0.96, facecolor=color, linewidth=0))
+            size = min(style.FONT_SIZE - 2, 118 * width / max(1, len(text)))
+            ink = style.ink_on(color) if np.isfinite(value) else "#7A828B"
+            text_style = {**style.TEXT, "color": ink, "ha": "center", "va": "center"}
+            axes.text(column, row, text, size=size, parse_math=False, **text_style)
     axes.set_xlim(-0.5, len(cells.columns) - 0.5)
     axes.set_ylim(-0.5, len(cells.rows) - 0.5)
     axes.set_xticks(range(len(cells.columns)), cells.columns)
     axes.set_yticks(range(len(cells.rows)), cells.rows)
-    _frame(axes, cells.across, cells.up)
-    axes.tick_params(length=0)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_visible(False)
+    style.frame(axes, cells.across, cells.up, hidden=("top", "right", "left", "bottom"), length=0)
     sheet.save(path)
-
-
-def _cell(column: int, row: int, color: tuple[float, float, float]) -> Patch:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((column - 0.49, row - 0.48), 0.98, 0.96, facecolor=color, linewidth=0)
-
-
-def _frame(axes: Axes, across: str, up: str) -> None:
-    axes.set_xlabel(across, size=FONT_SIZE, color=INK, family=FONT)
-    axes.set_ylabel(up, size=FONT_SIZE, color=INK, family=FONT)
-    axes.tick_params(labelsize=FONT_SIZE - 0.5, color=INK, labelcolor=INK, labelfontfamily=FONT)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from semu.engine.sampling import pool_step_function
 from semu.engine.timeline import IterationTimeline, RankTimeline
 from semu.graph.tensor import Role
-from semu.present.plots.canvas import DPI, FONT, FONT_SIZE, INK, WIDTH_IN, Sheet, make_sheet
+from semu.present.plots import style
+from semu.present.plots.canvas import DPI, WIDTH_IN, Sheet, make_sheet
 from semu.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -19,15 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _ROLE_COLORS = {
-    Role.PARAMETER: "#0072B2",
-    Role.GRADIENT: "#56B4E9",
+    Role.PARAMETER: style.BLUE,
+    Role.GRADIENT: style.SKY,
     Role.OPTIMIZER_STATE: "#A9B4BC",
-    Role.ACTIVATION: "#E69F00",
-    Role.WORKSPACE: "#D55E00",
-    Role.COMMUNICATION: "#CC79A7",
+    Role.ACTIVATION: style.ORANGE,
+    Role.WORKSPACE: style.VERMILLION,
+    Role.COMMUNICATION: style.PINK,
 }
-"""Okabe and Ito's palette (Color Universal Design, 2008): static roles cold, others warm."""
-_CAPACITY = "#B00020"
+"""Static roles cold, others warm."""
 _MAX_PANELS = 8
 _COLUMNS = {1: 1, 2: 2, 3: 3, 4: 2, 5: 3, 6: 3}
 _ROW_IN, _ONLY_ROW_IN = 2.4, 3.6
@@ -44,9 +44,7 @@ def draw_memory(path: str | os.PathLike[str], timeline: IterationTimeline, *, ti
     time, so that no peak is lost. The highest is marked with its size and the stage in which it occurs.
 
     Args:
-        path: the file to make.
-        timeline: what to draw.
-        title: headline.
+        path: the file to make. timeline: what to draw. title: headline.
     Raises:
         OSError: the file cannot be written.
     """
@@ -81,23 +79,16 @@ def _subtitle(timeline: IterationTimeline, ranks: list[RankTimeline]) -> str:
     return text
 
 
-def _roles(ranks: list[RankTimeline]) -> list[Role]:
-    """Roles that hold anything on any of the ranks, in the order of the enum."""
+def _legend(ranks: list[RankTimeline]) -> dict[str, Artist]:
+    """The roles that hold anything on any of the ranks, in the order of the enum, capacity and peak."""
     held = {
         role for rank in ranks for role, row in zip(rank.memory.roles, rank.memory.by_role, strict=True) if row.any()
     }
-    return [role for role in Role if role in held]
-
-
-def _legend(ranks: list[RankTimeline]) -> dict[str, Artist]:
-    """Label -> handle."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    entries: dict[str, Artist] = {role.value: Patch(facecolor=_ROLE_COLORS[role]) for role in _roles(ranks)}
-    entries["capacity"] = Line2D([], [], color=_CAPACITY, linewidth=1.3, linestyle=(0, (5, 3)))
-    entries["peak"] = Line2D([], [], color=INK, marker="o", markersize=4.5, linewidth=0)
-    return entries
+    roles = {role.value: style.area_key(_ROLE_COLORS[role]) for role in Role if role in held}
+    return roles | {
+        "capacity": style.line_key(style.LIMIT, **style.DASHED),
+        "peak": style.dot_key(style.INK, markersize=4.5),
+    }
 
 
 def _panels(sheet: Sheet, num_rows: int, num_columns: int, count: int) -> list[Axes]:
@@ -136,7 +127,7 @@ def _draw_curve(axes: Axes, rank: RankTimeline, end_s: float, width_pixels: int)
         # A path of its own: axes.stairs measures every segment for autoscaling, axes.fill_between is half a pixel off.
         corners = np.stack((x, np.concatenate(([0.0], np.repeat(heights_gib, 2), [0.0]))), axis=1)
         axes.add_artist(PathPatch(Path(corners), facecolor=_ROLE_COLORS[role], linewidth=0))
-    axes.axhline(memory.capacity_bytes / GIB, color=_CAPACITY, linewidth=1.3, linestyle=(0, (5, 3)))
+    axes.axhline(memory.capacity_bytes / GIB, color=style.LIMIT, **style.DASHED)
 
 
 def _mark_peak(axes: Axes, rank: RankTimeline, end_s: float, points_per_gib: float) -> None:
@@ -145,8 +136,8 @@ def _mark_peak(axes: Axes, rank: RankTimeline, end_s: float, points_per_gib: flo
     share = peak.time_s / end_s
     height_gib, capacity_gib = peak.size_bytes / GIB, rank.memory.capacity_bytes / GIB
     line_pt = (capacity_gib - height_gib) * points_per_gib
-    rise_pt = line_pt + 4 if 0 <= line_pt < _LABEL_RISE_PT + 1.3 * FONT_SIZE else _LABEL_RISE_PT
-    axes.plot([peak.time_s], [height_gib], color=INK, marker="o", markersize=4.5, zorder=4)
+    rise_pt = line_pt + 4 if 0 <= line_pt < _LABEL_RISE_PT + 1.3 * style.FONT_SIZE else _LABEL_RISE_PT
+    axes.plot([peak.time_s], [height_gib], color=style.INK, marker="o", markersize=4.5, zorder=4)
     axes.annotate(
         f"{format_bytes(peak.size_bytes)} in {peak.stage}" if peak.stage else format_bytes(peak.size_bytes),
         (peak.time_s, height_gib),
@@ -154,31 +145,18 @@ def _mark_peak(axes: Axes, rank: RankTimeline, end_s: float, points_per_gib: flo
         textcoords="offset points",
         ha="left" if share < 0.25 else "right" if share > 0.75 else "center",
         va="bottom",
-        size=FONT_SIZE - 0.5,
-        color=INK,
-        family=FONT,
+        size=style.FONT_SIZE - 0.5,
         zorder=5,
         parse_math=False,
         bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1.0},
+        **style.TEXT,
     )
 
 
 def _draw_frame(axes: Axes, rank: RankTimeline, *, is_lowest: bool, is_leftmost: bool) -> None:
     """Name, ticks and labels; inner panels have ticks without numbers."""
-    axes.set_title(f"rank {rank.rank} (gpu {rank.gpu})", loc="left", size=FONT_SIZE, color=INK, family=FONT, pad=5)
-    axes.tick_params(
-        labelsize=FONT_SIZE - 1,
-        color=INK,
-        labelcolor=INK,
-        labelfontfamily=FONT,
-        labelbottom=is_lowest,
-        labelleft=is_leftmost,
-    )
-    if is_lowest:
-        axes.set_xlabel("time [s]", size=FONT_SIZE, color=INK, family=FONT)
-    if is_leftmost:
-        axes.set_ylabel("allocated [GiB]", size=FONT_SIZE, color=INK, family=FONT)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.set_title(f"rank {rank.rank} (gpu {rank.gpu})", loc="left", size=style.FONT_SIZE, pad=5, **style.TEXT)
+    across, up = "time [s]" if is_lowest else "", "allocated [GiB]" if is_leftmost else ""
+    style.frame(axes, across, up, labelsize=style.FONT_SIZE - 1, labelbottom=is_lowest, labelleft=is_leftmost)
     for side in ("bottom", "left"):
-        axes.spines[side].set_color(INK)
+        axes.spines[side].set_color(style.INK)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from semu.engine.timeline import IterationTimeline
-from semu.present.plots.canvas import INK, make_sheet
+from semu.present.plots.canvas import make_sheet
+from semu.present.plots.style import INK, line_key
 from semu.present.plots.timeline import draw_ranks, legend_of
-
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
 
 Message: TypeAlias = tuple[int, int, float, float, bool]
 """Rank that sends, rank that receives, start [s], end [s], whether it is a gradient."""
@@ -40,26 +38,20 @@ def draw_plan(
         OSError: the file cannot be written.
     """
     from matplotlib.collections import LineCollection
-    from matplotlib.lines import Line2D
 
     num_ranks = len(timeline.ranks)
     height_in = float(np.clip(9.0 / num_ranks, 0.25, 0.9)) * num_ranks
     styles = {False: ("activation sent", _ACTIVATION), True: ("gradient sent", _GRADIENT)}
-    legend: dict[str, Artist] = dict(legend_of(timeline))
-    own = {way: [message for message in messages if message[4] is way] for way in styles}
-    for way, (label, color) in styles.items():
-        if own[way]:
-            legend[label] = Line2D([], [], color=color, linewidth=1.2)
-    sheet = make_sheet(height_in, title, subtitle, legend)
-    axes = sheet.figure.add_axes(sheet.box)
+    lines = {way: [_line(message) for message in messages if message[4] is way] for way in styles}
+    sent = {label: line_key(color, linewidth=1.2) for way, (label, color) in styles.items() if lines[way]}
+    sheet = make_sheet(height_in, title, subtitle, legend_of(timeline) | sent)
+    axes = sheet.axes()
     axes.set_xlim(0, timeline.makespan_s if timeline.makespan_s > 0 else 1)
     draw_ranks(axes, timeline, height_in)
     width = float(np.clip(600.0 / max(len(messages), 1), 0.25, 0.9))
     for way, (_, color) in styles.items():
-        lines = [_line(message) for message in own[way]]
-        axes.add_collection(
-            LineCollection(lines, colors=[color], linewidths=width, alpha=0.75, zorder=5), autolim=False
-        )
+        drawn = LineCollection(lines[way], colors=[color], linewidths=width, alpha=0.75, zorder=5)
+        axes.add_collection(drawn, autolim=False)
     axes.spines["bottom"].set_color(INK)
     sheet.save(path)
 

@@ -10,34 +10,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.present.plots.canvas import (
-    DPI,
-    FONT,
-    FONT_SIZE,
-    INK,
-    RIGHT_IN,
-    WIDTH_IN,
-    Color,
-    boxes,
-    ink_on,
-    make_sheet,
-    mix,
-)
+from semu.present.plots import style
+from semu.present.plots.canvas import DPI, RIGHT_IN, WIDTH_IN, make_sheet
 from semu.schedule.graph import PipelineGraph
 from semu.schedule.phases import PHASES
 from semu.schedule.study import StudyResult
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-_HUES = ("#0072B2", "#D55E00", "#009E73", "#E69F00")
-"""Of F, B, I and W: Okabe and Ito's palette (Color Universal Design, 2008)."""
+_HUES = (style.BLUE, style.VERMILLION, style.GREEN, style.ORANGE)
+"""Of F, B, I and W."""
 _NAMES = ("forward", "backward", "input gradient", "weight gradient")
 _WHITENING = (0.0, 0.5)
 """Mixed into the hue of a rank's first chunk, and of its second; further chunks in turn."""
 _IDLE = "#F1F1F1"
 _LABEL_IN = 2.3
+_GAP_IN = 0.13
 _SMALLEST_NUMBER, _LARGEST_NUMBER = 5.0, 8.0
 
 
@@ -64,36 +53,25 @@ def draw_schedules(path: str | os.PathLike[str], rows: Sequence[ScheduleRow], *,
     Raises:
         OSError: the file cannot be written.
     """
-    from matplotlib.patches import Patch
-
     used = sorted({int(phase) for row in rows for phase in np.unique(row.evaluation.stages % 4)})
-    legend: dict[str, Artist] = {_NAMES[phase]: Patch(facecolor=_HUES[phase]) for phase in used}
+    legend = {_NAMES[phase]: style.area_key(_HUES[phase]) for phase in used}
     if any(row.arrays.shape.num_slots > 1 for row in rows):
-        legend["second chunk of a rank"] = Patch(facecolor=mix("#555555", _WHITENING[1]))
-    legend["idle"] = Patch(facecolor=_IDLE)
+        legend["second chunk of a rank"] = style.area_key(style.mix("#555555", _WHITENING[1]))
+    legend["idle"] = style.area_key(_IDLE)
     ranks = [len(row.evaluation.busy_s) for row in rows]
     rank_in = float(np.clip(12.0 / sum(ranks), 0.07, 0.17))
-    gap_in = 0.13
     heights = [max(rank_in * count, 0.42) for count in ranks]
-    sheet = make_sheet(sum(heights) + gap_in * (len(rows) - 1), title, subtitle, legend)
-    left = _LABEL_IN / WIDTH_IN
-    width = 1 - left - RIGHT_IN / WIDTH_IN
-    top = sheet.box[1] + sheet.box[3]
+    sheet = make_sheet(sum(heights) + _GAP_IN * (len(rows) - 1), title, subtitle, legend)
     end_s = max(row.evaluation.makespan_s for row in rows) or 1.0
-    for number, (row, height_in) in enumerate(zip(rows, heights, strict=True)):
-        height = height_in / sheet.height_in
-        axes = sheet.figure.add_axes((left, top - height, width, height))
-        axes.set_xlim(0, end_s)
-        axes.set_ylim(len(row.evaluation.busy_s), 0)
+    stacked = sheet.stacked_axes(heights, _GAP_IN, left_in=_LABEL_IN)
+    for axes, row, height_in in zip(stacked, rows, heights, strict=True):
+        axes.set(xlim=(0, end_s), ylim=(len(row.evaluation.busy_s), 0))
         _draw_row(axes, row, height_in)
-        _draw_frame(axes, row, is_last=number == len(rows) - 1)
-        top -= height + gap_in / sheet.height_in
+        _draw_frame(axes, row, is_last=row is rows[-1])
     sheet.save(path)
 
 
 def _draw_row(axes: Axes, row: ScheduleRow, height_in: float) -> None:
-    from matplotlib.collections import PolyCollection
-
     found, ranks = row.evaluation, len(row.evaluation.busy_s)
     rank = np.repeat(np.arange(ranks, dtype=np.float64), np.diff(found.ptr))
     axes.axhspan(0, ranks, facecolor=_IDLE, linewidth=0)
@@ -106,11 +84,8 @@ def _draw_row(axes: Axes, row: ScheduleRow, height_in: float) -> None:
             chosen = np.flatnonzero((found.stages % 4 == phase) & (slot == parity))
             if not len(chosen):
                 continue
-            color = mix(_HUES[phase], _WHITENING[parity])
-            corners = boxes(found.start_s[chosen], found.end_s[chosen], rank[chosen] + 0.04, rank[chosen] + 0.96)
-            axes.add_collection(
-                PolyCollection(list(corners), facecolors=[color], edgecolors="white", linewidths=edge), autolim=False
-            )
+            color = style.mix(_HUES[phase], _WHITENING[parity])
+            style.add_boxes(axes, found.start_s[chosen], found.end_s[chosen], rank[chosen], (0.04, 0.96), color, edge)
             _draw_numbers(axes, row, chosen, rank, widths, height_in / ranks, color)
 
 
@@ -121,7 +96,7 @@ def _draw_numbers(
     rank: NDArray[np.float64],
     widths: NDArray[np.float64],
     rank_in: float,
-    color: Color,
+    color: style.Color,
 ) -> None:
     parts = row.arrays.part[row.evaluation.stages[chosen] // 4].tolist()
     for at, part in zip(chosen.tolist(), parts, strict=True):
@@ -130,7 +105,7 @@ def _draw_numbers(
         if size < _SMALLEST_NUMBER:
             continue
         middle = (row.evaluation.start_s[at] + row.evaluation.end_s[at]) / 2
-        text = axes.text(middle, rank[at] + 0.54, str(part), size=size, color=ink_on(color), family=FONT)
+        text = axes.text(middle, rank[at] + 0.54, str(part), size=size, color=style.ink_on(color), family=style.FONT)
         text.set(ha="center", va="center_baseline", parse_math=False)
 
 
@@ -138,19 +113,17 @@ def _draw_frame(axes: Axes, row: ScheduleRow, *, is_last: bool) -> None:
     found = row.evaluation
     lines = [f"bubble {100 * found.bubble_ratio:.1f} %", *([row.note] if row.note else [])]
     for text, down, size, weight in (
-        (found.name, 0.58, FONT_SIZE - 0.5, "bold"),
-        ("\n".join(lines), 0.54, FONT_SIZE - 3.0, "normal"),
+        (found.name, 0.58, style.FONT_SIZE - 0.5, "bold"),
+        ("\n".join(lines), 0.54, style.FONT_SIZE - 3.0, "normal"),
     ):
         va = "bottom" if weight == "bold" else "top"
-        label = axes.text(-0.012, down, text, size=size, weight=weight, color=INK, family=FONT, ha="right", va=va)
+        label = axes.text(-0.012, down, text, size=size, weight=weight, ha="right", va=va, **style.TEXT)
         label.set_transform(axes.transAxes)
     axes.set_yticks([])
-    axes.axvline(found.makespan_s, color=INK, linewidth=1.0)
-    for side in ("top", "right", "left", *(() if is_last else ("bottom",))):
-        axes.spines[side].set_visible(False)
-    if not is_last:
+    axes.axvline(found.makespan_s, color=style.INK, linewidth=1.0)
+    if is_last:
+        style.frame(axes, "time [s]", hidden=("top", "right", "left"))
+        axes.spines["bottom"].set_color(style.INK)
+    else:
+        style.frame(axes, hidden=("top", "right", "left", "bottom"))
         axes.set_xticks([])
-        return
-    axes.spines["bottom"].set_color(INK)
-    axes.set_xlabel("time [s]", size=FONT_SIZE, color=INK, family=FONT)
-    axes.tick_params(axis="x", labelsize=FONT_SIZE - 0.5, color=INK, labelcolor=INK, labelfontfamily=FONT)

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from semu.engine.sampling import pool_step_function
 from semu.engine.timeline import IterationTimeline
-from semu.present.plots.canvas import DPI, FONT, FONT_SIZE, INK, LEFT_IN, RIGHT_IN, WIDTH_IN, make_sheet
+from semu.present.plots.canvas import DPI, LEFT_IN, RIGHT_IN, WIDTH_IN, make_sheet
+from semu.present.plots.style import BLUE, DASHED, FONT_SIZE, INK, LIMIT, TEXT, VERMILLION, dot_key, frame, line_key
 from semu.present.plots.timeline import draw_ranks, legend_of
 from semu.units import GIB, format_bytes, format_time
 
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-
-_HUES = ("#D55E00", "#0072B2")
-"""Before and after (Okabe and Ito's palette, Color Universal Design, 2008)."""
-_LIMIT = "#B00020"
+_HUES = (VERMILLION, BLUE)
+"""Before and after."""
 _GAP_IN = 0.42
 
 
@@ -36,28 +31,21 @@ def draw_timelines(
     """
     ends = [max(own.iteration_time_s, own.makespan_s) for _, own in timelines]
     heights = [float(np.clip(5.5 / len(own.ranks), 0.2, 0.6)) * len(own.ranks) for _, own in timelines]
-    legend: dict[str, Artist] = {}
-    for _, own in timelines:
-        legend |= legend_of(own)
+    legend = {label: key for _, own in timelines for label, key in legend_of(own).items()}
     said = "  ·  ".join(f"{name} {format_time(own.iteration_time_s)}" for name, own in timelines)
     sheet = make_sheet(sum(heights) + _GAP_IN * len(timelines), title, f"iteration: {said}", legend)
-    left, width = LEFT_IN / WIDTH_IN, 1 - (LEFT_IN + RIGHT_IN) / WIDTH_IN
-    top = sheet.box[1] + sheet.box[3]
-    for number, ((name, own), height_in) in enumerate(zip(timelines, heights, strict=True)):
-        top -= _GAP_IN / sheet.height_in
-        height = height_in / sheet.height_in
-        axes = sheet.figure.add_axes((left, top - height, width, height))
+    stacked = sheet.stacked_axes(heights, _GAP_IN, above_in=_GAP_IN)
+    for axes, (name, own), height_in in zip(stacked, timelines, heights, strict=True):
         axes.set_xlim(0, max(ends) or 1.0)
         draw_ranks(axes, own, height_in)
         axes.axvspan(max(own.iteration_time_s, own.makespan_s), max(ends), color="white", linewidth=0, zorder=10)
         busy_s = sum(stage.end_s - stage.start_s for rank in own.ranks for stage in rank.stages)
         area_s = len(own.ranks) * own.makespan_s
         bubble = f"  ·  bubble ratio {100 * (1 - busy_s / area_s):.1f} %" if area_s > 0 else ""
-        axes.set_title(f"{name}{bubble}", loc="left", size=FONT_SIZE, color=INK, family=FONT, pad=3)
-        if number < len(timelines) - 1:
+        axes.set_title(f"{name}{bubble}", loc="left", size=FONT_SIZE, pad=3, **TEXT)
+        if axes is not stacked[-1]:
             axes.set_xlabel("")
             axes.tick_params(axis="x", labelbottom=False)
-        top -= height
     sheet.save(path)
 
 
@@ -77,18 +65,13 @@ def draw_fullest(
     Raises:
         OSError: the file cannot be written.
     """
-    from matplotlib.lines import Line2D
-
     ranks = [max(own.ranks, key=lambda rank: (rank.peak.size_bytes, -rank.rank)) for _, own in timelines]
     names = [name for name, _ in timelines]
-    legend: dict[str, Artist] = {
-        f"{name}, rank {rank.rank}": Line2D([], [], color=hue, linewidth=2.0)
-        for name, rank, hue in zip(names, ranks, _HUES, strict=False)
-    }
-    legend["limit"] = Line2D([], [], color=_LIMIT, linewidth=1.3, linestyle=(0, (5, 3)))
+    legend = {f"{name}, rank {rank.rank}": line_key(hue) for name, rank, hue in zip(names, ranks, _HUES, strict=False)}
+    legend["limit"] = line_key(LIMIT, **DASHED)
     peaks = [f"{name} {format_bytes(rank.peak.size_bytes)}" for name, rank in zip(names, ranks, strict=True)]
     sheet = make_sheet(3.6, title, "highest allocation: " + "  ·  ".join(peaks), legend)
-    axes = sheet.figure.add_axes(sheet.box)
+    axes = sheet.axes()
     end_s = max(own.iteration_time_s for _, own in timelines) or 1.0
     pixels = round((WIDTH_IN - LEFT_IN - RIGHT_IN) * DPI)
     edges = np.linspace(0, end_s, pixels + 1)
@@ -96,10 +79,10 @@ def draw_fullest(
         kept = pool_step_function(rank.memory.times_s, rank.memory.total, edges)
         inside = edges[:-1] < own.iteration_time_s
         axes.step(edges[:-1][inside], rank.memory.total[kept][inside] / GIB, color=hue, linewidth=1.2, where="post")
-    axes.axhline(limit_bytes / GIB, color=_LIMIT, linewidth=1.3, linestyle=(0, (5, 3)))
+    axes.axhline(limit_bytes / GIB, color=LIMIT, **DASHED)
     axes.set_xlim(0, end_s)
     axes.set_ylim(0, 1.08 * max([limit_bytes, *(rank.peak.size_bytes for rank in ranks)]) / GIB)
-    _frame(axes, "time [s]", "allocated [GiB]")
+    frame(axes, "time [s]", "allocated [GiB]")
     sheet.save(path)
 
 
@@ -121,38 +104,25 @@ def draw_curve(
     Raises:
         OSError: the file cannot be written.
     """
-    from matplotlib.lines import Line2D
-
     found = [(at, value) for at, value in points if np.isfinite(value)]
-    legend: dict[str, Artist] = {
-        "best makespan": Line2D([], [], color=_HUES[1], linewidth=2.0),
-        "result, simulated in full": Line2D([], [], color=_HUES[1], marker="o", markersize=5, linewidth=0),
-    }
+    legend = {"best makespan": line_key(BLUE), "result, simulated in full": dot_key(BLUE, markersize=5)}
     said = f"{format_time(end[1])} after " + (
         format_time(end[0]) if in_seconds else f"{end[0]:,.0f} rollouts and moves"
     )
     if bound_s > 0:
-        legend["lower bound"] = Line2D([], [], color=INK, linewidth=1.3, linestyle=(0, (5, 3)))
+        legend["lower bound"] = line_key(INK, **DASHED)
         said += f"  ·  {100 * (end[1] / bound_s - 1):.2f} % above the lower bound {format_time(bound_s)}"
     sheet = make_sheet(3.6, title, said, legend)
-    axes = sheet.figure.add_axes(sheet.box)
+    axes = sheet.axes()
     times = [at for at, _ in found] + [max([end[0], *(at for at, _ in found)])]
     values = [value for _, value in found] + [found[-1][1] if found else end[1]]
-    axes.step(times, values, color=_HUES[1], linewidth=1.6, where="post")
-    axes.plot([times[-1]], [end[1]], color=_HUES[1], marker="o", markersize=5, clip_on=False)
+    axes.step(times, values, color=BLUE, linewidth=1.6, where="post")
+    axes.plot([times[-1]], [end[1]], color=BLUE, marker="o", markersize=5, clip_on=False)
     if bound_s > 0:
-        axes.axhline(bound_s, color=INK, linewidth=1.3, linestyle=(0, (5, 3)))
+        axes.axhline(bound_s, color=INK, **DASHED)
     axes.set_xlim(0, times[-1] or 1.0)
     low, high = min([*values, end[1], bound_s or end[1]]), max([*values, end[1]])
     room = 0.08 * (high - low) or 0.05 * high or 1.0
     axes.set_ylim(low - room, high + room)
-    _frame(axes, "time of the search [s]" if in_seconds else "rollouts and moves tried", "makespan [s]")
+    frame(axes, "time of the search [s]" if in_seconds else "rollouts and moves tried", "makespan [s]")
     sheet.save(path)
-
-
-def _frame(axes: Axes, across: str, up: str) -> None:
-    axes.set_xlabel(across, size=FONT_SIZE, color=INK, family=FONT)
-    axes.set_ylabel(up, size=FONT_SIZE, color=INK, family=FONT)
-    axes.tick_params(labelsize=FONT_SIZE - 0.5, color=INK, labelcolor=INK, labelfontfamily=FONT)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)

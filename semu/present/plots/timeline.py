@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from semu.engine.timeline import IterationTimeline, OuterSlice, StageSlice
 from semu.graph.operator import OpKind, Phase
-from semu.present.plots.canvas import (
-    DPI,
-    FONT,
-    FONT_SIZE,
-    INK,
-    LEFT_IN,
-    RIGHT_IN,
-    WIDTH_IN,
-    boxes,
-    ink_on,
-    make_sheet,
-    mix,
-)
+from semu.present.plots import style
+from semu.present.plots.canvas import DPI, LEFT_IN, RIGHT_IN, WIDTH_IN, make_sheet
 from semu.units import format_time
 
 if TYPE_CHECKING:
@@ -34,12 +23,14 @@ if TYPE_CHECKING:
 _Span: TypeAlias = tuple[int, float, float]
 """Row, start [s], end [s]."""
 
-_MODULE_HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#7A5C3E")
-"""Okabe and Ito's palette (Color Universal Design, 2008) without its lightest colours, then a brown."""
+_MODULE_HUES = (style.BLUE, style.VERMILLION, style.GREEN, style.PINK, style.ORANGE, "#7A5C3E")
+"""The palette without its lightest colours, then a brown."""
 _WHITENING = {Phase.FORWARD: 0.6, Phase.WEIGHT_GRADIENT: -0.35}
 """What is mixed into a module's hue; other phases show the hue itself."""
+_IDLE_LOOK: Mapping[str, Any] = {"edgecolor": "#D4D4D4", "linewidth": 0, "hatch": "////"}
+_IDLE_FACE = "#F8F8F8"
+_PIPELINE_END: Mapping[str, Any] = {"linewidth": 1.1, "linestyle": (0, (4, 3))}
 _TRANSFER, _DATA_PARALLEL, _OUTER_COMPUTE = "#3A3A3A", "#B8860B", "#555555"
-_IDLE_FACE, _IDLE_HATCH = "#F8F8F8", "#D4D4D4"
 _SMALLEST_NUMBER, _LARGEST_NUMBER = 6.5, 10.0
 """Font sizes of microbatch numbers [pt]."""
 _LEAST_SHARE = 0.2
@@ -70,16 +61,14 @@ def draw_timeline(path: str | os.PathLike[str], timeline: IterationTimeline, *, 
     least a pixel wide. Idle time shows as hatched ground.
 
     Args:
-        path: the file to make.
-        timeline: what to draw.
-        title: headline.
+        path: the file to make. timeline: what to draw. title: headline.
     Raises:
         OSError: the file cannot be written.
     """
     num_ranks = len(timeline.ranks)
     height_in = float(np.clip(9.0 / num_ranks, 0.2, 0.8)) * num_ranks
     sheet = make_sheet(height_in, title, _subtitle(timeline), legend_of(timeline))
-    axes = sheet.figure.add_axes(sheet.box)
+    axes = sheet.axes()
     end_s = max(timeline.iteration_time_s, timeline.makespan_s)
     axes.set_xlim(0, end_s if end_s > 0 else 1)
     draw_ranks(axes, timeline, height_in)
@@ -97,7 +86,7 @@ def draw_ranks(axes: Axes, timeline: IterationTimeline, height_in: float) -> Non
     _draw_idle(axes, timeline, scale)
     _draw_stages(axes, timeline, scale)
     _draw_outer(axes, timeline, scale)
-    axes.axvline(timeline.makespan_s, color=INK, linewidth=1.1, linestyle=(0, (4, 3)))
+    axes.axvline(timeline.makespan_s, color=style.INK, **_PIPELINE_END)
     _draw_frame(axes, timeline, scale)
 
 
@@ -122,8 +111,8 @@ def _styles(timeline: IterationTimeline) -> dict[tuple[str, Phase], tuple[float,
     modules = sorted(chunk_of, key=lambda module: (chunk_of[module], module))
     hues = {module: _MODULE_HUES[number % len(_MODULE_HUES)] for number, module in enumerate(modules)}
     order = list(Phase)
-    known = sorted(phases, key=lambda style: (modules.index(style[0]), order.index(style[1])))
-    return {(module, phase): mix(hues[module], _WHITENING.get(phase, 0.0)) for module, phase in known}
+    known = sorted(phases, key=lambda pair: (modules.index(pair[0]), order.index(pair[1])))
+    return {(module, phase): style.mix(hues[module], _WHITENING.get(phase, 0.0)) for module, phase in known}
 
 
 def _is_transfer(slice_: OuterSlice) -> bool:
@@ -132,22 +121,19 @@ def _is_transfer(slice_: OuterSlice) -> bool:
 
 def legend_of(timeline: IterationTimeline) -> dict[str, Artist]:
     """Label -> handle of what occurs in the timeline."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    entries: dict[str, Artist] = {
-        f"{module} {phase.name.lower().replace('_', ' ')}": Patch(facecolor=color)
+    entries = {
+        f"{module} {phase.name.lower().replace('_', ' ')}": style.area_key(color)
         for (module, phase), color in _styles(timeline).items()
     }
     outer = [slice_ for rank in timeline.ranks for slice_ in rank.outer]
     if any(_is_transfer(slice_) for slice_ in outer):
-        entries["transfer"] = Patch(facecolor=_TRANSFER)
+        entries["transfer"] = style.area_key(_TRANSFER)
     if any(slice_.kind.is_communication and not _is_transfer(slice_) for slice_ in outer):
-        entries["data-parallel collective"] = Patch(facecolor=_DATA_PARALLEL)
+        entries["data-parallel collective"] = style.area_key(_DATA_PARALLEL)
     if any(not slice_.kind.is_communication for slice_ in outer):
-        entries["optimizer"] = Patch(facecolor=_OUTER_COMPUTE)
-    entries["idle"] = Patch(facecolor=_IDLE_FACE, edgecolor=_IDLE_HATCH, linewidth=0, hatch="////")
-    entries["end of pipeline"] = Line2D([], [], color=INK, linewidth=1.1, linestyle=(0, (4, 3)))
+        entries["optimizer"] = style.area_key(_OUTER_COMPUTE)
+    entries["idle"] = style.area_key(_IDLE_FACE, **_IDLE_LOOK)
+    entries["end of pipeline"] = style.line_key(style.INK, **_PIPELINE_END)
     return entries
 
 
@@ -170,16 +156,11 @@ def _scale(timeline: IterationTimeline, height_in: float, span_s: float) -> _Sca
 def _draw_spans(
     axes: Axes, spans: Iterable[_Span], lane: tuple[float, float], color: object, edge: float, least_s: float = 0.0
 ) -> None:
-    """One collection of equal-coloured boxes, at least ``least_s`` wide, with white edges of ``edge`` points."""
-    from matplotlib.collections import PolyCollection
-
+    """Boxes of one colour, at least ``least_s`` wide, with white edges of ``edge`` points."""
     columns = np.array(list(spans), dtype=np.float64).reshape(-1, 3)
-    if not len(columns):
-        return
-    rows, starts, ends = columns.T
-    corners = boxes(starts, np.maximum(ends, starts + least_s), rows + lane[0], rows + lane[1])
-    collection = PolyCollection(list(corners), facecolors=[color], edgecolors="white", linewidths=edge)
-    axes.add_collection(collection, autolim=False)
+    if len(columns):
+        rows, starts, ends = columns.T
+        style.add_boxes(axes, starts, np.maximum(ends, starts + least_s), rows, lane, color, edge)
 
 
 def _draw_idle(axes: Axes, timeline: IterationTimeline, scale: _Scale) -> None:
@@ -187,9 +168,8 @@ def _draw_idle(axes: Axes, timeline: IterationTimeline, scale: _Scale) -> None:
 
     low, high = scale.stages
     for row in range(len(timeline.ranks)):
-        ground = Rectangle((0, row + low), axes.get_xlim()[1], high - low)
-        ground.set(facecolor=_IDLE_FACE, edgecolor=_IDLE_HATCH, linewidth=0, hatch="////")
-        axes.add_artist(ground)
+        size = axes.get_xlim()[1], high - low
+        axes.add_artist(Rectangle((0, row + low), *size, facecolor=_IDLE_FACE, **_IDLE_LOOK))
 
 
 def _draw_stages(axes: Axes, timeline: IterationTimeline, scale: _Scale) -> None:
@@ -206,7 +186,7 @@ def _draw_stages(axes: Axes, timeline: IterationTimeline, scale: _Scale) -> None
         group = stages[module, phase]
         _draw_spans(axes, ((row, s.start_s, s.end_s) for row, s in group), scale.stages, color, edge)
         if size >= _SMALLEST_NUMBER:
-            _draw_numbers(axes, group, scale, size, ink_on(color))
+            _draw_numbers(axes, group, scale, size, style.ink_on(color))
 
 
 def _draw_numbers(axes: Axes, group: list[tuple[int, StageSlice]], scale: _Scale, size: float, ink: str) -> None:
@@ -230,7 +210,7 @@ def _draw_numbers(axes: Axes, group: list[tuple[int, StageSlice]], scale: _Scale
             texts[position],
             size=float(fitting[position]),
             color=ink,
-            family=FONT,
+            family=style.FONT,
             ha="center",
             va="center_baseline",
             parse_math=False,
@@ -239,18 +219,14 @@ def _draw_numbers(axes: Axes, group: list[tuple[int, StageSlice]], scale: _Scale
 
 def _draw_outer(axes: Axes, timeline: IterationTimeline, scale: _Scale) -> None:
     """Transfers and data-parallel communication in their lanes, computation outside stages among the stages."""
-    transfers: list[_Span] = []
-    data_parallel: list[_Span] = []
-    compute: list[_Span] = []
+    spans: dict[tuple[float, float], list[_Span]] = defaultdict(list)
     for row, rank in enumerate(timeline.ranks):
         for slice_ in rank.outer:
-            is_link = slice_.kind.is_communication
-            spans = compute if not is_link else transfers if _is_transfer(slice_) else data_parallel
-            spans.append((row, slice_.start_s, slice_.end_s))
-    least_s = 1.2 / scale.pixels_per_s
-    _draw_spans(axes, transfers, scale.transfers, _TRANSFER, 0.0, least_s)
-    _draw_spans(axes, data_parallel, scale.data_parallel, _DATA_PARALLEL, 0.0, least_s)
-    _draw_spans(axes, compute, scale.stages, _OUTER_COMPUTE, 0.0, least_s)
+            lane = scale.transfers if _is_transfer(slice_) else scale.data_parallel
+            spans[lane if slice_.kind.is_communication else scale.stages].append((row, slice_.start_s, slice_.end_s))
+    colors = {scale.transfers: _TRANSFER, scale.data_parallel: _DATA_PARALLEL, scale.stages: _OUTER_COMPUTE}
+    for lane, color in colors.items():
+        _draw_spans(axes, spans[lane], lane, color, 0.0, 1.2 / scale.pixels_per_s)
 
 
 def _draw_frame(axes: Axes, timeline: IterationTimeline, scale: _Scale) -> None:
@@ -260,9 +236,6 @@ def _draw_frame(axes: Axes, timeline: IterationTimeline, scale: _Scale) -> None:
     named = list(range(0, num_ranks, step))
     labels = [f"rank {timeline.ranks[row].rank}" for row in named]
     axes.set_yticks([row + sum(scale.stages) / 2 for row in named], labels)
-    axes.set_xlabel("time [s]", size=FONT_SIZE, color=INK, family=FONT)
-    axes.tick_params(axis="y", length=0, labelsize=FONT_SIZE, labelcolor=INK, labelfontfamily=FONT)
-    axes.tick_params(axis="x", labelsize=FONT_SIZE - 0.5, color=INK, labelcolor=INK, labelfontfamily=FONT)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(INK)
+    style.frame(axes, "time [s]", hidden=("top", "right", "left"))
+    axes.tick_params(axis="y", length=0, labelsize=style.FONT_SIZE)
+    axes.spines["bottom"].set_color(style.INK)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from semu.present.plots.canvas import FONT, FONT_SIZE, INK, LEFT_IN, RIGHT_IN, WIDTH_IN, make_sheet
+from semu.present.plots.canvas import LEFT_IN, make_sheet
+from semu.present.plots.style import BLUE, FONT_SIZE, INK, TEXT, VERMILLION, area_key, frame
 
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-
-FASTER, SLOWER, TOO_BIG = "#0072B2", "#D55E00", "#9AA3AB"
+FASTER, SLOWER, TOO_BIG = BLUE, VERMILLION, "#9AA3AB"
 _ROW_IN = 0.36
 _LABEL_IN = 2.6
 """Room for keys, besides the canvas's own margin."""
@@ -49,20 +47,17 @@ def draw_tornado(
     Raises:
         OSError: the file cannot be written.
     """
-    from matplotlib.patches import Patch
-
-    legend: dict[str, Artist] = {
-        "faster": Patch(facecolor=FASTER),
-        "slower": Patch(facecolor=SLOWER),
-        "does not fit in memory": Patch(facecolor="white", edgecolor=TOO_BIG, hatch="////", linewidth=0.8),
+    legend = {
+        "faster": area_key(FASTER),
+        "slower": area_key(SLOWER),
+        "does not fit in memory": area_key("white", edgecolor=TOO_BIG, hatch="////", linewidth=0.8),
     }
     sheet = make_sheet(_ROW_IN * len(rows) + 0.1, title, subtitle, legend)
-    left, width = (LEFT_IN + _LABEL_IN) / WIDTH_IN, 1 - (LEFT_IN + _LABEL_IN + RIGHT_IN) / WIDTH_IN
-    axes = sheet.figure.add_axes((left, sheet.box[1], width, sheet.box[3]))
+    axes = sheet.axes(LEFT_IN + _LABEL_IN)
     times = [bar.time_s for row in rows for bar in row.bars] + [base_s]
     low, high = base_s - min(times), max(times) - base_s
     reach = max(low, high, 1e-3 * base_s)
-    text: dict[str, Any] = {"size": FONT_SIZE - 2.5, "color": INK, "family": FONT, "va": "center"}
+    text: dict[str, Any] = {"size": FONT_SIZE - 2.5, "va": "center", **TEXT}
     for place, row in enumerate(rows):
         for side in (-1, 1):
             own = [bar for bar in row.bars if (bar.time_s - base_s) * side > _LEAST * base_s]
@@ -83,9 +78,7 @@ def draw_tornado(
     axes.set_xlim(base_s - max(low, 0.12 * reach) * _ROOM - 0.1 * reach, base_s + max(high, 0.3 * reach) * _ROOM)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_yticks(range(len(rows)), [row.name for row in rows])
-    axes.set_xlabel(f"iteration time [s]; as it is: {base_s:.4g} s", size=FONT_SIZE, color=INK, family=FONT)
-    axes.tick_params(labelsize=FONT_SIZE - 1.5, color=INK, labelcolor=INK, labelfontfamily=FONT)
+    across = f"iteration time [s]; as it is: {base_s:.4g} s"
+    frame(axes, across, hidden=("top", "right", "left"), labelsize=FONT_SIZE - 1.5)
     axes.tick_params(axis="y", length=0)
-    for spine in ("top", "right", "left"):
-        axes.spines[spine].set_visible(False)
     sheet.save(path)

@@ -23,6 +23,11 @@ GROUPED_STREAMS = 4
 (``transformer_engine.pytorch.module.base.get_multi_stream_cublas_workspace``)."""
 
 
+def cublas_bytes(profile: DeviceProfile) -> int:
+    """cuBLAS workspace of one handle and stream [bytes]; a device with fp8 arithmetic has compute capability >= 9."""
+    return CUBLAS_BYTES_HOPPER if DType.FP8 in profile.flop_per_s else CUBLAS_BYTES
+
+
 def workspace_bytes(kind: Workspaces, profile: DeviceProfile, *, has_experts: bool = False) -> int:
     """Bytes that stay allocated from the first iteration on.
 
@@ -30,14 +35,14 @@ def workspace_bytes(kind: Workspaces, profile: DeviceProfile, *, has_experts: bo
     iterations is parameters, gradients, optimizer state and 96.0 MiB.
 
     Args:
-        kind: which libraries. profile: the device; one with fp8 arithmetic has compute capability 9 or more.
+        kind: which libraries. profile: the device.
         has_experts: grouped products run.
     """
     if kind is Workspaces.NONE:
         return 0
-    is_hopper = DType.FP8 in profile.flop_per_s
-    size = CUBLAS_HANDLES * (CUBLAS_BYTES_HOPPER if is_hopper else CUBLAS_BYTES)
+    size = CUBLAS_HANDLES * cublas_bytes(profile)
     if kind is Workspaces.TRANSFORMER_ENGINE:
-        own = TRANSFORMER_ENGINE_BYTES_HOPPER if is_hopper else TRANSFORMER_ENGINE_BYTES
-        size += own * (1 + (GROUPED_STREAMS if has_experts else 0))
+        is_hopper = DType.FP8 in profile.flop_per_s
+        each = TRANSFORMER_ENGINE_BYTES_HOPPER if is_hopper else TRANSFORMER_ENGINE_BYTES
+        size += each * (1 + (GROUPED_STREAMS if has_experts else 0))
     return size

@@ -32,19 +32,9 @@ from semu.schedule.problem import lower
 from semu.simulation import prepare
 from semu.simulation.context import TimedJob
 from semu.simulation.memory.ranks import RankMemory
-from semu.simulation.memory.recipe_tape import RecipeTape
-from semu.simulation.memory.reserved import (
-    HOPPER_WORKSPACE_BYTES,
-    NUM_HANDLES,
-    WORKSPACE_BYTES,
-    UniformTape,
-    issued,
-    rank_trace,
-    reserved_memory,
-    shared_out,
-)
+from semu.simulation.memory.reserved import rank_trace, reserved_memory, shared_out
+from semu.simulation.memory.workspaces import CUBLAS_BYTES, CUBLAS_BYTES_HOPPER, CUBLAS_HANDLES
 from semu.simulation.pipeline import run_pipeline
-from semu.workload import Microbatch
 from semu_models.text.llama import Llama
 
 MIB = 1 << 20
@@ -93,8 +83,8 @@ def test_requests_add_up_to_the_peak_of_allocated_memory(make: object, parallel:
     for rank in range(job.parallel.pp):
         curve, static = live(job, rank)
         assert curve[-1] == static
-        assert static - NUM_HANDLES * HOPPER_WORKSPACE_BYTES == report.static_memory_bytes[rank]
-        over = curve.max() - NUM_HANDLES * HOPPER_WORKSPACE_BYTES - report.peak_memory_bytes[rank]
+        assert static - CUBLAS_HANDLES * CUBLAS_BYTES_HOPPER == report.static_memory_bytes[rank]
+        over = curve.max() - CUBLAS_HANDLES * CUBLAS_BYTES_HOPPER - report.peak_memory_bytes[rank]
         carried = 2 * 4 * 256 * 128 if job.parallel.pp > 1 else 0  # a transfer may be held a stage longer
         assert 0 <= over <= carried
 
@@ -129,7 +119,7 @@ def test_zero_3_frees_what_it_gathers() -> None:
     job = job_of(gpt(), dp=2, zero=3)
     curve, static = live(job, 0)
     assert curve[-1] == static
-    assert curve.max() - 2 * HOPPER_WORKSPACE_BYTES >= semu.simulate(job).peak_memory_bytes[0]
+    assert curve.max() - 2 * CUBLAS_BYTES_HOPPER >= semu.simulate(job).peak_memory_bytes[0]
 
 
 def test_the_report_gives_the_estimate() -> None:
@@ -139,7 +129,7 @@ def test_the_report_gives_the_estimate() -> None:
     found = timed(job)
     for rank, reserved in enumerate(report.reserved_memory_bytes):
         trace = rank_trace(found, rank, 0)
-        assert trace.size[:2].tolist() == [WORKSPACE_BYTES] * 2
+        assert trace.size[:2].tolist() == [CUBLAS_BYTES] * 2
         assert reserved == reserve(trace, capacity_bytes=1 << 50).peak_bytes
         assert reserved % (2 * MIB) == 0
         assert reserved >= report.peak_memory_bytes[rank]
@@ -154,13 +144,13 @@ def test_a_small_model_by_hand() -> None:
     found = timed(job)
     trace = rank_trace(found, 0, 0)
     gradients = 4 * job.model.num_parameters()
-    assert sorted(trace.size[trace.size > MIB].tolist()) == [gradients, WORKSPACE_BYTES, WORKSPACE_BYTES]
+    assert sorted(trace.size[trace.size > MIB].tolist()) == [gradients, CUBLAS_BYTES, CUBLAS_BYTES]
     curve, _ = live(job, 0)
     reserved = semu.simulate(job).reserved_memory_bytes
     assert reserved is not None
     small = reserved[0] - 20 * MIB
     assert small % (2 * MIB) == 0
-    assert 0 <= small - (curve.max() - gradients - 2 * WORKSPACE_BYTES) <= 3 * MIB
+    assert 0 <= small - (curve.max() - gradients - 2 * CUBLAS_BYTES) <= 3 * MIB
 
 
 @pytest.mark.parametrize("more", [1, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1, 7 * MIB])
@@ -198,29 +188,10 @@ def test_zero_3_that_gathers_once_holds_all_through_the_iteration(make: Callable
         assert not set(first) & set(slot[len(expected) : -len(expected)])
         curve, static = live(job, rank)
         assert curve[-1] == static
-        assert curve.max() - NUM_HANDLES * HOPPER_WORKSPACE_BYTES >= peaks[rank]
+        assert curve.max() - CUBLAS_HANDLES * CUBLAS_BYTES_HOPPER >= peaks[rank]
 
 
 def test_sharing_out_keeps_the_sum() -> None:
     assert shared_out(10, [1, 1, 1]) == [3, 3, 4]
     assert sum(shared_out(12345678901234567, [3, 5, 7])) == 12345678901234567
     assert shared_out(5, []) == shared_out(5, [0]) == []
-
-
-@pytest.mark.parametrize(("pp", "vpp", "schedule"), [(2, 1, "1f1b"), (2, 2, "interleaved"), (4, 1, "gpipe")])
-@pytest.mark.parametrize(("make", "items"), [(gpt, text_items), (vlm, vlm_items), (t2v, t2v_items)])
-def test_a_uniform_recipe_gives_one_tape_event_by_event(
-    make: Callable[..., Model], items: Callable[[int], list[Microbatch]], pp: int, vpp: int, schedule: str
-) -> None:
-    """Written in arrays, and one by one as for any other recipe; slots are numbered as they come."""
-
-    def events(tape: list[tuple[np.ndarray, np.ndarray]]) -> list[tuple[int, int]]:
-        slots, sizes = (np.concatenate(column).tolist() for column in zip(*tape, strict=True))
-        number: dict[int, int] = {}
-        return [(number.setdefault(slot, len(number)), size) for slot, size in zip(slots, sizes, strict=True)]
-
-    parallel = Parallel(dp=2, pp=pp, vpp=vpp)
-    found = prepare(job_of_items(make(layers=4), items(16), parallel, schedule=schedule)).timed()
-    for rank in range(pp):
-        expected = events(RecipeTape(found, rank, 0, issued).record())
-        assert events(UniformTape(found, rank, 0).record()) == expected

@@ -21,7 +21,6 @@ def latent_keys(kv: Tensor, positions: Tensor, plain: int, rotated: int) -> tupl
     """
     trace = kv.trace
     tokens, heads, width = kv.shape
-    value_shape = (tokens, heads, width - plain)
     local_tokens, local_heads, _ = kv.local_shape
     size = kv.dtype.size_bytes
     out_bytes = local_tokens * local_heads * (width + rotated) * size
@@ -32,17 +31,11 @@ def latent_keys(kv: Tensor, positions: Tensor, plain: int, rotated: int) -> tupl
         (tokens, heads, plain + rotated),
         like=kv,
         mem_bytes=traffic,
-        key=(kv.numel,),
         name="latent_keys",
         extra_outputs=[((local_tokens, local_heads, width - plain), kv.dtype)],
     )
-    v = replace(
-        trace.side_outputs(1)[0],
-        shape=value_shape,
-        shards=kv.shards,
-        sequences=kv.sequences,
-        requires_grad=k.requires_grad,
-    )
+    v = laid_out_like(trace.side_outputs(1)[0], replace(kv, shape=(tokens, heads, width - plain)))
+    v = replace(v, requires_grad=k.requires_grad)
 
     def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         given = [grad for grad in gradients if grad is not None]
@@ -51,7 +44,6 @@ def latent_keys(kv: Tensor, positions: Tensor, plain: int, rotated: int) -> tupl
             given,
             like=kv,
             mem_bytes=traffic,
-            key=(kv.numel,),
             name="latent_keys_bw",
             extra_outputs=[(positions.local_shape, positions.dtype)],
         )

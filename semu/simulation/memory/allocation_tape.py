@@ -1,0 +1,235 @@
+"""Allocations and frees of one rank in the order in which its program asks for them.
+
+Stages of one chunk may run different programs, and modules that cut microbatches hand pieces to one another, which are
+joined into new tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.compile.stage import StageProgram
+from semu.costs.phases import program_of
+from semu.graph.operator import Phase
+from semu.schedule.graph import graph_of
+from semu.schedule.phases import BACKWARD, CODE_OF_PHASE, FORWARD, INPUT
+from semu.schedule.problem import Transfer
+from semu.simulation.context import TimedJob
+from semu.simulation.transfers import leaving_positions
+
+I64 = NDArray[np.int64]
+
+
+class AllocationTape:
+    """Allocations and frees of one iteration on one rank of one replica.
+
+    Args:
+        timed: the job under a schedule. rank: pipeline rank. replica: distinct replica.
+    """
+
+    def __init__(self, timed: TimedJob, rank: int, replica: int) -> None:
+        self.layout, self.evaluation, self.run = timed.layout, timed.evaluation, timed.run
+        self.rank, self.replica = rank, replica
+        self.nodes = timed.run.problem.rank_nodes[rank].tolist()
+        self._events: list[tuple[I64, I64]] = []
+        self._num_slots = 0
+        self._slots: dict[tuple[int, int], I64] = {}
+        self._pieces: dict[tuple[int, ...], I64] = {}
+        self._sizes: dict[int, I64] = {}
+        self._orders: dict[StageProgram, tuple[I64, NDArray[np.bool_]]] = {}
+        self._readers_done: dict[tuple[int, int, int], int] = {}
+
+    def record(self) -> tuple[I64, I64]:
+        """Slot and size [bytes] of every event, int64[num_events] each; size 0 frees the slot."""
+        transfers = self._transfers()
+        for position, node in enumerate([*self.nodes, None]):
+            for change in transfers.get(position, ()):
+                change()
+            if node is not None:
+                self._run_stage(node)
+        nothing = np.zeros(0, dtype=np.int64)
+        slot, size = (np.concatenate([nothing, *(event[k] for event in self._events)]) for k in range(2))
+        frees = np.flatnonzero(size == 0)
+        counts = size > 0  # of a storage that two chunks share, the first free counts
+        counts[frees[np.unique(slot[frees], return_index=True)[1]]] = True
+        return slot[counts], size[counts]
+
+    # -- slots -------------------------------------------------------------------------------------------------------
+    def _change(
+        self, chunk: int, part: int, storage: NDArray[np.integer], size: I64, is_new: NDArray[np.bool_] | bool
+    ) -> None:
+        """Allocate or free storages of a chunk's part in turn, those of size 0 left out.
+
+        Args:
+            storage: int64[k], numbers in the chunk, allocated at most once. size: int64[k] [bytes].
+            is_new: bool[k], allocated; else freed.
+        """
+        slots = self._slots_of(chunk, part)
+        new = storage[(size > 0) & is_new]
+        slots[new] = self._num_slots + np.arange(len(new))
+        self._num_slots += len(new)
+        slot = slots[storage]
+        exists = (size > 0) & (slot >= 0)
+        self._events.append((slot[exists], np.where(is_new, size, 0)[exists]))
+
+    def _slots_of(self, chunk: int, part: int) -> I64:
+        """Slot of every storage of a chunk's part; -1: never allocated."""
+        if (chunk, part) not in self._slots:
+            kinds = [self.layout.kinds[kind] for kind in self.layout.recipe.numbers[chunk]]
+            programs = [program for kind in kinds for program in (kind.forward, kind.backward) if program is not None]
+            numbers = [(*p.storage.tolist(), *p.arriving_storage, *p.leaving_storage) for p in programs]
+            self._slots[chunk, part] = np.full(1 + max(map(max, numbers)), -1, dtype=np.int64)
+        return self._slots[chunk, part]
+
+    def _sizes_at(self, column: int) -> I64:
+        """Sizes of all storages of the library for the shape in a column of the table of shapes: int64[n] [bytes]."""
+        shape = int(self.run.shape[self.replica, column])
+        if shape not in self._sizes:
+            self._sizes[shape] = self.evaluation.by_shape.sizes_of(np.array([shape]))[0]
+        return self._sizes[shape]
+
+    # -- stages ------------------------------------------------------------------------------------------------------
+    def _run_stage(self, node: int) -> None:
+        problem = self.run.problem
+        chunk, code, part = (int(row[node]) for row in (problem.chunk, problem.phase, problem.microbatch))
+        if code in (FORWARD, BACKWARD, INPUT):
+            self._receive_on_rank(chunk, part, FORWARD if code == FORWARD else BACKWARD)
+        program = program_of(self.layout, int(self.run.kind[node]), code)
+        if program not in self._orders:
+            self._orders[program] = issue_order(program)
+        position, is_new = self._orders[program]
+        sizes = self._sizes_at(int(self.run.column[node]))
+        self._change(chunk, part, program.storage[position], sizes[program.size_row[position]], is_new)
+
+    def _receive_on_rank(self, chunk: int, part: int, code: int) -> None:
+        """What the data loader gives to a stage, what chunks of the same rank hand over, what is joined of pieces."""
+        layout, shape = self.layout, self.run.problem.shape
+        if code == FORWARD:
+            arrivals = layout.chunks[chunk].arrivals
+            others = list(dict.fromkeys(source for source in arrivals if source >= 0))
+            new = [k for k, source in enumerate(arrivals) if source < 0 or layout.is_seam(source, chunk)]
+            self._allocate_arriving(chunk, part, code, new)
+        else:
+            others = [reader for reader in graph_of(shape).readers[chunk] if layout.chunks[reader].backward is not None]
+        for other in others:
+            is_here = layout.chunks[other].chunk.rank == self.rank
+            if not self._is_seam(other, chunk, code):
+                if is_here:
+                    self._share(other, chunk, part, code)
+                continue
+            if code != FORWARD:
+                self._allocate_arriving(chunk, part, code)
+            for their_part in shape.shared(chunk, part, other):
+                piece = self._pieces.pop((other, their_part, chunk, part, code), None)
+                if piece is not None:
+                    self._events.append((piece, np.zeros(1, dtype=np.int64)))
+                if is_here:
+                    self._free_sent(other, their_part, chunk, code)
+
+    def _is_seam(self, sender: int, receiver: int, code: int) -> bool:
+        return self.layout.is_seam(*((sender, receiver) if code == FORWARD else (receiver, sender)))
+
+    def _allocate_arriving(self, chunk: int, part: int, code: int, positions: Iterable[int] | None = None) -> None:
+        """Tensors that a stage starts from; ``positions``: among its arriving tensors, None: all."""
+        program = self._program(chunk, part, code)
+        every = range(len(program.arriving)) if positions is None else positions
+        rows = {program.arriving_storage[k]: program.arriving[k] for k in every if program.arriving[k] >= 0}
+        size = self._sizes_at(int(self.layout.recipe.column_of(chunk, part)))[[*rows.values()]]
+        self._change(chunk, part, np.array([*rows], dtype=np.int64), size, True)
+
+    def _share(self, other: int, chunk: int, part: int, code: int) -> None:
+        """What a chunk of the same rank made is the same storage here."""
+        here = self._program(chunk, part, code).arriving_storage
+        there = self._program(other, part, code).leaving_storage
+        if code == FORWARD:
+            here = tuple(here[k] for k in leaving_positions(self.layout, other, chunk, Phase.FORWARD))
+        else:
+            there = tuple(there[k] for k in leaving_positions(self.layout, other, chunk, Phase.BACKWARD))
+        slots, their_slots = self._slots_of(chunk, part), self._slots_of(other, part)
+        for storage, their_storage in zip(here, there, strict=False):
+            if storage >= 0 and their_storage >= 0 and their_slots[their_storage] >= 0:
+                slots[storage] = their_slots[their_storage]
+
+    def _program(self, chunk: int, part: int, code: int) -> StageProgram:
+        return program_of(self.layout, int(self.layout.recipe.kind_of(chunk, part)), code)
+
+    def _free_sent(self, chunk: int, part: int, reader: int, code: int) -> None:
+        """What a stage made and does not keep goes when the last of the stages that read it has it."""
+        key = chunk, part, code
+        self._readers_done[key] = self._readers_done.get(key, 0) + 1
+        if self._readers_done[key] < len(self.run.problem.shape.shared(chunk, part, reader)):
+            return
+        program = self._program(chunk, part, code)
+        positions: Iterable[int] = range(len(program.leaving))
+        if code != FORWARD:
+            positions = leaving_positions(self.layout, chunk, reader, Phase.BACKWARD)
+        gone = [k for k in positions if program.leaving[k] >= 0 and not program.leaving_kept[k]]
+        storage = np.array([program.leaving_storage[k] for k in gone], dtype=np.int64)
+        self._change(chunk, part, storage, np.ones_like(storage), False)
+
+    # -- transfers ---------------------------------------------------------------------------------------------------
+    def _transfers(self) -> dict[int, list[Callable[[], None]]]:
+        """Receive buffers that come, sent tensors that go, by the position of the stage before which they do; at equal
+        times what is sent goes first."""
+        run, problem, replica = self.run, self.run.problem, self.replica
+        begins, ends = run.start[replica, self.nodes], run.end[replica, self.nodes]
+        changes: list[tuple[int, float, bool, Callable[[], None]]] = []
+        for edge in run.sent.edges:
+            receives, sends = (problem.shape.chunk_rank[chunk] == self.rank for chunk in (edge.consumer, edge.source))
+            if not (receives or sends):
+                continue
+            code = CODE_OF_PHASE[edge.phase]
+            for transfer, column in zip(edge.transfers.tolist(), edge.column.tolist(), strict=True):
+                node, ends_of = problem.num_stages + transfer, problem.transfers[transfer]
+                if receives:
+                    start = run.start[replica, node]
+                    place = int(np.searchsorted(ends, start, side="right"))
+                    size = int(edge.size[run.shape[replica, column]])
+                    changes.append((place, float(start), True, partial(self._receive, ends_of, code, size)))
+                if sends:
+                    end = run.end[replica, node]
+                    place = int(np.searchsorted(begins, end, side="left"))
+                    stage, reader = ends_of.stage, ends_of.consumer.chunk
+                    free = partial(self._free_sent, stage.chunk, stage.microbatch, reader, code)
+                    changes.append((place, float(end), False, free))
+        by_position: dict[int, list[Callable[[], None]]] = {}
+        for position, _, _, change in sorted(changes, key=lambda entry: entry[:3]):
+            by_position.setdefault(position, []).append(change)
+        return by_position
+
+    def _receive(self, transfer: Transfer, code: int, size: int) -> None:
+        """Receive buffers of a transfer of ``size`` bytes."""
+        source, target, part = transfer.stage.chunk, transfer.consumer.chunk, transfer.consumer.microbatch
+        if not self._is_seam(source, target, code):
+            positions = leaving_positions(self.layout, source, target, Phase.FORWARD) if code == FORWARD else None
+            self._allocate_arriving(target, part, code, positions)
+        elif size > 0:
+            slot = self._pieces[source, transfer.stage.microbatch, target, part, code] = np.array([self._num_slots])
+            self._events.append((slot, np.array([size])))
+            self._num_slots += 1
+
+
+def issue_order(program: StageProgram) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """A stage's allocations (True) and frees in the order in which its operators are issued: an operator allocates what
+    is not there, then frees what no operator after it touches and what does not survive the stage.
+
+    Returns:
+        int64[num_events], positions among the program's storages; bool[num_events].
+    """
+    op = np.repeat(np.arange(program.num_ops), np.diff(program.touch_ptr))
+    touched, first = np.unique(program.touch, return_index=True)
+    _, from_end = np.unique(program.touch[::-1], return_index=True)
+    last = len(program.touch) - 1 - from_end
+    come = ~program.alive_before[touched]
+    go = ~program.alive_after[touched]
+    idle = np.flatnonzero((program.touches == 0) & program.alive_before & ~program.alive_after)
+    storage = np.concatenate((touched[come], touched[go], idle)).astype(np.int64)
+    turn = np.concatenate((2 * op[first[come]], 2 * op[last[go]] + 1, np.full(len(idle), 2 * program.num_ops)))
+    within = np.concatenate((first[come], last[go], idle))
+    order = np.lexsort((within, turn))
+    comes = np.arange(len(storage)) < int(come.sum())
+    return storage[order], comes[order]
