@@ -53,7 +53,10 @@ _FITTED_PROBLEMS = memo.ScopedTable[PipelineProblem](
 
 @dataclass(frozen=True)
 class JobCheckpoint(SimulatedJob):
-    """A simulated job to be restored under schedules; nothing in it changes, threads may share it."""
+    """A simulated job to be restored under schedules; nothing in it changes, threads may share it.
+
+    ``schedule`` of a method is what ``JobCheckpoint.schedule`` takes: a schedule, a name, or None for the job's own.
+    """
 
     def split(self, merged: Merged | None = frozenset()) -> JobCheckpoint:
         """The same job with its backward stages in two parts, so that schedules which split backwards can be restored.
@@ -70,11 +73,7 @@ class JobCheckpoint(SimulatedJob):
         return replace(self, units=units, nodes=consolidated_units(self, units, self.replicas, self.gathers))
 
     def pair_costs(self, replica: int | None = None) -> PairCosts:
-        """What every stage pair costs under each variant of its chunk, before there is a schedule.
-
-        Args:
-            replica: as ``semu.simulation.schedules.costs_of_pairs.pair_costs``.
-        """
+        """What every stage pair costs under each variant of its chunk, before there is a schedule."""
         return pair_costs(self, replica)
 
     def decided(self, plan: StagePlan) -> JobCheckpoint:
@@ -131,11 +130,7 @@ class JobCheckpoint(SimulatedJob):
         return chosen
 
     def problem(self, schedule: Schedule | str | None = None) -> PipelineProblem:
-        """A legal schedule of this pipeline as arrays; one that a generator made is remembered.
-
-        Args:
-            schedule: as ``schedule``.
-        """
+        """A legal schedule of this pipeline as arrays; one that a generator made is remembered."""
         overlapped, chosen = self.job.overlaps_sends, schedule if schedule is not None else self._own_schedule
         if self.layout.recipe.plan is not None:
             own = self.schedule(chosen)
@@ -193,20 +188,12 @@ class JobCheckpoint(SimulatedJob):
         return nodes.resume(Edges.given(edges, nodes.num_units, len(nodes.latency)))
 
     def timed(self, schedule: Schedule | str | None = None) -> TimedJob:
-        """The pipeline under a schedule, its backwards split as the schedule splits them.
-
-        Args:
-            schedule: as ``schedule``.
-        """
+        """The pipeline under a schedule, its backwards split as the schedule splits them."""
         problem = self.problem(schedule)
         return run_pipeline(self.split(problem.merged), problem)
 
     def iteration(self, schedule: Schedule | str | None = None) -> Iteration:
-        """The whole iteration under a schedule.
-
-        Args:
-            schedule: as ``schedule``.
-        """
+        """The whole iteration under a schedule."""
         return time_iteration(self.timed(schedule))
 
     def unit_times(self, schedule: Schedule | str | None = None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -224,19 +211,11 @@ class JobCheckpoint(SimulatedJob):
         return start, end
 
     def estimate(self, schedule: Schedule | str | None = None) -> Estimate:
-        """The metrics under a schedule, without the tables and the timeline of ``report``.
-
-        Args:
-            schedule: as ``schedule``.
-        """
+        """The metrics under a schedule, without the tables and the timeline of ``report``."""
         return estimate_iteration(self.iteration(schedule)).estimate
 
     def staged(self, schedule: Schedule | str | None = None) -> tuple[Estimate, StageTable]:
-        """The metrics under a schedule, and when each stage of the slowest replica runs.
-
-        Args:
-            schedule: as ``schedule``.
-        """
+        """The metrics under a schedule, and when each stage of the slowest replica runs."""
         iteration = self.iteration(schedule)
         estimated = estimate_iteration(iteration)
         return estimated.estimate, stage_table(iteration.run, estimated)

@@ -27,11 +27,6 @@ def last_nodes(run: PipelineRun, rank: int) -> tuple[int, ...]:
     return tuple(run.problem.rank_nodes[rank][-1:].tolist())
 
 
-def rank_end(run: PipelineRun, rank: int) -> float:
-    """End of a rank's last stage on the slowest replica [s]."""
-    return run.rank_ends[rank]
-
-
 Operators = tuple[tuple[int, int], ...]
 """(stage, operator) each."""
 
@@ -264,11 +259,7 @@ def _find_trained(layout: Layout) -> Trained:
 
 
 def _completing(chunk: ChunkStages, starts: dict[StageProgram, list[int]]) -> list[tuple[HeldParameter, int]]:
-    """The parameters whose gradients a chunk's backward stage completes, and where in it.
-
-    Args:
-        starts: ``block_starts`` of the stages that were seen.
-    """
+    """The parameters whose gradients a chunk's backward stage completes, and where in it."""
     assert chunk.backward is not None
     first = starts.get(chunk.backward)
     if first is None:

@@ -21,9 +21,9 @@ from semu.hardware.network import CommGroup
 from semu.nn.module import Parameter
 from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.data_parallel.collectives import ReductionPlan, has_reductions, reduction_plan
-from semu.simulation.data_parallel.gradient_times import Gradients, last_nodes, pipeline_gradients, rank_end
-from semu.simulation.data_parallel.timed_operators import TimedOperators, between
-from semu.simulation.transfers import collective
+from semu.simulation.data_parallel.gradient_times import Gradients, last_nodes, pipeline_gradients
+from semu.simulation.data_parallel.timed_operators import TimedOperators
+from semu.simulation.transfers import collective, timed_operator
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,9 @@ class Reductions:
         ):
             own = [completing[order[member]] for member in members or ()]
             nodes = () if own and all(own) else last_nodes(self.run, rank)
-            found.append(Reduction(between(piece, start, end), (rank,), group, nodes, tuple(chain.from_iterable(own))))
+            found.append(
+                Reduction(timed_operator(piece, start, end), (rank,), group, nodes, tuple(chain.from_iterable(own)))
+            )
         return [*found, *self.tied]
 
 
@@ -111,12 +113,12 @@ def plan_reductions(timed: TimedJob) -> Reductions:
     return Reductions(run, plan, gradients, start_s, end_s, _tied(timed, plan, end_s))
 
 
-def by_rank(layout: Layout, found: Reductions | Sequence[Reduction]) -> list[TimedOperators]:
+def by_rank(layout: Layout, collectives: Reductions | Sequence[Reduction]) -> list[TimedOperators]:
     """The collectives of every pipeline rank."""
-    if isinstance(found, Reductions):
-        return found.by_rank
+    if isinstance(collectives, Reductions):
+        return collectives.by_rank
     return [
-        TimedOperators.of([item.piece for item in found if rank in item.ranks])
+        TimedOperators.of([item.piece for item in collectives if rank in item.ranks])
         for rank in range(layout.job.parallel.pp)
     ]
 
@@ -128,7 +130,7 @@ def _tied(timed: TimedJob, plan: ReductionPlan, end_s: list[float]) -> tuple[Red
     shared = _SHARED.get(layout.cut, (), lambda: _shared(layout))
     if not shared:
         return ()
-    ends = [max([rank_end(run, rank), *end_s[a:b]]) for rank, (_, a, b, _) in enumerate(plan.by_rank)]
+    ends = [max([run.rank_ends[rank], *end_s[a:b]]) for rank, (_, a, b, _) in enumerate(plan.by_rank)]
     result = []
     for elements, ranks in shared:
         group = _TIED_GROUPS.get(

@@ -31,7 +31,7 @@ from semu.simulation.data_parallel.reduce import Reduction, Reductions, by_rank
 from semu.simulation.data_parallel.timed_operators import TimedOperators
 from semu.simulation.memory.static import rank_static
 from semu.simulation.memory.weights_on_host import host_weights, trained_on_host
-from semu.simulation.transfers import collective, moved, on_device
+from semu.simulation.transfers import collective, moved, on_device, timed_operator
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,16 +61,11 @@ class RankStep:
     def after(self, time_s: float) -> RankStep:
         """The same, begun at a time and not at 0 [s]."""
 
-        def later(slices: tuple[OuterSlice, ...]) -> tuple[OuterSlice, ...]:
-            return tuple([_later(piece, time_s) for piece in slices]) if slices else ()
+        def later(operators: tuple[OuterSlice, ...]) -> tuple[OuterSlice, ...]:
+            return tuple([timed_operator(op, op.start_s + time_s, op.end_s + time_s) for op in operators])
 
-        step = _later(self.optimizer, time_s) if self.optimizer else None
+        step = later((self.optimizer,))[0] if self.optimizer else None
         return RankStep(step, later(self.gathers), later(self.casts), later(self.reload), later(self.offload))
-
-
-def _later(piece: OuterSlice, time_s: float) -> OuterSlice:
-    rest = (piece.net_bytes, piece.group_ranks, piece.provenance, piece.port)
-    return OuterSlice(piece.name, piece.kind, piece.stream, piece.start_s + time_s, piece.end_s + time_s, *rest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,13 +103,9 @@ class RankTail:
         return max([self.step.end_s, *self.reductions.end_s, *(piece.end_s for piece in before)])
 
 
-def rank_tails(timed: TimedJob, found: Reductions | Sequence[Reduction]) -> list[RankTail]:
-    """Reductions, optimizer and gathers of every pipeline rank.
-
-    Args:
-        timed: the job under a schedule. found: its gradient collectives.
-    """
-    reductions = by_rank(timed.layout, found)
+def rank_tails(timed: TimedJob, collectives: Reductions | Sequence[Reduction]) -> list[RankTail]:
+    """Reductions, optimizer and gathers of every pipeline rank."""
+    reductions = by_rank(timed.layout, collectives)
     losses = interferences(timed, reductions)
     if timed.job.training.optimizer_post_validation:
         return _steps_apart(timed, reductions, losses)

@@ -54,8 +54,6 @@ def with_pass_times(checkpoint: JobCheckpoint, times: PassTimes) -> JobCheckpoin
     Memory stays what it is. Operators inside stages keep their own times, so jobs in which something outside a stage
     waits for one of them are refused.
 
-    Args:
-        checkpoint: prepared. times: of every rank.
     Raises:
         ConfigError: data or context parallelism, launches, a frozen chunk, or a backward that cannot be split.
     """

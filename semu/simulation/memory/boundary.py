@@ -167,7 +167,7 @@ def _edges_at(run: PipelineRun) -> list[list[tuple[ChunkTransfers, bool]]]:
     """Of every rank, the edges that end there (True), and those that begin there."""
     shape = run.problem.shape
     found: list[list[tuple[ChunkTransfers, bool]]] = [[] for _ in range(shape.num_ranks)]
-    for edge in run.sent.edges:
+    for edge in run.sent:
         found[shape.chunk_rank[edge.consumer]].append((edge, True))
         found[shape.chunk_rank[edge.source]].append((edge, False))
     return found
@@ -183,11 +183,7 @@ def _loaded_bytes(costed: CostedJob, chunk: int) -> NDArray[np.int64]:
 
 
 def _released(costed: CostedJob, kind: int, chunk: int, consumer: int, phase: Phase) -> NDArray[np.int64]:
-    """Bytes that go when a stage's results have been sent to a consumer and are not kept: int64[num_shapes].
-
-    Args:
-        kind: which variant of the chunk.
-    """
+    """Bytes that go when a stage's results have been sent to a consumer and are not kept: int64[num_shapes]."""
     layout, evaluation = costed.layout, costed.evaluation
     stage, costs = program_of(layout, kind, CODE_OF_PHASE[phase]), evaluation.chunks[kind]
     sizes, positions = costs.leaving, [*range(len(stage.leaving))]

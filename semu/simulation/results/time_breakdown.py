@@ -364,12 +364,7 @@ def _groups_of(
 
 
 def _totals(dims: Sequence[Dim], symbols: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]) -> list[int]:
-    """Sum over all microbatches of some size of every operator; whole numbers of any length, so nothing is rounded.
-
-    Args:
-        dims: one size per operator. symbols: symbol -> int64[num_shapes]. uses: int64[num_shapes], microbatches of
-            each shape.
-    """
+    """Sum over all microbatches of some size of every operator; whole numbers of any length, so nothing is rounded."""
     table = DimTable.build(dims)
     one = np.ones_like(uses)
     sums = [int(np.prod([symbols[name] for name in monomial] or [one], axis=0) @ uses) for monomial in table.monomials]

@@ -125,9 +125,6 @@ def pair_costs(sim: SimulatedJob, replica: int | None = None) -> PairCosts:
 def stage_sizes(costed: CostedJob, kind: int) -> I64:
     """What a chunk under one of its variants holds between its stages, and the highest of its forward and of its
     backward, as ``PairCosts`` says: int64[3, num_shapes].
-
-    Args:
-        kind: of ``Layout.kinds``.
     """
     evaluation, stages, costs = costed.evaluation, costed.layout.kinds[kind], costed.evaluation.chunks[kind]
     held = _held(costed, stages)

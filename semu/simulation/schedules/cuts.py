@@ -22,8 +22,6 @@ MOST_SLOTS = 4
 def job_for(job: TrainingJob, name: str) -> TrainingJob:
     """The job under another schedule, cut as this needs it.
 
-    Args:
-        job: the run. name: of a schedule.
     Raises:
         ConfigError: an unknown name, sizes that it does not fit (the rule), a cut that
             the model does not allow.
