@@ -34,11 +34,8 @@ class _Reader:
     def __init__(self, text: str, where: str) -> None:
         self.text, self.where, self.at = text, where, 0
 
-    def read(self) -> str:
-        """All symbols, repetitions written out."""
-        return self._sequence(opened=None)
-
-    def _sequence(self, opened: int | None) -> str:
+    def read(self, opened: int | None = None) -> str:
+        """All symbols up to the end, or of the group that opens at a position, with repetitions written out."""
         result = ""
         while self.at < len(self.text):
             symbol, place = self.text[self.at], self.at
@@ -52,7 +49,7 @@ class _Reader:
             if symbol == "*":
                 raise self._error("nothing to repeat", place, "a symbol or a group before it", symbol)
             if symbol == "(":
-                piece = self._sequence(place)
+                piece = self.read(place)
             elif symbol in SYMBOLS or symbol == "|":
                 piece = symbol
             else:

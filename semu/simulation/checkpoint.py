@@ -239,7 +239,7 @@ class JobCheckpoint(SimulatedJob):
         check_contention(contention, samples, self.job)
         if contention:
             refuse_contention(self.layout)
-        say = progress if progress is not None else _silent
+        say = progress if progress is not None else lambda _: None
         say("running the pipeline")
         timed = self.timed(schedule)
         reductions = plan_reductions(timed)
@@ -258,7 +258,3 @@ class JobCheckpoint(SimulatedJob):
         say("drawing the samples")
         times = sample_iterations(timed, samples, seed)
         return replace(report, samples=IterationSamples.of(times, self.job.training.jitter, seed))
-
-
-def _silent(_: str) -> None:
-    return None

@@ -187,7 +187,8 @@ def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
     everything = nodes
 
     def make() -> _Added:
-        return _scheduled(problem, insides, gathers, nodes, overlapped=overlapped)
+        new = Edges.between(problem.unit_edges(overlapped_sends=overlapped), len(nodes.latency))
+        return _added(new, first_forward_bindings(insides, gathers, first), insides, nodes)
 
     if launches:
         between = problem.unit_edges(overlapped_sends=overlapped)
@@ -243,20 +244,6 @@ class _Added:
     edges: Edges
     slots: Slots | None
     order: NDArray[np.int32] | None
-
-
-def _scheduled(
-    problem: PipelineProblem,
-    insides: StageInsides,
-    gathers: Mapping[int, ParameterGather],
-    nodes: UnitGraph,
-    *,
-    overlapped: bool,
-) -> _Added:
-    """A schedule's edges, and what its first forwards wait for."""
-    new = Edges.between(problem.unit_edges(overlapped_sends=overlapped), len(nodes.latency))
-    bindings = first_forward_bindings(insides, gathers, problem.first_forwards if gathers else ())
-    return _added(new, bindings, insides, nodes)
 
 
 def _added(new: Edges, bindings: Sequence[Binding], insides: StageInsides, nodes: UnitGraph) -> _Added:

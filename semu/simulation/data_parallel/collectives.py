@@ -131,7 +131,7 @@ def _find_plan(costed: CostedJob, trained: Trained | None, order: NDArray[np.int
 
 
 def _likeness(layout: Layout, rank: int, elements: Sequence[int], slots: Sequence[int]) -> Hashable:
-    """What the collectives of a rank's buckets depend on, so that ranks which are alike share them; None: they do not."""
+    """What the collectives of a rank's buckets depend on, which equal ranks share; None: they do not."""
     pools, mesh = layout.pools(rank), layout.mesh
     if len(pools) > 1 or any(pool.is_expert or pool.mesh is not mesh for pool in pools):
         return None

@@ -185,12 +185,6 @@ def _describe_experts(job: TrainingJob) -> dict[str, object]:
     }
 
 
-def _lacks_blocks(job: TrainingJob) -> bool:
-    """Whether the job wants blockwise scales, and its device has no coefficients for them."""
-    recipe = job.training.fp8_recipe
-    return recipe is Fp8Recipe.BLOCKWISE and not any(key is recipe for _, key in job.cluster.profile.variants)
-
-
 _PARALLEL_KEYS = (*COUNTS, "sequence_parallel", "zero", "partition")
 _SHARDING_KEYS = ("zero_group", "reshard_after_forward")
 
@@ -225,20 +219,20 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
             "microbatch of every replica; replicas are taken to reach its collectives together"
         )
     phases = {op.phase for op in layout.library.operators}
-    if job.training.recompute is Recompute.FULL and Phase.INPUT_GRADIENT in phases and Phase.RECOMPUTE not in phases:
-        notes.append(
-            "recompute = full changes nothing: no block between data and loss; put the layers in an nn.Sequential, or "
-            "wrap them in nn.Recompute"
-        )
-    if (
-        job.training.recompute is Recompute.SELECTIVE
-        and Phase.INPUT_GRADIENT in phases
-        and Phase.RECOMPUTE not in phases
-    ):
-        notes.append("recompute changes nothing: the model runs none of the modules that it names where gradients flow")
+    if Phase.INPUT_GRADIENT in phases and Phase.RECOMPUTE not in phases:
+        if job.training.recompute is Recompute.FULL:
+            notes.append(
+                "recompute = full changes nothing: no block between data and loss; put the layers in an nn.Sequential, "
+                "or wrap them in nn.Recompute"
+            )
+        if job.training.recompute is Recompute.SELECTIVE:
+            notes.append(
+                "recompute changes nothing: the model runs none of the modules that it names where gradients flow"
+            )
     if job.training.precision.tensor_dtype is DType.FP32:
         notes.append("fused attention is costed as in half precision, scaled by the peak; libraries have none in fp32")
-    if _lacks_blocks(job):
+    recipe = job.training.fp8_recipe
+    if recipe is Fp8Recipe.BLOCKWISE and not any(key is recipe for _, key in job.cluster.profile.variants):
         notes.append(
             "the device has no efficiency of blockwise fp8: products and casts are costed as with tensor scales"
         )

@@ -49,14 +49,13 @@ class Breakdown:
 
     def to_json(self) -> dict[str, object]:
         """As ``breakdown_s`` of ``simulate --json``."""
+        named = {name: getattr(self, name) for name in ("overhead", "interference", "launch")}
         return {
             "compute": self.compute,
             "exposed_communication": dict(self.exposed_communication),
             "bubble": self.bubble,
             "optimizer": self.optimizer,
-            **({"overhead": self.overhead} if self.overhead else {}),
-            **({"interference": self.interference} if self.interference else {}),
-            **({"launch": self.launch} if self.launch else {}),
+            **{name: seconds for name, seconds in named.items() if seconds},
             "other": self.other,
         }
 

@@ -127,7 +127,7 @@ def stage_sizes(costed: CostedJob, kind: int) -> I64:
     backward, as ``PairCosts`` says: int64[3, num_shapes].
     """
     evaluation, stages, costs = costed.evaluation, costed.layout.kinds[kind], costed.evaluation.chunks[kind]
-    held = _held(costed, stages)
+    held = saved_bytes(costed, stages)
     forward = np.maximum(costs.forward.peak + costs.arriving.sum(axis=0), held)
     if stages.backward is None or costs.backward is None:
         return np.stack((held, forward, np.zeros_like(held)))
@@ -136,7 +136,7 @@ def stage_sizes(costed: CostedJob, kind: int) -> I64:
     return np.stack((held, forward, costs.backward.peak + gradients))
 
 
-def _held(costed: CostedJob, stages: ChunkStages) -> I64:
+def saved_bytes(costed: CostedJob, stages: ChunkStages) -> I64:
     """Bytes that a chunk's forward leaves for its backward: int64[num_shapes]."""
     whole = stages.backward
     if whole is None:

@@ -24,6 +24,7 @@ from semu.schedule.study import PipelineStudy
 from semu.schedule.units import units_of
 from semu.simulation.context import SimulatedJob
 from semu.simulation.pipeline import send_latency
+from semu.simulation.schedules.costs_of_pairs import saved_bytes
 from semu.simulation.transfers import edge_bytes
 
 
@@ -199,15 +200,12 @@ def pipeline_study(sim: SimulatedJob, *, splits: bool = True) -> PipelineStudy:
 
     parts = split_of(sim.layout) if splits else (None,) * num_chunks
     for chunk, (stages, split) in enumerate(zip(sim.layout.chunks, parts, strict=True)):
-        whole = stages.backward
         seconds[FORWARD][chunk] = mean(costs_of(sim, chunk, FORWARD).latency)
-        if whole is None:
+        if stages.backward is None:
             continue
         for code in (BACKWARD, INPUT, WEIGHT) if split is not None else (BACKWARD,):
             seconds[code][chunk] = mean(costs_of(sim, chunk, code).latency)
-        arriving = np.isin(whole.storage, [s for s in whole.arriving_storage if s >= 0])
-        saved = whole.alive_before & ~arriving
-        held[chunk] = mean(sim.evaluation.by_shape.sizes_of_rows(whole.size_row[saved].tolist()).sum(axis=0))
+        held[chunk] = mean(saved_bytes(sim, stages))
         if split is not None:
             late = split.weights.size_row[split.weights.alive_before]
             kept[chunk] = mean(sim.evaluation.by_shape.sizes_of_rows(late.tolist()).sum(axis=0))
