@@ -54,7 +54,7 @@ class _Reader:
                 piece = symbol
             else:
                 error = unknown_name("symbol", symbol, [*SYMBOLS, "|", "(", ")", "*"], where=self.where)
-                nearest = next((known for known in SYMBOLS if known.lower() == symbol.lower()), None)
+                nearest = next((legal for legal in SYMBOLS if legal.lower() == symbol.lower()), None)
                 raise self._error(f"unknown symbol {symbol!r}", place, str(error.expected), symbol, nearest)
             times = self._repetitions()
             if len(result) + len(piece) * times > _MOST:

@@ -165,9 +165,9 @@ class Mesh:
     def of_module(self, name: str) -> Mesh:
         """The same GPUs in the sizes of one modality module."""
         if name not in self._modules:
-            own = self.parallel.of_module(name)
-            is_other = own is not self.parallel and own != replace(self.parallel, modules={})
-            self._modules[name] = Mesh(own, self.cluster) if is_other else self
+            parallel = self.parallel.of_module(name)
+            is_other = parallel is not self.parallel and parallel != replace(self.parallel, modules={})
+            self._modules[name] = Mesh(parallel, self.cluster) if is_other else self
         return self._modules[name]
 
     def exchange_group(self, parts: int) -> CommGroup | None:

@@ -84,16 +84,16 @@ class JobCheckpoint(SimulatedJob):
         Raises:
             ScheduleError: other parts, chunks or variants; a choice or orders that do not fit.
         """
-        own = self.layout.recipe.plan
-        mine = own if own is not None else StagePlan()
+        prepared_for = self.layout.recipe.plan
+        prepared = prepared_for if prepared_for is not None else StagePlan()
         for name in ("parts", "layers", "variants"):
-            if getattr(plan, name) != getattr(mine, name):
+            if getattr(plan, name) != getattr(prepared, name):
                 raise ScheduleError(
                     "a plan with other parts, chunks or variants",
                     where=f"plan.{name}",
-                    expected=f"as prepared: {getattr(mine, name)}",
+                    expected=f"as prepared: {getattr(prepared, name)}",
                 )
-        if own is None:
+        if prepared_for is None:
             raise ScheduleError("not prepared under a plan", where="plan", expected="prepare(job, plan=...)")
         job = planned_job(self.job, replace(plan, layers=None))
         layout = replace(chosen(self.layout, plan), job=job)
@@ -133,10 +133,10 @@ class JobCheckpoint(SimulatedJob):
         """A legal schedule of this pipeline as arrays; one that a generator made is remembered."""
         overlapped, chosen = self.job.overlaps_sends, schedule if schedule is not None else self._own_schedule
         if self.layout.recipe.plan is not None:
-            own = self.schedule(chosen)
-            if own.splits_backward:
+            planned = self.schedule(chosen)
+            if planned.splits_backward:
                 refuse_split(self.layout)
-            return lower(own, self.units.shape, overlapped_sends=overlapped)
+            return lower(planned, self.units.shape, overlapped_sends=overlapped)
 
         def make() -> PipelineProblem:
             return lower(self.schedule(chosen), self.units.shape, overlapped_sends=overlapped)

@@ -67,14 +67,14 @@ def _replica_links(
     """Of every replica the links of all pairs of ranks, and the numbers of those that differ."""
     parallel, node = layout.job.parallel, layout.job.cluster.gpus_per_node
     distinct: dict[CommGroup, CommGroup] = {}
-    known: dict[int, tuple[CommGroup, ...]] = {}  # replicas that begin at the same place of a node have the same links
+    by_place: dict[int, tuple[CommGroup, ...]] = {}  # replicas at the same place of a node have the same links
     links = []
     for dp in range(parallel.replicas):
         place = layout.mesh.gpu(dp=dp) % node
-        if place not in known:
-            found = (layout.mesh.pp_pair(*pair, dp=dp) for pair in pairs)
-            known[place] = tuple([distinct.setdefault(link, link) for link in found])
-        links.append(known[place])
+        if place not in by_place:
+            pair_links = (layout.mesh.pp_pair(*pair, dp=dp) for pair in pairs)
+            by_place[place] = tuple([distinct.setdefault(link, link) for link in pair_links])
+        links.append(by_place[place])
     return links, {placement: number for number, placement in enumerate(dict.fromkeys(links))}
 
 

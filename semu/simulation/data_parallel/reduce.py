@@ -64,7 +64,7 @@ class Reductions:
     def by_rank(self) -> list[TimedOperators]:
         """The collectives of every pipeline rank, in order."""
         start, end = self.start_s, self.end_s
-        result = [TimedOperators(own, start[a:b], end[a:b], streams) for own, a, b, streams in self.plan.by_rank]
+        result = [TimedOperators(pieces, start[a:b], end[a:b], streams) for pieces, a, b, streams in self.plan.by_rank]
         for item in self.tied:
             for rank in item.ranks:
                 result[rank] = result[rank].followed_by([item.piece])
@@ -78,16 +78,16 @@ class Reductions:
         order = gradients.order.tolist() if gradients is not None else []
         ranks = np.repeat(np.arange(len(plan.ptr) - 1), np.diff(plan.ptr)).tolist()
         times = zip(self.start_s, self.end_s, strict=True)
-        found = []
+        reductions = []
         for piece, group, members, rank, (start, end) in zip(
             plan.pieces, plan.groups, plan.members, ranks, times, strict=True
         ):
-            own = [completing[order[member]] for member in members or ()]
-            nodes = () if own and all(own) else last_nodes(self.run, rank)
-            found.append(
-                Reduction(timed_operator(piece, start, end), (rank,), group, nodes, tuple(chain.from_iterable(own)))
+            writers = [completing[order[member]] for member in members or ()]
+            nodes = () if writers and all(writers) else last_nodes(self.run, rank)
+            reductions.append(
+                Reduction(timed_operator(piece, start, end), (rank,), group, nodes, tuple(chain.from_iterable(writers)))
             )
-        return [*found, *self.tied]
+        return [*reductions, *self.tied]
 
 
 def plan_reductions(timed: TimedJob) -> Reductions:
@@ -166,7 +166,7 @@ def _shared(layout: Layout) -> list[tuple[int, list[int]]]:
             if held.parameter in several and held.parameter.requires_grad:
                 holders.setdefault(held.parameter, []).append(rank)
                 elements[held.parameter] = held.elements
-    found = [(elements[key], ranks) for key, ranks in holders.items() if len(ranks) > 1]
+    shared = [(elements[key], ranks) for key, ranks in holders.items() if len(ranks) > 1]
     if layout.cut.copies > 1:
-        found += [(count, [layout.job.parallel.pp - 1 - rank for rank in ranks]) for count, ranks in found]
-    return found
+        shared += [(count, [layout.job.parallel.pp - 1 - rank for rank in ranks]) for count, ranks in shared]
+    return shared

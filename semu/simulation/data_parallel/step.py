@@ -91,10 +91,10 @@ class RankTail:
     @property
     def steps(self) -> tuple[OuterSlice, ...]:
         """The optimizer step with what surrounds it."""
-        own = self.step
+        of_step = self.step
         lost = (self.interference,) if self.interference else ()
-        step = (own.optimizer,) if own.optimizer else ()
-        return (*lost, *self.checks, *own.reload, *step, *own.offload, *own.casts)
+        step = (of_step.optimizer,) if of_step.optimizer else ()
+        return (*lost, *self.checks, *of_step.reload, *step, *of_step.offload, *of_step.casts)
 
     @property
     def end_s(self) -> float:
@@ -141,9 +141,9 @@ def rank_steps(costed: CostedJob) -> list[RankStep]:
     layout, model = costed.layout, costed.cost_model
 
     def find() -> list[RankStep]:
-        known: dict[tuple[object, ...], RankStep] = {}
+        distinct: dict[tuple[object, ...], RankStep] = {}
         steps = [_find_step(costed, rank) for rank in range(layout.job.parallel.pp)]
-        return [known.setdefault(tuple(vars(step).values()), step) for step in steps]
+        return [distinct.setdefault(tuple(vars(step).values()), step) for step in steps]
 
     return find() if model.rules else _STEPS.get(layout.place, model, find)
 

@@ -106,9 +106,9 @@ def _touched(stages: WrittenStages, starts: F64, start: F64, end: F64) -> dict[t
     for number, (replica, node, first, shape) in enumerate(
         zip(stages.replica.tolist(), stages.node.tolist(), stages.first.tolist(), stages.shape.tolist(), strict=True)
     ):
-        own = slice(first, first + program.num_ops)
+        operators = slice(first, first + program.num_ops)
         begin = starts[replica, node]
-        begins, ends = start[own] - begin, end[own] - begin
+        begins, ends = start[operators] - begin, end[operators] - begin
         if shape not in alone:
             alone[shape] = program.timed(stages.latency[number])
         usual_start, usual_end, usual, exposed = alone[shape]

@@ -150,17 +150,17 @@ class UnitWriter:
     def _inside(self, program: StageProgram) -> list[tuple[int, Side, float]]:
         """(operator, port device, share) of everything that moves inside a stage."""
         model, library = self.evaluation.cost_model, self.layout.library
-        known: dict[int, list[tuple[Side, float]]] = {}
+        uses: dict[int, list[tuple[Side, float]]] = {}
         for row in dict.fromkeys(program.rows.tolist()):
             group, operator = model.link_of(row), library.operators[row]
-            known[row] = []
+            uses[row] = []
             if group is None:
                 continue
             both = operator.kind is OpKind.P2P and operator.stream not in HOST_LINK
             way = operator.stream.device.direction or Direction.OUT
             for port, share in port_shares(model.profile, operator.kind, group).items():
-                known[row] += [((port, side), share) for side in (tuple(Direction) if both else (way,))]
-        return [(op, *use) for op, row in enumerate(program.rows.tolist()) for use in known[row]]
+                uses[row] += [((port, side), share) for side in (tuple(Direction) if both else (way,))]
+        return [(op, *use) for op, row in enumerate(program.rows.tolist()) for use in uses[row]]
 
     def _stages(self) -> None:
         """Write out the stages that must be."""
@@ -232,8 +232,8 @@ class UnitWriter:
     def _gather_edges(self) -> None:
         unit, written = self.out.gathers, self._first_operators()
         for rank, gather in sorted(self.gathers.items()):
-            own = unit + np.arange(len(gather.slices))
-            self.out.join(own[:-1], own[1:])
+            gathers = unit + np.arange(len(gather.slices))
+            self.out.join(gathers[:-1], gathers[1:])
             for first in self.run.problem.first_forwards[rank]:
                 waits = needed_gathers(self.layout.chunks[self.units.chunk_of(first)], gather)
                 bound = np.flatnonzero(waits >= 0)

@@ -29,8 +29,8 @@ def assemble_report(iteration: Iteration) -> Report:
     layout, job, run, tails = iteration.layout, iteration.job, iteration.run, iteration.tails
     profile = job.profile
     head = estimate_iteration(iteration)
-    found, slowest, memories, peaks, work = head.estimate, head.slowest, head.memories, head.peaks, head.work
-    time_s = found.iteration_time_s
+    estimate, slowest, memories, peaks, work = head.estimate, head.slowest, head.memories, head.peaks, head.work
+    time_s = estimate.iteration_time_s
     saved = SavedActivations(iteration)
     parameters = job.model.num_parameters()
     active = parameters - sum(item.idle_parameters for _, item in mixtures(job.model))
@@ -51,9 +51,9 @@ def assemble_report(iteration: Iteration) -> Report:
     return Report(
         title=f"{job.model.name} on {job.cluster.label()}, {parallel_label(job)}, {run.problem.schedule.name}",
         iteration_time_s=time_s,
-        makespan_s=found.makespan_s,
-        mfu=found.mfu,
-        hfu=found.hfu,
+        makespan_s=estimate.makespan_s,
+        mfu=estimate.mfu,
+        hfu=estimate.hfu,
         mfu_full_attention=work.model_flop_full_attention / head.peak_rate,
         mfu_bf16=work.model_flop / (profile.peak_flop_per_s(DType.BF16) * gpus * time_s) if is_fp8 else None,
         model_flop=work.model_flop,
@@ -61,13 +61,13 @@ def assemble_report(iteration: Iteration) -> Report:
         model_tflop_per_s_per_gpu=work.model_flop / time_s / gpus / 1e12,
         tokens_per_s_per_gpu=work.tokens / time_s / gpus,
         tokens=work.tokens,
-        bubble_ratio=found.bubble_ratio,
-        peak_memory_bytes=found.peak_memory_bytes,
-        static_memory_bytes=found.static_memory_bytes,
-        capacity_bytes=found.capacity_bytes,
+        bubble_ratio=estimate.bubble_ratio,
+        peak_memory_bytes=estimate.peak_memory_bytes,
+        static_memory_bytes=estimate.static_memory_bytes,
+        capacity_bytes=estimate.capacity_bytes,
         parameters=parameters,
         active_parameters=active,
-        breakdown_s=found.breakdown_s,
+        breakdown_s=estimate.breakdown_s,
         ranks=tuple(rank_row(iteration, memory, peak, saved) for memory, peak in zip(memories, peaks, strict=True)),
         top_operators=top,
         provenance=provenance,
@@ -78,7 +78,7 @@ def assemble_report(iteration: Iteration) -> Report:
         warnings=(*_warnings(layout, parameters, run.num_replicas), *host_notes(layout, hosts)),
         timeline=timeline,
         host_memory_bytes=hosts,
-        reserve=found.reserve,
+        reserve=estimate.reserve,
         find_uncertainty=partial(
             time_uncertainty,
             costs,
@@ -92,7 +92,7 @@ def assemble_report(iteration: Iteration) -> Report:
 
 def parallel_label(job: TrainingJob) -> str:
     """``dp8-tp2-pp4``, and what modality modules have of their own: ``dp8-tp2-pp4 (vit: tp1)``."""
-    own = []
+    labels = []
     for module in job.model.modules:
         if module.name in job.parallel.modules:
             sizes = job.parallel.of_module(module.name)
@@ -100,8 +100,8 @@ def parallel_label(job: TrainingJob) -> str:
             words = "-".join(f"{name}{getattr(sizes, name)}" for name in different)
             if sizes.tp > 1 and sizes.sequence_parallel != job.parallel.sequence_parallel:
                 words = " ".join([*([words] if words else []), "with sp" if sizes.sequence_parallel else "without sp"])
-            own += [f"{module.name}: {words}"] if words else []
-    return job.parallel.label() + (f" ({', '.join(own)})" if own else "")
+            labels += [f"{module.name}: {words}"] if words else []
+    return job.parallel.label() + (f" ({', '.join(labels)})" if labels else "")
 
 
 def describe_job(layout: Layout) -> dict[str, object]:
@@ -162,10 +162,10 @@ def module_sizes(layout: Layout) -> dict[str, dict[str, object]]:
     job = layout.job
     result: dict[str, dict[str, object]] = {}
     for module in job.model.modules:
-        own = job.parallel.of_module(module.name)
-        sizes: dict[str, object] = {name: getattr(own, name) for name in GPU_AXES}
-        sizes["sequence_parallel"] = own.sequence_parallel and own.tp > 1
-        result[module.name] = sizes | {"item_groups": own.replicas // job.parallel.replicas}
+        parallel = job.parallel.of_module(module.name)
+        sizes: dict[str, object] = {name: getattr(parallel, name) for name in GPU_AXES}
+        sizes["sequence_parallel"] = parallel.sequence_parallel and parallel.tp > 1
+        result[module.name] = sizes | {"item_groups": parallel.replicas // job.parallel.replicas}
     return result
 
 

@@ -110,7 +110,7 @@ def pair_costs(sim: SimulatedJob, replica: int | None = None) -> PairCosts:
         graph=graph,
         pairs=pairs,
         layers=tuple(sum(block.is_layer for block in chunk.blocks) for chunk in layout.chunks),
-        num_variants=np.array([len(own) for own in numbers], dtype=np.int32)[chunk_of],
+        num_variants=np.array([len(variants) for variants in numbers], dtype=np.int32)[chunk_of],
         forward_s=seconds[0],
         backward_s=seconds[1],
         held_bytes=held,
@@ -155,6 +155,6 @@ def _transfer_s(sim: SimulatedJob, replica: int | None) -> F64:
     key = np.repeat(np.arange(count - 1), np.diff(edges.ptr)) * count + edges.pred
     stage = graph.pair_stages(units.stage_numbers)
     moved = stage[:, units.consumer] * count + stage[:, units.producer]
-    found = np.zeros(len(edges.pred))
-    found[np.searchsorted(key, moved.ravel())] = latency.max(axis=0)[units.repeated(units.transfers)]
-    return found
+    transfer_s = np.zeros(len(edges.pred))
+    transfer_s[np.searchsorted(key, moved.ravel())] = latency.max(axis=0)[units.repeated(units.transfers)]
+    return transfer_s

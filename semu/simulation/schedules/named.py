@@ -227,7 +227,7 @@ def _transfers(sim: SimulatedJob) -> tuple[NDArray[np.float64], NDArray[np.float
     """How long every chunk's result and its gradient are on their way, the longest where several take them:
     float64[num_chunks, num_microbatches] [s]."""
     units, shape = units_of(sim.units.shape, None), sim.units.shape
-    found = np.zeros((2, shape.num_chunks, shape.num_microbatches))
+    transfer_s = np.zeros((2, shape.num_chunks, shape.num_microbatches))
     links, shapes = sim.replicas.links[0], sim.replicas.shape[0]
     for chunk, pairs in zip(units.chunk.tolist(), units.pair.tolist(), strict=True):
         for producer, consumer, pair in zip(units.producer.tolist(), units.consumer.tolist(), pairs, strict=True):
@@ -236,5 +236,5 @@ def _transfers(sim: SimulatedJob) -> tuple[NDArray[np.float64], NDArray[np.float
             phase = Phase.BACKWARD if way else Phase.FORWARD
             sizes = edge_bytes(sim, source, target, phase)
             lasts = send_latency(sim.evaluation, links[pair], sizes)[shapes]
-            np.maximum(found[way, source], lasts, out=found[way, source])
-    return found[0], found[1]
+            np.maximum(transfer_s[way, source], lasts, out=transfer_s[way, source])
+    return transfer_s[0], transfer_s[1]
