@@ -286,7 +286,7 @@ class UnitGraph:
             GraphError: the edges close a cycle; it is printed.
         """
         num_variants, n = self.latency.shape
-        added = new if new is not None else _no_edges(num_variants)
+        added = new if new is not None else Edges.between([], num_variants)
         inner = slots if slots is not None else self.slots
         start, end = np.empty((num_variants, n)), np.empty((num_variants, n))
         release = np.zeros((num_variants, len(inner.op)))
@@ -343,8 +343,3 @@ class UnitGraph:
 def _row(group: tuple[NDArray[Any], ...], variant: int) -> tuple[NDArray[Any], ...]:
     """The columns of a group for one variant: those that depend on it have a row for each."""
     return tuple(column[variant] if column.ndim == 2 else column for column in group)
-
-
-def _no_edges(num_variants: int) -> Edges:
-    nothing = np.zeros(0, dtype=np.int32)
-    return Edges(nothing, nothing, nothing, np.zeros((num_variants, 0)), nothing)
