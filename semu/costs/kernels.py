@@ -19,7 +19,7 @@ _INFINITY = np.inf
 @njit(cache=True, nogil=True, error_model="numpy")
 def quantize(latency_s: float) -> float:
     """Round a latency [s] to the time grid of 2^-40 s, half to even (DESIGN §3.3)."""
-    return np.rint(latency_s * TIME_GRID_PER_S) * TIME_STEP_S
+    return np.rint(latency_s * TIME_GRID_PER_S) * TIME_STEP_S  # type: ignore[no-any-return]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -61,7 +61,7 @@ def _norm_3(a: float, b: float, c: float) -> float:
 def _norm(a: float, b: float, c: float, p: float) -> float:
     largest = max(a, max(b, c))
     a, b, c = _share(a, largest), _share(b, largest), _share(c, largest)
-    return largest * (a**p + b**p + c**p) ** (1.0 / p)
+    return largest * (a**p + b**p + c**p) ** (1.0 / p)  # type: ignore[no-any-return]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

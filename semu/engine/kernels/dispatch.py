@@ -68,7 +68,7 @@ def _pop(heap: I32, base: np.uint64, size: int) -> int:
         at = child
         child = at + at + _ONE
     heap[base + at] = item
-    return least
+    return least  # type: ignore[no-any-return]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -101,7 +101,7 @@ def _pop_timed(time: F64, item: I32, size: int) -> int:
         at = child
         child = at + at + _ONE
     time[at], item[at] = last_time, last_item
-    return least
+    return least  # type: ignore[no-any-return]
 
 
 # --------------------------------------------------------------------------------------------- inside a unit

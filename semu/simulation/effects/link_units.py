@@ -97,7 +97,7 @@ class UnitWriter:
         fixed = self.nodes.latency[:, : self.n].copy()
         work = np.zeros_like(fixed)
         shift = units.size * np.arange(units.shape.num_microbatches)
-        for number, copy in np.ndindex(units.num_transfers, units.num_copies):
+        for number, copy in np.ndindex(units.num_transfers, len(units.chunk)):
             source, target = units.pairs[units.pair[copy, number]]
             mine = units.num_stages + number + shift[units.copy == copy]
             for replica in range(self.num_replicas):
@@ -233,7 +233,7 @@ class UnitWriter:
             own = unit + np.arange(len(gather.slices))
             self.out.join(own[:-1], own[1:])
             for first in self.run.problem.first_forwards[rank]:
-                chunk = self.units.chunk_of(first)
+                chunk = int(self.units.chunks_of(first))
                 stages = self.layout.chunks[chunk]
                 ready = np.array([gather.last.get((chunk, block), -1) for block in range(len(stages.blocks))])
                 waits = ready[stages.forward.block]
