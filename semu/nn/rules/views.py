@@ -54,11 +54,11 @@ def split(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
         )
     parts = tuple(x.trace.view(x, (*x.shape[:-1], size), x.shards) for size in sizes)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         arrived = [gradient for gradient in gradients if gradient is not None]
         return [copy_like(x, arrived, 2 * x.size_bytes, "concatenate_grad")]
 
-    x.trace.record([x], parts, backward)
+    x.trace.record([x], parts, _backward)
     return parts
 
 
