@@ -79,8 +79,12 @@ def merge_tokens(x: Tensor, group: int, merged: Sequences) -> Tensor:
     One copy each way (spatial merging of Qwen2-VL, 2409.12191 §2).
     """
     like = replace(x, shape=(merged.tokens, x.shape[-1] * group), sequences=merged)
-    y = copy_like(like, [x], 2 * x.size_bytes, "merge_tokens")
-    return x.trace.recorded([x], y, lambda grad: [copy_like(x, [grad], 2 * grad.size_bytes, "merge_tokens_bw")])
+
+    def _copy(source: Tensor, like: Tensor, name: str) -> Tensor:
+        return copy_like(like, [source], 2 * source.size_bytes, name, source.numel)
+
+    y = _copy(x, like, "merge_tokens")
+    return x.trace.recorded([x], y, lambda grad: [_copy(grad, x, "merge_tokens_bw")])
 
 
 def scatter_tokens(x: Tensor, into: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from semu.graph.dim import Dim
 from semu.graph.operator import OpKind
 from semu.nn.rules.pointwise import dropout as apply_dropout
 from semu.nn.rules.pointwise import softcap as apply_softcap
+from semu.nn.rules.views import copy_like
 from semu.nn.trace.tensor import Sequences, Tensor
 from semu.nn.trace.tracing import ParameterUse
 from semu.nn.window import Window
@@ -132,8 +133,7 @@ def _repeat_heads(x: Tensor, heads: int) -> Tensor:
     traffic = x.size_bytes + repeated.size_bytes
 
     def _copy(source: Tensor, like: Tensor, name: str) -> Tensor:
-        key = (source.numel,)
-        return x.trace.emit(OpKind.COPY, [source], like=like, mem_bytes=traffic, key=key, name=name)
+        return copy_like(like, [source], traffic, name, source.numel)
 
     y = _copy(x, repeated, "repeat_heads")
     return x.trace.recorded([x], y, lambda grad: [_copy(grad, x, "sum_heads")])
