@@ -18,6 +18,7 @@ from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.nn.module import Parameter
+from semu.simulation.context import ParameterGather
 from semu.simulation.data_parallel.buckets import RankBucket
 from semu.simulation.transfers import collective, moved
 
@@ -106,13 +107,8 @@ def unit_collectives(
     return result
 
 
-def unit_gathers(costed: CostedJob, rank: int) -> tuple[list[OuterSlice], list[CommGroup], dict[tuple[int, int], int]]:
-    """The gathers of a rank's units, one after another from time 0, and which of them each block waits for.
-
-    Returns:
-        The slices; their communicators; (chunk, block) -> number of the slice. Without ``overlap.param_gather`` every
-        block waits for the last one.
-    """
+def unit_gathers(costed: CostedJob, rank: int) -> ParameterGather:
+    """The gathers of a rank's units; without ``overlap.param_gather`` every block waits for the last one."""
     layout, model = costed.layout, costed.cost_model
     slices: list[OuterSlice] = []
     groups: list[CommGroup] = []
@@ -127,4 +123,4 @@ def unit_gathers(costed: CostedJob, rank: int) -> tuple[list[OuterSlice], list[C
     if slices and not layout.job.training.overlap.param_gather:
         blocks = [(c.chunk.index, number) for c in layout.chunks_of(rank) for number in range(len(c.blocks))]
         last = dict.fromkeys(blocks, len(slices) - 1)
-    return slices, groups, last
+    return ParameterGather(tuple(slices), tuple(groups), last)

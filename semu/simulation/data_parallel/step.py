@@ -25,7 +25,7 @@ from semu.job import Fp8Weights
 from semu.nn.rules.optimizer import adam_bytes
 from semu.nn.trace.offload import HOST_LINK
 from semu.simulation.context import TimedJob
-from semu.simulation.data_parallel.clipping import gradient_checks, own_checks
+from semu.simulation.data_parallel.clipping import gradient_checks, rank_checks
 from semu.simulation.data_parallel.interference import interferences
 from semu.simulation.data_parallel.reduce import Reduction, Reductions, by_rank
 from semu.simulation.data_parallel.timed_operators import TimedOperators
@@ -138,7 +138,7 @@ def _steps_apart(
     tails = []
     for rank, (slices, step, loss) in enumerate(zip(reductions, rank_steps(timed), losses, strict=True)):
         begin = max([timed.run.rank_ends[rank], *slices.end_s, *([loss.end_s] if loss is not None else [])])
-        checks = own_checks(timed, rank, begin)
+        checks = rank_checks(timed, rank, begin)
         begin = checks[-1].end_s if checks else begin
         tails.append(RankTail(slices, step.after(begin) if step.optimizer is not None else step, checks, loss))
     return tails
