@@ -59,7 +59,9 @@ class AllocationTape:
         return slot[counts], size[counts]
 
     # -- slots -------------------------------------------------------------------------------------------------------
-    def _change(self, chunk: int, part: int, storage: I64, size: I64, is_new: NDArray[np.bool_] | bool) -> None:
+    def _change(
+        self, chunk: int, part: int, storage: NDArray[np.integer], size: I64, is_new: NDArray[np.bool_] | bool
+    ) -> None:
         """Allocate or free storages of a chunk's part in turn, those of size 0 left out.
 
         Args:
