@@ -63,7 +63,7 @@ def measure_restore(quick: bool) -> Iterator[Row]:
     state = semu.prepare(job)
     schedules = perturbed_schedules(state.schedule(), state.pipeline_shape, 10 if quick else 100)
     edges = [state.edges_of(schedule) for schedule in schedules]
-    stages, latency = stage_templates(state), state.evaluation.latency
+    stages, latency = stage_templates(state), state.evaluation.by_shape.latency
     for pairs in edges[:3]:
         expanded = expand(state, stages, latency, pairs)
         times, written = state.restore(pairs), expanded.nodes.resume()

@@ -25,9 +25,6 @@ CIRCLES: dict[tuple[str, str], str] = {
     ("semu.engine.checkpoint", "semu.engine.graph_timeline"): "a checkpoint restores to a timeline, which names it",
     ("semu.engine.checkpoint", "semu.engine.simulator"): "a checkpoint names its simulation, which makes it",
     ("semu.engine.graph_timeline", "semu.engine.simulator"): "a timeline names its simulation, which makes it",
-    ("semu.compile.weights_on_host", "semu.compile.layout"): "a layout holds the chunks whose weights are looked at",
-    ("semu.compile.stage", "semu.compile.segments"): "a stage offers its segments as an attribute",
-    ("semu.costs.roofline", "semu.costs.segment_keys"): "a cost model offers the keys of segments under it",
     ("semu.schedule.schedule", "semu.schedule.check"): "a schedule offers its check as a method",
     ("semu.schedule.study", "semu.schedule.bounds"): "a study offers its lower bound as a method",
 }

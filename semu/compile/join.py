@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from semu.compile.stage import ROLES, StageProgram
+from semu.compile.stage import ROLES, StageProgram, csr
 from semu.compile.template import HalfTemplate, TemplateLibrary
 from semu.compile.zero_exchange import (
     BACKWARD_PARAMETERS,
@@ -269,20 +267,16 @@ class _Joiner:
     ) -> StageProgram:
         used = sorted({s for touches in chain.touches for s in touches} | before | after)
         local = {s: i for i, s in enumerate(used)}
-        touch = [local[s] for touches in chain.touches for s in touches]
-        stream = np.array(chain.stream, dtype=np.int32)
-        num_streams = len(self.streams)
+        pred_ptr, pred = csr(chain.preds)
+        touch_ptr, touch = csr([[local[s] for s in touches] for touches in chain.touches])
         return StageProgram(
             rows=np.array(chain.rows, dtype=np.int32),
             block=np.array(chain.block, dtype=np.int32),
-            pred_ptr=pointer(len(p) for p in chain.preds),
-            pred=np.array([p for preds in chain.preds for p in preds], dtype=np.int32),
-            stream=stream,
-            order_ptr=pointer(np.bincount(stream, minlength=num_streams).tolist()),
-            order=np.argsort(stream, kind="stable").astype(np.int32),
-            touch_ptr=pointer(len(t) for t in chain.touches),
-            touch=np.array(touch, dtype=np.int32),
-            touches=np.bincount(np.array(touch, dtype=np.int64), minlength=len(used)).astype(np.int32),
+            pred_ptr=pred_ptr,
+            pred=pred,
+            stream=np.array(chain.stream, dtype=np.int32),
+            touch_ptr=touch_ptr,
+            touch=touch,
             size_row=np.array([self.size_row[s] for s in used], dtype=np.int32),
             role=np.array([self.role[s] for s in used], dtype=np.int32),
             alive_before=np.array([s in before for s in used], dtype=np.bool_),
@@ -290,7 +284,7 @@ class _Joiner:
             arriving=tuple(self.size_row[s] if s >= 0 else -1 for s in arriving),
             leaving=tuple(self.size_row[s] if s >= 0 else -1 for s in leaving),
             leaving_kept=tuple(s in kept for s in leaving),
-            num_streams=num_streams,
+            num_streams=len(self.streams),
             storage=np.array(used, dtype=np.int32),
             arriving_storage=tuple(arriving),
             leaving_storage=tuple(leaving),
@@ -333,8 +327,3 @@ def _resolve(producer: int | None, first: int, producers: list[int | None]) -> i
     if producer is None:
         return None
     return producer + first if producer >= 0 else producers[-1 - producer]
-
-
-def pointer(lengths: Iterable[int]) -> NDArray[np.int32]:
-    """CSR pointer: 0, then the running sum of the lengths."""
-    return np.array([0, *itertools.accumulate(lengths)], dtype=np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,8 +15,7 @@ from semu.compile.recipe.recipe import Recipe
 from semu.compile.recomputed_layers import recompute_units
 from semu.compile.template import TemplateLibrary
 from semu.compile.template_cache import LIBRARIES, CompiledBlock, JoinedLibrary
-from semu.compile.tracer import Block, HeldParameter, ModelTracer
-from semu.compile.weights_on_host import parameters_on_host
+from semu.compile.tracer import Block, HeldParameter, ModelTracer, parameters_on_host
 from semu.compile.zero_exchange import ExchangePlan
 from semu.compile.zero_exchange_plans import Costs, plan_exchanges
 from semu.job import Fp8Weights, TrainingJob
@@ -264,14 +264,10 @@ class Layout:
             result.append(
                 tuple(
                     ParameterPool(mesh, PoolParameters(tuple(own), key[0]))
-                    for key, (mesh, own) in sorted(found.items(), key=_first)
+                    for key, (mesh, own) in sorted(found.items(), key=operator.itemgetter(0))
                 )
             )
         return tuple(result)
-
-
-def _first(item: tuple[tuple[bool, int], object]) -> tuple[bool, int]:
-    return item[0]
 
 
 def build_layout(
@@ -301,21 +297,16 @@ def build_layout(
         return Layout(job, mesh, library, joined.streams, cut, cut.recipe(job.num_microbatches), _place(job, cut))
     flat = [block for group in blocks for block in group]
     counts = [len(group) for group in blocks]
-    layout = job.parallel.stage_layout
-    if layout is not None:
-        chunks = deal_chunks(
-            counts,
-            stage_boundaries(job.model, layout, job.parallel.pp, job.parallel.vpp),
-            job.parallel.pp,
-            job.parallel.placement,
-        )
+    parallel = job.parallel
+    if (layout := parallel.stage_layout) is not None:
+        boundaries = stage_boundaries(job.model, layout, parallel.pp, parallel.vpp)
+        chunks = deal_chunks(counts, boundaries, parallel.pp, parallel.placement)
     else:
-        if job.parallel.partition == "latency":
+        if parallel.partition == "latency":
             by_template = weigh(library)
             weights = [by_template[block.template] for block in flat]
         else:
             weights = [float(sum(p.parameter.numel for p in block.parameters)) for block in flat]
-        parallel = job.parallel
         names = [module.name for module in job.model.modules]
         chunks = place_modules(
             parallel.segments, names, counts, weights, parallel.pp, parallel.vpp, parallel.placement, parallel.shares
@@ -325,11 +316,11 @@ def build_layout(
         units, chunks = recompute_units(job, blocks, chunks)
         tracer = ModelTracer(job)
         blocks = tracer.trace_model(units)
-        joined = _library(tracer.blocks, (), is_lasting=tracer.is_lasting)
+        joined = library_of(tracer.blocks, (), is_lasting=tracer.is_lasting)
         compiled, is_lasting = tracer.blocks, tracer.is_lasting
     exchanges, plans = plan_exchanges(job, mesh, blocks, chunks, len(compiled))
     if exchanges:
-        joined = _library(compiled, exchanges, is_lasting=is_lasting)
+        joined = library_of(compiled, exchanges, is_lasting=is_lasting)
     stages = _join(job, joined, blocks, chunks, plans)
     if job.parallel.copies > 1:
         stages += _second_copies(stages, job.parallel.pp)
@@ -372,13 +363,13 @@ def _trace(job: TrainingJob, state: ModelState, key: Hashable | None) -> _Traced
     """Trace a model; remembered where it hides nothing and there is a key."""
     tracer = ModelTracer(job)
     blocks = tracer.trace_model()
-    joined = _library(tracer.blocks, (), is_lasting=tracer.is_lasting)
+    joined = library_of(tracer.blocks, (), is_lasting=tracer.is_lasting)
     is_kept = key is not None and tracer.is_lasting and state.is_fixed
     traced = _Traced(blocks, tracer.blocks, tracer.is_lasting, joined, tracer.spread_streams, is_kept)
     return _TRACED.get(state, key, lambda: traced) if is_kept else traced
 
 
-def _library(blocks: Sequence[CompiledBlock], exchanges: tuple[Costs, ...], *, is_lasting: bool) -> JoinedLibrary:
+def library_of(blocks: Sequence[CompiledBlock], exchanges: tuple[Costs, ...], *, is_lasting: bool) -> JoinedLibrary:
     """The templates of a traced model; the same ones in the same order share what was joined of them before."""
     if not is_lasting:
         return JoinedLibrary(blocks, exchanges)
@@ -411,7 +402,7 @@ def _join(
             numbers,
             serial=not job.overlaps_tensor_parallel,
             has_consumer=has_consumer,
-            borrowed=_borrowed(arrivals, chunk, result),
+            borrowed=borrowed_tensors(arrivals, chunk, result),
             exchanges=plans[chunk.index],
         )
         result.append(ChunkStages(chunk, module.name, own, forward, backward, arrivals))
@@ -431,7 +422,7 @@ def _second_copies(stages: Sequence[ChunkStages], num_ranks: int) -> list[ChunkS
     ]
 
 
-def _borrowed(arrivals: Sequence[int], chunk: Chunk, earlier: Sequence[ChunkStages]) -> tuple[bool, ...]:
+def borrowed_tensors(arrivals: Sequence[int], chunk: Chunk, earlier: Sequence[ChunkStages]) -> tuple[bool, ...]:
     """Per arriving tensor: it comes from a chunk of the same rank that keeps it for its own backward."""
     result = []
     for k, source in enumerate(arrivals):

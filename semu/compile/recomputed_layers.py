@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from semu.compile.tracer import Block, Unit
+from semu.compile.tracer import Block, TracedUnit
 from semu.errors import ConfigError
 from semu.job import RecomputeMethod, Training, TrainingJob
 from semu.nn.module import Module, Sequential
@@ -17,7 +17,7 @@ from semu.parallel.pipeline import Chunk
 
 def recompute_units(
     job: TrainingJob, blocks: Sequence[Sequence[Block]], chunks: Sequence[Chunk]
-) -> tuple[list[list[Unit]], list[Chunk]]:
+) -> tuple[list[list[TracedUnit]], list[Chunk]]:
     """What to trace for ``training.recompute_layers``, and the chunks over it.
 
     Args:
@@ -38,7 +38,7 @@ def recompute_units(
             got=training.recompute_layers,
             nearest=most or None,
         )
-    units: list[list[Unit]] = [[] for _ in job.model.modules]
+    units: list[list[TracedUnit]] = [[] for _ in job.model.modules]
     moved: list[Chunk] = []
     for chunk in chunks:
         module, own = job.model.modules[chunk.module], units[chunk.module]
@@ -52,13 +52,13 @@ def recompute_units(
 
 def _units(
     training: Training, module: str, members: Sequence[tuple[str, Module]], layers: Sequence[bool]
-) -> list[Unit]:
+) -> list[TracedUnit]:
     """Units of one chunk. ``layers`` says which of its blocks can be recomputed."""
     count = training.recompute_layers or 1
     if training.recompute_method is RecomputeMethod.BLOCK:
         chosen = [number for number, is_layer in enumerate(layers) if is_layer][:count]
-        return [Unit(path, body, number in chosen) for number, (path, body) in enumerate(members)]
-    units: list[Unit] = []
+        return [TracedUnit(path, body, number in chosen) for number, (path, body) in enumerate(members)]
+    units: list[TracedUnit] = []
     group: list[tuple[str, Module]] = []
     for (path, body), is_layer in zip(members, layers, strict=True):
         if not is_layer or len(group) == count:
@@ -67,13 +67,13 @@ def _units(
         if is_layer:
             group.append((path, body))
         else:
-            units.append(Unit(path, body, is_recomputed=False))
+            units.append(TracedUnit(path, body, is_recomputed=False))
     return units + _grouped(module, group)
 
 
-def _grouped(module: str, group: Sequence[tuple[str, Module]]) -> list[Unit]:
+def _grouped(module: str, group: Sequence[tuple[str, Module]]) -> list[TracedUnit]:
     """Layers that are recomputed together, as one unit under the module's path."""
     if len(group) < 2:
-        return [Unit(path, body, is_recomputed=True) for path, body in group]
+        return [TracedUnit(path, body, is_recomputed=True) for path, body in group]
     body = Sequential({path.removeprefix(f"{module}."): layer for path, layer in group})
-    return [Unit(module, body, is_recomputed=True)]
+    return [TracedUnit(module, body, is_recomputed=True)]

@@ -1,4 +1,4 @@
-"""``split_stage``: a stage as a sequence of segments, of which equal ones are run once and may come from a cache.
+"""``cost_stage``: costs of a stage, cut into segments (``split_stage``) of which equal ones are run once.
 
 Where operators run one after another, a segment is what one block contributes to the stage: its operators, and what is
 allocated and freed beside them. Identical layers are equal segments. Where communication overlaps, blocks are not apart
@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.stage import StageCosts, StageProgram
 
 Numbers = NDArray[np.int32]
@@ -138,7 +139,7 @@ class WholeStage:
 
 
 @dataclass(frozen=True)
-class Run:
+class SegmentRun:
     """The same segment several times in a row.
 
     Attributes:
@@ -161,7 +162,7 @@ class StageSegments:
     """
 
     distinct: tuple[Segment | WholeStage, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[SegmentRun, ...]
     unread: Numbers
     num_streams: int
 
@@ -191,11 +192,24 @@ class StageSegments:
         return StageCosts(latency, exposed, peak, live - unread_bytes, peak_op)
 
 
+def cost_stage(program: StageProgram, latency: NDArray[np.float64], size: NDArray[np.int64]) -> StageCosts:
+    """Costs of a stage for many shapes.
+
+    Args:
+        latency: float64[num_shapes, num_rows] [s], all rows of the library.
+        size: int64[num_shapes, num_size_rows] [bytes].
+    """
+    plan = split_stage(program)
+    by_row = np.ascontiguousarray(latency.T), np.ascontiguousarray(size.T)
+    return plan.compose([segment.run(*by_row) for segment in plan.distinct], by_row[1][plan.unread].sum(axis=0))
+
+
+@memo.remembered(512)
 def split_stage(program: StageProgram) -> StageSegments:
     """Cut a stage into segments, at the borders of its blocks where operators run one after another."""
     if not program.is_serial:
         none = np.zeros(0, dtype=np.int32)
-        return StageSegments((WholeStage(program),), (Run(0, 1, 0),), none, program.num_streams)
+        return StageSegments((WholeStage(program),), (SegmentRun(0, 1, 0),), none, program.num_streams)
     event_row, come, gone = _events(program)
     before = np.concatenate((np.zeros(1, dtype=np.int32), gone[:-1]))  # events before each operator
     by_operator = [array.tobytes() for array in (program.rows, program.stream, come - before, gone - come)]
@@ -203,7 +217,7 @@ def split_stage(program: StageProgram) -> StageSegments:
     borders = np.flatnonzero(np.diff(program.block)) + 1
     number: dict[tuple[bytes, ...], int] = {}
     distinct: list[Segment] = []
-    runs: list[Run] = []
+    runs: list[SegmentRun] = []
     for first, last in itertools.pairwise([0, *borders.tolist(), program.num_ops]):
         start, stop = int(before[first]), int(gone[last - 1])
         content = (*[array[4 * first : 4 * last] for array in by_operator], by_event[4 * start : 4 * stop])
@@ -220,9 +234,9 @@ def split_stage(program: StageProgram) -> StageSegments:
                 )
             )
         if runs and runs[-1].segment == number[content]:
-            runs[-1] = Run(runs[-1].segment, runs[-1].count + 1, runs[-1].first)
+            runs[-1] = SegmentRun(runs[-1].segment, runs[-1].count + 1, runs[-1].first)
         else:
-            runs.append(Run(number[content], 1, first))
+            runs.append(SegmentRun(number[content], 1, first))
     gone_unread = program.alive_before & ~program.alive_after & (program.touches == 0)
     return StageSegments(tuple(distinct), tuple(runs), program.size_row[gone_unread], program.num_streams)
 

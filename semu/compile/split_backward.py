@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.join import pointer
 from semu.compile.split_exchanges import exchanged_storages, place_exchanges
-from semu.compile.stage import StageProgram
+from semu.compile.stage import StageProgram, csr
 from semu.graph.operator import Operator, Phase
 from semu.hardware.kinds import OpKind
 
@@ -165,20 +164,16 @@ def _part(
     """
     number = np.cumsum(chosen) - 1
     local = np.cumsum(used) - 1
-    pieces = [touches[op] for op in np.flatnonzero(chosen).tolist()]
-    touch = local[np.array([storage for piece in pieces for storage in piece], dtype=np.int64)].astype(np.int32)
-    stream = program.stream[chosen]
+    pred_ptr, pred = csr(preds)
+    touch_ptr, touch = csr([touches[op] for op in np.flatnonzero(chosen).tolist()])
     return StageProgram(
         rows=program.rows[chosen],
         block=program.block[chosen],
-        pred_ptr=pointer(len(own) for own in preds),
-        pred=np.array([number[p] for own in preds for p in own], dtype=np.int32),
-        stream=stream,
-        order_ptr=pointer(np.bincount(stream, minlength=program.num_streams).tolist()),
-        order=np.argsort(stream, kind="stable").astype(np.int32),
-        touch_ptr=pointer(len(piece) for piece in pieces),
-        touch=touch,
-        touches=np.bincount(touch, minlength=int(used.sum())).astype(np.int32),
+        pred_ptr=pred_ptr,
+        pred=number[pred].astype(np.int32),
+        stream=program.stream[chosen],
+        touch_ptr=touch_ptr,
+        touch=local[touch].astype(np.int32),
         size_row=program.size_row[used],
         role=program.role[used],
         alive_before=before[used],
@@ -205,17 +200,11 @@ def empty_stage(num_streams: int) -> StageProgram:
         pred_ptr=zero,
         pred=none,
         stream=none,
-        order_ptr=np.zeros(num_streams + 1, dtype=np.int32),
-        order=none,
         touch_ptr=zero,
         touch=none,
-        touches=none,
         size_row=none,
         role=none,
         alive_before=no,
         alive_after=no,
-        arriving=(),
-        leaving=(),
-        leaving_kept=(),
         num_streams=num_streams,
     )

@@ -1,21 +1,20 @@
 """``StageProgram``: the forward or backward stage of a chunk as arrays (``join`` makes them).
 
-``run`` evaluates all microbatches (``segments`` says how), ``expand`` gives the operators of one microbatch.
+``segments.cost_stage`` evaluates all microbatches, ``expand`` gives the operators of one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.graph.tensor import Role
-
-if TYPE_CHECKING:
-    from semu.compile.segments import StageSegments
 
 ROLES: tuple[Role, ...] = tuple(Role)
 """Row order of memory by role."""
@@ -74,13 +73,12 @@ class StageProgram:
 
     Attributes:
         rows: int32[num_ops], cost rows in the library. block: int32[num_ops], block of each operator.
-        pred_ptr, pred, stream, order_ptr, order, touch_ptr, touch, touches, alive_before, alive_after: see
-            ``kernels``.
+        pred_ptr, pred, stream, touch_ptr, touch, alive_before, alive_after: see ``kernels``.
         size_row: int32[num_storages], size rows in the library. role: int32[num_storages], index into ``ROLES``.
+        num_streams: number of streams.
         arriving, leaving: size rows of the tensors that come in and go out (carry or gradients), by position; -1: none.
         leaving_kept: the leaving tensor survives its sending (it is saved for the backward stage, or is one that
             arrived and is still needed).
-        num_streams: number of streams.
         storage: int32[num_storages], number of each storage in the chunk, the same in both its stages.
         arriving_storage, leaving_storage: such numbers of the tensors of ``arriving`` and ``leaving``; -1: none.
         is_exchange: bool[num_ops], it is a transfer of parameters or gradients that serves ``block``, none of the
@@ -92,19 +90,16 @@ class StageProgram:
     pred_ptr: NDArray[np.int32]
     pred: NDArray[np.int32]
     stream: NDArray[np.int32]
-    order_ptr: NDArray[np.int32]
-    order: NDArray[np.int32]
     touch_ptr: NDArray[np.int32]
     touch: NDArray[np.int32]
-    touches: NDArray[np.int32]
     size_row: NDArray[np.int32]
     role: NDArray[np.int32]
     alive_before: NDArray[np.bool_]
     alive_after: NDArray[np.bool_]
-    arriving: tuple[int, ...]
-    leaving: tuple[int, ...]
-    leaving_kept: tuple[bool, ...]
     num_streams: int
+    arriving: tuple[int, ...] = ()
+    leaving: tuple[int, ...] = ()
+    leaving_kept: tuple[bool, ...] = ()
     storage: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     arriving_storage: tuple[int, ...] = ()
     leaving_storage: tuple[int, ...] = ()
@@ -129,29 +124,17 @@ class StageProgram:
         """``program`` of the kernels."""
         return self.pred_ptr, self.pred, self.stream, self.num_streams
 
-    @property
-    def storages(self) -> tuple[Any, ...]:
-        """``storages`` of the kernels."""
-        touches = (self.touch_ptr, self.touch, self.touches)
-        return self.order_ptr, self.order, *touches, self.alive_before, self.alive_after
+    @cached_property
+    def touches(self) -> NDArray[np.int32]:
+        """int32[num_storages], operators that touch each storage."""
+        return np.bincount(self.touch, minlength=len(self.size_row)).astype(np.int32)
 
     @cached_property
-    def segments(self) -> StageSegments:
-        """The stage cut into segments: equal ones are run once."""
-        from semu.compile.segments import split_stage
-
-        return split_stage(self)
-
-    def run(self, latency: NDArray[np.float64], size: NDArray[np.int64]) -> StageCosts:
-        """Evaluate many shapes.
-
-        Args:
-            latency: float64[num_shapes, num_rows] [s], all rows of the library.
-            size: int64[num_shapes, num_size_rows] [bytes].
-        """
-        plan = self.segments
-        by_row = np.ascontiguousarray(latency.T), np.ascontiguousarray(size.T)
-        return plan.compose([segment.run(*by_row) for segment in plan.distinct], by_row[1][plan.unread].sum(axis=0))
+    def storages(self) -> tuple[Any, ...]:
+        """``storages`` of the kernels."""
+        order_ptr = pointer(np.bincount(self.stream, minlength=self.num_streams).tolist())
+        order = np.argsort(self.stream, kind="stable").astype(np.int32)
+        return order_ptr, order, self.touch_ptr, self.touch, self.touches, self.alive_before, self.alive_after
 
     def times(
         self, latency: NDArray[np.float64], release: NDArray[np.float64] | None = None
@@ -162,29 +145,21 @@ class StageProgram:
             latency: float64[num_rows] [s], all rows of the library.
             release: float64[num_ops] [s], earliest starts relative to the stage's beginning.
         """
-        return self.operator_times(latency[self.rows], release)
+        return self.timed(latency[self.rows], release)[:2]
 
-    def operator_times(
+    def timed(
         self, duration: NDArray[np.float64], release: NDArray[np.float64] | None = None
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """``times`` where each operator has its own duration: float64[num_ops] [s]."""
-        from semu.compile.kernels import time_stage
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], float, NDArray[np.float64]]:
+        """``times`` where each operator has its own duration: float64[num_ops] [s].
 
-        start, end, exposed = np.zeros(self.num_ops), np.zeros(self.num_ops), np.zeros(self.num_streams)
-        time_stage(duration, release if release is not None else np.zeros(0), self.graph, start, end, exposed)
-        return start, end
-
-    def waits(self, duration: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        """Latency [s] and exposed time by stream, float64[num_streams] [s], where each operator has its own duration.
-
-        Args:
-            duration: float64[num_ops] [s].
+        Returns:
+            start, end; latency of the stage [s]; float64[num_streams] [s], exposed time by stream.
         """
         from semu.compile.kernels import time_stage
 
         start, end, exposed = np.zeros(self.num_ops), np.zeros(self.num_ops), np.zeros(self.num_streams)
-        latency = time_stage(duration, np.zeros(0), self.graph, start, end, exposed)
-        return latency, exposed
+        bound = release if release is not None else np.zeros(0)
+        return start, end, time_stage(duration, bound, self.graph, start, end, exposed), exposed
 
     def expand(
         self, latency: NDArray[np.float64], size: NDArray[np.int64], release: NDArray[np.float64] | None = None
@@ -210,3 +185,13 @@ class StageProgram:
             start, end, self.storages, size[self.size_row], self.role, event_time, event_bytes
         )
         return ExpandedStage(start, end, event_time[:num_events], event_bytes[:, :num_events])
+
+
+def pointer(lengths: Iterable[int]) -> NDArray[np.int32]:
+    """CSR pointer: 0, then the running sum of the lengths."""
+    return np.array([0, *accumulate(lengths)], dtype=np.int32)
+
+
+def csr(groups: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Groups one after another: their pointer, and what is in them."""
+    return pointer(map(len, groups)), np.array([item for group in groups for item in group], dtype=np.int32)

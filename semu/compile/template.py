@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from semu.graph.dim import Dim, DimTable, symbols_of
 from semu.graph.graph import Graph
-from semu.graph.operator import Operator
+from semu.graph.operator import Operator, Phase
 from semu.graph.tensor import Role
 from semu.hardware.device import DeviceKind, Stream
+from semu.hardware.kinds import DType, OpKind
 from semu.hardware.network import CommGroup
 
 COMPUTE_STREAM = "compute"
@@ -62,16 +63,37 @@ class Template:
     backward: HalfTemplate
     sizes: tuple[Dim, ...]
     roles: tuple[Role, ...]
-    carry_in: tuple[int, ...]
-    carry_out: tuple[int, ...]
-    gradient_in: tuple[int, ...]
-    gradient_out: tuple[int, ...]
     groups: Mapping[Stream, CommGroup]
+    carry_in: tuple[int, ...] = ()
+    carry_out: tuple[int, ...] = ()
+    gradient_in: tuple[int, ...] = ()
+    gradient_out: tuple[int, ...] = ()
+
+    @classmethod
+    def of_transfers(
+        cls,
+        operators: Sequence[Operator],
+        sizes: tuple[Dim, ...],
+        roles: tuple[Role, ...],
+        groups: Mapping[Stream, CommGroup],
+    ) -> Template:
+        """Transfers that ``join`` places inside stages: the first in the forward half, the others in the backward."""
+
+        def half(first: int, last: int) -> HalfTemplate:
+            none: tuple[tuple[int, ...], ...] = ((),) * (last - first)
+            return HalfTemplate(tuple(operators[first:last]), np.arange(first, last, dtype=np.int32), none, none, ())
+
+        return cls(half(0, 1), half(1, len(operators)), sizes, roles, groups)
 
     @cached_property
     def operators(self) -> tuple[Operator, ...]:
         """Forward, then backward operators."""
         return self.forward.operators + self.backward.operators
+
+
+def transfer(name: str, kind: OpKind, phase: Phase, stream: Stream, wire_bytes: int) -> Operator:
+    """An operator that moves bytes and reads nothing of the graph."""
+    return Operator(0, name, kind, phase, stream, 0, 0, wire_bytes, DType.BF16, (), (), (), (), 0, 0, 1)
 
 
 def compile_template(

@@ -29,19 +29,23 @@ class ParameterSlot:
     Attributes:
         number: which of the block's parameters, in the order of ``named_parameters``. path: below the block.
         elements: local elements. is_sharded: split over the tensor-parallel group.
-        writer: position, in the block's backward half, of the operator that completes its gradient; -1: frozen.
-        writers: positions of all operators that write it.
-        is_fp8: the weight of a linear that runs in fp8. is_expert: of routed experts.
+        writers: positions, in the block's backward half, of the operators that write its gradient; none: frozen.
+        is_fp8: the weight of a linear that runs in fp8.
+        is_expert: of routed experts, whose replicas are the ranks of the expert-data-parallel group.
     """
 
     number: int
     path: str
     elements: int
     is_sharded: bool
-    writer: int
     is_fp8: bool
-    writers: tuple[int, ...] = ()
-    is_expert: bool = False
+    writers: tuple[int, ...]
+    is_expert: bool
+
+    @property
+    def writer(self) -> int:
+        """Position of the operator that completes its gradient; -1: frozen."""
+        return self.writers[-1] if self.writers else -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +75,6 @@ class CompiledBlock:
         """
         number = {parameter: position for position, parameter in enumerate(parameters)}
         backward = traced.graph.operators[traced.num_forward :]
-        writer = {tensor: op.index - traced.num_forward for op in backward for tensor in op.outputs}
         return cls(
             serial=next(_serial),
             template=compile_template(
@@ -92,7 +95,6 @@ class CompiledBlock:
                     path=use.path,
                     elements=use.numel,
                     is_sharded=use.is_sharded,
-                    writer=writer.get(use.gradient, -1) if use.gradient is not None else -1,
                     writers=tuple(op.index - traced.num_forward for op in backward if use.gradient in op.outputs),
                     is_fp8=use.is_fp8,
                     is_expert=use.is_expert,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from semu.compile.module_sharding import ModuleSetting, resharded
 from semu.compile.structure import StructureReader
-from semu.compile.template_cache import BLOCKS, CompiledBlock
+from semu.compile.template_cache import BLOCKS, CompiledBlock, ParameterSlot
 from semu.job import Attention, Fp8Weights, Recompute, TrainingJob
 from semu.job.experts import expert_plan
 from semu.nn.model import InputSpec
@@ -20,25 +21,14 @@ from semu.parallel.tensor import megatron_plan
 
 
 @dataclass(frozen=True)
-class HeldParameter:
-    """A parameter as one rank holds it.
+class HeldParameter(ParameterSlot):
+    """A parameter of the model as one rank holds it; ``path`` is the dotted path in the model.
 
     Attributes:
-        parameter: the model's. elements: local elements. is_sharded: split over the tensor-parallel group.
-        writer: position, in the block's backward half, of the operator that completes its gradient; -1: frozen.
-        path: dotted path in the model. is_fp8: the weight of a linear that runs in fp8.
-        writers: positions, in the block's backward half, of all operators that write its gradient.
-        is_expert: of routed experts whose replicas are the ranks of the expert-data-parallel group.
+        parameter: the model's.
     """
 
     parameter: Parameter
-    elements: int
-    is_sharded: bool
-    writer: int
-    path: str
-    writers: tuple[int, ...] = ()
-    is_fp8: bool = False
-    is_expert: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +48,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Unit:
+class TracedUnit:
     """Something to trace as one block: a block of the model, or several that are recomputed together.
 
     Attributes:
@@ -98,6 +88,25 @@ class _Placed:
     def is_data(self) -> bool:
         """Whether it starts from what the data loader gives as integers."""
         return bool(self.specs) and starts_from_data(self.specs[0].dtype)
+
+
+def parameters_on_host(blocks: Iterable[Block]) -> frozenset[Parameter]:
+    """The parameters that live on the host: of chosen layers, used by no other block.
+
+    Args:
+        blocks: of the whole model.
+    """
+    every = list(blocks)
+    if not any(block.is_streamed for block in every):
+        return frozenset()
+    users = Counter(key for block in every for key in {held.parameter for held in block.parameters})
+    return frozenset(
+        held.parameter
+        for block in every
+        if block.is_streamed
+        for held in block.parameters
+        if users[held.parameter] == 1
+    )
 
 
 class ModelTracer:
@@ -162,7 +171,7 @@ class ModelTracer:
         own = setting.options(self.job, self.options)
         return own, _both_keys(own)
 
-    def trace_model(self, units: Sequence[Sequence[Unit]] | None = None) -> list[list[Block]]:
+    def trace_model(self, units: Sequence[Sequence[TracedUnit]] | None = None) -> list[list[Block]]:
         """The blocks of every modality module, in order.
 
         Args:
@@ -170,7 +179,7 @@ class ModelTracer:
         """
         if units is None:
             again = self.job.training.recompute is Recompute.FULL
-            units = [[Unit(path, body, again) for path, body in m.blocks()] for m in self.job.model.modules]
+            units = [[TracedUnit(path, body, again) for path, body in m.blocks()] for m in self.job.model.modules]
         outputs: dict[str, tuple[CarrySpec, ...]] = {}
         placed: list[list[_Placed]] = []
         for module, own in zip(self.job.model.modules, units, strict=True):
@@ -198,7 +207,7 @@ class ModelTracer:
             placed.append(group)
         return self._walk_back(placed, {name: len(specs) for name, specs in outputs.items()})
 
-    def _chosen(self, unit: Unit, number: int) -> Unit:
+    def _chosen(self, unit: TracedUnit, number: int) -> TracedUnit:
         """The unit of a layer, recomputed where it is its turn (``training.recompute_every``)."""
         every = self.job.training.recompute_every
         return unit if every is None or (number + 1) % every == 0 else replace(unit, is_recomputed=False)
@@ -231,7 +240,7 @@ class ModelTracer:
         packing = None if spec.per_sequence else sequences
         return CarrySpec(shape, (1,) * len(shape), spec.dtype(self.options.tensor_dtype), False, packing)
 
-    def _place(self, unit: Unit, specs: tuple[CarrySpec, ...], *, is_offloaded: bool = False) -> _Placed:
+    def _place(self, unit: TracedUnit, specs: tuple[CarrySpec, ...], *, is_offloaded: bool = False) -> _Placed:
         path, body = unit.path, unit.body
         structure = self._reader.read(body)
         if structure is not None:
@@ -319,14 +328,7 @@ def _held(place: _Placed, compiled: CompiledBlock) -> tuple[HeldParameter, ...]:
     return tuple(
         [
             HeldParameter(
-                parameter=place.parameters[slot.number],
-                elements=slot.elements,
-                is_sharded=slot.is_sharded,
-                writer=slot.writer,
-                path=f"{place.path}.{slot.path}",
-                writers=slot.writers,
-                is_fp8=slot.is_fp8,
-                is_expert=slot.is_expert,
+                **{**vars(slot), "path": f"{place.path}.{slot.path}"}, parameter=place.parameters[slot.number]
             )
             for slot in compiled.slots
         ]

@@ -1,4 +1,4 @@
-"""``Exchange``: what blocks of a stage exchange with their data-parallel peers while the stage runs (ZeRO-2, ZeRO-3).
+"""Gathers and reductions inside stages: what blocks exchange with data-parallel peers as a stage runs (ZeRO-2, ZeRO-3).
 
 A unit is a set of parameters that are gathered, or whose gradients are reduced, by one collective: torch FSDP's unit,
 or a gradient bucket. Its collectives are operators of the stage (``join`` places them), on a link stream; gathered
@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from semu.compile.template import HalfTemplate, Template
+from semu.compile.template import Template, transfer
 from semu.graph.operator import Operator, Phase
 from semu.graph.tensor import Role
 from semu.hardware.device import Device, DeviceKind, Direction, Stream
-from semu.hardware.kinds import DType, OpKind
+from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup, wire_factor
 
 GATHER_FORWARD, GATHER_BACKWARD, REDUCE, REPLICATE = range(4)
@@ -58,17 +56,9 @@ class ExchangeCosts:
             across = Stream(Device(DeviceKind.LINK, port=self.replicas.port, direction=Direction.OUT), REPLICA_STREAM)
             groups[across] = self.replicas
             operators.append(_collective(OpKind.ALL_REDUCE, Phase.REDUCTION, across, self.replicas, shard))
-        return Template(
-            forward=_half(operators[:1], 0),
-            backward=_half(operators[1:], 1),
-            sizes=(self.parameter_bytes, self.parameter_bytes, self.gradient_bytes if self.group.num_ranks > 1 else 0),
-            roles=(Role.PARAMETER, Role.PARAMETER, Role.GRADIENT),
-            carry_in=(),
-            carry_out=(),
-            gradient_in=(),
-            gradient_out=(),
-            groups=groups,
-        )
+        gradients = self.gradient_bytes if self.group.num_ranks > 1 else 0
+        sizes = (self.parameter_bytes, self.parameter_bytes, gradients)
+        return Template.of_transfers(operators, sizes, (Role.PARAMETER, Role.PARAMETER, Role.GRADIENT), groups)
 
 
 @dataclass(frozen=True)
@@ -169,16 +159,4 @@ class ExchangePlan:
 
 def _collective(kind: OpKind, phase: Phase, stream: Stream, group: CommGroup, buffer_bytes: int) -> Operator:
     """A collective over a buffer (nccl-tests' sense)."""
-    wire = int(wire_factor(kind, group.num_ranks) * buffer_bytes)
-    name = kind.value
-    return Operator(0, name, kind, phase, stream, 0, 0, wire, DType.BF16, (), (), (), (), 0, 0, 1)
-
-
-def _half(operators: list[Operator], first: int) -> HalfTemplate:
-    return HalfTemplate(
-        operators=tuple(operators),
-        rows=np.arange(first, first + len(operators), dtype=np.int32),
-        preds=((),) * len(operators),
-        touches=((),) * len(operators),
-        producers=(),
-    )
+    return transfer(kind.value, kind, phase, stream, int(wire_factor(kind, group.num_ranks) * buffer_bytes))

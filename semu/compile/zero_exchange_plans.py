@@ -16,7 +16,7 @@ Where other microbatches come between a microbatch's forward and its backward (p
 gathered behind: every unit is gathered in each forward and again in each backward stage, whose gradients are reduced.
 With ``reshard_after_forward`` off nothing is exchanged inside those stages: see ``unsharded``.
 
-Weights on the host (``weights_on_host``): a chosen layer is a unit that is copied; with ZeRO-3 its unit's shard is,
+Weights on the host (``host_copies``): a chosen layer is a unit that is copied; with ZeRO-3 its unit's shard is,
 before each gather.
 """
 
@@ -27,8 +27,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from semu.compile.host_copies import HostCopyCosts
-from semu.compile.tracer import Block, HeldParameter
-from semu.compile.weights_on_host import parameters_on_host
+from semu.compile.tracer import Block, HeldParameter, parameters_on_host
 from semu.compile.zero_exchange import Exchange, ExchangeCosts, ExchangePlan
 from semu.hardware.device import RELOAD
 from semu.job import TrainingJob

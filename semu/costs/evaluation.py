@@ -14,7 +14,7 @@ from semu import memo
 from semu.compile.join import build_stages
 from semu.compile.layout import Layout
 from semu.compile.stage import StageCosts, StageProgram
-from semu.compile.template import CostColumns, TemplateLibrary, stream_names
+from semu.compile.template import TemplateLibrary, stream_names
 from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import CostModel, LatencyRules
 from semu.costs.segment_costs import stage_costs
@@ -42,12 +42,10 @@ class BatchShapes:
     index: NDArray[np.int64]
     idle: int = -1
 
-    @classmethod
-    def with_idle(cls, shapes: BatchShapes) -> BatchShapes:
+    def with_idle(self) -> BatchShapes:
         """The same, where nothing runs on a shape without any symbol."""
-        table = np.stack([*shapes.columns.values()])
-        empty = np.flatnonzero((table == 0).all(axis=0))
-        return cls(shapes.columns, shapes.index, int(empty[0]) if len(empty) else -1)
+        empty = np.flatnonzero((np.stack([*self.columns.values()]) == 0).all(axis=0))
+        return replace(self, idle=int(empty[0]) if len(empty) else -1)
 
 
 def distinct_shapes(
@@ -133,29 +131,6 @@ class Evaluation:
     def num_shapes(self) -> int:
         """How many distinct shapes there are."""
         return num_shapes(self.shapes.columns)
-
-    @property
-    def columns(self) -> CostColumns:
-        """Cost columns of everything for all shapes; computed when somebody asks."""
-        return self.by_shape.columns
-
-    @property
-    def latency(self) -> NDArray[np.float64]:
-        """float64[num_shapes, num_rows] [s]; computed when somebody asks."""
-        return self.by_shape.latency
-
-    @property
-    def size(self) -> NDArray[np.int64]:
-        """int64[num_shapes, num_size_rows] [bytes]; computed when somebody asks."""
-        return self.by_shape.size
-
-    def latencies_of(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Latencies for some shapes: float64[n, num_rows] [s]. ``shapes``: int64[n], numbers of shapes."""
-        return self.by_shape.latencies_of(shapes)
-
-    def sizes_of(self, shapes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Storage sizes for some shapes: int64[n, num_size_rows] [bytes]. ``shapes``: int64[n], numbers of shapes."""
-        return self.by_shape.sizes_of(shapes)
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,10 @@ from semu.compile.stage import StageCosts, StageProgram
 from semu.costs.evaluation import CostedJob, Evaluation
 from semu.costs.segment_costs import stage_costs
 from semu.errors import ConfigError
-from semu.graph.operator import Phase
 from semu.schedule.phases import BACKWARD, FORWARD, INPUT, NOTHING, WEIGHT
 
 CODES = (FORWARD, BACKWARD, INPUT, WEIGHT, NOTHING)
 """All kinds of stages of a chunk."""
-CODE_OF_PHASE = {
-    Phase.FORWARD: FORWARD,
-    Phase.BACKWARD: BACKWARD,
-    Phase.INPUT_GRADIENT: INPUT,
-    Phase.WEIGHT_GRADIENT: WEIGHT,
-}
-"""Code of a stage by its phase."""
 _NOTHING = memo.ScopedTable[StageProgram]("stage of a cut in which nothing happens", 1)
 _SPLITS = memo.ScopedTable[tuple[SplitStage | None, ...]]("backward stages of a cut in two parts", 1)
 _PARTS = memo.ScopedTable[Mapping[tuple[int, int], StageCosts]]("costs of parts of backward stages of costed chunks", 1)

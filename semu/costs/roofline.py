@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +22,6 @@ from semu.hardware.network.cost import collective_cost
 from semu.hardware.network.protocols import CollectiveCost
 from semu.hardware.number import worst_provenance
 from semu.units import TIME_GRID_PER_S
-
-if TYPE_CHECKING:
-    from semu.costs.segment_keys import SegmentKeys
 
 
 @dataclass(frozen=True)
@@ -138,13 +134,6 @@ class CostModel:
             is_own = (operator.kind, operator.dtype) in self.profile.variants
             provenance = provenance if is_own else worst_provenance(provenance, Provenance.TRANSFERRED)
         self.coefficients.append(Coefficients(provenance, efficiency.source, efficiency.relative_error))
-
-    @cached_property
-    def segment_keys(self) -> SegmentKeys:
-        """Keys of segments for the result cache."""
-        from semu.costs.segment_keys import SegmentKeys
-
-        return SegmentKeys(self)
 
     @cached_property
     def numbers(self) -> NDArray[np.float64]:

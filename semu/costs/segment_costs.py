@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.segments import Segment, StageSegments, WholeStage
+from semu.compile.segments import Segment, StageSegments, WholeStage, cost_stage, split_stage
 from semu.compile.stage import StageCosts, StageProgram
 from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import CostModel
+from semu.costs.segment_keys import keys_under
 from semu.costs.shape_costs import ShapeCosts, distinct_rows
 
 _NUM_SCALARS = 4
@@ -48,16 +49,16 @@ def stage_costs(programs: Sequence[StageProgram], by_shape: ShapeCosts, cache: R
     """
     distinct = dict.fromkeys(programs)
     if by_shape.model.rules:
-        costs = {program: program.run(by_shape.latency, by_shape.size) for program in distinct}
+        costs = {program: cost_stage(program, by_shape.latency, by_shape.size) for program in distinct}
     else:
-        costs = _by_segments({program: program.segments for program in distinct}, by_shape, cache)
+        costs = _by_segments({program: split_stage(program) for program in distinct}, by_shape, cache)
     return [costs[program] for program in programs]
 
 
 def _by_segments(
     plans: dict[StageProgram, StageSegments], by_shape: ShapeCosts, cache: ResultCache | None
 ) -> dict[StageProgram, StageCosts]:
-    keys = by_shape.model.segment_keys
+    keys = keys_under(by_shape.model)
     groups: dict[tuple[str, ...], _Group] = {}
     group_of: dict[bytes, _Group] = {}
     keys_of: dict[StageProgram, list[bytes]] = {}
@@ -75,14 +76,11 @@ def _by_segments(
         for key, segment in group.segments.items():
             costs[key] = _unpack(words[key][group.place], segment.num_streams)
     return {
-        program: plan.compose([costs[key] for key in keys_of[program]], _unread_bytes(plan, by_shape))
+        program: plan.compose(
+            [costs[key] for key in keys_of[program]], by_shape.sizes_of_rows(plan.unread.tolist()).sum(axis=0)
+        )
         for program, plan in plans.items()
     }
-
-
-def _unread_bytes(plan: StageSegments, by_shape: ShapeCosts) -> NDArray[np.int64]:
-    total: NDArray[np.int64] = by_shape.sizes_of_rows(plan.unread.tolist()).sum(axis=0)
-    return total
 
 
 def _words(

@@ -72,6 +72,12 @@ class SegmentKeys:
         return self._sizes[row]
 
 
+@memo.remembered(64)
+def keys_under(model: CostModel) -> SegmentKeys:
+    """Keys of segments under a cost model, remembered with it."""
+    return SegmentKeys(model)
+
+
 def _content(dims: list[Dim], numbers: bytes) -> tuple[bytes, frozenset[str]]:
     """Hash of sizes and numbers, and the symbols of the sizes."""
     spelt = [list(dim.terms.items()) if isinstance(dim, Poly) else dim for dim in dims]

@@ -11,12 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from semu.engine.nodes import added_edges, node_graph
 from semu.engine.sides import PlaceEdges, Side
-from semu.engine.unit_graph import Edges, UnitGraph, UnitTimes
+from semu.engine.unit_graph import Edges, UnitGraph
 from semu.errors import GraphError
 
 if TYPE_CHECKING:
@@ -54,7 +51,7 @@ class Checkpoint:
         return self.alone.memory[int(self.alone.variant[self.unit(stage)])]
 
     def unit(self, side: Side) -> int:
-        """Number of the unit of a stage, or of an operator outside stages; for ``restore_units``.
+        """Number of the unit of a stage, or of an operator outside stages.
 
         Raises:
             GraphError: anything else.
@@ -105,17 +102,6 @@ class Checkpoint:
         if len(new.source) or wanted != self.priority:
             state = Checkpoint(self.simulation, self.alone, places, _joined(self.nodes, added), wanted)
         return GraphTimeline(self.simulation, state, self.alone, times)
-
-    def restore_units(self, pairs: NDArray[np.integer]) -> UnitTimes:
-        """The quick way, for search: edges from the end of one unit to the start of another, times of units only.
-
-        Args:
-            pairs: int[k, 2], numbers of units (``unit``).
-        Raises:
-            GraphError: no such unit, or the edges close a cycle (printed).
-        """
-        self.simulation.check_unchanged()
-        return self.nodes.resume(Edges.given(pairs, self.num_units))
 
 
 def _joined(nodes: UnitGraph, added: Edges) -> UnitGraph:

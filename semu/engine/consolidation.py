@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.join import pointer
-from semu.compile.stage import StageProgram
+from semu.compile.segments import cost_stage
+from semu.compile.stage import StageProgram, csr
 from semu.engine.partition import Partition, UnitShape
 
 
@@ -86,7 +85,7 @@ def consolidate(
             by_pattern[pattern] = _program(partition.shapes[unit.shape], rows, size_rows)
         program = by_pattern[pattern]
         programs.append(program)
-        costs = program.run(row_values[None, :], size_values[None, :])
+        costs = cost_stage(program, row_values[None, :], size_values[None, :])
         start, end = program.times(row_values)
         memory = UnitMemory(0, int(costs.peak[0]), int(costs.net[0]))
         results.append((float(costs.latency[0]), memory, costs.exposed[0], start, end))
@@ -110,32 +109,20 @@ def _program(shape: UnitShape, rows: NDArray[np.integer], size_rows: NDArray[np.
         shape: the structure. rows: int[num_ops], latency row of each operator: equal operators share one,
             so that equal layers are seen. size_rows: int[num_storages].
     """
-    stream = np.array(shape.stream, dtype=np.int32)
-    touch = np.array([store for stores in shape.touches for store in stores], dtype=np.int32)
-    num_storages = len(shape.roles)
-    nobody = np.zeros(num_storages, dtype=np.bool_)
-    num_streams = max(shape.num_streams, 1)
+    pred_ptr, pred = csr(shape.preds)
+    touch_ptr, touch = csr(shape.touches)
+    nobody = np.zeros(len(shape.roles), dtype=np.bool_)
     return StageProgram(
         rows=rows.astype(np.int32),
         block=np.array(shape.block, dtype=np.int32),
-        pred_ptr=pointer(len(p) for p in shape.preds),
-        pred=_flat(shape.preds),
-        stream=stream,
-        order_ptr=pointer(np.bincount(stream, minlength=num_streams).tolist()),
-        order=np.argsort(stream, kind="stable").astype(np.int32),
-        touch_ptr=pointer(len(t) for t in shape.touches),
+        pred_ptr=pred_ptr,
+        pred=pred,
+        stream=np.array(shape.stream, dtype=np.int32),
+        touch_ptr=touch_ptr,
         touch=touch,
-        touches=np.bincount(touch.astype(np.int64), minlength=num_storages).astype(np.int32),
         size_row=size_rows.astype(np.int32),
         role=np.array(shape.roles, dtype=np.int32),
         alive_before=nobody,
         alive_after=nobody,
-        arriving=(),
-        leaving=(),
-        leaving_kept=(),
-        num_streams=num_streams,
+        num_streams=max(shape.num_streams, 1),
     )
-
-
-def _flat(groups: Sequence[Sequence[int]]) -> NDArray[np.int32]:
-    return np.array([item for group in groups for item in group], dtype=np.int32)

@@ -17,7 +17,6 @@ from semu.graph.dim import DimTable
 from semu.graph.graph import Graph
 from semu.graph.level import Level
 from semu.hardware.device import DeviceKind, Stream
-from semu.hardware.kinds import OpKind
 
 if TYPE_CHECKING:
     from semu.engine.checkpoint import Checkpoint
@@ -112,9 +111,8 @@ class GraphTimeline:
         release = np.zeros(program.num_ops)
         mine = slice(slots.ptr[number], slots.ptr[number + 1])
         release[slots.op[mine]] = self.times.release[0, mine] - self.times.start[0, number]
-        latency = self.alone.latency[unit.first : unit.last]
-        times: tuple[NDArray[np.float64], NDArray[np.float64]] = program.operator_times(latency, release)
-        return times
+        start, end, *_ = program.timed(self.alone.latency[unit.first : unit.last], release)
+        return start, end
 
     @property
     def start(self) -> NDArray[np.float64]:
@@ -161,13 +159,6 @@ class GraphTimeline:
                 for local, stream in enumerate(unit.streams):
                     if self.streams[stream].name in totals:
                         totals[self.streams[stream].name] += float(exposed[local])
-        return totals
-
-    def time_by_kind_s(self) -> dict[OpKind, float]:
-        """Busy time by operator kind [s]."""
-        totals: dict[OpKind, float] = {}
-        for operator, latency in zip(self.graph.operators, self.end - self.start, strict=True):
-            totals[operator.kind] = totals.get(operator.kind, 0.0) + float(latency)
         return totals
 
     # -- work ----------------------------------------------------------------------------------------------------
@@ -278,10 +269,6 @@ class GraphTimeline:
     def peak(self) -> PeakMemory:
         """Highest allocation of the only pool."""
         return self._memory.peak(self.pools[0], self.memory)
-
-    def peak_of(self, pool: str) -> PeakMemory:
-        """Highest allocation of a pool, the operator that reaches it, and what makes it up."""
-        return self._memory.peak(pool, self.memory_of(pool))
 
     def to_text(self) -> str:
         """One line per operator: start, end [us], stream, path, kind, phase."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.join import build_stages
+from semu.compile.segments import cost_stage
 from semu.compile.template import TemplateLibrary, compile_template, stream_names
 from semu.costs.roofline import CostModel, LatencyRules
 from semu.engine.symbols import check_sizes, check_symbols
@@ -72,7 +73,7 @@ def sweep(
     latency = CostModel(library, profile, latency_rules).latencies(evaluated)
     streams = stream_names(library)
     program, _ = build_stages(library, [0], streams, serial=False)
-    costs = program.run(np.ascontiguousarray(latency.T), np.ascontiguousarray(evaluated.size_bytes.T))
+    costs = cost_stage(program, np.ascontiguousarray(latency.T), np.ascontiguousarray(evaluated.size_bytes.T))
     inputs = {graph.tensors[tensor].storage for tensor in graph.inputs}
     held = [s.index for s in graph.storages if s.role.is_static or s.index in inputs]
     return ShapeSweep(

@@ -30,15 +30,8 @@ def to_text(graph: GraphNodes) -> str:
                 lines.append("  " * _depth(graph, group) + f"{group.name}{_replicas_text(group)}:")
         reads = ", ".join(_tensor_text(graph, tensor) for tensor in operator.inputs)
         writes = ", ".join(_tensor_text(graph, tensor) for tensor in operator.outputs)
-        costs = [
-            f"{name} {cost}"
-            for name, cost in (
-                ("flop", operator.flop),
-                ("mem", operator.mem_bytes),
-                ("net", operator.net_bytes),
-            )
-            if cost != 0
-        ]
+        named = {"flop": operator.flop, "mem": operator.mem_bytes, "net": operator.net_bytes}
+        costs = [f"{name} {cost}" for name, cost in named.items() if cost != 0]
         lines.append(
             "  " * depth + f"%{operator.index} {operator.phase.name.lower()} {operator.kind.value}"
             f"({reads}) -> {writes or 'nothing'} on {operator.stream.device.name}/{operator.stream.name}"

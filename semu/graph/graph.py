@@ -98,63 +98,59 @@ class Graph(GraphNodes):
         Raises:
             GraphError: costs that the stream's device cannot serve, a negative cost, an unknown tensor or operator.
         """
-        index = len(self.operators)
-        where = path or f"operator {index} ({kind.value})"
-        check_costs(stream, flop, mem_bytes, net_bytes, where)
-        reads = tuple(self._known_tensor(tensor, where) for tensor in inputs)
-        writes = tuple(self._known_tensor(tensor, where) for tensor in outputs)
-        before = set(after)
-        for operator in before:
-            if not 0 <= operator < index:
-                raise GraphError(
-                    "an operator can only follow operators that exist", where=where, expected=f"< {index}", got=operator
-                )
-        before.update(writer for writer in map(self.producer, reads) if writer is not None)
-        self.operators.append(
-            Operator(
-                index=index,
-                path=path,
-                kind=kind,
-                phase=phase,
-                stream=stream,
-                flop=flop,
-                mem_bytes=mem_bytes,
-                net_bytes=net_bytes,
-                dtype=dtype,
-                key=tuple(key),
-                inputs=reads,
-                outputs=writes,
-                after=tuple(sorted(before)),
-                recomputed_flop=recomputed_flop,
-                causal_flop=causal_flop,
-                copies=copies,
-            )
+        where, reads = path or f"operator {len(self.operators)} ({kind.value})", tuple(inputs)
+        operator = Operator(
+            index=len(self.operators),
+            path=path,
+            kind=kind,
+            phase=phase,
+            stream=stream,
+            flop=flop,
+            mem_bytes=mem_bytes,
+            net_bytes=net_bytes,
+            dtype=dtype,
+            key=tuple(key),
+            inputs=reads,
+            outputs=tuple(outputs),
+            after=self._predecessors(reads, after, where),
+            recomputed_flop=recomputed_flop,
+            causal_flop=causal_flop,
+            copies=copies,
         )
-        for tensor in writes:
-            self._writer[self.tensors[tensor].storage] = index
-        return index
+        return self._append_operator(operator, where)
 
     def add_copy(
         self, operator: Operator, stream: Stream, inputs: Iterable[int], outputs: Iterable[int], after: Iterable[int]
     ) -> int:
         """Append an operator like one of another graph, with streams, tensors and predecessors of this one."""
-        return self.add_operator(
-            operator.kind,
-            stream,
-            inputs=inputs,
-            outputs=outputs,
-            flop=operator.flop,
-            mem_bytes=operator.mem_bytes,
-            net_bytes=operator.net_bytes,
-            dtype=operator.dtype,
-            key=operator.key,
-            path=operator.path,
-            phase=operator.phase,
-            after=after,
-            recomputed_flop=operator.recomputed_flop,
-            causal_flop=operator.causal_flop,
-            copies=operator.copies,
+        where, reads = operator.path or operator.kind.value, tuple(inputs)
+        before = self._predecessors(reads, after, where)
+        copied = replace(
+            operator, index=len(self.operators), stream=stream, inputs=reads, outputs=tuple(outputs), after=before
         )
+        return self._append_operator(copied, where)
+
+    def _predecessors(self, reads: Sequence[int], after: Iterable[int], where: str) -> tuple[int, ...]:
+        """What the next operator follows: ``after`` and the producers of what it reads."""
+        before = set(after)
+        for operator in before:
+            if not 0 <= operator < len(self.operators):
+                raise GraphError(
+                    "an operator can only follow operators that exist",
+                    where=where,
+                    expected=f"< {len(self.operators)}",
+                    got=operator,
+                )
+        writers = (self.producer(self._known_tensor(tensor, where)) for tensor in reads)
+        before.update(writer for writer in writers if writer is not None)
+        return tuple(sorted(before))
+
+    def _append_operator(self, operator: Operator, where: str) -> int:
+        check_costs(operator.stream, operator.flop, operator.mem_bytes, operator.net_bytes, where)
+        written = [self.tensors[self._known_tensor(tensor, where)].storage for tensor in operator.outputs]
+        self._writer.update(dict.fromkeys(written, operator.index))
+        self.operators.append(operator)
+        return operator.index
 
     def mark_output(self, tensor: int) -> None:
         """Keep a tensor alive beyond the last operator: of a chain the last copy's, of peers every copy's."""

@@ -25,11 +25,7 @@ def check_opening(subgraph: Subgraph, around: Sequence[Subgraph], subgraphs: Seq
     replicas: object = subgraph.replicas
     if not is_integer(replicas) or replicas < 1:
         raise GraphError(
-            "a subgraph has at least one replica",
-            where=where,
-            expected="an integer >= 1",
-            got=replicas,
-            nearest=1,
+            "a subgraph has at least one replica", where=where, expected="an integer >= 1", got=replicas, nearest=1
         )
     level: object = subgraph.level
     if not isinstance(subgraph.replication, Replication) or not (level is None or isinstance(level, Level)):

@@ -37,11 +37,8 @@ class Unrolled:
 def unrolled(graph: Graph) -> Unrolled:
     """Write out chains; peers stay what they are."""
     if not any(group.is_chain for group in graph.subgraphs):
-        return Unrolled(
-            graph,
-            tuple((index,) for index in range(len(graph.operators))),
-            tuple((index,) for index in range(len(graph.subgraphs))),
-        )
+        operators = tuple((index,) for index in range(len(graph.operators)))
+        return Unrolled(graph, operators, tuple((index,) for index in range(len(graph.subgraphs))))
     return _Writer(graph, with_peers=False).write()
 
 
@@ -63,8 +60,8 @@ class _Writer:
         self.with_peers = with_peers
         self.num_ranks = 1 + max((op.stream.device.rank for op in graph.operators), default=0)
         self.replicated = [g for g in graph.subgraphs if g.is_chain or (with_peers and g.has_peers)]
-        self.tensor_owners = [self._owners(lambda g, t=t: g.made(t)) for t in range(len(graph.tensors))]
-        self.operator_owners = [self._owners(lambda g, i=i: g.holds(i)) for i in range(len(graph.operators))]
+        self.tensor_owners = [tuple(g for g in self.replicated if g.made(t)) for t in range(len(graph.tensors))]
+        self.operator_owners = [tuple(g for g in self.replicated if g.holds(i)) for i in range(len(graph.operators))]
         self.tensors: dict[tuple[int, tuple[int, ...]], int] = {}
         self.operators: dict[tuple[int, tuple[int, ...]], int] = {}
         self.subgraphs: list[list[int]] = [[] for _ in graph.subgraphs]
@@ -72,9 +69,6 @@ class _Writer:
         for group in graph.subgraphs:
             self.children.setdefault(group.parent, []).append(group)
         self.producers = _data_producers(graph)
-
-    def _owners(self, holds: object) -> tuple[Subgraph, ...]:
-        return tuple(g for g in self.replicated if holds(g))  # type: ignore[operator]
 
     def write(self) -> Unrolled:
         self._region(None, 0, len(self.old.operators), {})
@@ -142,11 +136,11 @@ class _Writer:
         """Copies of an earlier operator that an operator waits for, beside the producers of what it reads."""
         owners = self.operator_owners[before]
         chosen, every = self._choose(owners, copies)
-        result = []
-        for candidate in self._all_copies(owners):
-            if all(candidate[index] == k for index, k in chosen.items() if index not in every):
-                result.append(self.operators[before, tuple(candidate.values())])
-        return result
+        return [
+            self.operators[before, tuple(candidate.values())]
+            for candidate in self._all_copies(owners)
+            if all(candidate[index] == k for index, k in chosen.items() if index not in every)
+        ]
 
     def _choose(self, owners: tuple[Subgraph, ...], copies: Mapping[int, int]) -> tuple[_Copies, set[int]]:
         """Which copy of each owner a reader sees, and the owners of which it sees every copy (peers from outside)."""

@@ -209,7 +209,9 @@ class AbstractOptions:
     def __post_init__(self) -> None:
         kind: Any = type(self)
         for row in options_of(kind):
-            self._set(row.name, row.read(getattr(self, row.name)))
+            value = getattr(self, row.name)
+            if value is not row.default:  # which is kept as it is, and most are
+                self._set(row.name, row.read(value))
         self._check()
 
     def _check(self) -> None:

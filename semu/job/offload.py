@@ -10,10 +10,13 @@ from semu.checks import check_number, check_word
 from semu.errors import ConfigError
 
 OFFLOADS = ("activations", "weights", "optimizer")
-"""What can be kept on the host. Activations: what a layer saves for its backward pass is copied out behind its forward
-and back ahead of its backward. Weights: a layer's parameters come in before its forward and again before its backward
-(``semu.compile.weights_on_host``). Optimizer: master weights and moments come in, bucket by bucket, for the step.
-Gradients stay on the device."""
+"""What can be kept on the host. Gradients stay on the device.
+
+Activations: what a layer saves for its backward pass is copied out behind its forward and back ahead of its backward.
+Weights: a layer's parameters come in before its forward and again before its backward
+(``semu.simulation.memory.weights_on_host``). Optimizer: master weights and moments come in, bucket by bucket, for the
+step.
+"""
 
 
 @dataclass(frozen=True)

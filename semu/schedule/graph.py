@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from semu import memo
 from semu.errors import ScheduleError
-from semu.schedule.phases import BACKWARD, CODES, FORWARD, INPUT, PHASES, WEIGHT
+from semu.schedule.phases import BACKWARD, CODE_OF_PHASE, FORWARD, INPUT, PHASES, WEIGHT
 from semu.schedule.schedule import Schedule, StageColumns
 from semu.schedule.shape import PipelineShape, StageKey
 
@@ -283,7 +283,7 @@ class PipelineGraph:
 
     def predecessors(self, stage: StageKey) -> list[StageKey]:
         """Stages whose results a stage needs; B stands for I."""
-        number = 4 * int(self.first[stage.chunk] + stage.microbatch) + CODES[stage.phase]
+        number = 4 * int(self.first[stage.chunk] + stage.microbatch) + CODE_OF_PHASE[stage.phase]
         return [self.key(before) for before in self.pred[self.pred_ptr[number] : self.pred_ptr[number + 1]]]
 
     def key(self, stage: int) -> StageKey:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.errors import ScheduleError
 from semu.schedule.graph import PipelineGraph, fan_out, graph_of
-from semu.schedule.phases import BACKWARD, CODES, FORWARD, INPUT, LETTERS, NOTHING, WEIGHT
+from semu.schedule.phases import BACKWARD, CODE_OF_PHASE, FORWARD, INPUT, LETTERS, NOTHING, WEIGHT
 from semu.schedule.schedule import PipelineShape, Schedule, StageColumns, StageKey
 
 I32 = NDArray[np.int32]
@@ -163,12 +163,6 @@ class PipelineUnits:
         found: I32 = self.chunk[self.copy[units // self.size], units % self.size]
         return found
 
-    @cached_property
-    def pair_of(self) -> I32:
-        """int32[num_microbatches, num_transfers], position in ``pairs`` of every transfer."""
-        found: I32 = self.pair[self.copy]
-        return found
-
     @property
     def num_transfers(self) -> int:
         """Transfers of one microbatch."""
@@ -242,7 +236,7 @@ class PipelineUnits:
         row = stage.chunk
         if self.part is not None:
             row = int(graph_of(self.shape).first[stage.chunk]) + stage.microbatch
-        return int(self._places[row, CODES[stage.phase]])
+        return int(self._places[row, CODE_OF_PHASE[stage.phase]])
 
     def transfer(self, stage: StageKey, consumer: StageKey) -> int:
         """Number of the unit that carries a stage's result to a consumer."""
@@ -334,13 +328,9 @@ class PipelineUnits:
         return np.arange(self.num_stages, self.size)
 
 
-def units_of(shape: PipelineShape, merged: Merged | None = None) -> PipelineUnits:
-    """``PipelineUnits.of``, remembered: nothing in the units changes, so jobs of one shape share them."""
-    return _units_of(shape, merged)
-
-
 @memo.remembered(128)
-def _units_of(shape: PipelineShape, merged: Merged | None) -> PipelineUnits:
+def units_of(shape: PipelineShape, merged: Merged | None) -> PipelineUnits:
+    """``PipelineUnits.of``, remembered: nothing in the units changes, so jobs of one shape share them."""
     return PipelineUnits.of(shape, merged)
 
 

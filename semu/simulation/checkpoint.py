@@ -38,7 +38,7 @@ from semu.simulation.effects.noise import check_samples, sample_iterations
 from semu.simulation.iteration import Iteration, time_iteration
 from semu.simulation.pipeline import consolidated_units, run_pipeline
 from semu.simulation.results.assemble import assemble_report
-from semu.simulation.results.headlines import headline
+from semu.simulation.results.estimated import estimate_iteration
 from semu.simulation.results.stage_times import stage_table
 from semu.simulation.schedules.costs_of_pairs import PairCosts, pair_costs
 from semu.simulation.schedules.named import named_schedule
@@ -224,22 +224,22 @@ class JobCheckpoint(SimulatedJob):
         return start, end
 
     def estimate(self, schedule: Schedule | str | None = None) -> Estimate:
-        """The headline figures under a schedule, without the tables and the timeline of ``report``.
+        """The metrics under a schedule, without the tables and the timeline of ``report``.
 
         Args:
             schedule: as ``schedule``.
         """
-        return headline(self.iteration(schedule)).estimate
+        return estimate_iteration(self.iteration(schedule)).estimate
 
     def staged(self, schedule: Schedule | str | None = None) -> tuple[Estimate, StageTable]:
-        """The headline figures under a schedule, and when each stage of the slowest replica runs.
+        """The metrics under a schedule, and when each stage of the slowest replica runs.
 
         Args:
             schedule: as ``schedule``.
         """
         iteration = self.iteration(schedule)
-        head = headline(iteration)
-        return head.estimate, stage_table(iteration.run, head)
+        estimated = estimate_iteration(iteration)
+        return estimated.estimate, stage_table(iteration.run, estimated)
 
     def report(
         self,

@@ -1,4 +1,4 @@
-"""``evaluate``: the figures of ``simulate`` that a search compares, without its tables and its timeline."""
+"""``evaluate``: the metrics of ``simulate`` that a search compares, without its tables and its timeline."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from semu.job import TrainingJob
 from semu.present.estimate import Estimate
 from semu.schedule.stage_plan import StagePlan
 from semu.simulation.preparation import prepare
+from semu.simulation.results.estimated import Metrics, iteration_metrics
 
 
 def evaluate(
@@ -17,9 +18,9 @@ def evaluate(
     cache: ResultCache | None = None,
     plan: StagePlan | None = None,
 ) -> Estimate:
-    """Predict the figures that a search compares: time, memory of every rank, use of the devices.
+    """Predict the metrics that a search compares: time, memory of every rank, use of the devices.
 
-    It is ``simulate`` without tables and timeline, and finds the same numbers.
+    It is ``simulate`` without tables and timeline, and gives the same numbers.
 
     Args:
         job, latency_rules, cache, plan: as ``simulate``.
@@ -27,3 +28,12 @@ def evaluate(
         ConfigError, ScheduleError: as ``simulate``.
     """
     return prepare(job, latency_rules=latency_rules, cache=cache, plan=plan).estimate()
+
+
+def evaluate_metrics(job: TrainingJob) -> Metrics:
+    """The metrics of a job for a table of configurations, equal to those of ``evaluate``.
+
+    Raises:
+        ConfigError, ScheduleError: as ``evaluate``.
+    """
+    return iteration_metrics(prepare(job).iteration())

@@ -150,20 +150,30 @@ def _distinct_latencies(
 
     def find() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         latency: list[NDArray[np.float64]] = []
-        rows: dict[int, int] = {}
         row = np.empty((units.repeats, units.size), dtype=np.int64)
         stage = len(CODES) * programs.kind.reshape(row.shape)[:, : units.num_stages] + units.codes
-        distinct, place = np.unique(stage.ravel(), return_inverse=True)
+        distinct = np.flatnonzero(np.bincount(stage.ravel()))
         every = [costs_of(costed, *divmod(number, len(CODES))) for number in distinct.tolist()]
+        rows: dict[int, int] = {}
         for costs in every:
             if id(costs) not in rows:
                 rows[id(costs)] = len(latency)
                 latency.append(costs.latency)
-        row[:, : units.num_stages] = np.array([rows[id(costs)] for costs in every])[place].reshape(stage.shape)
-        row[:, units.num_stages :] = len(latency) + programs.edge[units.copy]
+        row_of_stage = np.empty(distinct[-1] + 1, dtype=np.int64)
+        row_of_stage[distinct] = [rows[id(costs)] for costs in every]
+        row[:, : units.num_stages] = row_of_stage[stage]
+        number_of = {link: number for number, link in enumerate(links)}
+        link_number = [number_of[link] for link in links]
+        sends: dict[tuple[int, bytes], int] = {}
+        row_of_edge = []
         for source, target, is_gradient, pair in programs.edges:
             sizes = edge_bytes(costed, source, target, Phase.BACKWARD if is_gradient else Phase.FORWARD)
-            latency.append(send_latency(costed.evaluation, links[pair], sizes))
+            key = link_number[pair], sizes.tobytes()
+            if key not in sends:
+                sends[key] = len(latency)
+                latency.append(send_latency(costed.evaluation, links[pair], sizes))
+            row_of_edge.append(sends[key])
+        row[:, units.num_stages :] = np.array(row_of_edge, dtype=np.int64)[programs.edge[units.copy]]
         return np.stack(latency), row.ravel()
 
     return _UNIT_LATENCIES.get(costed.evaluation.by_shape, (programs, links), find)

@@ -30,7 +30,7 @@ from semu.schedule.stage_plan import StagePlan, first_difference
 from semu.schedule.units import Merged, units_of
 from semu.simulation.checkpoint import JobCheckpoint
 from semu.simulation.checks.context_parallel import check_lengths
-from semu.simulation.checks.items import check_items
+from semu.simulation.checks.modality_inputs import check_modality_inputs
 from semu.simulation.checks.unmodelled import check_streams, refuse_unmodelled
 from semu.simulation.data_parallel.gathers_before_forwards import parameter_gathers
 from semu.simulation.pipeline import consolidated_units, distinct_replicas
@@ -74,7 +74,7 @@ def prepare(
 
     plain = shapes_with({})
     check_streams(job, plain)
-    check_items(job, microbatches, plain)
+    check_modality_inputs(job, microbatches, plain)
     cutting = SubMicrobatches.whole(job.num_microbatches)
     if plan is not None:
         cutting = cut_batch(job.model, plan, microbatches, parallel.replicas)
@@ -89,7 +89,7 @@ def prepare(
             return shapes_of(library)
         items = with_derived(cutting.microbatches, derived_in(library.symbols))
         sizes = parallel.replicas, parallel.token_divisor, parallel.sequence_parts
-        return BatchShapes.with_idle(distinct_shapes(items, *sizes, (), windows_in(library.symbols)))
+        return distinct_shapes(items, *sizes, (), windows_in(library.symbols)).with_idle()
 
     say("tracing the model")
     serial = not job.overlaps_tensor_parallel

@@ -54,7 +54,7 @@ class ReplicaCosts:
 
     @cached_property
     def _latencies(self) -> NDArray[np.float64]:
-        return self.costed.evaluation.latencies_of(self.shapes)
+        return self.costed.evaluation.by_shape.latencies_of(self.shapes)
 
     @cached_property
     def _seconds_of(self) -> dict[bytes, NDArray[np.float64]]:

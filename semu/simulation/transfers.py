@@ -107,7 +107,7 @@ def edge_bytes(costed: CostedJob, source: int, target: int, phase: Phase) -> NDA
     return _EDGES.get(costed.evaluation.by_shape, (costs, is_forward, *positions), make)
 
 
-class Edge(NamedTuple):
+class ChunkTransfers(NamedTuple):
     """All transfers of one phase from one chunk to another.
 
     Attributes:
@@ -135,7 +135,7 @@ class TransferBytes:
         edges: in the order of their first transfers. edge: int64[num_transfers], number of each transfer's edge.
     """
 
-    edges: tuple[Edge, ...]
+    edges: tuple[ChunkTransfers, ...]
     edge: NDArray[np.int64]
 
     def of(self, transfer: int) -> NDArray[np.int64]:
@@ -155,7 +155,7 @@ def _find_bytes(costed: CostedJob, problem: PipelineProblem) -> TransferBytes:
     programs = programs_of(costed.layout.recipe, problem.units)
     column = programs.column[problem.unit_of_nodes[problem.num_stages :]]
     edges = tuple(
-        Edge(
+        ChunkTransfers(
             *key,
             transfers,
             whose,

@@ -23,7 +23,7 @@ def activation_bytes(checkpoint: JobCheckpoint, rank: RankTimeline) -> int:
     Args:
         checkpoint: a job whose microbatches are all equal. rank: one of its ranks, simulated.
     """
-    sizes = checkpoint.evaluation.sizes_of(np.zeros(1, dtype=np.int64))[0]
+    sizes = checkpoint.evaluation.by_shape.sizes_of(np.zeros(1, dtype=np.int64))[0]
     kept = {
         chunk.chunk.index: _kept_by_layers(chunk, sizes)
         for chunk in checkpoint.layout.chunks

@@ -9,6 +9,7 @@ import pytest
 
 import semu
 from semu import nn
+from semu.engine.unit_graph import Edges
 from semu.graph.dim import Poly
 from semu.graph.subgraph import Level, Replication
 from semu.hardware.device import Device, DeviceKind, Stream
@@ -43,8 +44,8 @@ def stages(*names: str) -> semu.Graph:
 def test_units_that_are_none(pairs: object, words: str) -> None:
     state = semu.Simulation(stages("A", "B"), PROFILE).checkpoint()
     with pytest.raises(semu.GraphError, match=words):
-        state.restore_units(pairs)  # type: ignore[arg-type]
-    assert state.restore_units(np.array([[1, 0]])).start[0, 0] > 0
+        Edges.given(pairs, state.num_units)
+    assert state.nodes.resume(Edges.given([[1, 0]], state.num_units)).start[0, 0] > 0
 
 
 @pytest.mark.parametrize("edge", [("A",), ("A", "B", "A"), "AB", 5])

@@ -47,6 +47,7 @@ from numpy.typing import NDArray
 
 import semu
 from semu.costs.roofline import RuleInput
+from semu.engine.unit_graph import Edges
 from semu.errors import GraphError
 from semu.graph.graph import Graph
 from semu.graph.operator import Operator
@@ -141,7 +142,7 @@ def test_priorities_of_a_later_restore_join_the_earlier_ones(data: st.DataObject
 
 @FEW
 @given(st.data())
-def test_restoring_units_only_gives_the_same_units(data: st.DataObject) -> None:
+def test_resuming_units_only_gives_the_same_units(data: st.DataObject) -> None:
     graph = data.draw(graphs())
     reference = Reference(graph, latency_steps)
     units = reference.written.units
@@ -159,9 +160,9 @@ def test_restoring_units_only_gives_the_same_units(data: st.DataObject) -> None:
         expected = reference.run(edges)
     except Refused:
         with pytest.raises(GraphError, match="cycle"):
-            checkpoint.restore_units(named.reshape(-1, 2))
+            checkpoint.nodes.resume(Edges.between(named))
         return
-    times = checkpoint.restore_units(named.reshape(-1, 2))
+    times = checkpoint.nodes.resume(Edges.between(named))
     assert times.start[0].tolist() == seconds(expected.unit_start)
     assert times.end[0].tolist() == seconds(expected.unit_end)
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semu.compile.join import build_stages
-from semu.compile.segments import Segment, WholeStage, split_stage
+from semu.compile.segments import Segment, WholeStage, cost_stage, split_stage
 from semu.compile.stage import StageCosts, StageProgram
 from semu.compile.template import Template, TemplateLibrary, compile_template, stream_names
 from semu.costs.roofline import CostModel
@@ -83,25 +83,18 @@ def program_of(kinds: Sequence[BlockKind], sequence: Sequence[int], *, descendin
             stream.append(on)
             touches.append([storage[slot] for slot in slots])
     flat = [storage for touched in touches for storage in touched]
-    streams = np.array(stream, dtype=np.int32)
     return StageProgram(
         rows=np.array(rows, dtype=np.int32),
         block=np.array(block, dtype=np.int32),
         pred_ptr=pointer([int(n > 0) for n in range(len(rows))]),
         pred=np.arange(len(rows) - 1, dtype=np.int32),
-        stream=streams,
-        order_ptr=pointer(np.bincount(streams, minlength=NUM_STREAMS).tolist()),
-        order=np.argsort(streams, kind="stable").astype(np.int32),
+        stream=np.array(stream, dtype=np.int32),
         touch_ptr=pointer([len(touched) for touched in touches]),
         touch=np.array(flat, dtype=np.int32),
-        touches=np.bincount(np.array(flat, dtype=np.int64), minlength=len(size_row)).astype(np.int32),
         size_row=np.array(size_row, dtype=np.int32),
         role=np.zeros(len(size_row), dtype=np.int32),
         alive_before=np.array(before),
         alive_after=np.array(after),
-        arriving=(),
-        leaving=(),
-        leaving_kept=(),
         num_streams=NUM_STREAMS,
     )
 
@@ -155,7 +148,7 @@ def test_a_stage_is_the_sum_of_its_segments(
     assert program.is_serial
     seconds = np.array(latency) * STEP_S
     sizes = np.array([[bytes_of * (number + 1) for bytes_of in size] for number in range(len(latency))])
-    costs = program.run(seconds, sizes)
+    costs = cost_stage(program, seconds, sizes)
     by_row = np.ascontiguousarray(seconds.T), np.ascontiguousarray(sizes.T)
     if seconds.min() > 0:  # operators without length may stand in another order on other streams
         assert_same(costs, WholeStage(program).run(*by_row), but_exposed=True)
@@ -174,13 +167,13 @@ def test_a_long_chain_of_layers(size: tuple[int, ...], num_shapes: int) -> None:
         ((0, 0, (CARRY_IN, TEMPORARY)), (1, 1, (TEMPORARY, SAVED)), (2, 0, (SAVED, GIVEN, CARRY_OUT))), (0, 1, 2, 3, 4)
     )
     program = program_of([layer], [0] * 40, descending=False)
-    plan = program.segments
+    plan = split_stage(program)
     assert len(plan.distinct) <= 3
     assert sum(run.count for run in plan.runs) == 40
     random = np.random.default_rng(0)
     seconds = random.integers(1, 2**40, (num_shapes, NUM_ROWS)) * STEP_S
     sizes = np.array(size)[None, :] * random.integers(1, 5, (num_shapes, 1))
-    costs = program.run(seconds, sizes)
+    costs = cost_stage(program, seconds, sizes)
     assert_same(costs, WholeStage(program).run(np.ascontiguousarray(seconds.T), np.ascontiguousarray(sizes.T)))
 
 
@@ -244,14 +237,14 @@ def keys_of(templates: Sequence[Template], blocks: Sequence[int], profile: Devic
     """Keys of all segments of both stages of a chunk."""
     library = TemplateLibrary(templates)
     keys = SegmentKeys(CostModel(library, profile if profile is not None else Cluster("h100", 1, 1).profile))
-    return {keys.key(segment) for stage in stages_of(library, blocks) for segment in stage.segments.distinct}
+    return {keys.key(segment) for stage in stages_of(library, blocks) for segment in split_stage(stage).distinct}
 
 
 def test_a_stage_of_many_layers_has_no_more_segments_than_one_of_few() -> None:
     library = TemplateLibrary([layer_template()])
     for few, many in zip(stages_of(library, [0] * 4), stages_of(library, [0] * 60), strict=True):
-        assert len(many.segments.distinct) == len(few.segments.distinct)
-        assert len(many.segments.runs) == len(few.segments.runs)
+        assert len(split_stage(many).distinct) == len(split_stage(few).distinct)
+        assert len(split_stage(many).runs) == len(split_stage(few).runs)
     assert keys_of([layer_template()], [0] * 4) == keys_of([layer_template()], [0] * 60)
 
 
@@ -284,8 +277,8 @@ def test_other_costs_are_other_keys(name: str) -> None:
     profile = Cluster("h100", 1, 1).profile
     keys, other_keys = SegmentKeys(CostModel(plain, profile)), SegmentKeys(CostModel(changed, profile))
     common = [
-        {keys.key(segment) for segment in stage.segments.distinct}
-        & {other_keys.key(segment) for segment in other.segments.distinct}
+        {keys.key(segment) for segment in split_stage(stage).distinct}
+        & {other_keys.key(segment) for segment in split_stage(other).distinct}
         for stage, other in zip(stages_of(plain, [0] * 4), stages_of(changed, [0] * 4), strict=True)
     ]
     assert set() in common
@@ -311,7 +304,7 @@ def test_every_number_that_changes_a_latency_changes_the_keys() -> None:
 def test_other_structures_are_other_keys() -> None:
     library = TemplateLibrary([layer_template(hidden_width=9 * TOKENS)])
     keys = SegmentKeys(CostModel(library, Cluster("h100", 1, 1).profile))
-    segment = stages_of(library, [0] * 4)[0].segments.distinct[0]
+    segment = split_stage(stages_of(library, [0] * 4)[0]).distinct[0]
     assert isinstance(segment, Segment)
     others = [
         segment,
@@ -332,7 +325,7 @@ def test_symbols_are_those_that_are_used() -> None:
     texts = ("text.pairs", "text.tokens")
     for number, names in ((0, texts), (1, (*texts, "video.tokens")), (2, (*texts, "video.tokens"))):
         forward, backward = (
-            {keys.symbols(segment) for segment in stage.segments.distinct} for stage in stages_of(library, [number])
+            {keys.symbols(segment) for segment in split_stage(stage).distinct} for stage in stages_of(library, [number])
         )
         assert (forward, backward) == ({names}, {("text.tokens",)})
 
@@ -348,22 +341,20 @@ def test_an_overlapped_stage_is_one_segment() -> None:
             "stream": stream,
             "pred_ptr": np.zeros(forward.num_ops + 1, dtype=np.int32),
             "pred": np.zeros(0, dtype=np.int32),
-            "order": np.argsort(stream, kind="stable").astype(np.int32),
-            "order_ptr": pointer(np.bincount(stream, minlength=2).tolist()),
             "num_streams": 2,
         }
     )
     plan = split_stage(loose)
     assert [type(segment) for segment in plan.distinct] == [WholeStage]
-    assert {type(segment) for segment in forward.segments.distinct} == {Segment}
+    assert {type(segment) for segment in split_stage(forward).distinct} == {Segment}
     keys = SegmentKeys(CostModel(library, Cluster("h100", 1, 1).profile))
-    assert len({keys.key(segment) for segment in (*plan.distinct, *forward.segments.distinct)}) == 1 + len(
-        forward.segments.distinct
+    assert len({keys.key(segment) for segment in (*plan.distinct, *split_stage(forward).distinct)}) == 1 + len(
+        split_stage(forward).distinct
     )
     columns = library.evaluate({"text.tokens": np.array([3, 50]), "text.pairs": np.array([5, 900])})
     latency = np.ascontiguousarray(CostModel(library, Cluster("h100", 1, 1).profile).latencies(columns).T)
     size = np.ascontiguousarray(columns.size_bytes.T)
-    costs = loose.run(latency, size)
+    costs = cost_stage(loose, latency, size)
     for number in range(2):
         end = loose.times(latency[number])[1]
         assert costs.latency[number] == end.max()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from semu.compile.join import build_stages
+from semu.compile.segments import cost_stage
 from semu.compile.stage import ROLES, StageProgram
 from semu.compile.template import Template, TemplateLibrary, compile_template
 from semu.graph.graph import Graph
@@ -215,7 +216,7 @@ def test_times_and_exposed_communication(seed: int, serial: bool) -> None:
         start, end = stage.times(chain.latency)
         assert start.tolist() == [entry.start * STEP_S for entry in written]
         assert end.tolist() == [entry.end * STEP_S for entry in written]
-        costs = stage.run(chain.latency[None, :], chain.size[None, :])
+        costs = cost_stage(stage, chain.latency[None, :], chain.size[None, :])
         longest = max(entry.end for entry in written)
         kernels = sum(entry.latency for entry in written if entry.stream == "compute")
         assert costs.latency.tolist() == [longest * STEP_S]
@@ -249,7 +250,7 @@ def test_memory(seed: int, serial: bool) -> None:
     chain = Chain(seed, serial=serial)
     for phase, stage in stages(chain):
         levels = chain.memory(phase)
-        costs = stage.run(chain.latency[None, :], chain.size[None, :])
+        costs = cost_stage(stage, chain.latency[None, :], chain.size[None, :])
         assert costs.net.tolist() == [list(levels.values())[-1]]
         assert costs.peak.tolist() == [max(0, *levels.values())]
         operator = int(costs.peak_op[0])
@@ -274,7 +275,7 @@ def test_expansion_is_the_same_curve(seed: int) -> None:
 def test_memory_of_a_forward_and_its_backward_cancels(seed: int) -> None:
     """After both stages only what leaves (carry and gradients) is there, and what arrived is gone."""
     chain = Chain(seed, serial=True)
-    net = sum(int(stage.run(chain.latency[None, :], chain.size[None, :]).net[0]) for _, stage in stages(chain))
+    net = sum(int(cost_stage(stage, chain.latency[None, :], chain.size[None, :]).net[0]) for _, stage in stages(chain))
     arrived = chain.lifetimes("F")[0] | chain.homes(len(chain.blocks) - 1, chain.blocks[-1].output_gradients)
     left = chain.homes(len(chain.blocks) - 1, chain.blocks[-1].outputs) - chain.lifetimes("B")[0]
     left |= chain.homes(0, chain.blocks[0].input_gradients)
@@ -304,9 +305,9 @@ def test_many_shapes_at_once_are_each_shape_alone(seed: int) -> None:
         latency.append(chain.latency)
         size.append(chain.size)
     for _, stage in stages(chain):
-        together = stage.run(np.stack(latency), np.stack(size))
+        together = cost_stage(stage, np.stack(latency), np.stack(size))
         for number, (one, bytes_of) in enumerate(zip(latency, size, strict=True)):
-            alone = stage.run(one[None, :], bytes_of[None, :])
+            alone = cost_stage(stage, one[None, :], bytes_of[None, :])
             for name in ("latency", "exposed", "peak", "net", "peak_op"):
                 assert np.array_equal(getattr(together, name)[number], getattr(alone, name)[0]), name
 
@@ -316,7 +317,7 @@ def test_a_chunk_without_gradients_has_no_backward_stage(seed: int) -> None:
     chain = Chain(seed, serial=True, trains=False)
     assert chain.backward is None
     levels = chain.memory("F")
-    costs = chain.forward.run(chain.latency[None, :], chain.size[None, :])
+    costs = cost_stage(chain.forward, chain.latency[None, :], chain.size[None, :])
     assert costs.net.tolist() == [list(levels.values())[-1]]
     leaving = chain.homes(len(chain.blocks) - 1, chain.blocks[-1].outputs)
     assert set(chain.forward.leaving_kept) == {False}

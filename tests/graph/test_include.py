@@ -60,7 +60,7 @@ def test_forward_and_backward_stages_from_one_part() -> None:
     profile = semu.Cluster("h800", 1, 1).profile
     split, whole = semu.Simulation(graph, profile).run(), semu.run(part, profile)
     assert split.start.tolist() == whole.start.tolist()
-    assert split.peak_of("hbm3").size_bytes == whole.peak.size_bytes
+    assert split.memory_of("hbm3").peak_bytes == whole.peak.size_bytes
 
 
 @pytest.mark.parametrize("operators", [range(0, 99), range(-1, 1), range(0, 2, 2)])

@@ -115,7 +115,7 @@ def test_microbatches_with_more_items_are_cut_into_more() -> None:
     with pytest.raises(ScheduleError, match="missing"):
         Schedule.from_text("0F0 0F1 0B0 0B1").validate(stage_flow(1, 1, [FlowModule("a", (0,), sub_microbatches=(3,))]))
     with pytest.raises(ScheduleError, match="not executed yet"):
-        units_of(stage_flow(1, 2, [FlowModule("a", (0,), sub_microbatches=(1, 0))]))
+        units_of(stage_flow(1, 2, [FlowModule("a", (0,), sub_microbatches=(1, 0))]), None)
 
 
 @pytest.mark.parametrize(
@@ -145,19 +145,19 @@ def test_units_are_of_whole_or_of_split_backwards_and_shapes_are_plain() -> None
     assert problem.phase.tolist() == [0, 1, 4, 0, 2, 3]  # where a backward is whole, its W is nothing
     assert problem.units.merged == {(0, 0)}
     with pytest.raises(ScheduleError, match="splits backwards that these units have whole") as caught:
-        units_of(PAIR).orders(schedule)
+        units_of(PAIR, None).orders(schedule)
     assert (caught.value.where, caught.value.expected) == ("mine", "whole backwards")
     with pytest.raises(ScheduleError, match="not executed yet"):
-        units_of(stage_flow(1, 1, [FlowModule("a", (0,), sub_microbatches=2)]))
+        units_of(stage_flow(1, 1, [FlowModule("a", (0,), sub_microbatches=2)]), None)
 
 
 def test_units_of_two_copies_of_the_model() -> None:
     shape = Placement.BIDIRECTIONAL.shape(2, 2, 2)
-    units = units_of(shape)
+    units = units_of(shape, None)
     assert (units.num_copies, units.num_stages, units.num_transfers) == (2, 4, 2)
     assert units.chunk.tolist() == [[0, 0, 1, 1], [2, 2, 3, 3]]
     assert units.stream.tolist() == [0, 0, 1, 1, 2, 3, 1, 1, 0, 0, 3, 2]  # pairs 0 -> 1 and 1 -> 0 are streams 2 and 3
     assert [units.name(unit) for unit in (0, 4, 6, 10)] == ["0F0", "send 0F0 to rank 1", "2F1", "send 2F1 to rank 0"]
     for other in (replace(shape, microbatch_flow=(0, 2)), replace(shape, chunk_rank=(0, 1, 0, 0))):
         with pytest.raises(ScheduleError, match="copies of the model that are not cut alike"):
-            units_of(other)
+            units_of(other, None)

@@ -52,7 +52,7 @@ def test_arrays_know_the_same() -> None:
 
 
 def test_units_are_numbered_through_and_every_piece_is_sent() -> None:
-    units = units_of(SHAPE)
+    units = units_of(SHAPE, None)
     assert units.repeats == 1
     names = [units.name(unit) for unit in range(units.num_units)]
     stages, sends = names[: units.num_stages], names[units.num_stages :]
@@ -71,8 +71,8 @@ def test_a_schedule_of_parts_becomes_nodes() -> None:
     schedule.validate(SHAPE)
     assert [str(stage) for stage in schedule.orders[0]][:5] == ["0F0", "0F1", "0F2", "2F0", "2F1"]
     problem = lower(schedule, SHAPE, overlapped_sends=True)
-    assert len(problem.transfers) == units_of(SHAPE).num_transfers
-    assert sorted(problem.unit_of_nodes.tolist()) == list(range(units_of(SHAPE).num_units))
+    assert len(problem.transfers) == units_of(SHAPE, None).num_transfers
+    assert sorted(problem.unit_of_nodes.tolist()) == list(range(units_of(SHAPE, None).num_units))
     node = problem.stages.index(StageKey.parse("2F0"))
     waits = problem.pred[problem.pred_ptr[node] : problem.pred_ptr[node + 1]]
     assert np.all(waits >= problem.num_stages)

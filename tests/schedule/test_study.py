@@ -12,7 +12,6 @@ from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.graph.operator import Phase
 from semu.schedule.check import dry_run, walk
 from semu.schedule.family import ScheduleFamily
-from semu.schedule.generators.eager import eager_with_limit
 from semu.schedule.graph import PipelineGraph
 from semu.schedule.passes import merge_backward, split_backward
 from semu.schedule.phases import PHASES
@@ -237,18 +236,6 @@ def test_one_number_per_chunk_or_per_stage() -> None:
     shape = PipelineShape.chain(2, 3)
     by_stage = PipelineStudy.of(shape, forward_s=[1, 1, 1, 2, 2, 2]).costs.latency_s
     assert np.array_equal(by_stage, PipelineStudy.of(shape, forward_s=[1, 2]).costs.latency_s)
-
-
-def test_eager_1f1b_runs_as_far_ahead_as_memory_allows() -> None:
-    shape = PipelineShape.chain(4, 8)
-    study = PipelineStudy.of(shape)
-    for limits, held in (([9, 9, 9, 9], [8, 8, 8, 8]), ([5, 7, 2, 3], [5, 5, 2, 2]), ([1, 1, 1, 1], [1, 1, 1, 1])):
-        schedule = eager_with_limit(shape, limits)
-        schedule.validate(shape)
-        assert study.evaluate(schedule).peak_bytes.tolist() == held
-    assert eager_with_limit(shape, [4, 3, 2, 1]).orders == ALL_SCHEDULES["1f1b"](shape).orders
-    with pytest.raises(MemoryLimitError, match="rank 2 has no room for a microbatch"):
-        eager_with_limit(shape, [4, 4, 0, 4])
 
 
 # -- passes ------------------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from semu.compile.chunk import ChunkStages
-from semu.compile.layout import Layout
+from semu.compile.layout import Layout, borrowed_tensors, library_of
 from semu.compile.recipe.sub_microbatches import SubMicrobatches
-from semu.compile.template_cache import LIBRARIES, JoinedLibrary
+from semu.compile.template_cache import JoinedLibrary
 from semu.compile.tracer import Block, ModelTracer
 from semu.errors import ConfigError, ScheduleError
 from semu.graph.dim import symbols_of
@@ -32,10 +32,7 @@ class TracedVariants:
 
     def joined(self) -> JoinedLibrary:
         """The library of all templates."""
-        blocks = self._tracer.blocks
-        if not self.is_lasting:
-            return JoinedLibrary(blocks)
-        return LIBRARIES.get(tuple(block.serial for block in blocks), lambda: JoinedLibrary(blocks))
+        return library_of(self._tracer.blocks, (), is_lasting=self.is_lasting)
 
     def blocks(self, base: ChunkStages, words: Sequence[str] | None) -> tuple[Block, ...]:
         """A chunk's blocks; ``words``: strategies of its layers, None: the job's own."""
@@ -107,20 +104,13 @@ def join_variant(
     blocks = traced.blocks(base, words)
     last = {c.module: c.chunk.index for c in layout.chunks}
     consumed = {source for module in job.model.modules for source in module.sources}
-    borrowed = []
-    for k, source in enumerate(base.arrivals):
-        if source < 0 or layout.chunks[source].chunk.rank != chunk.rank:
-            borrowed.append(False)
-        elif cutting.is_seam(layout.chunks[source].module, base.module):
-            borrowed.append(False)  # parts are joined into a tensor of their own
-        else:
-            position = sum(1 for other in base.arrivals[:k] if other == source)
-            borrowed.append(earlier[source].forward.leaving_kept[position])
+    joins = [source >= 0 and cutting.is_seam(earlier[source].module, base.module) for source in base.arrivals]
+    kept = borrowed_tensors(base.arrivals, chunk, earlier)
     forward, backward = joined.stages(
         tuple(block.template for block in blocks),
         serial=not job.overlaps_tensor_parallel,
         has_consumer=chunk.index != last[base.module] or base.module in consumed,
-        borrowed=tuple(borrowed),
+        borrowed=tuple(is_kept and not is_joined for is_kept, is_joined in zip(kept, joins, strict=True)),
     )
     return ChunkStages(chunk, base.module, blocks, forward, backward, base.arrivals)
 

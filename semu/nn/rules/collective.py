@@ -1,17 +1,19 @@
-"""Collectives of the tensor-parallel group and their backward.
+"""Collectives: how one is appended, and those of the tensor-parallel group.
 
-Wire bytes per rank are f x buffer, the buffer as nccl-tests counts it (DESIGN §2). The forward rules below append
-operators only; the layer rules that call them know the matching backward.
+Wire bytes per rank are f x buffer, the buffer as nccl-tests counts it (DESIGN §2). Gathers, scatters and all-reduces
+append operators only; the layer rules that call them record the backward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from semu.errors import GraphError
 from semu.graph.dim import Dim, divide
 from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
+from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup, wire_factor
 from semu.nn.trace.tensor import Tensor
 
@@ -27,9 +29,43 @@ def wire_bytes(kind: OpKind, buffer_bytes: Dim, group: CommGroup, where: str) ->
     return divide(buffer_bytes * factor.numerator, factor.denominator, "a communication buffer", where)
 
 
+def communicate(
+    kind: OpKind,
+    inputs: Sequence[Tensor],
+    buffer_bytes: Dim,
+    group: CommGroup,
+    name: str,
+    *,
+    like: Tensor | None = None,
+    updates: Sequence[Tensor] = (),
+    role: Role = Role.ACTIVATION,
+    extra_outputs: Sequence[tuple[Sequence[Dim], DType]] = (),
+    beside: Sequence[int] | None = None,
+) -> Tensor:
+    """Append a collective or a transfer on the stream of its group.
+
+    Args:
+        buffer_bytes: the whole buffer as nccl-tests counts it. The other arguments: as ``Trace.emit``.
+    """
+    trace = inputs[0].trace
+    return trace.emit(
+        kind,
+        inputs,
+        like=like,
+        net_bytes=wire_bytes(kind, buffer_bytes, group, trace.where),
+        key=(group.num_ranks, group.num_nodes),
+        stream=trace.communication_stream(group),
+        role=role,
+        updates=updates,
+        name=name,
+        extra_outputs=extra_outputs,
+        beside=beside,
+    )
+
+
 def all_gather_tokens(x: Tensor) -> Tensor:
     """Gather the shards of axis 0: [tokens/tp, ...] on each rank becomes [tokens, ...]."""
-    return _collective(OpKind.ALL_GATHER, x, token_shards=1, buffer="output")
+    return _spread_anew(OpKind.ALL_GATHER, x, 1, Role.COMMUNICATION)
 
 
 def reduce_scatter_tokens(x: Tensor) -> Tensor:
@@ -39,26 +75,16 @@ def reduce_scatter_tokens(x: Tensor) -> Tensor:
         known = ledger.next()
         assert known is not None
         return replace(known[0], requires_grad=x.requires_grad)
-    y = _collective(OpKind.REDUCE_SCATTER, x, token_shards=x.trace.options.plan.tp, buffer="input")
+    y = _spread_anew(OpKind.REDUCE_SCATTER, x, x.trace.options.plan.tp, Role.ACTIVATION)
     if ledger is not None:
         ledger.kept.append((y,))
     return y
 
 
-def all_reduce(x: Tensor) -> Tensor:
-    """Sum over the ranks, everywhere; in place, as NCCL is used by Megatron-LM."""
-    trace = x.trace
-    group = trace.options.tp_group
-    trace.emit(
-        OpKind.ALL_REDUCE,
-        [x],
-        net_bytes=wire_bytes(OpKind.ALL_REDUCE, x.size_bytes, group, trace.where),
-        key=(group.num_ranks, group.num_nodes),
-        stream=trace.communication_stream(group),
-        name="all_reduce",
-        updates=[x],
-    )
-    return x
+def all_reduce(x: Tensor, group: CommGroup | None = None, name: str = "all_reduce") -> Tensor:
+    """Sum over the ranks of a group (None: the tensor-parallel one); in place, as NCCL is used by Megatron-LM."""
+    group = group if group is not None else x.trace.options.tp_group
+    return communicate(OpKind.ALL_REDUCE, [x], x.size_bytes, group, name, updates=[x])
 
 
 def all_to_all(x: Tensor, *, gather: int, scatter: int) -> Tensor:
@@ -81,23 +107,14 @@ def all_to_all(x: Tensor, *, gather: int, scatter: int) -> Tensor:
             got=x.shards,
         )
 
-    def exchange(source: Tensor, whole: int, split: int) -> Tensor:
+    def _exchange(source: Tensor, whole: int, split: int) -> Tensor:
         shards = list(source.shards)
         shards[whole], shards[split] = 1, group.num_ranks
-        return trace.emit(
-            OpKind.ALL_TO_ALL,
-            [source],
-            source.shape,
-            shards=shards,
-            like=source,
-            net_bytes=wire_bytes(OpKind.ALL_TO_ALL, source.size_bytes, group, trace.where),
-            key=(group.num_ranks, group.num_nodes),
-            stream=trace.communication_stream(group),
-            name="all_to_all",
-        )
+        like = replace(source, shards=tuple(shards))
+        return communicate(OpKind.ALL_TO_ALL, [source], source.size_bytes, group, "all_to_all", like=like)
 
-    y = exchange(x, gather, scatter)
-    return trace.recorded([x], y, lambda grad: [exchange(grad, scatter, gather)])
+    y = _exchange(x, gather, scatter)
+    return trace.recorded([x], y, lambda grad: [_exchange(grad, scatter, gather)])
 
 
 def send(x: Tensor, group: CommGroup) -> Tensor:
@@ -106,39 +123,19 @@ def send(x: Tensor, group: CommGroup) -> Tensor:
     Args:
         x: any tensor. group: the pair of ranks.
     """
-    trace = x.trace
 
-    def move(source: Tensor, name: str) -> Tensor:
-        return trace.emit(
-            OpKind.P2P,
-            [source],
-            like=source,
-            net_bytes=wire_bytes(OpKind.P2P, source.size_bytes, group, trace.where),
-            key=(group.num_ranks, group.num_nodes),
-            stream=trace.communication_stream(group),
-            role=Role.COMMUNICATION,
-            name=name,
-        )
+    def _move(source: Tensor, name: str) -> Tensor:
+        role = Role.COMMUNICATION
+        return communicate(OpKind.P2P, [source], source.size_bytes, group, name, like=source, role=role)
 
-    y = move(x, "send")
-    return trace.recorded([x], y, lambda grad: [move(grad, "send_bw")])
+    y = _move(x, "send")
+    return x.trace.recorded([x], y, lambda grad: [_move(grad, "send_bw")])
 
 
-def _collective(kind: OpKind, x: Tensor, *, token_shards: int, buffer: str) -> Tensor:
-    trace = x.trace
-    group = trace.options.tp_group
+def _spread_anew(kind: OpKind, x: Tensor, token_shards: int, role: Role) -> Tensor:
+    """Gather or scatter axis 0 over the tensor-parallel group; the buffer is the whole tensor."""
     if x.ndim == 0:
-        raise GraphError("a scalar has no tokens to gather or scatter", where=trace.where)
-    whole = x.size_bytes * x.shards[0] if buffer == "output" else x.size_bytes
-    return trace.emit(
-        kind,
-        [x],
-        x.shape,
-        shards=(token_shards, *x.shards[1:]),
-        like=x,
-        net_bytes=wire_bytes(kind, whole, group, trace.where),
-        key=(group.num_ranks, group.num_nodes),
-        stream=trace.communication_stream(group),
-        role=Role.COMMUNICATION if kind is OpKind.ALL_GATHER else Role.ACTIVATION,
-        name=kind.value,
-    )
+        raise GraphError("a scalar has no tokens to gather or scatter", where=x.trace.where)
+    like = replace(x, shards=(token_shards, *x.shards[1:]))
+    whole = x.size_bytes * x.shards[0]
+    return communicate(kind, [x], whole, x.trace.options.tp_group, kind.value, like=like, role=role)

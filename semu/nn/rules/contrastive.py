@@ -18,7 +18,7 @@ from semu.graph.operator import OpKind, Phase
 from semu.graph.tensor import Role
 from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
-from semu.nn.rules.collective import all_gather_tokens, reduce_scatter_tokens, wire_bytes
+from semu.nn.rules.collective import all_gather_tokens, communicate, reduce_scatter_tokens
 from semu.nn.rules.norms import norm
 from semu.nn.trace.tensor import Tensor
 
@@ -52,32 +52,24 @@ def gather_rows(x: Tensor) -> Tensor:
             everything = all_gather_tokens(everything)
     y = replace(everything, requires_grad=x.requires_grad)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         if is_split:
             grad = reduce_scatter_tokens(grad)
         return [_exchange(OpKind.REDUCE_SCATTER, grad, x.shape[0])]
 
-    return trace.recorded([x], y, backward)
+    return trace.recorded([x], y, _backward)
 
 
 def _exchange(kind: OpKind, x: Tensor, rows: Dim) -> Tensor:
     """An all-gather or reduce-scatter of rows over the replicas; nothing with one replica."""
-    trace, group = x.trace, x.trace.options.replica_group
+    group = x.trace.options.replica_group
     if group.num_ranks == 1:
         return x
-    whole = x.size_bytes * (group.num_ranks if kind is OpKind.ALL_GATHER else 1)
-    return trace.emit(
-        kind,
-        [x],
-        (rows, *x.shape[1:]),
-        shards=x.shards,
-        dtype=x.dtype,
-        net_bytes=wire_bytes(kind, whole, group, trace.where),
-        key=(group.num_ranks, group.num_nodes),
-        stream=trace.communication_stream(group),
-        role=Role.COMMUNICATION if kind is OpKind.ALL_GATHER else Role.ACTIVATION,
-        name=f"{kind.value}_replicas",
-    )
+    is_gather = kind is OpKind.ALL_GATHER
+    whole = x.size_bytes * (group.num_ranks if is_gather else 1)
+    like = replace(x, shape=(rows, *x.shape[1:]), sequences=None)
+    role = Role.COMMUNICATION if is_gather else Role.ACTIVATION
+    return communicate(kind, [x], whole, group, f"{kind.value}_replicas", like=like, role=role)
 
 
 def scale_rows(x: Tensor, factor: Parameter) -> Tensor:
@@ -85,25 +77,21 @@ def scale_rows(x: Tensor, factor: Parameter) -> Tensor:
     trace = x.trace
     use = trace.parameter(factor)
 
-    def kernel(inputs: Sequence[Tensor], passes: int, name: str, *, is_backward: bool) -> Tensor:
-        return trace.emit(
+    y = trace.emit(OpKind.ADD, [x, use], like=x, mem_bytes=2 * x.size_bytes, name="scale_rows")
+
+    def _backward(grad: Tensor) -> list[Tensor | None]:
+        grad_x = trace.emit(
             OpKind.ADD,
-            [*inputs, use],
+            [x, grad, use],
             like=x,
-            gradients=[use] if is_backward and use.gradient is not None else [],
-            mem_bytes=passes * x.size_bytes,
-            key=(x.numel,),
-            phase=Phase.INPUT_GRADIENT if is_backward else None,
-            name=name,
+            gradients=[use] if use.gradient is not None else [],
+            mem_bytes=3 * x.size_bytes,
+            phase=Phase.INPUT_GRADIENT,
+            name="scale_rows_bw",
         )
-
-    y = kernel([x], 2, "scale_rows", is_backward=False)
-
-    def backward(grad: Tensor) -> list[Tensor | None]:
-        grad_x = kernel([x, grad], 3, "scale_rows_bw", is_backward=True)
         return [grad_x if x.requires_grad else None]
 
-    return trace.recorded([x], y, backward)
+    return trace.recorded([x], y, _backward)
 
 
 def similarities(rows: Tensor, others: Tensor) -> Tensor:
@@ -124,29 +112,19 @@ def similarities(rows: Tensor, others: Tensor) -> Tensor:
     size = trace.options.tensor_dtype.size_bytes
     flop, traffic = 2 * product((n, m, d)), size * (n * d + m * d + n * m)
 
-    def multiply(inputs: Sequence[Tensor], like: Tensor | None, key: tuple[Dim, ...], name: str) -> Tensor:
-        return trace.emit(
-            OpKind.MATMUL,
-            inputs,
-            like.shape if like is not None else (rows.shape[0], m),
-            shards=like.shards if like is not None else rows.shards,
-            sequences=like.sequences if like is not None else None,
-            flop=flop,
-            mem_bytes=traffic,
-            key=key,
-            phase=Phase.INPUT_GRADIENT if like is not None else None,
-            name=name,
-        )
+    def _multiply(inputs: Sequence[Tensor], like: Tensor, key: tuple[Dim, ...], name: str) -> Tensor:
+        return trace.emit(OpKind.MATMUL, inputs, like=like, flop=flop, mem_bytes=traffic, key=key, name=name)
 
-    logits = multiply([rows, others], None, (n, m, d), "similarities")
+    result = replace(rows, shape=(rows.shape[0], m), dtype=trace.options.tensor_dtype, sequences=None)
+    logits = _multiply([rows, others], result, (n, m, d), "similarities")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         return [
-            multiply([grad, others], rows, (n, d, m), "rows_bw") if rows.requires_grad else None,
-            multiply([grad, rows], others, (m, d, n), "others_bw") if others.requires_grad else None,
+            _multiply([grad, others], rows, (n, d, m), "rows_bw") if rows.requires_grad else None,
+            _multiply([grad, rows], others, (m, d, n), "others_bw") if others.requires_grad else None,
         ]
 
-    return trace.recorded([rows, others], logits, backward)
+    return trace.recorded([rows, others], logits, _backward)
 
 
 def pairwise_sigmoid(logits: Tensor, bias: Parameter) -> Tensor:
@@ -161,13 +139,11 @@ def pairwise_sigmoid(logits: Tensor, bias: Parameter) -> Tensor:
         OpKind.CROSS_ENTROPY, [logits, use], (), dtype=DType.FP32, mem_bytes=logits.size_bytes, key=key, name="sigmoid"
     )
 
-    def backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
         grad = trace.emit(
             OpKind.CROSS_ENTROPY,
             [logits, use],
-            logits.shape,
-            shards=logits.shards,
-            dtype=logits.dtype,
+            like=logits,
             gradients=[use] if use.gradient is not None else [],
             mem_bytes=2 * logits.size_bytes,
             key=key,
@@ -175,5 +151,5 @@ def pairwise_sigmoid(logits: Tensor, bias: Parameter) -> Tensor:
         )
         return [grad if logits.requires_grad else None]
 
-    trace.record([logits], [loss], backward)
+    trace.record([logits], [loss], _backward)
     return loss

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from semu.errors import GraphError
-from semu.graph.dim import Dim
 from semu.graph.operator import OpKind, Phase
 from semu.nn.module import Parameter
 from semu.nn.rules.attention.context_collective import redistribute_tokens
@@ -43,7 +41,7 @@ def embedding(ids: Tensor, table: Parameter) -> Tensor:
             rows = reduce_scatter_tokens(rows) if plan.sequence_parallel else all_reduce(rows)
     y = replace(rows, requires_grad=table.requires_grad)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         if use.gradient is not None:
             whole = all_gather_tokens(grad) if is_split and plan.sequence_parallel else grad
             grad_size = trace.options.grad_dtype.size_bytes
@@ -58,7 +56,7 @@ def embedding(ids: Tensor, table: Parameter) -> Tensor:
             )
         return [None]
 
-    return trace.recorded([ids], y, backward)
+    return trace.recorded([ids], y, _backward)
 
 
 def shard_tokens(x: Tensor) -> Tensor:
@@ -80,8 +78,13 @@ def merge_tokens(x: Tensor, group: int, merged: Sequences) -> Tensor:
         x: [tokens, h], one stream. group: tokens per merged token. merged: packing of the result.
     One copy each way (spatial merging of Qwen2-VL, 2409.12191 §2).
     """
-    width = x.shape[-1] * group
-    return _rearrange(x, (merged.tokens, width), merged, "merge_tokens")
+    like = replace(x, shape=(merged.tokens, x.shape[-1] * group), sequences=merged)
+
+    def _copy(source: Tensor, like: Tensor, name: str) -> Tensor:
+        return copy_like(like, [source], 2 * source.size_bytes, name, source.numel)
+
+    y = _copy(x, like, "merge_tokens")
+    return x.trace.recorded([x], y, lambda grad: [_copy(grad, x, "merge_tokens_bw")])
 
 
 def scatter_tokens(x: Tensor, into: Tensor) -> Tensor:
@@ -99,30 +102,10 @@ def scatter_tokens(x: Tensor, into: Tensor) -> Tensor:
         raise GraphError("widths differ", where=trace.where, expected=str(into.shape[-1]), got=x.shape[-1])
     y = copy_like(into, [into, x], 2 * into.size_bytes + x.size_bytes, "scatter_tokens")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         return [
             copy_like(x, [grad], 2 * x.size_bytes, "gather_tokens") if x.requires_grad else None,
             copy_like(into, [grad], 2 * into.size_bytes, "mask_tokens") if into.requires_grad else None,
         ]
 
-    return trace.recorded([x, into], y, backward)
-
-
-def _rearrange(x: Tensor, shape: Sequence[Dim], sequences: Sequences | None, name: str) -> Tensor:
-    trace = x.trace
-
-    def copy(source: Tensor, to: Sequence[Dim], like: Sequences | None, label: str) -> Tensor:
-        return trace.emit(
-            OpKind.COPY,
-            [source],
-            to,
-            shards=x.shards,
-            dtype=source.dtype,
-            sequences=like,
-            mem_bytes=2 * source.size_bytes,
-            key=(source.numel,),
-            name=label,
-        )
-
-    y = copy(x, shape, sequences, name)
-    return trace.recorded([x], y, lambda grad: [copy(grad, x.shape, x.sequences, f"{name}_bw")])
+    return trace.recorded([x, into], y, _backward)

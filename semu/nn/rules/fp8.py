@@ -19,10 +19,10 @@ from semu.graph.dim import Dim, product
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
-from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
-from semu.nn.rules.weight_gradients import accumulate_product, reduce_bias
+from semu.nn.rules.collective import all_gather_tokens
+from semu.nn.rules.linear_split import LinearSplit
+from semu.nn.rules.weight_gradients import accumulate_weight_gradient
 from semu.nn.trace.keep import kept_product
-from semu.nn.trace.sharding import ShardingStyle
 from semu.nn.trace.tensor import Tensor, laid_out_like
 from semu.nn.trace.tracing import ParameterUse, Trace
 
@@ -42,78 +42,60 @@ def fp8_linear(
     x: Tensor,
     weight: Parameter,
     bias: Parameter | None,
-    style: ShardingStyle,
+    split: LinearSplit,
     parts: Sequence[int] | None = None,
 ) -> Tensor:
-    """``y = x W^T + b`` in fp8; arguments, result and FLOP as ``matmul.linear``.
+    """``y = x W^T + b`` in fp8; arguments, result and FLOP as ``semu.nn.rules.matrix_products.linear``.
 
-    Args:
-        style: of the current module; REPLICATED without tensor parallelism.
     Raises:
-        GraphError: a sharding that does not fit, or a weight whose local axes are no multiples of 16.
+        GraphError: a weight whose local axes are no multiples of 16.
     """
-    trace = x.trace
-    is_column, is_row = style in (ShardingStyle.COLUMN, ShardingStyle.VOCABULARY), style is ShardingStyle.ROW
-    tp = trace.options.plan.tp
-    in_shards, out_shards = tp if is_row else 1, tp if is_column else 1
-    if x.shards[-1] != in_shards:
-        raise GraphError(
-            "a weight and its input are split differently",
-            where=trace.where,
-            expected=f"features split {in_shards} ways (style {style.value})",
-            got=x.shards[-1],
-        )
+    trace, in_shards, out_shards = x.trace, split.in_shards, split.out_shards
     w = trace.parameter(weight, (out_shards, in_shards), is_fp8=True)
     b = trace.parameter(bias, (out_shards,)) if bias is not None else None
     n, k = _widths(trace, weight, (out_shards, in_shards))
-    is_gathered = is_column and x.shards[0] > 1
-    is_scattered = is_row and trace.options.plan.sequence_parallel
     trains = w.gradient is not None
     keeps, needs_weight_again = trains and trace.grad_enabled, x.requires_grad and trace.grad_enabled
     with trace.no_grad():
-        x8 = _cast(x, plain=True, transposed=keeps and not is_gathered, name="cast")
+        x8 = _cast(x, plain=True, transposed=keeps and not split.is_gathered, name="cast")
         w8 = _cast_weight(trace, w, (out_shards, in_shards), transposed=needs_weight_again)
         assert x8.plain is not None
-        whole = all_gather_tokens(x8.plain) if is_gathered else x8.plain
+        whole = split.gathered(x8.plain)
         if trace.ledger is None:
             y = _product(whole, w8[0], (*x.shape[:-1], n * out_shards), out_shards, (n, k), also=b)
         else:
             inputs = [whole, w8[0], *([b] if b is not None else [])]
             sizes = product(whole.local_shape[:-1]), n, k
             y = kept_product(whole, inputs, out_shards, sizes, parts or (n,), DType.FP8)
-        if is_scattered:
-            y = reduce_scatter_tokens(y)
-        elif is_row:
-            y = all_reduce(y)
-    has_grad = x.requires_grad or any(use.parameter.requires_grad for use in (w, b) if use is not None)
-    y = replace(y, requires_grad=has_grad and trace.grad_enabled)
+        y = split.reduced(y)
+    y = replace(y, requires_grad=trace.grad_enabled and trace.any_trainable([x, w] if b is None else [x, w, b]))
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         needs = x.requires_grad
         phase = Phase.INPUT_GRADIENT if needs else Phase.WEIGHT_GRADIENT
-        if is_scattered:
+        if split.is_scattered:
             rows = _cast(grad, plain=needs or trains, transposed=False, name="grad_cast", phase=phase).plain
             rows = all_gather_tokens(rows) if rows is not None else None
             g8 = Cast(rows, _transpose(rows, "grad_transpose") if rows is not None and trains else None)
         else:
             g8 = _cast(grad, plain=needs, transposed=trains, name="grad_cast", phase=phase)
         columns = x8.transposed
-        if is_gathered and trains:
+        if split.is_gathered and trains:
             assert x8.plain is not None
-            columns = _transpose(all_gather_tokens(x8.plain), "transpose")
+            columns = _transpose(split.gathered(x8.plain), "transpose")
         grad_x = None
         if needs:
             assert g8.plain is not None
             shape = (*grad.shape[:-1], k * in_shards)
             grad_x = _product(g8.plain, w8[1], shape, in_shards, (k, n), phase=phase, name="grad_bw")
-            if is_gathered:
-                grad_x = reduce_scatter_tokens(grad_x)
-            elif is_column:
-                grad_x = all_reduce(grad_x)
-        _weight_gradient(grad, g8.transposed, columns, w, b, (n, k))
+            grad_x = split.reduced_gradient(grad_x)
+        operands = [g8.transposed, columns]
+        m = product(g8.transposed.local_shape[:-1]) if g8.transposed is not None else 0
+        read_bytes = sum((operand.size_bytes for operand in operands if operand is not None), start=0)
+        accumulate_weight_gradient(grad, operands, w, b, (m, n, k), read_bytes, DType.FP8)
         return [grad_x]
 
-    return trace.recorded([x], y, backward)
+    return trace.recorded([x], y, _backward)
 
 
 def _widths(trace: Trace, weight: Parameter, cut: tuple[int, int]) -> tuple[int, int]:
@@ -141,11 +123,9 @@ def _cast(x: Tensor, *, plain: bool, transposed: bool, name: str, phase: Phase |
         OpKind.CAST,
         [x],
         (*x.shape[:-1], packed * x.shards[-1]),
-        shards=x.shards,
+        like=x,
         dtype=DType.FP8,
-        sequences=x.sequences,
         mem_bytes=x.size_bytes + copies * packed * product(rows),
-        key=(x.numel,),
         phase=phase,
         name=name,
         extra_outputs=[((*rows, packed), DType.FP8)] * (copies - 1),
@@ -157,18 +137,8 @@ def _cast(x: Tensor, *, plain: bool, transposed: bool, name: str, phase: Phase |
 
 def _transpose(x: Tensor, name: str) -> Tensor:
     """Append the transposition of an fp8 tensor, for a copy that was gathered: read once, written once."""
-    return x.trace.emit(
-        OpKind.CAST,
-        [x],
-        x.shape,
-        shards=x.shards,
-        dtype=DType.FP8,
-        sequences=x.sequences,
-        mem_bytes=2 * x.size_bytes,
-        key=(x.numel,),
-        phase=Phase.WEIGHT_GRADIENT,
-        name=name,
-    )
+    phase = Phase.WEIGHT_GRADIENT
+    return x.trace.emit(OpKind.CAST, [x], like=x, mem_bytes=2 * x.size_bytes, phase=phase, name=name)
 
 
 def _cast_weight(
@@ -228,22 +198,3 @@ def _product(
         name=name,
         arithmetic=DType.FP8,
     )
-
-
-def _weight_gradient(
-    grad: Tensor,
-    rows: Tensor | None,
-    columns: Tensor | None,
-    weight: ParameterUse,
-    bias: ParameterUse | None,
-    widths: tuple[int, int],
-) -> None:
-    """Append ``dW += dY^T X`` in fp8 into the gradient buffer, as ``matmul.weight_gradient``; the bias is fused."""
-    n, k = widths
-    writes = [use for use in (weight, bias) if use is not None and use.gradient is not None]
-    if weight.gradient is not None:
-        assert rows is not None and columns is not None
-        m = product(rows.local_shape[:-1])
-        accumulate_product([rows, columns], writes, (m, n, k), rows.size_bytes + columns.size_bytes, DType.FP8)
-    elif writes:
-        reduce_bias(grad, writes)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from semu.graph.dim import Dim
 from semu.graph.operator import OpKind
 from semu.hardware.kinds import DType
-from semu.nn.rules.collective import wire_bytes
+from semu.nn.rules.collective import communicate
 from semu.nn.trace.tensor import Tensor
 
 
@@ -26,34 +26,23 @@ def cross_entropy(logits: Tensor) -> Tensor:
     tokens = logits.local_shape[0]
     fp32 = DType.FP32.size_bytes
     with trace.no_grad():
-        softmax = trace.emit(
-            OpKind.CROSS_ENTROPY,
-            [logits],
-            logits.shape,
-            shards=logits.shards,
-            dtype=DType.FP32,
-            mem_bytes=logits.size_bytes + 3 * fp32 * logits.numel,
-            key=(tokens, logits.local_shape[1]),
-            name="softmax",
-        )
+        softmax = _kernel(logits, [logits], DType.FP32, logits.size_bytes + 3 * fp32 * logits.numel, "softmax")
         _exchange(logits, softmax)
         loss = _scalar([softmax], 3 * fp32 * tokens, (tokens, 1), "mean")
     loss = replace(loss, requires_grad=logits.requires_grad)
 
-    def backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
-        return [
-            trace.emit(
-                OpKind.CROSS_ENTROPY,
-                [softmax],
-                like=logits,
-                mem_bytes=fp32 * logits.numel + logits.size_bytes,
-                key=(tokens, logits.local_shape[1]),
-                name="softmax_bw",
-            )
-        ]
+    def _backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
+        return [_kernel(logits, [softmax], logits.dtype, fp32 * logits.numel + logits.size_bytes, "softmax_bw")]
 
-    trace.record([logits], [loss], backward)
+    trace.record([logits], [loss], _backward)
     return loss
+
+
+def _kernel(logits: Tensor, inputs: Sequence[Tensor], dtype: DType, mem_bytes: Dim, name: str) -> Tensor:
+    """Append a kernel whose result has the shape of ``logits``."""
+    return logits.trace.emit(
+        OpKind.CROSS_ENTROPY, inputs, like=logits, dtype=dtype, mem_bytes=mem_bytes, key=logits.local_shape, name=name
+    )
 
 
 def _scalar(
@@ -61,30 +50,15 @@ def _scalar(
 ) -> Tensor:
     """Append a kernel whose result is one fp32 number."""
     return inputs[0].trace.emit(
-        OpKind.CROSS_ENTROPY,
-        inputs,
-        (),
-        dtype=DType.FP32,
-        mem_bytes=mem_bytes,
-        key=key,
-        name=name,
-        updates=updates,
+        OpKind.CROSS_ENTROPY, inputs, (), dtype=DType.FP32, mem_bytes=mem_bytes, key=key, name=name, updates=updates
     )
 
 
 def _exchange(logits: Tensor, softmax: Tensor) -> None:
     """Three all-reduces of one fp32 number a token, where the vocabulary is split."""
-    trace, group, tokens = logits.trace, logits.trace.options.tp_group, logits.local_shape[0]
+    group, size = logits.trace.options.tp_group, DType.FP32.size_bytes * logits.local_shape[0]
     for what in ("maximum", "target", "sum") if logits.shards[-1] > 1 else ():
-        trace.emit(
-            OpKind.ALL_REDUCE,
-            [softmax],
-            net_bytes=wire_bytes(OpKind.ALL_REDUCE, DType.FP32.size_bytes * tokens, group, trace.where),
-            key=(group.num_ranks, group.num_nodes),
-            stream=trace.communication_stream(group),
-            name=f"all_reduce_{what}",
-            updates=[softmax],
-        )
+        communicate(OpKind.ALL_REDUCE, [softmax], size, group, f"all_reduce_{what}", updates=[softmax])
 
 
 def _unfused(logits: Tensor) -> Tensor:
@@ -94,34 +68,19 @@ def _unfused(logits: Tensor) -> Tensor:
     gradients of both in fp32 and casts the last one. The logits themselves stay until the loss is known.
     """
     trace, tokens, fp32 = logits.trace, logits.local_shape[0], DType.FP32.size_bytes
-    key = (tokens, logits.local_shape[1])
-
-    def kernel(inputs: Sequence[Tensor], dtype: DType, mem_bytes: Dim, name: str) -> Tensor:
-        return trace.emit(
-            OpKind.CROSS_ENTROPY,
-            inputs,
-            logits.shape,
-            shards=logits.shards,
-            dtype=dtype,
-            sequences=logits.sequences,
-            mem_bytes=mem_bytes,
-            key=key,
-            name=name,
-        )
-
     with trace.no_grad():
-        copy = kernel([logits], DType.FP32, logits.size_bytes + fp32 * logits.numel, "float")
-        softmax = kernel([copy], DType.FP32, 2 * fp32 * logits.numel, "log_softmax")
+        copy = _kernel(logits, [logits], DType.FP32, logits.size_bytes + fp32 * logits.numel, "float")
+        softmax = _kernel(logits, [copy], DType.FP32, 2 * fp32 * logits.numel, "log_softmax")
         _exchange(logits, softmax)
         loss = _scalar([softmax, logits], 3 * fp32 * tokens, (tokens, 1), "mean")
     loss = replace(loss, requires_grad=logits.requires_grad)
 
-    def backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
-        chosen = kernel([], DType.FP32, fp32 * logits.numel, "nll_bw")
-        inner = kernel([softmax, chosen], DType.FP32, 3 * fp32 * logits.numel, "log_softmax_bw")
-        return [kernel([inner], logits.dtype, fp32 * logits.numel + logits.size_bytes, "float_bw")]
+    def _backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
+        chosen = _kernel(logits, [], DType.FP32, fp32 * logits.numel, "nll_bw")
+        inner = _kernel(logits, [softmax, chosen], DType.FP32, 3 * fp32 * logits.numel, "log_softmax_bw")
+        return [_kernel(logits, [inner], logits.dtype, fp32 * logits.numel + logits.size_bytes, "float_bw")]
 
-    trace.record([logits], [loss], backward)
+    trace.record([logits], [loss], _backward)
     return loss
 
 
@@ -131,27 +90,14 @@ def _fused(logits: Tensor) -> Tensor:
     It reads the logits twice and writes them once. Where the vocabulary is split, one all-gather of maximum, sum and
     target's logit a token lies between (Transformer Engine's parallel_cross_entropy; Liger, 2410.10989 §3.2).
     """
-    trace, group, tokens = logits.trace, logits.trace.options.tp_group, logits.local_shape[0]
+    trace, group, key = logits.trace, logits.trace.options.tp_group, logits.local_shape
     with trace.no_grad():
+        passes = 3
         if logits.shards[-1] > 1:
-            trace.emit(
-                OpKind.CROSS_ENTROPY,
-                [logits],
-                mem_bytes=logits.size_bytes,
-                key=(tokens, logits.local_shape[1]),
-                name="online_softmax",
-            )
-            buffer = 3 * DType.FP32.size_bytes * tokens * group.num_ranks
-            trace.emit(
-                OpKind.ALL_GATHER,
-                [logits],
-                net_bytes=wire_bytes(OpKind.ALL_GATHER, buffer, group, trace.where),
-                key=(group.num_ranks, group.num_nodes),
-                stream=trace.communication_stream(group),
-                name="all_gather_statistics",
-            )
-        passes = 2 if logits.shards[-1] > 1 else 3
-        key = (tokens, logits.local_shape[1])
+            trace.emit(OpKind.CROSS_ENTROPY, [logits], mem_bytes=logits.size_bytes, key=key, name="online_softmax")
+            buffer = 3 * DType.FP32.size_bytes * key[0] * group.num_ranks
+            communicate(OpKind.ALL_GATHER, [logits], buffer, group, "all_gather_statistics")
+            passes = 2
         loss = _scalar([logits], passes * logits.size_bytes, key, "loss_and_gradient", updates=[logits])
     loss = replace(loss, requires_grad=logits.requires_grad)
     trace.record([logits], [loss], lambda _: [logits])
@@ -166,7 +112,7 @@ def add_losses(losses: Sequence[Tensor]) -> Tensor:
         OpKind.ADD, losses, (), dtype=DType.FP32, mem_bytes=size * (count + 1), key=(count,), name="add_losses"
     )
 
-    def backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
         first = trace.emit(
             OpKind.ADD,
             [],
@@ -179,7 +125,7 @@ def add_losses(losses: Sequence[Tensor]) -> Tensor:
         )
         return [first, *(trace.side_outputs(count - 1) if count > 1 else [])]
 
-    trace.record(losses, [total], backward)
+    trace.record(losses, [total], _backward)
     return total
 
 
@@ -191,17 +137,11 @@ def mean_squared_error(prediction: Tensor) -> Tensor:
     trace = prediction.trace
     loss = _scalar([prediction], 2 * prediction.size_bytes, (prediction.numel,), "squared_error")
 
-    def backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
+        traffic = 3 * prediction.size_bytes
         return [
-            trace.emit(
-                OpKind.CROSS_ENTROPY,
-                [prediction],
-                like=prediction,
-                mem_bytes=3 * prediction.size_bytes,
-                key=(prediction.numel,),
-                name="squared_error_bw",
-            )
+            trace.emit(OpKind.CROSS_ENTROPY, [prediction], like=prediction, mem_bytes=traffic, name="squared_error_bw")
         ]
 
-    trace.record([prediction], [loss], backward)
+    trace.record([prediction], [loss], _backward)
     return loss

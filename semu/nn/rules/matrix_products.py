@@ -9,9 +9,10 @@ from semu.errors import GraphError
 from semu.graph.dim import Dim, product
 from semu.graph.operator import OpKind, Phase
 from semu.nn.module import Parameter
-from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
+from semu.nn.rules.collective import all_gather_tokens
 from semu.nn.rules.fp8 import fp8_linear
-from semu.nn.rules.weight_gradients import accumulate_product, reduce_bias
+from semu.nn.rules.linear_split import LinearSplit
+from semu.nn.rules.weight_gradients import accumulate_weight_gradient
 from semu.nn.trace.keep import kept_product
 from semu.nn.trace.sharding import ShardingStyle
 from semu.nn.trace.tensor import Tensor
@@ -46,24 +47,27 @@ def linear(
         raise GraphError(
             "the input does not fit the weight", where=trace.where, expected=f"[..., {weight.shape[1]}]", got=x.shape
         )
-    if trace.options.plan.tp == 1:
-        style = ShardingStyle.REPLICATED
-    elif style is None:
-        style = trace.style
+    split = LinearSplit.of(x, trace.style if style is None else style)
     if trace.is_fp8 and may_be_fp8:
-        return fp8_linear(x, weight, bias, style, parts)
-    if style in (ShardingStyle.COLUMN, ShardingStyle.VOCABULARY):
-        return _column(x, weight, bias, parts)
-    if style is ShardingStyle.ROW:
-        return _row(x, weight, bias)
-    if x.shards[-1] != 1:
-        raise GraphError(
-            "a split activation meets a whole weight",
-            where=trace.where,
-            expected="style row after style column",
-            got=style.value,
+        return fp8_linear(x, weight, bias, split, parts)
+    w = trace.parameter(weight, (split.out_shards, split.in_shards))
+    b = trace.parameter(bias, (split.out_shards,)) if bias is not None else None
+    read = [w] if b is None else [w, b]
+    with trace.no_grad():
+        y = split.reduced(_forward_product(split.gathered(x), read, split.out_shards, parts))
+    y = replace(y, requires_grad=trace.grad_enabled and trace.any_trainable([x, *read]))
+
+    def _backward(grad: Tensor) -> list[Tensor | None]:
+        whole = all_gather_tokens(grad) if split.is_scattered else grad
+        again = split.gathered(x) if w.gradient is not None else x
+        grad_x = split.reduced_gradient(_input_gradient(whole, w, split.in_shards)) if x.requires_grad else None
+        m, n, k = sizes = _sizes(whole, w)
+        accumulate_weight_gradient(
+            whole, [whole, again], w, b, sizes, trace.options.tensor_dtype.size_bytes * (m * n + m * k)
         )
-    return _plain(x, trace.parameter(weight), trace.parameter(bias) if bias is not None else None, 1, parts)
+        return [grad_x]
+
+    return trace.recorded([x], y, _backward)
 
 
 def _sizes(x: Tensor, weight: ParameterUse) -> tuple[Dim, int, int]:
@@ -71,104 +75,27 @@ def _sizes(x: Tensor, weight: ParameterUse) -> tuple[Dim, int, int]:
     return product(x.local_shape[:-1]), n, k
 
 
-def _plain(
-    x: Tensor, weight: ParameterUse, bias: ParameterUse | None, out_shards: int, parts: Sequence[int] | None = None
-) -> Tensor:
-    """The local product of a whole or column-split weight, with its two gradients."""
-    y = forward_product(x, weight, bias, out_shards, parts=parts)
-
-    def backward(grad: Tensor) -> list[Tensor | None]:
-        grad_x = input_gradient(grad, weight, x.shards[-1]) if x.requires_grad else None
-        weight_gradient(grad, x, weight, bias)
-        return [grad_x]
-
-    return x.trace.recorded([x], y, backward)
-
-
-def _column(x: Tensor, weight: Parameter, bias: Parameter | None, parts: Sequence[int] | None = None) -> Tensor:
-    trace, tp = x.trace, x.trace.options.plan.tp
-    w = trace.parameter(weight, (tp, 1))
-    b = trace.parameter(bias, (tp,)) if bias is not None else None
-    is_split = x.shards[0] > 1
-    with trace.no_grad():
-        whole = all_gather_tokens(x) if is_split else x
-    y = forward_product(whole, w, b, tp, requires_grad_like=x, parts=parts)
-
-    def backward(grad: Tensor) -> list[Tensor | None]:
-        needs_weight = w.gradient is not None
-        again = all_gather_tokens(x) if is_split and needs_weight else x
-        grad_x = None
-        if x.requires_grad:
-            grad_x = input_gradient(grad, w, 1)
-            grad_x = reduce_scatter_tokens(grad_x) if is_split else all_reduce(grad_x)
-        weight_gradient(grad, again, w, b)
-        return [grad_x]
-
-    return trace.recorded([x], y, backward)
-
-
-def _row(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
-    trace, tp = x.trace, x.trace.options.plan.tp
-    if x.shards[-1] != tp:
-        raise GraphError(
-            "a row-split weight needs an input split over features",
-            where=trace.where,
-            expected=f"an input split {tp} ways, from a column-split layer",
-            got=f"{x.shards[-1]}",
-        )
-    w = trace.parameter(weight, (1, tp))
-    b = trace.parameter(bias) if bias is not None else None
-    scatter = trace.options.plan.sequence_parallel
-    with trace.no_grad():
-        partial = forward_product(x, w, b, 1)
-        reduced = reduce_scatter_tokens(partial) if scatter else all_reduce(partial)
-    y = _mark(reduced, x, w, b)
-
-    def backward(grad: Tensor) -> list[Tensor | None]:
-        whole = all_gather_tokens(grad) if scatter else grad
-        grad_x = input_gradient(whole, w, tp) if x.requires_grad else None
-        weight_gradient(whole, x, w, b)
-        return [grad_x]
-
-    return trace.recorded([x], y, backward)
-
-
-def _mark(y: Tensor, x: Tensor, weight: ParameterUse, bias: ParameterUse | None) -> Tensor:
-    """``y`` with the gradient flag that a step from ``x`` and the parameters gives it."""
-    trains = any(use.parameter.requires_grad for use in (weight, bias) if use is not None)
-    return replace(y, requires_grad=x.requires_grad or trains)
-
-
-def forward_product(
-    x: Tensor,
-    weight: ParameterUse,
-    bias: ParameterUse | None,
-    out_shards: int,
-    requires_grad_like: Tensor | None = None,
-    parts: Sequence[int] | None = None,
+def _forward_product(
+    x: Tensor, read: Sequence[ParameterUse], out_shards: int, parts: Sequence[int] | None = None
 ) -> Tensor:
     """Append ``x W^T (+ b)``: FLOP 2 m n k, bytes of both operands and the result; the bias is fused."""
     trace = x.trace
-    m, n, k = _sizes(x, weight)
-    inputs: list[Tensor | ParameterUse] = [x, weight, *([bias] if bias is not None else [])]
+    m, n, k = _sizes(x, read[0])
     if trace.ledger is not None:
-        y = kept_product(x, inputs, out_shards, (m, n, k), parts or (n,))
-        return _mark(y, requires_grad_like, weight, bias) if requires_grad_like is not None else y
-    size = trace.options.tensor_dtype.size_bytes
-    y = trace.emit(
+        return kept_product(x, [x, *read], out_shards, (m, n, k), parts or (n,))
+    return trace.emit(
         OpKind.MATMUL,
-        inputs,
+        [x, *read],
         (*x.shape[:-1], n * out_shards),
         shards=(*x.shards[:-1], out_shards),
         sequences=x.sequences,
         flop=2 * m * n * k,
-        mem_bytes=size * (m * k + k * n + m * n),
+        mem_bytes=trace.options.tensor_dtype.size_bytes * (m * k + k * n + m * n),
         key=(m, n, k),
     )
-    return _mark(y, requires_grad_like, weight, bias) if requires_grad_like is not None else y
 
 
-def input_gradient(grad: Tensor, weight: ParameterUse, in_shards: int) -> Tensor:
+def _input_gradient(grad: Tensor, weight: ParameterUse, in_shards: int) -> Tensor:
     """Append ``dX = dY W``."""
     m, n, k = _sizes(grad, weight)
     size = grad.trace.options.tensor_dtype.size_bytes
@@ -184,21 +111,6 @@ def input_gradient(grad: Tensor, weight: ParameterUse, in_shards: int) -> Tensor
         phase=Phase.INPUT_GRADIENT,
         name="grad_bw",
     )
-
-
-def weight_gradient(grad: Tensor, x: Tensor, weight: ParameterUse, bias: ParameterUse | None) -> None:
-    """Append ``dW += dY^T X`` into the gradient buffer, where W trains.
-
-    The bias gradient is fused into it; with a frozen weight and a training bias it is a separate reduction.
-    """
-    trace = grad.trace
-    m, n, k = _sizes(grad, weight)
-    size = trace.options.tensor_dtype.size_bytes
-    writes = [use for use in (weight, bias) if use is not None and use.gradient is not None]
-    if weight.gradient is not None:
-        accumulate_product([grad, x], writes, (m, n, k), size * (m * n + m * k))
-    elif writes:
-        reduce_bias(grad, writes)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -227,19 +139,19 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     cost = 2 * batch * m * n * k
     traffic = a.dtype.size_bytes * batch * (m * k + k * n + m * n)
 
-    def multiply(
+    def _multiply(
         inputs: Sequence[Tensor], like: Sequence[Dim], key: tuple[Dim, ...], phase: Phase | None, name: str
     ) -> Tensor:
         return trace.emit(
             OpKind.MATMUL, inputs, like, dtype=a.dtype, flop=cost, mem_bytes=traffic, key=key, phase=phase, name=name
         )
 
-    c = multiply([a, b], (*a.shape[:-1], n), (batch * m, n, k), None, "matmul")
+    c = _multiply([a, b], (*a.shape[:-1], n), (batch * m, n, k), None, "matmul")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         phase = Phase.INPUT_GRADIENT
-        grad_a = multiply([grad, b], a.shape, (batch * m, k, n), phase, "left_bw") if a.requires_grad else None
-        grad_b = multiply([a, grad], b.shape, (batch * k, n, m), phase, "right_bw") if b.requires_grad else None
+        grad_a = _multiply([grad, b], a.shape, (batch * m, k, n), phase, "left_bw") if a.requires_grad else None
+        grad_b = _multiply([a, grad], b.shape, (batch * k, n, m), phase, "right_bw") if b.requires_grad else None
         return [grad_a, grad_b]
 
-    return trace.recorded([a, b], c, backward)
+    return trace.recorded([a, b], c, _backward)

@@ -16,29 +16,20 @@ from semu.nn.trace.eager import GATE, GATE_BACKWARD, ROTARY, ROTARY_BACKWARD, ea
 from semu.nn.trace.tensor import Tensor, laid_out_like
 
 
-def _like(
-    x: Tensor,
-    kind: OpKind,
-    inputs: Sequence[Tensor],
-    mem_bytes: Dim,
-    name: str,
-    *,
-    phase: Phase | None = None,
-    shape: Sequence[Dim] | None = None,
-    extra_outputs: Sequence[tuple[Sequence[Dim], DType]] = (),
-) -> Tensor:
-    """Append a kernel whose result looks like ``x`` (or has ``shape``)."""
-    return x.trace.emit(
-        kind,
-        inputs,
-        shape,
-        like=x,
-        mem_bytes=mem_bytes,
-        key=(x.numel,),
-        phase=phase,
-        name=name,
-        extra_outputs=extra_outputs,
-    )
+def emit_both_gradients(
+    kind: OpKind, x: Tensor, other: Tensor, grad: Tensor, mem_bytes: Dim, name: str, *, writes_other: bool = True
+) -> list[Tensor | None]:
+    """Append the backward of a kernel that combines a large operand with a small one: both are read, and the gradient.
+
+    Args:
+        x: the large operand. other: the small one. mem_bytes: of the kernel. name: of the kernel.
+        writes_other: the gradient of ``other`` is wanted.
+    Returns:
+        Gradients of both, None for ``other`` where it is not wanted.
+    """
+    sides = [(other.local_shape, other.dtype)] if writes_other else []
+    grad_x = x.trace.emit(kind, [x, other, grad], like=x, mem_bytes=mem_bytes, name=name, extra_outputs=sides)
+    return [grad_x, laid_out_like(x.trace.side_outputs(1)[0], other) if writes_other else None]
 
 
 def _same_layout(a: Tensor, b: Tensor, what: str) -> None:
@@ -54,27 +45,29 @@ def _same_layout(a: Tensor, b: Tensor, what: str) -> None:
 def add(a: Tensor, b: Tensor) -> Tensor:
     """Residual add. Saves nothing; the gradient goes to both unchanged."""
     _same_layout(a, b, "an addition")
-    y = _like(a, OpKind.ADD, [a, b], 3 * a.size_bytes, "add")
+    y = a.trace.emit(OpKind.ADD, [a, b], like=a, mem_bytes=3 * a.size_bytes, name="add")
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         return [gradients[0], gradients[0]]
 
-    a.trace.record([a, b], [y], backward)
+    a.trace.record([a, b], [y], _backward)
     return y
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """Elementwise product. Saves both operands."""
     _same_layout(a, b, "a multiplication")
-    y = _like(a, OpKind.ADD, [a, b], 3 * a.size_bytes, "multiply")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
-        return [
-            _like(a, OpKind.ADD, [grad, other], 3 * a.size_bytes, "multiply_bw") if wanted.requires_grad else None
-            for wanted, other in ((a, b), (b, a))
-        ]
+    def _product(left: Tensor, right: Tensor, name: str) -> Tensor:
+        return a.trace.emit(OpKind.ADD, [left, right], like=a, mem_bytes=3 * a.size_bytes, name=name)
 
-    return a.trace.recorded([a, b], y, backward)
+    y = _product(a, b, "multiply")
+
+    def _backward(grad: Tensor) -> list[Tensor | None]:
+        pairs = ((a, b), (b, a))
+        return [_product(grad, other, "multiply_bw") if wanted.requires_grad else None for wanted, other in pairs]
+
+    return a.trace.recorded([a, b], y, _backward)
 
 
 def add_parameter(x: Tensor, parameter: Parameter, rows: int) -> Tensor:
@@ -85,16 +78,9 @@ def add_parameter(x: Tensor, parameter: Parameter, rows: int) -> Tensor:
     use = x.trace.parameter(parameter)
     if tuple(parameter.shape) != (rows, x.shape[-1]):
         raise GraphError("the table does not fit", where=x.trace.where, expected=f"{x.shape}", got=parameter.shape)
-    y = x.trace.emit(
-        OpKind.ADD,
-        [x, use],
-        like=x,
-        mem_bytes=3 * x.size_bytes,
-        key=(x.numel,),
-        name="add_table",
-    )
+    y = x.trace.emit(OpKind.ADD, [x, use], like=x, mem_bytes=3 * x.size_bytes, name="add_table")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         if use.gradient is not None:
             size = x.trace.options.grad_dtype.size_bytes
             x.trace.emit(
@@ -108,7 +94,7 @@ def add_parameter(x: Tensor, parameter: Parameter, rows: int) -> Tensor:
             )
         return [grad]
 
-    return x.trace.recorded([x], y, backward)
+    return x.trace.recorded([x], y, _backward)
 
 
 def softcap(x: Tensor) -> Tensor:
@@ -122,17 +108,18 @@ def activation(x: Tensor, name: str, *, is_droppable: bool = True) -> Tensor:
     ``is_droppable``: the kind ``act`` of selective recomputation means it.
     """
 
-    def apply() -> Tensor:
-        return _like(x, OpKind.ACTIVATION, [x], 2 * x.size_bytes, name)
+    def _apply() -> Tensor:
+        return x.trace.emit(OpKind.ACTIVATION, [x], like=x, mem_bytes=2 * x.size_bytes, name=name)
 
-    y = apply()
+    y = _apply()
     if is_droppable:
-        x.trace.drop_output("act", y, apply)
+        x.trace.drop_output("act", y, _apply)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
-        return [_like(x, OpKind.ACTIVATION, [x, grad], 3 * x.size_bytes, f"{name}_bw")]
+    def _backward(grad: Tensor) -> list[Tensor | None]:
+        traffic = 3 * x.size_bytes
+        return [x.trace.emit(OpKind.ACTIVATION, [x, grad], like=x, mem_bytes=traffic, name=f"{name}_bw")]
 
-    return x.trace.recorded([x], y, backward)
+    return x.trace.recorded([x], y, _backward)
 
 
 def gated_activation(x: Tensor, name: str) -> Tensor:
@@ -142,25 +129,22 @@ def gated_activation(x: Tensor, name: str) -> Tensor:
         raise GraphError(
             "a gated activation halves its input", where=x.trace.where, expected="an even width", got=width
         )
-    half = (*x.shape[:-1], width // 2)
-    out_bytes = x.size_bytes
+    half, size = (*x.shape[:-1], width // 2), x.size_bytes
+    half_size = divide(size, 2, "a gated tensor", "gated activation")
 
-    def apply() -> Tensor:
-        return _like(x, OpKind.ACTIVATION, [x], out_bytes + _half(out_bytes), name, shape=half)
+    def _apply() -> Tensor:
+        return x.trace.emit(OpKind.ACTIVATION, [x], half, like=x, mem_bytes=size + half_size, name=name)
 
-    y = apply()
+    y = _apply()
     eager_passes(y, GATE, name)
-    x.trace.drop_output("act", y, apply)
+    x.trace.drop_output("act", y, _apply)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         eager_passes(grad, GATE_BACKWARD, f"{name}_bw")
-        return [_like(x, OpKind.ACTIVATION, [x, grad], 2 * out_bytes + _half(out_bytes), f"{name}_bw")]
+        traffic = 2 * size + half_size
+        return [x.trace.emit(OpKind.ACTIVATION, [x, grad], like=x, mem_bytes=traffic, name=f"{name}_bw")]
 
-    return x.trace.recorded([x], y, backward)
-
-
-def _half(dim: Dim) -> Dim:
-    return divide(dim, 2, "a gated tensor", "gated activation")
+    return x.trace.recorded([x], y, _backward)
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
@@ -169,28 +153,25 @@ def dropout(x: Tensor, p: float) -> Tensor:
         raise GraphError("not a dropout probability", where=x.trace.where, expected="0 <= p < 1", got=p, nearest=0)
     if p == 0:
         return x
-    mask_bytes = x.numel
-    y = _like(
-        x, OpKind.DROPOUT, [x], 2 * x.size_bytes + mask_bytes, "dropout", extra_outputs=[(x.local_shape, DType.UINT8)]
-    )
+    traffic, sides = 2 * x.size_bytes + x.numel, [(x.local_shape, DType.UINT8)]
+    y = x.trace.emit(OpKind.DROPOUT, [x], like=x, mem_bytes=traffic, name="dropout", extra_outputs=sides)
     (mask,) = x.trace.side_outputs(1)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
-        return [_like(x, OpKind.DROPOUT, [mask, grad], 2 * x.size_bytes + mask_bytes, "dropout_bw")]
+    def _backward(grad: Tensor) -> list[Tensor | None]:
+        return [x.trace.emit(OpKind.DROPOUT, [mask, grad], like=x, mem_bytes=traffic, name="dropout_bw")]
 
-    return x.trace.recorded([x], y, backward)
+    return x.trace.recorded([x], y, _backward)
 
 
 def rope(x: Tensor) -> Tensor:
     """Rotary position embedding of [tokens, heads, dim] (2104.09864). Saves nothing; backward rotates back."""
-    eager_passes(x, ROTARY, "rope")
-    y = _like(x, OpKind.ROPE, [x], 2 * x.size_bytes, "rope")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
-        eager_passes(grad, ROTARY_BACKWARD, "rope_bw")
-        return [_like(grad, OpKind.ROPE, [grad], 2 * grad.size_bytes, "rope_bw")]
+    def _rotate(source: Tensor, eager_bytes: int, name: str) -> Tensor:
+        eager_passes(source, eager_bytes, name)
+        return x.trace.emit(OpKind.ROPE, [source], like=source, mem_bytes=2 * source.size_bytes, name=name)
 
-    return x.trace.recorded([x], y, backward)
+    y = _rotate(x, ROTARY, "rope")
+    return x.trace.recorded([x], y, lambda grad: [_rotate(grad, ROTARY_BACKWARD, "rope_bw")])
 
 
 def modulate(x: Tensor, condition: Tensor) -> Tensor:
@@ -202,22 +183,14 @@ def modulate(x: Tensor, condition: Tensor) -> Tensor:
     gradient is this rank's part of the sum; backward is linear in it, so the parts are summed once, with the gradients
     of the replicated parameters that it reaches.
     """
-    y = _like(x, OpKind.MODULATE, [x, condition], 2 * x.size_bytes + condition.size_bytes, "modulate")
+    traffic = 2 * x.size_bytes + condition.size_bytes
+    y = x.trace.emit(OpKind.MODULATE, [x, condition], like=x, mem_bytes=traffic, name="modulate")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
-        inner = [(condition.local_shape, condition.dtype)] if condition.requires_grad else []
-        grad_x = _like(
-            x,
-            OpKind.MODULATE,
-            [x, condition, grad],
-            3 * x.size_bytes + 2 * condition.size_bytes,
-            "modulate_bw",
-            extra_outputs=inner,
-        )
-        grad_condition = laid_out_like(x.trace.side_outputs(1)[0], condition) if inner else None
-        return [grad_x, grad_condition]
+    def _backward(grad: Tensor) -> list[Tensor | None]:
+        traffic, wanted = 3 * x.size_bytes + 2 * condition.size_bytes, condition.requires_grad
+        return emit_both_gradients(OpKind.MODULATE, x, condition, grad, traffic, "modulate_bw", writes_other=wanted)
 
-    return x.trace.recorded([x, condition], y, backward)
+    return x.trace.recorded([x, condition], y, _backward)
 
 
 def gated_add(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
@@ -228,19 +201,14 @@ def gated_add(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
     Saves branch and gate.
     """
     _same_layout(x, branch, "a gated addition")
-    y = _like(x, OpKind.MODULATE, [x, branch, gate], 3 * x.size_bytes + gate.size_bytes, "gated_add")
+    traffic = 3 * x.size_bytes + gate.size_bytes
+    y = x.trace.emit(OpKind.MODULATE, [x, branch, gate], like=x, mem_bytes=traffic, name="gated_add")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
-        inner = [(gate.local_shape, gate.dtype)] if gate.requires_grad else []
-        grad_branch = _like(
-            branch,
-            OpKind.MODULATE,
-            [branch, gate, grad],
-            3 * x.size_bytes + 2 * gate.size_bytes,
-            "gated_add_bw",
-            extra_outputs=inner,
+    def _backward(grad: Tensor) -> list[Tensor | None]:
+        traffic, wanted = 3 * x.size_bytes + 2 * gate.size_bytes, gate.requires_grad
+        gradients = emit_both_gradients(
+            OpKind.MODULATE, branch, gate, grad, traffic, "gated_add_bw", writes_other=wanted
         )
-        grad_gate = laid_out_like(x.trace.side_outputs(1)[0], gate) if inner else None
-        return [grad, grad_branch, grad_gate]
+        return [grad, *gradients]
 
-    return x.trace.recorded([x, branch, gate], y, backward)
+    return x.trace.recorded([x, branch, gate], y, _backward)

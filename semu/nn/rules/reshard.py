@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from semu.graph.dim import product
 from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
 from semu.hardware.network import CommGroup
-from semu.nn.rules.collective import wire_bytes
-from semu.nn.trace.tensor import Sequences, Tensor, local_shape
+from semu.nn.rules.collective import communicate
+from semu.nn.rules.views import copy_like
+from semu.nn.trace.tensor import Sequences, Tensor
 
 
 @dataclass(frozen=True)
@@ -50,35 +50,20 @@ def reshard_tokens(x: Tensor, change: Resharding) -> Tensor:
 
 
 def _moved(x: Tensor, source: TokenLayout, target: TokenLayout, name: str) -> Tensor:
-    trace, whole = x.trace, x
-    is_in_place = source.sequences == target.sequences
+    whole, is_in_place = x, source.sequences == target.sequences
     if source.group is not None:
         group = source.group
-        whole = trace.emit(
-            OpKind.ALL_GATHER,
-            [x],
-            (source.parts * source.sequences.tokens, *x.shape[1:]),
+        gathered = replace(
+            x,
+            shape=(source.parts * source.sequences.tokens, *x.shape[1:]),
             shards=(1, *x.shards[1:]),
-            dtype=x.dtype,
             sequences=x.sequences if is_in_place else None,
-            net_bytes=wire_bytes(OpKind.ALL_GATHER, group.num_ranks * x.size_bytes, group, trace.where),
-            key=(group.num_ranks, group.num_nodes),
-            stream=trace.communication_stream(group),
-            role=Role.ACTIVATION if is_in_place else Role.COMMUNICATION,
-            name=f"{name}.all_gather",
         )
+        role = Role.ACTIVATION if is_in_place else Role.COMMUNICATION
+        buffer = group.num_ranks * x.size_bytes
+        whole = communicate(OpKind.ALL_GATHER, [x], buffer, group, f"{name}.all_gather", like=gathered, role=role)
     shape, shards = (target.sequences.tokens, *x.shape[1:]), (target.shards, *x.shards[1:])
     if is_in_place:
-        return trace.view(whole, shape, shards)
-    numel = product(local_shape(shape, shards, trace.where))
-    return trace.emit(
-        OpKind.COPY,
-        [whole],
-        shape,
-        shards=shards,
-        dtype=x.dtype,
-        sequences=target.sequences,
-        mem_bytes=2 * numel * x.dtype.size_bytes,
-        key=(numel,),
-        name=f"{name}.select",
-    )
+        return x.trace.view(whole, shape, shards)
+    like = replace(x, shape=shape, shards=shards, sequences=target.sequences)
+    return copy_like(like, [whole], 2 * like.size_bytes, f"{name}.select")

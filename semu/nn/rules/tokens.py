@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from semu.errors import GraphError
-from semu.graph.dim import Dim, product
+from semu.graph.dim import Dim
 from semu.graph.operator import OpKind, Phase
 from semu.nn.module import Parameter
 from semu.nn.rules.views import copy_like
-from semu.nn.rules.weight_gradients import accumulate_product
+from semu.nn.rules.weight_gradients import accumulate_weight_gradient, reduce_rows
 from semu.nn.streams import Change, changed
-from semu.nn.trace.tensor import Sequences, Tensor, local_shape
+from semu.nn.trace.tensor import Sequences, Tensor
 from semu.nn.trace.tracing import ParameterUse
 
 
@@ -31,11 +31,11 @@ def prepend_token(x: Tensor, token: Parameter) -> Tensor:
     packing = changed(x, Change.longer(1))
     y = _rows(x, [x, use], packing, "prepend_token", x.size_bytes)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         _sum_rows(grad, use, packing.count)
         return [_like(x, grad, "prepend_token_bw", x.size_bytes) if x.requires_grad else None]
 
-    return x.trace.recorded([x], y, backward)
+    return x.trace.recorded([x], y, _backward)
 
 
 def repeat_token(like: Tensor, token: Parameter) -> Tensor:
@@ -47,11 +47,11 @@ def repeat_token(like: Tensor, token: Parameter) -> Tensor:
     packing = changed(like, Change.to(1))
     y = _rows(like, [use], packing, "repeat_token", 0)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         _sum_rows(grad, use, packing.count)
         return []
 
-    return like.trace.recorded([], y, backward)
+    return like.trace.recorded([], y, _backward)
 
 
 def drop_tokens(x: Tensor, count: int = 1) -> Tensor:
@@ -74,10 +74,10 @@ def rename_tokens(x: Tensor, packing: Sequences) -> Tensor:
     shape = (packing.tokens, *x.shape[1:])
     y = replace(x.trace.view(x, shape, x.shards), sequences=packing)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         return [replace(x.trace.view(grad, x.shape, x.shards), sequences=x.sequences)]
 
-    return x.trace.recorded([x], y, backward)
+    return x.trace.recorded([x], y, _backward)
 
 
 def pool_tokens(x: Tensor, pooled: Sequences) -> Tensor:
@@ -116,43 +116,36 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
     size = trace.options.tensor_dtype.size_bytes
     packing = changed(x, Change.shorter(stride)) if stride > 1 else x.sequences
     tokens = packing.tokens if packing is not None else x.shape[0]
-    shape = (tokens, n)
-    m = local_shape(shape, x.shards, trace.where)[0]
+    like = replace(x, shape=(tokens, n), dtype=trace.options.tensor_dtype, sequences=packing)
+    m = like.local_shape[0]
     y = trace.emit(
         OpKind.MATMUL,
-        [x, w, *([b] if b is not None else [])],
-        shape,
-        shards=x.shards,
-        sequences=packing,
+        [x, w] if b is None else [x, w, b],
+        like=like,
         flop=2 * m * n * k,
         mem_bytes=x.size_bytes + size * (n * k + m * n),
         key=(m, n, k),
         name="convolution",
     )
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = None
         if x.requires_grad:
             grad_x = trace.emit(
                 OpKind.MATMUL,
                 [grad, w],
-                x.shape,
-                shards=x.shards,
-                sequences=x.sequences,
+                like=x,
+                dtype=trace.options.tensor_dtype,
                 flop=2 * m * n * k,
                 mem_bytes=grad.size_bytes + size * n * k + x.size_bytes,
                 key=(m, k, n),
                 phase=Phase.INPUT_GRADIENT,
                 name="grad_bw",
             )
-        writes = [use for use in (w, b) if use is not None and use.gradient is not None]
-        if w.gradient is not None:
-            accumulate_product([grad, x], writes, (m, n, k), grad.size_bytes + x.size_bytes)
-        elif writes:
-            _reduce(grad, writes, grad.size_bytes, "bias_bw")
+        accumulate_weight_gradient(grad, [grad, x], w, b, (m, n, k), grad.size_bytes + x.size_bytes)
         return [grad_x]
 
-    return trace.recorded([x], y, backward)
+    return trace.recorded([x], y, _backward)
 
 
 def _row(x: Tensor, token: Parameter) -> ParameterUse:
@@ -162,21 +155,15 @@ def _row(x: Tensor, token: Parameter) -> ParameterUse:
     return x.trace.parameter(token)
 
 
+def _packed(x: Tensor, packing: Sequences) -> Tensor:
+    """What the tokens of a packing look like, as wide and as split as ``x``."""
+    return replace(x, shape=(packing.tokens, *x.shape[1:]), sequences=packing)
+
+
 def _rows(x: Tensor, inputs: Sequence[Tensor | ParameterUse], packing: Sequences, name: str, read_bytes: Dim) -> Tensor:
-    """Append a kernel that writes the tokens of ``packing``, as wide and as split as ``x``."""
-    shape = (packing.tokens, *x.shape[1:])
-    numel = product(local_shape(shape, x.shards, x.trace.where))
-    return x.trace.emit(
-        OpKind.COPY,
-        inputs,
-        shape,
-        shards=x.shards,
-        dtype=x.dtype,
-        sequences=packing,
-        mem_bytes=read_bytes + numel * x.dtype.size_bytes,
-        key=(numel,),
-        name=name,
-    )
+    """Append a kernel that writes the tokens of ``packing``."""
+    like = _packed(x, packing)
+    return copy_like(like, inputs, read_bytes + like.size_bytes, name)
 
 
 def _like(x: Tensor, grad: Tensor, name: str, read_bytes: Dim) -> Tensor:
@@ -186,9 +173,7 @@ def _like(x: Tensor, grad: Tensor, name: str, read_bytes: Dim) -> Tensor:
 
 def _chosen(x: Tensor, packing: Sequences, name: str) -> Tensor:
     """Rows of ``x`` that make up ``packing``: read and written once; backward: zeros, and those rows."""
-    shape = (packing.tokens, *x.shape[1:])
-    taken = product(local_shape(shape, x.shards, x.trace.where)) * x.dtype.size_bytes
-    y = _rows(x, [x], packing, name, taken)
+    y = _rows(x, [x], packing, name, _packed(x, packing).size_bytes)
     return x.trace.recorded([x], y, lambda grad: [_like(x, grad, f"{name}_bw", grad.size_bytes)])
 
 
@@ -197,10 +182,4 @@ def _sum_rows(grad: Tensor, use: ParameterUse, count: Dim) -> None:
     if use.gradient is not None:
         width = use.numel
         size = grad.trace.options.grad_dtype.size_bytes
-        _reduce(grad, [use], count * width * grad.dtype.size_bytes + 2 * size * width, "token_bw")
-
-
-def _reduce(grad: Tensor, writes: Sequence[ParameterUse], mem_bytes: Dim, name: str) -> None:
-    grad.trace.emit(
-        OpKind.CUSTOM, [grad], gradients=writes, mem_bytes=mem_bytes, phase=Phase.WEIGHT_GRADIENT, name=name
-    )
+        reduce_rows(grad, [use], count * width * grad.dtype.size_bytes + 2 * size * width, "token_bw")

@@ -11,21 +11,11 @@ from semu.nn.trace.tensor import Tensor
 from semu.nn.trace.tracing import ParameterUse
 
 
-def reduce_bias(grad: Tensor, writes: Sequence[ParameterUse], prefix: str = "") -> None:
-    """Append the gradient of a bias whose weight is frozen: a reduction."""
-    grad.trace.emit(
-        OpKind.CUSTOM,
-        [grad],
-        gradients=writes,
-        mem_bytes=grad.size_bytes,
-        phase=Phase.WEIGHT_GRADIENT,
-        name=f"{prefix}bias_bw",
-    )
-
-
-def accumulate_product(
-    inputs: Sequence[Tensor],
-    writes: Sequence[ParameterUse],
+def accumulate_weight_gradient(
+    grad: Tensor,
+    operands: Sequence[Tensor | None],
+    weight: ParameterUse,
+    bias: ParameterUse | None,
     sizes: tuple[Dim, int, int],
     read_bytes: Dim,
     arithmetic: DType | None = None,
@@ -34,24 +24,32 @@ def accumulate_product(
     groups: int | None = None,
     prefix: str = "",
 ) -> None:
-    """Append the product for a weight gradient: into the buffer (read and written), or, where accumulation is not
-    fused, into a tensor of the parameters' type, which a further kernel adds to the buffer.
+    """Append the gradients of a weight and its bias, where they train.
+
+    The weight's: a product into the gradient buffer (read and written), or, where accumulation is not fused, into a
+    tensor of the parameters' type, which a further kernel adds to the buffer. The bias's is fused into the product;
+    where the weight is frozen it is a reduction.
 
     Args:
-        inputs: two operands. writes: weight, and bias that rides along. sizes: m, n, k. read_bytes: of the operands.
-        arithmetic: precision; None: the options' plain one.
+        grad: of the layer's result. operands: what the product reads; not None where the weight trains.
+        sizes: m, n, k. read_bytes: of the operands. arithmetic: precision; None: the options' plain one.
         kind, groups: a product of so many experts' weights, each n x k, with m rows in all; None: of one weight.
         prefix: of the kernels' names.
     Source:
         Megatron-LM's ``--no-gradient-accumulation-fusion``: ``param.main_grad.add_(param.grad)`` in its DDP hook.
     """
-    trace, (m, n, k) = inputs[0].trace, sizes
+    trace, (m, n, k) = grad.trace, sizes
+    writes = [use for use in (weight, bias) if use is not None and use.gradient is not None]
+    if weight.gradient is None:
+        if writes:
+            reduce_rows(grad, writes, grad.size_bytes, f"{prefix}bias_bw")
+        return
     size, grad_size = trace.options.tensor_dtype.size_bytes, trace.options.grad_dtype.size_bytes
     is_fused = trace.options.fused_accumulation
     numel = n * k * (groups or 1)
     product_of = trace.emit(
         kind,
-        inputs,
+        [operand for operand in operands if operand is not None],
         None if is_fused else (n, k) if groups is None else (numel,),
         dtype=None if is_fused else trace.options.tensor_dtype,
         gradients=writes if is_fused else (),
@@ -72,3 +70,9 @@ def accumulate_product(
             phase=Phase.WEIGHT_GRADIENT,
             name=f"{prefix}accumulate_weight_grad",
         )
+
+
+def reduce_rows(grad: Tensor, writes: Sequence[ParameterUse], mem_bytes: Dim, name: str) -> None:
+    """Append a sum over rows of ``grad`` into gradient buffers."""
+    phase = Phase.WEIGHT_GRADIENT
+    grad.trace.emit(OpKind.CUSTOM, [grad], gradients=writes, mem_bytes=mem_bytes, phase=phase, name=name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from semu.errors import GraphError
 from semu.graph.dim import Dim
@@ -94,21 +95,15 @@ def trace_block(
     Raises:
         GraphError: the block returns something that is not a tensor, or an operator cannot exist.
     """
+    again = partial(trace_block, module, inputs, options, root=root, full_recompute=full_recompute, gradients=gradients)
     saved: tuple[int, ...] = ()
     if offload:
-        plain = trace_block(module, inputs, options, root=root, full_recompute=full_recompute, gradients=gradients)
+        plain = again()
         saved = saved_storages(plain.graph, plain.num_forward)
     trace = Trace(options, module, root, run_lengths)
     arrived = [
-        trace.input(
-            spec.shape,
-            spec.dtype,
-            name=f"input{number}",
-            shards=spec.shards,
-            sequences=spec.sequences,
-            requires_grad=spec.requires_grad,
-        )
-        for number, spec in enumerate(inputs)
+        trace.input(s.shape, s.dtype, f"input{n}", s.shards, s.sequences, requires_grad=s.requires_grad)
+        for n, s in enumerate(inputs)
     ]
     given = [t if s.reshard is None else reshard_tokens(t, s.reshard) for t, s in zip(arrived, inputs, strict=True)]
     outputs = _run_forward(trace, module, given, full_recompute)
@@ -135,17 +130,7 @@ def trace_block(
         spans = trace.second_runs.spans
         lengths = needed_lengths(trace.graph, spans)
         if any(length < last - first for length, (first, last) in zip(lengths, spans, strict=True)):
-            return trace_block(
-                module,
-                inputs,
-                options,
-                root=root,
-                full_recompute=full_recompute,
-                gradients=gradients,
-                optimizer=optimizer,
-                offload=offload,
-                run_lengths=lengths,
-            )
+            return again(optimizer=optimizer, offload=offload, run_lengths=lengths)
     return TracedBlock(
         graph=trace.graph,
         num_forward=num_forward,
@@ -184,7 +169,7 @@ def starts_from_data(dtype: DType) -> bool:
 def _ends_in_loss(trace: Trace, module: Module, arrived: list[Tensor]) -> bool:
     """Whether the block returns a scalar: it is run once on a scratch trace."""
     scratch = Trace(trace.options, module, trace.root)
-    copies = [scratch.input(t.shape, t.dtype, name="scratch", shards=t.shards, sequences=t.sequences) for t in arrived]
+    copies = [scratch.input(t.shape, t.dtype, "scratch", t.shards, t.sequences) for t in arrived]
     returned = module(*copies)
     return isinstance(returned, Tensor) and returned.ndim == 0
 
@@ -192,13 +177,7 @@ def _ends_in_loss(trace: Trace, module: Module, arrived: list[Tensor]) -> bool:
 def _incoming_gradient(trace: Trace, output: Tensor, number: int) -> Tensor | None:
     if not output.requires_grad or output.ndim == 0:
         return None
-    return trace.input(
-        output.shape,
-        output.dtype,
-        name=f"output{number}.grad",
-        shards=output.shards,
-        sequences=output.sequences,
-    )
+    return trace.input(output.shape, output.dtype, f"output{number}.grad", output.shards, output.sequences)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from semu.graph.graph import Graph
 from semu.graph.operator import OpKind, Phase
-from semu.hardware.device import OFFLOAD, RELOAD
+from semu.graph.tensor import TensorNode
+from semu.hardware.device import OFFLOAD, RELOAD, Stream
 from semu.hardware.kinds import Port
 from semu.hardware.network import CommGroup
 from semu.nn.trace.tracing import Trace
@@ -31,19 +32,8 @@ def saved_storages(graph: Graph, num_forward: int) -> tuple[int, ...]:
 
 def copy_out(trace: Trace, saved: Sequence[int]) -> None:
     """Append a copy to the host for each saved storage."""
-    graph = trace.graph
     for storage in saved:
-        node = next(tensor.index for tensor in graph.tensors if tensor.storage == storage)
-        trace.groups[OFFLOAD] = HOST_LINK[OFFLOAD]
-        graph.add_operator(
-            OpKind.P2P,
-            OFFLOAD,
-            inputs=[node],
-            net_bytes=graph.storages[storage].size_bytes,
-            key=(2, 1),
-            path="offload",
-            phase=Phase.FORWARD,
-        )
+        _copy(trace, OFFLOAD, storage, Phase.FORWARD, inputs=[_first_tensor(trace.graph, storage).index])
 
 
 def copy_in(trace: Trace, saved: Sequence[int]) -> None:
@@ -53,16 +43,27 @@ def copy_in(trace: Trace, saved: Sequence[int]) -> None:
     """
     graph = trace.graph
     for storage in reversed(saved):
-        base = next(tensor for tensor in graph.tensors if tensor.storage == storage)
+        base = _first_tensor(graph, storage)
         node = graph.add_tensor(base.shape, base.dtype, graph.storages[storage].role, name="reload")
-        trace.groups[RELOAD] = HOST_LINK[RELOAD]
-        graph.add_operator(
-            OpKind.P2P,
-            RELOAD,
-            outputs=[node],
-            net_bytes=graph.storages[storage].size_bytes,
-            key=(2, 1),
-            path="reload",
-            phase=Phase.INPUT_GRADIENT,
-        )
+        _copy(trace, RELOAD, storage, Phase.INPUT_GRADIENT, outputs=[node])
         trace.reloaded[storage] = node
+
+
+def _first_tensor(graph: Graph, storage: int) -> TensorNode:
+    return next(tensor for tensor in graph.tensors if tensor.storage == storage)
+
+
+def _copy(
+    trace: Trace, stream: Stream, storage: int, phase: Phase, inputs: Sequence[int] = (), outputs: Sequence[int] = ()
+) -> None:
+    trace.groups[stream] = HOST_LINK[stream]
+    trace.graph.add_operator(
+        OpKind.P2P,
+        stream,
+        inputs=inputs,
+        outputs=outputs,
+        net_bytes=trace.graph.storages[storage].size_bytes,
+        key=(2, 1),
+        path=stream.name,
+        phase=phase,
+    )

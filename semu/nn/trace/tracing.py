@@ -249,11 +249,11 @@ class Trace:
         if kind in plan.kinds or (kind == "layernorm" and plan.matches(self.where)):
             path = self._path
 
-            def make() -> Tensor:
+            def _make() -> Tensor:
                 with self.at(path, Phase.RECOMPUTE), self.no_grad():
                     return again()
 
-            self._dropped[self.graph.tensors[output.node].storage] = make
+            self._dropped[self.graph.tensors[output.node].storage] = _make
 
     def _read(self, tensor: Tensor, phase: Phase) -> int:
         """The node that an operator reads: of a dropped tensor, in the backward pass, the one made again."""
@@ -274,16 +274,15 @@ class Trace:
         self,
         shape: Sequence[Dim],
         dtype: DType,
-        *,
         name: str,
-        shards: Sequence[int] | None = None,
+        shards: Sequence[int],
         sequences: Sequences | None = None,
+        *,
         requires_grad: bool = False,
     ) -> Tensor:
-        """A tensor that arrives from outside; ``shape`` is global, ``shards`` default to 1."""
-        cut = tuple(shards) if shards is not None else (1,) * len(shape)
-        node = self.graph.add_input(local_shape(shape, cut, name), dtype, name=name)
-        return Tensor(self, node, tuple(shape), cut, dtype, requires_grad, sequences)
+        """A tensor that arrives from outside; ``shape`` is global."""
+        node = self.graph.add_input(local_shape(shape, shards, name), dtype, name=name)
+        return Tensor(self, node, tuple(shape), tuple(shards), dtype, requires_grad, sequences)
 
     def parameter(
         self,
@@ -356,8 +355,9 @@ class Trace:
             kind, flop, recomputed_flop, causal_flop, mem_bytes, net_bytes, key, stream: as ``Graph.add_operator``;
                 local to one rank.
             inputs: tensors and parameters read.
-            shape, shards, dtype, sequences, role: the output's; where they are None, those of ``like``. Without
-                ``shape`` and ``like`` there is no output tensor, and the first input comes back.
+            shape, shards, dtype, sequences, role: the output's.
+            like: what the output looks like where these are None; its elements are the key where there is no other.
+                Without ``shape`` and ``like`` there is no output tensor, and the first input comes back.
             gradients: parameters whose gradient buffers it writes.
             updates: tensors changed in place.
             phase: default: the trace's current phase.
@@ -372,6 +372,7 @@ class Trace:
             shards = like.shards if shards is None else shards
             dtype = like.dtype if dtype is None else dtype
             sequences = like.sequences if sequences is None else sequences
+            key = key or (like.numel,)
         path = ".".join(part for part in (self.path, name) if part)
         now = phase if phase is not None else self.phase
         reads = [self._read(item, now) if isinstance(item, Tensor) else item.tensor for item in inputs]
@@ -430,11 +431,8 @@ class Trace:
 
     def side_outputs(self, count: int) -> list[Tensor]:
         """The last operator's ``extra_outputs`` as tensors, for the rule's backward to read."""
-        return [self._wrap(node) for node in self._sides[-count:]]
-
-    def _wrap(self, node: int) -> Tensor:
-        tensor = self.graph.tensors[node]
-        return Tensor(self, node, tensor.shape, (1,) * len(tensor.shape), tensor.dtype)
+        nodes = [self.graph.tensors[side] for side in self._sides[-count:]]
+        return [Tensor(self, node.index, node.shape, (1,) * len(node.shape), node.dtype) for node in nodes]
 
     def _copies(self, inputs: Sequence[Tensor | ParameterUse], result: Tensor | None) -> int:
         """How many ranks do the same work: all of them where neither operands nor result are split."""
@@ -478,10 +476,10 @@ class Trace:
     ) -> Tensor:
         """Put a step with one output on the tape; ``backward`` takes that output's gradient. Returns the output."""
 
-        def of_one(gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        def _of_one(gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
             (grad,) = gradients
             assert grad is not None
             return backward(grad)
 
-        self.record(inputs, [output], of_one)
+        self.record(inputs, [output], _of_one)
         return output

@@ -15,14 +15,15 @@ from semu.collector import without_collector
 from semu.errors import SemuError
 from semu.job import TrainingJob
 from semu.searcher.grid.space import Point, job_at
-from semu.simulation.results.figures import Figures, figures_of
+from semu.simulation.estimate import evaluate_metrics
+from semu.simulation.results.estimated import Metrics
 
 
 class Outcome(NamedTuple):
     """A configuration and its figures; ``refusal``: why there are none."""
 
     point: Point
-    figures: Figures | None
+    figures: Metrics | None
     refusal: str = ""
 
 
@@ -39,7 +40,7 @@ def evaluate_chunk(job: TrainingJob, chunk: Sequence[Point]) -> list[Outcome]:
 def evaluate_point(job: TrainingJob, point: Point) -> Outcome:
     """Evaluate one."""
     try:
-        return Outcome(point, figures_of(job_at(job, point)))
+        return Outcome(point, evaluate_metrics(job_at(job, point)))
     except SemuError as error:
         return Outcome(point, None, str(error))
 

@@ -25,7 +25,7 @@ from semu.searcher.grid.legal import Legal
 from semu.searcher.grid.result import SHOWN_MISFITS, GridResult
 from semu.searcher.grid.rows import Row, smallest_of
 from semu.searcher.grid.space import Axis, Point, RankBy, Space, Value, job_at
-from semu.simulation.results.figures import Figures
+from semu.simulation.results.estimated import Metrics
 
 CHUNK, LONG_CHUNK = 4, 24
 """Configurations of a task: few while their results decide what comes next, many where all are evaluated."""
@@ -259,7 +259,7 @@ class Hunt:
             self.ended_by = "interrupt"
             return None
 
-    def _row(self, point: Point, figures: Figures, changes: Mapping[Point, Mapping[str, Value] | None]) -> Row:
+    def _row(self, point: Point, figures: Metrics, changes: Mapping[Point, Mapping[str, Value] | None]) -> Row:
         gpus, tokens = self.job.cluster.num_gpus, self.tokens(point.micro_batch)
         seconds = figures.iteration_time_s
         cost = None

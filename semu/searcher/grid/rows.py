@@ -14,7 +14,7 @@ from semu.present.report import FittingChange
 from semu.searcher.grid.bounds import Floor
 from semu.searcher.grid.legal import Cut
 from semu.searcher.grid.space import Axis, Point, RankBy, Value
-from semu.simulation.results.figures import Figures
+from semu.simulation.results.estimated import Metrics
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Row:
     """
 
     point: Point
-    figures: Figures
+    figures: Metrics
     tokens_per_s_per_gpu: float
     usd_per_million_tokens: float | None
     headroom_bytes: int
@@ -121,7 +121,7 @@ class GridRows:
         """The same as CSV with a head."""
         buffer = io.StringIO()
         records = self.to_dicts()
-        names = list(records[0]) if records else [*Point._fields, *Figures._fields]
+        names = list(records[0]) if records else [*Point._fields, *Metrics._fields]
         writer = csv.DictWriter(buffer, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(records)

@@ -17,7 +17,7 @@ from semu.errors import ConfigError
 from semu.searcher.grid.content import point_hash
 from semu.searcher.grid.evaluate_points import Outcome
 from semu.searcher.grid.space import Point
-from semu.simulation.results.figures import Figures
+from semu.simulation.results.estimated import Metrics
 
 FORMAT = "semu grid 1"
 BUSY_S = 60.0
@@ -96,7 +96,7 @@ class ResultStore:
                 f"WHERE key IN ({marks})",
                 some,
             ):
-                own = Figures(*figures) if figures[0] is not None else None
+                own = Metrics(*figures) if figures[0] is not None else None
                 found[keys[key]] = Outcome(keys[key], own, refusal)
         return found
 

@@ -19,9 +19,9 @@ from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.parallel.mesh import Mesh
 from semu.simulation.data_parallel.buckets import RankBucket, rank_buckets, shares_parameters
+from semu.simulation.data_parallel.fsdp_units import unit_buckets, unit_collectives
 from semu.simulation.data_parallel.gradient_times import Trained
-from semu.simulation.data_parallel.slices import distinct_streams
-from semu.simulation.data_parallel.unsharded_units import unit_buckets, unit_collectives
+from semu.simulation.data_parallel.timed_operators import distinct_streams
 from semu.simulation.transfers import collective, collectives
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
+from semu.compile.chunk import ChunkStages
 from semu.costs.evaluation import CostedJob
 from semu.costs.roofline import CostModel
 from semu.engine.timeline import OuterSlice
@@ -22,7 +23,7 @@ from semu.hardware.network import CommGroup
 from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.context import ParameterGather
 from semu.simulation.data_parallel.buckets import rank_buckets, shares_parameters
-from semu.simulation.data_parallel.unsharded_units import unit_gathers
+from semu.simulation.data_parallel.fsdp_units import unit_gathers
 from semu.simulation.transfers import collectives, moved
 
 
@@ -36,7 +37,7 @@ def parameter_gathers(costed: CostedJob) -> dict[int, ParameterGather]:
         if not shares_parameters(layout):
             return {}
         if job.gathers_once:
-            return {rank: _gather_units(costed, rank) for rank in range(job.parallel.pp)}
+            return {rank: unit_gathers(costed, rank) for rank in range(job.parallel.pp)}
         alike: _Alike = {}
         return {rank: _gather(costed, rank, alike) for rank in range(job.parallel.pp)}
 
@@ -91,11 +92,6 @@ def _together(model: CostModel, groups: Sequence[CommGroup], sizes: Sequence[int
     return [pieces[number] for number in range(len(groups))]
 
 
-def _gather_units(costed: CostedJob, rank: int) -> ParameterGather:
-    slices, groups, last = unit_gathers(costed, rank)
-    return ParameterGather(tuple(slices), tuple(groups), last)
-
-
 def first_forward_bindings(
     insides: StageInsides, gathers: Mapping[int, ParameterGather], first: Sequence[Sequence[int]]
 ) -> list[Binding]:
@@ -118,13 +114,14 @@ def first_forward_bindings(
 
 def _bound(insides: StageInsides, gather: ParameterGather, unit: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The gathers that operators of a chunk's forward stage need, and these operators: int64[k] each; remembered."""
+    kind = insides.stage(unit)[0]
 
     def find() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        waits = _needed(insides, gather, unit)
+        waits = needed_gathers(insides.layout.kinds[kind], gather)
         bound = np.flatnonzero(waits >= 0)
         return waits[bound], bound
 
-    return _BOUND.get(insides.layout.place, (gather, insides.stage(unit)[0]), find)
+    return _BOUND.get(insides.layout.place, (gather, kind), find)
 
 
 def parameter_waits(
@@ -143,7 +140,7 @@ def parameter_waits(
         ends = np.array([0.0, *(piece.end_s for piece in gather.slices)])
         for unit in first[rank]:
             inside = insides.of(unit)
-            ready = ends[1 + _needed(insides, gather, unit)]
+            ready = ends[1 + needed_gathers(insides.layout.kinds[insides.stage(unit)[0]], gather)]
             rows = np.zeros(int(inside.program.rows.max(initial=-1)) + 1)
             found[unit] = np.zeros(len(start))
             for replica, lasts in enumerate(inside.latency):
@@ -154,9 +151,8 @@ def parameter_waits(
     return found
 
 
-def _needed(insides: StageInsides, gather: ParameterGather, unit: int) -> NDArray[np.int64]:
-    """The gather that each operator of a chunk's forward stage needs, -1: none: int64[num_ops]. ``unit``: the stage."""
-    chunk = insides.layout.kinds[insides.stage(unit)[0]]
+def needed_gathers(chunk: ChunkStages, gather: ParameterGather) -> NDArray[np.int64]:
+    """The gather that each operator of a chunk's forward stage needs, -1: none: int64[num_ops]."""
     ready = [gather.last.get((chunk.chunk.index, block), -1) for block in range(len(chunk.blocks))]
     needed = np.array(ready, dtype=np.int64)[chunk.forward.block]
     needed[chunk.forward.is_exchange] = -1

@@ -309,7 +309,7 @@ def latest_ends(
         some = order[first : first + _TOGETHER]
         if run.end[some[0], node] <= latest.min(initial=np.inf):
             break
-        for replica, latency in zip(some.tolist(), evaluation.latencies_of(shapes[some]), strict=True):
+        for replica, latency in zip(some.tolist(), evaluation.by_shape.latencies_of(shapes[some]), strict=True):
             release = run.release.get((replica, node))
             ends = run.start[replica, node] + stage.times(latency, release)[1][operators]
             np.maximum(latest, ends, out=latest)

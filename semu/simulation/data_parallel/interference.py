@@ -21,20 +21,20 @@ from semu.costs.phases import costs_of, stages_of_chunk
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.simulation.context import TimedJob
-from semu.simulation.data_parallel.slices import Slices
+from semu.simulation.data_parallel.timed_operators import TimedOperators
 from semu.units import TIME_GRID_PER_S
 
 DATA_PARALLEL = ("dp", FSDP_STREAM, *EXPERT_STREAMS.values(), REPLICA_STREAM)
 """Streams of the data-parallel collectives."""
 
 
-def interferences(timed: TimedJob, reductions: Sequence[Slices]) -> list[OuterSlice | None]:
+def interferences(timed: TimedJob, reductions: Sequence[TimedOperators]) -> list[OuterSlice | None]:
     """What every pipeline rank's kernels lose, as a slice behind its last stage and reduction; None: nothing.
 
     Args:
         timed: the job under a schedule. reductions: gradient collectives of every rank.
     Returns:
-        Slices on the compute stream, of the replica on which most hides.
+        TimedOperators on the compute stream, of the replica on which most hides.
     """
     layout = timed.layout
     share = layout.job.profile.interference
@@ -51,7 +51,7 @@ def _is_shared(layout: Layout, rank: int) -> bool:
     return any(pool.mesh.parallel.gradient_ranks > 1 for pool in layout.pools(rank))
 
 
-def _interference(timed: TimedJob, rank: int, reductions: Slices, share: float) -> OuterSlice | None:
+def _interference(timed: TimedJob, rank: int, reductions: TimedOperators, share: float) -> OuterSlice | None:
     run, training, gather = timed.run, timed.job.training, timed.gathers.get(rank)
     done = run.done[rank]
     hidden = _inside_stages(timed, rank)
@@ -95,4 +95,4 @@ def _collective_time(program: StageProgram, streams: Sequence[int], evaluation: 
     rows = program.rows[np.isin(program.stream, streams)]
     if not len(rows):
         return 0.0
-    return float(evaluation.latencies_of(np.zeros(1, dtype=np.int64))[0, rows].sum())
+    return float(evaluation.by_shape.latencies_of(np.zeros(1, dtype=np.int64))[0, rows].sum())

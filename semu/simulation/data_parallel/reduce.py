@@ -22,7 +22,7 @@ from semu.nn.module import Parameter
 from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.data_parallel.collectives import ReductionPlan, has_reductions, reduction_plan
 from semu.simulation.data_parallel.gradient_times import Gradients, last_nodes, pipeline_gradients, rank_end
-from semu.simulation.data_parallel.slices import Slices, between
+from semu.simulation.data_parallel.timed_operators import TimedOperators, between
 from semu.simulation.transfers import collective
 
 
@@ -61,10 +61,10 @@ class Reductions:
     tied: tuple[Reduction, ...]
 
     @cached_property
-    def by_rank(self) -> list[Slices]:
+    def by_rank(self) -> list[TimedOperators]:
         """The collectives of every pipeline rank, in order."""
         start, end = self.start_s, self.end_s
-        result = [Slices(own, start[a:b], end[a:b], streams) for own, a, b, streams in self.plan.by_rank]
+        result = [TimedOperators(own, start[a:b], end[a:b], streams) for own, a, b, streams in self.plan.by_rank]
         for item in self.tied:
             for rank in item.ranks:
                 result[rank] = result[rank].followed_by([item.piece])
@@ -111,11 +111,14 @@ def plan_reductions(timed: TimedJob) -> Reductions:
     return Reductions(run, plan, gradients, start_s, end_s, _tied(timed, plan, end_s))
 
 
-def by_rank(layout: Layout, found: Reductions | Sequence[Reduction]) -> list[Slices]:
+def by_rank(layout: Layout, found: Reductions | Sequence[Reduction]) -> list[TimedOperators]:
     """The collectives of every pipeline rank."""
     if isinstance(found, Reductions):
         return found.by_rank
-    return [Slices.of([item.piece for item in found if rank in item.ranks]) for rank in range(layout.job.parallel.pp)]
+    return [
+        TimedOperators.of([item.piece for item in found if rank in item.ranks])
+        for rank in range(layout.job.parallel.pp)
+    ]
 
 
 def _tied(timed: TimedJob, plan: ReductionPlan, end_s: list[float]) -> tuple[Reduction, ...]:

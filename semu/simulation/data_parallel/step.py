@@ -6,7 +6,7 @@ reduce-scattered (in groups, ``zero_group``, and then all-reduced across them), 
 parameters are gathered: after the step, or (``overlap.param_gather``) during the next iteration's first forwards
 (``gathers_before_forwards``). With ZeRO-2 and ZeRO-3 the gradients are reduced inside the stages
 (``semu.compile.zero_exchange``), and with ZeRO-3 the parameters are gathered there; where ZeRO-3 gathers once an
-iteration, its units are reduced behind the stages like buckets (``unsharded_units``). Weights that live on the host are
+iteration, its units are reduced behind the stages like buckets (``fsdp_units``). Weights that live on the host are
 written back behind the step and what gathers them (``weights_on_host``).
 """
 
@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from semu import memo
-from semu.compile.weights_on_host import host_weights, trained_on_host
 from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
 from semu.hardware.device import OFFLOAD, RELOAD
@@ -26,11 +25,12 @@ from semu.job import Fp8Weights
 from semu.nn.rules.optimizer import adam_bytes
 from semu.nn.trace.offload import HOST_LINK
 from semu.simulation.context import TimedJob
-from semu.simulation.data_parallel.clipping import gradient_checks, own_checks
+from semu.simulation.data_parallel.clipping import gradient_checks, rank_checks
 from semu.simulation.data_parallel.interference import interferences
 from semu.simulation.data_parallel.reduce import Reduction, Reductions, by_rank
-from semu.simulation.data_parallel.slices import Slices
+from semu.simulation.data_parallel.timed_operators import TimedOperators
 from semu.simulation.memory.static import rank_static
+from semu.simulation.memory.weights_on_host import host_weights, trained_on_host
 from semu.simulation.transfers import collective, moved, on_device
 
 
@@ -83,7 +83,7 @@ class RankTail:
         interference: what kernels lost to hidden collectives, before the checks.
     """
 
-    reductions: Slices
+    reductions: TimedOperators
     step: RankStep
     checks: tuple[OuterSlice, ...] = ()
     interference: OuterSlice | None = None
@@ -131,12 +131,14 @@ def rank_tails(timed: TimedJob, found: Reductions | Sequence[Reduction]) -> list
     ]
 
 
-def _steps_apart(timed: TimedJob, reductions: Sequence[Slices], losses: Sequence[OuterSlice | None]) -> list[RankTail]:
+def _steps_apart(
+    timed: TimedJob, reductions: Sequence[TimedOperators], losses: Sequence[OuterSlice | None]
+) -> list[RankTail]:
     """The tails of ranks that step as soon as their own gradients are reduced."""
     tails = []
     for rank, (slices, step, loss) in enumerate(zip(reductions, rank_steps(timed), losses, strict=True)):
         begin = max([timed.run.rank_ends[rank], *slices.end_s, *([loss.end_s] if loss is not None else [])])
-        checks = own_checks(timed, rank, begin)
+        checks = rank_checks(timed, rank, begin)
         begin = checks[-1].end_s if checks else begin
         tails.append(RankTail(slices, step.after(begin) if step.optimizer is not None else step, checks, loss))
     return tails

@@ -114,13 +114,13 @@ def _touched(stages: WrittenStages, starts: F64, start: F64, end: F64) -> dict[t
         begin = starts[replica, node]
         begins, ends = start[own] - begin, end[own] - begin
         if shape not in alone:
-            alone[shape] = (*program.operator_times(stages.latency[number]), *program.waits(stages.latency[number]))
+            alone[shape] = program.timed(stages.latency[number])
         usual_start, usual_end, usual, exposed = alone[shape]
         if (begins == usual_start).all() and (ends == usual_end).all():
             continue
         held, more = 0.0, np.zeros_like(exposed)
         if (ends - begins != stages.latency[number]).any():
-            lasts, waits = program.waits(ends - begins)
+            lasts, waits = program.timed(ends - begins)[2:]
             held, more = lasts - usual, waits - exposed
         result[replica, node] = TouchedStage(begins, ends, held, more)
     return result

@@ -25,6 +25,7 @@ from semu.hardware.network import CommGroup
 from semu.hardware.network.cost import collective_cost, port_shares
 from semu.nn.trace.offload import HOST_LINK
 from semu.simulation.context import TimedJob
+from semu.simulation.data_parallel.gathers_before_forwards import needed_gathers
 from semu.simulation.data_parallel.reduce import Reduction
 from semu.simulation.effects.port_units import JobUnits, WrittenStages
 from semu.units import TIME_GRID_PER_S
@@ -194,7 +195,7 @@ class UnitWriter:
         replica, node = np.repeat(self.every, len(mine)), np.tile(mine, self.num_replicas)
         shape = self.run.shape[replica, self.run.problem.microbatch[node]]
         different, place = np.unique(shape, return_inverse=True)
-        latency = self.evaluation.latencies_of(different)[:, program.rows]
+        latency = self.evaluation.by_shape.latencies_of(different)[:, program.rows]
         fixed, work = latency.copy(), np.zeros_like(latency)
         moves = np.zeros(num_ops, dtype=np.bool_)
         moves[[op for op, _, _ in inside]] = True
@@ -222,32 +223,30 @@ class UnitWriter:
         pairs = np.concatenate((self.units.edges, new))
         self.out.join(self.out.tail[:, pairs[:, 0]], self.every[:, None] * self.n + pairs[None, :, 1])
 
-    def _gather_edges(self) -> None:
-        unit = self.out.gathers
-        place = {
-            (int(replica), int(node)): int(first)
-            for written in self.out.written
-            for replica, node, first in zip(written.replica, written.node, written.first, strict=True)
+    def _first_operators(self) -> dict[tuple[int, int], int]:
+        """(replica, node) of every stage written out -> unit of its first operator."""
+        return {
+            (replica, node): first
+            for stages in self.out.written
+            for replica, node, first in zip(
+                stages.replica.tolist(), stages.node.tolist(), stages.first.tolist(), strict=True
+            )
         }
+
+    def _gather_edges(self) -> None:
+        unit, written = self.out.gathers, self._first_operators()
         for rank, gather in sorted(self.gathers.items()):
             own = unit + np.arange(len(gather.slices))
             self.out.join(own[:-1], own[1:])
             for first in self.run.problem.first_forwards[rank]:
-                chunk = self.units.chunk_of(first)
-                stages = self.layout.chunks[chunk]
-                ready = np.array([gather.last.get((chunk, block), -1) for block in range(len(stages.blocks))])
-                waits = ready[stages.forward.block]
-                waits[stages.forward.is_exchange] = -1
+                waits = needed_gathers(self.layout.chunks[self.units.chunk_of(first)], gather)
                 bound = np.flatnonzero(waits >= 0)
                 for replica in range(self.num_replicas):
-                    self.out.join(unit + waits[bound], place[replica, self.node_of[first]] + bound)
+                    self.out.join(unit + waits[bound], written[replica, self.node_of[first]] + bound)
             unit += len(gather.slices)
 
     def _reduction_edges(self) -> None:
-        out, problem = self.out, self.run.problem
-        written = {
-            (int(w.replica[i]), int(w.node[i])): int(w.first[i]) for w in out.written for i in range(len(w.node))
-        }
+        out, problem, written = self.out, self.run.problem, self._first_operators()
         before: dict[int, int] = {}
         lags: dict[tuple[int, int], F64] = {}
         for number, item in enumerate(self.found):
@@ -265,7 +264,9 @@ class UnitWriter:
                         continue
                     shape = int(self.run.shape[replica, problem.microbatch[node]])
                     if (node, shape) not in lags:
-                        lags[node, shape] = program.times(self.evaluation.latencies_of(np.array([shape]))[0])[1]
+                        lags[node, shape] = program.times(self.evaluation.by_shape.latencies_of(np.array([shape]))[0])[
+                            1
+                        ]
                     begin = replica * self.n + self.unit_of[node]
                     out.join(begin, unit, float(lags[node, shape][ops].max()))
 

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.stage import StageProgram
-from semu.costs.phases import CODE_OF_PHASE, program_of
+from semu.costs.phases import program_of
 from semu.graph.operator import Phase
 from semu.schedule.graph import graph_of
-from semu.schedule.phases import BACKWARD, FORWARD, INPUT
+from semu.schedule.phases import BACKWARD, CODE_OF_PHASE, FORWARD, INPUT
 from semu.schedule.problem import Transfer
 from semu.simulation.context import TimedJob
 from semu.simulation.transfers import leaving_positions
@@ -59,7 +59,9 @@ class AllocationTape:
         return slot[counts], size[counts]
 
     # -- slots -------------------------------------------------------------------------------------------------------
-    def _change(self, chunk: int, part: int, storage: I64, size: I64, is_new: NDArray[np.bool_] | bool) -> None:
+    def _change(
+        self, chunk: int, part: int, storage: NDArray[np.integer], size: I64, is_new: NDArray[np.bool_] | bool
+    ) -> None:
         """Allocate or free storages of a chunk's part in turn, those of size 0 left out.
 
         Args:
@@ -87,7 +89,7 @@ class AllocationTape:
         """Sizes of all storages of the library for the shape in a column of the table of shapes: int64[n] [bytes]."""
         shape = int(self.run.shape[self.replica, column])
         if shape not in self._sizes:
-            self._sizes[shape] = self.evaluation.sizes_of(np.array([shape]))[0]
+            self._sizes[shape] = self.evaluation.by_shape.sizes_of(np.array([shape]))[0]
         return self._sizes[shape]
 
     # -- stages ------------------------------------------------------------------------------------------------------

@@ -11,17 +11,18 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.compile.layout import Layout
 from semu.costs.evaluation import CostedJob
-from semu.costs.phases import CODE_OF_PHASE, program_of
+from semu.costs.phases import program_of
 from semu.graph.operator import Phase
+from semu.schedule.phases import CODE_OF_PHASE
 from semu.simulation.context import PipelineRun, TimedJob
-from semu.simulation.memory.boundary_events import GroundEvents, unkept_bytes
-from semu.simulation.memory.module_boundary import seam_events
-from semu.simulation.transfers import Edge, leaving_positions
+from semu.simulation.memory.memory_events import MemoryEvents, unkept_bytes
+from semu.simulation.memory.module_boundary import module_boundary_events
+from semu.simulation.transfers import ChunkTransfers, leaving_positions
 
 
 @dataclass(frozen=True)
-class PipelineGround:
-    """``GroundEvents`` of all pipeline ranks, one rank after another.
+class PipelineMemoryEvents:
+    """``MemoryEvents`` of all pipeline ranks, one rank after another.
 
     Attributes:
         ptr: int64[num_ranks + 1], where each rank's begin. time, size: as there.
@@ -31,12 +32,12 @@ class PipelineGround:
     time: NDArray[np.float64]
     size: NDArray[np.int64]
 
-    def of_rank(self, rank: int) -> GroundEvents:
+    def of_rank(self, rank: int) -> MemoryEvents:
         """Those of one rank."""
         own = slice(self.ptr[rank], self.ptr[rank + 1])
-        return GroundEvents(self.time[:, own], self.size[:, own])
+        return MemoryEvents(self.time[:, own], self.size[:, own])
 
-    def joined(self, more: Sequence[GroundEvents | None]) -> PipelineGround:
+    def joined(self, more: Sequence[MemoryEvents | None]) -> PipelineMemoryEvents:
         """These and others; ``more``: of each rank, in any order, or nothing at all."""
         if not more:
             return self
@@ -53,10 +54,10 @@ class PipelineGround:
             if own is not None:
                 time[:, middle : ptr[rank + 1]], size[:, middle : ptr[rank + 1]] = own.time, own.size
         sort_events(ptr, time, size)
-        return PipelineGround(ptr, time, size)
+        return PipelineMemoryEvents(ptr, time, size)
 
 
-def ground_events(timed: TimedJob) -> PipelineGround:
+def boundary_events(timed: TimedJob) -> PipelineMemoryEvents:
     """Changes outside the stages of all pipeline ranks, for all replicas."""
     from semu.engine.kernels.pipeline_memory import sort_events
 
@@ -71,7 +72,7 @@ def ground_events(timed: TimedJob) -> PipelineGround:
     else:
         size = sizes[events.kind, run.shape[:, events.microbatch]]
     sort_events(events.ptr, time, size)
-    return PipelineGround(events.ptr, time, size).joined(seam_events(timed))
+    return PipelineMemoryEvents(events.ptr, time, size).joined(module_boundary_events(timed))
 
 
 _EVENTS = memo.ScopedTable["_Events"]("changes of memory outside stages under a lowered schedule", 1)
@@ -152,7 +153,7 @@ def _find_sizes(timed: TimedJob) -> NDArray[np.int64]:
     return np.array(sizes, dtype=np.int64).reshape(len(sizes), timed.evaluation.num_shapes)
 
 
-def _by_variant(layout: Layout, run: PipelineRun, edge: Edge) -> list[tuple[int, NDArray[np.int64] | slice]]:
+def _by_variant(layout: Layout, run: PipelineRun, edge: ChunkTransfers) -> list[tuple[int, NDArray[np.int64] | slice]]:
     """The variants of a chunk that send something, each with its transfers among those of the edge."""
     kinds = layout.recipe.numbers[edge.source]
     if len(kinds) == 1:
@@ -162,10 +163,10 @@ def _by_variant(layout: Layout, run: PipelineRun, edge: Edge) -> list[tuple[int,
     return [(kind, np.flatnonzero(sender == kind)) for kind in kinds]
 
 
-def _edges_at(run: PipelineRun) -> list[list[tuple[Edge, bool]]]:
+def _edges_at(run: PipelineRun) -> list[list[tuple[ChunkTransfers, bool]]]:
     """Of every rank, the edges that end there (True), and those that begin there."""
     shape = run.problem.shape
-    found: list[list[tuple[Edge, bool]]] = [[] for _ in range(shape.num_ranks)]
+    found: list[list[tuple[ChunkTransfers, bool]]] = [[] for _ in range(shape.num_ranks)]
     for edge in run.sent.edges:
         found[shape.chunk_rank[edge.consumer]].append((edge, True))
         found[shape.chunk_rank[edge.source]].append((edge, False))

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.layout import Layout
-from semu.compile.weights_on_host import check_weights
 from semu.costs.evaluation import CostedJob
 from semu.errors import ConfigError
 from semu.hardware.device import OFFLOAD
-from semu.job import TrainingJob
+from semu.job import Fp8Weights, Precision, RecomputeMethod, TrainingJob
 from semu.simulation.context import TimedJob
+from semu.simulation.memory.saved import highest_level
 from semu.simulation.memory.static import rank_static
 from semu.units import GIB
 
@@ -37,7 +37,7 @@ def check_offload(job: TrainingJob) -> None:
             nearest="optimizer",
         )
     if plan.weights:
-        check_weights(job)
+        _check_weights(job)
     if not plan.layers:
         return
     paths = [path for module in job.model.modules for path, _ in module.blocks()]
@@ -51,25 +51,61 @@ def check_offload(job: TrainingJob) -> None:
             )
 
 
+def _check_weights(job: TrainingJob) -> None:
+    """Refuse what would be wrong with weights on the host.
+
+    Raises:
+        ConfigError: fp8 copies of the weights that stay on the device, layers that are traced as one, ZeRO-3 that keeps
+            gathered parameters through a pipeline, experts that ZeRO-3 does not shard.
+    """
+    training = job.training
+    if training.precision is Precision.FP8 and job.fp8_weights is not Fp8Weights.MICROBATCH:
+        raise ConfigError(
+            "fp8 copies of the weights are kept, and offloaded weights leave the device",
+            where="training.fp8_weights",
+            expected='microbatch, or training.offload without "weights"',
+            got=job.fp8_weights.value,
+            nearest="microbatch",
+        )
+    if job.gathers_once:
+        raise ConfigError(
+            "offload of weights that ZeRO-3 keeps gathered through a pipeline",
+            where="parallel.reshard_after_forward",
+            expected='true, or training.offload without "weights"',
+            got="false",
+            nearest="true",
+        )
+    parallel = job.parallel
+    is_spread = parallel.ep > 1 or parallel.expert_tensor_ranks != parallel.tp
+    if parallel.zero == 3 and is_spread and parallel.expert_shard_ranks == 1 and parallel.shard_ranks > 1:
+        raise ConfigError(
+            "offload of weights with ZeRO-3 and experts that no two ranks share is not modelled by this version",
+            where="training.offload",
+            expected="an offload without weights, or a smaller ep",
+            got="weights",
+            nearest="optimizer",
+        )
+    groups = training.recompute_method is not RecomputeMethod.BLOCK and (training.recompute_layers or 1) > 1
+    if groups:
+        raise ConfigError(
+            "offload of weights with layers that are recomputed in groups is not modelled by this version",
+            where="training.recompute_layers",
+            expected='1, or recompute_method = "block"',
+            got=training.recompute_layers,
+            nearest=1,
+        )
+
+
 def host_memory(timed: TimedJob) -> tuple[int, ...] | None:
     """Host memory of one GPU of every pipeline rank at its highest [bytes]; None where nothing is offloaded."""
     layout, run, plan = timed.layout, timed.run, timed.job.training.offload_plan
     if not (plan.activations or plan.weights or plan.optimizer or OFFLOAD.name in layout.streams):
         return None
-    problem = run.problem
     result = []
     for rank in range(layout.job.parallel.pp):
         static = rank_static(layout, rank)
         size = static.host + static.host_weights
-        nodes = np.flatnonzero(problem.node_rank == rank)
-        change = np.zeros((run.num_replicas, len(nodes)), dtype=np.int64)
-        kind = run.kind[nodes]
-        for number in np.unique(kind).tolist():
-            mine = np.flatnonzero(kind == number)
-            sign = _SIGNS[problem.phase[nodes[mine]]]
-            copied = _copied(timed, number)
-            change[:, mine] = sign * copied[run.shape[:, run.column[nodes[mine]]]]
-        result.append(size + int(np.cumsum(change, axis=1).max(initial=0)))
+        result.append(size + highest_level(run, rank, lambda kind: np.multiply.outer(_SIGNS, _copied(timed, kind))))
     return tuple(result)
 
 
@@ -96,7 +132,7 @@ def _copied(costed: CostedJob, number: int) -> NDArray[np.int64]:
     copies = np.array(
         [layout.library.operators[row].stream.name == OFFLOAD.name for row in rows.tolist()], dtype=np.bool_
     )
-    total: NDArray[np.int64] = evaluation.columns.net_bytes[rows[copies]].sum(axis=0)
+    total: NDArray[np.int64] = evaluation.by_shape.columns.net_bytes[rows[copies]].sum(axis=0)
     if evaluation.shapes.idle >= 0:
         total[evaluation.shapes.idle] = 0
     return total

@@ -19,13 +19,13 @@ from semu.costs.evaluation import CostedJob
 from semu.graph.operator import Phase
 from semu.schedule.phases import BACKWARD, FORWARD
 from semu.simulation.context import TimedJob
-from semu.simulation.memory.boundary_events import GroundEvents, unkept_bytes
+from semu.simulation.memory.memory_events import MemoryEvents, unkept_bytes
 from semu.simulation.transfers import edge_bytes, leaving_positions
 
 I64 = NDArray[np.int64]
 
 
-def seams_of(layout: Layout) -> Iterator[tuple[int, int]]:
+def module_boundaries(layout: Layout) -> Iterator[tuple[int, int]]:
     """(chunk, chunk that reads it) between which microbatches are cut or joined."""
     for target, chunk in enumerate(layout.chunks):
         for source in dict.fromkeys(chunk.arrivals):
@@ -33,9 +33,9 @@ def seams_of(layout: Layout) -> Iterator[tuple[int, int]]:
                 yield source, target
 
 
-def seam_events(timed: TimedJob) -> list[GroundEvents | None]:
+def module_boundary_events(timed: TimedJob) -> list[MemoryEvents | None]:
     """The changes of memory where pieces are cut and joined, of every rank; empty where nothing is cut."""
-    seams = list(seams_of(timed.layout))
+    seams = list(module_boundaries(timed.layout))
     if not seams:
         return []
     num_ranks = timed.layout.cut.num_ranks
@@ -47,7 +47,7 @@ def seam_events(timed: TimedJob) -> list[GroundEvents | None]:
                 time[rank].append(moment)
                 size[rank].append(change)
     return [
-        GroundEvents(np.concatenate(moments, axis=1), np.concatenate(changes, axis=1)) if moments else None
+        MemoryEvents(np.concatenate(moments, axis=1), np.concatenate(changes, axis=1)) if moments else None
         for moments, changes in zip(time, size, strict=True)
     ]
 
@@ -56,7 +56,7 @@ def _at(timed: TimedJob, source: int, target: int, phase: int) -> Iterator[tuple
     """Rank, times, changes: where a result is cut into pieces, and where they are joined.
 
     Args:
-        source, target: chunks, as ``seams_of``. phase: ``FORWARD``, or of the gradients.
+        source, target: chunks, as ``module_boundaries``. phase: ``FORWARD``, or of the gradients.
     """
     layout, run, chunks = timed.layout, timed.run, timed.layout.chunks
     giver, taker = (source, target) if phase == FORWARD else (target, source)

@@ -2,8 +2,8 @@
 
 At the pipeline level a rank's memory changes when a transfer begins on its receiver (the buffer), when it ends on its
 sender (the sent tensor goes, unless it is saved) and at the end of each stage; inside a stage the stage's own curve is
-on top. The peak is found with the stages' summits; only where a transfer moves the ground under a stage, and the
-stage could hold the peak, is the stage expanded operator by operator.
+on top. The peak is bounded by the stages' summits; only where memory outside changes during a stage, and the stage
+could hold the peak, is the stage expanded operator by operator.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
-from semu.compile.stage import ExpandedStage, StageCosts, StageProgram
+from semu.compile.stage import ExpandedStage, StageProgram
 from semu.costs.phases import CODES, costs_of, program_of
-from semu.schedule.phases import FORWARD
+from semu.schedule.phases import BACKWARD, FORWARD
 from semu.simulation.context import TimedJob
-from semu.simulation.memory.boundary import PipelineGround, ground_events
+from semu.simulation.memory.boundary import PipelineMemoryEvents, boundary_events
 from semu.simulation.memory.unsharded import UnshardedMemory
 
 _AHEAD = 16
 """So many doubtful stages are looked up together."""
 
-_STAGE_MEMORY = memo.ScopedTable["tuple[NDArray[np.int64], NDArray[np.int64]]"]("memory of stages of costed chunks", 1)
-_PARTS_MEMORY = memo.ScopedTable["tuple[NDArray[np.int64], NDArray[np.int64]]"](
-    "memory of stages of costed chunks, backwards in two parts", 1
+_STAGE_MEMORY = memo.ScopedTable["tuple[NDArray[np.int64], NDArray[np.int64]]"](
+    "memory of stages of costed chunks, by codes of stages", 2
 )
 
 
@@ -77,16 +76,16 @@ class PipelineMemory:
         self._expanded: dict[tuple[int, int, int, bytes], ExpandedStage] = {}
 
     @cached_property
-    def ground(self) -> PipelineGround:
+    def boundary_events(self) -> PipelineMemoryEvents:
         """Changes outside stages, for all ranks and replicas, but for what is held unsharded."""
-        return ground_events(self.timed)
+        return boundary_events(self.timed)
 
     @cached_property
-    def around(self) -> PipelineGround:
+    def outside_events(self) -> PipelineMemoryEvents:
         """All changes outside stages, for all ranks and replicas."""
         if not any(self.held):
-            return self.ground
-        return self.ground.joined([own.events if own is not None else None for own in self.held])
+            return self.boundary_events
+        return self.boundary_events.joined([own.events if own is not None else None for own in self.held])
 
     def held_by(self, rank: int) -> UnshardedMemory | None:
         """What a rank holds unsharded outside stages."""
@@ -125,7 +124,9 @@ class PipelineMemory:
         missing = sorted(set(shapes) - self._rows.keys())
         if missing:
             numbers = np.array(missing)
-            costs = zip(self.evaluation.latencies_of(numbers), self.evaluation.sizes_of(numbers), strict=True)
+            costs = zip(
+                self.evaluation.by_shape.latencies_of(numbers), self.evaluation.by_shape.sizes_of(numbers), strict=True
+            )
             self._rows.update(zip(missing, costs, strict=True))
 
     # -- peaks ---------------------------------------------------------------------------------------------------
@@ -178,7 +179,7 @@ class PipelineMemory:
         self,
         best: NDArray[np.int64],
         stages: NDArray[np.int64],
-        groups: NDArray[np.int64],
+        groups: NDArray[np.integer],
         bounds: NDArray[np.int64],
         resident: NDArray[np.int64],
     ) -> None:
@@ -207,9 +208,9 @@ class PipelineMemory:
             run.start,
             run.end,
             self.summits.net,
-            self.around.ptr,
-            self.around.time,
-            self.around.size,
+            self.outside_events.ptr,
+            self.outside_events.time,
+            self.outside_events.size,
             np.cumsum([0, *[len(times) for times, _ in changes]]),
             np.concatenate([times for times, _ in changes]),
             np.concatenate([sizes for _, sizes in changes]),
@@ -219,7 +220,7 @@ class PipelineMemory:
         self,
         best: NDArray[np.int64],
         stages: NDArray[np.int64],
-        groups: NDArray[np.int64],
+        groups: NDArray[np.integer],
         bounds: NDArray[np.int64],
         resident: NDArray[np.int64],
     ) -> None:
@@ -246,7 +247,7 @@ class PipelineMemory:
         """Bounds of the highest dynamic allocation during each stage, and the highest one between stages."""
         from semu.engine.kernels.pipeline_memory import pipeline_summits
 
-        run, problem, ground = self.run, self.run.problem, self.around
+        run, problem, outside = self.run, self.run.problem, self.outside_events
         n, num_ranks = problem.num_stages, problem.shape.num_ranks
         net, peak = self._stage_memory()
         waiting = [
@@ -264,7 +265,7 @@ class PipelineMemory:
         best = np.empty((num_ranks, 3), dtype=np.int64)
         stage_ptr = problem.stream_ptr[: num_ranks + 1]
         pipeline_summits(
-            stage_ptr, run.start, run.end, net, peak, ground.ptr, ground.time, ground.size, low, high, between, best
+            stage_ptr, run.start, run.end, net, peak, outside.ptr, outside.time, outside.size, low, high, between, best
         )
         assert n == stage_ptr[-1]
         return Summits(net, low, high, between, best)
@@ -273,33 +274,22 @@ class PipelineMemory:
         """Change by every stage, and its summit above its beginning, if nobody waits inside: int64[num_replicas,
         num_stages] [bytes]."""
         problem, shape = self.run.problem, self.run.shape
-        if problem.splits_backward:
-            nets, peaks = _PARTS_MEMORY.get(self.evaluation.by_shape, (), self._parts_memory)
-            kind = len(CODES) * self.run.kind + problem.phase
-        else:
-            nets, peaks = _STAGE_MEMORY.get(self.evaluation.by_shape, (), self._kinds_memory)
-            kind = 2 * self.run.kind + problem.phase
+        codes = CODES if problem.splits_backward else (FORWARD, BACKWARD)
+        nets, peaks = _STAGE_MEMORY.get(self.evaluation.by_shape, codes, lambda: self._memory_of_kinds(codes))
+        kind = len(codes) * self.run.kind + problem.phase
         if nets.shape[1] == len(shape) == 1:
             return nets.take(kind, axis=0).reshape(1, -1), peaks.take(kind, axis=0).reshape(1, -1)
         shapes = shape[:, self.run.column]
         return nets[kind, shapes], peaks[kind, shapes]
 
-    def _kinds_memory(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The same of every kind of stage (2 x chunk + phase) for every shape: int64[num_kinds, num_shapes] [bytes]."""
-        return self._memory([stage for costs in self.evaluation.chunks for stage in (costs.forward, costs.backward)])
-
-    def _parts_memory(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The same where backwards are split: by 5 x chunk + phase."""
-        return self._memory(
-            [
-                costs_of(self.timed, number, code) if code == FORWARD or costs.backward is not None else None
-                for number, costs in enumerate(self.evaluation.chunks)
-                for code in CODES
-            ]
-        )
-
-    def _memory(self, stages: Sequence[StageCosts | None]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _memory_of_kinds(self, codes: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same of every kind of chunk, code by code, for every shape: int64[num_kinds x num_codes, num_shapes]."""
         nothing = np.zeros(self.evaluation.num_shapes, dtype=np.int64)
+        stages = [
+            costs_of(self.timed, number, code) if code == FORWARD or costs.backward is not None else None
+            for number, costs in enumerate(self.evaluation.chunks)
+            for code in codes
+        ]
         return (
             np.stack([nothing if stage is None else stage.net for stage in stages]),
             np.stack([nothing if stage is None else stage.peak for stage in stages]),
@@ -315,7 +305,7 @@ class PipelineMemory:
 
         run, rank = self.run, int(self.run.problem.node_rank[node])
         first, stop = run.problem.stream_ptr[rank : rank + 2].tolist()
-        a, b = self.around.ptr[rank : rank + 2].tolist()
+        a, b = self.outside_events.ptr[rank : rank + 2].tolist()
         time, size = self.expand(replica, node).changes
         stop_s = float(run.end[replica, node])
         return int(
@@ -325,8 +315,8 @@ class PipelineMemory:
                 node - first,
                 run.end[replica, first:stop],
                 self.summits.net[replica, first:stop],
-                self.around.time[replica, a:b],
-                self.around.size[replica, a:b],
+                self.outside_events.time[replica, a:b],
+                self.outside_events.size[replica, a:b],
                 time,
                 size,
             )

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from semu import memo
 from semu.compile.layout import Layout
-from semu.compile.weights_on_host import host_weights
 from semu.hardware.kinds import OpKind
 from semu.job import Training
 from semu.parallel.data import MIN_BUCKET_ELEMENTS, StaticBytes, static_bytes
+from semu.simulation.memory.weights_on_host import host_weights
 from semu.simulation.memory.workspaces import workspace_bytes
 
 

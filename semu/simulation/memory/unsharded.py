@@ -1,4 +1,4 @@
-"""Memory of what ZeRO-3 holds unsharded for most of an iteration (``held_units``): parameters and gradients.
+"""Memory of what ZeRO-3 holds unsharded for most of an iteration (``fsdp_units``): parameters and gradients.
 
 Parameters live from the start of their gather to the end of the last stage that uses them, which no weight gradient (W)
 does; gradients from the start of their first writer, in the chunk's first backward, to the end of their reduce-scatter.
@@ -19,10 +19,10 @@ from semu.graph.tensor import Role
 from semu.hardware.kinds import OpKind
 from semu.schedule.phases import BACKWARD, FORWARD, INPUT, WEIGHT
 from semu.simulation.context import PipelineRun, TimedJob
+from semu.simulation.data_parallel.fsdp_units import FsdpUnit, unit_name, units_of_rank
 from semu.simulation.data_parallel.gradient_times import block_starts
-from semu.simulation.data_parallel.unsharded_units import HeldUnit, held_units, unit_name
 from semu.simulation.iteration import Iteration
-from semu.simulation.memory.boundary_events import GroundEvents
+from semu.simulation.memory.memory_events import MemoryEvents
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class UnshardedMemory:
     size: NDArray[np.int64]
 
     @property
-    def events(self) -> GroundEvents:
+    def events(self) -> MemoryEvents:
         """The changes, in any order."""
-        return GroundEvents(self.time, np.broadcast_to(self.size, self.time.shape))
+        return MemoryEvents(self.time, np.broadcast_to(self.size, self.time.shape))
 
 
 def unsharded_bytes(layout: Layout, rank: int) -> list[int]:
     """Whole parameters and whole gradients of a rank's sharded units [bytes]."""
     size = layout.job.training.grad_dtype.size_bytes
-    units = [unit for unit in held_units(layout, rank) if unit.parameter_bytes]
+    units = [unit for unit in units_of_rank(layout, rank) if unit.parameter_bytes]
     sizes = [unit.parameter_bytes for unit in units]
     sizes += [size * sum(held.elements for held in unit.members if held.writers) for unit in units]
     return [size for size in sizes if size]
@@ -80,7 +80,7 @@ def unsharded_memory(iteration: Iteration, rank: int) -> UnshardedMemory | None:
         size.extend([size_bytes, -size_bytes])
 
     every = np.zeros(run.num_replicas)
-    for number, unit in enumerate(held_units(layout, rank)):
+    for number, unit in enumerate(units_of_rank(layout, rank)):
         if not unit.parameter_bytes:
             continue
         users = _users(layout, rank, unit)
@@ -94,7 +94,7 @@ def unsharded_memory(iteration: Iteration, rank: int) -> UnshardedMemory | None:
     return UnshardedMemory(np.array(role, dtype=np.int64), np.stack(time, axis=1), np.array(size, dtype=np.int64))
 
 
-def _users(layout: Layout, rank: int, unit: HeldUnit) -> dict[int, list[int]]:
+def _users(layout: Layout, rank: int, unit: FsdpUnit) -> dict[int, list[int]]:
     """Chunk -> its blocks that use a parameter of the unit."""
     own = {held.parameter for held in unit.members}
     found: dict[int, list[int]] = {}
@@ -120,7 +120,7 @@ class _FirstWriters:
         self.layout, self.evaluation, self.run = timed.layout, timed.evaluation, timed.run
         self._starts: dict[tuple[int, int], NDArray[np.float64]] = {}
 
-    def start(self, unit: HeldUnit, users: Mapping[int, Sequence[int]]) -> NDArray[np.float64]:
+    def start(self, unit: FsdpUnit, users: Mapping[int, Sequence[int]]) -> NDArray[np.float64]:
         """float64[num_replicas] [s]."""
         own = {held.parameter for held in unit.members}
         begin = np.full(self.run.num_replicas, np.inf)
@@ -158,7 +158,7 @@ class _FirstWriters:
             node = int(run.problem.stage_nodes[number, code][0])
             shapes = run.shape[:, run.problem.microbatch[node]]
             rows = []
-            for replica, latency in enumerate(self.evaluation.latencies_of(shapes)):
+            for replica, latency in enumerate(self.evaluation.by_shape.latencies_of(shapes)):
                 touched = run.inside.get((replica, node))
                 if touched is not None:
                     inner = touched.start

@@ -19,7 +19,7 @@ from semu.simulation.iteration import Iteration
 from semu.simulation.memory.host import host_memory, host_notes
 from semu.simulation.memory.saved import SavedActivations
 from semu.simulation.replica_costs import ReplicaCosts
-from semu.simulation.results.headlines import headline
+from semu.simulation.results.estimated import estimate_iteration
 from semu.simulation.results.rank_timeline import build_timeline
 from semu.simulation.results.tables import add_outer, rank_row, top_operators
 
@@ -28,7 +28,7 @@ def assemble_report(iteration: Iteration) -> Report:
     """Everything that ``simulate`` returns."""
     layout, job, run, tails = iteration.layout, iteration.job, iteration.run, iteration.tails
     profile = job.profile
-    head = headline(iteration)
+    head = estimate_iteration(iteration)
     found, slowest, memories, peaks, work = head.estimate, head.slowest, head.memories, head.peaks, head.work
     time_s = found.iteration_time_s
     saved = SavedActivations(iteration)

@@ -57,7 +57,8 @@ class _RankBuilder:
         self.memory, self.replica, self.costs, self.tables = memory, replica, costs, tables
         self.nodes = memory.nodes
         if timed.run.problem.splits_backward:  # parts in which nothing happens are not shown
-            self.nodes = np.array([n for n in memory.nodes.tolist() if memory.program(n).num_ops], dtype=np.int64)
+            has_work = [memory.pipeline.program(node).num_ops > 0 for node in memory.nodes.tolist()]
+            self.nodes = memory.nodes[np.array(has_work, dtype=np.bool_)]
 
     def build(self, tail: RankTail, gather: ParameterGather | None) -> RankTimeline:
         run, problem, rank = self.run, self.run.problem, self.memory.rank
@@ -130,8 +131,8 @@ class _RankBuilder:
 
     def _expand(self, number: int) -> StageOperators:
         node = int(self.nodes[number])
-        stage = self.memory.expand(self.replica, node)
-        rows = self.memory.program(node).rows
+        stage = self.memory.pipeline.expand(self.replica, node)
+        rows = self.memory.pipeline.program(node).rows
         columns, shape = self.costs.columns, self.costs.column[self.run.column[node]]
         begin = self.run.start[self.replica, node]
         return StageOperators(
@@ -147,7 +148,7 @@ class _RankBuilder:
         problem = self.run.problem
         key = int(self.run.kind[node]) * len(_PHASES) + int(problem.phase[node])
         if key not in self.tables:
-            program = self.memory.program(node)
+            program = self.memory.pipeline.program(node)
             blocks = self.layout.kinds[self.run.kind[node]].blocks
             library = self.layout.library
             operators = [library.operators[row] for row in program.rows]

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from semu.schedule.phases import NOTHING
 from semu.schedule.stage_table import StageTable
 from semu.simulation.context import PipelineRun
-from semu.simulation.results.headlines import Headline
+from semu.simulation.results.estimated import EstimatedIteration
 
 
-def stage_table(run: PipelineRun, head: Headline) -> StageTable:
+def stage_table(run: PipelineRun, head: EstimatedIteration) -> StageTable:
     """Times of the slowest replica's stages; their memory is found when somebody asks for it.
 
     Args:
@@ -28,7 +28,7 @@ def stage_table(run: PipelineRun, head: Headline) -> StageTable:
     )
 
 
-def _highest(run: PipelineRun, head: Headline, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
+def _highest(run: PipelineRun, head: EstimatedIteration, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
     """The most that each stage's rank has allocated while it runs: int64[n] [bytes]. ``nodes``: int64[n], of stages."""
     problem, pipeline = run.problem, head.memories[0].pipeline
     summits = pipeline.summits

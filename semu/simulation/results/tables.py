@@ -30,7 +30,7 @@ def rank_row(timed: TimedJob, memory: RankMemory, peak: RankPeak, saved: SavedAc
         chunk, code = int(run.kind[peak.node]), int(run.problem.phase[peak.node])
         part = costs_of(timed, chunk, code)
         position = int(part.peak_op[run.shape[peak.replica, run.column[peak.node]]])
-        program = memory.program(peak.node)
+        program = memory.pipeline.program(peak.node)
         if position >= 0:
             block = layout.kinds[chunk].blocks[program.block[position]]
             operator = ".".join(p for p in (block.path, layout.library.operators[program.rows[position]].path) if p)

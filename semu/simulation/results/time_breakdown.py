@@ -20,7 +20,7 @@ from semu.graph.dim import Dim, DimTable
 from semu.graph.operator import Operator, Phase
 from semu.graph.rounding import with_rounded
 from semu.simulation.context import PipelineRun, TimedJob
-from semu.simulation.data_parallel.slices import Slices
+from semu.simulation.data_parallel.timed_operators import TimedOperators
 from semu.simulation.iteration import Iteration
 
 
@@ -86,7 +86,7 @@ def breakdown(iteration: Iteration, iteration_time_s: float) -> Breakdown:
         if apart:  # an iteration begins with the rank's first stage
             idle = idle + run.first_start(rank)
         earliest = run.rank_ends[rank] if is_alone else float(run.done[rank].min())
-        for slices in (tail.reductions, Slices.of(tail.gathers)):
+        for slices in (tail.reductions, TimedOperators.of(tail.gathers)):
             for stream in slices.streams:
                 exposed.setdefault(stream, 0.0)
             for number in [number for number, end in enumerate(slices.end_s) if end > earliest]:

@@ -164,21 +164,23 @@ class ScheduleComparison:
         return "\n".join(line.rstrip() for line in text)
 
     def _cells(self, row: ComparedSchedule, own_s: float) -> tuple[str, ...]:
-        found = row.estimate
-        marks = [word for word, holds in (("own", row is self.own), ("best", row is self.best)) if holds]
+        estimate = row.estimate
         return (
             row.name,
             row.placement,
             str(row.vpp),
-            format_time(found.iteration_time_s),
-            "" if row is self.own else f"{found.iteration_time_s / own_s - 1:+.1%}",
-            format_time(found.makespan_s),
-            f"{found.bubble_ratio:.1%}",
+            format_time(estimate.iteration_time_s),
+            "" if row is self.own else f"{estimate.iteration_time_s / own_s - 1:+.1%}",
+            format_time(estimate.makespan_s),
+            f"{estimate.bubble_ratio:.1%}",
             f"{row.peak_bytes / GIB:.2f}",
             str(row.peak_rank),
-            "yes" if found.fits else "no",
-            ", ".join(marks),
+            "yes" if estimate.fits else "no",
+            self._marks(row),
         )
+
+    def _marks(self, row: ComparedSchedule) -> str:
+        return ", ".join(word for word, marked in (("own", self.own), ("best", self.best)) if row is marked)
 
     def _notes(self) -> Iterator[str]:
         have = f"{self.own.estimate.capacity_bytes / GIB:.2f} GiB"
@@ -217,7 +219,7 @@ class ScheduleComparison:
         }
 
     def _row_json(self, row: ComparedSchedule) -> dict[str, object]:
-        found, own_s = row.estimate, self.own.estimate.iteration_time_s
+        estimate, own_s = row.estimate, self.own.estimate.iteration_time_s
         family = ALL_SCHEDULES.get(row.name)
         return {
             "name": row.name,
@@ -228,14 +230,14 @@ class ScheduleComparison:
             "placement": row.placement,
             "splits_backward": row.stages.schedule.splits_backward,
             "source": None if family is None else family.source,
-            "iteration_time_s": found.iteration_time_s,
-            "difference_s": found.iteration_time_s - own_s,
-            "makespan_s": found.makespan_s,
-            "bubble_ratio": found.bubble_ratio,
-            "mfu": found.mfu,
-            "peak_memory_bytes": list(found.peak_memory_bytes),
+            "iteration_time_s": estimate.iteration_time_s,
+            "difference_s": estimate.iteration_time_s - own_s,
+            "makespan_s": estimate.makespan_s,
+            "bubble_ratio": estimate.bubble_ratio,
+            "mfu": estimate.mfu,
+            "peak_memory_bytes": list(estimate.peak_memory_bytes),
             "peak_rank": row.peak_rank,
-            "fits": found.fits,
+            "fits": estimate.fits,
         }
 
     # -- on disk -------------------------------------------------------------------------------------------------
@@ -277,9 +279,10 @@ class ScheduleComparison:
         """
         from semu.present.plots import ScheduleRow, draw_schedules
 
-        rows = [
-            ScheduleRow(row.stages.evaluation(self._headline(row)), row.stages.arrays, _note(row)) for row in self.rows
-        ]
+        rows = []
+        for row in self.rows:
+            name = row.name + (f" ({marks})" if (marks := self._marks(row)) else "")
+            rows.append(ScheduleRow(row.stages.evaluation(name), row.stages.arrays, _note(row)))
         return write_file(
             Path(path),
             lambda file: draw_schedules(
@@ -289,10 +292,6 @@ class ScheduleComparison:
                 subtitle="slowest replica; beside each: iteration time, most memory of a rank (> x: a device has x)",
             ),
         )
-
-    def _headline(self, row: ComparedSchedule) -> str:
-        marks = [word for word, holds in (("own", row is self.own), ("best", row is self.best)) if holds]
-        return row.name + (f" ({', '.join(marks)})" if marks else "")
 
 
 def _note(row: ComparedSchedule) -> str:

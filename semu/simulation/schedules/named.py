@@ -228,7 +228,7 @@ def pipeline_study(sim: SimulatedJob, *, splits: bool = True) -> PipelineStudy:
 def _transfers(sim: SimulatedJob) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """How long every chunk's result and its gradient are on their way, the longest where several take them:
     float64[num_chunks, num_microbatches] [s]."""
-    units, shape = units_of(sim.units.shape), sim.units.shape
+    units, shape = units_of(sim.units.shape, None), sim.units.shape
     found = np.zeros((2, shape.num_chunks, shape.num_microbatches))
     links, shapes = sim.replicas.links[0], sim.replicas.shape[0]
     for chunk, pairs in zip(units.chunk.tolist(), units.pair.tolist(), strict=True):

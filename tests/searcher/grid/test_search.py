@@ -28,7 +28,7 @@ from semu.searcher.grid.legal import legal_points
 from semu.searcher.grid.space import Axis, Point, RankBy, Space
 from semu.simulation.estimate import evaluate
 from semu.simulation.memory.changes_that_fit import changed
-from semu.simulation.results.figures import Figures
+from semu.simulation.results.estimated import Metrics
 
 SMALL = {"tp": None, "pp": (1, 2, 4), "micro_batch": (1, 2, 4), "recompute": ("none", "full")}
 
@@ -92,7 +92,7 @@ class Equal:
 
     def run(self, work: Any, tasks: Any) -> Iterator[tuple[int, list[Outcome]]]:
         for number, task in enumerate(tasks):
-            yield number, [Outcome(point, Figures(self.time_s, 0.5, 0.1, 1)) for point in task]
+            yield number, [Outcome(point, Metrics(self.time_s, 0.5, 0.1, 1)) for point in task]
 
 
 def test_a_configuration_whose_bound_equals_the_best_is_evaluated() -> None:

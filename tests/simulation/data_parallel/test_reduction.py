@@ -201,12 +201,13 @@ def test_gradients_are_ready_when_the_slowest_of_many_replicas_has_them(seed: in
     job = job_of(made, items, Parallel(dp=20, pp=2))
     run, memories = memories_of(job)
     assert run.num_replicas == 20
-    layout, evaluation = memories[0].layout, memories[0].evaluation
+    layout, evaluation = memories[0].layout, memories[0].pipeline.evaluation
     for chunk in layout.chunks:
         assert chunk.backward is not None
         node = max(n for n, s in enumerate(run.problem.stages) if s.chunk == chunk.chunk.index and s.phase.is_backward)
         ends = [
-            run.start[replica, node] + chunk.backward.times(evaluation.latency[run.shape[replica][run.column][node]])[1]
+            run.start[replica, node]
+            + chunk.backward.times(evaluation.by_shape.latency[run.shape[replica][run.column][node]])[1]
             for replica in range(20)
         ]
         latest = np.max(ends, axis=0)

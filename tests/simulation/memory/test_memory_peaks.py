@@ -33,7 +33,7 @@ from semu.simulation.context import PipelineRun
 from semu.simulation.iteration import time_iteration
 from semu.simulation.memory.ranks import RankMemory
 from semu.simulation.pipeline import run_pipeline
-from semu.simulation.results.headlines import headline
+from semu.simulation.results.estimated import estimate_iteration
 
 JOBS = {
     "text": lambda: job_of(gpt(), text_items(6), Parallel(pp=3), overlap=overlap(pipeline=True)),
@@ -58,7 +58,7 @@ def memories_of(job: TrainingJob) -> tuple[PipelineRun, list[RankMemory]]:
     ready = prepare(job)
     problem = lower(ready.schedule(), ready.pipeline_shape, overlapped_sends=job.overlaps_sends)
     iteration = time_iteration(run_pipeline(ready, problem))
-    return iteration.run, headline(iteration).memories
+    return iteration.run, estimate_iteration(iteration).memories
 
 
 def curve_of_one(
@@ -66,10 +66,11 @@ def curve_of_one(
 ) -> tuple[NDArray[np.float64], list[int]]:
     """A rank's memory with every stage but one as a single step at its end, event by event."""
     events: list[tuple[float, int, int]] = [(0.0, 1, 0)]
-    for time, size in zip(memory.around.time[replica].tolist(), memory.around.size[replica].tolist(), strict=True):
+    outside = memory.pipeline.outside_events.of_rank(memory.rank)
+    for time, size in zip(outside.time[replica].tolist(), outside.size[replica].tolist(), strict=True):
         events.append((time, 0 if size < 0 else 2, size))
     for node in memory.nodes.tolist():
-        stage = memory.expand(replica, node)
+        stage = memory.pipeline.expand(replica, node)
         sizes = stage.event_bytes.sum(axis=0).tolist()
         if node == only:
             times = (run.start[replica, node] + stage.event_time).tolist()
@@ -92,7 +93,9 @@ def test_the_summit_of_a_stage_is_that_of_the_curve_with_only_this_stage(name: s
         assert run.release
     moved = 0
     found = memories[0].pipeline.summits
-    assert (name == "unsharded") == any(memory.around.time.shape != memory.ground.time.shape for memory in memories)
+    assert (name == "unsharded") == (
+        memories[0].pipeline.outside_events.time.shape != memories[0].pipeline.boundary_events.time.shape
+    )
     for memory in memories:
         for replica in range(run.num_replicas):
             for node in memory.nodes.tolist():

@@ -127,7 +127,7 @@ def test_times_by_closed_form_without_inefficiency(name: str) -> None:
     )
     checkpoint = prepare(job)
     operators = checkpoint.layout.library.operators
-    latency = checkpoint.evaluation.latency[0]
+    latency = checkpoint.evaluation.by_shape.latency[0]
     profile = job.profile
     memory = profile.mem_bytes_per_s.value
     casts = [row for row, op in enumerate(operators) if op.kind is OpKind.CAST]

@@ -208,7 +208,7 @@ def test_bytes_of_a_model(name: str) -> None:
 def test_products_and_casts_have_their_own_coefficients(name: str) -> None:
     job = alone(MODELS[name](1), software="kernels", **BLOCKS)
     checkpoint = prepare(job)
-    operators, latency = checkpoint.layout.library.operators, checkpoint.evaluation.latency[0]
+    operators, latency = checkpoint.layout.library.operators, checkpoint.evaluation.by_shape.latency[0]
     profile = load_profile("h100")
     product_of = profile.variants[OpKind.MATMUL, Fp8Recipe.BLOCKWISE]
     cast_of = profile.variants[OpKind.CAST, Fp8Recipe.BLOCKWISE]

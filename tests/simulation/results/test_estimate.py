@@ -25,7 +25,7 @@ from semu.nn.layers.transformer import MLP
 from semu.nn.model import Model
 from semu.parallel.modules import ModuleParallel
 from semu.present.estimate import Estimate
-from semu.simulation.memory.boundary_events import GroundEvents
+from semu.simulation.memory.memory_events import MemoryEvents
 from semu.simulation.memory.ranks import _precedence
 
 FIGURES = tuple(item.name for item in fields(Estimate) if item.name != "reserve")
@@ -366,7 +366,7 @@ def test_the_exact_summit_of_a_stage(
     ends = np.cumsum(lengths).astype(np.float64)
     begin, stop = ends[position] - lengths[position], ends[position]
     ground = sorted(outside)
-    events = GroundEvents(
+    events = MemoryEvents(
         np.array([time for time, _ in ground], dtype=np.float64).reshape(1, -1),
         np.array([size for _, size in ground], dtype=np.int64).reshape(1, -1),
     )

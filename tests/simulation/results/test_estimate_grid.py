@@ -14,9 +14,9 @@ from semu import memo
 from semu.job import TrainingJob
 from semu.nn.model import Model
 from semu.simulation import prepare
+from semu.simulation.estimate import evaluate_metrics
 from semu.simulation.memory.peaks import PipelineMemory
 from semu.simulation.memory.unsharded import pipeline_unsharded
-from semu.simulation.results.figures import figures_of
 
 MODELS = {"gpt": (gpt, text_items), "vlm": (vlm, vlm_items), "t2v": (t2v, t2v_items)}
 SIZES = [(1, 1, 4, 1), (2, 1, 2, 2), (2, 2, 2, 1), (4, 1, 2, 1), (2, 1, 4, 1), (2, 2, 1, 1), (1, 2, 2, 2), (3, 1, 2, 1)]
@@ -73,7 +73,7 @@ def test_a_grid_of_one_model(name: str) -> None:
         found = semu.evaluate(jobs[number])
         assert figures(found) == alone[number], number
         few = (found.iteration_time_s, found.mfu, found.bubble_ratio, max(found.peak_memory_bytes))
-        assert figures_of(jobs[number]) == few, number
+        assert evaluate_metrics(jobs[number]) == few, number
 
 
 def test_the_fullest_rank_is_found_where_stages_wait_inside() -> None:

@@ -25,6 +25,7 @@ from semu.nn.rules.attention.context_collective import (
     tokens_for_heads,
 )
 from semu.nn.rules.attention.fused import AttentionKernel, fused_attention
+from semu.nn.rules.views import copy_both
 from semu.nn.trace.sharding import ContextKind
 from semu.nn.trace.tensor import Tensor, laid_out_like
 
@@ -57,7 +58,7 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     """
     trace, ranks = q.trace, q.trace.options.cp_group.num_ranks
     own, other = _ring_kernels(q, k, v, causal=causal)
-    kv = _joined(k, v)
+    kv = copy_both(k, v, (*k.shape[:2], k.shape[2] + v.shape[2]), "join_kv")
     before = trace.last_kernel
     y, statistics = own.forward(q, [kv], "attention")
     for step in range(1, ranks):
@@ -68,7 +69,7 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         _merge(own, q, [y, statistics], [part, part_statistics])
     last = kv
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         reads = [q, y, statistics, grad]
         buffer, part_kv = (last.local_shape, last.dtype), (last.local_shape, last.dtype)
         if causal:
@@ -93,7 +94,7 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         grad_v = trace.view(grad_kv, v.shape, v.shards)
         return [grad_q, laid_out_like(grad_k, k), laid_out_like(grad_v, v)]
 
-    return trace.recorded([q, k, v], y, backward)
+    return trace.recorded([q, k, v], y, _backward)
 
 
 def _ring_kernels(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[AttentionKernel, AttentionKernel]:
@@ -110,19 +111,6 @@ def _ring_kernels(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Att
     return own, other
 
 
-def _joined(k: Tensor, v: Tensor) -> Tensor:
-    """K and V in one buffer, which goes around: one copy."""
-    return k.trace.emit(
-        OpKind.COPY,
-        [k, v],
-        (*k.shape[:2], k.shape[2] + v.shape[2]),
-        like=k,
-        mem_bytes=2 * (k.size_bytes + v.size_bytes),
-        key=(k.numel + v.numel,),
-        name="join_kv",
-    )
-
-
 def _merge(kernel: AttentionKernel, q: Tensor, into: Sequence[Tensor], part: Sequence[Tensor]) -> None:
     """Add a step's output to the sum, both weighted by their log-sum-exps, in place."""
     q.trace.emit(
@@ -137,14 +125,8 @@ def _merge(kernel: AttentionKernel, q: Tensor, into: Sequence[Tensor], part: Seq
 
 def _add(into: Tensor, part: Tensor) -> None:
     """Add to a gradient in place."""
-    into.trace.emit(
-        OpKind.ADD,
-        [into, part],
-        mem_bytes=3 * part.size_bytes,
-        key=(part.numel,),
-        updates=[into],
-        name="add_grad",
-    )
+    traffic, key = 3 * part.size_bytes, (part.numel,)
+    into.trace.emit(OpKind.ADD, [into, part], mem_bytes=traffic, key=key, updates=[into], name="add_grad")
 
 
 def _gathered(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
@@ -159,7 +141,7 @@ def _gathered(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     kernel = replace(own, key_tokens=ranks * own.key_tokens)
     y, statistics = kernel.forward(q, [gather_context(k, "gather_k"), gather_context(v, "gather_v")], "attention")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         keys, values = gather_context(k, "gather_k_bw"), gather_context(v, "gather_v_bw")
         written = [(keys.local_shape, k.dtype), (values.local_shape, v.dtype)]
         reads = [q, keys, values, y, statistics, grad]
@@ -170,7 +152,7 @@ def _gathered(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
             reduce_scatter_context(laid_out_like(grad_v, values), v, "scatter_grad_v"),
         ]
 
-    return trace.recorded([q, k, v], y, backward)
+    return trace.recorded([q, k, v], y, _backward)
 
 
 def _by_heads(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:

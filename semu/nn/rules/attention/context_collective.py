@@ -13,8 +13,7 @@ from dataclasses import replace
 from semu.graph.dim import Dim, divide
 from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
-from semu.hardware.kinds import DType
-from semu.nn.rules.collective import wire_bytes
+from semu.nn.rules.collective import communicate
 from semu.nn.rules.views import copy_like
 from semu.nn.trace.tensor import Sequences, Tensor
 
@@ -22,54 +21,37 @@ from semu.nn.trace.tensor import Sequences, Tensor
 def gather_context(x: Tensor, name: str) -> Tensor:
     """[tokens, ...] of every rank, put in order: [cp x tokens, ...]."""
     group = x.trace.options.cp_group
-    whole = x.trace.emit(
-        OpKind.ALL_GATHER,
-        [x],
-        (group.num_ranks * x.shape[0], *x.shape[1:]),
-        shards=x.shards,
-        dtype=x.dtype,
-        sequences=whole_sequences(x),
-        net_bytes=wire_bytes(OpKind.ALL_GATHER, group.num_ranks * x.size_bytes, group, x.trace.where),
-        key=(group.num_ranks, group.num_nodes),
-        stream=x.trace.communication_stream(group),
-        role=Role.COMMUNICATION,
-        name=name,
+    like = replace(x, shape=(group.num_ranks * x.shape[0], *x.shape[1:]), sequences=whole_sequences(x))
+    whole = communicate(
+        OpKind.ALL_GATHER, [x], group.num_ranks * x.size_bytes, group, name, like=like, role=Role.COMMUNICATION
     )
     return _rearranged(whole, f"{name}_order")
 
 
 def reduce_scatter_context(x: Tensor, like: Tensor, name: str) -> Tensor:
     """Sum [cp x tokens, ...] over the ranks and keep one rank's [tokens, ...], laid out as ``like``."""
-    group = x.trace.options.cp_group
     x = _rearranged(x, f"{name}_pack")
-    return x.trace.emit(
-        OpKind.REDUCE_SCATTER,
-        [x],
-        like=like,
-        net_bytes=wire_bytes(OpKind.REDUCE_SCATTER, x.size_bytes, group, x.trace.where),
-        key=(group.num_ranks, group.num_nodes),
-        stream=x.trace.communication_stream(group),
-        name=name,
-    )
+    return communicate(OpKind.REDUCE_SCATTER, [x], x.size_bytes, x.trace.options.cp_group, name, like=like)
 
 
 def heads_for_tokens(x: Tensor, name: str) -> Tensor:
     """Exchange so that each rank has some heads of all tokens: [tokens, heads, d] -> [cp x tokens, heads, d], the heads
     split over the context group too. Backward: the opposite exchange (2309.14509 §3.1)."""
     ranks = x.trace.options.cp_group.num_ranks
-    there = (ranks * x.shape[0], *x.shape[1:]), (x.shards[0], x.shards[1] * ranks, *x.shards[2:]), whole_sequences(x)
+    shape, shards = (ranks * x.shape[0], *x.shape[1:]), (x.shards[0], x.shards[1] * ranks, *x.shards[2:])
+    there = replace(x, shape=shape, shards=shards, sequences=whole_sequences(x))
     return _exchanged(x, there, name, copies=True)
 
 
 def tokens_for_heads(x: Tensor, like: Tensor, name: str) -> Tensor:
     """The opposite of ``heads_for_tokens``: all heads of the rank's own tokens, tokens and heads as in ``like``."""
-    there = (like.shape[0], *x.shape[1:]), like.shards, like.sequences
+    there = replace(x, shape=(like.shape[0], *x.shape[1:]), shards=like.shards, sequences=like.sequences)
     return _exchanged(x, there, name, copies=True)
 
 
 def redistribute_tokens(x: Tensor) -> Tensor:
     """Rows that other context ranks need, to where they need them: an all-to-all of x each way, same size."""
-    return _exchanged(x, (x.shape, x.shards, x.sequences), "redistribute", copies=False)
+    return _exchanged(x, x, "redistribute", copies=False)
 
 
 def pass_on(
@@ -85,22 +67,18 @@ def pass_on(
         behind: further tensors that must be there before it is issued.
     """
     first, *others = parts
-    trace, group = first.trace, first.trace.options.cp_group
-    extra: list[tuple[Sequence[Dim], DType]] = [(x.local_shape, x.dtype) for x in others]
-    message = sum((x.size_bytes for x in others), first.size_bytes)
-    received = trace.emit(
+    received = communicate(
         OpKind.P2P,
         [*parts, *behind],
+        sum((x.size_bytes for x in others), first.size_bytes),
+        first.trace.options.cp_group,
+        name,
         like=first,
-        net_bytes=wire_bytes(OpKind.P2P, message, group, trace.where),
-        key=(group.num_ranks, group.num_nodes),
-        stream=trace.communication_stream(group),
         role=role,
-        name=name,
-        extra_outputs=extra,
+        extra_outputs=[(x.local_shape, x.dtype) for x in others],
         beside=[after],
     )
-    sides = trace.side_outputs(len(others)) if others else []
+    sides = first.trace.side_outputs(len(others)) if others else []
     return (received, *(replace(side, shape=x.shape, shards=x.shards) for side, x in zip(sides, others, strict=True)))
 
 
@@ -115,36 +93,22 @@ def whole_sequences(x: Tensor) -> Sequences | None:
     )
 
 
-_Layout = tuple[tuple[Dim, ...], tuple[int, ...], Sequences | None]
-
-
-def _exchanged(x: Tensor, there: _Layout, name: str, *, copies: bool) -> Tensor:
+def _exchanged(x: Tensor, there: Tensor, name: str, *, copies: bool) -> Tensor:
     """An all-to-all to another layout of as many bytes; backward: to where it was.
 
     Args:
-        x: what is exchanged. there: layout after it. name: of the operators.
+        x: what is exchanged. there: what it looks like after it. name: of the operators.
         copies: packed before and put in order after.
     """
-    trace, group = x.trace, x.trace.options.cp_group
+    group = x.trace.options.cp_group
 
-    def exchange(source: Tensor, to: _Layout, label: str) -> Tensor:
+    def _exchange(source: Tensor, to: Tensor, label: str) -> Tensor:
         source = _rearranged(source, f"{label}_pack") if copies else source
-        received = trace.emit(
-            OpKind.ALL_TO_ALL,
-            [source],
-            to[0],
-            shards=to[1],
-            dtype=source.dtype,
-            sequences=to[2],
-            net_bytes=wire_bytes(OpKind.ALL_TO_ALL, source.size_bytes, group, trace.where),
-            key=(group.num_ranks, group.num_nodes),
-            stream=trace.communication_stream(group),
-            name=label,
-        )
+        received = communicate(OpKind.ALL_TO_ALL, [source], source.size_bytes, group, label, like=to)
         return _rearranged(received, f"{label}_order") if copies else received
 
-    y = exchange(x, there, name)
-    return trace.recorded([x], y, lambda grad: [exchange(grad, (x.shape, x.shards, x.sequences), f"{name}_bw")])
+    y = _exchange(x, there, name)
+    return x.trace.recorded([x], y, lambda grad: [_exchange(grad, x, f"{name}_bw")])
 
 
 def _rearranged(x: Tensor, name: str) -> Tensor:

@@ -21,7 +21,6 @@ def latent_keys(kv: Tensor, positions: Tensor, plain: int, rotated: int) -> tupl
     """
     trace = kv.trace
     tokens, heads, width = kv.shape
-    value_shape = (tokens, heads, width - plain)
     local_tokens, local_heads, _ = kv.local_shape
     size = kv.dtype.size_bytes
     out_bytes = local_tokens * local_heads * (width + rotated) * size
@@ -32,32 +31,25 @@ def latent_keys(kv: Tensor, positions: Tensor, plain: int, rotated: int) -> tupl
         (tokens, heads, plain + rotated),
         like=kv,
         mem_bytes=traffic,
-        key=(kv.numel,),
         name="latent_keys",
         extra_outputs=[((local_tokens, local_heads, width - plain), kv.dtype)],
     )
-    v = replace(
-        trace.side_outputs(1)[0],
-        shape=value_shape,
-        shards=kv.shards,
-        sequences=kv.sequences,
-        requires_grad=k.requires_grad,
-    )
+    v = laid_out_like(trace.side_outputs(1)[0], replace(kv, shape=(tokens, heads, width - plain)))
+    v = replace(v, requires_grad=k.requires_grad)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         given = [grad for grad in gradients if grad is not None]
         grad_kv = trace.emit(
             OpKind.ROPE,
             given,
             like=kv,
             mem_bytes=traffic,
-            key=(kv.numel,),
             name="latent_keys_bw",
             extra_outputs=[(positions.local_shape, positions.dtype)],
         )
         return [grad_kv, laid_out_like(trace.side_outputs(1)[0], positions)]
 
-    trace.record([kv, positions], [k, v], backward)
+    trace.record([kv, positions], [k, v], _backward)
     return k, v
 
 
@@ -75,8 +67,8 @@ def spread_tokens(x: Tensor) -> Tensor:
     is_split = x.shards[0] > 1
     y = all_gather_tokens(x) if is_split else trace.view(x, x.shape, x.shards)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         with trace.at(trace.path, Phase.INPUT_GRADIENT):
             return [reduce_scatter_tokens(grad) if is_split else all_reduce(grad)]
 
-    return trace.recorded([x], y, backward)
+    return trace.recorded([x], y, _backward)

@@ -7,14 +7,15 @@ been computed, and the masked half is no model FLOP.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from semu.errors import GraphError
-from semu.graph.dim import Dim, product
+from semu.graph.dim import Dim
 from semu.graph.operator import OpKind
 from semu.nn.rules.pointwise import dropout as apply_dropout
 from semu.nn.rules.pointwise import softcap as apply_softcap
-from semu.nn.trace.tensor import Sequences, Tensor, local_shape
+from semu.nn.rules.views import copy_like
+from semu.nn.trace.tensor import Sequences, Tensor
 from semu.nn.trace.tracing import ParameterUse
 from semu.nn.window import Window
 
@@ -47,28 +48,16 @@ def unfused_attention(
     if kv_heads < heads:
         k, v = (_repeat_heads(x, heads) for x in (k, v))
     seen = pairs if window is None else attention_sizes(q, k, v, window)[-1]
-    scores = _product(q, k, "scores", _Like((pairs, heads), (1, q.shards[1])), pairs, seen, causal=causal)
+    table = replace(q, shape=(pairs, heads), shards=(1, q.shards[1]), sequences=None)
+    scores = _product(q, k, "scores", table, pairs, seen, causal=causal)
     if softcap is not None:
         scores = apply_softcap(scores)
     weights = apply_dropout(_softmax(scores, sinks), dropout)
-    context = _Like((q.shape[0], heads, v.shape[2]), q.shards, q.sequences)
+    context = replace(q, shape=(q.shape[0], heads, v.shape[2]))
     return _product(weights, v, "context", context, pairs, seen, causal=causal)
 
 
-@dataclass(frozen=True)
-class _Like:
-    """Global shape, shards and packing of a result."""
-
-    shape: tuple[Dim, ...]
-    shards: tuple[int, ...]
-    sequences: Sequences | None = None
-
-    @classmethod
-    def tensor(cls, x: Tensor) -> _Like:
-        return cls(x.shape, x.shards, x.sequences)
-
-
-def _product(a: Tensor, b: Tensor, name: str, like: _Like, pairs: Dim, seen: Dim, *, causal: bool) -> Tensor:
+def _product(a: Tensor, b: Tensor, name: str, like: Tensor, pairs: Dim, seen: Dim, *, causal: bool) -> Tensor:
     """A batched product over sequences and heads, with its two gradients. Saves both operands.
 
     ``b`` is [key tokens, heads, width]; each of the three products costs 2 x pairs x heads x width on a rank, of which
@@ -80,32 +69,28 @@ def _product(a: Tensor, b: Tensor, name: str, like: _Like, pairs: Dim, seen: Dim
     masked = seen * heads * width if causal else 0
     wasted = work - 2 * seen * heads * width + masked
 
-    def multiply(left: Tensor, right: Tensor, result: _Like, label: str) -> Tensor:
-        elements = product(local_shape(result.shape, result.shards, trace.where))
+    def _multiply(left: Tensor, right: Tensor, result: Tensor, label: str) -> Tensor:
         return trace.emit(
             OpKind.MATMUL,
             [left, right],
-            result.shape,
-            shards=result.shards,
-            dtype=a.dtype,
-            sequences=result.sequences,
+            like=result,
             flop=work,
             recomputed_flop=wasted,
             causal_flop=masked,
-            mem_bytes=left.size_bytes + right.size_bytes + elements * a.dtype.size_bytes,
+            mem_bytes=left.size_bytes + right.size_bytes + result.size_bytes,
             key=(left.local_shape[0], right.local_shape[0], width),
             name=label,
         )
 
-    y = multiply(a, b, like, name)
+    y = _multiply(a, b, like, name)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         return [
-            multiply(grad, b, _Like.tensor(a), f"{name}_left_bw") if a.requires_grad else None,
-            multiply(a, grad, _Like.tensor(b), f"{name}_right_bw") if b.requires_grad else None,
+            _multiply(grad, b, a, f"{name}_left_bw") if a.requires_grad else None,
+            _multiply(a, grad, b, f"{name}_right_bw") if b.requires_grad else None,
         ]
 
-    return trace.recorded([a, b], y, backward)
+    return trace.recorded([a, b], y, _backward)
 
 
 def _softmax(scores: Tensor, sinks: ParameterUse | None = None) -> Tensor:
@@ -119,16 +104,14 @@ def _softmax(scores: Tensor, sinks: ParameterUse | None = None) -> Tensor:
     key = (scores.numel, 1)
     y = trace.emit(
         OpKind.SOFTMAX,
-        [scores, *([sinks] if sinks is not None else [])],
-        scores.shape,
-        shards=scores.shards,
-        dtype=scores.dtype,
+        [scores] if sinks is None else [scores, sinks],
+        like=scores,
         mem_bytes=2 * scores.size_bytes,
         key=key,
         name="softmax",
     )
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         return [
             trace.emit(
                 OpKind.SOFTMAX,
@@ -141,27 +124,19 @@ def _softmax(scores: Tensor, sinks: ParameterUse | None = None) -> Tensor:
             )
         ]
 
-    return trace.recorded([scores], y, backward)
+    return trace.recorded([scores], y, _backward)
 
 
 def _repeat_heads(x: Tensor, heads: int) -> Tensor:
     """[tokens, kv heads, d] -> [tokens, heads, d], each head as often as query heads share it: a copy each way."""
-    shape = (x.shape[0], heads, x.shape[2])
-    once, often = x.size_bytes, product(local_shape(shape, x.shards, x.trace.where)) * x.dtype.size_bytes
+    repeated = replace(x, shape=(x.shape[0], heads, x.shape[2]))
+    traffic = x.size_bytes + repeated.size_bytes
 
-    def copy(source: Tensor, to: tuple[Dim, ...], name: str) -> Tensor:
-        return x.trace.emit(
-            OpKind.COPY,
-            [source],
-            to,
-            like=x,
-            mem_bytes=once + often,
-            key=(source.numel,),
-            name=name,
-        )
+    def _copy(source: Tensor, like: Tensor, name: str) -> Tensor:
+        return copy_like(like, [source], traffic, name, source.numel)
 
-    y = copy(x, shape, "repeat_heads")
-    return x.trace.recorded([x], y, lambda grad: [copy(grad, x.shape, "sum_heads")])
+    y = _copy(x, repeated, "repeat_heads")
+    return x.trace.recorded([x], y, lambda grad: [_copy(grad, x, "sum_heads")])
 
 
 def attention_sizes(q: Tensor, k: Tensor, v: Tensor, window: Window | None = None) -> tuple[int, int, int, int, Dim]:

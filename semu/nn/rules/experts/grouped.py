@@ -10,11 +10,11 @@ from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
 from semu.nn.layers.activation import Activation
 from semu.nn.module import Parameter
-from semu.nn.rules.experts.routing import PROBABILITY
 from semu.nn.rules.fp8 import WIDTH_MULTIPLE
 from semu.nn.rules.fp8 import _cast as cast
 from semu.nn.rules.fp8 import _cast_weight as cast_weight
-from semu.nn.rules.weight_gradients import accumulate_product, reduce_bias
+from semu.nn.rules.pointwise import emit_both_gradients
+from semu.nn.rules.weight_gradients import accumulate_weight_gradient
 from semu.nn.trace.tensor import Tensor
 from semu.nn.trace.tracing import ParameterUse
 
@@ -38,7 +38,7 @@ def grouped_linear(
     cut = (plan.ep, plan.etp if split_out else 1, 1 if split_out else plan.etp)
     is_expert = plan.ep > 1 or plan.etp != trace.options.plan.tp  # else reduced with all other gradients
     use = trace.parameter(weight, cut, is_fp8=trace.is_fp8 and may_be_fp8, is_expert=is_expert)
-    added = [trace.parameter(bias, cut[:2], is_expert=is_expert)] if bias is not None else []
+    added = trace.parameter(bias, cut[:2], is_expert=is_expert) if bias is not None else None
     _, n, k = (dim // parts for dim, parts in zip(weight.shape, cut, strict=True))
     if x.shape[-1] != k:
         raise GraphError("the rows do not fit the experts", where=trace.where, expected=f"[..., {k}]", got=x.shape)
@@ -47,19 +47,18 @@ def grouped_linear(
     name, groups = weight.name, weight.shape[0] // plan.ep
     y = _product(x, use, groups, n, (x.local_shape[0], n, k), DType.BF16, name=name, bias=added)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = None
         if x.requires_grad:
             key = (x.local_shape[0], k, n)
             grad_x = _product(grad, use, groups, k, key, DType.BF16, phase=Phase.INPUT_GRADIENT, name=f"{name}.grad_bw")
-        if _trains(use, added):
-            _weight_gradient(grad, x, use, added, (n, k), None)
+        _weight_gradient(grad, [grad, x], use, added, (n, k), None)
         return [grad_x]
 
-    return trace.recorded([x], y, backward)
+    return trace.recorded([x], y, _backward)
 
 
-def _fp8(x: Tensor, use: ParameterUse, added: Sequence[ParameterUse], cut: tuple[int, ...], n: int, k: int) -> Tensor:
+def _fp8(x: Tensor, use: ParameterUse, added: ParameterUse | None, cut: tuple[int, ...], n: int, k: int) -> Tensor:
     """The same with fp8 operands; casts as ``fp8_linear`` makes them."""
     trace = x.trace
     if n % WIDTH_MULTIPLE or k % WIDTH_MULTIPLE:
@@ -76,9 +75,9 @@ def _fp8(x: Tensor, use: ParameterUse, added: Sequence[ParameterUse], cut: tuple
     assert x8.plain is not None
     y = _product(x8.plain, w8[0], groups, n, (x.local_shape[0], n, k), DType.FP8, name=name, bias=added)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
-        if not trains and _trains(use, added):
-            _weight_gradient(grad, x, use, added, (n, k), None)
+    def _backward(grad: Tensor) -> list[Tensor | None]:
+        if not trains:
+            _weight_gradient(grad, [grad, x], use, added, (n, k), None)
         if not (trains or needs):
             return [None]
         phase = Phase.INPUT_GRADIENT if needs else Phase.WEIGHT_GRADIENT
@@ -92,14 +91,10 @@ def _fp8(x: Tensor, use: ParameterUse, added: Sequence[ParameterUse], cut: tuple
             )
         if trains:
             assert g8.transposed is not None and x8.transposed is not None
-            _weight_gradient(g8.transposed, x8.transposed, use, added, (n, k), DType.FP8)
+            _weight_gradient(grad, [g8.transposed, x8.transposed], use, added, (n, k), DType.FP8)
         return [grad_x]
 
-    return trace.recorded([x], y, backward)
-
-
-def _trains(use: ParameterUse, added: Sequence[ParameterUse]) -> bool:
-    return any(item.gradient is not None for item in (use, *added))
+    return trace.recorded([x], y, _backward)
 
 
 def _product(
@@ -112,7 +107,7 @@ def _product(
     *,
     name: str,
     phase: Phase | None = None,
-    bias: Sequence[ParameterUse] = (),
+    bias: ParameterUse | None = None,
 ) -> Tensor:
     """Append rows times the experts' weights: FLOP 2 m n k, bytes of rows, of all local weights and of the result.
 
@@ -124,7 +119,7 @@ def _product(
     is_fp8 = operand is DType.FP8
     return trace.emit(
         trace.options.experts.product,
-        [a, weight, *bias],
+        [a, weight] if bias is None else [a, weight, bias],
         (a.shape[0], width),
         shards=a.shards,
         flop=2 * m * n * k,
@@ -138,59 +133,26 @@ def _product(
 
 def _weight_gradient(
     grad: Tensor,
-    x: Tensor,
+    operands: Sequence[Tensor],
     use: ParameterUse,
-    added: Sequence[ParameterUse],
+    added: ParameterUse | None,
     widths: tuple[int, int],
     arithmetic: DType | None,
 ) -> None:
-    """Append ``dW_e += dY_e^T X_e`` into the gradient buffers of all local experts; unfused: a product, then a sum.
-
-    The biases' gradients ride along; where the weights are frozen, a separate reduction makes them.
-    """
-    trace, (n, k), prefix = grad.trace, widths, f"{use.parameter.name}."
-    writes = [item for item in (use, *added) if item.gradient is not None]
-    if use.gradient is None:
-        reduce_bias(grad, writes, prefix)
-        return
-    rows = grad.local_shape[0]
-    accumulate_product(
-        [grad, x],
-        writes,
+    """Append ``dW_e += dY_e^T X_e`` into the gradient buffers of all local experts, and the biases' gradients."""
+    (n, k), rows = widths, grad.local_shape[0]
+    accumulate_weight_gradient(
+        grad,
+        operands,
+        use,
+        added,
         (rows, n, k),
-        grad.dtype.size_bytes * rows * n + x.dtype.size_bytes * rows * k,
+        operands[0].dtype.size_bytes * rows * n + operands[1].dtype.size_bytes * rows * k,
         arithmetic,
-        kind=trace.options.experts.product,
+        kind=grad.trace.options.experts.product,
         groups=use.numel // (n * k),
-        prefix=prefix,
+        prefix=f"{use.parameter.name}.",
     )
-
-
-def _weighted(x: Tensor, probabilities: Tensor) -> Tensor:
-    """Rows [rows, f] times their probabilities [rows]. Saves both."""
-    trace, rows = x.trace, x.local_shape[0]
-    row_bytes = rows * PROBABILITY.size_bytes
-
-    def emit(inputs: Sequence[Tensor], mem_bytes: Dim, name: str, sides: int) -> Tensor:
-        return trace.emit(
-            OpKind.ADD,
-            inputs,
-            x.shape,
-            shards=x.shards,
-            dtype=x.dtype,
-            mem_bytes=mem_bytes,
-            key=(x.numel,),
-            name=name,
-            extra_outputs=[((rows,), PROBABILITY)] * sides,
-        )
-
-    y = emit([x, probabilities], 2 * x.size_bytes + row_bytes, "weight_rows", 0)
-
-    def backward(grad: Tensor) -> list[Tensor | None]:
-        grad_x = emit([x, probabilities, grad], 3 * x.size_bytes + 2 * row_bytes, "weight_rows_bw", 1)
-        return [grad_x, trace.side_outputs(1)[0]]
-
-    return trace.recorded([x, probabilities], y, backward)
 
 
 def weighted_activation(
@@ -205,43 +167,22 @@ def weighted_activation(
     """
     trace = x.trace
     function = activation if activation is not None else Activation.default(gated=gated)
+    kind, name = OpKind.ACTIVATION, f"weighted_{function.gated_name if gated else function.value}"
     if not gated and "moe_act" not in trace.options.recompute.kinds:
-        return _weighted(function.apply(x, gated=False), probabilities)
-    width = x.shape[-1]
+        x, kind, name = function.apply(x, gated=False), OpKind.ADD, "weight_rows"
+    width, size = x.shape[-1], x.size_bytes
     assert isinstance(width, int)
-    rows = x.local_shape[0]
-    out_width = width // 2 if gated else width
-    out_bytes = divide(x.size_bytes, 2, "a gated tensor", trace.where) if gated else x.size_bytes
-    row_bytes = rows * PROBABILITY.size_bytes
-    name = f"weighted_{function.gated_name if gated else function.value}"
+    shape = (*x.shape[:-1], width // 2 if gated else width)
+    traffic = size + (divide(size, 2, "a gated tensor", trace.where) if gated else size) + probabilities.size_bytes
 
-    def apply() -> Tensor:
-        return trace.emit(
-            OpKind.ACTIVATION,
-            [x, probabilities],
-            (*x.shape[:-1], out_width),
-            shards=x.shards,
-            dtype=x.dtype,
-            mem_bytes=x.size_bytes + out_bytes + row_bytes,
-            key=(x.numel,),
-            name=name,
-        )
+    def _apply() -> Tensor:
+        return trace.emit(kind, [x, probabilities], shape, like=x, mem_bytes=traffic, name=name)
 
-    y = apply()
-    trace.drop_output("moe_act", y, apply)
+    y = _apply()
+    trace.drop_output("moe_act", y, _apply)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
-        grad_x = trace.emit(
-            OpKind.ACTIVATION,
-            [x, probabilities, grad],
-            x.shape,
-            shards=x.shards,
-            dtype=x.dtype,
-            mem_bytes=2 * x.size_bytes + out_bytes + 2 * row_bytes,
-            key=(x.numel,),
-            name=f"{name}_bw",
-            extra_outputs=[((rows,), PROBABILITY)],
-        )
-        return [grad_x, trace.side_outputs(1)[0]]
+    def _backward(grad: Tensor) -> list[Tensor | None]:
+        more = traffic + size + probabilities.size_bytes
+        return emit_both_gradients(kind, x, probabilities, grad, more, f"{name}_bw")
 
-    return trace.recorded([x, probabilities], y, backward)
+    return trace.recorded([x, probabilities], y, _backward)

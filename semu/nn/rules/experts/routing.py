@@ -13,6 +13,7 @@ from dataclasses import replace
 from semu.graph.dim import Dim
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
+from semu.nn.rules.pointwise import emit_both_gradients
 from semu.nn.trace.tensor import Tensor, laid_out_like
 
 PROBABILITY = DType.FP32
@@ -29,43 +30,25 @@ def top_k(logits: Tensor) -> tuple[Tensor, Tensor]:
         Probabilities [tokens, experts] in fp32, zero where not chosen, and the mask in bytes. Saves both.
     """
     trace, count = logits.trace, logits.numel
+    scores_bytes, mask_bytes = count * PROBABILITY.size_bytes, count * DType.UINT8.size_bytes
     probabilities = trace.emit(
         OpKind.TOP_K,
         [logits],
-        logits.shape,
-        shards=logits.shards,
+        like=logits,
         dtype=PROBABILITY,
-        sequences=logits.sequences,
-        mem_bytes=logits.size_bytes + count * (PROBABILITY.size_bytes + DType.UINT8.size_bytes),
-        key=(count,),
+        mem_bytes=logits.size_bytes + scores_bytes + mask_bytes,
         name="top_k",
         extra_outputs=[(logits.local_shape, DType.UINT8)],
     )
     mask = laid_out_like(trace.side_outputs(1)[0], logits)
-    trace.emit(
-        OpKind.TOP_K,
-        [probabilities, mask],
-        mem_bytes=count * (PROBABILITY.size_bytes + DType.UINT8.size_bytes),
-        key=(count,),
-        name="auxiliary_loss",
-    )
+    traffic = scores_bytes + mask_bytes
+    trace.emit(OpKind.TOP_K, [probabilities, mask], mem_bytes=traffic, key=(count,), name="auxiliary_loss")
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        (grad,) = gradients
-        assert grad is not None
-        return [
-            trace.emit(
-                OpKind.TOP_K,
-                [probabilities, mask, grad],
-                like=logits,
-                mem_bytes=logits.size_bytes + count * (2 * PROBABILITY.size_bytes + DType.UINT8.size_bytes),
-                key=(count,),
-                name="top_k_bw",
-            )
-        ]
+    def _backward(grad: Tensor) -> list[Tensor | None]:
+        traffic = logits.size_bytes + 2 * scores_bytes + mask_bytes
+        return [trace.emit(OpKind.TOP_K, [probabilities, mask, grad], like=logits, mem_bytes=traffic, name="top_k_bw")]
 
-    trace.record([logits], [probabilities], backward)
-    return probabilities, mask
+    return trace.recorded([logits], probabilities, _backward), mask
 
 
 def permute(x: Tensor, probabilities: Tensor, mask: Tensor, rows: Dim) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,14 +62,15 @@ def permute(x: Tensor, probabilities: Tensor, mask: Tensor, rows: Dim) -> tuple[
     """
     trace, shards = x.trace, x.shards[0]
     width = x.shape[-1]
-    table = mask.size_bytes + probabilities.size_bytes
+    traffic = x.size_bytes + rows * (width * x.dtype.size_bytes + _ROW_BYTES)
+    traffic += mask.size_bytes + probabilities.size_bytes
     y = trace.emit(
         OpKind.PERMUTE,
         [x, probabilities, mask],
         (rows * shards, width),
         shards=(shards, 1),
         dtype=x.dtype,
-        mem_bytes=x.size_bytes + rows * (width * x.dtype.size_bytes + _ROW_BYTES) + table,
+        mem_bytes=traffic,
         key=(rows, width),
         name="permute",
         extra_outputs=[((rows,), PROBABILITY), ((rows,), DType.INT64)],
@@ -94,14 +78,14 @@ def permute(x: Tensor, probabilities: Tensor, mask: Tensor, rows: Dim) -> tuple[
     p, order = trace.side_outputs(2)
     p = replace(p, requires_grad=y.requires_grad)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         given = [grad for grad in gradients if grad is not None]
         needs = [x.requires_grad, probabilities.requires_grad]
         grad_x = trace.emit(
             OpKind.PERMUTE,
             [*given, order, mask],
             like=x,
-            mem_bytes=x.size_bytes + rows * (width * x.dtype.size_bytes + _ROW_BYTES) + table,
+            mem_bytes=traffic,
             key=(rows, width),
             name="permute_bw",
             extra_outputs=[(probabilities.local_shape, PROBABILITY)] if needs[1] else [],
@@ -109,7 +93,7 @@ def permute(x: Tensor, probabilities: Tensor, mask: Tensor, rows: Dim) -> tuple[
         grad_p = laid_out_like(trace.side_outputs(1)[0], probabilities) if needs[1] else None
         return [grad_x if needs[0] else None, grad_p]
 
-    trace.record([x, probabilities], [y, p], backward)
+    trace.record([x, probabilities], [y, p], _backward)
     return y, p, order
 
 
@@ -123,7 +107,7 @@ def unpermute(y: Tensor, order: Tensor, like: Tensor) -> Tensor:
     """
     trace = y.trace
 
-    def move(source: Tensor, target: Tensor, name: str, phase: Phase | None = None) -> Tensor:
+    def _move(source: Tensor, target: Tensor, name: str, phase: Phase | None = None) -> Tensor:
         return trace.emit(
             OpKind.PERMUTE,
             [source, order],
@@ -134,8 +118,8 @@ def unpermute(y: Tensor, order: Tensor, like: Tensor) -> Tensor:
             name=name,
         )
 
-    x = move(y, like, "unpermute")
-    return trace.recorded([y], x, lambda grad: [move(grad, y, "unpermute_bw", Phase.INPUT_GRADIENT)])
+    x = _move(y, like, "unpermute")
+    return trace.recorded([y], x, lambda grad: [_move(grad, y, "unpermute_bw", Phase.INPUT_GRADIENT)])
 
 
 def scale_tokens(x: Tensor, gate: Tensor) -> Tensor:
@@ -145,23 +129,11 @@ def scale_tokens(x: Tensor, gate: Tensor) -> Tensor:
         x: [tokens, h]. gate: [tokens, 1].
     Saves both; backward gives both gradients in one kernel.
     """
-    trace = x.trace
+    traffic = 2 * x.size_bytes + gate.size_bytes
+    y = x.trace.emit(OpKind.ACTIVATION, [x, gate], like=x, mem_bytes=traffic, name="token_gate")
 
-    def emit(inputs: Sequence[Tensor], passes: int, name: str, sides: int) -> Tensor:
-        return trace.emit(
-            OpKind.ACTIVATION,
-            inputs,
-            like=x,
-            mem_bytes=passes * x.size_bytes + (1 + sides) * gate.size_bytes,
-            key=(x.numel,),
-            name=name,
-            extra_outputs=[(gate.local_shape, gate.dtype)] * sides,
-        )
+    def _backward(grad: Tensor) -> list[Tensor | None]:
+        traffic = 3 * x.size_bytes + 2 * gate.size_bytes
+        return emit_both_gradients(OpKind.ACTIVATION, x, gate, grad, traffic, "token_gate_bw")
 
-    y = emit([x, gate], 2, "token_gate", 0)
-
-    def backward(grad: Tensor) -> list[Tensor | None]:
-        grad_x = emit([x, gate, grad], 3, "token_gate_bw", 1)
-        return [grad_x, laid_out_like(trace.side_outputs(1)[0], gate)]
-
-    return trace.recorded([x, gate], y, backward)
+    return x.trace.recorded([x, gate], y, _backward)

@@ -1,4 +1,4 @@
-"""``GroundEvents``: changes of a rank's memory outside stages."""
+"""``MemoryEvents``: changes of a rank's memory outside stages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from semu.compile.stage import StageProgram
 
 
 @dataclass(frozen=True)
-class GroundEvents:
+class MemoryEvents:
     """Changes of a rank's memory outside stages: data that stages start from, receive buffers, sent tensors.
 
     Attributes:

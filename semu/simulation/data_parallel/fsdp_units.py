@@ -18,12 +18,13 @@ from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.nn.module import Parameter
+from semu.simulation.context import ParameterGather
 from semu.simulation.data_parallel.buckets import RankBucket
 from semu.simulation.transfers import collective, moved
 
 
 @dataclass(frozen=True)
-class HeldUnit:
+class FsdpUnit:
     """Parameters that are gathered together and whose gradients are reduced together.
 
     Attributes:
@@ -38,22 +39,22 @@ class HeldUnit:
     parameter_bytes: int
 
 
-def held_units(layout: Layout, rank: int) -> tuple[HeldUnit, ...]:
+def units_of_rank(layout: Layout, rank: int) -> tuple[FsdpUnit, ...]:
     """The units of a pipeline rank in forward order; what several blocks use belongs to the first of them."""
     return _UNITS.get(layout.place, rank, lambda: _find_units(layout, rank))
 
 
-_UNITS = memo.ScopedTable[tuple[HeldUnit, ...]]("units that ranks gather in a place, by pipeline rank", 1024)
+_UNITS = memo.ScopedTable[tuple[FsdpUnit, ...]]("units that ranks gather in a place, by pipeline rank", 1024)
 
 
-def _find_units(layout: Layout, rank: int) -> tuple[HeldUnit, ...]:
+def _find_units(layout: Layout, rank: int) -> tuple[FsdpUnit, ...]:
     pools = {pool.is_expert: pool for pool in layout.pools(rank)}
     members: dict[tuple[int, int, bool], list[HeldParameter]] = {}
     for chunk, block, held in layout.held_by(rank):
         if pools[held.is_expert].ranks > 1:
             members.setdefault((chunk, block, held.is_expert), []).append(held)
     return tuple(
-        HeldUnit(
+        FsdpUnit(
             chunk,
             block,
             tuple(own),
@@ -79,7 +80,7 @@ def unit_buckets(layout: Layout, rank: int, keys: list[Parameter], reached: list
     """
     place = {key: number for number, key in enumerate(keys) if reached[number]}
     found = []
-    for number, unit in enumerate(held_units(layout, rank)):
+    for number, unit in enumerate(units_of_rank(layout, rank)):
         own = [held for held in unit.members if held.parameter in place]
         if own:
             members = tuple(sorted(place[held.parameter] for held in own))
@@ -106,18 +107,13 @@ def unit_collectives(
     return result
 
 
-def unit_gathers(costed: CostedJob, rank: int) -> tuple[list[OuterSlice], list[CommGroup], dict[tuple[int, int], int]]:
-    """The gathers of a rank's units, one after another from time 0, and which of them each block waits for.
-
-    Returns:
-        The slices; their communicators; (chunk, block) -> number of the slice. Without ``overlap.param_gather`` every
-        block waits for the last one.
-    """
+def unit_gathers(costed: CostedJob, rank: int) -> ParameterGather:
+    """The gathers of a rank's units; without ``overlap.param_gather`` every block waits for the last one."""
     layout, model = costed.layout, costed.cost_model
     slices: list[OuterSlice] = []
     groups: list[CommGroup] = []
     last: dict[tuple[int, int], int] = {}
-    for number, unit in enumerate(held_units(layout, rank)):
+    for number, unit in enumerate(units_of_rank(layout, rank)):
         if unit.parameter_bytes:
             group = unit.pool.shard_group(rank)
             piece = collective(model, f"parameters {number}", OpKind.ALL_GATHER, group, unit.parameter_bytes, 0.0)
@@ -127,4 +123,4 @@ def unit_gathers(costed: CostedJob, rank: int) -> tuple[list[OuterSlice], list[C
     if slices and not layout.job.training.overlap.param_gather:
         blocks = [(c.chunk.index, number) for c in layout.chunks_of(rank) for number in range(len(c.blocks))]
         last = dict.fromkeys(blocks, len(slices) - 1)
-    return slices, groups, last
+    return ParameterGather(tuple(slices), tuple(groups), last)

@@ -13,7 +13,7 @@ from semu.nn.merging import Merging
 from semu.workload.batch import Microbatch
 
 
-def check_items(job: TrainingJob, microbatches: Sequence[Microbatch], shapes: BatchShapes) -> None:
+def check_modality_inputs(job: TrainingJob, microbatches: Sequence[Microbatch], shapes: BatchShapes) -> None:
     """Refuse a batch that contradicts the model.
 
     Args:

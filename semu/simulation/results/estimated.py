@@ -1,9 +1,10 @@
-"""The figures that a report begins with, and all that ``semu.evaluate`` computes."""
+"""The metrics that a report begins with, which are all that ``semu.evaluate`` and tables of configurations need."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,16 +14,42 @@ from semu.simulation.iteration import Iteration
 from semu.simulation.memory.peaks import PipelineMemory, RankPeak
 from semu.simulation.memory.ranks import RankMemory
 from semu.simulation.memory.reserved import reserved_memory
+from semu.simulation.memory.static import resident_memory
 from semu.simulation.memory.unsharded import pipeline_unsharded
 from semu.simulation.results.time_breakdown import Work, breakdown, bubble_ratio, count_work
 
 
+class Metrics(NamedTuple):
+    """What a table of configurations says of each: times [s], memory of the fullest rank [bytes]."""
+
+    iteration_time_s: float
+    mfu: float
+    bubble_ratio: float
+    peak_memory_bytes: int
+
+
+def iteration_metrics(iteration: Iteration) -> Metrics:
+    """The metrics of an iteration, equal to those of ``estimate_iteration``.
+
+    A stage is looked at event by event only where it could raise the peak of the fullest rank; there is no breakdown.
+    """
+    run, time_s = iteration.run, iteration.time_s
+    resident = [static.total + workspace for static, workspace in resident_memory(iteration.layout)]
+    memory = PipelineMemory(iteration, pipeline_unsharded(iteration))
+    return Metrics(
+        iteration_time_s=time_s,
+        mfu=count_work(iteration).model_flop / possible_flop(iteration.job, time_s),
+        bubble_ratio=bubble_ratio(run, int(np.argmax(run.makespan()))),
+        peak_memory_bytes=memory.fullest(np.array(resident, dtype=np.int64)),
+    )
+
+
 @dataclass(frozen=True, eq=False)
-class Headline:
-    """An estimate with what it was found from.
+class EstimatedIteration:
+    """An estimate with what it is made from.
 
     Attributes:
-        estimate: the figures. slowest: the distinct replica with the longest pipeline.
+        estimate: the metrics. slowest: the distinct replica with the longest pipeline.
         memories, peaks: of every pipeline rank. work: FLOP and tokens.
         peak_rate: FLOP that all devices could do during the iteration.
     """
@@ -35,8 +62,8 @@ class Headline:
     peak_rate: float
 
 
-def headline(iteration: Iteration) -> Headline:
-    """Time, memory and use of the devices."""
+def estimate_iteration(iteration: Iteration) -> EstimatedIteration:
+    """Time, memory of every rank and use of the devices."""
     job, run, time_s = iteration.job, iteration.run, iteration.time_s
     makespan = run.makespan()
     slowest = int(np.argmax(makespan))
@@ -59,7 +86,7 @@ def headline(iteration: Iteration) -> Headline:
             reserved_memory, iteration, [peak.replica for peak in peaks], [peak.size_bytes for peak in peaks]
         ),
     )
-    return Headline(estimate, slowest, memories, peaks, work, peak_rate)
+    return EstimatedIteration(estimate, slowest, memories, peaks, work, peak_rate)
 
 
 def possible_flop(job: TrainingJob, iteration_time_s: float) -> float:

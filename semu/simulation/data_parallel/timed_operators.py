@@ -1,4 +1,4 @@
-"""``Slices``: operators outside stages as templates and times, each made a slice when somebody looks at it."""
+"""``TimedOperators``: operators outside stages as templates and times, each made a slice when somebody looks at it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import overload
 from semu.engine.timeline import OuterSlice
 
 
-class Slices(Sequence[OuterSlice]):
-    """Slices one after another.
+class TimedOperators(Sequence[OuterSlice]):
+    """TimedOperators one after another.
 
     Args:
         pieces: the operators, whenever they begin.
@@ -34,14 +34,14 @@ class Slices(Sequence[OuterSlice]):
         return distinct_streams(self.pieces) if self._streams is None else self._streams
 
     @classmethod
-    def of(cls, pieces: Sequence[OuterSlice]) -> Slices:
-        """Slices that are there already."""
+    def of(cls, pieces: Sequence[OuterSlice]) -> TimedOperators:
+        """TimedOperators that are there already."""
         return cls(pieces, [piece.start_s for piece in pieces], [piece.end_s for piece in pieces])
 
-    def followed_by(self, other: Sequence[OuterSlice]) -> Slices:
+    def followed_by(self, other: Sequence[OuterSlice]) -> TimedOperators:
         """These, then others."""
-        more = Slices.of(other)
-        return Slices([*self.pieces, *other], [*self.start_s, *more.start_s], [*self.end_s, *more.end_s])
+        more = TimedOperators.of(other)
+        return TimedOperators([*self.pieces, *other], [*self.start_s, *more.start_s], [*self.end_s, *more.end_s])
 
     def __len__(self) -> int:
         return len(self.pieces)
