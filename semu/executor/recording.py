@@ -6,7 +6,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -15,9 +15,6 @@ from semu.errors import ConfigError
 from semu.graph.operator import OpKind, Phase
 from semu.plan.action import KINDS, ActionKind
 from semu.plan.plan import ExecutionPlan
-
-if TYPE_CHECKING:
-    from semu.executor.program import Program
 
 PHASES = {
     ActionKind.FORWARD_STAGE: Phase.FORWARD,
@@ -80,10 +77,10 @@ class Recorder:
         """It has ended."""
         self._marks.append(self._mark())
 
-    def finish(self, program: Program) -> Recording:
-        """What was taken."""
+    def finish(self, rank: int, replica: int) -> Recording:
+        """What was taken on a rank."""
         times = self._times_s()
-        return Recording(program.rank, program.replica, tuple(self._actions), tuple(times[::2]), tuple(times[1::2]))
+        return Recording(rank, replica, tuple(self._actions), tuple(times[::2]), tuple(times[1::2]))
 
     def _mark(self) -> Any:
         return perf_counter_ns()

@@ -129,7 +129,7 @@ class Runner:
             if record is not None:
                 record.start(-1)
                 record.stop()
-            return IterationResult(self._losses, record.finish(program) if record is not None else None)
+            return IterationResult(self._losses, None if record is None else record.finish(mine.rank, mine.replica))
         except Exception as error:
             failure = self._explained(error, program, step)
             mine.abort(str(failure))
