@@ -37,13 +37,13 @@ REPEATS = 4
 
 @dataclass(frozen=True)
 class MicrobatchCosts:
-    """Running sums over the blocks, for one size of a microbatch: [num_blocks + 1], the first 0.
+    """Running sums over the blocks, for every size of a microbatch: [num_sizes, num_blocks + 1], the first 0.
 
     Attributes:
         all_s: forward and backward of all microbatches of all replicas together [s].
         forward_s, backward_s: of one microbatch, the cheapest [s]. dearest_s: backward of the dearest [s].
         kept: what a forward leaves allocated at least, with what it hands on [bytes].
-        handed: int64[num_blocks], what every block hands on at most [bytes].
+        handed: int64[num_sizes, num_blocks], what every block hands on at most [bytes].
     """
 
     all_s: F64
@@ -52,6 +52,10 @@ class MicrobatchCosts:
     dearest_s: F64
     kept: I64
     handed: I64
+
+    def of_rows(self, rows: I64) -> MicrobatchCosts:
+        """The same for some sizes of a microbatch."""
+        return MicrobatchCosts(*(column[rows] for column in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class BlockTable:
         model: prices. weights: of the blocks, for the balance of stages. blocks_per_module: of every module.
         elements, trained: int64[2, num_blocks + 1], running sums of local elements: all else, then routed experts; of
             a parameter that several blocks have, the first counts.
-        costs: by size of a microbatch.
+        costs: for every size of a microbatch.
     """
 
     model: CostModel
@@ -70,7 +74,7 @@ class BlockTable:
     blocks_per_module: tuple[int, ...]
     elements: I64
     trained: I64
-    costs: Mapping[int, MicrobatchCosts]
+    costs: MicrobatchCosts
 
     @classmethod
     def of(cls, job: TrainingJob, point: Point, micro_batches: Sequence[int]) -> BlockTable:
@@ -100,7 +104,7 @@ class BlockTable:
                         trained[int(held.is_expert), number] += held.elements
         costs = _costs(own, layout, model, [block.template for block in blocks], micro_batches)
         if is_partial:
-            costs = {size: replace(found, kept=np.zeros_like(found.kept)) for size, found in costs.items()}
+            costs = replace(costs, kept=np.zeros_like(costs.kept))
         return cls(
             model,
             tuple(float(sum(held.parameter.numel for held in block.parameters)) for block in blocks),
@@ -131,30 +135,20 @@ def _shapes(job: TrainingJob, layout: Layout, micro_batch: int) -> BatchShapes:
 
 def _costs(
     job: TrainingJob, layout: Layout, model: CostModel, templates: Sequence[int], micro_batches: Sequence[int]
-) -> dict[int, MicrobatchCosts]:
-    """By size of a microbatch; the shapes of all sizes are costed in one go."""
+) -> MicrobatchCosts:
+    """For every size of a microbatch; the shapes of all sizes are costed in one go."""
     shapes = [_shapes(job, layout, size) for size in micro_batches]
     joined = {name: np.concatenate([own.columns[name] for own in shapes]) for name in shapes[0].columns}
     by_shape = ShapeCosts(model, with_rounded(joined, layout.library.symbols))
-    counts = np.bincount(templates)
-    floors = {number: _Floor.of(job, layout, by_shape, number, int(counts[number])) for number in {*templates}}
-    rows = np.concatenate([[0], np.cumsum([len(own.columns[next(iter(own.columns))]) for own in shapes])])
-    result = {}
-    for size, own, first, last in zip(micro_batches, shapes, rows[:-1].tolist(), rows[1:].tolist(), strict=True):
-        uses = np.bincount(own.index.ravel(), minlength=last - first).astype(np.float64)
-        used = np.flatnonzero(uses) + first
-        mine = slice(first, last)
-        result[size] = MicrobatchCosts(
-            all_s=_running(
-                np.array([uses @ (floors[t].forward_s[mine] + floors[t].backward_s[mine]) for t in templates])
-            ),
-            forward_s=_running(np.array([floors[t].forward_s[used].min() for t in templates])),
-            backward_s=_running(np.array([floors[t].backward_s[used].min() for t in templates])),
-            dearest_s=_running(np.array([floors[t].dearest_s[used].max() for t in templates])),
-            kept=_running(np.array([floors[t].kept[used].min() for t in templates])),
-            handed=np.array([floors[t].handed[used].max() for t in templates]),
-        )
-    return result
+    numbers, block, count = np.unique(templates, return_inverse=True, return_counts=True)
+    floors = [_Floor.of(job, layout, by_shape, *of) for of in zip(numbers.tolist(), count.tolist(), strict=True)]
+    last = np.cumsum([len(own.columns[next(iter(own.columns))]) for own in shapes]).tolist()
+    sums = []  # of every size and distinct block
+    for own, begin, end in zip(shapes, [0, *last[:-1]], last, strict=True):
+        uses = np.bincount(own.index.ravel(), minlength=end - begin).astype(np.float64)
+        sums.append([floor.over(uses, slice(begin, end)) for floor in floors])
+    columns = [np.array([[cell[k] for cell in row] for row in sums])[:, block] for k in range(6)]
+    return MicrobatchCosts(*map(_running, columns[:-1]), columns[-1])
 
 
 @dataclass(frozen=True)
@@ -166,6 +160,18 @@ class _Floor:
     dearest_s: F64
     kept: I64
     handed: I64
+
+    def over(self, uses: F64, shapes: slice) -> tuple[float, float, float, float, int, int]:
+        """As the columns of ``MicrobatchCosts``, over the shapes of one size of a microbatch; ``uses``: of each."""
+        used = np.flatnonzero(uses) + shapes.start
+        return (
+            uses @ (self.forward_s[shapes] + self.backward_s[shapes]),
+            self.forward_s[used].min(),
+            self.backward_s[used].min(),
+            self.dearest_s[used].max(),
+            self.kept[used].min(),
+            self.handed[used].max(),
+        )
 
     @classmethod
     def of(cls, job: TrainingJob, layout: Layout, by_shape: ShapeCosts, number: int, count: int) -> _Floor:

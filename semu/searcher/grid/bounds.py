@@ -11,8 +11,8 @@ rank, and the activations of the forwards that the schedule runs there before th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from semu.parallel.segments import place_modules
 from semu.parallel.stage_layers import stage_boundaries
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.searcher.grid.blocks import BlockTable, MicrobatchCosts
-from semu.searcher.grid.space import Point, job_at
+from semu.searcher.grid.space import Point, job_at, parallel_of
 
 F64: TypeAlias = NDArray[np.float64]
 I64: TypeAlias = NDArray[np.int64]
@@ -40,6 +40,19 @@ class Floor(NamedTuple):
 
     time_s: float
     memory_bytes: int
+
+
+class _Outer(NamedTuple):
+    """What every rank does and holds whatever the microbatches: float64[num_ranks] each.
+
+    Attributes:
+        reduce_s, step_s: reduction of its gradients, its optimizer step [s]. static: parameters, gradients and
+            optimizer state [bytes].
+    """
+
+    reduce_s: F64
+    step_s: F64
+    static: F64
 
 
 @dataclass(frozen=True)
@@ -58,13 +71,16 @@ class _Cut:
     entry: I64
 
     def of_chunks(self, running: NDArray[Any]) -> NDArray[Any]:
-        """Sums over the blocks of every chunk."""
+        """Sums over the blocks of every chunk: [..., num_blocks + 1] -> [..., num_chunks]."""
         sums: NDArray[Any] = running[..., self.last] - running[..., self.first]
         return sums
 
     def of_ranks(self, by_chunk: NDArray[Any]) -> F64:
-        """Sums over the chunks of every rank."""
-        return np.bincount(self.rank, weights=by_chunk, minlength=len(self.entry)).astype(np.float64)
+        """Sums over the chunks of every rank: [num_rows, num_chunks] -> [num_rows, num_ranks]."""
+        rows, ranks = len(by_chunk), len(self.entry)
+        cell = self.rank + ranks * np.arange(rows)[:, np.newaxis]
+        sums = np.bincount(cell.ravel(), weights=by_chunk.ravel(), minlength=rows * ranks)
+        return sums.astype(np.float64, copy=False).reshape(rows, ranks)
 
 
 class Floors:
@@ -78,8 +94,8 @@ class Floors:
         self._job, self._sizes = job, tuple(micro_batches)
         self._tables: dict[tuple[object, ...], BlockTable] = {}
         self._cuts: dict[tuple[object, ...], _Cut | None] = {}
-        self._memories: dict[tuple[object, ...], F64] = {}
-        self._tails: dict[tuple[object, ...], tuple[F64, F64]] = {}
+        self._outer: dict[tuple[object, ...], _Outer] = {}
+        self._floors: dict[tuple[object, ...], dict[int, Floor]] = {}
         names = [module.name for module in job.model.modules]
         self._is_chain = all(names[k] in module.sources for k, module in enumerate(job.model.modules[1:]))
         training = job.training
@@ -89,12 +105,26 @@ class Floors:
 
     def of(self, point: Point) -> Floor:
         """The bounds of a legal configuration."""
+        key = (*point[:6], *point[7:])  # all but the size of a microbatch: all sizes are bounded at once
+        if key not in self._floors:
+            self._floors[key] = self._of_sizes(point)
+        return self._floors[key][point.micro_batch]
+
+    def _of_sizes(self, point: Point) -> dict[int, Floor]:
+        """The bounds of a configuration with every size of a microbatch that divides the batch."""
+        training = self._job.training
+        sizes = np.array(self._sizes)
+        rows = np.flatnonzero(training.global_batch % (point.dp * sizes) == 0)
         table = self._table(point)
-        costs, cut = table.costs[point.micro_batch], self._cut(point, table)
-        overhead = self._job.training.overhead_s
+        costs, cut = table.costs.of_rows(rows), self._cut(point, table)
         if cut is None or point.placement == "bidirectional":
-            return Floor(float(costs.all_s[-1]) / (point.dp * point.pp) + overhead, 0)
-        return Floor(self._time(point, table, costs, cut) + overhead, int(self._memory(point, table, costs, cut).max()))
+            times, memories = costs.all_s[:, -1] / (point.dp * point.pp), np.zeros(len(rows))
+        else:
+            outer = self._outside(point, table, cut)
+            times = self._times(point, costs, cut, outer)
+            memories = self._memories(point, costs, cut, outer, training.global_batch // (point.dp * sizes[rows]))
+        floors = map(Floor, (times + training.overhead_s).tolist(), memories.astype(np.int64).tolist())
+        return dict(zip(sizes[rows].tolist(), floors, strict=True))
 
     # -- what is shared ------------------------------------------------------------------------------------------
     def _table(self, point: Point) -> BlockTable:
@@ -123,36 +153,41 @@ class Floors:
                 )
         return self._cuts[key]
 
+    def _outside(self, point: Point, table: BlockTable, cut: _Cut) -> _Outer:
+        """What does not depend on the microbatches."""
+        bounded = ALL_SCHEDULES[point.schedule].is_bounded
+        key = (point.dp, point.tp, point.cp, point.ep, point.pp, point.vpp, point.zero, point.placement, bounded)
+        if key not in self._outer:
+            parallel = replace(self._job.parallel, **parallel_of(point))
+            trained = cut.of_ranks(cut.of_chunks(table.trained)).astype(np.int64)
+            none = np.zeros(point.pp)
+            known = not parallel.modules
+            self._outer[key] = _Outer(
+                self._reduce_s(point, table, parallel, trained) if known and self._knows_step and bounded else none,
+                self._step_s(point, table, parallel, trained) if known and self._knows_step else none,
+                self._static(point, table, cut, parallel, trained) if known and self._knows_static else none,
+            )
+        return self._outer[key]
+
     # -- time ----------------------------------------------------------------------------------------------------
-    def _time(self, point: Point, table: BlockTable, costs: MicrobatchCosts, cut: _Cut) -> float:
-        training = self._job.training
+    def _times(self, point: Point, costs: MicrobatchCosts, cut: _Cut, outer: _Outer) -> F64:
+        """Time of an iteration at least, without what is outside of any device: float64[num_sizes] [s]."""
+        post_validates = self._job.training.optimizer_post_validation
         busy = cut.of_ranks(cut.of_chunks(costs.all_s)) / point.dp
+        if post_validates:
+            return cast("F64", (busy + outer.step_s).max(axis=1))
         head = tail = np.zeros(point.pp)
-        if self._is_chain and not training.optimizer_post_validation:
-            head = costs.forward_s[cut.first[cut.entry]]
+        if self._is_chain:
+            head = costs.forward_s[:, cut.first[cut.entry]]
             if ALL_SCHEDULES[point.schedule].is_bounded:
-                tail = costs.backward_s[cut.first[cut.entry]]
-        reduce_s, step_s = self._tail(point, table, cut)
+                tail = costs.backward_s[:, cut.first[cut.entry]]
         last = cut.of_ranks(cut.of_chunks(costs.dearest_s))
-        ends = np.maximum(head + busy + tail, head + busy - last + reduce_s)
-        if training.optimizer_post_validation:
-            return float((busy + step_s).max())
-        return float(ends.max() + step_s.max())
+        ends = np.maximum(head + busy + tail, head + busy - last + outer.reduce_s)
+        return cast("F64", ends.max(axis=1) + outer.step_s.max())
 
-    def _tail(self, point: Point, table: BlockTable, cut: _Cut) -> tuple[F64, F64]:
-        """Reduction of the gradients, and step, of every rank [s]."""
-        key = (*_sizes(point), ALL_SCHEDULES[point.schedule].is_bounded)
-        if key not in self._tails:
-            self._tails[key] = self._find_tail(point, table, cut)
-        return self._tails[key]
-
-    def _find_tail(self, point: Point, table: BlockTable, cut: _Cut) -> tuple[F64, F64]:
-        job, training = self._job, self._job.training
-        parallel = _parallel(job, point)
-        trained = np.stack([cut.of_ranks(own) for own in cut.of_chunks(table.trained)]).astype(np.int64)
-        none = np.zeros(point.pp)
-        if not self._knows_step or parallel.modules:
-            return none, none
+    def _step_s(self, point: Point, table: BlockTable, parallel: Parallel, trained: I64) -> F64:
+        """Optimizer's step of every rank [s]; ``trained``: int64[2, num_ranks], elements, then of routed experts."""
+        training = self._job.training
         shards = (parallel.shard_ranks, parallel.expert_shard_ranks) if point.zero else (1, 1)
         stepped = sum(-(-own // count) for own, count in zip(trained, shards, strict=True))
         traffic = adam_bytes(
@@ -162,52 +197,53 @@ class Floors:
             master_dtype=training.master_dtype,
             state_dtype=training.optimizer_state_dtype,
         )
-        step_s = np.where(stepped > 0, table.model.outer_latency(OpKind.OPTIMIZER, "adam", mem_bytes=traffic), 0.0)
-        is_behind = (
-            ALL_SCHEDULES[point.schedule].is_bounded
-            and point.vpp == 1
-            and point.zero <= 1
-            and parallel.zero_group is None
-        )
+        return np.where(stepped > 0, table.model.outer_latency(OpKind.OPTIMIZER, "adam", mem_bytes=traffic), 0.0)
+
+    def _reduce_s(self, point: Point, table: BlockTable, parallel: Parallel, trained: I64) -> F64:
+        """Reduction of the gradients of every rank, where it cannot begin before the last backward does [s]."""
+        training = self._job.training
+        is_behind = point.vpp == 1 and point.zero <= 1 and parallel.zero_group is None
         if not is_behind or parallel.data_ranks == 1 or training.optimizer_post_validation:
-            return none, step_s
+            return np.zeros(point.pp)
         kind = OpKind.REDUCE_SCATTER if point.zero else OpKind.ALL_REDUCE
         factor = wire_factor(kind, parallel.gradient_ranks)
         wire = trained[0] * training.grad_dtype.size_bytes * factor.numerator // factor.denominator
-        mesh = Mesh(parallel, job.cluster)
-        reduce_s = [
-            float(table.model.outer_latency(kind, "", group=mesh.dp_group(rank), net_bytes=int(size))[0])
-            for rank, size in enumerate(wire)
-        ]
-        return np.array(reduce_s), step_s
+        mesh = Mesh(parallel, self._job.cluster)
+        return np.array(
+            [
+                float(table.model.outer_latency(kind, "", group=mesh.dp_group(rank), net_bytes=int(size))[0])
+                for rank, size in enumerate(wire)
+            ]
+        )
 
     # -- memory --------------------------------------------------------------------------------------------------
-    def _memory(self, point: Point, table: BlockTable, costs: MicrobatchCosts, cut: _Cut) -> F64:
-        """Bytes of every rank."""
-        if not self._knows_static:
-            return np.zeros(point.pp)
-        key = _sizes(point)
-        if key not in self._memories:
-            self._memories[key] = self._static(point, table, cut)
-        static = self._memories[key]
-        if not ALL_SCHEDULES[point.schedule].is_bounded or point.placement != "circular" or point.zero >= 2:
-            return static
-        left = np.maximum(cut.of_chunks(costs.kept) - costs.handed[cut.last - 1], 0)
-        return static + cut.of_ranks(left * _waiting(point, self._job, cut))
+    def _memories(self, point: Point, costs: MicrobatchCosts, cut: _Cut, outer: _Outer, counts: I64) -> F64:
+        """Memory of the fullest rank at least: float64[num_sizes] [bytes].
 
-    def _static(self, point: Point, table: BlockTable, cut: _Cut) -> F64:
+        Args:
+            counts: int64[num_sizes], microbatches of a replica.
+        """
+        family = ALL_SCHEDULES[point.schedule]
+        if not self._knows_static or not family.is_bounded or point.placement != "circular" or point.zero >= 2:
+            return np.full(len(counts), outer.static.max())
+        p, v, m = point.pp, point.vpp, counts[:, np.newaxis]
+        steps = np.array([family.activations(p, count, v) for count in counts.tolist()], dtype=np.int64)[:, cut.rank]
+        whole, rest = np.divmod(steps, p * v)  # p microbatches through one slot, the same through the next
+        before = np.where(steps == m * v, m, whole * p + np.clip(rest - cut.slot * p, 0, p))  # the first backward
+        left = np.maximum(cut.of_chunks(costs.kept) - costs.handed[:, cut.last - 1], 0)
+        return cast("F64", (outer.static + cut.of_ranks(left * before)).max(axis=1))
+
+    def _static(self, point: Point, table: BlockTable, cut: _Cut, parallel: Parallel, trained: I64) -> F64:
+        """Parameters, gradients and optimizer state of every rank [bytes]."""
         job, training = self._job, self._job.training
-        parallel = _parallel(job, point)
-        if parallel.modules:
-            return np.zeros(point.pp)
         total = np.zeros(point.pp)
-        elements, trained = cut.of_chunks(table.elements), cut.of_chunks(table.trained)
+        elements = cut.of_ranks(cut.of_chunks(table.elements)).astype(np.int64)
         for own, trains, shards in zip(
             elements, trained, (parallel.shard_ranks, parallel.expert_shard_ranks), strict=True
         ):
             found = static_bytes(
-                cut.of_ranks(own).astype(np.int64),  # type: ignore[arg-type]  # of all ranks at once
-                cut.of_ranks(trains).astype(np.int64),  # type: ignore[arg-type]
+                own,  # type: ignore[arg-type]  # of all ranks at once
+                trains,  # type: ignore[arg-type]
                 dp=shards,
                 zero=point.zero,
                 tensor_dtype=training.precision.tensor_dtype,
@@ -218,14 +254,6 @@ class Floors:
             )
             total = total + found.total
         return total
-
-
-def _sizes(point: Point) -> tuple[object, ...]:
-    return (point.dp, point.tp, point.cp, point.ep, point.pp, point.vpp, point.zero, point.placement)
-
-
-def _parallel(job: TrainingJob, point: Point) -> Parallel:
-    return job_at(job, point).parallel
 
 
 def _chunks(job: TrainingJob, table: BlockTable) -> list[Chunk]:
@@ -246,12 +274,3 @@ def _chunks(job: TrainingJob, table: BlockTable) -> list[Chunk]:
         parallel.placement,
         parallel.shares,
     )
-
-
-def _waiting(point: Point, job: TrainingJob, cut: _Cut) -> I64:
-    """Forwards of every chunk that its rank has run before its first backward: int64[num_chunks]."""
-    p, v = point.pp, point.vpp
-    m = job.training.global_batch // (point.dp * point.micro_batch)
-    steps = np.array(ALL_SCHEDULES[point.schedule].activations(p, m, v), dtype=np.int64)[cut.rank]
-    whole, rest = np.divmod(steps, p * v)  # p microbatches through one slot, the same through the next
-    return np.where(steps == m * v, m, whole * p + np.clip(rest - cut.slot * p, 0, p))

@@ -209,14 +209,18 @@ def _divisors(number: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*low, *(number // n for n in reversed(low))]))
 
 
+def parallel_of(point: Point) -> dict[str, Any]:
+    """What a configuration sets of ``Parallel``."""
+    return {axis.value: getattr(point, axis.value) for axis in _PARALLEL}
+
+
 def job_at(job: TrainingJob, point: Point) -> TrainingJob:
     """The job in another configuration; a layout, sharding groups and the like stay as they are.
 
     Raises:
         ConfigError: the configuration does not exist.
     """
-    own = {axis.value: getattr(point, axis.value) for axis in _PARALLEL}
-    parallel = replace(job.parallel, **own)
+    parallel = replace(job.parallel, **parallel_of(point))
     changes: dict[str, Any] = {"micro_batch": point.micro_batch, "schedule": point.schedule}
     training = job.training
     if point.recompute != training.recompute.value:
