@@ -242,8 +242,8 @@ class Floors:
             elements, trained, (parallel.shard_ranks, parallel.expert_shard_ranks), strict=True
         ):
             found = static_bytes(
-                own,  # type: ignore[arg-type]  # of all ranks at once
-                trains,  # type: ignore[arg-type]
+                own,  # of all ranks at once
+                trains,
                 dp=shards,
                 zero=point.zero,
                 tensor_dtype=training.precision.tensor_dtype,
