@@ -140,7 +140,7 @@ class JobCheckpoint(SimulatedJob):
         if self.layout.recipe.plan is not None:
             own = self.schedule(chosen)
             if own.splits_backward:
-                refuse_split(self.layout)
+                refuse_split(self.layout, own.name)
             return lower(own, self.units.shape, overlapped_sends=overlapped)
 
         def make() -> PipelineProblem:

@@ -83,15 +83,17 @@ def _refuse(job: TrainingJob, plan: StagePlan) -> None:
             )
 
 
-def refuse_split(layout: Layout) -> None:
-    """Backwards under a plan are whole."""
+def refuse_split(layout: Layout, schedule: str = "") -> None:
+    """Backwards under a plan are whole; ``schedule``: the name of the one that splits them."""
     if layout.recipe.plan is not None:
+        is_circular = layout.job.parallel.placement == "circular"
         raise ConfigError(
-            "split backwards under a plan of sub-microbatches and variants are not modelled by this version",
+            (f"the schedule {schedule!r}: " if schedule else "")
+            + "split backwards under a plan of sub-microbatches and variants are not modelled by this version",
             where="training.schedule",
-            expected="a schedule with whole backwards",
-            got="split backwards",
-            nearest="1f1b",
+            expected="a schedule with whole backwards" + ("" if is_circular else ", or no plan"),
+            got=schedule or "split backwards",
+            nearest="1f1b" if is_circular else None,
         )
 
 
