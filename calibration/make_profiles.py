@@ -15,11 +15,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from semu.files import toml_string
 from semu.fitting.calibration import calibrate
 from semu.fitting.coefficients import coefficients_of
 from semu.fitting.devices import KNOWN_DEVICES
 from semu.fitting.readers import read_measurements
-from semu.fitting.write import Provenances, number_text, quoted, replace_blocks, update_profile
+from semu.fitting.write import Provenances, number_text, replace_blocks, update_profile
 from semu.hardware import profile as profiles
 from semu.hardware.profile import load_profile
 from semu.hardware.shape_terms import tiled_flop
@@ -197,7 +198,7 @@ def scaled(device: str, section: str, target: str, factor: float, text: str) -> 
 
 def write(device: str, section: str, numbers: dict[str, float], text: str) -> None:
     lines = [f"[{section}]", *(f"{name} = {number_text(number)}" for name, number in numbers.items())]
-    lines += ['provenance = "transferred"', f"source = {quoted(text)}"]
+    lines += ['provenance = "transferred"', f"source = {toml_string(text)}"]
     path = profiles.PROFILE_DIR / f"{device}.toml"
     path.write_text(replace_blocks(path.read_text("utf-8"), {section: "\n".join(lines)}), encoding="utf-8")
 

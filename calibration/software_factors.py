@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 
 import semu
 from semu.errors import ConfigError, ScheduleError
-from semu.fitting.write import number_text, quoted, replace_blocks
+from semu.files import toml_string
+from semu.fitting.write import number_text, replace_blocks
 from semu.hardware.profile import PROFILE_DIR
 from semu.hardware.software import FACTORS, Software
 from semu.job import TrainingJob
@@ -257,7 +258,8 @@ class Result:
         source += f"(kernels by themselves: {self.neutral:.1f}%; left out: {held}%)"
         lines = [f"[software.{self.software}]"]
         for name, value in self.factors.items():
-            told = f'provenance = "fitted", source = {quoted(source)}, relative_error = {number_text(self.error / 100)}'
+            error = number_text(self.error / 100)
+            told = f'provenance = "fitted", source = {toml_string(source)}, relative_error = {error}'
             if value == FACTORS[name]:  # said, lest it be inherited from another device
                 told = 'provenance = "default", source = "the runs do not tell it from a kernel by itself"'
             lines.append(f"{name} = {{ value = {number_text(value)}, {told} }}")

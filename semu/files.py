@@ -1,7 +1,8 @@
-"""Writing files, each at once when it is complete: ``write_file``, ``write_text``, ``make_folder``."""
+"""Writing files, each at once when it is complete: ``write_file``, ``write_text``, ``make_folder``; strings of TOML."""
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -30,6 +31,11 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
         ConfigError: it cannot be written.
     """
     return write_file(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def toml_string(text: str) -> str:
+    """A basic string of TOML: JSON's escapes are TOML's, but TOML wants DEL escaped too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def write_file(path: Path, write: Callable[[Path], object]) -> Path:

@@ -1,16 +1,4 @@
-"""The command line: ``semu simulate RUN``, ``semu schedules RUN``, ``semu validate``, ``semu list WHAT``,
-``semu import FILE``.
-
-Files:
-
-    arguments.py   options and help
-    command.py     ``main``: runs a command, turns errors into messages and exit codes
-    simulate.py    ``semu simulate``
-    schedules.py   ``semu schedules``, its options in ``schedules_arguments.py``
-    validate.py    ``semu validate``
-    listing.py     ``semu list``
-    importing.py   ``semu import``
-    console.py     payload on stdout, messages and progress on stderr
+"""The command line: ``options`` has a file of options for each command, ``commands`` a file that runs it.
 
 Nothing heavy is imported before a command needs it, so that ``semu --help`` answers at once.
 """

@@ -6,13 +6,13 @@ import argparse
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 
 from semu import __version__
 from semu.cli.console import INTERRUPTED, emit, emit_json, flush_output, prepare_streams, say
-from semu.cli.options.every import Command, parse_arguments
+from semu.cli.options.every import parse_arguments
 from semu.collector import without_collector
 from semu.errors import InternalError, SemuError
 
@@ -55,20 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return known.exit_code
 
 
-COMMANDS: Mapping[Command, tuple[str, str, bool]] = {
-    Command.SIMULATE: ("simulate", "simulate_command", False),
-    Command.SCHEDULES: ("schedules", "schedules_command", False),
-    Command.SEARCH: ("search", "search_command", True),
-    Command.GRID: ("grid", "grid_command", True),
-    Command.WHAT_IF: ("what_if", "what_if_command", False),
-    Command.PLAN: ("plan", "plan_command", True),
-    Command.RUN: ("run", "run_command", True),
-    Command.VALIDATE: ("validate", "validate_command", True),
-    Command.CALIBRATE: ("calibrate", "calibrate_command", True),
-    Command.IMPORT: ("importing", "import_command", True),
-    Command.LIST: ("listing", "list_command", True),
-}
-"""Module and function of every command, and whether the garbage collector keeps running in it."""
+WITHOUT_COLLECTOR = ("simulate", "schedules", "what-if")
+"""Commands in which the garbage collector does not run."""
 
 
 def _run(words: list[str]) -> int:
@@ -76,7 +64,10 @@ def _run(words: list[str]) -> int:
     if arguments.command is None:
         emit(f"semu {__version__}")
         return 0
-    module, function, keeps_collector = COMMANDS[Command(arguments.command)]
-    with nullcontext() if keeps_collector else without_collector():
-        run: Callable[[argparse.Namespace], int] = getattr(import_module(f"semu.cli.commands.{module}"), function)
+    word = arguments.command.replace("-", "_")
+    module = {"import": "importing", "list": "listing"}.get(word, word)
+    with without_collector() if arguments.command in WITHOUT_COLLECTOR else nullcontext():
+        run: Callable[[argparse.Namespace], int] = getattr(
+            import_module(f"semu.cli.commands.{module}"), f"{word}_command"
+        )
         return run(arguments)

@@ -11,12 +11,19 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Protocol, Self, TextIO
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 PATIENCE_S = 2.0
 """A step that takes longer says so, even where stderr is no terminal."""
+
+
+class Result(Protocol):
+    """What a command finds; its ``repr`` is a table."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as a JSON document."""
 
 
 def prepare_streams() -> None:
@@ -48,6 +55,24 @@ def emit_json(document: object) -> None:
         ValueError: a number that JSON does not have (infinity, NaN).
     """
     emit(json.dumps(document, indent=2, allow_nan=False))
+
+
+def emit_result(result: Result, *, is_json: bool, **beside: object) -> None:
+    """Write a result as its table, or as one JSON document.
+
+    Args:
+        beside: keys of the document before those of the result.
+    """
+    if is_json:
+        emit_json({**beside, **result.to_json()})
+    else:
+        emit(repr(result))
+
+
+def say_written(*files: Path) -> None:
+    """Write to stderr which files a command has made."""
+    for file in files:
+        say(f"wrote {file}")
 
 
 def say(message: str) -> None:

@@ -5,25 +5,46 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from semu.cli.console import Progress, emit, emit_json
+from semu.cli.console import Progress, emit, emit_json, say
 
 if TYPE_CHECKING:
+    from semu.job import TrainingJob
     from semu.runfile.config import RunConfig
 
 
-def read_run(arguments: argparse.Namespace, progress: Progress) -> RunConfig:
+def read_run(arguments: argparse.Namespace, progress: Progress, *, seed: int | None = None) -> RunConfig:
     """The run of a command line, with ``--cluster``, ``--parallel``, ``--profile``, ``--seed`` and ``--set`` applied.
 
+    Args:
+        seed: of the batch, for a command without ``--seed`` or with many batches; None: ``--seed``.
     Raises:
         ConfigError: a run that cannot be read, or an option that does not fit.
     """
     progress("reading the run")
     from semu.runfile import Overrides, resolve_run
 
+    seed = getattr(arguments, "seed", None) if seed is None else seed
     return resolve_run(
-        arguments.run,
-        Overrides(arguments.assignments, arguments.cluster, arguments.parallel, arguments.profile, arguments.seed),
+        arguments.run, Overrides(arguments.assignments, arguments.cluster, arguments.parallel, arguments.profile, seed)
     )
+
+
+def read_job(arguments: argparse.Namespace, progress: Progress) -> tuple[RunConfig, TrainingJob]:
+    """The run of a command line and its job; notes on the run go to stderr.
+
+    Raises:
+        ConfigError: as ``read_run``, or a run that is not legal.
+    """
+    run = read_run(arguments, progress)
+    job = run.job()
+    say_notes(run)
+    return run, job
+
+
+def say_notes(run: RunConfig) -> None:
+    """Write to stderr what was decided for a run."""
+    for note in run.notes:
+        say(note)
 
 
 def dump_run(run: RunConfig, *, is_json: bool) -> int:

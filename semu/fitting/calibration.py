@@ -121,7 +121,7 @@ def calibrate(
             chosen.append(sample)
     sections: dict[str, CalibratedSection] = {}
     for section, samples in _forward_first(by_section(chosen)):
-        if not _has_arithmetic(profile, section):
+        if not has_arithmetic(profile, section):
             refusals.append(Refusal(samples.where[0], f"{len(samples)} rows of {section}: no such arithmetic"))
             continue
         samples, above = admit(samples, profile)
@@ -175,7 +175,8 @@ def _names(sources: Sequence[str], source: str) -> bool:
     return source in sources or source.split("/")[0] in sources
 
 
-def _has_arithmetic(profile: DeviceProfile, section: str) -> bool:
+def has_arithmetic(profile: DeviceProfile, section: str) -> bool:
+    """Whether a device can compute what a section is about: fp8 sections need fp8 products."""
     return ".fp8" not in section or DType.FP8 in profile.flop_per_s
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -197,21 +196,16 @@ def _fit_factors(
 
 
 def _least_squares() -> Callable[..., Any]:
-    function: Callable[..., Any] = optimize().least_squares
-    return function
-
-
-def optimize() -> ModuleType:
-    """scipy.optimize, which only fitting needs.
+    """``scipy.optimize.least_squares``, which only fitting needs.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: scipy is not installed.
     """
     try:
-        import scipy.optimize
+        from scipy.optimize import least_squares
     except ImportError as error:
         raise ConfigError(
             "fitting needs scipy, which is not installed", where="semu calibrate", expected="pip install 'semu[fit]'"
         ) from error
-    module: ModuleType = scipy.optimize
-    return module
+    function: Callable[..., Any] = least_squares
+    return function

@@ -43,54 +43,53 @@ class Family(Enum):
     @property
     def is_communication(self) -> bool:
         """True for what uses the network."""
-        return self in _COMMUNICATION
+        return self in _COLLECTIVES
 
     @property
     def is_compute(self) -> bool:
         """True for kernels that can hide communication; copies by the DMA engines are neither."""
-        return self not in _COMMUNICATION and self is not Family.MEMCPY
+        return self not in _COLLECTIVES and self is not Family.MEMCPY
 
 
-_COMMUNICATION = frozenset(
-    (
-        Family.ALL_REDUCE,
-        Family.ALL_GATHER,
-        Family.REDUCE_SCATTER,
-        Family.ALL_TO_ALL,
-        Family.P2P,
-        Family.BROADCAST,
-    )
-)
-
-FAMILY_OF_KIND: Mapping[OpKind, Family] = MappingProxyType(
+_COLLECTIVES: Mapping[Family, str] = MappingProxyType(
     {
-        OpKind.MATMUL: Family.MATMUL,
-        OpKind.GROUPED_MATMUL: Family.MATMUL,
-        OpKind.PERMUTE: Family.EMBEDDING,
-        OpKind.TOP_K: Family.EMBEDDING,
-        OpKind.ATTENTION_FORWARD: Family.ATTENTION_FORWARD,
-        OpKind.ATTENTION_BACKWARD: Family.ATTENTION_BACKWARD,
-        OpKind.NORM: Family.NORM,
-        OpKind.SOFTMAX: Family.NORM,
-        OpKind.ACTIVATION: Family.ELEMENTWISE,
-        OpKind.ADD: Family.ELEMENTWISE,
-        OpKind.ROPE: Family.ELEMENTWISE,
-        OpKind.DROPOUT: Family.ELEMENTWISE,
-        OpKind.MODULATE: Family.ELEMENTWISE,
-        OpKind.COPY: Family.ELEMENTWISE,
-        OpKind.CAST: Family.ELEMENTWISE,
-        OpKind.EMBEDDING: Family.EMBEDDING,
-        OpKind.CROSS_ENTROPY: Family.CROSS_ENTROPY,
-        OpKind.CUSTOM: Family.REDUCTION,
-        OpKind.OPTIMIZER: Family.OPTIMIZER,
-        OpKind.ALL_REDUCE: Family.ALL_REDUCE,
-        OpKind.ALL_GATHER: Family.ALL_GATHER,
-        OpKind.REDUCE_SCATTER: Family.REDUCE_SCATTER,
-        OpKind.ALL_TO_ALL: Family.ALL_TO_ALL,
-        OpKind.P2P: Family.P2P,
+        Family.ALL_REDUCE: "allreduce allreduce_coalesced all_reduce",
+        Family.ALL_GATHER: "allgather _allgather_base all_gather all_gather_into_tensor "
+        "allgather_into_tensor_coalesced",
+        Family.REDUCE_SCATTER: "reduce_scatter _reduce_scatter_base reduce_scatter_tensor_coalesced",
+        Family.ALL_TO_ALL: "all_to_all all_to_allv",
+        Family.P2P: "send recv",
+        Family.BROADCAST: "broadcast barrier",
     }
 )
-"""Families of semu's operator kinds; ``custom`` are sums over rows, as bias gradients."""
+"""PyTorch's names of collectives (argument ``Collective name`` of a kernel, torch 2.2 and later)."""
+_FAMILY_OF_COLLECTIVE = {name: family for family, names in _COLLECTIVES.items() for name in names.split()}
+
+_KINDS: Mapping[Family, tuple[OpKind, ...]] = MappingProxyType(
+    {
+        Family.MATMUL: (OpKind.MATMUL, OpKind.GROUPED_MATMUL),
+        Family.ATTENTION_FORWARD: (OpKind.ATTENTION_FORWARD,),
+        Family.ATTENTION_BACKWARD: (OpKind.ATTENTION_BACKWARD,),
+        Family.NORM: (OpKind.NORM, OpKind.SOFTMAX),
+        Family.ELEMENTWISE: (
+            *(OpKind.ACTIVATION, OpKind.ADD, OpKind.ROPE, OpKind.DROPOUT, OpKind.MODULATE, OpKind.COPY, OpKind.CAST),
+        ),
+        Family.EMBEDDING: (OpKind.PERMUTE, OpKind.TOP_K, OpKind.EMBEDDING),
+        Family.CROSS_ENTROPY: (OpKind.CROSS_ENTROPY,),
+        Family.REDUCTION: (OpKind.CUSTOM,),
+        Family.OPTIMIZER: (OpKind.OPTIMIZER,),
+        Family.ALL_REDUCE: (OpKind.ALL_REDUCE,),
+        Family.ALL_GATHER: (OpKind.ALL_GATHER,),
+        Family.REDUCE_SCATTER: (OpKind.REDUCE_SCATTER,),
+        Family.ALL_TO_ALL: (OpKind.ALL_TO_ALL,),
+        Family.P2P: (OpKind.P2P,),
+    }
+)
+"""Operator kinds of semu in each family; ``custom`` are sums over rows, as bias gradients."""
+FAMILY_OF_KIND: Mapping[OpKind, Family] = MappingProxyType(
+    {kind: family for family, kinds in _KINDS.items() for kind in kinds}
+)
+"""Families of semu's operator kinds."""
 
 _ATTENTION = r"(flash|fmha|sdpa|attention|attn)"
 
@@ -144,29 +143,6 @@ PATTERNS: tuple[tuple[str, Family], ...] = (
 
 _COMPILED = tuple((re.compile(pattern, re.IGNORECASE), family) for pattern, family in PATTERNS)
 
-_COLLECTIVES: Mapping[str, Family] = MappingProxyType(
-    {
-        "allreduce": Family.ALL_REDUCE,
-        "allreduce_coalesced": Family.ALL_REDUCE,
-        "all_reduce": Family.ALL_REDUCE,
-        "allgather": Family.ALL_GATHER,
-        "_allgather_base": Family.ALL_GATHER,
-        "all_gather": Family.ALL_GATHER,
-        "all_gather_into_tensor": Family.ALL_GATHER,
-        "allgather_into_tensor_coalesced": Family.ALL_GATHER,
-        "reduce_scatter": Family.REDUCE_SCATTER,
-        "_reduce_scatter_base": Family.REDUCE_SCATTER,
-        "reduce_scatter_tensor_coalesced": Family.REDUCE_SCATTER,
-        "all_to_all": Family.ALL_TO_ALL,
-        "all_to_allv": Family.ALL_TO_ALL,
-        "send": Family.P2P,
-        "recv": Family.P2P,
-        "broadcast": Family.BROADCAST,
-        "barrier": Family.BROADCAST,
-    }
-)
-"""PyTorch's names of collectives (argument ``Collective name`` of a kernel, torch 2.2 and later)."""
-
 
 @memo.remembered(1 << 14)
 def family_of(name: str, collective: str | None = None) -> Family:
@@ -176,9 +152,8 @@ def family_of(name: str, collective: str | None = None) -> Family:
         name: of the kernel. collective: PyTorch's name of the collective, where the trace has one; it decides, because
             an all-to-all runs NCCL's ``SendRecv`` kernel.
     """
-    named = None if collective is None else _COLLECTIVES.get(collective.lower())
-    if named is not None:
-        return named
+    if collective is not None and collective.lower() in _FAMILY_OF_COLLECTIVE:
+        return _FAMILY_OF_COLLECTIVE[collective.lower()]
     return next((family for pattern, family in _COMPILED if pattern.search(name)), Family.UNMATCHED)
 
 

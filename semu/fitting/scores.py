@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.fitting.forms import flop_of
 from semu.fitting.models import SMALL_BYTES, SMALL_PRODUCT
 from semu.fitting.samples import Family, Samples
 
@@ -30,6 +31,16 @@ class Errors:
     time_weighted: float
     base_mape: float
 
+    def to_json(self) -> dict[str, object]:
+        """As ``semu calibrate --json`` has it, in percent."""
+        shares = {
+            "mape": self.mape,
+            "p95": self.p95,
+            "time_weighted": self.time_weighted,
+            "mape_without_site_factor": self.base_mape,
+        }
+        return {"n": self.n, **{name: round(100.0 * share, 4) for name, share in shares.items()}}
+
 
 @dataclass(frozen=True, slots=True)
 class KindScore:
@@ -40,19 +51,7 @@ class KindScore:
 
     def to_json(self) -> dict[str, object]:
         """As ``semu calibrate --score --json`` has it, in percent."""
-        errors = self.errors
-        return {
-            "kind": self.kind,
-            "n": errors.n,
-            "mape": _percent(errors.mape),
-            "p95": _percent(errors.p95),
-            "time_weighted": _percent(errors.time_weighted),
-            "mape_without_site_factor": _percent(errors.base_mape),
-        }
-
-
-def _percent(value: float) -> float:
-    return round(100.0 * value, 4)
+        return {"kind": self.kind, **self.errors.to_json()}
 
 
 def errors_of(measured: Values, predicted: Values, base: Values) -> Errors:
@@ -107,12 +106,7 @@ def score(rows: Sequence[tuple[Samples, Values, Values]]) -> tuple[KindScore, ..
 
 
 _BANDS: Mapping[Family, tuple[str, float, tuple[float, ...], tuple[str, ...]]] = {
-    Family.PRODUCT: (
-        "flop",
-        1e9,
-        (30.0, 300.0),
-        ("below 30 GFLOP", "30 to 300 GFLOP", "above 300 GFLOP"),
-    ),
+    Family.PRODUCT: ("flop", 1e9, (30.0, 300.0), ("below 30 GFLOP", "30 to 300 GFLOP", "above 300 GFLOP")),
     Family.ATTENTION: ("seq_q", 1.0, (1024.0, 4096.0), ("below 1k tokens", "1k to 4k tokens", "4k tokens and more")),
     Family.MEMORY: ("bytes", 1e6, (50.0, 200.0), ("below 50 MB", "50 to 200 MB", "above 200 MB")),
     Family.LINK: ("bytes", 1e6, (1.0, 64.0), ("below 1 MB", "1 to 64 MB", "64 MB and more")),
@@ -124,11 +118,7 @@ def bands(
 ) -> tuple[tuple[str, Errors | None, Errors], ...]:
     """Errors by size: name, those of held-out rows, those of all rows; empty bands are left out."""
     name, unit, edges, labels = _BANDS[samples.family]
-    if name == "flop":
-        m, n, k, groups = samples.shape[:4]
-        size = 2.0 * m * n * k * groups / unit
-    else:
-        size = samples.column(name) / unit
+    size = (flop_of(samples.family, samples.shape) if name == "flop" else samples.column(name)) / unit
     number = np.searchsorted(edges, size, side="right")
     result = []
     for i, label in enumerate(labels):

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Sequence
 
 from semu.errors import ConfigError
-from semu.fitting.calibration import forward_times
+from semu.fitting.calibration import forward_times, has_arithmetic
 from semu.fitting.coefficients import coefficients_of
 from semu.fitting.door import admit
 from semu.fitting.fit import times
@@ -15,7 +15,6 @@ from semu.fitting.readers import Measurements
 from semu.fitting.samples import HELD_OUT_RULE, Family, Refusal, by_section, family_of
 from semu.fitting.scores import KindScore, score
 from semu.fitting.site import load_sites, profile_path
-from semu.hardware.kinds import DType
 from semu.hardware.profile import load_profile
 
 UNSCORED = frozenset(("simai",))
@@ -38,7 +37,7 @@ def score_profile(
         _check_rule(name_or_path)
     rows, refusals = [], list(measured.refusals)
     for section, samples in by_section(item for item in measured.samples if item.source not in UNSCORED).items():
-        if ".fp8" in section and DType.FP8 not in profile.flop_per_s:
+        if not has_arithmetic(profile, section):
             refusals.append(Refusal(samples.where[0], f"{len(samples)} rows of {section}: no such arithmetic"))
             continue
         samples, above = admit(samples, profile, is_strict=False)

@@ -87,10 +87,10 @@ def calibration_json(calibration: Calibration) -> dict[str, object]:
                 "coefficients": {key: section.fit.values[key] for key in section.fit.fitted},
                 "sites": {source: dict(factors) for source, factors in section.fit.sites.items()},
                 "rows": dict(section.fit.num_rows),
-                "held_out": _errors_json(section.held_out),
-                "all": _errors_json(section.all_rows),
+                "held_out": None if section.held_out is None else section.held_out.to_json(),
+                "all": section.all_rows.to_json(),
                 "bands": [
-                    {"band": label, "held_out": _errors_json(held), "all": _errors_json(errors)}
+                    {"band": label, "held_out": None if held is None else held.to_json(), "all": errors.to_json()}
                     for label, held, errors in section.bands
                 ],
             }
@@ -106,15 +106,7 @@ def calibration_json(calibration: Calibration) -> dict[str, object]:
     }
 
 
-def _errors_json(errors: Errors | None) -> dict[str, object] | None:
-    return (
-        None
-        if errors is None
-        else {key: value for key, value in KindScore("", errors).to_json().items() if key != "kind"}
-    )
-
-
 def score_text(scores: Sequence[KindScore]) -> str:
     """A line per kind, in percent."""
-    head = _row(("kind", "n", "MAPE", "p95", "weighted", "base"))
+    head = _row(("kind", *_COLUMNS))
     return "\n".join([head, *(_row((item.kind, *_percents(item.errors))) for item in scores)])

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from semu.files import toml_string
 from semu.fitting.calibration import CAST, CalibratedSection, Calibration
 from semu.fitting.forms import QUANTISE
 from semu.fitting.models import CACHE, RATES, SMALL_BYTES, SMALL_PRODUCT, defaults_of
@@ -53,8 +54,8 @@ def profile_text(calibration: Calibration, name: str, base: str, origin: Provena
     lines = [
         f"# Made by {origin.command}",
         f"# Not measured here, as in the base: {kept or 'nothing'}.",
-        f"name = {quoted(name)}",
-        f"base = {quoted(base)}",
+        f"name = {toml_string(name)}",
+        f"base = {toml_string(base)}",
         "",
     ]
     return "\n".join(lines) + "\n" + "\n".join(f"{block}\n" for block in _blocks(calibration, origin).values())
@@ -118,9 +119,9 @@ def _blocks(calibration: Calibration, origin: Provenances) -> dict[str, str]:
         for source, factors in section.fit.sites.items():
             rows = section.fit.num_rows[source]
             listed = ", ".join(f"{key} = {number_text(value)}" for key, value in factors.items())
-            sites.setdefault(source, []).append(f"{quoted(name)} = {{ {listed}, rows = {rows} }}")
+            sites.setdefault(source, []).append(f"{toml_string(name)} = {{ {listed}, rows = {rows} }}")
     for source in sorted(sites):
-        header = f"site.{source if re.fullmatch(r'[A-Za-z0-9_-]+', source) else quoted(source)}"
+        header = f"site.{source if re.fullmatch(r'[A-Za-z0-9_-]+', source) else toml_string(source)}"
         blocks[header] = "\n".join([f"[{header}]", *sites[source]])
     blocks["calibration"] = _calibration_text(calibration, origin)
     blocks["calibration.sections"] = "\n".join(
@@ -143,8 +144,8 @@ def _section_text(name: str, section: CalibratedSection) -> str:
         if values[key] != neutral[key] or _concerns(key, name):
             lines.append(f"{key} = {number_text(values[key])}")
     provenance = _provenance(name, section)
-    lines.append(f"provenance = {quoted(provenance.value)}")
-    lines.append(f"source = {quoted(_source(name, section))}")
+    lines.append(f"provenance = {toml_string(provenance.value)}")
+    lines.append(f"source = {toml_string(_source(name, section))}")
     if provenance is Provenance.FITTED:
         lines.append(f"relative_error = {number_text(round(section.spread, 4))}")
     return "\n".join(lines)
@@ -168,7 +169,7 @@ def _cast_text(section: CalibratedSection) -> str:
             f"mem = {number_text(section.fit.values[QUANTISE])}",
             "t0_s = 0",
             'provenance = "fitted"',
-            f"source = {quoted(f'quantisation into 1x128 tiles, as a part of {rows:,} measured products')}",
+            f"source = {toml_string(f'quantisation into 1x128 tiles, as a part of {rows:,} measured products')}",
             f"relative_error = {number_text(round(section.spread, 4))}",
         ]
     )
@@ -228,34 +229,20 @@ def _errors_text(name: str, section: CalibratedSection, files: Sequence[str]) ->
         "p95": number_text(errors.p95),
         "time_weighted": number_text(errors.time_weighted),
         "mape_without_site_factor": number_text(errors.base_mape),
-        "fitted_on": quoted(counts),
-        "files": f"[{', '.join(map(quoted, files))}]",
+        "fitted_on": toml_string(counts),
+        "files": f"[{', '.join(map(toml_string, files))}]",
     }
-    return f"{quoted(name)} = {{ {', '.join(f'{key} = {value}' for key, value in entries.items())} }}"
+    return f"{toml_string(name)} = {{ {', '.join(f'{key} = {value}' for key, value in entries.items())} }}"
 
 
 def _calibration_text(calibration: Calibration, origin: Provenances) -> str:
-    lines = ["[calibration]", f"command = {quoted(origin.command)}"]
+    lines = ["[calibration]", f"command = {toml_string(origin.command)}"]
     if origin.date is not None:
-        lines.append(f"date = {quoted(origin.date)}")
-    lines.append(f"held_out = {quoted(HELD_OUT_RULE)}")
+        lines.append(f"date = {toml_string(origin.date)}")
+    lines.append(f"held_out = {toml_string(HELD_OUT_RULE)}")
     lines.append("files = [")
     for file in calibration.files:
-        software = "" if file.software is None else f", software = {quoted(file.software)}"
-        lines.append(
-            f"    {{ name = {quoted(file.name)}, sha256 = {quoted(file.sha256)}, rows = {file.rows}{software} }},"
-        )
+        software = "" if file.software is None else f", software = {toml_string(file.software)}"
+        name, digest = toml_string(file.name), toml_string(file.sha256)
+        lines.append(f"    {{ name = {name}, sha256 = {digest}, rows = {file.rows}{software} }},")
     return "\n".join([*lines, "]"])
-
-
-def quoted(text: str) -> str:
-    """A basic string of TOML."""
-    return f'"{"".join(map(_escaped, text))}"'
-
-
-def _escaped(letter: str) -> str:
-    if letter in '"\\':
-        return f"\\{letter}"
-    if ord(letter) < 0x20 or ord(letter) == 0x7F:
-        return f"\\u{ord(letter):04x}"
-    return letter

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from semu.graph.operator import Phase
+from semu.schedule.phases import PHASES
+
 
 class ActionKind(StrEnum):
-    """Kinds of actions; arrays hold their ``code``."""
+    """Kinds of actions; arrays hold their ``code``. Stages come first, in the order of ``PHASES``."""
 
     FORWARD_STAGE = "forward_stage"
     BACKWARD_STAGE = "backward_stage"
@@ -29,7 +32,12 @@ class ActionKind(StrEnum):
     @property
     def is_stage(self) -> bool:
         """Whether it computes; else it communicates."""
-        return self.code <= ActionKind.WEIGHT_BACKWARD_STAGE.code
+        return self.code < len(PHASES)
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of a stage; its value is the letter of schedules."""
+        return PHASES[self.code]
 
 
 KINDS = tuple(ActionKind)

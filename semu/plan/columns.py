@@ -17,12 +17,6 @@ LAUNCHES = (ActionKind.ISEND.code, ActionKind.IRECV.code)
 WAITS = (ActionKind.WAIT_ISEND.code, ActionKind.WAIT_IRECV.code)
 SENDS = (ActionKind.ISEND.code, ActionKind.WAIT_ISEND.code)
 NUM_STAGE_KINDS = sum(kind.is_stage for kind in KINDS)
-_LETTERS = {
-    ActionKind.FORWARD_STAGE: "F",
-    ActionKind.BACKWARD_STAGE: "B",
-    ActionKind.INPUT_BACKWARD_STAGE: "I",
-    ActionKind.WEIGHT_BACKWARD_STAGE: "W",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +101,7 @@ def stage_name(plan: ExecutionPlan, pair: int, kind: ActionKind) -> str:
     pairs = plan.pairs
     chunk, microbatch, part = int(pairs.chunk[pair]), int(pairs.microbatch[pair]), int(pairs.part[pair])
     same = (pairs.chunk == chunk) & (pairs.microbatch == microbatch)
-    return f"{chunk}{_LETTERS[kind]}{microbatch}" + (f".{part}" if np.count_nonzero(same) > 1 or part else "")
+    return f"{chunk}{kind.phase.value}{microbatch}" + (f".{part}" if np.count_nonzero(same) > 1 or part else "")
 
 
 def message_name(plan: ExecutionPlan, message: int) -> str:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from semu.checks import check_integer
 from semu.errors import ConfigError
+from semu.job import TrainingJob
 from semu.plan.action import ActionKind
 from semu.plan.contents import PlanContents, plan_chunks
 from semu.plan.order import LaunchOrder, launch_order
@@ -25,13 +26,11 @@ from semu.plan.postponed import put_off
 from semu.plan.timeline import SimulatedStages, simulated_stages
 from semu.present.estimate import Estimate
 from semu.present.report import Report
-from semu.schedule.phases import BACKWARD, FORWARD, INPUT
 from semu.schedule.schedule import Schedule
 from semu.schedule.stage_plan import StagePlan
 from semu.simulation import JobCheckpoint, prepare
 
 if TYPE_CHECKING:
-    from semu.job import TrainingJob
     from semu.searcher.report import SearchReport
 
 I64 = NDArray[np.int64]
@@ -69,15 +68,12 @@ def compile_plan(
         ScheduleError: a schedule for another problem, or one that deadlocks.
     """
     check_integer(receives_ahead, "receives_ahead", "a number of receives", least=0)
-    told = memory_limit_bytes
-    if told is not None:
-        check_integer(told, "memory_limit_bytes", "a size")
-    checkpoint, order, known, limit = _prepared(source, schedule)
-    estimate = estimate if estimate is not None else known
+    if memory_limit_bytes is not None:
+        check_integer(memory_limit_bytes, "memory_limit_bytes", "a size")
+    checkpoint, order, searched, limit_bytes = _prepared(source, schedule)
     stages = simulated_stages(checkpoint, order)
-    if estimate is None:
-        estimate = checkpoint.estimate(order)
-    return _compiled(stages, estimate, told if told is not None else limit, receives_ahead)
+    estimate = estimate or searched or checkpoint.estimate(order)
+    return _compiled(stages, estimate, memory_limit_bytes or limit_bytes, receives_ahead)
 
 
 def _prepared(
@@ -85,11 +81,9 @@ def _prepared(
 ) -> tuple[JobCheckpoint, Schedule | str | None, Report | None, int | None]:
     """The job under its plan, the order, its report, and the memory of a rank."""
     plan = schedule if isinstance(schedule, StagePlan) else None
-    order = schedule if not isinstance(schedule, StagePlan) else None
+    order = None if isinstance(schedule, StagePlan) else schedule
     if isinstance(source, JobCheckpoint):
         return source if plan is None else source.decided(plan), order, None, None
-    from semu.job import TrainingJob
-
     if isinstance(source, TrainingJob):
         return prepare(source, plan=plan), order, None, None
     from semu.searcher.report import SearchReport
@@ -237,7 +231,3 @@ def _buffers(stages: SimulatedStages, order: LaunchOrder, num_bytes: I64) -> I64
         np.add.at(more, gap[late], num_bytes[mine[late]])
         found[rank] = more.max()
     return found
-
-
-assert (ActionKind.FORWARD_STAGE.code, ActionKind.BACKWARD_STAGE.code) == (FORWARD, BACKWARD)
-assert ActionKind.INPUT_BACKWARD_STAGE.code == INPUT

@@ -24,7 +24,6 @@ import numpy as np
 
 from semu.checks import check_word
 from semu.errors import ConfigError, ScheduleError
-from semu.plan.action import KINDS, ActionKind
 from semu.plan.plan_data import PlanData
 from semu.plan.tables import PlanChunk, PlanEstimates, PlanMemory, PlanMessages, PlanPairs, RankActions
 
@@ -33,17 +32,8 @@ _Plan = TypeVar("_Plan", bound=PlanData)
 FORMAT = "semu plan 1"
 VERSION = 1
 _HEAD = re.compile(r"semu plan (\d{1,9})")
-_LETTERS: Mapping[ActionKind, str] = {
-    ActionKind.FORWARD_STAGE: "F",
-    ActionKind.BACKWARD_STAGE: "B",
-    ActionKind.INPUT_BACKWARD_STAGE: "I",
-    ActionKind.WEIGHT_BACKWARD_STAGE: "W",
-    ActionKind.ISEND: "s",
-    ActionKind.WAIT_ISEND: "ws",
-    ActionKind.IRECV: "r",
-    ActionKind.WAIT_IRECV: "wr",
-}
-_CODE = {letters: kind.code for kind, letters in _LETTERS.items()}
+_WORDS = ("F", "B", "I", "W", "s", "ws", "r", "wr")
+"""Words of actions, by ``ActionKind.code``."""
 _ACTION = re.compile(r"(F|B|I|W|ws|wr|s|r)(0|[1-9]\d{0,8})(?:@(0|[1-9]\d{0,8}))?")
 _CHUNK = ("module", "rank", "layers", "has_backward", "variants", "flow", "sources")
 _PLAN = ("format", *(item.name for item in fields(PlanData)))
@@ -115,9 +105,8 @@ def _columns(own: PlanPairs | PlanMessages | PlanEstimates | PlanMemory) -> dict
 
 def action_words(own: RankActions) -> str:
     """A rank's actions as words."""
-    letters = [_LETTERS[kind] for kind in KINDS]
     columns = zip(own.kind.tolist(), own.target.tolist(), own.batch.tolist(), strict=True)
-    return " ".join(f"{letters[k]}{target}" + (f"@{batch}" if batch >= 0 else "") for k, target, batch in columns)
+    return " ".join(f"{_WORDS[code]}{target}" + (f"@{batch}" if batch >= 0 else "") for code, target, batch in columns)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -180,10 +169,7 @@ def _read(kind: type[_Plan], table: Mapping[str, Any]) -> _Plan:
     problem = table.get("problem")
     if problem is not None and not isinstance(problem, dict):
         raise ScheduleError("not a table", where="plan.problem", expected="a table", got=type(problem).__name__)
-    chunks, lines = table["chunks"], table["actions"]
-    for key, rows in (("chunks", chunks), ("actions", lines)):
-        if not isinstance(rows, list):
-            raise ScheduleError("not a list", where=f"plan.{key}", expected="a list", got=type(rows).__name__)
+    chunks, lines = (_list(table[key], f"plan.{key}") for key in ("chunks", "actions"))
     limits: Any = table.get("limit_bytes", [0] * len(lines))
     estimates = table.get("estimates")
     return kind(
@@ -202,15 +188,20 @@ def _read(kind: type[_Plan], table: Mapping[str, Any]) -> _Plan:
     )
 
 
+def _list(value: object, where: str, expected: str = "a list") -> list[Any]:
+    if not isinstance(value, list):
+        raise ScheduleError("not a list", where=where, expected=expected, got=repr(value))
+    return value
+
+
 def _of(table: object, kind: type[PlanPairs] | type[PlanMessages], where: str) -> dict[str, Any]:
     """Columns of a class; an empty table of items, or of bytes, keeps its shape."""
     names = [item.name for item in fields(kind)]
     _check_keys(table, names, names, where)
     assert isinstance(table, dict)
     found: dict[str, Any] = {}
-    for key, value in table.items():
-        if not isinstance(value, list):
-            raise ScheduleError("not a list", where=f"{where}.{key}", expected="a list", got=repr(value))
+    for key in table:
+        value = _list(table[key], f"{where}.{key}")
         is_empty = key in ("items", "num_bytes") and all(row == [] for row in value)
         shape = (len(value), 0, 2) if key == "items" else (len(value), 0)
         found[key] = np.zeros(shape, dtype=np.int32) if is_empty else value
@@ -223,8 +214,7 @@ def _estimates(table: object) -> PlanEstimates:
     _check_keys(table, names, names[:6], where)
     assert isinstance(table, dict)
     for key in ("start_s", "end_s"):
-        if not isinstance(table[key], list):
-            raise ScheduleError("not a list", where=f"{where}.{key}", expected="a list per rank", got=repr(table[key]))
+        _list(table[key], f"{where}.{key}", "a list per rank")
     memory = table.get("memory")
     if memory is not None:
         names = [item.name for item in fields(PlanMemory)]
@@ -242,8 +232,6 @@ def _chunk(table: object, where: str) -> PlanChunk:
     if not isinstance(variants, list) or not all(isinstance(words, list) for words in variants):
         raise ScheduleError("not lists of words", where=f"{where}.variants", expected="lists", got=repr(variants))
     sources = table.get("sources")
-    if sources is not None and not isinstance(sources, list):
-        raise ScheduleError("not a list", where=f"{where}.sources", expected="numbers of chunks", got=repr(sources))
     try:
         return PlanChunk(
             module=table["module"],
@@ -253,7 +241,7 @@ def _chunk(table: object, where: str) -> PlanChunk:
             has_backward=table["has_backward"],
             variants=tuple(tuple(words) for words in variants),
             flow=table.get("flow", 0),
-            sources=tuple(sources) if sources is not None else None,
+            sources=None if sources is None else tuple(_list(sources, f"{where}.sources", "numbers of chunks")),
         )
     except ScheduleError as error:
         error.where = where + (error.where or "").removeprefix("plan.chunks")
@@ -273,7 +261,7 @@ def _actions(line: object, where: str) -> RankActions:
                 expected="F12, B12, I12, W12, s5@3, r5@3, ws5 or wr5",
                 got=word,
             )
-        rows.append((_CODE[match[1]], int(match[2]), -1 if match[3] is None else int(match[3])))
+        rows.append((_WORDS.index(match[1]), int(match[2]), -1 if match[3] is None else int(match[3])))
     table = np.array(rows, dtype=np.int64).reshape(-1, 3)
     try:
         return RankActions(kind=table[:, 0], target=table[:, 1], batch=table[:, 2])  # type: ignore[arg-type]  # checked

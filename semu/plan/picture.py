@@ -7,18 +7,10 @@ from typing import NoReturn
 
 from semu.engine.timeline import IterationTimeline, RankTimeline, StageSlice
 from semu.errors import ConfigError
-from semu.graph.operator import Phase
-from semu.plan.action import KINDS, ActionKind
+from semu.plan.action import KINDS
 from semu.plan.plan import ExecutionPlan, PlanEstimates
 from semu.plan.text import stage_words
 from semu.units import MIB, format_time
-
-_PHASE = {
-    ActionKind.FORWARD_STAGE: Phase.FORWARD,
-    ActionKind.BACKWARD_STAGE: Phase.BACKWARD,
-    ActionKind.INPUT_BACKWARD_STAGE: Phase.INPUT_GRADIENT,
-    ActionKind.WEIGHT_BACKWARD_STAGE: Phase.WEIGHT_GRADIENT,
-}
 
 
 def plan_timeline(plan: ExecutionPlan) -> IterationTimeline:
@@ -36,7 +28,7 @@ def plan_timeline(plan: ExecutionPlan) -> IterationTimeline:
         for code, pair, begin, end in zip(own.kind.tolist(), own.target.tolist(), *spans, strict=True):
             kind = KINDS[code]
             if kind.is_stage:
-                phase, chunk = _PHASE[kind], int(plan.pairs.chunk[pair])
+                phase, chunk = kind.phase, int(plan.pairs.chunk[pair])
                 label = words[pair].format(phase.value)
                 number = int(words[pair].partition("{}")[2])
                 stages.append(StageSlice(rank, label, plan.chunks[chunk].module, chunk, number, phase, begin, end))

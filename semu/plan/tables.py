@@ -164,8 +164,7 @@ class RankActions:
         check_range(self.kind, f"{where}.kind", 0, len(KINDS) - 1)
         _set_arrays(self, where, ("target",), np.int32, len(self.kind))
         _set_arrays(self, where, ("batch",), np.int32, len(self.kind), least=-1)
-        is_launch = (self.kind == ActionKind.ISEND.code) | (self.kind == ActionKind.IRECV.code)
-        wrong = np.flatnonzero(~is_launch & (self.batch >= 0))
+        wrong = np.flatnonzero(~self.is_launch & (self.batch >= 0))
         if len(wrong):
             at = int(wrong[0])
             raise ScheduleError(
@@ -174,6 +173,12 @@ class RankActions:
                 expected="-1: only isend and irecv are batched",
                 got=f"{int(self.batch[at])} of {KINDS[int(self.kind[at])]}",
             )
+
+    @property
+    def is_launch(self) -> NDArray[np.bool_]:
+        """bool[a], whether it is an isend or an irecv."""
+        found: NDArray[np.bool_] = (self.kind == ActionKind.ISEND.code) | (self.kind == ActionKind.IRECV.code)
+        return found
 
     def __len__(self) -> int:
         return len(self.kind)

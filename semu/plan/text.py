@@ -18,13 +18,7 @@ from semu.plan.action import KINDS, ActionKind
 from semu.plan.plan_data import PlanData
 from semu.units import GIB, MIB, align_columns
 
-_LETTER = {
-    ActionKind.FORWARD_STAGE: "F",
-    ActionKind.BACKWARD_STAGE: "B",
-    ActionKind.INPUT_BACKWARD_STAGE: "I",
-    ActionKind.WEIGHT_BACKWARD_STAGE: "W",
-}
-_HEADS = ("at", "action", "what", "peer", "MiB", "batch", "start [s]", "end [s]")
+_HEADS: tuple[str, ...] = ("at", "action", "what", "peer", "MiB", "batch", "start [s]", "end [s]")
 
 
 def stage_words(plan: PlanData) -> list[str]:
@@ -44,11 +38,8 @@ def stage_words(plan: PlanData) -> list[str]:
 def message_words(plan: PlanData) -> list[str]:
     """``0F0 -> 1F0`` of every message; a gradient goes from backward to backward, from I where that is split."""
     words = stage_words(plan)
-    split = {
-        int(pair)
-        for own in plan.actions
-        for pair in own.target[own.kind == ActionKind.INPUT_BACKWARD_STAGE.code].tolist()
-    }
+    is_input = ActionKind.INPUT_BACKWARD_STAGE.code
+    split = {pair for own in plan.actions for pair in own.target[own.kind == is_input].tolist()}
 
     def name(stage: int) -> str:
         pair, way = divmod(stage, 2)
@@ -62,8 +53,9 @@ def plan_summary(plan: PlanData) -> str:
     """What there is, in some lines."""
     messages, estimates = plan.messages, plan.estimates
     total = int(messages.num_bytes.sum()) / GIB / plan.num_replicas
+    replicas = "replica" if plan.num_replicas == 1 else "replicas"
     lines = [
-        f"plan {plan.name}: {plan.num_ranks} ranks, {plan.num_replicas} replica{_s(plan.num_replicas)}, "
+        f"plan {plan.name}: {plan.num_ranks} ranks, {plan.num_replicas} {replicas}, "
         f"{plan.num_microbatches} microbatches, {len(plan.chunks)} chunks, {plan.num_stages} stages",
         f"{plan.num_actions} actions; {len(messages)} messages of {total:.2f} GiB a replica, {_batching(plan)}",
         f"model {plan.model_hash[:16]}",
@@ -86,14 +78,9 @@ def _batching(plan: PlanData) -> str:
     alone = 0
     for rank, own in enumerate(plan.actions):
         sizes.update((rank, batch) for batch in own.batch[own.batch >= 0].tolist())
-        is_launch = (own.kind == ActionKind.ISEND.code) | (own.kind == ActionKind.IRECV.code)
-        alone += int((is_launch & (own.batch < 0)).sum())
+        alone += int((own.is_launch & (own.batch < 0)).sum())
     launches = sum(sizes.values()) + alone
     return f"{launches} launches in {len(sizes) + alone} batches"
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
 
 
 def plan_text(plan: PlanData, rank: int | None = None) -> str:
@@ -144,13 +131,13 @@ def _rank_lines(plan: PlanData, rank: int, words: list[str], messages: list[str]
     size = its.num_bytes.max(axis=0, initial=0).tolist()
     ends = its.source_rank.tolist(), its.target_rank.tolist()
     spans: list[tuple[str, str]] = [("", "")] * len(own)
-    heads = list(_HEADS)
+    heads = _HEADS
     if plan.estimates is not None:
         times = zip(plan.estimates.start_s[rank].tolist(), plan.estimates.end_s[rank].tolist(), strict=True)
         spans = [(f"{begin:.6f}", f"{end:.6f}") for begin, end in times]
     else:
         heads = heads[:-2]
-    rows: list[tuple[str, ...]] = [tuple(heads)]
+    rows = [heads]
     columns = own.kind.tolist(), own.target.tolist(), own.batch.tolist(), spans
     for at, (code, target, batch, span) in enumerate(zip(*columns, strict=True)):
         kind = KINDS[code]
@@ -162,23 +149,18 @@ def _rank_lines(plan: PlanData, rank: int, words: list[str], messages: list[str]
             number = str(batch) if batch >= 0 else ""
             cells = (kind.value, messages[target], peer, f"{size[target] / MIB:.2f}", number)
         rows.append((str(at), *cells, *span)[: len(heads)])
-    return [_rank_head(plan, rank), *_table(rows)]
+    counts = np.bincount(own.kind, minlength=len(KINDS))
+    stages = sum(int(count) for kind, count in zip(KINDS, counts, strict=True) if kind.is_stage)
+    sent, received = counts[ActionKind.ISEND.code], counts[ActionKind.IRECV.code]
+    lines = align_columns(rows, [head not in ("action", "what", "peer") for head in heads])
+    return [
+        f"rank {rank}: {stages} stages, {sent} messages sent, {received} received",
+        *(f"  {line}" for line in lines),
+    ]
 
 
 def _stage_cells(plan: PlanData, kind: ActionKind, pair: int, words: list[str]) -> tuple[str, ...]:
     chunk = plan.chunks[int(plan.pairs.chunk[pair])]
     variant = chunk.variants[int(plan.pairs.variant[pair])]
-    what = words[pair].format(_LETTER[kind])
+    what = words[pair].format(kind.phase.value)
     return kind.value, f"{what} {strategy_words(variant)}", "", "", ""
-
-
-def _rank_head(plan: PlanData, rank: int) -> str:
-    counts = np.bincount(plan.actions[rank].kind, minlength=len(KINDS))
-    stages = int(counts[: ActionKind.WEIGHT_BACKWARD_STAGE.code + 1].sum())
-    sent, received = int(counts[ActionKind.ISEND.code]), int(counts[ActionKind.IRECV.code])
-    return f"rank {rank}: {stages} stages, {sent} messages sent, {received} received"
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    left = ("action", "what", "peer")
-    return [f"  {line}" for line in align_columns(rows, [head not in left for head in rows[0]])]

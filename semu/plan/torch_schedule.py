@@ -117,14 +117,6 @@ def plan_to_torch_csv(plan: ExecutionPlan, *, communication: bool = False) -> st
     return buffer.getvalue()
 
 
-_LETTERS = {
-    ActionKind.FORWARD_STAGE: "F",
-    ActionKind.BACKWARD_STAGE: "B",
-    ActionKind.INPUT_BACKWARD_STAGE: "I",
-    ActionKind.WEIGHT_BACKWARD_STAGE: "W",
-}
-
-
 def _row(plan: ExecutionPlan, rank: int, communication: bool) -> list[str]:
     """The cells of a rank."""
     own, pairs, messages = plan.actions[rank], plan.pairs, plan.messages
@@ -136,7 +128,7 @@ def _row(plan: ExecutionPlan, rank: int, communication: bool) -> list[str]:
         if kind.is_stage:
             if kind in (ActionKind.BACKWARD_STAGE, ActionKind.WEIGHT_BACKWARD_STAGE):
                 last[chunk[target]] = len(cells)
-            cells.append(f"{chunk[target]}{_LETTERS[kind]}{microbatch[target]}")
+            cells.append(f"{chunk[target]}{kind.phase.value}{microbatch[target]}")
         elif communication and kind in (ActionKind.ISEND, ActionKind.IRECV):
             word, end = ("SEND", messages.source) if kind is ActionKind.ISEND else ("RECV", messages.target)
             pair, way = divmod(int(end[target]), 2)

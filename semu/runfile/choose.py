@@ -73,7 +73,7 @@ def choose_layout(
     weights = _weights(read.model)
     refusals: list[ConfigError | ScheduleError] = []
     refused: ConfigError | ScheduleError | None = None
-    for nodes, per_node in [asked] if asked is not None else _doubling():
+    for nodes, per_node in [asked] if asked is not None else [(nodes, PER_NODE) for nodes in _powers(MOST_NODES)]:
         layouts = list(_layouts(config, nodes, per_node, weights, read))
         tried = [(_seconds(tables, resolve), tables) for tables in layouts]
         timed = [(found, tables) for found, tables in tried if isinstance(found, float)]
@@ -97,13 +97,6 @@ def choose_layout(
     )
 
 
-def _doubling() -> Iterator[tuple[int, int]]:
-    nodes = 1
-    while nodes <= MOST_NODES:
-        yield nodes, PER_NODE
-        nodes *= 2
-
-
 def _layouts(
     config: Mapping[str, Any], nodes: int, per_node: int, weights: _Weights, read: HfModel
 ) -> Iterator[dict[str, Any]]:
@@ -111,12 +104,8 @@ def _layouts(
     gpus = nodes * per_node
     device = config["cluster"].get("device", DEVICE)
     memory = Cluster(device, nodes, per_node, config["cluster"].get("override", {})).profile.memory_bytes.value
-    is_usual = not any(key in config["training"] for key in _OTHER_BYTES)
-    is_usual = (
-        is_usual
-        and "zero" not in config["parallel"]
-        and not any(config["model"].get(key) for key in ("frozen", "lora"))
-    )
+    is_changed = "zero" in config["parallel"] or any(key in config["training"] for key in _OTHER_BYTES)
+    is_usual = not is_changed and not any(config["model"].get(key) for key in ("frozen", "lora"))
     settings = [config["training"]["recompute"]] if "recompute" in config["training"] else ["none", "full"]
     sizes = [(tp, pp) for tp in _powers(min(8, per_node)) for pp in _powers(MOST_PP) if gpus % (tp * pp) == 0]
     sizes.sort(key=lambda item: (item[0] * item[1], item[1]))
@@ -177,7 +166,5 @@ def _sentence(config: Mapping[str, Any], *, is_given: bool) -> str:
     sizes = "-".join(f"{key}{parallel[key]}" for key in AXES if key in parallel)
     size = f"{cluster['device']}:{cluster['nodes']}x{cluster['gpus_per_node']}"
     what = f"parallel: not given, taken as {sizes}" if is_given else f"cluster: not given, taken as {size} with {sizes}"
-    return (
-        f"{what} and recompute {config['training']['recompute']}: the fastest of the layouts tried, on the fewest "
-        "nodes where one fits"
-    )
+    how = "the fastest of the layouts tried, on the fewest nodes where one fits"
+    return f"{what} and recompute {config['training']['recompute']}: {how}"

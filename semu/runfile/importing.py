@@ -53,12 +53,8 @@ class ImportOptions:
         """Say no to what only scripts and logs have."""
         for flag, value in (("--define", self.defined), ("--allow-unmodelled", self.allow_unmodelled)):
             if value:
-                raise ConfigError(
-                    f"{flag} is for arguments of Megatron-LM",
-                    where=flag,
-                    expected="a script or a log",
-                    got=kind,
-                )
+                message = f"{flag} is for arguments of Megatron-LM"
+                raise ConfigError(message, where=flag, expected="a script or a log", got=kind)
 
 
 @dataclass(frozen=True)
@@ -119,12 +115,8 @@ def import_run(path: str, overrides: Overrides | None = None, options: ImportOpt
     text = _read(path)
     kind = next((kind for kind in IMPORT_KINDS if kind.recognises(path, text)), None)
     if kind is None:
-        raise ConfigError(
-            "not a file that semu can import",
-            where=path,
-            expected=" or ".join(f"{kind.name} ({kind.example})" for kind in IMPORT_KINDS),
-            got=text.strip().partition("\n")[0][:60] or "an empty file",
-        )
+        got = text.strip().partition("\n")[0][:60] or "an empty file"
+        raise ConfigError("not a file that semu can import", where=path, expected=_kinds(), got=got)
     tables, report, decided = kind.read(path, text, options if options is not None else ImportOptions())
     places = Places("", flags=dict(decided))
     (overrides if overrides is not None else Overrides()).apply(tables, places)
@@ -145,12 +137,12 @@ def _read(path: str) -> str:
     except OSError as error:
         folder = Path(path).parent
         nearest = nearest_name(Path(path).name, [item.name for item in folder.iterdir()] if folder.is_dir() else [])
-        raise ConfigError(
-            f"cannot read the file: {error.strerror}",
-            where=path,
-            expected=" or ".join(f"{kind.name} ({kind.example})" for kind in IMPORT_KINDS),
-            nearest=nearest,
-        ) from error
+        message = f"cannot read the file: {error.strerror}"
+        raise ConfigError(message, where=path, expected=_kinds(), nearest=nearest) from error
+
+
+def _kinds() -> str:
+    return " or ".join(f"{kind.name} ({kind.example})" for kind in IMPORT_KINDS)
 
 
 def _is_json(path: str, text: str) -> bool:
@@ -163,13 +155,8 @@ def _read_hf(path: str, _: str, options: ImportOptions) -> tuple[Tables, ImportR
 
 
 def _read_megatron(path: str, text: str, options: ImportOptions) -> tuple[Tables, ImportReport, Mapping[str, str]]:
-    read = read_arguments(
-        text.replace("\r\n", "\n"),
-        path,
-        options.cluster,
-        defined=options.defined,
-        allow_unmodelled=options.allow_unmodelled,
-    )
+    text, lax = text.replace("\r\n", "\n"), options.allow_unmodelled
+    read = read_arguments(text, path, options.cluster, defined=options.defined, allow_unmodelled=lax)
     return read.tables, read.reading, read.places
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from semu.errors import ConfigError
@@ -25,35 +25,24 @@ def make_job(tables: Mapping[str, Mapping[str, Any]]) -> TrainingJob:
         ConfigError: as ``load_run``; ``where`` is the dotted key.
     """
     places = Places("")
-    known = _known(tables, "")
+    unknown: dict[str, Any] = {}
+    known = _known(tables, "", unknown)
     refuse_unmodelled(known, places)
-    for key, value in _unknown(tables, ""):
+    for key, value in unknown.items():
         raise ConfigError(
             f"{key} = {value} is not modelled by this version", where=key, expected=f"no {key}", got=value
         )
     return resolve_tables(known, places).job()
 
 
-def _is_known(path: str) -> bool:
-    table, _, key = path.rpartition(".")
-    return path in SCHEMA or key in SCHEMA.get(table, {}) or table == "batch"
-
-
-def _known(table: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The tables without unknown keys."""
+def _known(table: Mapping[str, Any], path: str, unknown: dict[str, Any]) -> dict[str, Any]:
+    """The tables without keys that run files do not have; these go to ``unknown``, by their dotted keys."""
     result: dict[str, Any] = {}
     for key, value in table.items():
         place = f"{path}.{key}".lstrip(".")
-        if _is_known(place):
-            result[key] = _known(value, place) if place in SCHEMA and isinstance(value, Mapping) else value
+        if place not in SCHEMA and key not in SCHEMA.get(path, {}) and path != "batch":
+            unknown[place] = value
+        else:
+            is_table = place in SCHEMA and isinstance(value, Mapping)
+            result[key] = _known(value, place, unknown) if is_table else value
     return result
-
-
-def _unknown(table: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    """Dotted keys that run files do not have, with their values."""
-    for key, value in table.items():
-        place = f"{path}.{key}".lstrip(".")
-        if not _is_known(place):
-            yield place, value
-        elif place in SCHEMA and isinstance(value, Mapping):
-            yield from _unknown(value, place)

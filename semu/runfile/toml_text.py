@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+
+from semu.files import toml_string
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -42,14 +43,14 @@ def _lines(table: Mapping[str, object], path: tuple[str, ...]) -> Iterator[str]:
 
 
 def _key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else _string(key)
+    return key if _BARE_KEY.fullmatch(key) else toml_string(key)
 
 
 def _value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return _string(value)
+        return toml_string(value)
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
@@ -57,8 +58,3 @@ def _value(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(_value(item) for item in value)}]"
     raise TypeError(f"no TOML for {type(value).__name__}")
-
-
-def _string(text: str) -> str:
-    """A basic string: JSON's escapes are TOML's, but TOML wants DEL escaped too."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,30 +1,6 @@
 """Published runs against predictions: ``validate``; a user's log or trace against a run: ``compare_log``,
 ``compare_trace``.
 
-Files:
-
-    row.py          what a published run is
-    rows.py         reading and checking a runs file
-    published.json  runs that ship with semu
-    jobs.py         a row in the words of a run file
-    resolve.py      settings that a source does not tell
-    evaluate.py     running one row
-    memory.py, activations.py   predicted memory, as a row's source counts it
-    row_result.py   what became of a row
-    scoring.py      errors of groups, and the null model
-    result.py       all rows with their scores, as JSON and CSV
-    table.py        the same for people
-    profiles.py     the same rows under two profiles; site.py   factors of a site on top of a profile
-    files.py        writing them
-
-    training_log.py, log_lines.py   what a log says; log_reader.py, megatron_log.py, torchtitan_log.py   reading it
-    samples.py      warm-up, median, outliers
-    log_comparison.py, log_result.py   a log beside a simulation
-    kineto.py       reading a trace of torch.profiler; kernel_names.py   what its kernels are
-    gpu_work.py, intervals.py       busy, exposed and overlapped times, of both sides
-    trace_comparison.py, trace_result.py   a trace beside a simulation
-    source_text.py, bar_picture.py  files of both
-
     from semu.runfile import make_job
     from semu.validation import read_rows, validate
 

@@ -44,8 +44,4 @@ def save_bars(result: LogComparison | TraceComparison, path: str | os.PathLike[s
                 subtitle += f"; {axis.partition(' [')[0]}: {MOST_PAIRS} of {len(pairs)} quantities"
             if pairs:
                 panels.append(BarPanel(axis, pairs[:MOST_PAIRS]))
-
-    def draw(temporary: Path) -> None:
-        draw_bars(temporary, panels, title=result.title, subtitle=subtitle)
-
-    return write_file(Path(path), draw)
+    return write_file(Path(path), lambda file: draw_bars(file, panels, title=result.title, subtitle=subtitle))

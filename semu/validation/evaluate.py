@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from semu.errors import ConfigError, ScheduleError, SemuError
+from semu.errors import ConfigError, ScheduleError
 from semu.job import TrainingJob
 from semu.simulation import prepare
 from semu.simulation.effects.pass_times import with_pass_times
@@ -36,15 +36,11 @@ def evaluate_row(
     try:
         return _run(row, make_job, row.profile if device is None else device, pass_times=pass_times)
     except (ConfigError, ScheduleError) as error:
-        return _stopped(row, Status.REFUSED, reason_of(error))
+        where = error.where or ""
+        is_named = error.message.startswith(where)
+        return _stopped(row, Status.REFUSED, error.message if is_named else f"{where}: {error.message}")
     except Exception as error:
         return _stopped(row, Status.ERROR, f"{type(error).__name__}: {error}")
-
-
-def reason_of(error: SemuError) -> str:
-    """Why semu refuses, with the key at its beginning."""
-    where = error.where or ""
-    return error.message if not where or error.message.startswith(where) else f"{where}: {error.message}"
 
 
 def _stopped(row: Row, status: Status, reason: str) -> RowResult:

@@ -22,12 +22,8 @@ def save(result: ValidationResult, directory: str | os.PathLike[str], *, title: 
         ConfigError: the directory cannot be made or written to.
     """
     folder = make_folder(Path(directory))
-
-    def document(path: Path) -> None:
-        path.write_text(json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
     return [
-        write_file(folder / "validation.json", document),
+        write_text(folder / "validation.json", json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n"),
         write_text(folder / "validation.csv", result.to_csv()),
         save_picture(result, folder / "validation.png", title=title),
     ]

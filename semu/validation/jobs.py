@@ -106,49 +106,41 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
     """
     if settings.sharding is not None:
         row = replace(row, sharding=settings.sharding)
-    is_unfused = _is_unfused(row)
+    is_unfused, is_torch_fsdp = _is_unfused(row), _is_torch_fsdp(row)
     nodes = max(row.gpus // row.gpus_per_node, 1)
+    is_analytic = row.measure is Measure.ANALYTIC
+    grouped = (row.shape.moe or {}).get("grouped_gemm")
+    decided = {
+        "recompute_layers": settings.layers,
+        "activation_limit": row.activation_limit,
+        "workspaces": _workspaces(row),
+        "grad_dtype": settings.grad_dtype or _grad_dtype(row),
+        "moe_grouped_gemm": grouped if isinstance(grouped, bool) else None,
+        "optimizer_post_validation": True if (row.schedule or "").startswith("zb-") else None,
+        "attention": "unfused" if is_unfused else None,
+        "eager_modules": True if row.compiled is False else None,
+        "fp8_weights": "primary" if row.precision == "fp8" and row.sharding == "zero1" else None,
+        "cross_entropy": "unfused" if is_torch_fsdp and row.sharding == "fsdp" and row.tp == 1 else None,
+    }
     tables: Tables = {
         "model": {"transformer": _transformer(row, is_unfused=is_unfused)},
         "cluster": {"device": device, "nodes": nodes, "gpus_per_node": row.gpus // nodes},
         "parallel": _parallel(row, settings.vp),
         "training": {
             "micro_batch": settings.micro_batch,
-            "global_batch": _global_batch(row, settings.micro_batch),
+            "global_batch": 2 * row.pp * row.dp * settings.micro_batch if is_analytic else row.global_batch,
             "seq_len": row.shape.seq_len,
             "precision": row.precision,
             "recompute": settings.recompute,
             "schedule": _schedule(row, settings.vp),
             "software": _software(row),
+            **{name: value for name, value in decided.items() if value is not None},
         },
         "overlap": {name: value for name in _OVERLAP if (value := _overlap(row, name)) is not None},
     }
-    if settings.recompute == "selective" and _is_torch_fsdp(row):
+    if settings.recompute == "selective" and is_torch_fsdp:
         tables["training"] |= {"recompute": "full", "recompute_policy": "every_second_matmul"}
-    if _is_torch_fsdp(row) and row.sharding == "fsdp" and row.tp == 1:
-        tables["training"]["cross_entropy"] = "unfused"
-    if settings.layers is not None:
-        tables["training"]["recompute_layers"] = settings.layers
-    if row.activation_limit is not None:
-        tables["training"]["activation_limit"] = row.activation_limit
-    if _is_zero_bubble(row):
-        tables["training"]["optimizer_post_validation"] = True
-    if is_unfused:
-        tables["training"]["attention"] = "unfused"
-    told = {"workspaces": _workspaces(row), "grad_dtype": settings.grad_dtype or _grad_dtype(row)}
-    tables["training"] |= {name: value for name, value in told.items() if value is not None}
-    grouped = (row.shape.moe or {}).get("grouped_gemm")
-    if isinstance(grouped, bool):
-        tables["training"]["moe_grouped_gemm"] = grouped
-    if row.compiled is False:
-        tables["training"]["eager_modules"] = True
-    if row.precision == "fp8" and row.sharding == "zero1":
-        tables["training"]["fp8_weights"] = "primary"
     return tables
-
-
-def _is_zero_bubble(row: Row) -> bool:
-    return (row.schedule or "").startswith("zb-")
 
 
 def _is_unfused(row: Row) -> bool:
@@ -176,38 +168,28 @@ def _is_torch_fsdp(row: Row) -> bool:
     return row.sharding in ("fsdp", "zero2") and told.get("dp_grad_reduce") is None
 
 
-def _global_batch(row: Row, micro_batch: int) -> int:
-    if row.measure is not Measure.ANALYTIC:
-        return row.global_batch
-    return 2 * row.pp * row.dp * micro_batch
-
-
 def layers_of_chunks(layers: int, chunks: int) -> list[int]:
     """Layers of each chunk, in order of data flow; the first also holds the embedding, the last the head.
 
     Raises:
         ConfigError: they cannot be shared out evenly, nor with one fewer in the first and the last.
     """
+    if not divides(layers, chunks):
+        raise ConfigError(
+            f"{layers} layers do not divide into {chunks} chunks",
+            where="model.layers",
+            expected=f"a multiple of {chunks}, or two fewer",
+            got=layers,
+        )
     if layers % chunks == 0:
         return [layers // chunks] * chunks
-    if (layers + 2) % chunks == 0:
-        each = (layers + 2) // chunks
-        return [each - 1, *[each] * (chunks - 2), each - 1]
-    raise ConfigError(
-        f"{layers} layers do not divide into {chunks} chunks",
-        where="model.layers",
-        expected=f"a multiple of {chunks}, or two fewer",
-        got=layers,
-    )
+    each = (layers + 2) // chunks
+    return [each - 1, *[each] * (chunks - 2), each - 1]
 
 
 def divides(layers: int, chunks: int) -> bool:
     """Whether ``layers_of_chunks`` can share them out."""
-    try:
-        layers_of_chunks(layers, chunks)
-    except ConfigError:
-        return False
-    return True
+    return layers % chunks == 0 or (layers + 2) % chunks == 0
 
 
 def _transformer(row: Row, *, is_unfused: bool) -> dict[str, Any]:
@@ -229,7 +211,7 @@ def _transformer(row: Row, *, is_unfused: bool) -> dict[str, Any]:
         "heads": shape.heads,
         "kv_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
-        "vocab": _vocab(row),
+        "vocab": row.tp if row.measure is Measure.ANALYTIC else shape.vocab_padded or shape.vocab,
         **({"vocab_multiple": VOCAB_MULTIPLE} if _is_padded(row) else {}),
         "gated_mlp": shape.gated_mlp,
         "tied_embeddings": shape.tied_embeddings,
@@ -268,12 +250,6 @@ def _experts(shape: Shape) -> dict[str, Any]:
     if shape.moe.get("layer_freq", 1) not in (None, 1):
         table["moe_layer_freq"] = shape.moe["layer_freq"]
     return table
-
-
-def _vocab(row: Row) -> int:
-    if row.measure is Measure.ANALYTIC:
-        return row.tp
-    return row.shape.vocab_padded or row.shape.vocab
 
 
 def _is_padded(row: Row) -> bool:

@@ -15,8 +15,9 @@ from pathlib import Path
 from statistics import fmean
 
 from semu.errors import ConfigError
+from semu.files import toml_string
 from semu.fitting.site_runs import RunTimes, SiteFactors, evidence, factors_of, site_factors
-from semu.fitting.write import number_text, quoted
+from semu.fitting.write import number_text
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, coefficient_names
 from semu.hardware.kinds import Provenance
@@ -141,7 +142,7 @@ def site_profile_text(site: OwnSite, profile: DeviceProfile, name: str, base: st
     Args:
         site: the factors. profile: what ``base`` names. name: of the new profile. told: command and date.
     """
-    lines = [f"# {told}", f"name = {quoted(name)}", f"base = {quoted(base)}", ""]
+    lines = [f"# {told}", f"name = {toml_string(name)}", f"base = {toml_string(base)}", ""]
     for header, section in profile.sections().items():
         if header.startswith("link."):
             lines += _section(header, section, site.factors.communication, ("net",), ("t0_s", "hop_s", "c_s"))
@@ -162,8 +163,8 @@ def _section(
             value *= factor
         yield f"{name} = {number_text(value)}"
     provenance = own.provenance if own.provenance is Provenance.DEFAULT else Provenance.FITTED
-    yield f"provenance = {quoted(provenance.value)}"
-    yield f"source = {quoted(f'{factor:.4g} x the time of: {own.source}')}"
+    yield f"provenance = {toml_string(provenance.value)}"
+    yield f"source = {toml_string(f'{factor:.4g} x the time of: {own.source}')}"
     if own.relative_error is not None:
         yield f"relative_error = {number_text(own.relative_error)}"
     yield ""

@@ -49,7 +49,14 @@ class ValidationResult(Scores):
     def to_csv(self) -> str:
         """A line per row under a heading; what is not there is empty."""
         text = io.StringIO()
-        lines = [{**row.to_json(), "resolved": _settings(row), "notes": "; ".join(row.notes)} for row in self.rows]
+        lines = [
+            {
+                **row.to_json(),
+                "resolved": " ".join(f"{name}={value}" for name, value in row.resolved.items()),
+                "notes": "; ".join(row.notes),
+            }
+            for row in self.rows
+        ]
         columns = list(lines[0]) if lines else ["id"]
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
@@ -73,7 +80,3 @@ def score(rows: Sequence[RowResult]) -> ValidationResult:
         overall=score_group("all", rows, null),
         null_model=tuple(null.values()),
     )
-
-
-def _settings(row: RowResult) -> str:
-    return " ".join(f"{name}={value}" for name, value in row.resolved.items())

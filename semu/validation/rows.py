@@ -120,22 +120,21 @@ class _Fields:
             raise self._refuse(name, expected)
         return value
 
+    def _is_null(self, name: str, expected: str, *, is_optional: bool) -> bool:
+        """Whether a field is null, or absent where it is optional."""
+        return self.table.get(name) is None if is_optional else self._get(name, f"{expected} or null") is None
+
     def size_or_none(self, name: str, *, is_optional: bool = False) -> int | None:
         """An integer of at least one, or null for 'not published'."""
-        if is_optional and name not in self.table:
-            return None
-        return None if self._get(name, "an integer >= 1 or null") is None else self.size(name)
+        return None if self._is_null(name, "an integer >= 1", is_optional=is_optional) else self.size(name)
 
     def amount_or_none(self, name: str, *, is_optional: bool = False) -> float | None:
         """A positive number, or null."""
-        expected = "a number > 0 or null"
-        if is_optional and name not in self.table:
+        if self._is_null(name, "a number > 0", is_optional=is_optional):
             return None
-        value = self._get(name, expected)
-        if value is None:
-            return None
+        value = self.table[name]
         if not is_number(value) or not 0 < value < math.inf:
-            raise self._refuse(name, expected)
+            raise self._refuse(name, "a number > 0 or null")
         return float(value)
 
     def word(self, name: str) -> str:
@@ -147,16 +146,12 @@ class _Fields:
 
     def word_or_none(self, name: str, *, is_optional: bool = False) -> str | None:
         """A text that is not empty, or null."""
-        if is_optional and name not in self.table:
-            return None
-        return None if self._get(name, "a word or null") is None else self.word(name)
+        return None if self._is_null(name, "a word", is_optional=is_optional) else self.word(name)
 
     def member(self, name: str, kind: type[_E]) -> _E | None:
         """One of an enum's words; None: absent or null."""
         value = self.word_or_none(name, is_optional=True)
-        if value is None:
-            return None
-        return check_member(value, kind, self.path + name, "word")
+        return None if value is None else check_member(value, kind, self.path + name, "word")
 
     def switch(self, name: str) -> bool:
         """True or false."""

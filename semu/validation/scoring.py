@@ -142,14 +142,14 @@ def _counts(row: RowResult, quantity: Quantity) -> bool:
 def score_group(name: str, rows: Sequence[RowResult], null: Mapping[tuple[str, str], NullMfu]) -> GroupScore:
     """Count and summarise the rows of a group; null: what ``fit_null_model`` gives."""
     scores: dict[Quantity, Errors] = {}
+    timed = [row for row in rows if _counts(row, Quantity.TIME)]
     for quantity in Quantity:
         errors = {row.id: error for row in rows if row.is_scored and (error := row.error(quantity)) is not None}
-        if errors:
-            if quantity is not Quantity.TIME:
-                scores[quantity] = Errors.of(errors)
-                continue
-            inside = [bool(row.is_inside) for row in rows if _counts(row, quantity) and row.is_inside is not None]
-            scores[quantity] = Errors.of(errors, _null_errors(rows, null), inside)
+        if errors and quantity is Quantity.TIME:
+            inside = [row.is_inside for row in timed if row.is_inside is not None]
+            scores[quantity] = Errors.of(errors, _null_errors(timed, null), inside)
+        elif errors:
+            scores[quantity] = Errors.of(errors)
     counts = {status: sum(row.status is status for row in rows) for status in Status}
     return GroupScore(name, counts, scores)
 
@@ -159,5 +159,5 @@ def _null_errors(rows: Sequence[RowResult], null: Mapping[tuple[str, str], NullM
     return [
         row.measured_mfu / null[str(row.device), str(row.precision)].mfu - 1
         for row in rows
-        if _counts(row, Quantity.TIME) and row.measured_mfu is not None
+        if row.measured_mfu is not None
     ]

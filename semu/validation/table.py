@@ -25,7 +25,7 @@ _LONGEST_GROUP = 32
 def render(result: Scores) -> str:
     """The text behind ``repr(result)``, without a newline at its end; no line is longer than ``WIDTH``, words apart."""
     sections = [list(_counts(result)), *(list(_errors(result, quantity)) for quantity in Quantity)]
-    sections += [list(_null(result)), list(_reasons(result)), list(_notes(result))]
+    sections += [_null(result), list(_reasons(result)), list(_notes(result))]
     return "\n".join(line for section in sections if section for line in (*section, ""))[:-1]
 
 
@@ -33,9 +33,7 @@ def _counts(result: Scores) -> Iterator[str]:
     counts = ", ".join(f"{result.count(status)} {status.value}" for status in Status)
     yield f"{len(result.rows)} rows: {counts}"
     heads = ("group", "rows", *(status.value for status in Status))
-    rows = [
-        (_name(group), str(group.rows), *(str(group.counts[status]) for status in Status)) for group in result.groups
-    ]
+    rows = [(_name(group), *map(str, (group.rows, *(group.counts[s] for s in Status)))) for group in result.groups]
     yield from align_columns([heads, *rows], (False, True, True, True, True))
 
 
@@ -70,10 +68,9 @@ def _cells(group: GroupScore, errors: Errors, *, has_null: bool) -> tuple[str, .
     return (_name(group), str(errors.n), *sizes, *signed, *null, errors.worst_id)
 
 
-def _null(result: Scores) -> Iterator[str]:
-    if result.null_model:
-        parts = [f"{mfu.device} {mfu.precision} {mfu.mfu:.1%} (n = {mfu.n})" for mfu in result.null_model]
-        yield from _wrap("null model, one MFU per device and precision: " + ", ".join(parts))
+def _null(result: Scores) -> list[str]:
+    parts = [f"{mfu.device} {mfu.precision} {mfu.mfu:.1%} (n = {mfu.n})" for mfu in result.null_model]
+    return _wrap("null model, one MFU per device and precision: " + ", ".join(parts)) if parts else []
 
 
 def _reasons(result: Scores) -> Iterator[str]:

@@ -147,7 +147,7 @@ def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[
 @pytest.mark.parametrize(
     ("words", "where", "message"),
     [
-        (["FILE", "--device", "h100", "-o", "FOLDER"], "-o FOLDER", "a folder, not a file"),
+        (["FILE", "--device", "h100", "-o", "FOLDER"], "-o FOLDER", "a folder is there"),
         (["FILE", "--device", "h100", "-o", "FOLDER/mine"], "-o FOLDER/mine", "not a profile's name"),
         (["FILE", "--device", "h100", "--picture", "FILE"], "--picture FILE", "a file, not a folder"),
         (["FILE", "--device", "OWN", "-o", "OWN"], "-o OWN", "the profile would be its own base"),

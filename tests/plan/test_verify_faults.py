@@ -415,6 +415,25 @@ def misdirected(plan: ExecutionPlan, message: int, gradient: int, replica: int) 
     return changed(plan, "messages", "items", put)
 
 
+def two_replicas() -> tuple[ExecutionPlan, int, int]:
+    """A plan of several replicas, a message, and the message that is its gradient."""
+    for plan in map(random_plan, range(40)):
+        ends = list(zip(plan.messages.source.tolist(), plan.messages.target.tolist(), strict=True))
+        for gradient, (source, target) in enumerate(ends):
+            if source % 2 and plan.num_replicas > 1:
+                return plan, ends.index((target - 1, source - 1)), gradient
+    raise AssertionError("no plan of several replicas sends gradients")
+
+
+@pytest.mark.parametrize("replica", [0, 1])
+def test_the_error_names_a_replica_and_its_sizes(replica: int) -> None:
+    """Maxima over the replicas would say: at most 5000 bytes expected, 2000 bytes came."""
+    plan, message, gradient = two_replicas()
+    with pytest.raises(PlanError, match=f"larger than what it is of, replica {replica}") as caught:
+        verify(outgrown(plan, message, gradient, replica))
+    assert (caught.value.expected, caught.value.got) == ("1000", 1001)
+
+
 @pytest.mark.parametrize("replica", [0, 1])
 @pytest.mark.parametrize(
     ("change", "fault", "words"),

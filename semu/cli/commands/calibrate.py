@@ -11,21 +11,15 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semu.cli.console import Progress, emit, emit_json, say
+from semu.cli.console import Progress, emit, emit_json, emit_result, say, say_written
+from semu.cli.option_checks import check_place, given_flags
 from semu.errors import ConfigError
 
 if TYPE_CHECKING:
     from semu.hardware.capabilities import DeviceProfile
 
-_FIT_ONLY = {
-    "device": "--device",
-    "output": "-o",
-    "update": "--update",
-    "picture": "--picture",
-    "date": "--date",
-    "without": "--without",
-    "beside": "--beside",
-}
+_KERNELS_ONLY = ("update", "picture", "without", "beside")
+_FIT_ONLY = ("device", "output", "date", *_KERNELS_ONLY)
 
 
 def calibrate_command(arguments: argparse.Namespace) -> int:
@@ -38,8 +32,7 @@ def calibrate_command(arguments: argparse.Namespace) -> int:
         raise ConfigError("out of range", where="--nodes", expected="1 or more", got=arguments.nodes, nearest=1)
     if arguments.score:
         return _score(arguments)
-    if arguments.profile is not None or arguments.held_out:
-        flag = "--profile" if arguments.profile is not None else "--held-out"
+    for flag in given_flags(arguments, ("profile", "held_out")):
         raise ConfigError(f"{flag} without --score", where=flag, expected="--score FILES --profile PROFILE.toml")
     if arguments.device is None:
         raise ConfigError("no device", where="--device", expected="a profile's name, another name of it, or a profile")
@@ -69,14 +62,13 @@ def calibrate_command(arguments: argparse.Namespace) -> int:
             progress=lambda section: progress(f"fitting {section}"),
         )
     if arguments.output is not None:
-        say(f"wrote {write_text(arguments.output, profile_text(calibration, profile.name, base, origin))}")
+        say_written(write_text(arguments.output, profile_text(calibration, profile.name, base, origin)))
     if old is not None:
-        say(f"wrote {write_text(arguments.update, update_profile(old, calibration, origin))}")
+        say_written(write_text(arguments.update, update_profile(old, calibration, origin)))
     if arguments.picture is not None:
         from semu.fitting.pictures import save_pictures
 
-        for file in save_pictures(calibration, arguments.picture):
-            say(f"wrote {file}")
+        say_written(*save_pictures(calibration, arguments.picture))
     if arguments.json:
         emit_json(calibration_json(calibration))
     else:
@@ -84,14 +76,10 @@ def calibrate_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_KERNELS_ONLY = {"update": "--update", "picture": "--picture", "without": "--without", "beside": "--beside"}
-
-
 def _runs(arguments: argparse.Namespace) -> int:
     """Factors of a site from training runs there."""
-    for name, flag in _KERNELS_ONLY.items():
-        if getattr(arguments, name) not in (None, []):
-            raise ConfigError(f"training runs and {flag} together", where=flag, expected="RUNS.json --device NAME")
+    for flag in given_flags(arguments, _KERNELS_ONLY):
+        raise ConfigError(f"training runs and {flag} together", where=flag, expected="RUNS.json --device NAME")
     if len(arguments.files) > 1:
         raise ConfigError(
             "training runs and other files together", where="FILES", expected="one runs file", got=len(arguments.files)
@@ -103,8 +91,7 @@ def _runs(arguments: argparse.Namespace) -> int:
     from semu.validation.own_site import calibrate_runs, site_profile_text
 
     date = _date(arguments.date)
-    if arguments.output is not None and not Path(arguments.output).absolute().parent.is_dir():
-        raise ConfigError("no such folder", where=f"-o {arguments.output}", expected="a file in a folder that is there")
+    check_place("-o", arguments.output)
     profile, base = _device(arguments.device, arguments.output)
     device = arguments.device if Path(arguments.device).suffix == ".toml" else base
     rows = read_rows(arguments.files[0])
@@ -117,18 +104,14 @@ def _runs(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         origin = f"{_command(arguments)}, {date}"
         text = site_profile_text(site, profile, Path(arguments.output).stem, base, origin)
-        say(f"wrote {write_text(arguments.output, text)}")
-    if arguments.json:
-        emit_json(site.to_json())
-    else:
-        emit(repr(site))
+        say_written(write_text(arguments.output, text))
+    emit_result(site, is_json=arguments.json)
     return 0
 
 
 def _score(arguments: argparse.Namespace) -> int:
-    for name, flag in _FIT_ONLY.items():
-        if getattr(arguments, name) not in (None, []):
-            raise ConfigError(f"--score and {flag} together", where=flag, expected="--score FILES --profile PROFILE")
+    for flag in given_flags(arguments, _FIT_ONLY):
+        raise ConfigError(f"--score and {flag} together", where=flag, expected="--score FILES --profile PROFILE")
     if arguments.profile is None:
         raise ConfigError("no profile to score", where="--profile", expected="a profile TOML or a shipped name")
     from semu.fitting.readers import read_measurements
@@ -162,20 +145,14 @@ def _device(text: str, output: str | None) -> tuple[DeviceProfile, str]:
 
 
 def _check_places(arguments: argparse.Namespace) -> None:
-    """Say that results cannot be written before the work, not after it.
+    """Refuse places at which results cannot be written.
 
     Raises:
         ConfigError: a folder that is not there, a folder in place of a file or the reverse, a profile that would be
             its own base, or could not be found again.
     """
-    for flag, place in (("-o", arguments.output), ("--update", arguments.update)):
-        if place is None:
-            continue
-        path = Path(place)
-        if not path.absolute().parent.is_dir():
-            raise ConfigError("no such folder", where=f"{flag} {place}", expected="a file in a folder that is there")
-        if path.is_dir():
-            raise ConfigError("a folder, not a file", where=f"{flag} {place}", expected="PROFILE.toml", got="a folder")
+    check_place("-o", arguments.output)
+    check_place("--update", arguments.update)
     if arguments.picture is not None and Path(arguments.picture).exists() and not Path(arguments.picture).is_dir():
         where = f"--picture {arguments.picture}"
         raise ConfigError("a file, not a folder", where=where, expected="a folder, made where it is not there")
@@ -247,10 +224,8 @@ def _date(text: str | None) -> str:
 
 def _command(arguments: argparse.Namespace) -> str:
     words = ["semu", "calibrate", *(Path(file).name for file in arguments.files), "--device", arguments.device]
-    for source in arguments.without:
-        words += ["--without", source]
-    for source in arguments.beside:
-        words += ["--beside", source]
+    for flag, sources in (("--without", arguments.without), ("--beside", arguments.beside)):
+        words += [word for source in sources for word in (flag, source)]
     if arguments.nodes != 1:
         words += ["--nodes", str(arguments.nodes)]
     return shlex.join(words)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semu.cli.commands.simulate import refuse_defaults
-from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say
-from semu.cli.resolved import dump_run, read_run
+from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say, say_written
+from semu.cli.resolved import dump_run, read_run, say_notes
 from semu.errors import ConfigError, MemoryLimitError
 from semu.files import make_folder, write_text
 from semu.units import GIB
@@ -33,8 +33,7 @@ def grid_command(arguments: argparse.Namespace) -> int:
     fix = _fixed(arguments.fix)
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
         run, job = _read(arguments, progress)
-        for note in run.notes:
-            say(note)
+        say_notes(run)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
         if arguments.out is not None:  # a long grid does not end with a folder that cannot be made
@@ -58,7 +57,7 @@ def grid_command(arguments: argparse.Namespace) -> int:
                 progress=progress,
             )
         if arguments.csv is not None:
-            say(f"wrote {write_text(arguments.csv, found.to_csv())}")
+            say_written(write_text(arguments.csv, found.to_csv()))
         said = f"{found.evaluated:,} simulated"
         if arguments.results is not None:
             said += f", {found.reused:,} taken from {arguments.results}"
@@ -70,8 +69,7 @@ def grid_command(arguments: argparse.Namespace) -> int:
                 refuse_defaults(found.report)
             if arguments.out is not None:
                 progress("drawing the configurations")
-                for file in found.save(arguments.out, axes):
-                    say(f"wrote {file}")
+                say_written(*found.save(arguments.out, axes))
     _print(found, arguments)
     if found.ended_by == "interrupt":
         say("interrupted: this is what was done so far")

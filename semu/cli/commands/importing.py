@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.option_checks import check_place
 from semu.errors import ConfigError, SemuError
 from semu.units import GIB
 
@@ -25,10 +26,7 @@ def import_command(arguments: argparse.Namespace) -> int:
         ConfigError: a file that cannot be read or imported, a place that cannot be written.
     """
     output = arguments.output
-    if output is not None and not Path(output).absolute().parent.is_dir():
-        raise ConfigError(
-            "no such folder", where=f"-o {output}", expected="a file in a folder that is there", got=output
-        )
+    check_place("-o", output)
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
         progress(f"reading {arguments.file}")
         from semu.runfile import Overrides

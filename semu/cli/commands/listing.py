@@ -86,20 +86,17 @@ def _device_rows() -> list[dict[str, Any]]:
     from semu.hardware.capabilities import PEAKS
     from semu.hardware.profile import list_profiles, load_profile
 
-    rows: list[dict[str, Any]] = []
-    for name in list_profiles():
-        profile = load_profile(name)
-        rows.append(
-            {
-                "name": name,
-                "description": profile.description,
-                **{key: getattr(profile, key).value for key in PEAKS},
-                "flop_per_s": {dtype.value: number.value for dtype, number in profile.flop_per_s.items()},
-                "matmul_provenance": profile.provenance_of("efficiency.matmul").value,
-                "numbers_by_provenance": {item.value: len(keys) for item, keys in profile.by_provenance().items()},
-            }
-        )
-    return rows
+    return [
+        {
+            "name": name,
+            "description": profile.description,
+            **{key: getattr(profile, key).value for key in PEAKS},
+            "flop_per_s": {dtype.value: number.value for dtype, number in profile.flop_per_s.items()},
+            "matmul_provenance": profile.provenance_of("efficiency.matmul").value,
+            "numbers_by_provenance": {item.value: len(keys) for item, keys in profile.by_provenance().items()},
+        }
+        for name, profile in ((name, load_profile(name)) for name in list_profiles())
+    ]
 
 
 def _devices_text() -> str:
@@ -120,35 +117,26 @@ def _devices_text() -> str:
 
 
 # -- schedules -----------------------------------------------------------------------------------------------------
-def _schedule_rows() -> list[dict[str, object]]:
+def _schedule_rows() -> list[dict[str, Any]]:
     from semu.schedule.registry import ALL_SCHEDULES, SCHEDULES
 
-    rows: list[dict[str, object]] = []
-    for name in (*SCHEDULES, *(name for name in ALL_SCHEDULES if name not in SCHEDULES)):
-        family = ALL_SCHEDULES[name]
-        rows.append(
-            {
-                "name": name,
-                "placement": family.placement.value,
-                "splits_backward": family.splits_backward,
-                "source": family.source,
-                "is_executed": True,
-                "description": family.description,
-            }
-        )
-    return rows
+    return [
+        {
+            "name": name,
+            "placement": family.placement.value,
+            "splits_backward": family.splits_backward,
+            "source": family.source,
+            "is_executed": True,
+            "description": family.description,
+        }
+        for name, family in ((name, ALL_SCHEDULES[name]) for name in dict.fromkeys((*SCHEDULES, *ALL_SCHEDULES)))
+    ]
 
 
 def _schedules_text() -> str:
     heads = ("schedule", "placement", "backward", "source", "description")
     cells = [
-        [
-            str(row["name"]),
-            str(row["placement"]),
-            "split" if row["splits_backward"] else "whole",
-            str(row["source"]),
-            str(row["description"]),
-        ]
+        [row["name"], row["placement"], ("whole", "split")[row["splits_backward"]], row["source"], row["description"]]
         for row in _schedule_rows()
     ]
     return _table(heads, cells)

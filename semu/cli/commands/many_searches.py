@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, say
+from semu.cli.resolved import read_run
 from semu.errors import ConfigError, MemoryLimitError, MissingCoefficientError, ScheduleError, SemuError
 from semu.files import make_folder, write_text
 
@@ -27,7 +28,6 @@ def search_batches(arguments: argparse.Namespace, progress: Progress, options: d
         ExecutorError: the engine lost its workers.
     """
     from semu.checks import check_integer
-    from semu.runfile import Overrides, resolve_run
     from semu.searcher.engines import make_engine
     from semu.searcher.many import search_many
 
@@ -41,8 +41,7 @@ def search_batches(arguments: argparse.Namespace, progress: Progress, options: d
 
     def jobs() -> Iterator[tuple[str, TrainingJob]]:
         for seed in range(first, first + arguments.batches):
-            changes = Overrides(arguments.assignments, arguments.cluster, arguments.parallel, arguments.profile, seed)
-            yield f"seed {seed}", resolve_run(arguments.run, changes).job()
+            yield f"seed {seed}", read_run(arguments, progress, seed=seed).job()
 
     table = search_many(jobs(), engine=engine, progress=progress, seed=first, **options)
     refusal = _refusal(table)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from semu.cli.commands.plan_verify import verify_plan, write_torch_csv
 from semu.cli.commands.simulate import refuse_defaults
 from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say
-from semu.cli.place import check_place
-from semu.cli.resolved import dump_run, read_run
+from semu.cli.option_checks import check_place, given_flags
+from semu.cli.resolved import dump_run, read_job
 from semu.errors import ConfigError, MemoryLimitError, PlanError, unknown_name
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _OF_RUNS = (
     *("schedule", "search", "time", "rollouts", "seed", "workers", "cluster", "parallel", "profile", "output"),
-    *("strict", "dump_config"),
+    *("strict", "dump_config", "assignments"),
 )
 _OF_PLANS = ("schedule", "show", "verify", "output", "rank", "picture", "torch_csv", "strict")
 _OF_LOOPS = ("deadline", "speed", "sleep", "resume", "write_stream", "out")
@@ -62,21 +62,13 @@ def _is_loop(arguments: argparse.Namespace) -> bool:
         ConfigError: with options of one plan, or options of a loop without one.
     """
     is_loop = arguments.stream is not None or arguments.iterations is not None
-    for name in _OF_PLANS if is_loop else _OF_LOOPS:
-        if _is_given(arguments, name):
-            flag = f"--{name.replace('_', '-')}"
-            expected = "a RUN without --iterations and --stream" if is_loop else "--iterations N or --stream FILE"
-            what = "one plan" if is_loop else "a training loop"
-            raise ConfigError(f"{flag} is an option of {what}", where=flag, expected=expected)
+    for flag in given_flags(arguments, _OF_PLANS if is_loop else _OF_LOOPS):
+        expected = "a RUN without --iterations and --stream" if is_loop else "--iterations N or --stream FILE"
+        what = "one plan" if is_loop else "a training loop"
+        raise ConfigError(f"{flag} is an option of {what}", where=flag, expected=expected)
     if is_loop and arguments.run is None:
         raise ConfigError("nothing to plan", where="semu plan", expected="RUN beside --iterations or --stream")
     return is_loop
-
-
-def _is_given(arguments: argparse.Namespace, name: str) -> bool:
-    """Whether an option was given; 0 is a value."""
-    value = getattr(arguments, name)
-    return value is not None and value is not False
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -86,12 +78,10 @@ def _show(arguments: argparse.Namespace) -> int:
     from semu.plan.verification.rules import verify
 
     flag = "--show" if arguments.verify is None else "--verify"
-    given = [name for name in _OF_RUNS if _is_given(arguments, name)]
-    given += ["set"] if arguments.assignments else []
-    if arguments.verify is not None:  # it prints one thing
-        given += [name for name in ("show", "rank", "picture") if _is_given(arguments, name)]
+    refused = _OF_RUNS if arguments.verify is None else (*_OF_RUNS, "show", "rank", "picture")
+    given = given_flags(arguments, refused)
     if arguments.run is not None or given:
-        got = arguments.run if arguments.run is not None else f"--{given[0].replace('_', '-')}"
+        got = arguments.run if arguments.run is not None else given[0]
         raise ConfigError("a run beside a plan that is there", where=flag, expected=f"{flag} FILE alone", got=got)
     check_place("--picture", arguments.picture)
     check_place("--torch-csv", arguments.torch_csv)
@@ -118,10 +108,7 @@ def _compile(arguments: argparse.Namespace, *, searched: bool) -> int:
     check_place("--picture", arguments.picture)
     check_place("--torch-csv", arguments.torch_csv)
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
-        run = read_run(arguments, progress)
-        job = run.job()
-        for note in run.notes:
-            say(note)
+        run, job = read_job(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
         ended_by = ""

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say
-from semu.cli.place import check_place
-from semu.cli.resolved import dump_run, read_run
+from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say, say_written
+from semu.cli.option_checks import check_place, given_flags
+from semu.cli.resolved import dump_run, read_job
 from semu.errors import ConfigError, SemuError
 from semu.files import make_folder, write_text
 from semu.job import TrainingJob
@@ -39,10 +39,7 @@ def stream_command(arguments: argparse.Namespace) -> int:
     """
     _check(arguments)
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
-        run = read_run(arguments, progress)
-        job = run.job()
-        for note in run.notes:
-            say(note)
+        run, job = read_job(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
         stream = _stream(job, arguments.stream)
@@ -150,8 +147,7 @@ def _train(
 def _print(report: TrainingReport, run: RunConfig, arguments: argparse.Namespace, error: SemuError | None) -> int:
     """Print a loop and write its files; returns the exit code, that of the error where one ended it."""
     if arguments.out is not None:
-        for file in report.save(arguments.out):
-            say(f"wrote {file}")
+        say_written(*report.save(arguments.out))
     if arguments.json:
         said = {} if error is None else {"error": error.to_json()}
         emit_json({"run": arguments.run, "warnings": list(run.notes), **report.to_json(), **said})
@@ -211,9 +207,8 @@ def _check(arguments: argparse.Namespace) -> None:
             check_number(value, flag, "a number", is_above=True)
     if arguments.write_stream is not None:
         check_place("--write-stream", arguments.write_stream)
-        for name in ("out", "resume", "deadline", "speed", "sleep"):
-            if getattr(arguments, name) not in (None, False):
-                raise ConfigError("nothing is trained", where=f"--{name}", expected="without --write-stream")
+        for flag in given_flags(arguments, ("out", "resume", "deadline", "speed", "sleep")):
+            raise ConfigError("nothing is trained", where=flag, expected="without --write-stream")
     if arguments.resume and arguments.out is None:
         raise ConfigError("nothing to go on behind", where="--resume", expected="--out DIR of the loop before")
 

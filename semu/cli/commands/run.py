@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from semu.cli.console import Progress, emit, emit_json, say
+from semu.cli.console import Progress, emit_result, say_written
 from semu.errors import ConfigError
 from semu.files import make_folder
 
@@ -46,10 +46,6 @@ def run_command(arguments: argparse.Namespace) -> int:
         )
         if arguments.out is not None:
             progress("drawing")
-            for file in report.save(arguments.out):
-                say(f"wrote {file}")
-    if arguments.json:
-        emit_json({"file": arguments.plan, **report.to_json()})
-    else:
-        emit(repr(report))
+            say_written(*report.save(arguments.out))
+    emit_result(report, is_json=arguments.json, file=arguments.plan)
     return 0

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from semu.cli.commands.simulate import refuse_defaults, result_cache
-from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
-from semu.cli.place import check_place
-from semu.cli.resolved import dump_run, read_run
+from semu.cli.console import Progress, emit, emit_json, emit_result, has_compiled_kernels, say, say_written
+from semu.cli.option_checks import check_place, given_flags
+from semu.cli.resolved import dump_run, read_job
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError, unknown_name
 
 if TYPE_CHECKING:
@@ -33,17 +33,11 @@ def schedules_command(arguments: argparse.Namespace) -> int:
     names = _names(arguments.compare)
     if arguments.run is None:
         return _plain_numbers(arguments, names)
-    for flag, given in (("--ranks", arguments.ranks), ("--microbatches", arguments.microbatches)):
-        if given is not None:
-            raise ConfigError(
-                f"{flag} with a run", where=flag, expected="the run's own, changed with --parallel or --set"
-            )
+    for flag in given_flags(arguments, ("ranks", "microbatches")):
+        raise ConfigError(f"{flag} with a run", where=flag, expected="the run's own, changed with --parallel or --set")
     check_place("--csv", arguments.csv)
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
-        run = read_run(arguments, progress)
-        job = run.job()
-        for note in run.notes:
-            say(note)
+        run, job = read_job(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
         from semu.simulation import simulate
@@ -56,10 +50,7 @@ def schedules_command(arguments: argparse.Namespace) -> int:
             result = compare_schedules(job, names, progress=progress, cache=cache)
         result = replace(result, warnings=tuple(run.notes))
         _write(arguments, result, progress)
-    if arguments.json:
-        emit_json({"run": arguments.run, **result.to_json()})
-    else:
-        emit(repr(result))
+    emit_result(result, is_json=arguments.json, run=arguments.run)
     return _exit_code(result)
 
 
@@ -87,14 +78,13 @@ def _write(arguments: argparse.Namespace, result: ScheduleComparison, progress: 
         from semu.files import write_text
 
         progress("writing the stages")
-        say(f"wrote {write_text(arguments.csv, result.to_csv())}")
+        say_written(write_text(arguments.csv, result.to_csv()))
         if len(result.chosen) == 1:
             settings = {"training.schedule_file": arguments.csv, **result.chosen[0].settings}
             say("it runs again with " + " ".join(f"--set {key}={_word(value)}" for key, value in settings.items()))
     if arguments.out is not None:
         progress("drawing the schedules")
-        for file in result.save(arguments.out):
-            say(f"wrote {file}")
+        say_written(*result.save(arguments.out))
 
 
 def _word(value: object) -> str:
@@ -141,9 +131,7 @@ def _plain_numbers(arguments: argparse.Namespace, names: list[str] | None) -> in
             expected=f"ranks x microbatches <= {MOST_PLAIN}",
             got=f"{arguments.ranks} x {arguments.microbatches}",
         )
-    given = next((name for name in _OF_RUNS if getattr(arguments, name)), None)
-    if given is not None:
-        flag = "--set" if given == "assignments" else "--" + given.replace("_", "-")
+    for flag in given_flags(arguments, _OF_RUNS):
         raise ConfigError(f"{flag} without a run", where=flag, expected="RUN beside it")
     from semu.schedule.compare import compare_schedules, comparison_table
     from semu.schedule.registry import ALL_SCHEDULES

@@ -11,8 +11,8 @@ from typing import Any
 
 from semu.cli.commands.many_searches import search_batches
 from semu.cli.commands.simulate import refuse_defaults
-from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say
-from semu.cli.resolved import dump_run, read_run
+from semu.cli.console import INTERRUPTED, Progress, emit_result, has_compiled_kernels, say, say_written
+from semu.cli.resolved import dump_run, read_job
 from semu.errors import ConfigError
 from semu.files import make_folder
 from semu.units import GIB, KIB, MIB
@@ -33,10 +33,7 @@ def search_command(arguments: argparse.Namespace) -> int:
     """
     options = _options(arguments)
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
-        run = read_run(arguments, progress)
-        job = run.job()
-        for note in run.notes:
-            say(note)
+        run, job = read_job(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
         if arguments.batches is not None:
@@ -53,13 +50,9 @@ def search_command(arguments: argparse.Namespace) -> int:
             refuse_defaults(found.report)
         if arguments.out is not None:
             progress("drawing the schedule")
-            for file in found.save(arguments.out):
-                say(f"wrote {file}")
+            say_written(*found.save(arguments.out))
             say(f"it runs again with {_settings(found.changes, Path(arguments.out) / 'schedule.json')}")
-    if arguments.json:
-        emit_json({"run": arguments.run, "warnings": list(run.notes), **found.to_json()})
-    else:
-        emit(repr(found))
+    emit_result(found, is_json=arguments.json, run=arguments.run, warnings=list(run.notes))
     if found.result.ended_by == "interrupt":
         say("interrupted: this is the best schedule so far")
         return INTERRUPTED

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
-from semu.cli.resolved import dump_run, read_run
+from semu.cli.console import Progress, emit_result, has_compiled_kernels, say, say_written
+from semu.cli.resolved import dump_run, read_run, say_notes
 from semu.errors import ConfigError, MemoryLimitError, MissingCoefficientError
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         if arguments.baseline is not None:
             progress(f"planning as {arguments.baseline}")
             run, job = _as_baseline(run, arguments.baseline)
-        for note in run.notes:
-            say(note)
+        say_notes(run)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
         from semu.simulation import simulate
@@ -64,14 +63,13 @@ def simulate_command(arguments: argparse.Namespace) -> int:
             report = replace(report, nearest_fit=found)
         if arguments.out is not None:
             progress("drawing the timeline and the memory")
-            for file in report.save(arguments.out):
-                say(f"wrote {file}")
+            say_written(*report.save(arguments.out))
             for rank in arguments.memory_snapshot:
-                say(f"wrote {_write_snapshot(report, rank, arguments.out)}")
-    if arguments.json:
-        emit_json(report.to_json())
-    else:
-        emit(repr(report))
+                from semu.present.traces import write_memory_snapshot
+
+                path = Path(arguments.out) / f"memory-rank{rank}.pickle"
+                say_written(write_memory_snapshot(path, report.timeline, rank))
+    emit_result(report, is_json=arguments.json)
     if report.fits:
         return 0
     from semu.present.report_text import fit_sentence
@@ -93,12 +91,6 @@ def _check_snapshots(arguments: argparse.Namespace, job: TrainingJob) -> None:
                 got=rank,
                 nearest=min(max(rank, 0), job.parallel.pp - 1),
             )
-
-
-def _write_snapshot(report: Report, rank: int, folder: str) -> Path:
-    from semu.present.traces import write_memory_snapshot
-
-    return write_memory_snapshot(Path(folder) / f"memory-rank{rank}.pickle", report.timeline, rank)
 
 
 def _as_baseline(run: RunConfig, name: str) -> tuple[RunConfig, TrainingJob]:

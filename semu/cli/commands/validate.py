@@ -6,18 +6,18 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from semu.checks import check_word
 from semu.cli import console
-from semu.cli.commands.validate_run import is_own_run, validate_run_command
-from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
-from semu.cli.place import check_place
-from semu.errors import ConfigError, ValidationError
+from semu.cli.commands.validate_run import is_own_run, say_beyond, validate_run_command
+from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say, say_written
+from semu.cli.option_checks import check_place, given_flags
+from semu.errors import ConfigError
 
 if TYPE_CHECKING:
-    from semu.validation import BadRow, JobMaker, Row, ValidationResult
+    from semu.validation import BadRow, Row, ValidationResult
 
 
 def validate_command(arguments: argparse.Namespace) -> int:
@@ -39,22 +39,22 @@ def validate_command(arguments: argparse.Namespace) -> int:
         rows = _of_groups(rows, arguments.group)
         if arguments.pass_times:
             rows = _with_pass_times(rows, arguments)
-        given = (("--profile", arguments.profile), ("--compare", arguments.compare))
-        profiles = [_Profile.of(rows, name, flag) for flag, name in given]
+        under_profile = _validator(rows, arguments.profile, "--profile")
+        under_other = _validator(rows, arguments.compare, "--compare")
         if arguments.site is not None:
             from semu.checks import check_integer
             from semu.validation.site import calibrate_sites
 
             check_integer(arguments.site, "--site", "a number of rows")
         progress(f"simulating {len(rows)} rows")
-        result = profiles[0].validate(rows, pass_times=arguments.pass_times)
+        result = under_profile(rows, pass_times=arguments.pass_times)
         comparison = site = None
         if arguments.compare is not None:
             from semu.validation.profiles import ProfileComparison
 
             progress(f"simulating them under {arguments.compare}")
             names = arguments.profile or "their profiles", arguments.compare
-            comparison = ProfileComparison(result, profiles[1].validate(rows), names)
+            comparison = ProfileComparison(result, under_other(rows), names)
         if arguments.site is not None:
             site = calibrate_sites(result.rows, arguments.site)
     for row in result.rows:
@@ -63,26 +63,22 @@ def validate_command(arguments: argparse.Namespace) -> int:
     if arguments.csv is not None:
         from semu.files import write_text
 
-        say(f"wrote {write_text(arguments.csv, result.to_csv())}")
+        say_written(write_text(arguments.csv, result.to_csv()))
     title = f"semu validate: {arguments.runs or 'published runs'}"
     if arguments.picture is not None:
         from semu.validation.files import save_picture
 
-        say(f"wrote {save_picture(result, arguments.picture, title=title)}")
+        say_written(save_picture(result, arguments.picture, title=title))
     if arguments.out is not None:
         from semu.validation.files import save
 
-        for file in save(result, arguments.out, title=title):
-            say(f"wrote {file}")
+        say_written(*save(result, arguments.out, title=title))
     if arguments.json:
         more = {name: item.to_json() for name, item in (("compare", comparison), ("site", site)) if item is not None}
         emit_json({"runs": arguments.runs, "tolerance_percent": arguments.tolerance, **result.to_json(), **more})
     else:
         emit("\n\n".join(repr(item).rstrip("\n") for item in (result, comparison, site) if item is not None))
-    beyond = [] if arguments.tolerance is None else result.beyond(arguments.tolerance)
-    for sentence in beyond:
-        say(f"out of tolerance ({arguments.tolerance:g} %): {sentence}")
-    return ValidationError.exit_code if beyond else 0
+    return say_beyond(result, arguments.tolerance)
 
 
 class _RowCounter:
@@ -123,10 +119,9 @@ def _with_pass_times(rows: Sequence[Row | BadRow], arguments: argparse.Namespace
     """
     from semu.validation import Row
 
-    for flag in ("compare", "site"):
-        if getattr(arguments, flag) is not None:
-            expected = "--pass-times without it: no profile decides times that the rows give"
-            raise ConfigError(f"--pass-times and --{flag} together", where=f"--{flag}", expected=expected)
+    for flag in given_flags(arguments, ("compare", "site")):
+        expected = "--pass-times without it: no profile decides times that the rows give"
+        raise ConfigError(f"--pass-times and {flag} together", where=flag, expected=expected)
     found = tuple(row for row in rows if isinstance(row, Row) and row.pass_times is not None)
     if not found:
         raise ConfigError(
@@ -138,38 +133,20 @@ def _with_pass_times(rows: Sequence[Row | BadRow], arguments: argparse.Namespace
     return found
 
 
-@dataclass(frozen=True)
-class _Profile:
-    """Under which profile rows are run.
+def _validator(rows: Sequence[Row | BadRow], profile: str | None, flag: str) -> Callable[..., ValidationResult]:
+    """``validate`` under the profile that an option names; None: on the device of every row.
 
-    Attributes:
-        devices: see ``validate``. make_job: makes a row's job.
+    Raises:
+        ConfigError: as ``devices_of``.
     """
+    from semu.hardware.data_sheets import SPEC
+    from semu.runfile import make_job
+    from semu.validation import validate
+    from semu.validation.profiles import on_data_sheet
 
-    devices: Callable[[Row], str] | None
-    make_job: JobMaker
-
-    @classmethod
-    def of(cls, rows: Sequence[Row | BadRow], name: str | None, flag: str) -> _Profile:
-        """The profile of an option; None: the device of every row.
-
-        Raises:
-            ConfigError: as ``devices_of``.
-        """
-        from semu.hardware.data_sheets import SPEC
-        from semu.runfile import make_job
-
-        if name == SPEC:
-            from semu.validation.profiles import on_data_sheet
-
-            return cls(None, on_data_sheet(make_job))
-        return cls(None if name is None else devices_of(rows, name, flag), make_job)
-
-    def validate(self, rows: Sequence[Row | BadRow], *, pass_times: bool = False) -> ValidationResult:
-        """All rows under it."""
-        from semu.validation import validate
-
-        return validate(rows, self.make_job, devices=self.devices, progress=_RowCounter(), pass_times=pass_times)
+    maker = on_data_sheet(make_job) if profile == SPEC else make_job
+    devices = None if profile is None or profile == SPEC else devices_of(rows, profile, flag)
+    return partial(validate, make_job=maker, devices=devices, progress=_RowCounter())
 
 
 def devices_of(rows: Sequence[Row | BadRow], profile: str, flag: str) -> Callable[[Row], str]:

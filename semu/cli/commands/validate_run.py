@@ -8,27 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say, say_written
+from semu.cli.option_checks import given_flags
+from semu.cli.resolved import read_job
 from semu.errors import ConfigError, ValidationError
 
 if TYPE_CHECKING:
     from semu.job import TrainingJob
     from semu.present.report import Report
+    from semu.validation import ValidationResult
     from semu.validation.logs.log_result import LogComparison
     from semu.validation.traces.trace_result import TraceComparison
 
     _Compare = Callable[[TrainingJob, Report], LogComparison | TraceComparison]
 
-_RUN_ONLY = {
-    "log": "--log",
-    "trace": "--trace",
-    "cluster": "--cluster",
-    "parallel": "--parallel",
-    "assignments": "--set",
-    "warm_up": "--warm-up",
-    "rank": "--rank",
-    "step": "--step",
-}
+_OWN_RUN_ONLY = ("log", "trace", "cluster", "parallel", "assignments", "warm_up", "rank", "step")
+_PUBLISHED_ONLY = ("runs", "group", "compare", "site", "pass_times")
 
 
 def is_own_run(arguments: argparse.Namespace) -> bool:
@@ -37,21 +32,18 @@ def is_own_run(arguments: argparse.Namespace) -> bool:
     Raises:
         ConfigError: options of the two ways to validate together, or a part of them missing.
     """
-    given = [flag for name, flag in _RUN_ONLY.items() if getattr(arguments, name) not in (None, [])]
     if arguments.run is None:
-        if given:
+        for flag in given_flags(arguments, _OWN_RUN_ONLY):
             raise ConfigError(
-                f"{given[0]} without a run", where=given[0], expected="--run RUN beside it: a TOML file or a setup"
+                f"{flag} without a run", where=flag, expected="--run RUN beside it: a TOML file or a setup"
             )
         return False
-    published = ("runs", "--runs"), ("group", "--group"), ("compare", "--compare"), ("site", "--site")
-    for name, flag in (*published, ("pass_times", "--pass-times")):
-        if getattr(arguments, name) not in (None, [], False):
-            raise ConfigError(
-                f"--run and {flag} together",
-                where=flag,
-                expected="published runs (--runs, --group, --compare, --site) or a run of your own",
-            )
+    for flag in given_flags(arguments, _PUBLISHED_ONLY):
+        raise ConfigError(
+            f"--run and {flag} together",
+            where=flag,
+            expected="published runs (--runs, --group, --compare, --site) or a run of your own",
+        )
     if (arguments.log is None) == (arguments.trace is None):
         raise ConfigError(
             "nothing to compare the run with" if arguments.log is None else "a log and a trace together",
@@ -60,14 +52,13 @@ def is_own_run(arguments: argparse.Namespace) -> bool:
             got=arguments.run if arguments.log is None else "both",
             nearest="--runs" if arguments.log is None else None,
         )
-    kept = ("--warm-up",) if arguments.trace is not None else ("--rank", "--step")
-    for flag in given:
-        if flag in kept:
-            raise ConfigError(
-                f"{flag} does not go with {'--trace' if arguments.log is None else '--log'}",
-                where=flag,
-                expected="--warm-up with --log, --rank and --step with --trace",
-            )
+    other, refused = ("--trace", ("warm_up",)) if arguments.log is None else ("--log", ("rank", "step"))
+    for flag in given_flags(arguments, refused):
+        raise ConfigError(
+            f"{flag} does not go with {other}",
+            where=flag,
+            expected="--warm-up with --log, --rank and --step with --trace",
+        )
     return True
 
 
@@ -78,16 +69,9 @@ def validate_run_command(arguments: argparse.Namespace) -> int:
         ConfigError: a run, log or trace that cannot be read, results that cannot be written.
     """
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
-        progress("reading the run")
-        from semu.runfile import Overrides, resolve_run
+        run, job = read_job(arguments, progress)
         from semu.simulation import simulate
 
-        run = resolve_run(
-            arguments.run, Overrides(arguments.assignments, arguments.cluster, arguments.parallel, arguments.profile)
-        )
-        job = run.job()
-        for note in run.notes:
-            say(note)
         progress(f"reading {arguments.log or arguments.trace}")
         compare = _log_comparison(arguments) if arguments.log is not None else _trace_comparison(arguments)
         with run.places.located():
@@ -106,9 +90,18 @@ def validate_run_command(arguments: argparse.Namespace) -> int:
         emit_json(document)
     else:
         emit(repr(result))
-    beyond = [] if arguments.tolerance is None else result.beyond(arguments.tolerance)
+    return say_beyond(result, arguments.tolerance)
+
+
+def say_beyond(result: ValidationResult | LogComparison | TraceComparison, tolerance: float | None) -> int:
+    """Write to stderr what is out of tolerance; returns the exit code.
+
+    Args:
+        tolerance: [percent]; None: everything is within it.
+    """
+    beyond = [] if tolerance is None else result.beyond(tolerance)
     for sentence in beyond:
-        say(f"out of tolerance ({arguments.tolerance:g} %): {sentence}")
+        say(f"out of tolerance ({tolerance:g} %): {sentence}")
     return ValidationError.exit_code if beyond else 0
 
 
@@ -138,15 +131,14 @@ def _write(arguments: argparse.Namespace, result: LogComparison | TraceCompariso
     from semu.validation.bar_picture import save_bars
 
     if arguments.csv is not None:
-        say(f"wrote {write_text(arguments.csv, result.to_csv())}")
+        say_written(write_text(arguments.csv, result.to_csv()))
     if arguments.picture is not None:
-        say(f"wrote {save_bars(result, arguments.picture)}")
+        say_written(save_bars(result, arguments.picture))
     if arguments.out is not None:
         folder = make_folder(Path(arguments.out))
         text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-        for file in (
+        say_written(
             write_text(folder / "validation.json", text),
             write_text(folder / "validation.csv", result.to_csv()),
             save_bars(result, folder / "validation.png"),
-        ):
-            say(f"wrote {file}")
+        )

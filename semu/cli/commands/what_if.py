@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say
-from semu.cli.resolved import dump_run, read_run
+from semu.cli.resolved import dump_run, read_run, say_notes
 from semu.errors import ConfigError
 from semu.files import make_folder, write_file, write_text
 
@@ -38,8 +38,7 @@ def what_if_command(arguments: argparse.Namespace) -> int:
             raise ConfigError("a factor of changes that are told", where="--factor", expected="without --set")
         changes = [parse_change(text, parse_value) for text in arguments.changes]
         job = run.job()
-        for note in run.notes:
-            say(note)
+        say_notes(run)
         if arguments.out is not None:
             make_folder(Path(arguments.out))
         _check(changes, job)

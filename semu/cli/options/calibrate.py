@@ -22,7 +22,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     fit.add_argument(
         "--device", metavar="NAME", help="which device: a profile's name, another name (H100-SXM), or a profile TOML"
     )
-    fit.add_argument("-o", dest="output", metavar="PROFILE.toml", help="write a profile on top of the device's own")
+    fit.add_argument("-o", "--output", metavar="PROFILE.toml", help="write a profile on top of the device's own")
     fit.add_argument("--update", metavar="PROFILE.toml", help="put the fitted sections into a profile that is there")
     fit.add_argument("--without", **REPEATED, metavar="SOURCE", help="leave a source out; may be repeated")
     fit.add_argument(

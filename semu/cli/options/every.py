@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import NoReturn
 
 from semu.cli.options.calibrate import CALIBRATE
@@ -21,23 +20,6 @@ from semu.cli.options.validate import VALIDATE
 from semu.cli.options.what_if import WHAT_IF
 from semu.errors import ConfigError, unknown_name
 
-
-class Command(StrEnum):
-    """Commands that this version has."""
-
-    SIMULATE = "simulate"
-    SCHEDULES = "schedules"
-    SEARCH = "search"
-    GRID = "grid"
-    WHAT_IF = "what-if"
-    PLAN = "plan"
-    RUN = "run"
-    VALIDATE = "validate"
-    CALIBRATE = "calibrate"
-    LIST = "list"
-    IMPORT = "import"
-
-
 LISTS: Mapping[str, str] = {
     "models": "models by name, with their parameters",
     "setups": "published runs: model, cluster, parallelism and batch",
@@ -52,18 +34,18 @@ def _add_list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", metavar="WHAT", nargs="?", help=f"one of {kinds}; without it, what each of them holds")
 
 
-COMMANDS: Mapping[Command, CommandOptions] = {
-    Command.SIMULATE: SIMULATE,
-    Command.SCHEDULES: SCHEDULES,
-    Command.SEARCH: SEARCH,
-    Command.GRID: GRID,
-    Command.WHAT_IF: WHAT_IF,
-    Command.PLAN: PLAN,
-    Command.RUN: RUN,
-    Command.VALIDATE: VALIDATE,
-    Command.CALIBRATE: CALIBRATE,
-    Command.LIST: CommandOptions("list " + ", ".join(LISTS), "List what semu ships.", _add_list),
-    Command.IMPORT: IMPORT,
+COMMANDS: Mapping[str, CommandOptions] = {
+    "simulate": SIMULATE,
+    "schedules": SCHEDULES,
+    "search": SEARCH,
+    "grid": GRID,
+    "what-if": WHAT_IF,
+    "plan": PLAN,
+    "run": RUN,
+    "validate": VALIDATE,
+    "calibrate": CALIBRATE,
+    "list": CommandOptions("list " + ", ".join(LISTS), "List what semu ships.", _add_list),
+    "import": IMPORT,
 }
 """What every command takes, in the order of ``semu --help``."""
 
@@ -89,8 +71,8 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     """
     position = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
     command = words[position : position + 1]
-    if command and command[0] not in list(Command):
-        raise unknown_name("command", command[0], list(Command), where="command line")
+    if command and command[0] not in COMMANDS:
+        raise unknown_name("command", command[0], COMMANDS, where="command line")
     early = [word for word in words[:position] if word in ("--json", "--debug")]
     others = [word for word in words[:position] if word not in early]
     words = [*others, *command, *(early if command else ()), *words[position + 1 :]]
@@ -105,7 +87,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
             "an argument too many", where=used.prog, expected=" ".join(used.format_usage().split()), got=word
         )
     if arguments.command is None and not arguments.version:
-        raise ConfigError("no command", where="command line", expected="one of " + ", ".join(Command))
+        raise ConfigError("no command", where="command line", expected="one of " + ", ".join(COMMANDS))
     return arguments
 
 
@@ -124,7 +106,7 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     parsers = {}
     for command, options in COMMANDS.items():
-        parsers[command.value] = commands.add_parser(
+        parsers[command] = commands.add_parser(
             command,
             parents=[common],
             help=options.help,
@@ -133,5 +115,5 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
             formatter_class=argparse.RawDescriptionHelpFormatter if options.epilog else argparse.HelpFormatter,
             allow_abbrev=False,
         )
-        options.add(parsers[command.value])
+        options.add(parsers[command])
     return parser, parsers

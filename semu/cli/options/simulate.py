@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from semu.cli.options.shared import REPEATED, CommandOptions
+from semu.cli.options.shared import REPEATED, CommandOptions, add_strict
 
 _EPILOG = """\
 RUN is a TOML file or the name of a shipped setup (semu list setups), which brings its cluster, parallelism and batch;
@@ -73,8 +73,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
         help="with --out: memory-rankN.pickle, a pipeline rank's memory as a snapshot of PyTorch, which its viewer "
         "(pytorch.org/memory_viz) shows; may be repeated",
     )
-    output.add_argument("--strict", action="store_true", help="refuse coefficients that are mere defaults (exit 5)")
-    output.add_argument("--dump-config", action="store_true", help="print the resolved run as TOML and stop")
+    add_strict(output)
 
 
 SIMULATE = CommandOptions(

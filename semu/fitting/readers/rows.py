@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
+from semu.fitting.readers.nccl import KINDS
 from semu.fitting.samples import Sample
 
 Row = Mapping[str, str]
@@ -21,43 +22,17 @@ class LeftOut(Exception):
 
 
 _PRODUCT_SECTIONS = {"bf16": "", "fp16": "", "fp8": ".fp8", "fp8_block": ".fp8_block"}
-_MEMORY_SECTIONS = {
-    "rmsnorm": "norm",
-    "rms_norm": "norm",
-    "layernorm": "norm",
-    "layer_norm": "norm",
-    "swiglu": "activation",
-    "gelu": "activation",
-    "geglu": "activation",
-    "silu": "activation",
-    "rope": "rope",
-    "add": "add",
-    "mul": "modulate",
-    "relu": "modulate",
-    "tanh": "modulate",
-    "add_scalar": "modulate",
-    "dropout": "dropout",
-    "modulate": "modulate",
-    "softmax": "softmax",
-    "embedding": "embedding",
-    "cross_entropy": "cross_entropy",
-    "stream_copy": "copy",
-    "copy": "copy",
-    "cast": "cast",
-    "stream_triad": "optimizer",
-    "adam": "optimizer",
-    "fused_adam": "optimizer",
+_MEMORY_OPS = {
+    "norm": ("rmsnorm", "rms_norm", "layernorm", "layer_norm"),
+    "activation": ("swiglu", "gelu", "geglu", "silu"),
+    "modulate": ("modulate", "mul", "relu", "tanh", "add_scalar"),
+    "copy": ("copy", "stream_copy"),
+    "optimizer": ("stream_triad", "adam", "fused_adam"),
+    **{name: (name,) for name in ("rope", "add", "dropout", "softmax", "embedding", "cross_entropy", "cast")},
 }
-_COLLECTIVES = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "all_to_all": "all_to_all",
-    "send_recv": "p2p",
-    "sendrecv": "p2p",
-    "p2p": "p2p",
-}
+"""Section -> words of the column ``op`` for it."""
+_MEMORY_SECTIONS = {op: section for section, ops in _MEMORY_OPS.items() for op in ops}
+_COLLECTIVES = {**KINDS, "p2p": "p2p"}
 SEVERAL_KERNELS = ("eager", "foreach")
 """Words of a note for a call of several kernels, where a fused kernel moves less: a separate source."""
 _LARGEST = 1e15

@@ -17,8 +17,7 @@ from typing import Any
 from semu.checks import is_number
 from semu.errors import ConfigError
 from semu.fitting.devices import KNOWN_DEVICES
-from semu.fitting.kernel_names import Family as KernelFamily
-from semu.fitting.kernel_names import family_of
+from semu.fitting.kernel_names import family_of, family_of_kind
 from semu.fitting.samples import Refusal, Sample, places
 from semu.fitting.trace_events import read_events
 
@@ -125,24 +124,25 @@ def _sample(event: Mapping[str, Any], kernels: Sequence[tuple[str, float]], name
     reader = _READERS.get(str(event.get("name")))
     if reader is None or time_us <= 0:
         return None
-    function, families = reader
-    if not any(family_of(kernel) in families for kernel, _ in kernels):
-        return None
     try:
         dims = [list(dim) if isinstance(dim, list) else [] for dim in arguments["Input Dims"]]
         types = [str(item).lower() for item in arguments.get("Input type", arguments.get("Input Types", []))]
-        read = function(dims, types, arguments)
+        read = reader(dims, types, arguments)
     except (KeyError, IndexError, ValueError, TypeError, OverflowError):
         return None
     if read is None:
         return None
     section, shape = read
-    if any(not 0 <= value <= _LARGEST for value in shape):
+    family = family_of_kind(section.split(".")[1])
+    if any(not 0 <= value <= _LARGEST for value in shape) or family not in {family_of(name) for name, _ in kernels}:
         return None
     return Sample(section, shape, time_us * 1e-6, f"trace/{name}", device, f"{name} ts {event.get('ts')}")
 
 
 Found = tuple[str, tuple[float, ...]] | None
+"""Section and shape; None: a call that no section describes."""
+Reader = Callable[[Dims, Sequence[str], Mapping[str, Any]], Found]
+"""Sizes and types of an operator's inputs, and the event's arguments -> section and shape."""
 
 
 def _product(a: Sequence[int], b: Sequence[int], dtype: str) -> Found:
@@ -169,7 +169,7 @@ _NO_WINDOW = ("", "None", "-1")
 
 def _attention(
     position: int, *, first: int = 0, is_forward: bool = True, tokens_first: bool = False, window: int | None = None
-) -> Callable[[Dims, Sequence[str], Mapping[str, Any]], Found]:
+) -> Reader:
     """Fused attention on q, k, v of [batch, heads, tokens, head_dim].
 
     Args:
@@ -199,7 +199,7 @@ def _attention(
     return read
 
 
-def _moved(section: str, tensors: Sequence[int]) -> Callable[[Dims, Sequence[str], Mapping[str, Any]], Found]:
+def _moved(section: str, tensors: Sequence[int]) -> Reader:
     """A kernel that reads its inputs and writes one result of the first one's size."""
 
     def read(dims: Dims, types: Sequence[str], _: Mapping[str, Any]) -> Found:
@@ -214,38 +214,23 @@ def _moved(section: str, tensors: Sequence[int]) -> Callable[[Dims, Sequence[str
     return read
 
 
-_READERS: Mapping[str, tuple[Callable[[Dims, Sequence[str], Mapping[str, Any]], Found], tuple[KernelFamily, ...]]] = {
-    "aten::mm": (_mm, (KernelFamily.MATMUL,)),
-    "aten::bmm": (_mm, (KernelFamily.MATMUL,)),
-    "aten::addmm": (_addmm, (KernelFamily.MATMUL,)),
-    "aten::_scaled_dot_product_flash_attention": (_attention(4), (KernelFamily.ATTENTION_FORWARD,)),
-    "aten::_scaled_dot_product_cudnn_attention": (_attention(6), (KernelFamily.ATTENTION_FORWARD,)),
-    "aten::_flash_attention_forward": (
-        _attention(8, tokens_first=True, window=11),
-        (KernelFamily.ATTENTION_FORWARD,),
-    ),
-    "aten::_cudnn_attention_forward": (_attention(10), (KernelFamily.ATTENTION_FORWARD,)),
-    "aten::_flash_attention_backward": (
-        _attention(11, first=1, is_forward=False, tokens_first=True, window=15),
-        (KernelFamily.ATTENTION_BACKWARD,),
-    ),
-    "aten::_cudnn_attention_backward": (
-        _attention(14, first=1, is_forward=False),
-        (KernelFamily.ATTENTION_BACKWARD,),
-    ),
-    "aten::_scaled_dot_product_flash_attention_backward": (
-        _attention(11, first=1, is_forward=False),
-        (KernelFamily.ATTENTION_BACKWARD,),
-    ),
-    "aten::_scaled_dot_product_cudnn_attention_backward": (
-        _attention(14, first=1, is_forward=False),
-        (KernelFamily.ATTENTION_BACKWARD,),
-    ),
-    "aten::native_layer_norm": (_moved("norm", (0,)), (KernelFamily.NORM,)),
-    "aten::_fused_rms_norm": (_moved("norm", (0,)), (KernelFamily.NORM,)),
-    "aten::_softmax": (_moved("softmax", (0,)), (KernelFamily.NORM,)),
-    "aten::add": (_moved("add", (0, 1)), (KernelFamily.ELEMENTWISE,)),
-    "aten::gelu": (_moved("activation", (0,)), (KernelFamily.ELEMENTWISE,)),
-    "aten::silu": (_moved("activation", (0,)), (KernelFamily.ELEMENTWISE,)),
+_READERS: Mapping[str, Reader] = {
+    "aten::mm": _mm,
+    "aten::bmm": _mm,
+    "aten::addmm": _addmm,
+    "aten::_scaled_dot_product_flash_attention": _attention(4),
+    "aten::_scaled_dot_product_cudnn_attention": _attention(6),
+    "aten::_flash_attention_forward": _attention(8, tokens_first=True, window=11),
+    "aten::_cudnn_attention_forward": _attention(10),
+    "aten::_flash_attention_backward": _attention(11, first=1, is_forward=False, tokens_first=True, window=15),
+    "aten::_cudnn_attention_backward": _attention(14, first=1, is_forward=False),
+    "aten::_scaled_dot_product_flash_attention_backward": _attention(11, first=1, is_forward=False),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _attention(14, first=1, is_forward=False),
+    "aten::native_layer_norm": _moved("norm", (0,)),
+    "aten::_fused_rms_norm": _moved("norm", (0,)),
+    "aten::_softmax": _moved("softmax", (0,)),
+    "aten::add": _moved("add", (0, 1)),
+    "aten::gelu": _moved("activation", (0,)),
+    "aten::silu": _moved("activation", (0,)),
 }
-"""Operator -> (reader of its shape, families of which one kernel must be)."""
+"""Operator -> reader of its shape."""

@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import PlanError
-from semu.plan.action import KINDS
+from semu.plan.action import KINDS, ActionKind
 from semu.plan.columns import LAUNCHES, NUM_STAGE_KINDS, SENDS, ActionColumns, message_name, stage_name
 from semu.plan.flow import PlanFlow
 from semu.plan.verification.fault import Fault
-from semu.plan.verification.tables import repeated, require
+from semu.plan.verification.tables import refuse_actions, repeated
 
 I64 = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -30,21 +30,17 @@ def check_stages(columns: ActionColumns, flow: PlanFlow) -> None:
     trains = np.array([chunk.has_backward for chunk in plan.chunks])[plan.pairs.chunk]
     at = np.flatnonzero(columns.is_stage)
     pair = columns.target[at]
-
-    def refuse(bad: Flags, fault: Fault, message: str, expected: str | None = None) -> None:
-        found = np.zeros(len(kind), dtype=np.bool_)
-        found[at[bad]] = True
-        require(columns, found, fault, message, expected)
-
     away = pair_rank[pair] != columns.rank[at]
     first = f"rank {int(pair_rank[pair[away][0]])}" if np.any(away) else None
-    refuse(away, Fault.STAGE_RANK, "a stage on a rank that does not hold its chunk", first)
-    backward = kind[at] != _FORWARD
-    refuse(backward & ~trains[pair], Fault.NO_BACKWARD, "a backward of a chunk that has none")
-    refuse(repeated(kind[at] * len(trains) + pair), Fault.STAGE_TWICE, "a stage that runs twice", "once")
+    refuse_actions(columns, at[away], Fault.STAGE_RANK, "a stage on a rank that does not hold its chunk", first)
+    wrong = at[(kind[at] != _FORWARD) & ~trains[pair]]
+    refuse_actions(columns, wrong, Fault.NO_BACKWARD, "a backward of a chunk that has none")
+    again = at[repeated(kind[at] * len(trains) + pair)]
+    refuse_actions(columns, again, Fault.STAGE_TWICE, "a stage that runs twice", "once")
     split = (place[_INPUT] >= 0) | (place[_WEIGHT] >= 0)
-    both = (kind[at] == _BACKWARD) & split[pair]
-    refuse(both, Fault.NO_BACKWARD, "a backward that runs both whole and split", "one B, or one I and one W")
+    both = at[(kind[at] == _BACKWARD) & split[pair]]
+    message = "a backward that runs both whole and split"
+    refuse_actions(columns, both, Fault.NO_BACKWARD, message, "one B, or one I and one W")
     whole = place[_BACKWARD] >= 0
     missing = (
         (_FORWARD, place[_FORWARD] < 0),
@@ -53,16 +49,7 @@ def check_stages(columns: ActionColumns, flow: PlanFlow) -> None:
         (_WEIGHT, trains & split & (place[_WEIGHT] < 0)),
     )
     for code, lacks in missing:
-        if np.any(lacks):
-            number = int(np.flatnonzero(lacks)[0])
-            rank = int(pair_rank[number])
-            raise PlanError(
-                "a stage is missing",
-                fault=Fault.STAGE_MISSING,
-                rank=rank,
-                where=f"{plan.name}: rank {rank}",
-                expected=f"{KINDS[code]} {stage_name(plan, number, KINDS[code])}",
-            )
+        _refuse_missing(columns, KINDS[code], lacks, pair_rank, Fault.STAGE_MISSING, "a stage is missing")
     _check_order(columns, flow, split, trains)
 
 
@@ -81,10 +68,9 @@ def _check_order(columns: ActionColumns, flow: PlanFlow, split: Flags, trains: F
     if not np.any(late):
         return
     number = int(np.flatnonzero(late)[np.argmin(then[late])])
-    bad = np.zeros(len(columns.kind), dtype=np.bool_)
-    bad[then[number]] = True
     message = "a stage before another on its rank whose result it needs"
-    require(columns, bad, Fault.STAGE_ORDER, message, f"after {columns.words(int(first[number]))}")
+    expected = f"after {columns.words(int(first[number]))}"
+    refuse_actions(columns, then[[number]], Fault.STAGE_ORDER, message, expected)
 
 
 def backward_place(columns: ActionColumns) -> I64:
@@ -104,41 +90,36 @@ def check_communication(columns: ActionColumns) -> None:
     place = columns.message_place
     at = np.flatnonzero(~columns.is_stage)
     message, code = columns.target[at], kind[at]
-
-    def refuse(bad: Flags, fault: Fault, words: str, expected: str | None = None) -> None:
-        found = np.zeros(len(kind), dtype=np.bool_)
-        found[at[bad]] = True
-        require(columns, found, fault, words, expected)
-
     is_send = (code == SENDS[0]) | (code == SENDS[1])
     is_launch = (code == LAUNCHES[0]) | (code == LAUNCHES[1])
     rank = np.where(is_send, messages.source_rank[message], messages.target_rank[message])
     away = rank != columns.rank[at]
     first = f"rank {int(rank[away][0])}" if np.any(away) else None
-    refuse(away, Fault.LAUNCH_RANK, "communication on a rank that is not at that end of the message", first)
+    words = "communication on a rank that is not at that end of the message"
+    refuse_actions(columns, at[away], Fault.LAUNCH_RANK, words, first)
     again = repeated(code * len(messages.source) + message)
-    refuse(again & is_launch, Fault.LAUNCH_TWICE, "a message that is launched twice", "once")
-    refuse(again & ~is_launch, Fault.WAIT_TWICE, "a wait for what has been waited for", "once")
-    sides = ((_ISEND, _WAIT_ISEND, messages.source_rank), (_IRECV, _WAIT_IRECV, messages.target_rank))
-    for launch, _, ends in sides:
-        _missing(columns, launch, ends, Fault.LAUNCH_MISSING, "a launch is missing")
-    for _, wait, ends in sides:
-        _missing(columns, wait, ends, Fault.WAIT_MISSING, "a buffer that is never freed: a wait is missing")
+    refuse_actions(columns, at[again & is_launch], Fault.LAUNCH_TWICE, "a message that is launched twice", "once")
+    refuse_actions(columns, at[again & ~is_launch], Fault.WAIT_TWICE, "a wait for what has been waited for", "once")
+    sent, received = messages.source_rank, messages.target_rank
+    for rows, fault, words in (
+        ((_ISEND, _IRECV), Fault.LAUNCH_MISSING, "a launch is missing"),
+        ((_WAIT_ISEND, _WAIT_IRECV), Fault.WAIT_MISSING, "a buffer that is never freed: a wait is missing"),
+    ):
+        for row, ends in zip(rows, (sent, received), strict=True):
+            _refuse_missing(columns, KINDS[NUM_STAGE_KINDS + row], place[row] < 0, ends, fault, words)
     if not len(message):
         return
-    ordinal = np.arange(len(kind))[at]
     launched = np.where(is_send, place[_ISEND, message], place[_IRECV, message])
-    refuse(~is_launch & (ordinal < launched), Fault.WAIT_EARLY, "a wait before its launch")
+    refuse_actions(columns, at[~is_launch & (at < launched)], Fault.WAIT_EARLY, "a wait before its launch")
     ready = _place_of(columns, messages.source)[message]
-    refuse((code == SENDS[0]) & (ordinal < ready), Fault.SENT_EARLY, "sent before it is computed")
+    unmade = at[(code == SENDS[0]) & (at < ready)]
+    refuse_actions(columns, unmade, Fault.SENT_EARLY, "sent before it is computed")
     used = _place_of(columns, messages.target)
-    early = used < place[_WAIT_IRECV]
-    if np.any(early):
-        number = int(np.flatnonzero(early)[0])
-        bad = np.zeros(len(kind), dtype=np.bool_)
-        bad[used[number]] = True
+    early = np.flatnonzero(used < place[_WAIT_IRECV])[:1]
+    if len(early):
         words = "a stage before the wait for what it receives"
-        require(columns, bad, Fault.USED_EARLY, words, f"after {columns.words(int(place[_WAIT_IRECV, number]))}")
+        expected = f"after {columns.words(int(place[_WAIT_IRECV, early[0]]))}"
+        refuse_actions(columns, used[early], Fault.USED_EARLY, words, expected)
 
 
 def _place_of(columns: ActionColumns, stages: NDArray[np.integer]) -> I64:
@@ -148,18 +129,16 @@ def _place_of(columns: ActionColumns, stages: NDArray[np.integer]) -> I64:
     return found
 
 
-def _missing(columns: ActionColumns, row: int, ranks: NDArray[np.integer], fault: Fault, message: str) -> None:
-    lacks = columns.message_place[row] < 0
+def _refuse_missing(
+    columns: ActionColumns, kind: ActionKind, lacks: Flags, ranks: NDArray[np.integer], fault: Fault, message: str
+) -> None:
+    """Refuse a plan that lacks an action for some pair or message. ``lacks``, ``ranks``: of pairs or messages."""
     if np.any(lacks):
-        number = int(np.flatnonzero(lacks)[0])
+        plan, number = columns.plan, int(np.argmax(lacks))
         rank = int(ranks[number])
-        raise PlanError(
-            message,
-            fault=fault,
-            rank=rank,
-            where=f"{columns.plan.name}: rank {rank}",
-            expected=f"{KINDS[NUM_STAGE_KINDS + row]} {message_name(columns.plan, number)}",
-        )
+        name = stage_name(plan, number, kind) if kind.is_stage else message_name(plan, number)
+        where = f"{plan.name}: rank {rank}"
+        raise PlanError(message, fault=fault, rank=rank, where=where, expected=f"{kind} {name}")
 
 
 def check_batches(columns: ActionColumns) -> None:
@@ -174,19 +153,17 @@ def check_batches(columns: ActionColumns) -> None:
     begins = batched.copy()
     begins[1:] &= (columns.batch[1:] != columns.batch[:-1]) | (columns.rank[1:] != columns.rank[:-1])
     heads = np.flatnonzero(begins)
-    again = np.zeros(len(batched), dtype=np.bool_)
     most = int(columns.batch.max(initial=0)) + 1
-    again[heads] = repeated(columns.rank[heads] * most + columns.batch[heads])
-    require(columns, again, Fault.BATCH, "a batch that is torn apart", "its launches one behind the other")
+    again = heads[repeated(columns.rank[heads] * most + columns.batch[heads])]
+    refuse_actions(columns, again, Fault.BATCH, "a batch that is torn apart", "its launches one behind the other")
     messages, place = columns.plan.messages, columns.message_place
     link = messages.source_rank.astype(np.int64) * columns.plan.num_ranks + messages.target_rank
     sent, received = (np.lexsort((place[row], link)) for row in (_ISEND, _IRECV))
     wrong = np.flatnonzero(sent != received)
     if len(wrong):
         number = int(wrong[0])
-        bad = np.zeros(len(batched), dtype=np.bool_)
-        bad[place[_IRECV, received[number]]] = True
         rank = int(messages.source_rank[received[number]])
         message = f"received in another order than rank {rank} sends"
         expected = f"irecv {message_name(columns.plan, int(sent[number]))}"
-        require(columns, bad, Fault.COMMUNICATION_ORDER, message, expected)
+        out_of_order = place[_IRECV, received[[number]]]
+        refuse_actions(columns, out_of_order, Fault.COMMUNICATION_ORDER, message, expected)

@@ -28,22 +28,12 @@ def check_messages(plan: ExecutionPlan, flow: PlanFlow) -> None:
     rank = np.array([chunk.rank for chunk in plan.chunks])[plan.pairs.chunk]
     own = (rank[source // 2], rank[target // 2])
     said = (messages.source_rank, messages.target_rank)
-    for side, (is_so, says) in enumerate(zip(own, said, strict=True)):
-        word = "target" if side else "source"
-        _require(
-            plan,
-            says != is_so,
-            Fault.PEER,
-            f"another {word} rank than that of its {word} stage",
-            expected=is_so,
-            got=says,
-        )
+    for word, is_so, says in zip(("source", "target"), own, said, strict=True):
+        message = f"another {word} rank than that of its {word} stage"
+        _require(plan, says != is_so, Fault.PEER, message, expected=is_so, got=says)
     link = messages.source_rank.astype(np.int64) * plan.num_ranks + messages.target_rank
     tags = link * (int(messages.tag.max(initial=0)) + 1) + messages.tag
     _require(plan, repeated(tags), Fault.TAG, "a tag that two messages between these ranks have", got=messages.tag)
-    _require(
-        plan, np.any(messages.num_bytes < 0, axis=0), Fault.BYTES, "a negative size", got=messages.num_bytes.min(0)
-    )
     edges = _edges_of(plan, flow, source, target, n)
     _check_complete(plan, flow, source % 2 == 1, edges)
     _check_items(plan, flow, edges)
@@ -112,13 +102,9 @@ def _check_items(plan: ExecutionPlan, flow: PlanFlow, edges: I64) -> None:
         at = int(np.flatnonzero(wrong)[0])
         replica = int(np.flatnonzero(~fits[:, at])[0])
         side = given if not is_seam[at] or not taken_cut[at] else common if given_cut[at] else taken
-        raise PlanError(
-            f"a message with other items than its stage, replica {replica}",
-            fault=Fault.ITEMS,
-            where=f"{plan.name}: messages[{at}], {message_name(plan, at)}",
-            expected=str(tuple(side[replica, at].tolist())),
-            got=tuple(items[replica, at].tolist()),
-        )
+        message = f"a message with other items than its stage, replica {replica}"
+        expected, got = tuple(side[replica, at].tolist()), tuple(items[replica, at].tolist())
+        raise _error(plan, at, Fault.ITEMS, message, expected, got)
 
 
 def _check_gradients(plan: ExecutionPlan, is_gradient: Flags, edges: I64) -> None:
@@ -128,11 +114,12 @@ def _check_gradients(plan: ExecutionPlan, is_gradient: Flags, edges: I64) -> Non
     answer = np.flatnonzero(is_gradient)
     result = sent[edges[answer]]
     size = plan.messages.num_bytes
-    bad = np.zeros(len(edges), dtype=np.bool_)
-    bad[answer] = np.any(size[:, answer] > size[:, result], axis=0)
-    most = np.zeros(len(edges), dtype=np.int64)
-    most[answer] = size[:, result].max(axis=0, initial=0)
-    _require(plan, bad, Fault.BYTES, "a gradient larger than what it is of", expected=most, got=size.max(0, initial=0))
+    is_larger = size[:, answer] > size[:, result]
+    if np.any(is_larger):
+        number = int(np.argmax(np.any(is_larger, axis=0)))
+        replica, at = int(np.argmax(is_larger[:, number])), int(answer[number])
+        message = f"a gradient larger than what it is of, replica {replica}"
+        raise _error(plan, at, Fault.BYTES, message, size[replica, result[number]], int(size[replica, at]))
 
 
 def _require(
@@ -145,11 +132,13 @@ def _require(
     got: NDArray[np.integer] | None = None,
 ) -> None:
     if np.any(bad):
-        at = int(np.flatnonzero(bad)[0])
-        raise PlanError(
-            message,
-            fault=fault,
-            where=f"{plan.name}: messages[{at}], {message_name(plan, at)}",
-            expected=None if expected is None else str(int(expected[at])),
-            got=None if got is None else int(got[at]),
+        at = int(np.argmax(bad))
+        raise _error(
+            plan, at, fault, message, None if expected is None else expected[at], None if got is None else int(got[at])
         )
+
+
+def _error(plan: ExecutionPlan, at: int, fault: Fault, message: str, expected: object, got: object) -> PlanError:
+    """What is wrong with message ``at``."""
+    where = f"{plan.name}: messages[{at}], {message_name(plan, at)}"
+    return PlanError(message, fault=fault, where=where, expected=None if expected is None else str(expected), got=got)

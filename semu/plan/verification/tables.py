@@ -98,19 +98,19 @@ def _check_items(plan: ExecutionPlan, order: I64, key: I64, begins: NDArray[np.b
             )
 
 
-def require(
-    columns: ActionColumns, bad: NDArray[np.bool_], fault: Fault, message: str, expected: str | None = None
+def refuse_actions(
+    columns: ActionColumns, bad: NDArray[np.integer], fault: Fault, message: str, expected: str | None = None
 ) -> None:
-    """Refuse the first bad action.
+    """Refuse the first bad action, where there is one.
 
     Args:
-        bad: bool[a]. message: what is wrong with it. expected: instead.
+        bad: int64[any], places of bad actions among all. message: what is wrong with it. expected: instead.
     Raises:
-        PlanError: there is one; rank, action and its words are named.
+        PlanError: rank, action and its words are named.
     """
-    if not np.any(bad):
+    if not len(bad):
         return
-    action = int(np.flatnonzero(bad)[0])
+    action = int(bad.min())
     rank, place = columns.locate(action)
     raise PlanError(
         message,

@@ -11,6 +11,7 @@ from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
+from semu.job import Training
 from semu.parallel.axes import DATA
 from semu.simulation.transfers import collective, on_device
 
@@ -24,67 +25,62 @@ def gradient_checks(costed: CostedJob, begin_s: float) -> tuple[list[tuple[Outer
     Args:
         begin_s: when every rank's gradients are reduced.
     Returns:
-        TimedOperators per pipeline rank, and when the step may begin [s].
+        Operators of each pipeline rank, and when the step may begin [s].
     Source:
         Megatron-LM's mixed-precision optimizer: unscaling reads and writes every gradient and an all-reduce tells of
         infinities; the norm reads every gradient and its square is summed; clipping reads and writes every gradient.
         It clips only where the norm exceeds the limit; here always.
     """
-    layout, model, training = costed.layout, costed.cost_model, costed.job.training
-    if not (training.loss_scaling or training.gradient_clipping):
-        return [()] * layout.job.parallel.pp, begin_s
+    layout, model = costed.layout, costed.cost_model
     ranks = range(layout.job.parallel.pp)
-    slices: list[list[OuterSlice]] = [[] for _ in ranks]
-    gradients = [graded_elements(layout, rank) * training.grad_dtype.size_bytes for rank in ranks]
-    now = begin_s
-
-    def sweep(name: str, times: int) -> None:
-        nonlocal now
+    gradients = [_gradient_bytes(costed, rank) for rank in ranks]
+    sweeps = _sweeps(costed.job.training) if any(gradients) else []
+    if not sweeps:
+        return [()] * len(ranks), begin_s
+    operators: list[list[OuterSlice]] = [[] for _ in ranks]
+    group, now = norm_group(layout), begin_s
+    for name, times, agreed in sweeps:
         for rank in ranks:
             if gradients[rank]:
-                slices[rank].append(on_device(model, name, OpKind.OPTIMIZER, times * gradients[rank], now))
-        now = max([now, *(mine[-1].end_s for mine in slices if mine)])
-
-    def agree(name: str) -> None:
-        nonlocal now
-        group = norm_group(layout)
-        if group.num_ranks > 1:
-            piece = collective(model, name, OpKind.ALL_REDUCE, group, SCALAR_BYTES, now)
-            for rank in ranks:
-                slices[rank].append(piece)
+                operators[rank].append(on_device(model, name, OpKind.OPTIMIZER, times * gradients[rank], now))
+        now = max([now, *(of_rank[-1].end_s for of_rank in operators if of_rank)])
+        if agreed and group.num_ranks > 1:
+            piece = collective(model, agreed, OpKind.ALL_REDUCE, group, SCALAR_BYTES, now)
+            for of_rank in operators:
+                of_rank.append(piece)
             now = piece.end_s
-
-    if training.loss_scaling and any(gradients):
-        sweep("unscale gradients", 2)
-        agree("infinities")
-    if training.gradient_clipping and any(gradients):
-        sweep("gradient norm", 1)
-        agree("gradient norm")
-        sweep("clip gradients", 2)
-    return [tuple(mine) for mine in slices], now
+    return [tuple(of_rank) for of_rank in operators], now
 
 
-def own_checks(costed: CostedJob, rank: int, begin_s: float) -> tuple[OuterSlice, ...]:
-    """What one rank does to its own gradients before a step that waits for no other rank (2401.10241 §4): the same
-    sweeps; what the ranks tell one another goes beside the next iteration.
+def rank_checks(costed: CostedJob, rank: int, begin_s: float) -> tuple[OuterSlice, ...]:
+    """What one rank does to its gradients before a step that waits for no other rank (2401.10241 §4): the same sweeps;
+    the all-reduces run beside the next iteration.
 
     Args:
         begin_s: when the rank's gradients are reduced.
     """
-    training = costed.job.training
-    size = graded_elements(costed.layout, rank) * training.grad_dtype.size_bytes
-    sweeps = [("unscale gradients", 2)] if training.loss_scaling else []
-    sweeps += [("gradient norm", 1), ("clip gradients", 2)] if training.gradient_clipping else []
-    slices: list[OuterSlice] = []
-    for name, times in sweeps if size else ():
-        slices.append(on_device(costed.cost_model, name, OpKind.OPTIMIZER, times * size, begin_s))
-        begin_s = slices[-1].end_s
-    return tuple(slices)
+    size = _gradient_bytes(costed, rank)
+    operators: list[OuterSlice] = []
+    for name, times, _ in _sweeps(costed.job.training) if size else ():
+        operators.append(on_device(costed.cost_model, name, OpKind.OPTIMIZER, times * size, begin_s))
+        begin_s = operators[-1].end_s
+    return tuple(operators)
 
 
-def graded_elements(layout: Layout, rank: int) -> int:
-    """Trainable elements whose gradients a rank steps: all of its own, or its shard."""
-    return layout.stepped_elements(rank)
+def _sweeps(training: Training) -> list[tuple[str, int, str]]:
+    """Kernels over the gradients in order: name, times that every gradient is read or written, and the name of the
+    all-reduce behind it; empty: none."""
+    sweeps = []
+    if training.loss_scaling:
+        sweeps.append(("unscale gradients", 2, "infinities"))
+    if training.gradient_clipping:
+        sweeps += [("gradient norm", 1, "gradient norm"), ("clip gradients", 2, "")]
+    return sweeps
+
+
+def _gradient_bytes(costed: CostedJob, rank: int) -> int:
+    """Gradients that a rank steps: of all its parameters, or of its shard [bytes]."""
+    return costed.layout.stepped_elements(rank) * costed.job.training.grad_dtype.size_bytes
 
 
 def norm_group(layout: Layout) -> CommGroup:

@@ -18,6 +18,7 @@ from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.nn.module import Parameter
+from semu.simulation.context import ParameterGather
 from semu.simulation.data_parallel.buckets import RankBucket
 from semu.simulation.transfers import collective, moved
 
@@ -56,11 +57,11 @@ def _find_units(layout: Layout, rank: int) -> tuple[FsdpUnit, ...]:
         FsdpUnit(
             chunk,
             block,
-            tuple(own),
+            tuple(of_unit),
             pools[is_expert],
-            sum(layout.weight_bytes(held) for held in own) if pools[is_expert].shards > 1 else 0,
+            sum(layout.weight_bytes(held) for held in of_unit) if pools[is_expert].shards > 1 else 0,
         )
-        for (chunk, block, is_expert), own in sorted(members.items(), key=lambda item: item[0])
+        for (chunk, block, is_expert), of_unit in sorted(members.items(), key=lambda item: item[0])
     )
 
 
@@ -78,13 +79,13 @@ def unit_buckets(layout: Layout, rank: int, keys: list[Parameter], reached: list
         (number of the unit, bucket).
     """
     place = {key: number for number, key in enumerate(keys) if reached[number]}
-    found = []
+    buckets = []
     for number, unit in enumerate(units_of_rank(layout, rank)):
-        own = [held for held in unit.members if held.parameter in place]
-        if own:
-            members = tuple(sorted(place[held.parameter] for held in own))
-            found.append((number, RankBucket(sum(held.elements for held in own), members, unit.pool)))
-    return sorted(found, key=lambda item: item[1].members[-1])
+        with_gradient = [held for held in unit.members if held.parameter in place]
+        if with_gradient:
+            members = tuple(sorted(place[held.parameter] for held in with_gradient))
+            buckets.append((number, RankBucket(sum(held.elements for held in with_gradient), members, unit.pool)))
+    return sorted(buckets, key=lambda item: item[1].members[-1])
 
 
 def unit_collectives(
@@ -95,24 +96,19 @@ def unit_collectives(
     size = layout.job.training.grad_dtype.size_bytes
     result = []
     for number, bucket in buckets:
-        name, group, own = unit_name(number), bucket.pool.shard_group(rank), []
+        name, group, of_unit = unit_name(number), bucket.pool.shard_group(rank), []
         if group.num_ranks > 1:
             scatter = collective(model, name, OpKind.REDUCE_SCATTER, group, bucket.elements * size, 0.0)
-            own.append((scatter, group))
+            of_unit.append((scatter, group))
         if layout.job.parallel.is_sharded_in_groups:
             across, share = layout.mesh.replica_group(rank), -(-bucket.elements * size // group.num_ranks)
-            own.append((collective(model, name, OpKind.ALL_REDUCE, across, share, 0.0), across))
-        result.append(tuple(own))
+            of_unit.append((collective(model, name, OpKind.ALL_REDUCE, across, share, 0.0), across))
+        result.append(tuple(of_unit))
     return result
 
 
-def unit_gathers(costed: CostedJob, rank: int) -> tuple[list[OuterSlice], list[CommGroup], dict[tuple[int, int], int]]:
-    """The gathers of a rank's units, one after another from time 0, and which of them each block waits for.
-
-    Returns:
-        The slices; their communicators; (chunk, block) -> number of the slice. Without ``overlap.param_gather`` every
-        block waits for the last one.
-    """
+def unit_gathers(costed: CostedJob, rank: int) -> ParameterGather:
+    """The gathers of a rank's units; without ``overlap.param_gather`` every block waits for the last one."""
     layout, model = costed.layout, costed.cost_model
     slices: list[OuterSlice] = []
     groups: list[CommGroup] = []
@@ -127,4 +123,4 @@ def unit_gathers(costed: CostedJob, rank: int) -> tuple[list[OuterSlice], list[C
     if slices and not layout.job.training.overlap.param_gather:
         blocks = [(c.chunk.index, number) for c in layout.chunks_of(rank) for number in range(len(c.blocks))]
         last = dict.fromkeys(blocks, len(slices) - 1)
-    return slices, groups, last
+    return ParameterGather(tuple(slices), tuple(groups), last)

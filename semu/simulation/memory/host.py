@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from semu.errors import ConfigError
 from semu.hardware.device import OFFLOAD
 from semu.job import Fp8Weights, Precision, RecomputeMethod, TrainingJob
 from semu.simulation.context import TimedJob
+from semu.simulation.memory.saved import highest_level
 from semu.simulation.memory.static import rank_static
 from semu.units import GIB
 
@@ -41,7 +43,7 @@ def check_offload(job: TrainingJob) -> None:
         return
     paths = [path for module in job.model.modules for path, _ in module.blocks()]
     for pattern in plan.layers:
-        if not any(plan.matches(pattern, path) for path in paths):
+        if not any(fnmatchcase(path, pattern) for path in paths):
             raise ConfigError(
                 f"no block of the model is called {pattern!r}",
                 where="training.offload_layers",
@@ -100,20 +102,11 @@ def host_memory(timed: TimedJob) -> tuple[int, ...] | None:
     layout, run, plan = timed.layout, timed.run, timed.job.training.offload_plan
     if not (plan.activations or plan.weights or plan.optimizer or OFFLOAD.name in layout.streams):
         return None
-    problem = run.problem
     result = []
     for rank in range(layout.job.parallel.pp):
         static = rank_static(layout, rank)
         size = static.host + static.host_weights
-        nodes = np.flatnonzero(problem.node_rank == rank)
-        change = np.zeros((run.num_replicas, len(nodes)), dtype=np.int64)
-        kind = run.kind[nodes]
-        for number in np.unique(kind).tolist():
-            mine = np.flatnonzero(kind == number)
-            sign = _SIGNS[problem.phase[nodes[mine]]]
-            copied = _copied(timed, number)
-            change[:, mine] = sign * copied[run.shape[:, run.column[nodes[mine]]]]
-        result.append(size + int(np.cumsum(change, axis=1).max(initial=0)))
+        result.append(size + highest_level(run, rank, lambda kind: np.multiply.outer(_SIGNS, _copied(timed, kind))))
     return tuple(result)
 
 

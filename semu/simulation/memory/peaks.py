@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
-from semu.compile.stage import ExpandedStage, StageCosts, StageProgram
+from semu.compile.stage import ExpandedStage, StageProgram
 from semu.costs.phases import CODES, costs_of, program_of
-from semu.schedule.phases import FORWARD
+from semu.schedule.phases import BACKWARD, FORWARD
 from semu.simulation.context import TimedJob
 from semu.simulation.memory.boundary import PipelineMemoryEvents, boundary_events
 from semu.simulation.memory.unsharded import UnshardedMemory
@@ -26,9 +26,8 @@ from semu.simulation.memory.unsharded import UnshardedMemory
 _AHEAD = 16
 """So many doubtful stages are looked up together."""
 
-_STAGE_MEMORY = memo.ScopedTable["tuple[NDArray[np.int64], NDArray[np.int64]]"]("memory of stages of costed chunks", 1)
-_PARTS_MEMORY = memo.ScopedTable["tuple[NDArray[np.int64], NDArray[np.int64]]"](
-    "memory of stages of costed chunks, backwards in two parts", 1
+_STAGE_MEMORY = memo.ScopedTable["tuple[NDArray[np.int64], NDArray[np.int64]]"](
+    "memory of stages of costed chunks, by codes of stages", 2
 )
 
 
@@ -275,33 +274,22 @@ class PipelineMemory:
         """Change by every stage, and its summit above its beginning, if nobody waits inside: int64[num_replicas,
         num_stages] [bytes]."""
         problem, shape = self.run.problem, self.run.shape
-        if problem.splits_backward:
-            nets, peaks = _PARTS_MEMORY.get(self.evaluation.by_shape, (), self._parts_memory)
-            kind = len(CODES) * self.run.kind + problem.phase
-        else:
-            nets, peaks = _STAGE_MEMORY.get(self.evaluation.by_shape, (), self._kinds_memory)
-            kind = 2 * self.run.kind + problem.phase
+        codes = CODES if problem.splits_backward else (FORWARD, BACKWARD)
+        nets, peaks = _STAGE_MEMORY.get(self.evaluation.by_shape, codes, lambda: self._memory_of_kinds(codes))
+        kind = len(codes) * self.run.kind + problem.phase
         if nets.shape[1] == len(shape) == 1:
             return nets.take(kind, axis=0).reshape(1, -1), peaks.take(kind, axis=0).reshape(1, -1)
         shapes = shape[:, self.run.column]
         return nets[kind, shapes], peaks[kind, shapes]
 
-    def _kinds_memory(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The same of every kind of stage (2 x chunk + phase) for every shape: int64[num_kinds, num_shapes] [bytes]."""
-        return self._memory([stage for costs in self.evaluation.chunks for stage in (costs.forward, costs.backward)])
-
-    def _parts_memory(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The same where backwards are split: by 5 x chunk + phase."""
-        return self._memory(
-            [
-                costs_of(self.timed, number, code) if code == FORWARD or costs.backward is not None else None
-                for number, costs in enumerate(self.evaluation.chunks)
-                for code in CODES
-            ]
-        )
-
-    def _memory(self, stages: Sequence[StageCosts | None]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _memory_of_kinds(self, codes: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same of every kind of chunk, code by code, for every shape: int64[num_kinds x num_codes, num_shapes]."""
         nothing = np.zeros(self.evaluation.num_shapes, dtype=np.int64)
+        stages = [
+            costs_of(self.timed, number, code) if code == FORWARD or costs.backward is not None else None
+            for number, costs in enumerate(self.evaluation.chunks)
+            for code in codes
+        ]
         return (
             np.stack([nothing if stage is None else stage.net for stage in stages]),
             np.stack([nothing if stage is None else stage.peak for stage in stages]),

@@ -7,7 +7,7 @@ that a rank allocates is more, see ``memory``.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from semu.compile.chunk import ChunkStages
 from semu.compile.stage import StageProgram
 from semu.costs.phases import program_of
 from semu.schedule.phases import WEIGHT
-from semu.simulation.context import TimedJob
+from semu.simulation.context import PipelineRun, TimedJob
 
 
 def saved_rows(chunk: ChunkStages, only: Collection[int] | None = None) -> list[int]:
@@ -41,12 +41,23 @@ def saved_rows(chunk: ChunkStages, only: Collection[int] | None = None) -> list[
     return [int(row) for row in stage.size_row[kept]]
 
 
-class SavedActivations:
-    """Saved activations of the layers of a job.
+def highest_level(run: PipelineRun, rank: int, changes_of: Callable[[int], NDArray[np.int64]]) -> int:
+    """Highest sum, over all replicas, of what a rank's stages add and take away in turn [bytes].
 
     Args:
-        timed: the job under a schedule.
+        changes_of: of one of ``Layout.kinds``, what a stage of each code adds: int64[num_codes, num_shapes] [bytes].
     """
+    nodes = run.problem.rank_nodes[rank]
+    change = np.zeros((run.num_replicas, len(nodes)), dtype=np.int64)
+    for kind in np.unique(run.kind[nodes]).tolist():
+        alike = np.flatnonzero(run.kind[nodes] == kind)
+        codes, columns = run.problem.phase[nodes[alike]], run.column[nodes[alike]]
+        change[:, alike] = changes_of(kind)[codes, run.shape[:, columns]]
+    return int(np.cumsum(change, axis=1).max(initial=0))
+
+
+class SavedActivations:
+    """Saved activations of the layers of a job."""
 
     def __init__(self, timed: TimedJob) -> None:
         self.layout, self.evaluation, self.run = timed.layout, timed.evaluation, timed.run
@@ -54,34 +65,23 @@ class SavedActivations:
 
     def peak(self, rank: int) -> int:
         """Most bytes that are saved on a rank at once, over all replicas."""
-        problem = self.run.problem
-        nodes = np.flatnonzero(problem.node_rank == rank)
-        if not len(nodes):
-            return 0
-        change = np.zeros((self.run.num_replicas, len(nodes)), dtype=np.int64)
-        kind = self.run.kind[nodes]
-        for number in np.unique(kind).tolist():
-            mine = np.flatnonzero(kind == number)
-            shapes = self.run.shape[:, self.run.column[nodes[mine]]]
-            phases = problem.phase[nodes[mine]]
-            if problem.splits_backward:
-                change[:, mine] = self._parts(number)[phases, shapes]
-            else:
-                change[:, mine] = np.where(phases == 0, 1, -1) * self._size(number)[shapes]
-        return int(np.cumsum(change, axis=1).max(initial=0))
+        return highest_level(self.run, rank, self._changes)
 
-    def _parts(self, number: int) -> NDArray[np.int64]:
+    def _changes(self, number: int) -> NDArray[np.int64]:
         """What a stage of each code saves, of one microbatch of each shape: int64[num_codes, num_shapes] [bytes].
 
         W keeps what it reads of the forward pass; the gradients that it reads too are not counted.
         """
         size = self._size(number)
+        nothing = np.zeros_like(size)
         if self.layout.kinds[number].backward is None:
-            return np.stack([size, *[np.zeros_like(size)] * 4])
+            return np.stack([size, *[nothing] * 4])
+        if not self.run.problem.splits_backward:
+            return np.stack([size, -size])
         weights = program_of(self.layout, number, WEIGHT)
         late = saved_rows(self.layout.kinds[number], set(weights.storage.tolist()))
         kept = self.evaluation.by_shape.sizes_of_rows(late).sum(axis=0)
-        return np.stack([size, -size, kept - size, -kept, np.zeros_like(size)])
+        return np.stack([size, -size, kept - size, -kept, nothing])
 
     def _size(self, number: int) -> NDArray[np.int64]:
         """Bytes that one microbatch of each shape saves in a chunk, or a variant: int64[num_shapes]."""

@@ -54,9 +54,7 @@ def compare_log(
         *_flop_warning(measured, job, report),
         *_rank_warning(log, job),
     )
-    time = LoggedQuantity(
-        name="iteration time", unit="s", samples=measured.times_s, simulated=report.iteration_time_s, is_scored=True
-    )
+    time = LoggedQuantity("iteration time", "s", measured.times_s, None, report.iteration_time_s, is_scored=True)
     return LogComparison(
         title=report.title,
         format=log.format.value,
@@ -125,9 +123,7 @@ def _flop_warning(measured: _Measured, job: TrainingJob, report: Report) -> Iter
     if not products:
         return
     logged = products[len(products) // 2] * job.cluster.num_gpus
-    most = max(
-        report.mfu_full_attention / report.mfu if report.mfu else 1.0, report.hfu / report.mfu if report.mfu else 1.0
-    )
+    most = max(report.mfu_full_attention, report.hfu) / report.mfu if report.mfu else 1.0
     low, high = report.model_flop * (1 - FLOP_SLACK), report.model_flop * most * (1 + FLOP_SLACK)
     if not low <= logged <= high:
         yield (

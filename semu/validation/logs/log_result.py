@@ -145,16 +145,7 @@ class LogComparison:
     def to_csv(self) -> str:
         """A line per quantity, in seconds and bytes."""
         text = io.StringIO()
-        columns = (
-            "name",
-            "unit",
-            "n",
-            "measured",
-            "measured_p5",
-            "measured_p95",
-            "simulated",
-            "simulated_over_measured",
-        )
+        columns = [name for name in self.quantities[0].to_json() if name not in ("outliers", "warm_up")]
         writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(one.to_json() for one in self.quantities)

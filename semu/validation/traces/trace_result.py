@@ -44,6 +44,14 @@ class TimePair:
             return None
         return self.simulated / self.measured
 
+    def to_json(self) -> dict[str, object]:
+        """Both times and their ratio, in a row of ``kinds`` or ``totals``."""
+        return {
+            "measured_s": self.measured,
+            "simulated_s": self.simulated,
+            "simulated_over_measured": self.ratio,
+        }
+
 
 @dataclass(frozen=True)
 class FamilyRow:
@@ -60,9 +68,7 @@ class FamilyRow:
         return {
             "kind": self.family.value,
             "operator_kinds": [kind.value for kind, family in FAMILY_OF_KIND.items() if family is self.family],
-            "measured_s": self.busy.measured,
-            "simulated_s": self.busy.simulated,
-            "simulated_over_measured": self.busy.ratio,
+            **self.busy.to_json(),
             "measured_count": self.measured_count,
             "simulated_count": self.simulated_count,
             "measured_exposed_s": self.exposed.measured,
@@ -115,10 +121,8 @@ class TraceComparison:
             "communication, overlapped": "overlapped_s",
             "idle": "idle_s",
         }
-        return {
-            name: TimePair(getattr(self.measured, field), getattr(self.simulated, field))
-            for name, field in names.items()
-        }
+        sides = self.measured, self.simulated
+        return {name: TimePair(*(getattr(side, field) for side in sides)) for name, field in names.items()}
 
     def __repr__(self) -> str:
         return "\n".join(self._lines())
@@ -203,15 +207,7 @@ class TraceComparison:
             "pipeline_rank": self.rank,
             "iteration": self.iteration,
             "kinds": [row.to_json() for row in self.rows],
-            "totals": [
-                {
-                    "name": name,
-                    "measured_s": both.measured,
-                    "simulated_s": both.simulated,
-                    "simulated_over_measured": both.ratio,
-                }
-                for name, both in self.totals.items()
-            ],
+            "totals": [{"name": name, **both.to_json()} for name, both in self.totals.items()],
             "unmatched": [{"name": row.name, "count": row.count, "measured_s": row.busy_s} for row in self.unmatched],
             "warnings": list(self.warnings),
         }
@@ -219,19 +215,11 @@ class TraceComparison:
     def to_csv(self) -> str:
         """A line per kind, then a line per total, in seconds."""
         text = io.StringIO()
-        columns = [name for name in FamilyRow.to_json(self._row(Family.MATMUL)) if name != "operator_kinds"]
+        columns = [name for name in self._row(Family.MATMUL).to_json() if name != "operator_kinds"]
         writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(row.to_json() for row in self.rows)
-        for name, both in self.totals.items():
-            writer.writerow(
-                {
-                    "kind": f"total: {name}",
-                    "measured_s": both.measured,
-                    "simulated_s": both.simulated,
-                    "simulated_over_measured": both.ratio,
-                }
-            )
+        writer.writerows({"kind": f"total: {name}", **both.to_json()} for name, both in self.totals.items())
         return text.getvalue()
 
 

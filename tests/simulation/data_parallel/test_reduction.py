@@ -201,7 +201,7 @@ def test_gradients_are_ready_when_the_slowest_of_many_replicas_has_them(seed: in
     job = job_of(made, items, Parallel(dp=20, pp=2))
     run, memories = memories_of(job)
     assert run.num_replicas == 20
-    layout, evaluation = memories[0].layout, memories[0].evaluation
+    layout, evaluation = memories[0].layout, memories[0].pipeline.evaluation
     for chunk in layout.chunks:
         assert chunk.backward is not None
         node = max(n for n, s in enumerate(run.problem.stages) if s.chunk == chunk.chunk.index and s.phase.is_backward)
@@ -237,7 +237,7 @@ def test_the_latest_end_of_each_operator(replicas: list[tuple[int, list[int]]], 
         release={},
     )
     found = latest_ends(
-        SimpleNamespace(latencies_of=lambda shapes: latency[shapes]),  # type: ignore[arg-type]
+        SimpleNamespace(by_shape=SimpleNamespace(latencies_of=lambda shapes: latency[shapes])),  # type: ignore[arg-type]
         run,  # type: ignore[arg-type]
         SimpleNamespace(times=lambda lasts, release: (None, np.cumsum(lasts))),  # type: ignore[arg-type]
         0,

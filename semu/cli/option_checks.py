@@ -1,0 +1,39 @@
+"""Checks of options before any work is done: which ones are given, and whether a file can be written."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+from semu.errors import ConfigError
+
+
+def given_flags(arguments: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    """Flags of those options that the command line gives; 0 is a value.
+
+    Args:
+        names: of the options, as attributes of ``arguments``.
+    """
+    values = {name: getattr(arguments, name) for name in names}
+    given = [name for name, value in values.items() if value is not None and value is not False and value != []]
+    return ["--set" if name == "assignments" else "--" + name.replace("_", "-") for name in given]
+
+
+def check_place(flag: str, path: str | None) -> None:
+    """Refuse a path at which no file can be written; None: no file is asked for.
+
+    Raises:
+        ConfigError: no such folder, or a folder in the file's place.
+    """
+    if path is None:
+        return
+    if Path(path).is_dir():
+        raise ConfigError("a folder is there", where=f"{flag} {path}", expected="a file", got=path)
+    if not Path(path).absolute().parent.is_dir():
+        raise ConfigError(
+            "no such folder",
+            where=f"{flag} {path}",
+            expected="a file in a folder that is there",
+            got=str(Path(path).parent),
+        )
