@@ -84,16 +84,16 @@ def _refuse(job: TrainingJob, plan: StagePlan) -> None:
 
 
 def refuse_split(layout: Layout, schedule: str = "") -> None:
-    """Backwards under a plan are whole; ``schedule``: the name of the one that splits them."""
+    """Backwards under a plan are whole; ``schedule``: the one that splits them, named where 1F1B is no way out."""
     if layout.recipe.plan is not None:
-        is_circular = layout.job.parallel.placement == "circular"
+        named = schedule if layout.job.parallel.placement != "circular" else ""
         raise ConfigError(
-            (f"the schedule {schedule!r}: " if schedule else "")
+            (f"the schedule {named!r}: " if named else "")
             + "split backwards under a plan of sub-microbatches and variants are not modelled by this version",
             where="training.schedule",
-            expected="a schedule with whole backwards" + ("" if is_circular else ", or no plan"),
-            got=schedule or "split backwards",
-            nearest="1f1b" if is_circular else None,
+            expected="a schedule with whole backwards" + (", or no plan" if named else ""),
+            got=named or "split backwards",
+            nearest=None if named else "1f1b",
         )
 
 

@@ -171,7 +171,8 @@ def named_schedule(name: str, sim: SimulatedJob) -> Schedule:
         return family(shape)
     if is_planned:
         raise ConfigError(
-            f"the schedule {name!r} is made for the job's costs, which is not modelled under a plan by this version",
+            ("" if is_circular else f"the schedule {name!r}: ")
+            + "a schedule made for the job's own costs is not modelled under a plan by this version",
             where="training.schedule",
             expected=", ".join(SCHEDULES) if is_circular else "no plan, or a plan with orders",
             got=name,
