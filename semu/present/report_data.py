@@ -180,7 +180,7 @@ class ReportData(MemoryFigures):
         mfu_bf16: under fp8, MFU against the bf16 peak; else None.
         bubble_ratio: of the slowest replica's pipeline.
         peak_memory_bytes, static_memory_bytes: per pipeline rank, highest over its ranks.
-        capacity_bytes: device memory. breakdown_s: see DESIGN §6. timeline: of the slowest replica.
+        capacity_bytes, other_memory_bytes, memory_margin_bytes: as in ``Estimate``. breakdown_s: see DESIGN §6. timeline: of the slowest replica.
         ranks, top_operators: tables. provenance: share of time by provenance of its coefficients.
         active_parameters: those that a token uses: without the experts that it is not routed to.
         job: resolved inputs. warnings: what a reader should know. samples: iterations with jitter, where asked for.
@@ -220,6 +220,8 @@ class ReportData(MemoryFigures):
     timeline: IterationTimeline = field(repr=False)
     samples: IterationSamples | None = None
     active_parameters: int | None = None
+    other_memory_bytes: int = 0
+    memory_margin_bytes: int = 0
     reserve: Callable[[], tuple[int, ...]] | None = field(default=None, repr=False, compare=False)
     nearest_fit: tuple[FittingChange, ...] | None = None
     host_memory_bytes: tuple[int, ...] | None = None

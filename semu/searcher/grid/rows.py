@@ -24,7 +24,8 @@ class Row:
     Attributes:
         point: its values on all axes. figures: as ``semu.evaluate`` says. tokens_per_s_per_gpu: of the whole batch.
         usd_per_million_tokens: at the price that was given; None: none was.
-        headroom_bytes: what the fullest rank leaves of its memory, negative where it does not fit.
+        usable_memory_bytes: what of a device the allocator may hold. reserved_memory_bytes: what the allocator holds of the fullest rank's device; None: not replayed, because there
+            is room in any case, or none, or because other rows are better (``Hunt``).
         change: values on other axes with which it would fit, the fewest; None: it fits, or no changes were tried.
     """
 
@@ -32,12 +33,20 @@ class Row:
     figures: Metrics
     tokens_per_s_per_gpu: float
     usd_per_million_tokens: float | None
-    headroom_bytes: int
+    usable_memory_bytes: int
+    reserved_memory_bytes: int | None = None
     change: Mapping[str, Value] | None = None
 
     @property
+    def headroom_bytes(self) -> int:
+        """What the fullest rank leaves of what its allocator may hold, negative where it does not fit."""
+        held = self.reserved_memory_bytes or self.figures.peak_memory_bytes
+        return self.usable_memory_bytes - held
+
+    @property
     def fits(self) -> bool:
-        """Whether every rank's peak is within the device's memory."""
+        """Whether every rank's device holds what the allocator reserves, context and communicators, and the margin;
+        where nothing was replayed, what is allocated takes the place of what is reserved."""
         return self.headroom_bytes >= 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -47,6 +56,7 @@ class Row:
             **self.figures._asdict(),
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
             "usd_per_million_tokens": self.usd_per_million_tokens,
+            "reserved_memory_bytes": self.reserved_memory_bytes,
             "headroom_bytes": self.headroom_bytes,
             "fits": self.fits,
             "change": None if self.change is None else " ".join(f"{k}={v}" for k, v in self.change.items()),
