@@ -35,6 +35,9 @@ class Host:
     memory_bytes: Number
 
 
+_NO_MARGIN = Number(0.0, Provenance.DEFAULT, "none")
+
+
 @dataclass(frozen=True)
 class DeviceProfile:
     """Peaks and efficiencies of one GPU; every number has a provenance and a source.
@@ -77,7 +80,7 @@ class DeviceProfile:
     software: Mapping[Software, SoftwareFactors] = field(default_factory=dict)
     interference: float = 0.0
     transfer_s: float = 0.0
-    memory_margin: Number = Number(0.0, Provenance.DEFAULT, "none")
+    memory_margin: Number = _NO_MARGIN
 
     def __post_init__(self) -> None:
         for name in PEAKS:

@@ -33,6 +33,27 @@ class DeviceRoom(NamedTuple):
         return peak_bytes <= self.usable_bytes < FRAGMENTED * peak_bytes
 
 
+class RankMemoryKinds(NamedTuple):
+    """A pipeline rank's memory at its peak, by what it is for [bytes]; all but ``capacity`` must add up to no more.
+
+    Attributes:
+        parameters, gradients, optimizer, activations, workspace, communication: what is allocated.
+        reserved: what the allocator holds beyond that. other: outside the allocator: context, communicators.
+        margin: what must stay free. capacity: the device's memory.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    workspace: int
+    communication: int
+    reserved: int
+    other: int
+    margin: int
+    capacity: int
+
+
 class MemoryFigures:
     """What follows from the memory of a job's pipeline ranks; for results that have these attributes."""
 

@@ -72,7 +72,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
     emit_result(report, is_json=arguments.json)
     if report.fits:
         return 0
-    from semu.present.report_text import fit_sentence
+    from semu.present.summary import fit_sentence
 
     say(fit_sentence(report))
     return MemoryLimitError.exit_code

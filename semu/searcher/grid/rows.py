@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from semu.errors import ConfigError
 from semu.job import TrainingJob
+from semu.present.frames import Tabular
 from semu.present.report import FittingChange
 from semu.searcher.grid.bounds import Floor
 from semu.searcher.grid.legal import Cut
@@ -24,8 +24,9 @@ class Row:
     Attributes:
         point: its values on all axes. figures: as ``semu.evaluate`` says. tokens_per_s_per_gpu: of the whole batch.
         usd_per_million_tokens: at the price that was given; None: none was.
-        usable_memory_bytes: what of a device the allocator may hold. reserved_memory_bytes: what the allocator holds of the fullest rank's device; None: not replayed, because there
-            is room in any case, or none, or because other rows are better (``Hunt``).
+        usable_memory_bytes: what of a device the allocator may hold.
+        reserved_memory_bytes: what it holds of the fullest rank's device; None: not replayed, because there is room in
+            any case, or none, or because other rows are better (``Hunt``).
         change: values on other axes with which it would fit, the fewest; None: it fits, or no changes were tried.
     """
 
@@ -64,7 +65,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class GridRows:
+class GridRows(Tabular):
     """All that a grid says; ``len``, iteration and indices go over ``rows``.
 
     Attributes:
@@ -137,22 +138,6 @@ class GridRows:
         writer.writerows(records)
         return buffer.getvalue()
 
-    def to_pandas(self) -> Any:
-        """The same as a ``pandas.DataFrame``.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
-        return _library("pandas").DataFrame(self.to_dicts())
-
-    def to_polars(self) -> Any:
-        """The same as a ``polars.DataFrame``.
-
-        Raises:
-            ConfigError: polars is not installed.
-        """
-        return _library("polars").DataFrame(self.to_dicts(), infer_schema_length=None)
-
     def to_json(self) -> dict[str, object]:
         """Plain data; the same bytes for the same grid, whoever evaluated it."""
         return {
@@ -178,16 +163,3 @@ class GridRows:
 def smallest_of(rows: Sequence[Row]) -> Row:
     """The row that needs the least memory."""
     return min(rows, key=lambda row: (row.figures.peak_memory_bytes, row.point))
-
-
-def _library(name: str) -> Any:
-    from importlib import import_module
-
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ConfigError(
-            f"{name} is not installed",
-            where=f"to_{name}",
-            expected=f"pip install {name}, or to_dicts() and to_csv(), which need nothing",
-        ) from error

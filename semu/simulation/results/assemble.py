@@ -81,6 +81,7 @@ def assemble_report(iteration: Iteration) -> Report:
         timeline=timeline,
         host_memory_bytes=hosts,
         reserve=estimate.reserve,
+        split_peaks=lambda: [memory.at_peak(peak) for memory, peak in zip(memories, peaks, strict=True)],
         find_uncertainty=partial(
             time_uncertainty,
             costs,
