@@ -1,4 +1,4 @@
-"""The dialect of GPT-2, which has names of its own."""
+"""The dialect of GPT-2, whose keys have other names."""
 
 from __future__ import annotations
 
