@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -164,13 +163,9 @@ def _choose(trace: KinetoTrace, kernels: list[Kernel], step: int | None, where: 
         if len(ordered) == 1
         else f", of {len(ordered)} steps the one " + ("of median length" if step is None else "asked for")
     )
-    return _Iteration(own[number], f"ProfilerStep#{number}{how}", lengths[number], tuple(_outside(kernels, own)))
-
-
-def _outside(kernels: list[Kernel], own: dict[int, list[Kernel]]) -> Iterator[str]:
-    lost = len(kernels) - sum(len(some) for some in own.values())
-    if lost:
-        yield f"{lost} of {len(kernels)} kernels lie outside all steps"
+    outside = len(kernels) - sum(map(len, own.values()))
+    warnings = (f"{outside} of {len(kernels)} kernels lie outside all steps",) if outside else ()
+    return _Iteration(own[number], f"ProfilerStep#{number}{how}", lengths[number], warnings)
 
 
 def _work(chosen: _Iteration) -> GpuWork:
