@@ -54,12 +54,12 @@ def include(
         _check_given(graph, part, inner, outer)
     inputs = set(part.inputs)
 
-    def tensor(index: int) -> int:
+    def _tensor(index: int) -> int:
         if index not in known:
             node = part.tensors[index]
             storage = part.storages[node.storage]
             if node.base is not None:
-                known[index] = graph.add_view(tensor(node.base), node.shape)
+                known[index] = graph.add_view(_tensor(node.base), node.shape)
             elif index in inputs:
                 known[index] = graph.add_input(
                     node.shape, node.dtype, name=node.name, role=storage.role, pool=pool or storage.pool
@@ -72,18 +72,18 @@ def include(
 
     made: dict[int, int] = {}
 
-    def write(index: int) -> None:
+    def _write(index: int) -> None:
         operator = part.operators[index]
         device = operator.stream.device
         made[index] = graph.add_copy(
             operator,
             Stream(device if rank is None else replace(device, rank=rank), operator.stream.name),
-            [tensor(t) for t in operator.inputs],
-            [tensor(t) for t in operator.outputs],
+            [_tensor(t) for t in operator.inputs],
+            [_tensor(t) for t in operator.outputs],
             [made[before] for before in operator.after if before in made],
         )
 
-    _Regions(graph, part, tensor, write).write(None, chosen)
+    _Regions(graph, part, _tensor, _write).write(None, chosen)
     for index in part.outputs if mark_outputs else ():
         if index in known and index not in (tensors or {}):
             graph.mark_output(known[index])

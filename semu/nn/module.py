@@ -122,11 +122,11 @@ class Module:
                 got=", ".join([*(type(arg).__name__ for arg in args), *kwargs]),
             )
 
-        def run(*inputs: Any) -> Any:
+        def _run(*inputs: Any) -> Any:
             with trace.scope(self):
                 return self.forward(*inputs)
 
-        return recompute(trace, run, args)
+        return recompute(trace, _run, args)
 
     # -- the tree ------------------------------------------------------------------------------------------------
     def named_children(self) -> Iterator[tuple[str, Module]]:

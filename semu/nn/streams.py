@@ -159,7 +159,7 @@ def renamed(packing: Sequences, stream: str) -> Sequences:
     """A symbolic packing in another stream's symbols, sequence by sequence."""
     old, new = f"{packing.stream}.", f"{stream}."
 
-    def other(dim: Dim) -> Dim:
+    def _other(dim: Dim) -> Dim:
         if not isinstance(dim, Poly):
             return dim
         return Poly(
@@ -169,6 +169,6 @@ def renamed(packing: Sequences, stream: str) -> Sequences:
             }
         )
 
-    length = other(packing.length) if packing.length is not None else None
-    tokens, pairs, count = other(packing.tokens), other(packing.pairs), other(packing.count)
+    length = _other(packing.length) if packing.length is not None else None
+    tokens, pairs, count = _other(packing.tokens), _other(packing.pairs), _other(packing.count)
     return replace(packing, stream=stream, tokens=tokens, pairs=pairs, count=count, length=length)

@@ -266,7 +266,7 @@ def _seconds(base: JobCheckpoint, blocks: Sequence[Block], items: Sequence[Micro
     symbols = library.symbols
     sizes = 1, job.parallel.token_divisor, job.parallel.sequence_parts
     given = distinct_shapes(with_derived(items, derived_in(symbols)), *sizes, (), windows_in(symbols))
-    by_shape = ShapeCosts(base.evaluation.cost_model, with_rounded(given.columns, symbols))
+    by_shape = ShapeCosts(base.evaluation.by_shape.model, with_rounded(given.columns, symbols))
     streams, serial = stream_names(library), not job.overlaps_tensor_parallel
     numbers = sorted({block.template for block in blocks})
     halves = {number: build_stages(library, [number], streams, serial=serial) for number in numbers}

@@ -63,7 +63,7 @@ class StageInsides:
 
     def stage(self, unit: int) -> tuple[int, int]:
         """Which of ``Layout.kinds`` a stage runs, and the column of its shapes."""
-        chunk, part = self.units.chunk_of(unit), self.units.part_of(unit)
+        chunk, part = int(self.units.chunks_of(unit)), int(self.units.parts[divmod(unit, self.units.size)])
         return int(self.layout.recipe.kind_of(chunk, part)), int(self.layout.recipe.column_of(chunk, part))
 
     def of(self, unit: int) -> Inside:

@@ -181,7 +181,7 @@ def _distinct_latencies(
 
 def send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
     """Latency of a transfer for every shape: float64[num_shapes] [s]; equal ones are costed once."""
-    model = evaluation.cost_model
+    model = evaluation.by_shape.model
     return _SENDS.get(
         evaluation.by_shape,
         (link, sizes.tobytes()),

@@ -99,11 +99,11 @@ class DiTLayer(Module):
         super().__init__()
         hidden = config.hidden
         self.table = Parameter(1, 6 * hidden)
-        self.attention_norm = LayerNorm(hidden, affine=False)
+        self.attention_norm: Module = LayerNorm(hidden, affine=False)
         self.attention = SelfAttention(hidden, config.heads, causal=False, rotary=True)
-        self.cross_norm = LayerNorm(hidden)
+        self.cross_norm: Module | None = LayerNorm(hidden)
         self.cross_attention = CrossAttention(hidden, config.heads)
-        self.mlp_norm = LayerNorm(hidden, affine=False)
+        self.mlp_norm: Module = LayerNorm(hidden, affine=False)
         self.mlp = MLP(hidden, config.ffn)
         self.parts = (2 * hidden, hidden, 2 * hidden, hidden)
 
@@ -113,7 +113,7 @@ class DiTLayer(Module):
         modulate_attention, gate_attention, modulate_mlp, gate_mlp = rows.split(self.parts)
         attended = self.attention(F.modulate(self.attention_norm(x), modulate_attention))
         x = F.gated_add(x, attended, gate_attention)
-        x = x + self.cross_attention(self.cross_norm(x), context)
+        x = x + self.cross_attention(self.cross_norm(x) if self.cross_norm is not None else x, context)
         x = F.gated_add(x, self.mlp(F.modulate(self.mlp_norm(x), modulate_mlp)), gate_mlp)
         return x, context, condition
 
@@ -144,16 +144,13 @@ class DiT(Sequential):
         self.config = config
 
 
-def video_inputs(config: DiTConfig) -> tuple[InputSpec, InputSpec]:
-    """What the data loader gives a DiT: latent tokens, and one timestep per clip."""
-    return (
-        InputSpec(VIDEO_STREAM, config.latent_features),
-        InputSpec(VIDEO_STREAM, config.timestep_features, per_sequence=True),
-    )
+def video_inputs(latent_features: int, timestep_features: int) -> tuple[InputSpec, InputSpec]:
+    """What the data loader gives a video model: latent tokens, and the code of one timestep per clip."""
+    return InputSpec(VIDEO_STREAM, latent_features), InputSpec(VIDEO_STREAM, timestep_features, per_sequence=True)
 
 
 def _model(name: str, config: DiTConfig) -> Model:
-    inputs = (*video_inputs(config), InputSpec("text", TEXT_FEATURES))
+    inputs = (*video_inputs(config.latent_features, config.timestep_features), InputSpec("text", TEXT_FEATURES))
     return Model(name, [ModalityModule("dit", ModalityRole.BACKBONE, DiT(config, TEXT_FEATURES), inputs)])
 
 

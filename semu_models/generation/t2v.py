@@ -31,20 +31,15 @@ def make_t2v(name: str, config: T2VConfig) -> Model:
     Args:
         name: for reports. config: encoder and decoder.
     """
-    decoder = DiT(config.video, config.text.hidden)
-    return Model(
-        name,
-        [
-            ModalityModule("llm", ModalityRole.ENCODER, text_encoder(config.text)),
-            ModalityModule("dit", ModalityRole.DECODER, decoder, video_inputs(config.video), sources=("llm",)),
-        ],
-    )
+    width = config.text.hidden
+    inputs = video_inputs(config.video.latent_features, config.video.timestep_features)
+    return behind_text_encoder(name, config.text, width, DiT(config.video, width), inputs)
 
 
 def behind_text_encoder(
     name: str, text: LanguageConfig, width: int, body: Module, inputs: Sequence[InputSpec]
 ) -> Model:
-    """Modules ``llm`` (encoder) and ``dit`` (decoder) of another decoder than ``DiT``.
+    """Modules ``llm`` (encoder) and ``dit`` (decoder), whatever the decoder's body is.
 
     Args:
         name: for reports. text: of the encoder. width: of the features that the decoder reads.

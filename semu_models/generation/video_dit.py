@@ -27,7 +27,7 @@ from semu.nn import (
     Tensor,
 )
 from semu.nn import functional as F
-from semu_models.generation.dit import VIDEO_STREAM
+from semu_models.generation.dit import DiTLayer, video_inputs
 from semu_models.generation.t2v import behind_text_encoder
 from semu_models.text.language import LanguageConfig
 
@@ -98,13 +98,11 @@ class NormedCrossAttention(CrossAttention):
         return out
 
 
-class VideoLayer(Module):
-    """Modulated self-attention, cross-attention on the caption, modulated feed-forward network."""
-
-    fp8_region = True
+class VideoLayer(DiTLayer):
+    """A ``DiTLayer`` with the norms, biases and feed-forward network that the configuration names."""
 
     def __init__(self, config: VideoDiTConfig) -> None:
-        super().__init__()
+        Module.__init__(self)
         hidden, heads, bias = config.hidden, config.heads, config.bias
         self.table = Parameter(1, 6 * hidden)
         self.attention_norm = _norm(config)
@@ -115,16 +113,6 @@ class VideoLayer(Module):
         self.mlp_norm = _norm(config)
         self.mlp = MLP(hidden, config.ffn, gated=config.gated, bias=bias)
         self.parts = (2 * hidden, hidden, 2 * hidden, hidden)
-
-    def forward(self, x: Tensor, context: Tensor, condition: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[latent tokens, hidden], [text tokens, hidden], [clips, 6 hidden] -> the same; only x changes."""
-        rows = F.add_parameter(condition, self.table, 1)
-        modulate_attention, gate_attention, modulate_mlp, gate_mlp = rows.split(self.parts)
-        attended = self.attention(F.modulate(self.attention_norm(x), modulate_attention))
-        x = F.gated_add(x, attended, gate_attention)
-        x = x + self.cross_attention(self.cross_norm(x) if self.cross_norm is not None else x, context)
-        x = F.gated_add(x, self.mlp(F.modulate(self.mlp_norm(x), modulate_mlp)), gate_mlp)
-        return x, context, condition
 
 
 class VideoTextEmbedding(Module):
@@ -184,14 +172,11 @@ def make_video_dit(name: str, config: VideoDiTConfig, text: LanguageConfig | Non
     Args:
         name: for reports. config: sizes. text: the language model that encodes captions, as wide as ``config.context``.
     """
-    inputs = (
-        InputSpec(VIDEO_STREAM, config.latent_features),
-        InputSpec(VIDEO_STREAM, config.timestep_features, per_sequence=True),
-        InputSpec("text", config.context),
-    )
-    if text is None:
-        return Model(name, [ModalityModule("dit", ModalityRole.BACKBONE, VideoDiT(config), inputs)])
-    return behind_text_encoder(name, text, config.context, VideoDiT(config), inputs[:-1])
+    inputs = video_inputs(config.latent_features, config.timestep_features)
+    if text is not None:
+        return behind_text_encoder(name, text, config.context, VideoDiT(config), inputs)
+    inputs_alone = (*inputs, InputSpec("text", config.context))
+    return Model(name, [ModalityModule("dit", ModalityRole.BACKBONE, VideoDiT(config), inputs_alone)])
 
 
 def movie_gen_30b() -> Model:

@@ -220,10 +220,10 @@ class TransformerLayer(Module):
         super().__init__()
         self.placement = placement
 
-        def norm() -> Module:
+        def _norm() -> Module:
             return RMSNorm(hidden) if rms_norm else LayerNorm(hidden)
 
-        self.attention_norm = norm()
+        self.attention_norm = _norm()
         if attention is None:
             attention = SelfAttention(
                 hidden,
@@ -242,14 +242,14 @@ class TransformerLayer(Module):
                 softcap=softcap,
             )
         self.attention = attention
-        self.mlp_norm = norm()
+        self.mlp_norm = _norm()
         own_bias = bias if mlp_bias is None else mlp_bias
         self.mlp = mlp if mlp is not None else MLP(hidden, ffn, gated=gated, bias=own_bias, activation=activation)
         self.attention_dropout = Dropout(dropout)
         self.mlp_dropout = Dropout(dropout)
         is_sandwich = placement is NormPlacement.SANDWICH
-        self.attention_out_norm = norm() if is_sandwich else None
-        self.mlp_out_norm = norm() if is_sandwich else None
+        self.attention_out_norm = _norm() if is_sandwich else None
+        self.mlp_out_norm = _norm() if is_sandwich else None
         self.attention_scale = LayerScale(hidden) if layer_scale else None
         self.mlp_scale = LayerScale(hidden) if layer_scale else None
 

@@ -107,14 +107,14 @@ def all_to_all(x: Tensor, *, gather: int, scatter: int) -> Tensor:
             got=x.shards,
         )
 
-    def exchange(source: Tensor, whole: int, split: int) -> Tensor:
+    def _exchange(source: Tensor, whole: int, split: int) -> Tensor:
         shards = list(source.shards)
         shards[whole], shards[split] = 1, group.num_ranks
         like = replace(source, shards=tuple(shards))
         return communicate(OpKind.ALL_TO_ALL, [source], source.size_bytes, group, "all_to_all", like=like)
 
-    y = exchange(x, gather, scatter)
-    return trace.recorded([x], y, lambda grad: [exchange(grad, scatter, gather)])
+    y = _exchange(x, gather, scatter)
+    return trace.recorded([x], y, lambda grad: [_exchange(grad, scatter, gather)])
 
 
 def send(x: Tensor, group: CommGroup) -> Tensor:
@@ -124,12 +124,12 @@ def send(x: Tensor, group: CommGroup) -> Tensor:
         x: any tensor. group: the pair of ranks.
     """
 
-    def move(source: Tensor, name: str) -> Tensor:
+    def _move(source: Tensor, name: str) -> Tensor:
         role = Role.COMMUNICATION
         return communicate(OpKind.P2P, [source], source.size_bytes, group, name, like=source, role=role)
 
-    y = move(x, "send")
-    return x.trace.recorded([x], y, lambda grad: [move(grad, "send_bw")])
+    y = _move(x, "send")
+    return x.trace.recorded([x], y, lambda grad: [_move(grad, "send_bw")])
 
 
 def _spread_anew(kind: OpKind, x: Tensor, token_shards: int, role: Role) -> Tensor:

@@ -52,12 +52,12 @@ def gather_rows(x: Tensor) -> Tensor:
             everything = all_gather_tokens(everything)
     y = replace(everything, requires_grad=x.requires_grad)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         if is_split:
             grad = reduce_scatter_tokens(grad)
         return [_exchange(OpKind.REDUCE_SCATTER, grad, x.shape[0])]
 
-    return trace.recorded([x], y, backward)
+    return trace.recorded([x], y, _backward)
 
 
 def _exchange(kind: OpKind, x: Tensor, rows: Dim) -> Tensor:
@@ -79,7 +79,7 @@ def scale_rows(x: Tensor, factor: Parameter) -> Tensor:
 
     y = trace.emit(OpKind.ADD, [x, use], like=x, mem_bytes=2 * x.size_bytes, name="scale_rows")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = trace.emit(
             OpKind.ADD,
             [x, grad, use],
@@ -91,7 +91,7 @@ def scale_rows(x: Tensor, factor: Parameter) -> Tensor:
         )
         return [grad_x if x.requires_grad else None]
 
-    return trace.recorded([x], y, backward)
+    return trace.recorded([x], y, _backward)
 
 
 def similarities(rows: Tensor, others: Tensor) -> Tensor:
@@ -112,19 +112,19 @@ def similarities(rows: Tensor, others: Tensor) -> Tensor:
     size = trace.options.tensor_dtype.size_bytes
     flop, traffic = 2 * product((n, m, d)), size * (n * d + m * d + n * m)
 
-    def multiply(inputs: Sequence[Tensor], like: Tensor, key: tuple[Dim, ...], name: str) -> Tensor:
+    def _multiply(inputs: Sequence[Tensor], like: Tensor, key: tuple[Dim, ...], name: str) -> Tensor:
         return trace.emit(OpKind.MATMUL, inputs, like=like, flop=flop, mem_bytes=traffic, key=key, name=name)
 
     result = replace(rows, shape=(rows.shape[0], m), dtype=trace.options.tensor_dtype, sequences=None)
-    logits = multiply([rows, others], result, (n, m, d), "similarities")
+    logits = _multiply([rows, others], result, (n, m, d), "similarities")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         return [
-            multiply([grad, others], rows, (n, d, m), "rows_bw") if rows.requires_grad else None,
-            multiply([grad, rows], others, (m, d, n), "others_bw") if others.requires_grad else None,
+            _multiply([grad, others], rows, (n, d, m), "rows_bw") if rows.requires_grad else None,
+            _multiply([grad, rows], others, (m, d, n), "others_bw") if others.requires_grad else None,
         ]
 
-    return trace.recorded([rows, others], logits, backward)
+    return trace.recorded([rows, others], logits, _backward)
 
 
 def pairwise_sigmoid(logits: Tensor, bias: Parameter) -> Tensor:
@@ -139,7 +139,7 @@ def pairwise_sigmoid(logits: Tensor, bias: Parameter) -> Tensor:
         OpKind.CROSS_ENTROPY, [logits, use], (), dtype=DType.FP32, mem_bytes=logits.size_bytes, key=key, name="sigmoid"
     )
 
-    def backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
         grad = trace.emit(
             OpKind.CROSS_ENTROPY,
             [logits, use],
@@ -151,5 +151,5 @@ def pairwise_sigmoid(logits: Tensor, bias: Parameter) -> Tensor:
         )
         return [grad if logits.requires_grad else None]
 
-    trace.record([logits], [loss], backward)
+    trace.record([logits], [loss], _backward)
     return loss

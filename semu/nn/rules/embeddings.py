@@ -41,7 +41,7 @@ def embedding(ids: Tensor, table: Parameter) -> Tensor:
             rows = reduce_scatter_tokens(rows) if plan.sequence_parallel else all_reduce(rows)
     y = replace(rows, requires_grad=table.requires_grad)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         if use.gradient is not None:
             whole = all_gather_tokens(grad) if is_split and plan.sequence_parallel else grad
             grad_size = trace.options.grad_dtype.size_bytes
@@ -56,7 +56,7 @@ def embedding(ids: Tensor, table: Parameter) -> Tensor:
             )
         return [None]
 
-    return trace.recorded([ids], y, backward)
+    return trace.recorded([ids], y, _backward)
 
 
 def shard_tokens(x: Tensor) -> Tensor:
@@ -79,8 +79,12 @@ def merge_tokens(x: Tensor, group: int, merged: Sequences) -> Tensor:
     One copy each way (spatial merging of Qwen2-VL, 2409.12191 §2).
     """
     like = replace(x, shape=(merged.tokens, x.shape[-1] * group), sequences=merged)
-    y = copy_like(like, [x], 2 * x.size_bytes, "merge_tokens")
-    return x.trace.recorded([x], y, lambda grad: [copy_like(x, [grad], 2 * grad.size_bytes, "merge_tokens_bw")])
+
+    def _copy(source: Tensor, like: Tensor, name: str) -> Tensor:
+        return copy_like(like, [source], 2 * source.size_bytes, name, source.numel)
+
+    y = _copy(x, like, "merge_tokens")
+    return x.trace.recorded([x], y, lambda grad: [_copy(grad, x, "merge_tokens_bw")])
 
 
 def scatter_tokens(x: Tensor, into: Tensor) -> Tensor:
@@ -98,10 +102,10 @@ def scatter_tokens(x: Tensor, into: Tensor) -> Tensor:
         raise GraphError("widths differ", where=trace.where, expected=str(into.shape[-1]), got=x.shape[-1])
     y = copy_like(into, [into, x], 2 * into.size_bytes + x.size_bytes, "scatter_tokens")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         return [
             copy_like(x, [grad], 2 * x.size_bytes, "gather_tokens") if x.requires_grad else None,
             copy_like(into, [grad], 2 * into.size_bytes, "mask_tokens") if into.requires_grad else None,
         ]
 
-    return trace.recorded([x, into], y, backward)
+    return trace.recorded([x, into], y, _backward)

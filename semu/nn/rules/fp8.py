@@ -70,7 +70,7 @@ def fp8_linear(
         y = split.reduced(y)
     y = replace(y, requires_grad=trace.grad_enabled and trace.any_trainable([x, w] if b is None else [x, w, b]))
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         needs = x.requires_grad
         phase = Phase.INPUT_GRADIENT if needs else Phase.WEIGHT_GRADIENT
         if split.is_scattered:
@@ -95,7 +95,7 @@ def fp8_linear(
         accumulate_weight_gradient(grad, operands, w, b, (m, n, k), read_bytes, DType.FP8)
         return [grad_x]
 
-    return trace.recorded([x], y, backward)
+    return trace.recorded([x], y, _backward)
 
 
 def _widths(trace: Trace, weight: Parameter, cut: tuple[int, int]) -> tuple[int, int]:

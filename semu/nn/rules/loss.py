@@ -31,10 +31,10 @@ def cross_entropy(logits: Tensor) -> Tensor:
         loss = _scalar([softmax], 3 * fp32 * tokens, (tokens, 1), "mean")
     loss = replace(loss, requires_grad=logits.requires_grad)
 
-    def backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
         return [_kernel(logits, [softmax], logits.dtype, fp32 * logits.numel + logits.size_bytes, "softmax_bw")]
 
-    trace.record([logits], [loss], backward)
+    trace.record([logits], [loss], _backward)
     return loss
 
 
@@ -75,12 +75,12 @@ def _unfused(logits: Tensor) -> Tensor:
         loss = _scalar([softmax, logits], 3 * fp32 * tokens, (tokens, 1), "mean")
     loss = replace(loss, requires_grad=logits.requires_grad)
 
-    def backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
         chosen = _kernel(logits, [], DType.FP32, fp32 * logits.numel, "nll_bw")
         inner = _kernel(logits, [softmax, chosen], DType.FP32, 3 * fp32 * logits.numel, "log_softmax_bw")
         return [_kernel(logits, [inner], logits.dtype, fp32 * logits.numel + logits.size_bytes, "float_bw")]
 
-    trace.record([logits], [loss], backward)
+    trace.record([logits], [loss], _backward)
     return loss
 
 
@@ -112,7 +112,7 @@ def add_losses(losses: Sequence[Tensor]) -> Tensor:
         OpKind.ADD, losses, (), dtype=DType.FP32, mem_bytes=size * (count + 1), key=(count,), name="add_losses"
     )
 
-    def backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
         first = trace.emit(
             OpKind.ADD,
             [],
@@ -125,7 +125,7 @@ def add_losses(losses: Sequence[Tensor]) -> Tensor:
         )
         return [first, *(trace.side_outputs(count - 1) if count > 1 else [])]
 
-    trace.record(losses, [total], backward)
+    trace.record(losses, [total], _backward)
     return total
 
 
@@ -137,11 +137,11 @@ def mean_squared_error(prediction: Tensor) -> Tensor:
     trace = prediction.trace
     loss = _scalar([prediction], 2 * prediction.size_bytes, (prediction.numel,), "squared_error")
 
-    def backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _backward(_: Sequence[Tensor | None]) -> list[Tensor | None]:
         traffic = 3 * prediction.size_bytes
         return [
             trace.emit(OpKind.CROSS_ENTROPY, [prediction], like=prediction, mem_bytes=traffic, name="squared_error_bw")
         ]
 
-    trace.record([prediction], [loss], backward)
+    trace.record([prediction], [loss], _backward)
     return loss

@@ -52,8 +52,8 @@ def add_parts(y: Tensor, parts: Sequence[Tensor]) -> Tensor:
     traffic = 3 * numel * y.dtype.size_bytes
     out = y.trace.emit(OpKind.ADD, [y, *parts], like=y, mem_bytes=traffic, key=(numel,), name="add_adapters")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         views = [y.trace.view(grad, part.shape, part.shards) for part in parts]
         return [grad if y.requires_grad else None, *views]
 
-    return y.trace.recorded([y, *parts], out, backward)
+    return y.trace.recorded([y, *parts], out, _backward)

@@ -57,7 +57,7 @@ def linear(
         y = split.reduced(_forward_product(split.gathered(x), read, split.out_shards, parts))
     y = replace(y, requires_grad=trace.grad_enabled and trace.any_trainable([x, *read]))
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         whole = all_gather_tokens(grad) if split.is_scattered else grad
         again = split.gathered(x) if w.gradient is not None else x
         grad_x = split.reduced_gradient(_input_gradient(whole, w, split.in_shards)) if x.requires_grad else None
@@ -67,7 +67,7 @@ def linear(
         )
         return [grad_x]
 
-    return trace.recorded([x], y, backward)
+    return trace.recorded([x], y, _backward)
 
 
 def _sizes(x: Tensor, weight: ParameterUse) -> tuple[Dim, int, int]:
@@ -139,19 +139,19 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     cost = 2 * batch * m * n * k
     traffic = a.dtype.size_bytes * batch * (m * k + k * n + m * n)
 
-    def multiply(
+    def _multiply(
         inputs: Sequence[Tensor], like: Sequence[Dim], key: tuple[Dim, ...], phase: Phase | None, name: str
     ) -> Tensor:
         return trace.emit(
             OpKind.MATMUL, inputs, like, dtype=a.dtype, flop=cost, mem_bytes=traffic, key=key, phase=phase, name=name
         )
 
-    c = multiply([a, b], (*a.shape[:-1], n), (batch * m, n, k), None, "matmul")
+    c = _multiply([a, b], (*a.shape[:-1], n), (batch * m, n, k), None, "matmul")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         phase = Phase.INPUT_GRADIENT
-        grad_a = multiply([grad, b], a.shape, (batch * m, k, n), phase, "left_bw") if a.requires_grad else None
-        grad_b = multiply([a, grad], b.shape, (batch * k, n, m), phase, "right_bw") if b.requires_grad else None
+        grad_a = _multiply([grad, b], a.shape, (batch * m, k, n), phase, "left_bw") if a.requires_grad else None
+        grad_b = _multiply([a, grad], b.shape, (batch * k, n, m), phase, "right_bw") if b.requires_grad else None
         return [grad_a, grad_b]
 
-    return trace.recorded([a, b], c, backward)
+    return trace.recorded([a, b], c, _backward)

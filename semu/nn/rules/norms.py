@@ -28,7 +28,7 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
     is_rms = num_statistics == 1
     statistics = rows * num_statistics * DType.FP32.size_bytes
 
-    def normalise() -> Tensor:
+    def _normalise() -> Tensor:
         return trace.emit(
             OpKind.NORM,
             [x, *uses],
@@ -39,13 +39,13 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
             extra_outputs=[((rows, num_statistics), DType.FP32)],
         )
 
-    y = normalise()
+    y = _normalise()
     (saved,) = trace.side_outputs(1)
     if is_rms:
         eager_passes(y, RMS_NORM, name)
-    trace.drop_output("layernorm", y, normalise)
+    trace.drop_output("layernorm", y, _normalise)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         trained = [use for use in uses if use.gradient is not None]
         if not x.requires_grad and not trained:
             return [None]
@@ -63,4 +63,4 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
             eager_passes(grad_x, RMS_NORM_BACKWARD, f"{name}_bw", Phase.INPUT_GRADIENT)
         return [grad_x if x.requires_grad else None]
 
-    return trace.recorded([x], y, backward)
+    return trace.recorded([x], y, _backward)

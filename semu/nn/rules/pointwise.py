@@ -47,10 +47,10 @@ def add(a: Tensor, b: Tensor) -> Tensor:
     _same_layout(a, b, "an addition")
     y = a.trace.emit(OpKind.ADD, [a, b], like=a, mem_bytes=3 * a.size_bytes, name="add")
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         return [gradients[0], gradients[0]]
 
-    a.trace.record([a, b], [y], backward)
+    a.trace.record([a, b], [y], _backward)
     return y
 
 
@@ -58,16 +58,16 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     """Elementwise product. Saves both operands."""
     _same_layout(a, b, "a multiplication")
 
-    def product(left: Tensor, right: Tensor, name: str) -> Tensor:
+    def _product(left: Tensor, right: Tensor, name: str) -> Tensor:
         return a.trace.emit(OpKind.ADD, [left, right], like=a, mem_bytes=3 * a.size_bytes, name=name)
 
-    y = product(a, b, "multiply")
+    y = _product(a, b, "multiply")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         pairs = ((a, b), (b, a))
-        return [product(grad, other, "multiply_bw") if wanted.requires_grad else None for wanted, other in pairs]
+        return [_product(grad, other, "multiply_bw") if wanted.requires_grad else None for wanted, other in pairs]
 
-    return a.trace.recorded([a, b], y, backward)
+    return a.trace.recorded([a, b], y, _backward)
 
 
 def add_parameter(x: Tensor, parameter: Parameter, rows: int) -> Tensor:
@@ -80,7 +80,7 @@ def add_parameter(x: Tensor, parameter: Parameter, rows: int) -> Tensor:
         raise GraphError("the table does not fit", where=x.trace.where, expected=f"{x.shape}", got=parameter.shape)
     y = x.trace.emit(OpKind.ADD, [x, use], like=x, mem_bytes=3 * x.size_bytes, name="add_table")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         if use.gradient is not None:
             size = x.trace.options.grad_dtype.size_bytes
             x.trace.emit(
@@ -94,7 +94,7 @@ def add_parameter(x: Tensor, parameter: Parameter, rows: int) -> Tensor:
             )
         return [grad]
 
-    return x.trace.recorded([x], y, backward)
+    return x.trace.recorded([x], y, _backward)
 
 
 def softcap(x: Tensor) -> Tensor:
@@ -108,18 +108,18 @@ def activation(x: Tensor, name: str, *, is_droppable: bool = True) -> Tensor:
     ``is_droppable``: the kind ``act`` of selective recomputation means it.
     """
 
-    def apply() -> Tensor:
+    def _apply() -> Tensor:
         return x.trace.emit(OpKind.ACTIVATION, [x], like=x, mem_bytes=2 * x.size_bytes, name=name)
 
-    y = apply()
+    y = _apply()
     if is_droppable:
-        x.trace.drop_output("act", y, apply)
+        x.trace.drop_output("act", y, _apply)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         traffic = 3 * x.size_bytes
         return [x.trace.emit(OpKind.ACTIVATION, [x, grad], like=x, mem_bytes=traffic, name=f"{name}_bw")]
 
-    return x.trace.recorded([x], y, backward)
+    return x.trace.recorded([x], y, _backward)
 
 
 def gated_activation(x: Tensor, name: str) -> Tensor:
@@ -132,19 +132,19 @@ def gated_activation(x: Tensor, name: str) -> Tensor:
     half, size = (*x.shape[:-1], width // 2), x.size_bytes
     half_size = divide(size, 2, "a gated tensor", "gated activation")
 
-    def apply() -> Tensor:
+    def _apply() -> Tensor:
         return x.trace.emit(OpKind.ACTIVATION, [x], half, like=x, mem_bytes=size + half_size, name=name)
 
-    y = apply()
+    y = _apply()
     eager_passes(y, GATE, name)
-    x.trace.drop_output("act", y, apply)
+    x.trace.drop_output("act", y, _apply)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         eager_passes(grad, GATE_BACKWARD, f"{name}_bw")
         traffic = 2 * size + half_size
         return [x.trace.emit(OpKind.ACTIVATION, [x, grad], like=x, mem_bytes=traffic, name=f"{name}_bw")]
 
-    return x.trace.recorded([x], y, backward)
+    return x.trace.recorded([x], y, _backward)
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
@@ -157,21 +157,21 @@ def dropout(x: Tensor, p: float) -> Tensor:
     y = x.trace.emit(OpKind.DROPOUT, [x], like=x, mem_bytes=traffic, name="dropout", extra_outputs=sides)
     (mask,) = x.trace.side_outputs(1)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         return [x.trace.emit(OpKind.DROPOUT, [mask, grad], like=x, mem_bytes=traffic, name="dropout_bw")]
 
-    return x.trace.recorded([x], y, backward)
+    return x.trace.recorded([x], y, _backward)
 
 
 def rope(x: Tensor) -> Tensor:
     """Rotary position embedding of [tokens, heads, dim] (2104.09864). Saves nothing; backward rotates back."""
 
-    def rotate(source: Tensor, eager_bytes: int, name: str) -> Tensor:
+    def _rotate(source: Tensor, eager_bytes: int, name: str) -> Tensor:
         eager_passes(source, eager_bytes, name)
         return x.trace.emit(OpKind.ROPE, [source], like=source, mem_bytes=2 * source.size_bytes, name=name)
 
-    y = rotate(x, ROTARY, "rope")
-    return x.trace.recorded([x], y, lambda grad: [rotate(grad, ROTARY_BACKWARD, "rope_bw")])
+    y = _rotate(x, ROTARY, "rope")
+    return x.trace.recorded([x], y, lambda grad: [_rotate(grad, ROTARY_BACKWARD, "rope_bw")])
 
 
 def modulate(x: Tensor, condition: Tensor) -> Tensor:
@@ -186,11 +186,11 @@ def modulate(x: Tensor, condition: Tensor) -> Tensor:
     traffic = 2 * x.size_bytes + condition.size_bytes
     y = x.trace.emit(OpKind.MODULATE, [x, condition], like=x, mem_bytes=traffic, name="modulate")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         traffic, wanted = 3 * x.size_bytes + 2 * condition.size_bytes, condition.requires_grad
         return emit_both_gradients(OpKind.MODULATE, x, condition, grad, traffic, "modulate_bw", writes_other=wanted)
 
-    return x.trace.recorded([x, condition], y, backward)
+    return x.trace.recorded([x, condition], y, _backward)
 
 
 def gated_add(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
@@ -204,11 +204,11 @@ def gated_add(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
     traffic = 3 * x.size_bytes + gate.size_bytes
     y = x.trace.emit(OpKind.MODULATE, [x, branch, gate], like=x, mem_bytes=traffic, name="gated_add")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         traffic, wanted = 3 * x.size_bytes + 2 * gate.size_bytes, gate.requires_grad
         gradients = emit_both_gradients(
             OpKind.MODULATE, branch, gate, grad, traffic, "gated_add_bw", writes_other=wanted
         )
         return [grad, *gradients]
 
-    return x.trace.recorded([x, branch, gate], y, backward)
+    return x.trace.recorded([x, branch, gate], y, _backward)

@@ -32,7 +32,7 @@ def scale_features(x: Tensor, weight: Parameter) -> Tensor:
     trained = [use] if use.gradient is not None else []
     y = _emit(x, [x, use], 2, "scale_features")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         if not trained and not x.requires_grad:
             return [None]
         reads: list[Tensor | ParameterUse] = [*([x] if trained else []), grad, use]
@@ -40,7 +40,7 @@ def scale_features(x: Tensor, weight: Parameter) -> Tensor:
         grad_x = _emit(x, reads, passes, "scale_features_bw", trained, has_output=x.requires_grad)
         return [grad_x if x.requires_grad else None]
 
-    return x.trace.recorded([x], y, backward)
+    return x.trace.recorded([x], y, _backward)
 
 
 def _emit(

@@ -31,11 +31,11 @@ def prepend_token(x: Tensor, token: Parameter) -> Tensor:
     packing = changed(x, Change.longer(1))
     y = _rows(x, [x, use], packing, "prepend_token", x.size_bytes)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         _sum_rows(grad, use, packing.count)
         return [_like(x, grad, "prepend_token_bw", x.size_bytes) if x.requires_grad else None]
 
-    return x.trace.recorded([x], y, backward)
+    return x.trace.recorded([x], y, _backward)
 
 
 def repeat_token(like: Tensor, token: Parameter) -> Tensor:
@@ -47,11 +47,11 @@ def repeat_token(like: Tensor, token: Parameter) -> Tensor:
     packing = changed(like, Change.to(1))
     y = _rows(like, [use], packing, "repeat_token", 0)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         _sum_rows(grad, use, packing.count)
         return []
 
-    return like.trace.recorded([], y, backward)
+    return like.trace.recorded([], y, _backward)
 
 
 def drop_tokens(x: Tensor, count: int = 1) -> Tensor:
@@ -74,10 +74,10 @@ def rename_tokens(x: Tensor, packing: Sequences) -> Tensor:
     shape = (packing.tokens, *x.shape[1:])
     y = replace(x.trace.view(x, shape, x.shards), sequences=packing)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         return [replace(x.trace.view(grad, x.shape, x.shards), sequences=x.sequences)]
 
-    return x.trace.recorded([x], y, backward)
+    return x.trace.recorded([x], y, _backward)
 
 
 def pool_tokens(x: Tensor, pooled: Sequences) -> Tensor:
@@ -128,7 +128,7 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
         name="convolution",
     )
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = None
         if x.requires_grad:
             grad_x = trace.emit(
@@ -145,7 +145,7 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
         accumulate_weight_gradient(grad, [grad, x], w, b, (m, n, k), grad.size_bytes + x.size_bytes)
         return [grad_x]
 
-    return trace.recorded([x], y, backward)
+    return trace.recorded([x], y, _backward)
 
 
 def _row(x: Tensor, token: Parameter) -> ParameterUse:

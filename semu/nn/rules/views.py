@@ -11,13 +11,17 @@ from semu.nn.trace.tensor import Sequences, Tensor
 from semu.nn.trace.tracing import ParameterUse
 
 
-def copy_like(like: Tensor, sources: Sequence[Tensor | ParameterUse], mem_bytes: Dim, name: str) -> Tensor:
+def copy_like(
+    like: Tensor, sources: Sequence[Tensor | ParameterUse], mem_bytes: Dim, name: str, elements: Dim | None = None
+) -> Tensor:
     """Append a copying kernel whose result looks like another tensor.
 
     Args:
         like: shape, shards, type and packing of the result. sources: what is read. mem_bytes: bytes moved on one rank.
+        elements: the shape key; None: those of the result.
     """
-    return like.trace.emit(OpKind.COPY, sources, like=like, mem_bytes=mem_bytes, name=name)
+    key = () if elements is None else (elements,)
+    return like.trace.emit(OpKind.COPY, sources, like=like, mem_bytes=mem_bytes, key=key, name=name)
 
 
 def copy_both(a: Tensor, b: Tensor, shape: Sequence[Dim], name: str, sequences: Sequences | None = None) -> Tensor:
@@ -54,11 +58,11 @@ def split(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
         )
     parts = tuple(x.trace.view(x, (*x.shape[:-1], size), x.shards) for size in sizes)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         arrived = [gradient for gradient in gradients if gradient is not None]
         return [copy_like(x, arrived, 2 * x.size_bytes, "concatenate_grad")]
 
-    x.trace.record([x], parts, backward)
+    x.trace.record([x], parts, _backward)
     return parts
 
 

@@ -105,7 +105,7 @@ def recompute(
     passed = {tensor.node: tensor.requires_grad for tensor in inputs}
     marked = tuple(replace(output, requires_grad=passed.get(output.node, needs)) for output in outputs)
 
-    def run_again(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _run_again(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         leaves = [replace(tensor) for tensor in inputs]
         outer, trace.tape = trace.tape, []
         trace.phase = Phase.RECOMPUTE
@@ -118,7 +118,7 @@ def recompute(
         trace.tape = outer
         return results
 
-    trace.record(inputs, marked, run_again)
+    trace.record(inputs, marked, _run_again)
     return marked if isinstance(returned, tuple) else marked[0]
 
 

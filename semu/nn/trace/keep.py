@@ -79,7 +79,7 @@ def kept_product(
     saved = ledger.saved_width([width * n // whole for width in parts])
     shards = (*x.shards[:-1], out_shards)
 
-    def multiply(done: int, width: int, extra: int) -> Tensor:
+    def _multiply(done: int, width: int, extra: int) -> Tensor:
         size = trace.options.tensor_dtype.size_bytes
         weight = size * k * done
         if operand is DType.FP8:
@@ -97,22 +97,22 @@ def kept_product(
             extra_outputs=[((*x.local_shape[:-1], extra), trace.options.tensor_dtype)] if extra else [],
         )
 
-    def spread(part: Tensor, side: Tensor) -> Tensor:
+    def _spread(part: Tensor, side: Tensor) -> Tensor:
         trace.companions[trace.graph.tensors[part.node].storage] = side.node
         return trace.view(part, (*x.shape[:-1], n * out_shards), shards)
 
     if ledger.place is None:
         if saved in (0, n):
-            y = multiply(n, n, 0)
+            y = _multiply(n, n, 0)
             ledger.kept.append((y,) if saved else None)
             return y
-        y = multiply(n, n - saved, saved)
+        y = _multiply(n, n - saved, saved)
         (side,) = trace.side_outputs(1)
         ledger.kept.append((side,))
-        return spread(y, side)
+        return _spread(y, side)
     known = ledger.next()
     if known is None:
-        return multiply(n, n, 0)
+        return _multiply(n, n, 0)
     if saved == n:
         return replace(known[0], requires_grad=trace.any_trainable(inputs))
-    return spread(multiply(n - saved, n - saved, 0), known[0])
+    return _spread(_multiply(n - saved, n - saved, 0), known[0])

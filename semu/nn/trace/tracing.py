@@ -249,11 +249,11 @@ class Trace:
         if kind in plan.kinds or (kind == "layernorm" and plan.matches(self.where)):
             path = self._path
 
-            def make() -> Tensor:
+            def _make() -> Tensor:
                 with self.at(path, Phase.RECOMPUTE), self.no_grad():
                     return again()
 
-            self._dropped[self.graph.tensors[output.node].storage] = make
+            self._dropped[self.graph.tensors[output.node].storage] = _make
 
     def _read(self, tensor: Tensor, phase: Phase) -> int:
         """The node that an operator reads: of a dropped tensor, in the backward pass, the one made again."""
@@ -476,10 +476,10 @@ class Trace:
     ) -> Tensor:
         """Put a step with one output on the tape; ``backward`` takes that output's gradient. Returns the output."""
 
-        def of_one(gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        def _of_one(gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
             (grad,) = gradients
             assert grad is not None
             return backward(grad)
 
-        self.record(inputs, [output], of_one)
+        self.record(inputs, [output], _of_one)
         return output

@@ -81,14 +81,14 @@ class UnitWriter:
 
     def _split(self, latency: F64, kind: OpKind, group: CommGroup) -> tuple[F64, F64]:
         """Latencies as fixed part and work [s]; what uses no port is fixed."""
-        cost = collective_cost(self.evaluation.cost_model.profile, kind, group)
+        cost = collective_cost(self.evaluation.by_shape.model.profile, kind, group)
         if math.isinf(cost.bytes_per_s):
             return latency, np.zeros_like(latency)
         return _split(latency, cost.latency_s)
 
     def _collective(self, unit: int, ranks: Sequence[int], kind: OpKind, group: CommGroup) -> None:
         """A collective of all replicas uses the out of each rank that takes part."""
-        for port, share in port_shares(self.evaluation.cost_model.profile, kind, group).items():
+        for port, share in port_shares(self.evaluation.by_shape.model.profile, kind, group).items():
             for rank in ranks:
                 self.out.use(unit, self._port(self.every, rank, (port, Direction.OUT)), share)
 
@@ -98,13 +98,13 @@ class UnitWriter:
         fixed = self.nodes.latency[:, : self.n].copy()
         work = np.zeros_like(fixed)
         shift = units.size * np.arange(units.shape.num_microbatches)
-        for number, copy in np.ndindex(units.num_transfers, units.num_copies):
+        for number, copy in np.ndindex(units.num_transfers, len(units.chunk)):
             source, target = units.pairs[units.pair[copy, number]]
             mine = units.num_stages + number + shift[units.copy == copy]
             for replica in range(self.num_replicas):
                 link = self.replicas.links[replica][units.pair[copy, number]]
                 fixed[replica, mine], work[replica, mine] = self._split(fixed[replica, mine], OpKind.P2P, link)
-                for port, share in port_shares(self.evaluation.cost_model.profile, OpKind.P2P, link).items():
+                for port, share in port_shares(self.evaluation.by_shape.model.profile, OpKind.P2P, link).items():
                     for rank, way in ((source, Direction.OUT), (target, Direction.IN)):
                         out.use(replica * self.n + mine, self._port(replica, rank, (port, way)), share)
         out.add(fixed, work)
@@ -131,7 +131,7 @@ class UnitWriter:
         stages that wait for it; a reduction begins after the first of the stages that it waits for has begun, and where
         it waits for the rank's last stage it meets none.
         """
-        profile, problem = self.evaluation.cost_model.profile, self.run.problem
+        profile, problem = self.evaluation.by_shape.model.profile, self.run.problem
         last = problem.num_stages
         result: list[tuple[int, Side, int, int]] = []
         for links in self.replicas.links:
@@ -153,7 +153,7 @@ class UnitWriter:
 
     def _inside(self, program: StageProgram) -> list[tuple[int, Side, float]]:
         """(operator, port device, share) of everything that moves inside a stage."""
-        model, library = self.evaluation.cost_model, self.layout.library
+        model, library = self.evaluation.by_shape.model, self.layout.library
         known: dict[int, list[tuple[Side, float]]] = {}
         for row in dict.fromkeys(program.rows.tolist()):
             group, operator = model.link_of(row), library.operators[row]
@@ -199,7 +199,7 @@ class UnitWriter:
         fixed, work = latency.copy(), np.zeros_like(latency)
         moves = np.zeros(num_ops, dtype=np.bool_)
         moves[[op for op, _, _ in inside]] = True
-        alone = self.evaluation.cost_model.numbers[program.rows[moves], 3]
+        alone = self.evaluation.by_shape.model.numbers[program.rows[moves], 3]
         fixed[:, moves], work[:, moves] = _split(latency[:, moves], alone)
         edge = np.zeros((len(different), 1))  # the end, which takes no time
         first = out.add(np.hstack((fixed, edge))[place], np.hstack((work, edge))[place])
@@ -239,7 +239,7 @@ class UnitWriter:
             own = unit + np.arange(len(gather.slices))
             self.out.join(own[:-1], own[1:])
             for first in self.run.problem.first_forwards[rank]:
-                waits = needed_gathers(self.layout.chunks[self.units.chunk_of(first)], gather)
+                waits = needed_gathers(self.layout.chunks[int(self.units.chunks_of(first))], gather)
                 bound = np.flatnonzero(waits >= 0)
                 for replica in range(self.num_replicas):
                     self.out.join(unit + waits[bound], written[replica, self.node_of[first]] + bound)

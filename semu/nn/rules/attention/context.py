@@ -69,7 +69,7 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         _merge(own, q, [y, statistics], [part, part_statistics])
     last = kv
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         reads = [q, y, statistics, grad]
         buffer, part_kv = (last.local_shape, last.dtype), (last.local_shape, last.dtype)
         if causal:
@@ -94,7 +94,7 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         grad_v = trace.view(grad_kv, v.shape, v.shards)
         return [grad_q, laid_out_like(grad_k, k), laid_out_like(grad_v, v)]
 
-    return trace.recorded([q, k, v], y, backward)
+    return trace.recorded([q, k, v], y, _backward)
 
 
 def _ring_kernels(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[AttentionKernel, AttentionKernel]:
@@ -141,7 +141,7 @@ def _gathered(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     kernel = replace(own, key_tokens=ranks * own.key_tokens)
     y, statistics = kernel.forward(q, [gather_context(k, "gather_k"), gather_context(v, "gather_v")], "attention")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         keys, values = gather_context(k, "gather_k_bw"), gather_context(v, "gather_v_bw")
         written = [(keys.local_shape, k.dtype), (values.local_shape, v.dtype)]
         reads = [q, keys, values, y, statistics, grad]
@@ -152,7 +152,7 @@ def _gathered(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
             reduce_scatter_context(laid_out_like(grad_v, values), v, "scatter_grad_v"),
         ]
 
-    return trace.recorded([q, k, v], y, backward)
+    return trace.recorded([q, k, v], y, _backward)
 
 
 def _by_heads(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:

@@ -102,13 +102,13 @@ def _exchanged(x: Tensor, there: Tensor, name: str, *, copies: bool) -> Tensor:
     """
     group = x.trace.options.cp_group
 
-    def exchange(source: Tensor, to: Tensor, label: str) -> Tensor:
+    def _exchange(source: Tensor, to: Tensor, label: str) -> Tensor:
         source = _rearranged(source, f"{label}_pack") if copies else source
         received = communicate(OpKind.ALL_TO_ALL, [source], source.size_bytes, group, label, like=to)
         return _rearranged(received, f"{label}_order") if copies else received
 
-    y = exchange(x, there, name)
-    return x.trace.recorded([x], y, lambda grad: [exchange(grad, x, f"{name}_bw")])
+    y = _exchange(x, there, name)
+    return x.trace.recorded([x], y, lambda grad: [_exchange(grad, x, f"{name}_bw")])
 
 
 def _rearranged(x: Tensor, name: str) -> Tensor:

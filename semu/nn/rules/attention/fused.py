@@ -174,10 +174,10 @@ def fused_attention(
         if ledger is not None:
             ledger.kept.append((y, log_sum_exp))
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         written = [(k.local_shape, k.dtype), (v.local_shape, v.dtype)]
         reads = [q, k, v, y, log_sum_exp, grad]
         grad_q, (grad_k, grad_v) = kernel.backward(q, reads, "attention_bw", written)
         return [grad_q, laid_out_like(grad_k, k), laid_out_like(grad_v, v)]
 
-    return trace.recorded([q, k, v], y, backward)
+    return trace.recorded([q, k, v], y, _backward)

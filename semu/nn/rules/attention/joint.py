@@ -65,13 +65,13 @@ def concatenate_tokens(a: Tensor, b: Tensor) -> Tensor:
 def _parted(a: Tensor, b: Tensor, y: Tensor) -> Tensor:
     """Record that the gradient of ``y``, a copy of both, goes to each of them as a copy."""
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         return [
             copy_like(part, [grad], 2 * part.size_bytes, "split_grad") if part.requires_grad else None
             for part in (a, b)
         ]
 
-    return a.trace.recorded([a, b], y, backward)
+    return a.trace.recorded([a, b], y, _backward)
 
 
 def split_tokens(x: Tensor) -> tuple[Tensor, ...]:
@@ -89,12 +89,12 @@ def split_tokens(x: Tensor) -> tuple[Tensor, ...]:
         like = replace(x, shape=(part.tokens, *x.shape[1:]), sequences=part)
         parts.append(copy_like(like, [x], 2 * like.size_bytes, "split_tokens"))
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         arrived = [gradient for gradient in gradients if gradient is not None]
         read: Dim = sum((gradient.size_bytes for gradient in arrived[1:]), arrived[0].size_bytes)
         return [copy_like(x, arrived, read + x.size_bytes, "concatenate_grad")]
 
-    trace.record([x], parts, backward)
+    trace.record([x], parts, _backward)
     return tuple(parts)
 
 

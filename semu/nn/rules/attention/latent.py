@@ -37,7 +37,7 @@ def latent_keys(kv: Tensor, positions: Tensor, plain: int, rotated: int) -> tupl
     v = laid_out_like(trace.side_outputs(1)[0], replace(kv, shape=(tokens, heads, width - plain)))
     v = replace(v, requires_grad=k.requires_grad)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         given = [grad for grad in gradients if grad is not None]
         grad_kv = trace.emit(
             OpKind.ROPE,
@@ -49,7 +49,7 @@ def latent_keys(kv: Tensor, positions: Tensor, plain: int, rotated: int) -> tupl
         )
         return [grad_kv, laid_out_like(trace.side_outputs(1)[0], positions)]
 
-    trace.record([kv, positions], [k, v], backward)
+    trace.record([kv, positions], [k, v], _backward)
     return k, v
 
 
@@ -67,8 +67,8 @@ def spread_tokens(x: Tensor) -> Tensor:
     is_split = x.shards[0] > 1
     y = all_gather_tokens(x) if is_split else trace.view(x, x.shape, x.shards)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         with trace.at(trace.path, Phase.INPUT_GRADIENT):
             return [reduce_scatter_tokens(grad) if is_split else all_reduce(grad)]
 
-    return trace.recorded([x], y, backward)
+    return trace.recorded([x], y, _backward)

@@ -41,7 +41,7 @@ def attention(
     trace = q.trace
     use = _sinks(q, sinks) if sinks is not None else None
 
-    def core(*parts: Tensor) -> Tensor:
+    def _core(*parts: Tensor) -> Tensor:
         if trace.options.cp_group.num_ranks > 1:
             _refuse_special(q, window, sinks, softcap)
             return context_attention(*parts, causal=causal)
@@ -50,8 +50,8 @@ def attention(
         return unfused_attention(*parts, causal=causal, dropout=dropout, window=window, sinks=use, softcap=softcap)
 
     if "core_attn" not in trace.options.recompute.kinds:
-        return core(q, k, v)
-    result = recompute(trace, core, (q, k, v))
+        return _core(q, k, v)
+    result = recompute(trace, _core, (q, k, v))
     assert isinstance(result, Tensor)
     return result
 

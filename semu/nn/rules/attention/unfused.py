@@ -14,6 +14,7 @@ from semu.graph.dim import Dim
 from semu.graph.operator import OpKind
 from semu.nn.rules.pointwise import dropout as apply_dropout
 from semu.nn.rules.pointwise import softcap as apply_softcap
+from semu.nn.rules.views import copy_like
 from semu.nn.trace.tensor import Sequences, Tensor
 from semu.nn.trace.tracing import ParameterUse
 from semu.nn.window import Window
@@ -68,7 +69,7 @@ def _product(a: Tensor, b: Tensor, name: str, like: Tensor, pairs: Dim, seen: Di
     masked = seen * heads * width if causal else 0
     wasted = work - 2 * seen * heads * width + masked
 
-    def multiply(left: Tensor, right: Tensor, result: Tensor, label: str) -> Tensor:
+    def _multiply(left: Tensor, right: Tensor, result: Tensor, label: str) -> Tensor:
         return trace.emit(
             OpKind.MATMUL,
             [left, right],
@@ -81,15 +82,15 @@ def _product(a: Tensor, b: Tensor, name: str, like: Tensor, pairs: Dim, seen: Di
             name=label,
         )
 
-    y = multiply(a, b, like, name)
+    y = _multiply(a, b, like, name)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         return [
-            multiply(grad, b, a, f"{name}_left_bw") if a.requires_grad else None,
-            multiply(a, grad, b, f"{name}_right_bw") if b.requires_grad else None,
+            _multiply(grad, b, a, f"{name}_left_bw") if a.requires_grad else None,
+            _multiply(a, grad, b, f"{name}_right_bw") if b.requires_grad else None,
         ]
 
-    return trace.recorded([a, b], y, backward)
+    return trace.recorded([a, b], y, _backward)
 
 
 def _softmax(scores: Tensor, sinks: ParameterUse | None = None) -> Tensor:
@@ -110,7 +111,7 @@ def _softmax(scores: Tensor, sinks: ParameterUse | None = None) -> Tensor:
         name="softmax",
     )
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         return [
             trace.emit(
                 OpKind.SOFTMAX,
@@ -123,7 +124,7 @@ def _softmax(scores: Tensor, sinks: ParameterUse | None = None) -> Tensor:
             )
         ]
 
-    return trace.recorded([scores], y, backward)
+    return trace.recorded([scores], y, _backward)
 
 
 def _repeat_heads(x: Tensor, heads: int) -> Tensor:
@@ -131,12 +132,11 @@ def _repeat_heads(x: Tensor, heads: int) -> Tensor:
     repeated = replace(x, shape=(x.shape[0], heads, x.shape[2]))
     traffic = x.size_bytes + repeated.size_bytes
 
-    def copy(source: Tensor, like: Tensor, name: str) -> Tensor:
-        key = (source.numel,)
-        return x.trace.emit(OpKind.COPY, [source], like=like, mem_bytes=traffic, key=key, name=name)
+    def _copy(source: Tensor, like: Tensor, name: str) -> Tensor:
+        return copy_like(like, [source], traffic, name, source.numel)
 
-    y = copy(x, repeated, "repeat_heads")
-    return x.trace.recorded([x], y, lambda grad: [copy(grad, x, "sum_heads")])
+    y = _copy(x, repeated, "repeat_heads")
+    return x.trace.recorded([x], y, lambda grad: [_copy(grad, x, "sum_heads")])
 
 
 def attention_sizes(q: Tensor, k: Tensor, v: Tensor, window: Window | None = None) -> tuple[int, int, int, int, Dim]:

@@ -47,7 +47,7 @@ def grouped_linear(
     name, groups = weight.name, weight.shape[0] // plan.ep
     y = _product(x, use, groups, n, (x.local_shape[0], n, k), DType.BF16, name=name, bias=added)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = None
         if x.requires_grad:
             key = (x.local_shape[0], k, n)
@@ -55,7 +55,7 @@ def grouped_linear(
         _weight_gradient(grad, [grad, x], use, added, (n, k), None)
         return [grad_x]
 
-    return trace.recorded([x], y, backward)
+    return trace.recorded([x], y, _backward)
 
 
 def _fp8(x: Tensor, use: ParameterUse, added: ParameterUse | None, cut: tuple[int, ...], n: int, k: int) -> Tensor:
@@ -75,7 +75,7 @@ def _fp8(x: Tensor, use: ParameterUse, added: ParameterUse | None, cut: tuple[in
     assert x8.plain is not None
     y = _product(x8.plain, w8[0], groups, n, (x.local_shape[0], n, k), DType.FP8, name=name, bias=added)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         if not trains:
             _weight_gradient(grad, [grad, x], use, added, (n, k), None)
         if not (trains or needs):
@@ -94,7 +94,7 @@ def _fp8(x: Tensor, use: ParameterUse, added: ParameterUse | None, cut: tuple[in
             _weight_gradient(grad, [g8.transposed, x8.transposed], use, added, (n, k), DType.FP8)
         return [grad_x]
 
-    return trace.recorded([x], y, backward)
+    return trace.recorded([x], y, _backward)
 
 
 def _product(
@@ -175,14 +175,14 @@ def weighted_activation(
     shape = (*x.shape[:-1], width // 2 if gated else width)
     traffic = size + (divide(size, 2, "a gated tensor", trace.where) if gated else size) + probabilities.size_bytes
 
-    def apply() -> Tensor:
+    def _apply() -> Tensor:
         return trace.emit(kind, [x, probabilities], shape, like=x, mem_bytes=traffic, name=name)
 
-    y = apply()
-    trace.drop_output("moe_act", y, apply)
+    y = _apply()
+    trace.drop_output("moe_act", y, _apply)
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         more = traffic + size + probabilities.size_bytes
         return emit_both_gradients(kind, x, probabilities, grad, more, f"{name}_bw")
 
-    return trace.recorded([x, probabilities], y, backward)
+    return trace.recorded([x, probabilities], y, _backward)

@@ -44,11 +44,11 @@ def top_k(logits: Tensor) -> tuple[Tensor, Tensor]:
     traffic = scores_bytes + mask_bytes
     trace.emit(OpKind.TOP_K, [probabilities, mask], mem_bytes=traffic, key=(count,), name="auxiliary_loss")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         traffic = logits.size_bytes + 2 * scores_bytes + mask_bytes
         return [trace.emit(OpKind.TOP_K, [probabilities, mask, grad], like=logits, mem_bytes=traffic, name="top_k_bw")]
 
-    return trace.recorded([logits], probabilities, backward), mask
+    return trace.recorded([logits], probabilities, _backward), mask
 
 
 def permute(x: Tensor, probabilities: Tensor, mask: Tensor, rows: Dim) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,7 +78,7 @@ def permute(x: Tensor, probabilities: Tensor, mask: Tensor, rows: Dim) -> tuple[
     p, order = trace.side_outputs(2)
     p = replace(p, requires_grad=y.requires_grad)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         given = [grad for grad in gradients if grad is not None]
         needs = [x.requires_grad, probabilities.requires_grad]
         grad_x = trace.emit(
@@ -93,7 +93,7 @@ def permute(x: Tensor, probabilities: Tensor, mask: Tensor, rows: Dim) -> tuple[
         grad_p = laid_out_like(trace.side_outputs(1)[0], probabilities) if needs[1] else None
         return [grad_x if needs[0] else None, grad_p]
 
-    trace.record([x, probabilities], [y, p], backward)
+    trace.record([x, probabilities], [y, p], _backward)
     return y, p, order
 
 
@@ -107,7 +107,7 @@ def unpermute(y: Tensor, order: Tensor, like: Tensor) -> Tensor:
     """
     trace = y.trace
 
-    def move(source: Tensor, target: Tensor, name: str, phase: Phase | None = None) -> Tensor:
+    def _move(source: Tensor, target: Tensor, name: str, phase: Phase | None = None) -> Tensor:
         return trace.emit(
             OpKind.PERMUTE,
             [source, order],
@@ -118,8 +118,8 @@ def unpermute(y: Tensor, order: Tensor, like: Tensor) -> Tensor:
             name=name,
         )
 
-    x = move(y, like, "unpermute")
-    return trace.recorded([y], x, lambda grad: [move(grad, y, "unpermute_bw", Phase.INPUT_GRADIENT)])
+    x = _move(y, like, "unpermute")
+    return trace.recorded([y], x, lambda grad: [_move(grad, y, "unpermute_bw", Phase.INPUT_GRADIENT)])
 
 
 def scale_tokens(x: Tensor, gate: Tensor) -> Tensor:
@@ -132,8 +132,8 @@ def scale_tokens(x: Tensor, gate: Tensor) -> Tensor:
     traffic = 2 * x.size_bytes + gate.size_bytes
     y = x.trace.emit(OpKind.ACTIVATION, [x, gate], like=x, mem_bytes=traffic, name="token_gate")
 
-    def backward(grad: Tensor) -> list[Tensor | None]:
+    def _backward(grad: Tensor) -> list[Tensor | None]:
         traffic = 3 * x.size_bytes + 2 * gate.size_bytes
         return emit_both_gradients(OpKind.ACTIVATION, x, gate, grad, traffic, "token_gate_bw")
 
-    return x.trace.recorded([x, gate], y, backward)
+    return x.trace.recorded([x, gate], y, _backward)

@@ -86,13 +86,13 @@ def _forth(rows: Tensor, probabilities: Tensor, step: Step) -> tuple[Tensor, Ten
     y = _move([rows, probabilities], rows, step, "dispatch", is_out=True)
     p = replace(trace.side_outputs(1)[0], requires_grad=y.requires_grad)
 
-    def backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         grad, grad_p = gradients
         given = [item for item in (grad, grad_p) if item is not None]
         result = _move(given, rows, step.back(), "dispatch_bw", is_out=False, sides=int(grad_p is not None))
         return [result, trace.side_outputs(1)[0] if grad_p is not None else None]
 
-    trace.record([rows, probabilities], [y, p], backward)
+    trace.record([rows, probabilities], [y, p], _backward)
     return y, p
 
 
