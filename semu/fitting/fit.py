@@ -39,7 +39,7 @@ class FittedSection:
     """A section's fit.
 
     Attributes:
-        section: name. values: all coefficients. fitted: names of those that were fitted.
+        section: name. values: all coefficients. fitted: names of the fitted ones.
         sites: source -> its factors. num_rows: source -> rows that were fitted on.
     """
 

@@ -203,7 +203,7 @@ def _prepared(job: TrainingJob, told: str | None, progress: Progress) -> tuple[J
         training = replace(job.training, schedule_file=told)
         return prepare(replace(job, training=training), progress=progress), None
     plan = StagePlan.read(told)
-    if plan.layers is not None:  # chunks as a search has them: with none of the run's own layout
+    if plan.layers is not None:  # chunks of a search, in place of the run's layout
         job = plain_job(job)[0]
     return prepare(job, plan=plan, progress=progress), None
 

@@ -144,8 +144,8 @@ def _validator(rows: Sequence[Row | BadRow], profile: str | None, flag: str) -> 
 
 
 def devices_of(rows: Sequence[Row | BadRow], profile: str, flag: str) -> Callable[[Row], str]:
-    """Which device each row runs on: rows of the device that the profile is named after on it, the others on their own;
-    where no row names it, all on it.
+    """The device of each row: the profile for rows on the device that it is named after, and for all rows where no row
+    is on that device; else the row's device.
 
     Raises:
         ConfigError: an unknown device, a profile file that cannot be read.

@@ -6,7 +6,6 @@ the file's name (``all_reduce_perf.txt``). Out-of-place times count.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from semu.errors import ConfigError
 from semu.fitting.devices import named_device
 from semu.fitting.samples import Refusal, Sample, places
+from semu.fitting.source_text import parse_json
 
 EXPECTED = "the output of nccl-tests, e.g. all_reduce_perf -b 8 -e 8G -f 2 -g 8"
 KINDS: Mapping[str, str] = {
@@ -118,12 +118,7 @@ def _read_output(
 
 
 def _read_json(text: str, name: str, profile: str, nodes: int) -> tuple[list[Sample], list[Refusal]]:
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"not JSON: {error.msg}", where=f"{name}:{error.lineno}", expected=EXPECTED) from error
-    except RecursionError as error:
-        raise ConfigError("JSON of too many levels", where=name, expected=EXPECTED) from error
+    document = parse_json(text, name, EXPECTED)
     results = document.get("results")
     if not isinstance(results, list):
         raise ConfigError("no results", where=f"{name} results", expected=EXPECTED, got=", ".join(list(document)[:8]))
