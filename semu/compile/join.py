@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -56,28 +58,30 @@ def build_stages(
     return joiner.build(has_consumer, borrowed)
 
 
+@dataclass
 class _Joiner:
-    """Numbers the storages of a chunk: a carry is one storage, whichever block looks at it."""
+    """Numbers the storages of a chunk: a carry is one storage, whichever block looks at it.
 
-    def __init__(
-        self,
-        library: TemplateLibrary,
-        blocks: Sequence[int],
-        streams: dict[str, int],
-        serial: bool,
-        exchanges: ExchangePlan,
-    ) -> None:
-        self.library = library
-        self.blocks = list(blocks)
-        self.streams = streams
-        self.host_copies = {number for name, number in streams.items() if name in HOST_COPIES}
-        self.serial = serial
-        self.exchanges = exchanges
-        self.size_row: list[int] = []
-        self.role: list[int] = []
-        self.maps: list[list[int]] = []
-        self.unit_maps: list[list[int]] = []
-        self.shard_maps: list[list[int]] = []
+    Attributes:
+        size_row, role: of each storage. maps, unit_maps, shard_maps: of each block, exchange and shard from the host,
+            the number of each storage of its template.
+    """
+
+    library: TemplateLibrary
+    blocks: Sequence[int]
+    streams: dict[str, int]
+    serial: bool
+    exchanges: ExchangePlan
+    size_row: list[int] = field(default_factory=list)
+    role: list[int] = field(default_factory=list)
+    maps: list[list[int]] = field(default_factory=list)
+    unit_maps: list[list[int]] = field(default_factory=list)
+    shard_maps: list[list[int]] = field(default_factory=list)
+
+    @cached_property
+    def host_copies(self) -> set[int]:
+        """Streams of copies to and from the host."""
+        return {number for name, number in self.streams.items() if name in HOST_COPIES}
 
     def build(self, has_consumer: bool, borrowed: Sequence[bool]) -> tuple[StageProgram, StageProgram | None]:
         """The two stages; arguments as ``build_stages``."""
@@ -292,6 +296,7 @@ class _Joiner:
         )
 
 
+@dataclass
 class _Chain:
     """Operators of several halves, one after another, with chunk-wide storage numbers.
 
@@ -301,16 +306,15 @@ class _Chain:
         barrier: reduction that the next block waits for, -1: none.
     """
 
-    def __init__(self) -> None:
-        self.rows: list[int] = []
-        self.block: list[int] = []
-        self.is_exchange: list[bool] = []
-        self.stream: list[int] = []
-        self.preds: list[list[int]] = []
-        self.touches: list[list[int]] = []
-        self.ends: dict[int, int] = {}
-        self.ready: dict[int, int] = {}
-        self.barrier = -1
+    rows: list[int] = field(default_factory=list)
+    block: list[int] = field(default_factory=list)
+    is_exchange: list[bool] = field(default_factory=list)
+    stream: list[int] = field(default_factory=list)
+    preds: list[list[int]] = field(default_factory=list)
+    touches: list[list[int]] = field(default_factory=list)
+    ends: dict[int, int] = field(default_factory=dict)
+    ready: dict[int, int] = field(default_factory=dict)
+    barrier: int = -1
 
     @property
     def latest(self) -> list[int]:

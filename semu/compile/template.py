@@ -251,16 +251,6 @@ class TemplateLibrary:
         """Sizes of some storages alone: int64[len(size_rows), num_shapes]. Arguments as ``evaluate``."""
         return self._sizes.select(size_rows).evaluate(symbols)
 
-    def total(
-        self, dims: Sequence[Dim], symbols: Mapping[str, NDArray[np.int64]], weights: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Weighted sum over all shapes of some size of every operator, e.g. its recomputed FLOP: float64[num_ops].
-
-        Args:
-            dims: one size per operator. symbols: as ``evaluate``. weights: float64[num_shapes].
-        """
-        return DimTable.build(dims).weighted_sum(symbols, weights)
-
 
 def stream_names(library: TemplateLibrary) -> tuple[str, ...]:
     """Names of the streams in use, the compute stream first."""

@@ -123,11 +123,6 @@ class Evaluation:
     parts: Mapping[tuple[int, int], StageCosts] | None = None
 
     @property
-    def cost_model(self) -> CostModel:
-        """How latencies came about."""
-        return self.by_shape.model
-
-    @property
     def num_shapes(self) -> int:
         """How many distinct shapes there are."""
         return num_shapes(self.shapes.columns)
@@ -152,7 +147,7 @@ class CostedJob:
     @property
     def cost_model(self) -> CostModel:
         """How latencies come about."""
-        return self.evaluation.cost_model
+        return self.evaluation.by_shape.model
 
 
 def evaluate(

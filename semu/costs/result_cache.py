@@ -52,26 +52,14 @@ class ResultCache:
         if path is not None:
             self._file = CacheFile(path, warn if warn is not None else _warn)
 
-    def lookup(self, key: bytes, shapes: Words) -> tuple[NDArray[np.bool_], Words]:
-        """Find results of one key.
+    def lookup(self, queries: Sequence[tuple[bytes, Words]]) -> list[tuple[NDArray[np.bool_], Words]]:
+        """Find results; the file is opened once.
 
         Args:
-            key: content hash. shapes: int64[num_shapes, num_symbols], each once.
+            queries: keys (content hashes) and shapes, int64[num_shapes, num_symbols], each once.
         Returns:
-            bool[num_shapes], which are known; int64[num_known, width], their words.
+            per query: bool[num_shapes], which are known; int64[num_known, width], their words.
         """
-        return self.lookup_many([(key, shapes)])[0]
-
-    def store(self, key: bytes, shapes: Words, values: Words) -> None:
-        """Keep results of one key.
-
-        Args:
-            key, shapes: as ``lookup``. values: int64[num_shapes, width], the words; the width is the key's.
-        """
-        self.store_many([(key, shapes, values)])
-
-    def lookup_many(self, queries: Sequence[tuple[bytes, Words]]) -> list[tuple[NDArray[np.bool_], Words]]:
-        """``lookup`` for several keys; the file is opened once."""
         with self._lock:
             places = [self._find(key, shapes) for key, shapes in queries]
             late = [number for number, place in enumerate(places) if (place < 0).any()]
@@ -91,8 +79,8 @@ class ResultCache:
             self._shrink()
             return results
 
-    def store_many(self, records: Sequence[tuple[bytes, Words, Words]]) -> None:
-        """``store`` for several keys; the file is opened once."""
+    def store(self, records: Sequence[tuple[bytes, Words, Words]]) -> None:
+        """Keep results: keys, shapes as ``lookup``, words int64[num_shapes, width], the width is the key's."""
         with self._lock:
             for record in records:
                 self._keep(*record)

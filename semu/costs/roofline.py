@@ -184,7 +184,8 @@ class CostModel:
                     result[place] = np.rint(seconds * TIME_GRID_PER_S) / TIME_GRID_PER_S
         if self.rules:
             self._apply_rules(columns, wanted, result)
-        result[self._is_idle(columns, wanted)] = 0.0
+        is_idle = (columns.mem_bytes == 0) & (columns.net_bytes == 0)
+        result[np.where(self._has_flop[wanted, None], columns.flop == 0, is_idle)] = 0.0
         return result
 
     def outer_latency(
@@ -253,15 +254,6 @@ class CostModel:
             "fixed": float(self._fixed[row]),
         }
         return max(terms, key=lambda name: terms[name])
-
-    def _is_idle(self, columns: CostColumns, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Operators without work: no FLOP where the kind has some (an empty batch), and no bytes on the wire."""
-        idle: NDArray[np.bool_] = np.where(
-            self._has_flop[rows, None],
-            columns.flop == 0,
-            (columns.mem_bytes == 0) & (columns.net_bytes == 0),
-        )
-        return idle
 
     def _apply_rules(self, columns: CostColumns, rows: NDArray[np.integer], result: NDArray[np.float64]) -> None:
         for row, operator in enumerate(self.library.operators[number] for number in rows):

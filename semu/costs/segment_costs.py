@@ -90,7 +90,7 @@ def _words(
     if cache is None:
         return [_compute(group, list(group.segments), group.shapes, model) for group in groups]
     queries = [(key, group.shapes) for group in groups for key in group.segments]
-    answers = {key: answer for (key, _), answer in zip(queries, cache.lookup_many(queries), strict=True)}
+    answers = {key: answer for (key, _), answer in zip(queries, cache.lookup(queries), strict=True)}
     results: list[dict[bytes, NDArray[np.int64]]] = []
     fresh: list[tuple[bytes, NDArray[np.int64], NDArray[np.int64]]] = []
     for group in groups:
@@ -108,7 +108,7 @@ def _words(
                 if found.any():
                     whole[found] = known
         results.append(words)
-    cache.store_many(fresh)
+    cache.store(fresh)
     return results
 
 

@@ -33,7 +33,6 @@ class Consolidated:
         partition: the units. latency: float64[num_ops] [s], of every operator.
         variant: int32[num_units], which distinct (structure, latencies, sizes) a unit is.
         programs: per variant. unit_latency: float64[num_variants] [s]. memory: per variant.
-        exposed: per variant, float64[streams of the unit] [s].
         start, end: per variant, float64[num_ops of the unit] [s], relative to the unit's start.
     """
 
@@ -43,7 +42,6 @@ class Consolidated:
     programs: tuple[StageProgram, ...]
     unit_latency: NDArray[np.float64]
     memory: tuple[UnitMemory, ...]
-    exposed: tuple[NDArray[np.float64], ...]
     start: tuple[NDArray[np.float64], ...]
     end: tuple[NDArray[np.float64], ...]
 
@@ -88,7 +86,7 @@ def consolidate(
         costs = cost_stage(program, row_values[None, :], size_values[None, :])
         start, end = program.times(row_values)
         memory = UnitMemory(0, int(costs.peak[0]), int(costs.net[0]))
-        results.append((float(costs.latency[0]), memory, costs.exposed[0], start, end))
+        results.append((float(costs.latency[0]), memory, start, end))
     return Consolidated(
         partition=partition,
         latency=latency,
@@ -96,9 +94,8 @@ def consolidate(
         programs=tuple(programs),
         unit_latency=np.array([r[0] for r in results]),
         memory=tuple(r[1] for r in results),
-        exposed=tuple(r[2] for r in results),
-        start=tuple(r[3] for r in results),
-        end=tuple(r[4] for r in results),
+        start=tuple(r[2] for r in results),
+        end=tuple(r[3] for r in results),
     )
 
 

@@ -150,17 +150,6 @@ class GraphTimeline:
             raise ConfigError("unknown stream", expected="one of timeline.streams", got=stream)
         return np.flatnonzero([stream in (op.stream, op.stream.name) for op in self.graph.operators])
 
-    def exposed_communication_s(self) -> dict[str, float]:
-        """Time that compute waits for each communicator inside units that compute [s], by stream name."""
-        totals = {s.name: 0.0 for s in self.streams if s.device.kind is DeviceKind.LINK}
-        for number, unit in enumerate(self.alone.partition.units):
-            if unit.streams and self.streams[unit.streams[0]].device.kind is DeviceKind.COMPUTE:
-                exposed = self.alone.exposed[self.alone.variant[number]]
-                for local, stream in enumerate(unit.streams):
-                    if self.streams[stream].name in totals:
-                        totals[self.streams[stream].name] += float(exposed[local])
-        return totals
-
     # -- work ----------------------------------------------------------------------------------------------------
     @cached_property
     def _work(self) -> NDArray[np.int64]:

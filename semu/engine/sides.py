@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +24,7 @@ Place: TypeAlias = tuple[int, int]
 """(unit, operator inside it); operator -1: the unit itself, its end or its start."""
 
 
-@dataclass(frozen=True)
-class PlaceEdges:
+class PlaceEdges(NamedTuple):
     """Edges by unit and operator inside it.
 
     Attributes:
@@ -42,16 +40,11 @@ class PlaceEdges:
     def collect(cls, edges: Iterable[tuple[Place, Place]]) -> PlaceEdges:
         """From pairs of places."""
         table = np.array([(*before, *after) for before, after in edges], dtype=np.int32).reshape(-1, 4)
-        return cls(*(np.ascontiguousarray(column) for column in table.T))
+        return cls(*map(np.ascontiguousarray, table.T))
 
     def followed_by(self, other: PlaceEdges) -> PlaceEdges:
         """These, then the others."""
-        return PlaceEdges(
-            np.concatenate((self.source, other.source)),
-            np.concatenate((self.source_op, other.source_op)),
-            np.concatenate((self.target, other.target)),
-            np.concatenate((self.target_op, other.target_op)),
-        )
+        return PlaceEdges(*map(np.concatenate, zip(self, other, strict=True)))
 
 
 class Sides:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-import numpy as np
-
 from semu.engine.memory import MemoryCurve, PeakMemory, compress_steps
 from semu.engine.rank_timeline import OperatorTable, OuterSlice, RankTimeline, StageOperators, StageSlice
 from semu.engine.span import Span
@@ -77,23 +75,3 @@ class IterationTimeline:
             ConfigError: no such chunk.
         """
         return self.span(f"chunk{number}")
-
-    def exposed_communication_s(self) -> dict[str, float]:
-        """Mean time per rank, inside stages, in which no kernel computes, by communicator [s].
-
-        A gap belongs to the communicator whose operator ends with it.
-        """
-        totals: dict[str, float] = {}
-        for rank in self.ranks:
-            for stage, operators in rank.stage_operators():
-                names = np.array(operators.table.streams)
-                computes = np.flatnonzero(names == "compute")
-                ends = np.concatenate(([stage.start_s], operators.end_s[computes]))
-                begins = np.concatenate((operators.start_s[computes], [operators.end_s.max(initial=stage.start_s)]))
-                for begin, end in zip(ends, begins, strict=True):
-                    if end > begin:
-                        blockers = np.flatnonzero((operators.end_s == end) & (names != "compute"))
-                        if len(blockers):
-                            name = str(names[blockers[0]])
-                            totals[name] = totals.get(name, 0.0) + float(end - begin) / len(self.ranks)
-        return totals

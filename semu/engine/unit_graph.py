@@ -104,7 +104,17 @@ class Edges:
 class Slots:
     """Operators that edges from outside bound without bounding their unit, and how to time those units again.
 
-    Attributes: see ``kernels.dispatch``; ``start`` float64[num_variants, s], ``op_latency`` float64[num_variants, ..].
+    Attributes:
+        ptr: int32[num_units + 1], first slot of each unit.
+        op: int32[s], position of the slot's operator in its unit.
+        start: float64[num_variants, s] [s], the operator's start after the unit's when nothing releases it late.
+        prog: int32[num_units], program of each unit; -1 for a unit without slots. Units that are built alike share one.
+        prog_ptr: int32[num_programs + 1], first operator of each program.
+        op_pred_ptr, op_pred: CSR int32[num_ops + 1], int32[..], predecessors as positions inside the program, earlier
+            ones.
+        op_stream: int32[num_ops], numbered inside the program. prog_streams: int32[num_programs], their number.
+        cost_ptr: int64[num_units], place in ``op_latency`` of a unit's first operator; -1 for a unit without slots.
+        op_latency: float64[num_variants, ..] [s].
     """
 
     ptr: I32
@@ -122,8 +132,7 @@ class Slots:
     @property
     def columns(self) -> tuple[NDArray[Any], ...]:
         """``slots`` of the dispatch kernels."""
-        program = (self.prog, self.prog_ptr, self.op_pred_ptr, self.op_pred, self.op_stream, self.prog_streams)
-        return self.ptr, self.op, self.start, *program, self.cost_ptr, self.op_latency
+        return tuple(vars(self).values())
 
     @classmethod
     def none(cls, num_units: int, num_variants: int = 1) -> Slots:
@@ -277,7 +286,7 @@ class UnitGraph:
             GraphError: the edges close a cycle; it is printed.
         """
         num_variants, n = self.latency.shape
-        added = new if new is not None else _no_edges(num_variants)
+        added = new if new is not None else Edges.between([], num_variants)
         inner = slots if slots is not None else self.slots
         start, end = np.empty((num_variants, n)), np.empty((num_variants, n))
         release = np.zeros((num_variants, len(inner.op)))
@@ -334,8 +343,3 @@ class UnitGraph:
 def _row(group: tuple[NDArray[Any], ...], variant: int) -> tuple[NDArray[Any], ...]:
     """The columns of a group for one variant: those that depend on it have a row for each."""
     return tuple(column[variant] if column.ndim == 2 else column for column in group)
-
-
-def _no_edges(num_variants: int) -> Edges:
-    nothing = np.zeros(0, dtype=np.int32)
-    return Edges(nothing, nothing, nothing, np.zeros((num_variants, 0)), nothing)

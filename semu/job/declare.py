@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, dataclass_transform
 
 from semu import memo
 from semu.checks import check_integer, check_member, check_number, check_switch, is_integer, is_number
@@ -24,32 +24,15 @@ _T = TypeVar("_T")
 _V = TypeVar("_V")
 _E = TypeVar("_E", bound=Enum)
 
-__all__ = [
-    "COUNT",
-    "SWITCH",
-    "AbstractOptions",
-    "Converted",
-    "Influence",
-    "Option",
-    "OptionalWord",
-    "Shown",
-    "Value",
-    "ValueKind",
-    "Word",
-    "number",
-    "option",
-    "options_of",
-    "part",
-    "read_by",
-    "word",
-]
 
-if TYPE_CHECKING:
-    # A type checker reads a field of type ``Converted`` as a descriptor, which only a class that is not frozen allows.
-    from dataclasses import dataclass as part
-else:
-    part = dataclass(frozen=True)
-"""Decorator of a part of the options: a frozen dataclass."""
+@dataclass_transform()
+def part(kind: type[_T]) -> type[_T]:
+    """Decorator of a part of the options: a frozen dataclass.
+
+    Type checkers take the dataclass for one that is not frozen: only there is a field of type ``Converted`` a
+    descriptor.
+    """
+    return dataclass(frozen=True)(kind)
 
 
 class Converted(Generic[_T, _V]):

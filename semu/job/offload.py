@@ -90,13 +90,8 @@ class OffloadPlan:
 
     def _names(self, path: str, number: int) -> bool:
         if self.layers is not None:
-            return any(self.matches(pattern, path) for pattern in self.layers)
+            return any(fnmatchcase(path, pattern) for pattern in self.layers)
         return int((number + 1) * self.fraction) > int(number * self.fraction)
-
-    @staticmethod
-    def matches(pattern: str, path: str) -> bool:
-        """Whether a pattern names the layer at a path."""
-        return fnmatchcase(path, pattern)
 
 
 def _words(value: object, where: str) -> tuple[str, ...]:

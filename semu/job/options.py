@@ -89,11 +89,9 @@ def _read_path(value: object, where: str) -> str:
 
 
 def _read_overlap(value: object, where: str) -> Overlap:
-    if value is None:
-        return Overlap()
-    if not isinstance(value, Overlap):
+    if value is not None and not isinstance(value, Overlap):
         raise ConfigError("not an Overlap", where=where, expected="semu.Overlap(...)", got=repr(value))
-    return value
+    return value or Overlap()
 
 
 @part

@@ -15,6 +15,7 @@ from semu.checks import known_spelling
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.cluster import Cluster
 from semu.job import Training
+from semu.parallel.axes import Following
 from semu.parallel.config import Overlap, Parallel
 from semu.parallel.layout import PipelineLayout
 from semu.parallel.modules import ModuleParallel
@@ -74,9 +75,10 @@ def _named(run: str, names: Collection[str]) -> str | None:
 
 
 def options_table(options: Parallel | Training | Overlap, table: str) -> dict[str, Any]:
-    """The run file's keys of an options object; those that are None are left out."""
+    """The run file's keys of an options object; what is None, or follows from the cluster, is left out."""
     values = {item.name: getattr(options, item.name) for item in fields(options) if item.name in SCHEMA[table]}
-    plain = {name: _plain(value) for name, value in values.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None and not isinstance(value, Following)}
+    plain = {name: _plain(value) for name, value in given.items()}
     return {name: value for name, value in plain.items() if value != {}}
 
 

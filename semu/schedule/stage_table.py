@@ -145,12 +145,8 @@ def read_table(text: str, name: str) -> Schedule:
         raise ScheduleError(
             "several schedules in one file", where=name, expected="the stages of one", got=", ".join(names)
         )
-    ranks = range(max(orders, default=-1) + 1)
-    return Schedule.build(name, ([stage for _, stage in sorted(orders.get(r, {}).items(), key=_at)] for r in ranks))
-
-
-def _at(item: tuple[int, StageKey]) -> int:
-    return item[0]
+    by_rank = (orders.get(rank, {}) for rank in range(max(orders, default=-1) + 1))
+    return Schedule.build(name, ([stages[position] for position in sorted(stages)] for stages in by_rank))
 
 
 def _count(text: str | None, column: str, where: str) -> int:

@@ -125,13 +125,9 @@ class PipelineUnits:
         """How often the stages and transfers here come: for every microbatch, or once where they are all."""
         return self.shape.num_microbatches if self.part is None else 1
 
-    def part_of(self, unit: int) -> int:
-        """Number of a stage's unit among its chunk's: its microbatch, or sub-microbatch."""
-        return unit // self.size if self.part is None else int(self.part[unit])
-
     @cached_property
     def parts(self) -> I32:
-        """int32[repeats, num_stages], the same of all stages."""
+        """int32[repeats, num_stages], number of each stage's unit among its chunk's: microbatch or sub-microbatch."""
         if self.part is not None:
             return self.part.reshape(1, -1)
         return np.repeat(np.arange(self.repeats, dtype=np.int32)[:, None], self.num_stages, axis=1)
@@ -141,11 +137,6 @@ class PipelineUnits:
         """Stages of one microbatch."""
         return len(self.phase)
 
-    @property
-    def num_copies(self) -> int:
-        """Copies of the model."""
-        return len(self.chunk)
-
     @cached_property
     def copy(self) -> NDArray[np.int64]:
         """int64[num_microbatches], the copy of the model that each microbatch runs through."""
@@ -153,12 +144,7 @@ class PipelineUnits:
             return np.zeros(1, dtype=np.int64)
         return np.array(self.shape.microbatch_flow, dtype=np.int64)
 
-    def chunk_of(self, unit: int) -> int:
-        """Chunk of a stage's unit."""
-        microbatch, position = divmod(unit, self.size)
-        return int(self.chunk[self.copy[microbatch], position])
-
-    def chunks_of(self, units: NDArray[np.integer]) -> I32:
+    def chunks_of(self, units: NDArray[np.integer] | int) -> I32:
         """Chunks of stages' units: int32, of the same shape."""
         found: I32 = self.chunk[self.copy[units // self.size], units % self.size]
         return found
@@ -238,22 +224,12 @@ class PipelineUnits:
             row = int(graph_of(self.shape).first[stage.chunk]) + stage.microbatch
         return int(self._places[row, CODE_OF_PHASE[stage.phase]])
 
-    def transfer(self, stage: StageKey, consumer: StageKey) -> int:
-        """Number of the unit that carries a stage's result to a consumer."""
-        position = self.unit_position(stage)
-        return self.unit(stage) - position + self._transfer_position[position, self.unit_position(consumer)]
-
-    @cached_property
-    def _transfer_position(self) -> dict[tuple[int, int], int]:
-        ends = zip(self.producer.tolist(), self.consumer.tolist(), strict=True)
-        return {end: self.num_stages + number for number, end in enumerate(ends)}
-
     def name(self, unit: int) -> str:
         """``2F0`` of a stage, ``send 2F0 to rank 3`` of a transfer."""
         microbatch, position = divmod(unit, self.size)
         if position < self.num_stages:
             letter = LETTERS[self.codes[microbatch, position]]
-            return f"{self.chunk_of(unit)}{letter}{self.part_of(unit)}"
+            return f"{self.chunks_of(unit)}{letter}{self.parts[microbatch, position]}"
         number = position - self.num_stages
         source = self.name(microbatch * self.size + int(self.producer[number]))
         return f"send {source} to rank {self.rank[self.copy[microbatch], self.consumer[number]]}"

@@ -48,11 +48,7 @@ class Inside:
 
 
 class StageInsides:
-    """The operators of stages; stages of one kind with equal shapes on every replica are looked at once.
-
-    Args:
-        sim: the job.
-    """
+    """The operators of stages; stages of one kind with equal shapes on every replica are looked at once."""
 
     def __init__(self, sim: SimulatedJob) -> None:
         self.layout, self.evaluation, self.units, self.shape = sim.layout, sim.evaluation, sim.units, sim.replicas.shape
@@ -63,7 +59,7 @@ class StageInsides:
 
     def stage(self, unit: int) -> tuple[int, int]:
         """Which of ``Layout.kinds`` a stage runs, and the column of its shapes."""
-        chunk, part = self.units.chunk_of(unit), self.units.part_of(unit)
+        chunk, part = int(self.units.chunks_of(unit)), int(self.units.parts[divmod(unit, self.units.size)])
         return int(self.layout.recipe.kind_of(chunk, part)), int(self.layout.recipe.column_of(chunk, part))
 
     def of(self, unit: int) -> Inside:

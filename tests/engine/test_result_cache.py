@@ -43,12 +43,12 @@ def values_of(key: int, numbers: range | list[int]) -> np.ndarray:
 
 
 def store(cache: ResultCache, key: int, numbers: range | list[int]) -> None:
-    cache.store(key_of(key), shapes_of(numbers), values_of(key, numbers))
+    cache.store([(key_of(key), shapes_of(numbers), values_of(key, numbers))])
 
 
 def known(cache: ResultCache, key: int, numbers: range | list[int]) -> list[int]:
     """Which results the cache has; they must be right."""
-    found, values = cache.lookup(key_of(key), shapes_of(numbers))
+    found, values = cache.lookup([(key_of(key), shapes_of(numbers))])[0]
     have = [number for number, is_found in zip(numbers, found.tolist(), strict=True) if is_found]
     assert values.tolist() == values_of(key, have).tolist() or not have
     assert len(values) == len(have)
@@ -76,15 +76,15 @@ def test_what_is_found_is_what_was_stored(data: st.DataObject) -> None:
         rows = data.draw(st.lists(st.tuples(*[small] * num_symbols), unique=True, max_size=8))
         shapes = np.array(rows, dtype=np.int64).reshape(len(rows), num_symbols)
         values = data.draw(arrays(np.int64, (len(rows), 3), elements=WORDS))
-        cache.store(b"key", shapes, values)
+        cache.store([(b"key", shapes, values)])
         for row, words in zip(rows, values.tolist(), strict=True):
             expected.setdefault(row, words)
     rows = data.draw(st.lists(st.tuples(*[small] * num_symbols), unique=True, max_size=12))
-    found, values = cache.lookup(b"key", np.array(rows, dtype=np.int64).reshape(len(rows), num_symbols))
+    ((found, values),) = cache.lookup([(b"key", np.array(rows, dtype=np.int64).reshape(len(rows), num_symbols))])
     assert found.tolist() == [row in expected for row in rows]
     assert values.tolist() == [expected[row] for row in rows if row in expected]
     assert (cache.hits, cache.misses) == (int(found.sum()), int((~found).sum()))
-    assert not cache.lookup(b"other", np.zeros((1, num_symbols), dtype=np.int64))[0].any()
+    assert not cache.lookup([(b"other", np.zeros((1, num_symbols), dtype=np.int64))])[0][0].any()
 
 
 def test_two_shapes_with_one_hash_are_not_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,16 +160,16 @@ def test_threads_share_a_cache(path: Path, on_disk: bool) -> None:
 @given(values=arrays(np.int64, (3, 4), elements=WORDS), shapes=arrays(np.int64, (3, 2), elements=WORDS, unique=True))
 def test_bits_survive_the_file(values: np.ndarray, shapes: np.ndarray) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        ResultCache(folder).store(b"key", shapes, values)
-        found, back = ResultCache(folder).lookup(b"key", shapes)
+        ResultCache(folder).store([(b"key", shapes, values)])
+        found, back = ResultCache(folder).lookup([(b"key", shapes)])[0]
         assert found.all()
         assert back.tolist() == values.tolist()
 
 
 def test_results_without_symbols_survive_the_file(path: Path) -> None:
     none = np.zeros((1, 0), dtype=np.int64)
-    ResultCache(path).store(b"key", none, values_of(0, [0]))
-    found, values = ResultCache(path).lookup(b"key", none)
+    ResultCache(path).store([(b"key", none, values_of(0, [0]))])
+    found, values = ResultCache(path).lookup([(b"key", none)])[0]
     assert found.tolist() == [True]
     assert values.tolist() == values_of(0, [0]).tolist()
 
@@ -563,16 +563,16 @@ def test_processes_share_a_file(path: Path) -> None:
 def test_a_damaged_header_under_our_own_name_is_made_anew_and_said_once(tmp_path: Path, damage: bytes) -> None:
     said: list[str] = []
     shapes, values = np.array([[1], [2]]), np.array([[10, 11], [20, 21]])
-    ResultCache(tmp_path).store(b"key", shapes, values)
+    ResultCache(tmp_path).store([(b"key", shapes, values)])
     (file,) = tmp_path.iterdir()
     file.write_bytes(damage + file.read_bytes()[len(damage) :])
     cache = ResultCache(tmp_path, warn=said.append)
-    found, _ = cache.lookup(b"key", shapes)
+    found, _ = cache.lookup([(b"key", shapes)])[0]
     assert not found.any()
-    cache.store(b"key", shapes, values)
+    cache.store([(b"key", shapes, values)])
     assert len(said) == 1
     assert "made anew" in said[0]
-    found, again = ResultCache(tmp_path, warn=said.append).lookup(b"key", shapes)
+    found, again = ResultCache(tmp_path, warn=said.append).lookup([(b"key", shapes)])[0]
     assert found.all()
     assert again.tolist() == values.tolist()
     assert len(said) == 1

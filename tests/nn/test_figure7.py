@@ -75,7 +75,6 @@ def test_the_timeline(timeline: semu.GraphTimeline) -> None:
         assert timeline.end[number] == now
     assert timeline.makespan_s == now
     assert timeline.busy_s("compute") == now
-    assert timeline.exposed_communication_s() == {}
 
 
 def test_the_memory_curve(timeline: semu.GraphTimeline) -> None:

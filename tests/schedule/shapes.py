@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from semu.graph.operator import Phase
 from semu.schedule.problem import PipelineProblem
 from semu.schedule.schedule import PipelineShape, Schedule, StageKey
+from semu.schedule.units import PipelineUnits
 from tests.engine.reference import fixed_order
 
 F, B = Phase.FORWARD, Phase.BACKWARD
@@ -217,3 +218,10 @@ def lowered_times(problem: PipelineProblem, latency: Sequence[float]) -> dict[in
     streams = [range(first, stop) for first, stop in pairwise(problem.stream_ptr.tolist())]
     preds = [row.tolist() for row in np.split(problem.pred, problem.pred_ptr[1:-1])]
     return fixed_order(streams, preds, latency)
+
+
+def transfer_of(units: PipelineUnits, stage: StageKey, consumer: StageKey) -> int:
+    """Number of the unit that carries a stage's result to a consumer."""
+    position = units.unit_position(stage)
+    (number,) = np.flatnonzero((units.producer == position) & (units.consumer == units.unit_position(consumer)))
+    return units.unit(stage) - position + units.num_stages + int(number)

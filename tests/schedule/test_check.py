@@ -154,7 +154,7 @@ def test_units_are_of_whole_or_of_split_backwards_and_shapes_are_plain() -> None
 def test_units_of_two_copies_of_the_model() -> None:
     shape = Placement.BIDIRECTIONAL.shape(2, 2, 2)
     units = units_of(shape, None)
-    assert (units.num_copies, units.num_stages, units.num_transfers) == (2, 4, 2)
+    assert (len(units.chunk), units.num_stages, units.num_transfers) == (2, 4, 2)
     assert units.chunk.tolist() == [[0, 0, 1, 1], [2, 2, 3, 3]]
     assert units.stream.tolist() == [0, 0, 1, 1, 2, 3, 1, 1, 0, 0, 3, 2]  # pairs 0 -> 1 and 1 -> 0 are streams 2 and 3
     assert [units.name(unit) for unit in (0, 4, 6, 10)] == ["0F0", "send 0F0 to rank 1", "2F1", "send 2F1 to rank 0"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule.shapes import pipelines, predecessors
+from schedule.shapes import pipelines, predecessors, transfer_of
 
 from semu.schedule import ALL_SCHEDULES, SCHEDULES
 from semu.schedule.generators.interleaved import is_surely_legal
@@ -96,7 +96,7 @@ def assert_lowered(schedule: Schedule, shape: PipelineShape, overlapped_sends: b
     sizes = [*map(len, orders), *(pairs.count(pair) for pair in sorted(set(pairs)))]
     assert problem.stream_ptr.tolist() == np.cumsum([0, *sizes]).tolist()
     assert [problem.units.unit(stage) for stage in stages] == problem.unit_of_nodes[: len(stages)].tolist()
-    carriers = [problem.units.transfer(transfer.stage, transfer.consumer) for transfer in transfers]
+    carriers = [transfer_of(problem.units, transfer.stage, transfer.consumer) for transfer in transfers]
     assert carriers == problem.unit_of_nodes[len(stages) :].tolist()
     assert_edges(problem)
 

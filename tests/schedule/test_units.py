@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule.shapes import Times, all_stages, legal_schedules, lowered_times, needs, sends, shapes, simulate
+from schedule.shapes import (
+    Times,
+    all_stages,
+    legal_schedules,
+    lowered_times,
+    needs,
+    sends,
+    shapes,
+    simulate,
+    transfer_of,
+)
 
 from semu.engine.unit_graph import Edges, UnitGraph, UnitTimes
 from semu.errors import GraphError
@@ -25,7 +35,7 @@ Pair = tuple[int, int]
 def units_of_nodes(problem: PipelineProblem, units: PipelineUnits) -> list[int]:
     """The unit that each node of a lowered problem is."""
     stages = [units.unit(stage) for stage in problem.stages]
-    return stages + [units.transfer(transfer.stage, transfer.consumer) for transfer in problem.transfers]
+    return stages + [transfer_of(units, transfer.stage, transfer.consumer) for transfer in problem.transfers]
 
 
 def lowered_edges(problem: PipelineProblem, unit: list[int]) -> tuple[set[Pair], set[Pair]]:
@@ -108,7 +118,7 @@ def test_dispatched_times_are_those_of_the_slow_simulation(
     latency = 0.25 + random_latencies(data, 1, units.num_units)
     stage_s = {stage: float(latency[0, units.unit(stage)]) for stage in all_stages(shape)}
     carries = {
-        (stage, chunk): units.transfer(stage, StageKey(chunk, stage.phase, stage.microbatch))
+        (stage, chunk): transfer_of(units, stage, StageKey(chunk, stage.phase, stage.microbatch))
         for stage in stage_s
         for chunk in sends(shape, stage)
     }
@@ -137,7 +147,7 @@ def test_numbers_and_names(shape: PipelineShape) -> None:
         assert StageKey.parse(units.name(unit)) == stage
         assert units.stream[unit] == shape.chunk_rank[stage.chunk]
         for chunk in sends(shape, stage):
-            transfer = units.transfer(stage, StageKey(chunk, stage.phase, stage.microbatch))
+            transfer = transfer_of(units, stage, StageKey(chunk, stage.phase, stage.microbatch))
             there = shape.chunk_rank[chunk]
             assert units.name(transfer) == f"send {stage} to rank {there}"
             assert units.pairs[units.stream[transfer] - shape.num_ranks] == (shape.chunk_rank[stage.chunk], there)
@@ -155,7 +165,7 @@ def test_own_edges_are_what_every_stage_needs(shape: PipelineShape) -> None:
             if shape.chunk_rank[before.chunk] == shape.chunk_rank[stage.chunk]:
                 wanted.add((units.unit(before), units.unit(stage)))
             else:
-                carrier = units.transfer(before, stage)
+                carrier = transfer_of(units, before, stage)
                 wanted |= {(units.unit(before), carrier), (carrier, units.unit(stage))}
     assert {tuple(pair) for pair in units.edges.tolist()} == wanted
     assert all(a // units.size == b // units.size for a, b in wanted)

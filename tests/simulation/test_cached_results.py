@@ -145,9 +145,9 @@ def test_chunks_of_images_do_not_depend_on_the_text(tmp_path: Path) -> None:
 class Forgetful(ResultCache):
     """A cache that has forgotten other shapes of each segment."""
 
-    def lookup_many(self, queries: Sequence[tuple[bytes, np.ndarray]]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def lookup(self, queries: Sequence[tuple[bytes, np.ndarray]]) -> list[tuple[np.ndarray, np.ndarray]]:
         answers = []
-        for number, (found, values) in enumerate(super().lookup_many(queries)):
+        for number, (found, values) in enumerate(super().lookup(queries)):
             kept = np.random.default_rng(number).random(len(found)) < 0.5
             answers.append((found & kept, values[kept[found]]))
         return answers

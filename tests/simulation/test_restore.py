@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule.shapes import legal_schedules, predecessors
+from schedule.shapes import legal_schedules, predecessors, transfer_of
 from simulation.jobs import gpt, job_of, overlap, text_items, vlm, vlm_items
 from simulation.reference.costs import symbols_of
 from simulation.reference.expansion import Replica, Writer
@@ -74,7 +74,7 @@ def assert_restored(name: str, schedule: Schedule | str) -> None:
             if key[0] == "send":
                 _, source, target, phase, microbatch = key
                 ends = (StageKey(int(str(chunk)), Phase(phase), int(str(microbatch))) for chunk in (source, target))
-                spans[units.transfer(*ends)] = (node.start_s, node.end_s)
+                spans[transfer_of(units, *ends)] = (node.start_s, node.end_s)
         assert sorted(spans) == list(range(units.num_units))
         for unit, span in spans.items():
             assert (times.start[replica, unit], times.end[replica, unit]) == span, units.name(unit)
@@ -216,4 +216,4 @@ def test_units_have_a_number_and_a_name(name: str) -> None:
         word, rank = re.fullmatch(r"send (\w+) to rank (\d+)", names[unit]).groups()  # type: ignore[union-attr]
         stage = StageKey.parse(word)
         readers = [s for s in stages if stage in predecessors(shape, s) and shape.chunk_rank[s.chunk] == int(rank)]
-        assert [units.transfer(stage, reader) for reader in readers] == [unit]
+        assert [transfer_of(units, stage, reader) for reader in readers] == [unit]

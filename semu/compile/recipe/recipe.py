@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,26 +99,14 @@ class Recipe:
     def _column_table(self) -> I64:
         return self._table(self.columns)
 
-    @overload
-    def kind_of(self, chunk: int, part: int) -> np.int64: ...
-
-    @overload
-    def kind_of(self, chunk: NDArray[np.integer], part: NDArray[np.integer]) -> I64: ...
-
-    def kind_of(self, chunk: int | NDArray[np.integer], part: int | NDArray[np.integer]) -> np.int64 | I64:
-        """Which of ``kinds`` stages run: int64[n]. ``chunk``, ``part``: int[n], as in ``StageKey``."""
-        found: np.int64 | I64 = self._kind_table[self._first[chunk] + part]
+    def kind_of(self, chunk: int | NDArray[np.integer], part: int | NDArray[np.integer]) -> I64:
+        """Which of ``kinds`` stages run: int64[n]. ``chunk``, ``part``: int[n], or one, as in ``StageKey``."""
+        found: I64 = self._kind_table[self._first[chunk] + part]
         return found
 
-    @overload
-    def column_of(self, chunk: int, part: int) -> np.int64: ...
-
-    @overload
-    def column_of(self, chunk: NDArray[np.integer], part: NDArray[np.integer]) -> I64: ...
-
-    def column_of(self, chunk: int | NDArray[np.integer], part: int | NDArray[np.integer]) -> np.int64 | I64:
+    def column_of(self, chunk: int | NDArray[np.integer], part: int | NDArray[np.integer]) -> I64:
         """Columns of the table of shapes that stages run with: int64[n]. Arguments as ``kind_of``."""
-        found: np.int64 | I64 = self._column_table[self._first[chunk] + part]
+        found: I64 = self._column_table[self._first[chunk] + part]
         return found
 
     def moved_columns(

@@ -19,9 +19,6 @@ All times are >= 0, finite and on the time grid.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -30,20 +27,14 @@ from semu.units import TIME_GRID_PER_S
 
 F64 = NDArray[np.float64]
 I32 = NDArray[np.int32]
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _WAITING, _DUE, _FIXED, _MOVING, _DONE = 0, 1, 2, 3, 4
-
-
-def _kernel(function: _Function) -> _Function:
-    """Compile with numba; the type checker keeps the plain signature."""
-    return cast(_Function, njit(cache=True, nogil=True, error_model="numpy")(function))
 
 
 # --------------------------------------------------------------------------------------------- speeds
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def share_speeds(
     members: I32,
     num_members: int,
@@ -108,12 +99,12 @@ def share_speeds(
 # --------------------------------------------------------------------------------------------- one event per unit
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def _is_before(time: F64, one: int, other: int) -> bool:
     return bool(time[one] < time[other] or (time[one] == time[other] and one < other))
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def _settle(heap: I32, place: I32, time: F64, size: int, at: int) -> None:
     """Move the unit at a place of the heap to where its time belongs."""
     item = heap[at]
@@ -136,7 +127,7 @@ def _settle(heap: I32, place: I32, time: F64, size: int, at: int) -> None:
     place[item] = at
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def _on_grid(seconds: float) -> float:
     return float(np.rint(seconds * TIME_GRID_PER_S) / TIME_GRID_PER_S)
 
@@ -144,7 +135,7 @@ def _on_grid(seconds: float) -> float:
 # --------------------------------------------------------------------------------------------- all of it
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def share_links(
     fixed: F64,
     work: F64,

@@ -14,7 +14,7 @@ a named one); n units, e edges, k new edges, s slots:
         edge_op: int32[e], the operator of the source whose end the edge reads; -1: the edge reads the source's end.
         edge_slot: int32[e], -1: the edge bounds the target's start; else the slot that it releases.
     added: new_source, new_target, new_lag, new_op, new_slot: [k], further edges, as above, in any order.
-    slots: the fields of ``Slots``.
+    slots: the fields of ``semu.engine.unit_graph.Slots``, in order.
     times: start, end: written: float64[n] [s]. release: written: float64[s] [s], absolute; 0 where nothing came.
         touched: written: bool[n], a release bound inside, so that the unit's operators were timed again.
 All times are >= 0, finite and on the time grid.
@@ -22,8 +22,7 @@ All times are >= 0, finite and on the time grid.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -33,51 +32,15 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
 Group = tuple[Any, ...]
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
 
 
-def _kernel(function: _Function) -> _Function:
-    """Compile with numba; the type checker keeps the plain signature."""
-    return cast(_Function, njit(cache=True, nogil=True, error_model="numpy")(function))
-
-
-class Slots(NamedTuple):
-    """Operators that edges from outside bound, and the means to time their units again.
-
-    Attributes:
-        ptr: int32[n + 1], first slot of each unit. A slot is an operator that an edge from outside bounds without
-            bounding the unit's start, its release.
-        op: int32[s], position of that operator in its unit.
-        start: float64[s] [s], its start after the unit's when nothing releases it late.
-        prog: int32[n], program of each unit; -1 for a unit without slots. Units that are built alike share one.
-        prog_ptr: int32[num_programs + 1], first operator of each program.
-        op_pred_ptr, op_pred: CSR int32[num_ops + 1], int32[..], predecessors as positions inside the program, earlier
-            ones.
-        op_stream: int32[num_ops], numbered inside the program. prog_streams: int32[num_programs], their number.
-        cost_ptr: int64[n], place in ``op_latency`` of a unit's first operator; -1 for a unit without slots.
-        op_latency: float64[..] [s].
-    """
-
-    ptr: I32
-    op: I32
-    start: F64
-    prog: I32
-    prog_ptr: I32
-    op_pred_ptr: I32
-    op_pred: I32
-    op_stream: I32
-    prog_streams: I32
-    cost_ptr: I64
-    op_latency: F64
-
-
 # --------------------------------------------------------------------------------------------- heaps
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def _push(heap: I32, base: np.uint64, size: int, item: int) -> None:
     """Put ``item`` into the heap of ``size`` items that begins at ``base``."""
     at = np.uint64(size)
@@ -90,7 +53,7 @@ def _push(heap: I32, base: np.uint64, size: int, item: int) -> None:
     heap[base + at] = item
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def _pop(heap: I32, base: np.uint64, size: int) -> int:
     """Take the least item from the heap of ``size`` items that begins at ``base``."""
     least = heap[base]
@@ -108,7 +71,7 @@ def _pop(heap: I32, base: np.uint64, size: int) -> int:
     return least  # type: ignore[no-any-return]
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def _push_timed(time: F64, item: I32, size: int, new_time: float, new_item: int) -> None:
     """``_push`` for a heap of (time, item)."""
     at = np.uint64(size)
@@ -121,7 +84,7 @@ def _push_timed(time: F64, item: I32, size: int, new_time: float, new_item: int)
     time[at], item[at] = new_time, new_item
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def _pop_timed(time: F64, item: I32, size: int) -> int:
     """Take the item of the least (time, item)."""
     least = item[0]
@@ -144,7 +107,7 @@ def _pop_timed(time: F64, item: I32, size: int) -> int:
 # --------------------------------------------------------------------------------------------- inside a unit
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def _largest_step(ptr: I32) -> int:
     largest = 0
     for i in range(len(ptr) - 1):
@@ -152,9 +115,9 @@ def _largest_step(ptr: I32) -> int:
     return largest
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def _time_inside(
-    begin: float, unit: np.uint64, slots: Slots, op_latency: F64, release: F64, op_release: F64, op_end: F64, free: F64
+    begin: float, unit: np.uint64, slots: Group, op_latency: F64, release: F64, op_release: F64, op_end: F64, free: F64
 ) -> float:
     """Latency [s] of a unit that starts at ``begin`` and whose operators wait for their releases.
 
@@ -163,15 +126,14 @@ def _time_inside(
         op_release: scratch float64[>= number of operators], 0 before and after.
         op_end: written: ends after ``begin`` [s]. free: scratch float64[>= number of the program's streams].
     """
-    slot_ptr, slot_op, op_pred_ptr = slots.ptr, slots.op, slots.op_pred_ptr
-    op_pred, op_stream = slots.op_pred, slots.op_stream
+    slot_ptr, slot_op, _, prog, prog_ptr, op_pred_ptr, op_pred, op_stream, _, cost_ptr, _ = slots
     for slot in range(slot_ptr[unit], slot_ptr[unit + _ONE]):
         op_release[slot_op[slot]] = max(op_release[slot_op[slot]], release[slot] - begin)
     free[:] = 0.0
-    program, cost = slots.prog[unit], slots.cost_ptr[unit]
-    first = slots.prog_ptr[program]
+    program, cost = prog[unit], cost_ptr[unit]
+    first = prog_ptr[program]
     last_end = 0.0
-    for op in range(slots.prog_ptr[program + 1] - first):
+    for op in range(prog_ptr[program + 1] - first):
         stream = op_stream[first + op]
         time = max(op_release[op], free[stream])
         for i in range(op_pred_ptr[first + op], op_pred_ptr[first + op + 1]):
@@ -188,7 +150,7 @@ def _time_inside(
 # --------------------------------------------------------------------------------------------- edges and streams
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def _count_missing(num_units: int, edge_target: I32, new_target: I32) -> I32:
     """Number of edges into each unit."""
     count = np.zeros(num_units, np.int32)
@@ -199,7 +161,7 @@ def _count_missing(num_units: int, edge_target: I32, new_target: I32) -> I32:
     return count
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def _edges_by_source(num_units: int, source: I32) -> tuple[I32, I32]:
     """Linked lists of the new edges: (first of each unit or -1, the following one of each edge or -1)."""
     head = np.full(num_units if len(source) > 0 else 0, -1, np.int32)
@@ -210,7 +172,7 @@ def _edges_by_source(num_units: int, source: I32) -> tuple[I32, I32]:
     return head, following
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def _reads_inside(op: I32) -> bool:
     """Whether an edge reads the end of an operator."""
     found = False
@@ -219,7 +181,7 @@ def _reads_inside(op: I32) -> bool:
     return found
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def _holds_one_each(hold_ptr: I32) -> bool:
     """Whether every unit holds one stream; then a unit's number is its place in ``hold``."""
     found = True
@@ -228,7 +190,7 @@ def _holds_one_each(hold_ptr: I32) -> bool:
     return found
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def _rooms(number: int, owner: I32) -> I64:
     """CSR pointer: room for everything that each of ``number`` owners has; -1 has no owner."""
     ptr = np.zeros(number + 1, np.int64)
@@ -240,7 +202,7 @@ def _rooms(number: int, owner: I32) -> I64:
     return ptr
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def _holds_same(hold_ptr: I32, hold: I32, one: int, other: int) -> bool:
     """Whether two units hold the same streams, named in the same order."""
     first, second = hold_ptr[one], hold_ptr[other]
@@ -251,7 +213,7 @@ def _holds_same(hold_ptr: I32, hold: I32, one: int, other: int) -> bool:
     return bool(same)
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def _kinds(hold_ptr: I32, hold: I32) -> tuple[I32, int]:
     """Units of several streams by what they hold: (int32[n] kind or -1, number of kinds), by a hash table."""
     num_units, num_kinds, num_places = len(hold_ptr) - 1, 0, 2
@@ -279,7 +241,7 @@ def _kinds(hold_ptr: I32, hold: I32) -> tuple[I32, int]:
 # --------------------------------------------------------------------------------------------- units
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def dispatch_units(
     streams: Group, rank: I32, latency: F64, edges: Group, added: Group, slots: Group, times: Group, order: I32
 ) -> int:
@@ -309,11 +271,10 @@ def dispatch_units(
     hold_ptr, hold, num_streams = streams
     edge_ptr, edge_target, edge_lag, edge_op, edge_slot = edges
     new_source, new_target, new_lag, new_op, new_slot = added
-    inner = Slots(*slots)
-    slot_ptr, slot_start = inner.ptr, inner.start
+    slot_ptr, slot_op, slot_start, _, prog_ptr, _, _, _, prog_streams, _, op_latency = slots
     start, end, release, touched = times
     num_units = len(latency)
-    has_new, has_slots = len(new_source) > 0, len(inner.op) > 0
+    has_new, has_slots = len(new_source) > 0, len(slot_op) > 0
     holds_one, reads_inside = _holds_one_each(hold_ptr), _reads_inside(edge_op)
     start[:] = 0.0  # until a unit is dispatched: the latest of its edges that have come
     release[:] = 0.0
@@ -323,9 +284,9 @@ def dispatch_units(
         unit_of[np.uint64(rank[i])] = i
     num_missing = _count_missing(num_units, edge_target, new_target)
     new_head, new_following = _edges_by_source(num_units, new_source)
-    longest = _largest_step(inner.prog_ptr) if has_slots else 0
+    longest = _largest_step(prog_ptr) if has_slots else 0
     op_release, op_end = np.zeros(longest), np.empty(longest)
-    inner_free = np.empty(np.max(inner.prog_streams) if has_slots else 0)
+    inner_free = np.empty(np.max(prog_streams) if has_slots else 0)
 
     free = np.zeros(num_streams)
     has_event = np.zeros(num_streams, np.bool_)
@@ -431,7 +392,7 @@ def dispatch_units(
                     if release[slot] - time > slot_start[slot]:
                         binds = True
             if binds:
-                last = time + _time_inside(time, unit, inner, inner.op_latency, release, op_release, op_end, inner_free)
+                last = time + _time_inside(time, unit, slots, op_latency, release, op_release, op_end, inner_free)
                 touched[unit] = True
             end[unit] = last
             for i in range(first_hold, stop_hold):
@@ -485,7 +446,7 @@ def dispatch_units(
     return num_dispatched
 
 
-@_kernel
+@njit(cache=True, nogil=True, error_model="numpy")
 def replay_units(
     order: I32, streams: Group, latency: F64, edges: Group, added: Group, slots: Group, times: Group
 ) -> None:
@@ -500,15 +461,14 @@ def replay_units(
     hold_ptr, hold, num_streams = streams
     edge_ptr, edge_target, edge_lag, edge_op, edge_slot = edges
     new_source, new_target, new_lag, new_op, new_slot = added
-    inner = Slots(*slots)
-    slot_ptr = inner.ptr
+    slot_ptr, slot_op, slot_start, _, prog_ptr, _, _, _, prog_streams, _, op_latency = slots
     start, end, release, touched = times
     num_variants, num_units = latency.shape
-    has_new, has_slots = len(new_source) > 0, len(inner.op) > 0
+    has_new, has_slots = len(new_source) > 0, len(slot_op) > 0
     new_head, new_following = _edges_by_source(num_units, new_source)
-    longest = _largest_step(inner.prog_ptr) if has_slots else 0
+    longest = _largest_step(prog_ptr) if has_slots else 0
     op_release, op_end = np.zeros(longest), np.empty(longest)
-    inner_free = np.empty(np.max(inner.prog_streams) if has_slots else 0)
+    inner_free = np.empty(np.max(prog_streams) if has_slots else 0)
     free = np.empty(num_streams)
     start[:] = 0.0
     release[:] = 0.0
@@ -516,7 +476,7 @@ def replay_units(
     for variant in range(num_variants):
         starts, ends, releases = start[variant], end[variant], release[variant]
         latencies, edge_lags, new_lags = latency[variant], edge_lag[variant], new_lag[variant]
-        slot_starts, op_latencies = inner.start[variant], inner.op_latency[variant]
+        slot_starts, op_latencies = slot_start[variant], op_latency[variant]
         free[:] = 0.0
         for place in range(num_units):
             unit = np.uint64(order[place])
@@ -532,7 +492,7 @@ def replay_units(
                     if releases[slot] - time > slot_starts[slot]:
                         binds = True
             if binds:
-                last = time + _time_inside(time, unit, inner, op_latencies, releases, op_release, op_end, inner_free)
+                last = time + _time_inside(time, unit, slots, op_latencies, releases, op_release, op_end, inner_free)
                 touched[variant, unit] = True
             ends[unit] = last
             for i in range(first_hold, stop_hold):

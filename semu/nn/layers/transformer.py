@@ -21,7 +21,7 @@ class SelfAttention(Module):
         head_dim: None: hidden / heads. causal: mask the future. rotary: rotate q and k (RoPE).
         rotary_dim: features of a head that are rotated; None: all.
         bias, qkv_bias: biases of the output and of the QKV projection (None: as ``bias``).
-        key_bias: false: the keys have none though queries and values do (Whisper, 2212.04356).
+        key_bias: false: queries and values have biases, keys do not (Whisper, 2212.04356).
         dropout: probability on the attention probabilities; a fused kernel keeps no mask of it.
         qk_norm: RMS norm of every query's and key's head before the rotation (Qwen3, 2505.09388 §2).
         whole_norm: those norms are over all heads together (OLMo 2, 2501.00656). Where heads are split, queries and
@@ -198,7 +198,7 @@ class TransformerLayer(Module):
         bias, qkv_bias: biases of the projections. dropout: probability on the attention's
             probabilities, after attention and after MLP.
         qk_norm: RMS norm of queries and keys, head by head.
-        mlp: in place of the MLP, e.g. a mixture of experts; ``ffn`` is then of no account.
+        mlp: in place of the MLP, e.g. a mixture of experts; ``ffn`` is then ignored.
         attention: in place of the self-attention, e.g. latent attention.
         activation: of the MLP; None: see ``MLP``. placement: of the norms.
         attention_bias, mlp_bias: biases of one branch; None: as ``bias``.
@@ -267,8 +267,10 @@ class TransformerLayer(Module):
             )
         self.attention = attention
         self.mlp_norm = None if is_behind else _norm()
-        own_bias = bias if mlp_bias is None else mlp_bias
-        self.mlp = mlp if mlp is not None else MLP(hidden, ffn, gated=gated, bias=own_bias, activation=activation)
+        if mlp is None:
+            mlp_bias = bias if mlp_bias is None else mlp_bias
+            mlp = MLP(hidden, ffn, gated=gated, bias=mlp_bias, activation=activation)
+        self.mlp = mlp
         self.attention_dropout = Dropout(dropout)
         self.mlp_dropout = Dropout(dropout)
         has_out_norms = is_behind or placement is NormPlacement.SANDWICH
@@ -288,7 +290,7 @@ class TransformerLayer(Module):
 
 
 def _after(branch: Tensor, *modules: Module | None) -> Tensor:
-    """``branch`` through modules in order, where there is any."""
+    """``branch`` through modules in order, those that exist."""
     for module in modules:
         if module is not None:
             branch = module(branch)

@@ -127,7 +127,7 @@ def _held(p: int, m: int, v: int) -> list[int]:
 
 optimus = _WithEncoder(
     "optimus",
-    lambda shape: coarse_orders(shape),
+    coarse_orders,
     "Feng et al., USENIX ATC 2025, as DIP §7.1 has it",
     Placement.CIRCULAR,
     rules=(_groups_of_p,),

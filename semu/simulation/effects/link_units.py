@@ -40,16 +40,12 @@ NUM_SIDES = 2 * len(PORTS)
 
 
 class UnitWriter:
-    """Writes the units of a job.
+    """Writes the units of a job that was timed without contention, and of its gradient collectives."""
 
-    Args:
-        timed: the job under a schedule, without contention. found: its gradient collectives.
-    """
-
-    def __init__(self, timed: TimedJob, found: Sequence[Reduction]) -> None:
+    def __init__(self, timed: TimedJob, reductions: Sequence[Reduction]) -> None:
         run, units = timed.run, timed.units
         self.layout, self.evaluation, self.units, self.replicas = timed.layout, timed.evaluation, units, timed.replicas
-        self.nodes, self.gathers, self.run, self.found = timed.nodes, timed.gathers, run, found
+        self.nodes, self.gathers, self.run, self.reductions = timed.nodes, timed.gathers, run, reductions
         self.unit_of = run.problem.unit_of_nodes
         self.node_of = {int(u): node for node, u in enumerate(self.unit_of[: run.problem.num_stages])}
         self.num_replicas, self.n = run.num_replicas, units.num_units
@@ -81,14 +77,14 @@ class UnitWriter:
 
     def _split(self, latency: F64, kind: OpKind, group: CommGroup) -> tuple[F64, F64]:
         """Latencies as fixed part and work [s]; what uses no port is fixed."""
-        cost = collective_cost(self.evaluation.cost_model.profile, kind, group)
+        cost = collective_cost(self.evaluation.by_shape.model.profile, kind, group)
         if math.isinf(cost.bytes_per_s):
             return latency, np.zeros_like(latency)
         return _split(latency, cost.latency_s)
 
     def _collective(self, unit: int, ranks: Sequence[int], kind: OpKind, group: CommGroup) -> None:
         """A collective of all replicas uses the out of each rank that takes part."""
-        for port, share in port_shares(self.evaluation.cost_model.profile, kind, group).items():
+        for port, share in port_shares(self.evaluation.by_shape.model.profile, kind, group).items():
             for rank in ranks:
                 self.out.use(unit, self._port(self.every, rank, (port, Direction.OUT)), share)
 
@@ -98,13 +94,13 @@ class UnitWriter:
         fixed = self.nodes.latency[:, : self.n].copy()
         work = np.zeros_like(fixed)
         shift = units.size * np.arange(units.shape.num_microbatches)
-        for number, copy in np.ndindex(units.num_transfers, units.num_copies):
+        for number, copy in np.ndindex(units.num_transfers, len(units.chunk)):
             source, target = units.pairs[units.pair[copy, number]]
             mine = units.num_stages + number + shift[units.copy == copy]
             for replica in range(self.num_replicas):
                 link = self.replicas.links[replica][units.pair[copy, number]]
                 fixed[replica, mine], work[replica, mine] = self._split(fixed[replica, mine], OpKind.P2P, link)
-                for port, share in port_shares(self.evaluation.cost_model.profile, OpKind.P2P, link).items():
+                for port, share in port_shares(self.evaluation.by_shape.model.profile, OpKind.P2P, link).items():
                     for rank, way in ((source, Direction.OUT), (target, Direction.IN)):
                         out.use(replica * self.n + mine, self._port(replica, rank, (port, way)), share)
         out.add(fixed, work)
@@ -119,7 +115,7 @@ class UnitWriter:
 
     def _reductions(self) -> None:
         self.out.reductions = self.out.count
-        for item in self.found:
+        for item in self.reductions:
             parts = self._split(np.array([item.piece.end_s - item.piece.start_s]), item.piece.kind, item.group)
             self._collective(self.out.add(*parts), item.ranks, item.piece.kind, item.group)
 
@@ -131,7 +127,7 @@ class UnitWriter:
         stages that wait for it; a reduction begins after the first of the stages that it waits for has begun, and where
         it waits for the rank's last stage it meets none.
         """
-        profile, problem = self.evaluation.cost_model.profile, self.run.problem
+        profile, problem = self.evaluation.by_shape.model.profile, self.run.problem
         last = problem.num_stages
         result: list[tuple[int, Side, int, int]] = []
         for links in self.replicas.links:
@@ -144,7 +140,7 @@ class UnitWriter:
             for group in dict.fromkeys(gather.groups):
                 for port in port_shares(profile, OpKind.ALL_GATHER, group):
                     result.append((rank, (port, Direction.OUT), 0, max(waiting)))
-        for item in self.found:
+        for item in self.reductions:
             if item.operators and not item.nodes:
                 for port in port_shares(profile, item.piece.kind, item.group):
                     begun = min(node for node, _ in item.operators)
@@ -153,18 +149,18 @@ class UnitWriter:
 
     def _inside(self, program: StageProgram) -> list[tuple[int, Side, float]]:
         """(operator, port device, share) of everything that moves inside a stage."""
-        model, library = self.evaluation.cost_model, self.layout.library
-        known: dict[int, list[tuple[Side, float]]] = {}
+        model, library = self.evaluation.by_shape.model, self.layout.library
+        uses: dict[int, list[tuple[Side, float]]] = {}
         for row in dict.fromkeys(program.rows.tolist()):
             group, operator = model.link_of(row), library.operators[row]
-            known[row] = []
+            uses[row] = []
             if group is None:
                 continue
             both = operator.kind is OpKind.P2P and operator.stream not in HOST_LINK
             way = operator.stream.device.direction or Direction.OUT
             for port, share in port_shares(model.profile, operator.kind, group).items():
-                known[row] += [((port, side), share) for side in (tuple(Direction) if both else (way,))]
-        return [(op, *use) for op, row in enumerate(program.rows.tolist()) for use in known[row]]
+                uses[row] += [((port, side), share) for side in (tuple(Direction) if both else (way,))]
+        return [(op, *use) for op, row in enumerate(program.rows.tolist()) for use in uses[row]]
 
     def _stages(self) -> None:
         """Write out the stages that must be."""
@@ -199,7 +195,7 @@ class UnitWriter:
         fixed, work = latency.copy(), np.zeros_like(latency)
         moves = np.zeros(num_ops, dtype=np.bool_)
         moves[[op for op, _, _ in inside]] = True
-        alone = self.evaluation.cost_model.numbers[program.rows[moves], 3]
+        alone = self.evaluation.by_shape.model.numbers[program.rows[moves], 3]
         fixed[:, moves], work[:, moves] = _split(latency[:, moves], alone)
         edge = np.zeros((len(different), 1))  # the end, which takes no time
         first = out.add(np.hstack((fixed, edge))[place], np.hstack((work, edge))[place])
@@ -236,10 +232,10 @@ class UnitWriter:
     def _gather_edges(self) -> None:
         unit, written = self.out.gathers, self._first_operators()
         for rank, gather in sorted(self.gathers.items()):
-            own = unit + np.arange(len(gather.slices))
-            self.out.join(own[:-1], own[1:])
+            gathers = unit + np.arange(len(gather.slices))
+            self.out.join(gathers[:-1], gathers[1:])
             for first in self.run.problem.first_forwards[rank]:
-                waits = needed_gathers(self.layout.chunks[self.units.chunk_of(first)], gather)
+                waits = needed_gathers(self.layout.chunks[int(self.units.chunks_of(first))], gather)
                 bound = np.flatnonzero(waits >= 0)
                 for replica in range(self.num_replicas):
                     self.out.join(unit + waits[bound], written[replica, self.node_of[first]] + bound)
@@ -249,7 +245,7 @@ class UnitWriter:
         out, problem, written = self.out, self.run.problem, self._first_operators()
         before: dict[int, int] = {}
         lags: dict[tuple[int, int], F64] = {}
-        for number, item in enumerate(self.found):
+        for number, item in enumerate(self.reductions):
             unit = out.reductions + number
             out.join([before[rank] for rank in item.ranks if rank in before], unit)
             before.update(dict.fromkeys(item.ranks, unit))

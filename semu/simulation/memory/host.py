@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ def check_offload(job: TrainingJob) -> None:
         return
     paths = [path for module in job.model.modules for path, _ in module.blocks()]
     for pattern in plan.layers:
-        if not any(plan.matches(pattern, path) for path in paths):
+        if not any(fnmatchcase(path, pattern) for path in paths):
             raise ConfigError(
                 f"no block of the model is called {pattern!r}",
                 where="training.offload_layers",

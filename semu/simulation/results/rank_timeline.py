@@ -110,7 +110,7 @@ class _RankBuilder:
         run, problem = self.run, self.run.problem
         ranks = problem.shape.chunk_rank
         sends = []
-        for edge in run.sent.edges:
+        for edge in run.sent:
             if ranks[edge.source] != self.memory.rank:
                 continue
             target = ranks[edge.consumer]
@@ -127,7 +127,7 @@ class _RankBuilder:
 
     def _link(self, source: int, target: int) -> tuple[Provenance, Port]:
         pair = self.layout.mesh.pp_pair(source, target, dp=int(self.run.first[self.replica]))
-        return self.evaluation.cost_model.outer_provenance(OpKind.P2P, pair), pair.port
+        return self.evaluation.by_shape.model.outer_provenance(OpKind.P2P, pair), pair.port
 
     def _expand(self, number: int) -> StageOperators:
         node = int(self.nodes[number])
