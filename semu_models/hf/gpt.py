@@ -140,9 +140,14 @@ FALCON = Dialect(
 
 def _bloom(values: Values) -> BloomConfig:
     hidden, heads = values.size("hidden"), values.size("heads")
-    sizes = {name: values.size(name) for name in ("layers", "vocab")}
     return BloomConfig(
-        **sizes, hidden=hidden, ffn=4 * hidden, heads=heads, kv_heads=heads, tied=values.switch("tied")
+        layers=values.size("layers"),
+        hidden=hidden,
+        ffn=4 * hidden,
+        heads=heads,
+        kv_heads=heads,
+        vocab=values.size("vocab"),
+        tied=values.switch("tied"),
     )
 
 

@@ -176,9 +176,7 @@ class Decoder(Sequential):
         embedding_norm: bool = False,
         softcap: float | None = None,
     ) -> None:
-        embedding = Embedding(
-            vocab, hidden, positions=positions, dropout=dropout, scaled=scaled, norm=embedding_norm
-        )
+        embedding = Embedding(vocab, hidden, positions=positions, dropout=dropout, scaled=scaled, norm=embedding_norm)
         head = LMHead(hidden, vocab, rms_norm=rms_norm, tied=embedding if tied else None, softcap=softcap)
         super().__init__({"embedding": embedding, **{f"layers.{i}": layer(i) for i in range(layers)}, "head": head})
 

@@ -83,4 +83,5 @@ class ParallelLayer(Module):
         """[tokens, hidden] -> [tokens, hidden]."""
         normed = self.attention_norm(x)
         wide = self.mlp(normed if self.mlp_norm is None else self.mlp_norm(x))
-        return x + (self.attention(normed) + wide)
+        out: Tensor = x + (self.attention(normed) + wide)
+        return out

@@ -1,8 +1,9 @@
 """Parameters of published models, counted by transformers on its meta device: what semu must give, to the last one.
 
 From ``AutoModelForCausalLM.from_config`` (or the class that ``architectures`` names) under transformers 5.23.0 and
-4.57.6, which agree (Phi, OLMo, GLM, Falcon and BLOOM: 5.23.0 alone), on the fixtures of ``tests/semu_models/hf/configs``; distinct parameters, a tied table once. The
-fixtures hold the published hyper-parameters: the papers' tables and the released config.json of each model.
+4.57.6, which agree (Phi, OLMo, GLM, Falcon and BLOOM: 5.23.0 alone), on the fixtures of
+``tests/semu_models/hf/configs``; distinct parameters, a tied table once. The fixtures hold the published
+hyper-parameters: the papers' tables and the released config.json of each model.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class SelfAttention(Module):
         out: Tensor = self.out(context.flatten())
         return out
 
-    def _normed(self, x: Tensor, norm: Module) -> Tensor:
+    def _normed(self, x: Tensor, norm: RMSNorm) -> Tensor:
         """[tokens, heads, head_dim], split over heads -> the same, every head or all heads together normalised."""
         if not self.whole_norm:
             return norm(x)  # type: ignore[no-any-return]
@@ -110,7 +110,7 @@ class SelfAttention(Module):
         rows = F.flatten(x)
         rows = norm(F.all_to_all(rows, gather=1, scatter=0) if is_split else rows)
         rows = F.all_to_all(rows, gather=0, scatter=1) if is_split else rows
-        return F.unflatten(rows, x.shape[1], self.head_dim)
+        return F.unflatten(rows, norm.weight.shape[0] // self.head_dim, self.head_dim)
 
 
 class CrossAttention(Module):

@@ -169,7 +169,8 @@ def rope(x: Tensor, rotated: int | None = None) -> Tensor:
     ``rotated``: features of a head that are rotated (None: all). One kernel writes all of them, and copies the rest
     (Transformer Engine's fused kernel); eager mode works on those features alone, then joins them with the rest.
     """
-    share = 1.0 if rotated is None or rotated == x.shape[-1] else rotated / int(x.local_shape[-1])
+    features = x.shape[-1]
+    share = rotated / features if rotated is not None and isinstance(features, int) else 1.0
     join = 0 if share == 1.0 else ROTARY_JOIN
 
     def _rotate(source: Tensor, eager_bytes: int, name: str) -> Tensor:

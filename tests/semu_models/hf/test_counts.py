@@ -47,6 +47,7 @@ def test_transformers_counts_the_same(name: str) -> None:
 SMALL = {"num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 6, "vocab_size": 96}
 FEW = {"num_key_value_heads": 2}
 FALCON = {name: value for name, value in SMALL.items() if name != "intermediate_size"}
+QUARTER = {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.25}
 PAD = {"pad_token_id": 0}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -76,7 +77,16 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("olmo2", {**SMALL, **FEW}),
     ("olmo2", {**SMALL, **FEW, "attention_bias": True, "tie_word_embeddings": True}),
     ("glm4", {**SMALL, **PAD, **FEW, "head_dim": 8}),
-    ("glm4", {**SMALL, **PAD, **FEW, "attention_bias": False, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.25}}),
+    (
+        "glm4",
+        {
+            **SMALL,
+            **PAD,
+            **FEW,
+            "attention_bias": False,
+            "rope_parameters": QUARTER,
+        },
+    ),
     ("glm", {**SMALL, **PAD, **FEW, "tie_word_embeddings": True}),
     ("falcon", {**FALCON}),
     ("falcon", {**FALCON, "multi_query": False, "bias": True, "ffn_hidden_size": 40}),
