@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.partition import Partition
+from semu.engine.graph_units import GraphUnits
 from semu.errors import GraphError
 from semu.graph.graph import Graph
 from semu.graph.replicas import Unrolled
@@ -54,7 +54,7 @@ class Sides:
         graph: the caller's graph. unrolled: its chains written out. partition: units of the latter.
     """
 
-    def __init__(self, graph: Graph, unrolled: Unrolled, partition: Partition) -> None:
+    def __init__(self, graph: Graph, unrolled: Unrolled, partition: GraphUnits) -> None:
         self.graph, self.unrolled, self.partition = graph, unrolled, partition
         self._by_path: dict[str, int] = {}
         self._twice: set[str] = set()

@@ -204,7 +204,7 @@ class UnitGraph:
     def build(
         cls,
         latency: F64,
-        holds: Sequence[Sequence[int]] | tuple[I32, I32],
+        holds: tuple[I32, I32],
         num_streams: int,
         edges: Edges,
         name: Callable[[int], str],
@@ -213,15 +213,11 @@ class UnitGraph:
         """Sort the edges by source.
 
         Args:
-            latency: as the attribute. holds: streams of each unit, as lists or as CSR (pointer, values).
+            latency: as the attribute. holds: ``hold_ptr`` and ``hold``.
             edges: in any order. name, slots: as the attributes.
         """
         num_variants, num_units = latency.shape
-        if isinstance(holds, tuple) and len(holds) == 2 and isinstance(holds[0], np.ndarray):
-            hold_ptr, hold = np.asarray(holds[0], dtype=np.int32), np.asarray(holds[1], dtype=np.int32)
-        else:
-            hold_ptr = np.concatenate(([0], np.cumsum([len(h) for h in holds]))).astype(np.int32)
-            hold = np.array([stream for h in holds for stream in h], dtype=np.int32)
+        hold_ptr, hold = (np.asarray(column, dtype=np.int32) for column in holds)
         order = np.argsort(edges.source, kind="stable")
         lag = edges.lag if edges.lag.shape[1] == 0 else np.ascontiguousarray(edges.lag[:, order])
         counts = np.bincount(edges.source, minlength=num_units)

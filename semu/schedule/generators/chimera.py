@@ -47,17 +47,13 @@ def _orders(shape: PipelineShape) -> Iterator[list[StageKey]]:
         yield [stage for _, stage in sorted(turns, key=lambda turn: turn[0])]
 
 
-def _makespan(p: int, m: int, v: int, f: float, i: float, w: float) -> float | None:
-    return (2 * m + p - 2) * f if m % p == 0 and f == i + w else None
-
-
 chimera = ScheduleFamily(
     "chimera",
     _orders,
     "2107.06925 §3",
     Placement.BIDIRECTIONAL,
     rules=(_even, _two_copies),
-    makespan=_makespan,
+    makespan=lambda p, m, v, f, i, w: (2 * m + p - 2) * f if m % p == 0 and f == i + w else None,
     activations=lambda p, m, v: min(m, p),
     is_fixed=True,
     runs_two_copies=True,
