@@ -51,29 +51,34 @@ class LayerChunk(torch.nn.Module):
                 "strategies for another number of layers", expected=f"{len(self.layers)} words", got=len(words)
             )
         if self.stem is not None:
-            values = _tuple(self.stem(*values))
+            values = as_tuple(self.stem(*values))
         for layer, word in zip(self.layers, words, strict=True):
-            values = _tuple(self._run(layer, word, values))
+            values = as_tuple(self._run(layer, word, values))
         if self.head is not None:
-            values = _tuple(self.head(*values))
+            values = as_tuple(self.head(*values))
         return values if len(values) != 1 else values[0]
 
     def _run(self, layer: torch.nn.Module, word: str, values: tuple[Any, ...]) -> Any:
-        if word == "full":
-            return recomputed(layer, *values)
-        if word == "offload":
-            with offloaded(layer.parameters()):
-                return layer(*values)
-        if word == "selective":
-            if not self.selective:
-                raise ExecutorError(
-                    "the plan recomputes parts of layers, and nobody says which",
-                    where="LayerChunk.selective",
-                    expected="names of submodules, such as attention.core",
-                )
-            with _selectively(layer, self.selective):
-                return layer(*values)
-        return layer(*values)
+        if word != "selective":
+            return _run_whole(layer, word, values)
+        if not self.selective:
+            raise ExecutorError(
+                "the plan recomputes parts of layers, and nobody says which",
+                where="LayerChunk.selective",
+                expected="names of submodules, such as attention.core",
+            )
+        with _selectively(layer, self.selective):
+            return layer(*values)
+
+
+def _run_whole(module: torch.nn.Module, word: str, values: tuple[Any, ...]) -> Any:
+    """Call a module under the strategy ``none``, ``full`` or ``offload``."""
+    if word == "full":
+        return recomputed(module, *values)
+    if word == "offload":
+        with offloaded(module.parameters()):
+            return module(*values)
+    return module(*values)
 
 
 @contextmanager
@@ -98,13 +103,8 @@ def run_chunk(chunk: torch.nn.Module, values: tuple[Any, ...], strategies: Seque
     if isinstance(chunk, LayerChunk):
         return chunk(*values, strategies=strategies)
     words = set(strategies or ()) or {"none"}
-    if words == {"none"}:
-        return chunk(*values)
-    if words == {"full"}:
-        return recomputed(chunk, *values)
-    if words == {"offload"}:
-        with offloaded(chunk.parameters()):
-            return chunk(*values)
+    if len(words) == 1 and words != {"selective"}:
+        return _run_whole(chunk, words.pop(), values)
     raise ExecutorError(
         "a chunk that is one module cannot run its layers differently",
         expected="semu.executor.LayerChunk, or one of none, full and offload for all its layers",
@@ -112,5 +112,6 @@ def run_chunk(chunk: torch.nn.Module, values: tuple[Any, ...], strategies: Seque
     )
 
 
-def _tuple(value: Any) -> tuple[Any, ...]:
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """What a module returned, as the tuple that the next one takes."""
     return value if isinstance(value, tuple) else (value,)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from semu.errors import ExecutorError
@@ -32,31 +34,29 @@ def sum_copies(plan: ExecutionPlan, model: PipelineModel, communicator: Communic
         if communicator.rank not in ranks:
             continue
         if ranks[0] == ranks[1]:
-            for mine, other in zip(_gradients(model.chunks[a]), _gradients(model.chunks[b]), strict=True):
+            for mine, other in zip(*(gradients_of(model.chunks[chunk].parameters()) for chunk in (a, b)), strict=True):
                 mine += other
                 other.copy_(mine)
             continue
         chunk, peer = (a, ranks[1]) if communicator.rank == ranks[0] else (b, ranks[0])
-        own = _gradients(model.chunks[chunk])
+        own = gradients_of(model.chunks[chunk].parameters())
         if not own:
             continue
         dense = torch.contiguous_format
         other_own = tuple(torch.empty_like(gradient, memory_format=dense) for gradient in own)
         sent = tuple(gradient.clone(memory_format=dense) for gradient in own)
-        operations = [
-            Operation(True, peer, _FIRST_TAG + number, sent),
-            Operation(False, peer, _FIRST_TAG + number, other_own),
-        ]
+        tag = _FIRST_TAG + number
+        operations = [Operation(True, peer, tag, sent), Operation(False, peer, tag, other_own)]
         for handle in communicator.launch(operations):
             handle.wait(timeout_s)
         for mine, other in zip(own, other_own, strict=True):
             mine += other
 
 
-def _gradients(chunk: torch.nn.Module) -> list[torch.Tensor]:
-    """Of all parameters that are trained; zeros where nothing has come."""
+def gradients_of(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """Gradients of the parameters that are trained; zeros where nothing has come."""
     found = []
-    for parameter in chunk.parameters():
+    for parameter in parameters:
         if parameter.requires_grad:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

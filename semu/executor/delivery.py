@@ -134,12 +134,8 @@ def _take(store: Any, name: str, number: int, num_readers: int, timeout_s: float
         if data[:1] == _PLAN and store.add(f"{key}/count", 1) == num_readers:
             store.set(f"{key}/taken", b"1")
     except RuntimeError as error:
-        raise ExecutorError(
-            "no plan came",
-            where=where,
-            expected=f"one within {timeout_s:g} s",
-            got=str(error).splitlines()[0],
-        ) from error
+        got = str(error).splitlines()[0]
+        raise ExecutorError("no plan came", where=where, expected=f"one within {timeout_s:g} s", got=got) from error
     if data[:1] == _END:
         return None
     if data[:1] == _ERROR:
@@ -147,6 +143,4 @@ def _take(store: Any, name: str, number: int, num_readers: int, timeout_s: float
     try:
         return ExecutionPlan.from_json(data[1:].decode(), where)
     except SemuError as error:
-        raise ExecutorError(
-            error.message, where=error.where or where, expected=error.expected, got=error.got, nearest=error.nearest
-        ) from error
+        raise ExecutorError.of(error, where=error.where or where) from error

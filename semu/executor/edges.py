@@ -7,7 +7,7 @@ cut a microbatch, two parts meet where they share items; where only one does, it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,6 +71,25 @@ class ChunkPlace:
     sources: tuple[int, ...]
 
 
+def chains_of(plan: ExecutionPlan, modules: Collection[str]) -> dict[tuple[str, int], list[int]]:
+    """(module, flow) -> numbers of the chunks of a module in one copy of the model, in order.
+
+    Raises:
+        ExecutorError: a module of the plan that is not among ``modules``.
+    """
+    chains: dict[tuple[str, int], list[int]] = {}
+    for number, chunk in enumerate(plan.chunks):
+        if chunk.module not in modules:
+            raise ExecutorError(
+                "the model lacks a module of the plan",
+                where=f"plan.chunks[{number}]",
+                expected=", ".join(modules),
+                got=chunk.module,
+            )
+        chains.setdefault((chunk.module, chunk.flow), []).append(number)
+    return chains
+
+
 def places_of(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]]) -> list[ChunkPlace]:
     """Every chunk's place in its copy of the model.
 
@@ -80,30 +99,21 @@ def places_of(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]]) -> list
         ExecutorError: a module of the plan that is not among ``sources``, one of its sources that the plan lacks, or
             others than the plan says.
     """
-    chains: dict[tuple[int, str], list[int]] = {}
-    for number, chunk in enumerate(plan.chunks):
-        if chunk.module not in sources:
-            raise ExecutorError(
-                "the model lacks a module of the plan",
-                where=f"plan.chunks[{number}]",
-                expected=", ".join(sources),
-                got=chunk.module,
-            )
-        chains.setdefault((chunk.flow, chunk.module), []).append(number)
+    chains = chains_of(plan, sources)
     found = []
     for number, chunk in enumerate(plan.chunks):
-        chain = chains[chunk.flow, chunk.module]
+        chain = chains[chunk.module, chunk.flow]
         at = chain.index(number)
         reads = []
         for name in sources[chunk.module] if at == 0 else ():
-            if (chunk.flow, name) not in chains:
+            if (name, chunk.flow) not in chains:
                 raise ExecutorError(
                     f"{chunk.module} reads a module that the plan does not have",
                     where="plan.chunks",
                     expected=", ".join(sorted({one.module for one in plan.chunks})),
                     got=name,
                 )
-            reads.append(chains[chunk.flow, name][-1])
+            reads.append(chains[name, chunk.flow][-1])
         place = ChunkPlace(chain[at - 1] if at else -1, at == len(chain) - 1, tuple(reads))
         told = set(place.sources) | ({place.before} - {-1})
         if chunk.sources is not None and set(chunk.sources) != told:

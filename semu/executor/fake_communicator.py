@@ -7,7 +7,7 @@ do) a send ends when its receive has been launched; an *eager* send copies at on
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,7 +37,8 @@ class FakeWorld:
         self.device = torch.device(device)
         self.failure: str | None = None
         self.lock = threading.Lock()
-        self.waiting: dict[tuple[int, int, int], tuple[deque[_End], deque[_End]]] = {}
+        self.waiting: defaultdict[tuple[int, int, int], tuple[deque[_End], deque[_End]]]
+        self.waiting = defaultdict(lambda: (deque(), deque()))
         self._rounds: dict[tuple[object, ...], _Round] = {}
 
     def communicator(self, rank: int, replica: int = 0) -> FakeCommunicator:
@@ -139,9 +140,7 @@ class FakeCommunicator:
             with world.lock:
                 if world.failure is not None:
                     raise ConnectionError(world.failure)
-                sides = world.waiting.get(key)
-                if sides is None:
-                    sides = world.waiting[key] = (deque(), deque())
+                sides = world.waiting[key]
                 other = sides[1 - mine].popleft() if sides[1 - mine] else None
                 if other is None:
                     sides[mine].append(end)
@@ -189,7 +188,9 @@ class FakeCommunicator:
         self._synchronize()
         own = [tensor.detach().clone() for tensor in tensors]
         self._synchronize()
-        for number, parts in enumerate(zip(*self._meet("sum", self.rank, own, timeout_s), strict=True)):
+        self._round += 1
+        every = self.world.meet(("sum", self.rank, self._round), self.num_replicas, self.replica, own, timeout_s)
+        for number, parts in enumerate(zip(*every, strict=True)):
             total = parts[0].clone()
             for part in parts[1:]:
                 total += part
@@ -202,10 +203,6 @@ class FakeCommunicator:
         place = self.rank * self.num_replicas + self.replica
         size = self.num_ranks * self.num_replicas
         return self.world.meet(("gather", self._round), size, place, value, timeout_s)
-
-    def _meet(self, what: str, group: int, value: object, timeout_s: float) -> list[Any]:
-        self._round += 1
-        return self.world.meet((what, group, self._round), self.num_replicas, self.replica, value, timeout_s)
 
     def _synchronize(self) -> None:
         if self._is_cuda:
@@ -225,14 +222,8 @@ def _misfit(given: Operation | None, taken: Operation | None) -> str | None:
     assert given is not None and taken is not None
     if given.tag != taken.tag:
         return f"message {given.tag} was sent where message {taken.tag} is received"
-    if len(given.tensors) == len(taken.tensors):
-        for one, other in zip(given.tensors, taken.tensors, strict=True):
-            if one.shape != other.shape or one.dtype != other.dtype:
-                break
-        else:
-            return None
-    ends = [[(tuple(one.shape), one.dtype) for one in operation.tensors] for operation in (given, taken)]
-    return f"message {given.tag} was sent as {ends[0]} and is received as {ends[1]}"
+    sent, received = ([(tuple(one.shape), one.dtype) for one in end.tensors] for end in (given, taken))
+    return None if sent == received else f"message {given.tag} was sent as {sent} and is received as {received}"
 
 
 def run_threads(world: FakeWorld, work: Callable[[FakeCommunicator], Any]) -> list[Any]:

@@ -12,6 +12,7 @@ import torch
 
 from semu.errors import ExecutorError
 from semu.executor.chunk import LayerChunk
+from semu.executor.edges import chains_of
 from semu.plan.plan import ExecutionPlan
 
 Load = Callable[[int, int, int], Any]
@@ -56,7 +57,7 @@ class ModuleStages:
     selective: tuple[str, ...] = ()
 
 
-@dataclass
+@dataclass(eq=False)
 class PipelineModel:
     """A rank's part of a model.
 
@@ -65,8 +66,8 @@ class PipelineModel:
         shapes: shapes of what chunks hand on, for receive buffers; only asked for chunks of other ranks; None: found
             with ``skeletons``.
         model_hash: of the plan that it was split by; None: any plan with the same chunks.
-        skeletons: all chunks of the model on torch's meta device, by number. known_shapes, checked: what was found
-            with them, chunks whose outputs were seen to be so.
+        skeletons: all chunks of the model on torch's meta device, by number.
+        checked: chunks whose outputs were seen to have the shapes that the skeletons give.
     """
 
     modules: Mapping[str, ModuleStages]
@@ -74,7 +75,6 @@ class PipelineModel:
     shapes: Shapes | None = None
     model_hash: str | None = None
     skeletons: Mapping[int, torch.nn.Module] = field(default_factory=dict)
-    known_shapes: dict[Any, tuple[Shape, ...]] = field(default_factory=dict, repr=False)
     checked: set[int] = field(default_factory=set, repr=False)
     sources: Mapping[str, tuple[str, ...]] = field(init=False)
 
@@ -114,16 +114,7 @@ def split_model(
     """
     made: dict[int, torch.nn.Module] = {}
     parts: list[tuple[ModuleStages, int, int, bool, bool]] = []
-    chains: dict[tuple[str, int], list[int]] = {}
-    for number, chunk in enumerate(plan.chunks):
-        chains.setdefault((chunk.module, chunk.flow), []).append(number)
-        if chunk.module not in modules:
-            raise ExecutorError(
-                "the model lacks a module of the plan",
-                where=f"plan.chunks[{number}]",
-                expected=", ".join(modules),
-                got=chunk.module,
-            )
+    chains = chains_of(plan, modules)
     for (name, _), chain in chains.items():
         last = plan.chunks[chain[-1]]
         planned = [plan.chunks[number].first_layer for number in chain] + [last.first_layer + last.num_layers]
@@ -141,10 +132,10 @@ def split_model(
         is_first, is_last = chain[0] == number, chain[-1] == number
         parts.append((module, chunk.first_layer, chunk.num_layers, is_first, is_last))
         if chunk.rank == rank:
-            own = _chunk(*parts[-1])
+            own = layers_of(*parts[-1])
             made[number] = (copy.deepcopy(own) if chunk.flow else own).to(device)
     _check_shared(plan, parts)
-    skeletons = {number: _skeleton(_chunk(*part)) for number, part in enumerate(parts)} if shapes is None else {}
+    skeletons = {number: _skeleton(layers_of(*part)) for number, part in enumerate(parts)} if shapes is None else {}
     return PipelineModel(modules, made, shapes, plan.model_hash, skeletons)
 
 
@@ -155,7 +146,7 @@ def _check_shared(plan: ExecutionPlan, parts: Sequence[tuple[ModuleStages, int, 
     for number, chunk in enumerate(plan.chunks):
         if chunk.flow != min(flows):
             continue
-        for name, parameter in _chunk(*parts[number]).named_parameters():
+        for name, parameter in layers_of(*parts[number]).named_parameters():
             other = owner.setdefault(id(parameter), number)
             is_apart = plan.chunks[other].rank != chunk.rank or len(flows) > 1
             if other != number and is_apart and parameter.requires_grad:
@@ -167,7 +158,8 @@ def _check_shared(plan: ExecutionPlan, parts: Sequence[tuple[ModuleStages, int, 
                 )
 
 
-def _chunk(module: ModuleStages, first: int, count: int, is_first: bool, is_last: bool) -> LayerChunk:
+def layers_of(module: ModuleStages, first: int, count: int, is_first: bool, is_last: bool) -> LayerChunk:
+    """``count`` layers of a module from the ``first`` on, with its stem and head at its ends."""
     return LayerChunk(
         module.layers[first : first + count],
         module.stem if is_first else None,

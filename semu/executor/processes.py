@@ -139,11 +139,9 @@ def _collect(processes: list[Any], pipes: list[Connection], timeout_s: float) ->
     while open_pipes:
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
-            for number in open_pipes:
-                errors.setdefault(
-                    number,
-                    ExecutorError("the rank did not end", where=_name(number), expected="an end with the others"),
-                )
+            expected = "an end with the others"
+            for number in open_pipes.keys() - errors.keys():
+                errors[number] = ExecutorError("the rank did not end", where=_name(number), expected=expected)
             break
         for ready in wait(list(open_pipes.values()), timeout=left):
             number = next(key for key, pipe in open_pipes.items() if pipe is ready)
@@ -232,13 +230,7 @@ def _send(pipe: Connection, is_result: bool, value: object) -> None:
 
 def _as_executor_error(error: Exception, place: Place) -> ExecutorError:
     if isinstance(error, ExecutorError):
-        return ExecutorError(
-            error.message,
-            where=error.where,
-            expected=error.expected,
-            got=_text(error.got),
-            nearest=_text(error.nearest),
-        )
+        return ExecutorError.of(error, got=_text(error.got), nearest=_text(error.nearest))
     name = _name(place.world_rank)
     if isinstance(error, SemuError):
         return ExecutorError(str(error), where=name)

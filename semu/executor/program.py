@@ -7,16 +7,10 @@ from dataclasses import dataclass
 from semu.errors import ExecutorError
 from semu.executor.edges import Edge, Stage, stages_of_plan
 from semu.executor.model import PipelineModel
+from semu.executor.recording import PHASES
 from semu.executor.shapes import StageShapes
 from semu.plan.action import KINDS, ActionKind
 from semu.plan.plan import ExecutionPlan
-
-_LETTERS = {
-    ActionKind.FORWARD_STAGE: "F",
-    ActionKind.BACKWARD_STAGE: "B",
-    ActionKind.INPUT_BACKWARD_STAGE: "I",
-    ActionKind.WEIGHT_BACKWARD_STAGE: "W",
-}
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +65,7 @@ class Program:
         """A step for people: ``action 7, forward_stage 2F0 (llm, microbatch 0)``."""
         plan = self.plan
         if step.stage is not None:
-            return f"action {step.action}, {step.kind} {stage_text(plan, step.stage, _LETTERS[step.kind])}"
+            return f"action {step.action}, {step.kind} {stage_text(plan, step.stage, PHASES[step.kind].value)}"
         said = []
         for end in step.ends:
             source = int(plan.messages.source[end.message])
@@ -83,8 +77,8 @@ class Program:
 
 def stage_text(plan: ExecutionPlan, stage: Stage, letter: str) -> str:
     """``2F0 (llm, microbatch 0)``; with the part, where a microbatch has several."""
-    counts = plan.pairs.part[(plan.pairs.chunk == stage.chunk)]
-    part = f", part {stage.part}" if len(counts) and int(counts.max()) > 0 else ""
+    is_cut = plan.pairs.part[plan.pairs.chunk == stage.chunk].max(initial=0) > 0
+    part = f", part {stage.part}" if is_cut else ""
     module = plan.chunks[stage.chunk].module
     return f"{stage.chunk}{letter}{stage.microbatch} ({module}, microbatch {stage.microbatch}{part})"
 
@@ -107,7 +101,6 @@ def make_program(plan: ExecutionPlan, model: PipelineModel, rank: int, replica: 
     peers = messages.source_rank.tolist(), messages.target_rank.tolist()
     tags, sources = messages.tag.tolist(), messages.source.tolist()
     steps: list[Step] = []
-    launch = (ActionKind.ISEND, ActionKind.IRECV)
     open_batch = -1
     for number, (code, target, batch) in enumerate(zip(kinds, targets, batches, strict=True)):
         kind = KINDS[code]
@@ -118,12 +111,9 @@ def make_program(plan: ExecutionPlan, model: PipelineModel, rank: int, replica: 
         is_gradient = bool(sources[target] % 2)
         edge = edges[-2 - target if is_gradient else target]
         receives = kind in (ActionKind.IRECV, ActionKind.WAIT_IRECV)
-        ends = (
-            ()
-            if edge.is_empty
-            else (End(target, edge, is_gradient, peers[0 if receives else 1][target], tags[target]),)
-        )
-        if kind in launch:
+        peer = peers[0 if receives else 1][target]
+        ends = () if edge.is_empty else (End(target, edge, is_gradient, peer, tags[target]),)
+        if kind in (ActionKind.ISEND, ActionKind.IRECV):
             sends = (not receives,) * len(ends)
             if batch >= 0 and batch == open_batch:
                 steps[-1].ends += ends

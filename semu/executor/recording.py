@@ -6,7 +6,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 
@@ -15,9 +15,6 @@ from semu.errors import ConfigError
 from semu.graph.operator import OpKind, Phase
 from semu.plan.action import KINDS, ActionKind
 from semu.plan.plan import ExecutionPlan
-
-if TYPE_CHECKING:
-    from semu.executor.program import Program
 
 PHASES = {
     ActionKind.FORWARD_STAGE: Phase.FORWARD,
@@ -44,22 +41,6 @@ class Recording:
     end_s: tuple[float, ...]
 
 
-class Recorder(Protocol):
-    """Takes times while an iteration runs."""
-
-    def begin(self, zero_ns: int) -> None:
-        """All ranks are ready. ``zero_ns``: of ``perf_counter_ns``, where time begins."""
-
-    def start(self, action: int) -> None:
-        """An action begins."""
-
-    def stop(self) -> None:
-        """It has ended."""
-
-    def finish(self, program: Program) -> Recording:
-        """What was taken."""
-
-
 def own_clock() -> tuple[str, int]:
     """This machine and its clock [ns], for ``common_zero``."""
     return platform.node(), perf_counter_ns()
@@ -75,74 +56,61 @@ def common_zero(clocks: Sequence[tuple[str, int]]) -> int:
     return max(time for _, time in clocks) if len({machine for machine, _ in clocks}) == 1 else perf_counter_ns()
 
 
-def recorder_on(device: torch.device) -> Recorder:
-    """A recorder for what runs on a device."""
-    return _EventRecorder() if device.type == "cuda" else _ClockRecorder()
-
-
-class _ClockRecorder:
-    """The processor's clock."""
+class Recorder:
+    """Takes times while an iteration runs, by the processor's clock."""
 
     def __init__(self) -> None:
-        self._zero = 0
+        self._zero_ns = 0
         self._actions: list[int] = []
-        self._starts: list[int] = []
-        self._ends: list[int] = []
+        self._marks: list[Any] = []
 
     def begin(self, zero_ns: int) -> None:
-        """Begin to count there."""
-        self._zero = zero_ns
+        """All ranks are ready. ``zero_ns``: of ``perf_counter_ns``, where time begins."""
+        self._zero_ns = zero_ns
 
     def start(self, action: int) -> None:
-        """Note the time."""
+        """An action begins."""
         self._actions.append(action)
-        self._starts.append(perf_counter_ns())
+        self._marks.append(self._mark())
 
     def stop(self) -> None:
-        """Note the time."""
-        self._ends.append(perf_counter_ns())
+        """It has ended."""
+        self._marks.append(self._mark())
 
-    def finish(self, program: Program) -> Recording:
-        """In seconds."""
-        starts, ends = (tuple((t - self._zero) / 1e9 for t in own) for own in (self._starts, self._ends))
-        return Recording(program.rank, program.replica, tuple(self._actions), starts, ends)
+    def finish(self, rank: int, replica: int) -> Recording:
+        """What was taken on a rank."""
+        times = self._times_s()
+        return Recording(rank, replica, tuple(self._actions), tuple(times[::2]), tuple(times[1::2]))
+
+    def _mark(self) -> Any:
+        return perf_counter_ns()
+
+    def _times_s(self) -> list[float]:
+        return [(time - self._zero_ns) / 1e9 for time in self._marks]
 
 
-class _EventRecorder:
-    """CUDA events of the current stream."""
-
-    def __init__(self) -> None:
-        self._zero: Any = None
-        self._offset_s = 0.0
-        self._actions: list[int] = []
-        self._events: list[Any] = []
+class _EventRecorder(Recorder):
+    """By CUDA events of the current stream."""
 
     def begin(self, zero_ns: int) -> None:
         """Tie events to the clock."""
         torch.cuda.current_stream().synchronize()
         self._offset_s = (perf_counter_ns() - zero_ns) / 1e9
-        self._zero = self._event()
+        self._zero = self._mark()
 
-    def start(self, action: int) -> None:
-        """Record an event."""
-        self._actions.append(action)
-        self._events.append(self._event())
-
-    def stop(self) -> None:
-        """Record an event."""
-        self._events.append(self._event())
-
-    def finish(self, program: Program) -> Recording:
-        """Wait for the device, then read the events."""
-        torch.cuda.current_stream().synchronize()
-        times = [self._offset_s + self._zero.elapsed_time(event) / 1e3 for event in self._events]
-        return Recording(program.rank, program.replica, tuple(self._actions), tuple(times[::2]), tuple(times[1::2]))
-
-    @staticmethod
-    def _event() -> Any:
+    def _mark(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+    def _times_s(self) -> list[float]:
+        torch.cuda.current_stream().synchronize()
+        return [self._offset_s + self._zero.elapsed_time(event) / 1e3 for event in self._marks]
+
+
+def recorder_on(device: torch.device) -> Recorder:
+    """A recorder for what runs on a device."""
+    return _EventRecorder() if device.type == "cuda" else Recorder()
 
 
 def timeline_of(plan: ExecutionPlan, recordings: Sequence[Recording], replica: int = 0) -> IterationTimeline:

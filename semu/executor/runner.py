@@ -10,7 +10,7 @@ import torch
 
 from semu.errors import ExecutorError, SemuError
 from semu.executor.communicator import Communicator, Handle, Operation, Tensors
-from semu.executor.copies import sum_copies
+from semu.executor.copies import gradients_of, sum_copies
 from semu.executor.edges import Edge, Stage
 from semu.executor.model import PipelineModel
 from semu.executor.program import End, Program, Step, make_program
@@ -28,11 +28,11 @@ class IterationResult:
     """What an iteration made, on one rank.
 
     Attributes:
-        losses: (microbatch, part) -> loss, of the rank's last chunks; tensors without gradient, on the device.
+        losses: (module, microbatch, part) -> loss, of the rank's last chunks; tensors without gradient, on the device.
         recording: when what was done; None: it was not recorded.
     """
 
-    losses: dict[tuple[int, int], torch.Tensor]
+    losses: dict[tuple[str, int, int], torch.Tensor]
     recording: Recording | None
 
     def loss(self) -> float:
@@ -83,7 +83,7 @@ class Runner:
         self._backwards: dict[Edge, Tensors] = {}
         self._flying: dict[int, tuple[Handle, Tensors]] = {}
         """Launched operations, by message, with their tensors."""
-        self._losses: dict[tuple[int, int], torch.Tensor] = {}
+        self._losses: dict[tuple[str, int, int], torch.Tensor] = {}
 
     def prepare(self, plan: ExecutionPlan) -> Program:
         """Make a plan ready; a program may run many times.
@@ -108,9 +108,8 @@ class Runner:
             ExecutorError: a stage raised, another rank is gone or silent for longer than the timeout; the rank, the
                 action and the stage are named.
         """
-        step: Step | None = None
+        step, program = None, None
         mine = self.communicator
-        program: Program | None = None
         record = recorder_on(mine.device) if self.is_recording else None
         try:
             program = self._program = plan if isinstance(plan, Program) else self.prepare(plan)
@@ -130,7 +129,7 @@ class Runner:
             if record is not None:
                 record.start(-1)
                 record.stop()
-            return IterationResult(self._losses, record.finish(program) if record is not None else None)
+            return IterationResult(self._losses, None if record is None else record.finish(mine.rank, mine.replica))
         except Exception as error:
             failure = self._explained(error, program, step)
             mine.abort(str(failure))
@@ -145,8 +144,9 @@ class Runner:
         run = StageRun(self._program, stage, self.model)
         loss = run.forward(self._forwards, self.communicator.device)
         if loss is not None:
-            self._losses[stage.microbatch, stage.part] = loss
-        if run.is_held:
+            module = self._program.plan.chunks[stage.chunk].module
+            self._losses[module, stage.microbatch, stage.part] = loss
+        if stage.has_backward:
             self._runs[stage.pair] = run
 
     def _backward(self, step: Step) -> None:
@@ -192,13 +192,10 @@ class Runner:
     def _check_shapes(self, end: End, tensors: Tensors) -> None:
         """What is sent is what the other end has made room for: always if the user tells it, else once per chunk."""
         told = self._program.shapes.of_edge(end.edge)
-        if len(told) == len(tensors):
-            for tensor, (size, dtype) in zip(tensors, told, strict=True):
-                if tensor.shape != size or tensor.dtype != dtype:
-                    break
-            else:
-                return
-        made = f"{[(tuple(tensor.shape), tensor.dtype) for tensor in tensors]}"
+        shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        if shapes == list(told):
+            return
+        made = str(shapes)
         if self.model.shapes is not None:
             raise ExecutorError(
                 "a stage's outputs are not what shapes() tells", where="PipelineModel.shapes", expected=made, got=told
@@ -212,14 +209,10 @@ class Runner:
 
     def _buffers(self, end: End) -> Tensors:
         """Where something is received."""
-        if end.is_gradient:
-            run = self._runs.get(end.edge.source)
-            if run is not None:
-                shapes = run.gradient_shapes(end.edge)
-            else:  # taken before the forward has run
-                shapes = [one for one in self._program.shapes.of_edge(end.edge) if one[1].is_floating_point]
-        else:
-            shapes = list(self._program.shapes.of_edge(end.edge))
+        run = self._runs.get(end.edge.source) if end.is_gradient else None
+        shapes = self._program.shapes.of_edge(end.edge) if run is None else run.gradient_shapes(end.edge)
+        if end.is_gradient and run is None:  # taken before the forward has run
+            shapes = [one for one in shapes if one[1].is_floating_point]
         if self._is_cpu:  # the default device costs less
             return tuple([torch.empty(size, dtype=dtype) for size, dtype in shapes])
         return tuple(torch.empty(size, dtype=dtype, device=self.communicator.device) for size, dtype in shapes)
@@ -244,12 +237,7 @@ class Runner:
         sum_copies(self._program.plan, self.model, mine, self.timeout_s)
         if mine.num_replicas == 1:
             return
-        gradients = []
-        for parameter in self.model.parameters():
-            if parameter.requires_grad:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                gradients.append(parameter.grad)
+        gradients = gradients_of(self.model.parameters())
         mine.sum_over_replicas(gradients, self.timeout_s)
         if self.average:
             for gradient in gradients:
@@ -287,10 +275,7 @@ class Runner:
         if isinstance(error, ConnectionError) and not is_own:
             return ExecutorError("another rank has failed", where=where, got=mine.reason() or str(error))
         if isinstance(error, ExecutorError):
-            place = f"{where}: {error.where}" if error.where else where
-            return ExecutorError(
-                error.message, where=place, expected=error.expected, got=error.got, nearest=error.nearest
-            )
+            return ExecutorError.of(error, where=f"{where}: {error.where}" if error.where else where)
         return ExecutorError(f"the stage raised {type(error).__name__}: {error}", where=where)
 
 

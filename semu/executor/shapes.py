@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
+from semu import memo
 from semu.errors import ExecutorError
-from semu.executor.chunk import run_chunk
+from semu.executor.chunk import as_tuple, run_chunk
 from semu.executor.edges import Edge, Stage
 from semu.executor.model import PipelineModel, Shape
 from semu.plan.plan import ExecutionPlan
 
-MOST_SHAPES = 1 << 16
-"""Combinations that a model remembers."""
+KNOWN = memo.ScopedTable[tuple[Shape, ...]]("shapes of a chunk's outputs, by chunk and inputs", 1 << 16)
+"""Of every ``PipelineModel``."""
 _ON_META = threading.Lock()
 """torch imports much of itself at the first meta operations, which several threads must not do together."""
 
@@ -41,11 +42,14 @@ class StageShapes:
         Raises:
             ExecutorError: neither a function nor layers give them.
         """
-        shapes = self.of_stage(self._stages[edge.source])
+        return tuple(self.of_rows(self.of_stage(self._stages[edge.source]), edge))
+
+    def of_rows(self, shapes: Sequence[Shape], edge: Edge) -> Sequence[Shape]:
+        """Shapes of the rows that an edge carries of tensors of ``shapes``."""
         rows = self.rows(edge)
         if rows is None:
             return shapes
-        return tuple(((rows[1] - rows[0], *size[1:]), dtype) for size, dtype in shapes)
+        return [((rows[1] - rows[0], *size[1:]), dtype) for size, dtype in shapes]
 
     def rows(self, edge: Edge) -> tuple[int, int] | None:
         """Rows of the source's outputs that an edge carries; None: all."""
@@ -85,24 +89,19 @@ class StageShapes:
         values: list[Any] = []
         module = self._model.modules[chunk.module]
         if stage.is_first and module.load is not None:
-            loaded = module.load(stage.microbatch, *stage.items)
-            values += loaded if isinstance(loaded, tuple) else (loaded,)
+            values += as_tuple(module.load(stage.microbatch, *stage.items))
         for group in stage.reads:
             parts = [self.of_edge(edge) for edge in group if not edge.is_empty]
             values += joined_shapes(parts) if parts else [None]
         key = (stage.chunk, *(_key(value) for value in values))
-        known = self._model.known_shapes.get(key)
-        if known is None:
-            meta = [_on_meta(value) for value in values]
-            with _ON_META, torch.no_grad():
-                outputs = run_chunk(skeleton, tuple(meta), None)
-            known = tuple(
-                (tuple(one.shape), one.dtype) for one in (outputs if isinstance(outputs, tuple) else (outputs,))
-            )
-            if len(self._model.known_shapes) >= MOST_SHAPES:
-                self._model.known_shapes.clear()
-            self._model.known_shapes[key] = known
-        return known
+        return KNOWN.get(self._model, key, lambda: _shapes_on_meta(skeleton, values))
+
+
+def _shapes_on_meta(skeleton: torch.nn.Module, values: Sequence[Any]) -> tuple[Shape, ...]:
+    """Shapes of a chunk's outputs. ``values``: its inputs, of which those from other chunks are shapes too."""
+    meta = tuple(_on_meta(value) for value in values)
+    with _ON_META, torch.no_grad():
+        return tuple((tuple(one.shape), one.dtype) for one in as_tuple(run_chunk(skeleton, meta, None)))
 
 
 def joined_shapes(parts: Sequence[Sequence[Shape]]) -> list[Shape]:

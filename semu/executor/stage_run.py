@@ -9,7 +9,7 @@ import torch
 
 from semu.errors import ExecutorError
 from semu.executor.backward import Anchor
-from semu.executor.chunk import run_chunk
+from semu.executor.chunk import as_tuple, run_chunk
 from semu.executor.communicator import Tensors
 from semu.executor.edges import Edge, Stage
 from semu.executor.model import PipelineModel, Shape
@@ -45,11 +45,6 @@ class StageRun:
         self._wanted: list[int] = []
         self._one: torch.Tensor | None = None
 
-    @property
-    def is_held(self) -> bool:
-        """Whether a backward will come."""
-        return self.stage.has_backward
-
     # -- forward -----------------------------------------------------------------------------------------------------
     def forward(self, waiting: dict[Edge, Tensors], device: torch.device) -> torch.Tensor | None:
         """Run the chunk.
@@ -65,13 +60,13 @@ class StageRun:
         module = model.modules[self._program.plan.chunks[stage.chunk].module]
         values: list[Any] = []
         if stage.is_first and module.load is not None:
-            values += (_moved(value, device) for value in _tuple(module.load(stage.microbatch, *stage.items)))
+            values += (_moved(value, device) for value in as_tuple(module.load(stage.microbatch, *stage.items)))
         for group in stage.reads:
             values += self._read(group, waiting)
         with torch.set_grad_enabled(stage.has_backward):
             made = run_chunk(model.chunks[stage.chunk], tuple(values), stage.strategies)
             del values
-            outputs = list(_tuple(made))
+            outputs = list(as_tuple(made))
             loss = None
             if stage.is_last and module.loss is not None:
                 loss = module.loss(made, stage.microbatch, *stage.items)
@@ -134,12 +129,9 @@ class StageRun:
         if ends:
             self._anchor = Anchor(ends)
 
-    def gradient_shapes(self, edge: Edge) -> list[Shape]:
+    def gradient_shapes(self, edge: Edge) -> Sequence[Shape]:
         """Shapes of the gradient that comes back along an edge."""
-        rows = self._program.shapes.rows(edge)
-        if rows is None:
-            return self._made
-        return [((rows[1] - rows[0], *size[1:]), dtype) for size, dtype in self._made]
+        return self._program.shapes.of_rows(self._made, edge)
 
     # -- backward ----------------------------------------------------------------------------------------------------
     def backward(self, waiting: dict[Edge, Tensors]) -> None:
@@ -202,10 +194,6 @@ class StageRun:
             leaf.grad = None
         for number, edge in enumerate(read.edges):
             waiting[edge] = tuple(column[number] for column in columns)
-
-
-def _tuple(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
 
 
 def _moved(value: Any, device: torch.device) -> Any:

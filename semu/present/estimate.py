@@ -7,8 +7,26 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 
+class MemoryFigures:
+    """What follows from the memory of a job's pipeline ranks; for results that have these attributes."""
+
+    peak_memory_bytes: tuple[int, ...]
+    capacity_bytes: int
+    reserve: Callable[[], tuple[int, ...]] | None
+
+    @cached_property
+    def reserved_memory_bytes(self) -> tuple[int, ...] | None:
+        """What the caching allocator holds of each pipeline rank's device, an estimate; made when it is asked for."""
+        return None if self.reserve is None else self.reserve()
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank's peak is within the device's memory."""
+        return max(self.peak_memory_bytes) <= self.capacity_bytes
+
+
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(MemoryFigures):
     """Result of ``semu.evaluate``; every figure is the one that ``semu.simulate`` gives for the same job.
 
     Attributes:
@@ -27,13 +45,3 @@ class Estimate:
     capacity_bytes: int
     breakdown_s: Mapping[str, object]
     reserve: Callable[[], tuple[int, ...]] | None = field(default=None, repr=False, compare=False)
-
-    @cached_property
-    def reserved_memory_bytes(self) -> tuple[int, ...] | None:
-        """What the caching allocator holds of each pipeline rank's device, an estimate; made when it is asked for."""
-        return None if self.reserve is None else self.reserve()
-
-    @property
-    def fits(self) -> bool:
-        """Whether every rank's peak is within the device's memory."""
-        return max(self.peak_memory_bytes) <= self.capacity_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,32 +47,16 @@ class Report(ReportData):
         Raises:
             ConfigError: the directory cannot be made or written to.
         """
-        folder = make_folder(Path(directory))
-        return [write_file(folder / name, write) for name, write in self._writers()]
+        from semu.present.plots import draw_memory, draw_timeline
+        from semu.present.traces import write_trace
 
-    def _writers(self) -> Sequence[tuple[str, Callable[[Path], None]]]:
-        def result(path: Path) -> None:
-            path.write_text(json.dumps(self.to_json(), indent=2) + "\n")
-
-        def trace(path: Path) -> None:
-            from semu.present.traces import write_trace
-
-            write_trace(path, self.timeline, title=self.title, metadata={"semu": self.job})
-
-        def timeline(path: Path) -> None:
-            from semu.present.plots import draw_timeline
-
-            draw_timeline(path, self.timeline, title=self.title + self._replica_note())
-
-        def memory(path: Path) -> None:
-            from semu.present.plots import draw_memory
-
-            draw_memory(path, self.timeline, title=self.title + self._replica_note())
-
-        return [("result.json", result), ("trace.json", trace), ("timeline.png", timeline), ("memory.png", memory)]
-
-    def _replica_note(self) -> str:
-        """Which replica the pictures show, where there are several different ones."""
-        if self.num_distinct_replicas == 1:
-            return ""
-        return f", replica {self.slowest_replica} (the slowest of {self.num_distinct_replicas} different ones)"
+        folder, timeline, title, shown = make_folder(Path(directory)), self.timeline, self.title, self.title
+        if self.num_distinct_replicas > 1:
+            shown += f", replica {self.slowest_replica} (the slowest of {self.num_distinct_replicas} different ones)"
+        writers: dict[str, Callable[[Path], object]] = {
+            "result.json": lambda path: path.write_text(json.dumps(self.to_json(), indent=2) + "\n"),
+            "trace.json": lambda path: write_trace(path, timeline, title=title, metadata={"semu": self.job}),
+            "timeline.png": lambda path: draw_timeline(path, timeline, title=shown),
+            "memory.png": lambda path: draw_memory(path, timeline, title=shown),
+        }
+        return [write_file(folder / name, write) for name, write in writers.items()]

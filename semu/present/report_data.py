@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.timeline import IterationTimeline
+from semu.present.estimate import MemoryFigures
 from semu.present.uncertainty import Uncertainty, coverage
 
 SCHEMA_VERSION = 1
@@ -158,6 +159,9 @@ class FittingChange:
         return {**vars(self), "settings": dict(self.settings)}
 
 
+_ALWAYS = ("mfu_bf16", "reserved_memory_bytes")
+"""Keys of ``result.json`` that are there without a value too."""
+
 CONVENTION = (
     "model FLOP = matrix products and attention of the forward pass and of the gradients that training needs; "
     "causal attention counted half; recomputation counted in HFU only; against the dense peak of the job's precision"
@@ -166,7 +170,7 @@ CONVENTION = (
 
 
 @dataclass(frozen=True)
-class ReportData:
+class ReportData(MemoryFigures):
     """All that a report says.
 
     Attributes:
@@ -237,16 +241,6 @@ class ReportData:
         """Share of the computing and communicating time by provenance of its coefficients, none left out."""
         return coverage(self.provenance)
 
-    @cached_property
-    def reserved_memory_bytes(self) -> tuple[int, ...] | None:
-        """What the caching allocator holds of each pipeline rank's device, an estimate; made when it is asked for."""
-        return None if self.reserve is None else self.reserve()
-
-    @property
-    def fits(self) -> bool:
-        """Whether every rank's peak is within the device's memory."""
-        return max(self.peak_memory_bytes) <= self.capacity_bytes
-
     @property
     def has_idle_parameters(self) -> bool:
         """Whether a token uses some of the parameters only."""
@@ -254,12 +248,14 @@ class ReportData:
 
     def to_json(self) -> dict[str, object]:
         """The document of ``simulate --json`` (DESIGN §6), also written to ``result.json``."""
-        interval = self.iteration_time_interval_s
-        return {
+        interval, uncertainty = self.iteration_time_interval_s, self.uncertainty
+        reserved, host, contention = self.reserved_memory_bytes, self.host_memory_bytes, self.contention
+        fits = None if self.nearest_fit is None else [change.to_json() for change in self.nearest_fit]
+        document: dict[str, object] = {
             "schema_version": SCHEMA_VERSION,
             "title": self.title,
             "iteration_time_s": self.iteration_time_s,
-            **({} if interval is None else {"iteration_time_interval_s": list(interval)}),
+            "iteration_time_interval_s": None if interval is None else list(interval),
             "makespan_s": self.makespan_s,
             "mfu": self.mfu,
             "hfu": self.hfu,
@@ -274,28 +270,25 @@ class ReportData:
             "bubble_ratio": self.bubble_ratio,
             "peak_memory_bytes": list(self.peak_memory_bytes),
             "static_memory_bytes": list(self.static_memory_bytes),
-            "reserved_memory_bytes": None if self.reserved_memory_bytes is None else list(self.reserved_memory_bytes),
-            **({"host_memory_bytes": list(self.host_memory_bytes)} if self.host_memory_bytes is not None else {}),
+            "reserved_memory_bytes": None if reserved is None else list(reserved),
+            "host_memory_bytes": None if host is None else list(host),
             "capacity_bytes": self.capacity_bytes,
             "fits": self.fits,
             "parameters": self.parameters,
-            **(
-                {}
-                if self.active_parameters in (None, self.parameters)
-                else {"active_parameters": self.active_parameters}
-            ),
+            "active_parameters": self.active_parameters if self.has_idle_parameters else None,
             "breakdown_s": dict(self.breakdown_s),
             "ranks": [vars(row).copy() for row in self.ranks],
             "top_operators": [vars(row).copy() for row in self.top_operators],
             "provenance": dict(self.provenance),
             "coverage": self.coverage,
-            **({} if self.uncertainty is None else {"uncertainty": self.uncertainty.to_json()}),
+            "uncertainty": None if uncertainty is None else uncertainty.to_json(),
             "num_microbatches": self.num_microbatches,
             "num_distinct_replicas": self.num_distinct_replicas,
             "slowest_replica": self.slowest_replica,
             "job": dict(self.job),
             "warnings": list(self.warnings),
-            **({"contention": self.contention.to_json()} if self.contention is not None else {}),
-            **({"samples": self.samples.to_json()} if self.samples is not None else {}),
-            **({"nearest_fit": [c.to_json() for c in self.nearest_fit]} if self.nearest_fit is not None else {}),
+            "contention": None if contention is None else contention.to_json(),
+            "samples": None if self.samples is None else self.samples.to_json(),
+            "nearest_fit": fits,
         }
+        return {key: value for key, value in document.items() if value is not None or key in _ALWAYS}

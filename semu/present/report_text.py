@@ -33,15 +33,8 @@ _LABEL = 22
 
 def render(report: ReportData) -> str:
     """The table behind ``repr(report)``; no line ends with a newline or is longer than ``WIDTH``."""
-    sections = [
-        [report.title],
-        list(_summary(report)),
-        list(_breakdown(report)),
-        list(_ranks(report)),
-        list(_nearest_fit(report)),
-        list(_operators(report)),
-        list(_notes(report)),
-    ]
+    parts = (_summary, _breakdown, _ranks, _nearest_fit, _operators, _notes)
+    sections = [[report.title], *(list(part(report)) for part in parts)]
     lines = [line for section in sections if section for line in (*section, "")][:-1]
     return "\n".join(_cut(line.rstrip(), WIDTH) for line in lines)
 
@@ -60,8 +53,9 @@ def fit_sentence(report: ReportData) -> str:
 
 # -- sections ------------------------------------------------------------------------------------------------------
 def _summary(report: ReportData) -> Iterator[str]:
-    precision = _words(report.job, "training", "precision")
-    peak = f"of the dense {precision} peak" if precision else "of the dense peak"
+    training = report.job.get("training")
+    options = training if isinstance(training, Mapping) else {}
+    peak = f"of the dense {options['precision']} peak" if "precision" in options else "of the dense peak"
     replicas = f"{report.num_microbatches} microbatches per replica"
     if report.num_distinct_replicas > 1:
         replicas += f"; slowest of {report.num_distinct_replicas} distinct replicas: {report.slowest_replica}"
@@ -71,7 +65,7 @@ def _summary(report: ReportData) -> Iterator[str]:
         yield from _contention(report.contention, report.iteration_time_s)
     if report.samples is not None:
         drawn = report.samples
-        share = report.job["training"].get("straggler_share", 0)  # type: ignore[attr-defined]
+        share = options.get("straggler_share", 0)
         note = f"half of {drawn.count} iterations with jitter {drawn.jitter:g} take no longer (seed {drawn.seed})"
         if share:
             random = f"jitter {drawn.jitter:g}, stragglers {share:g}, seed {drawn.seed}"
@@ -251,12 +245,6 @@ def _cut_left(text: str, width: int) -> str:
 
 def _wrap(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ")
-
-
-def _words(job: Mapping[str, object], table: str, key: str) -> str:
-    """A word of the resolved job, empty where it is absent."""
-    options = job.get(table)
-    return str(options[key]) if isinstance(options, Mapping) and key in options else ""
 
 
 def _trained(report: ReportData) -> int | None:

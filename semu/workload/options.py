@@ -2,18 +2,11 @@
 
     kind                  text | vlm | t2v | mixed | pairs | file; default: what the model reads, else text
     seed                  an integer >= 0 (text has nothing to draw and ignores it); default 0
-    vlm                   text_per_image, images_mean, images_max, attend_across_samples, patches_per_image,
-                          tokens_per_image
-    t2v                   resolution, max_seconds, max_clips
-    mixed                 image_share, audio_share, audio_seconds, text_per_image, patches_per_image, tokens_per_image,
-                          attend_across_samples
-    pairs                 text_tokens, patches_per_image
-    file                  path (required), contents, images_max, attend_across_samples, max_seconds, max_clips
 
-``contents`` (text | vlm | t2v | mixed) says what samples the file holds; without it, the streams that the model reads
-say it. What a model says of its images and clips (``Merging``) is the default of ``patches_per_image`` and
-``tokens_per_image``, and decides how frames of sound become tokens; shares default to equal parts of what it reads.
-Other keys, and keys of another kind, are errors.
+``_KEYS`` has the other keys of each kind; ``path`` is required. ``contents`` (text | vlm | t2v | mixed) says what
+samples the file holds; without it, the streams that the model reads say it. What a model says of its images and clips
+(``Merging``) is the default of ``patches_per_image`` and ``tokens_per_image``, and decides how frames of sound become
+tokens; shares default to equal parts of what it reads. Other keys, and keys of another kind, are errors.
 """
 
 from __future__ import annotations
@@ -82,7 +75,7 @@ def make_batch(
     """The batch that run.toml's ``[batch]`` describes.
 
     Args:
-        options: the table, see the module's table of keys.
+        options: the table.
         where: place of the table, for messages: an error's ``where`` is ``{where}.{key}``, or the line of a file.
         base_dir: folder that a relative ``path`` starts from; None: the current one.
         streams: what the model reads, which decides the kind of a batch and the contents of a file that do not name

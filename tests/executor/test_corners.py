@@ -78,6 +78,23 @@ def test_chunks_of_one_rank_may_share_a_parameter(split: bool, has_layers: bool)
         torch.testing.assert_close(parameter.grad, gradient)
 
 
+def test_two_losses_of_one_rank_and_microbatch_are_both_there() -> None:
+    names = {"one": 1.0, "two": 10.0}
+    shape = modular_shape(1, dict.fromkeys(names, (1, (1,) * COUNT)), dict.fromkeys(names, ()))
+    orders = random_schedule(shape, 1, split=False)
+    plan = make_plan(shape, orders, [1, 1], {name: [[1] * COUNT] for name in names}, dict.fromkeys(names, ()))
+
+    def stages(factor: float) -> ModuleStages:
+        return ModuleStages(load=lambda *_: torch.ones(1), loss=lambda x, *_: factor * x.sum(), layers=[nn.Identity()])
+
+    modules = {name: stages(factor) for name, factor in names.items()}
+    [result] = run_threads(FakeWorld(1), lambda mine: Runner(split_model(plan, modules, 0), mine).run(plan))
+    assert {key: loss.item() for key, loss in result.losses.items()} == {
+        (name, microbatch, 0): factor for name, factor in names.items() for microbatch in range(COUNT)
+    }
+    assert result.loss() == COUNT * sum(names.values())
+
+
 def test_chunks_of_two_ranks_may_not() -> None:
     modules = tied([linear(), linear()])
     with pytest.raises(ExecutorError, match=r"chunks 0 and 1 share a parameter.*got ranks 0 and 1") as caught:
@@ -122,7 +139,7 @@ def test_threads_take_no_message_of_another_shape_or_type() -> None:
 
 @pytest.mark.slow
 def test_shapes_that_were_found_are_not_kept_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "MOST_SHAPES", 1)
+    monkeypatch.setattr(shapes.KNOWN, "bound", 1)
     items, parts = {"vit": [[5, 2, 3]], "llm": [[1, 1, 1]]}, {"vit": (3, 2, 1), "llm": (1, 1, 1)}
     model = SmallModel("vlm", items, {"vit": 2, "llm": 2})
     shape = modular_shape(2, {name: (1, parts[name]) for name in parts}, model.sources)
@@ -132,7 +149,7 @@ def test_shapes_that_were_found_are_not_kept_without_end(monkeypatch: pytest.Mon
     found = Runner(part, FakeWorld(2).communicator(0)).prepare(plan)
     for stage in found.stages:
         found.shapes.of_stage(stage)
-        assert len(part.known_shapes) == 1
+        assert len(shapes.KNOWN.of(part)) == 1
 
 
 @pytest.mark.parametrize("has_limit", [False, True])

@@ -67,7 +67,10 @@ def stage_run() -> ModuleType:
             "set_grad_enabled": lambda _: nullcontext(),
         },
         "semu.executor.backward": {"Anchor": Anchor},
-        "semu.executor.chunk": {"run_chunk": lambda chunk, values, strategies: chunk},
+        "semu.executor.chunk": {
+            "run_chunk": lambda chunk, values, strategies: chunk,
+            "as_tuple": lambda value: value if isinstance(value, tuple) else (value,),
+        },
         "semu.executor.communicator": {"Tensors": tuple},
         "semu.executor.model": {"PipelineModel": object, "Shape": tuple},
     }

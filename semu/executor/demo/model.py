@@ -13,10 +13,12 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from semu.executor.model import ModuleStages
+from semu.executor.chunk import as_tuple
+from semu.executor.model import ModuleStages, layers_of
 from semu.plan.plan import ExecutionPlan
 
 DTYPE = torch.float64
@@ -142,12 +144,13 @@ class DemoModel:
     def counts(self) -> dict[str, list[list[int]]]:
         """Module -> per replica, items of every microbatch."""
         pairs, plan = self.plan.pairs, self.plan
-        found = {chunk.module: [[0] * plan.num_microbatches for _ in range(plan.num_replicas)] for chunk in plan.chunks}
-        chunks, microbatches = pairs.chunk.tolist(), pairs.microbatch.tolist()
-        for replica, ends in enumerate(pairs.items[:, :, 1].tolist()):
-            for chunk, microbatch, end in zip(chunks, microbatches, ends, strict=True):
-                own = found[plan.chunks[chunk].module][replica]
-                own[microbatch] = max(own[microbatch], end)
+        module = np.array([chunk.module for chunk in plan.chunks])[pairs.chunk]
+        found = {}
+        for name in dict.fromkeys(chunk.module for chunk in plan.chunks):
+            most = np.zeros((plan.num_replicas, plan.num_microbatches), dtype=np.int64)
+            mine = module == name
+            np.maximum.at(most.T, pairs.microbatch[mine], pairs.items[:, mine, 1].T)
+            found[name] = most.tolist()
         return found
 
     @cached_property
@@ -165,26 +168,21 @@ class DemoModel:
         for name, sources in self.sources.items():
             chunks = [chunk for chunk in self.plan.chunks if chunk.module == name and chunk.flow == 0]
             stem = ItemStem(self.width) if name in self.cut else PackedStem(self.width)
-            layers = [Layer(self.width) for _ in range(sum(chunk.num_layers for chunk in chunks))]
-            head = Head(self.width)
-            for place, chunk in enumerate(chunks):
-                if not chunk.has_backward:
-                    parts = [*layers[chunk.first_layer : chunk.first_layer + chunk.num_layers]]
-                    parts += [stem] if place == 0 else []
-                    parts += [head] if place == len(chunks) - 1 else []
-                    for part in parts:
-                        part.requires_grad_(False)
             is_read = any(name in others for others in self.sources.values())
-            found[name] = ModuleStages(
+            module = found[name] = ModuleStages(
                 sources=sources,
                 load=_Load(self, name, replica),
                 loss=None if is_read else _loss,
                 rows=_Rows(self, name, replica),
-                layers=layers,
+                layers=[Layer(self.width) for _ in range(sum(chunk.num_layers for chunk in chunks))],
                 stem=stem,
-                head=head,
+                head=Head(self.width),
                 selective=("attention",),
             )
+            for chunk in chunks:
+                if not chunk.has_backward:
+                    ends = chunk is chunks[0], chunk is chunks[-1]
+                    layers_of(module, chunk.first_layer, chunk.num_layers, *ends).requires_grad_(False)
         return found
 
 
@@ -224,12 +222,10 @@ class _Load:
         ]
         own = torch.stack(rows) if rows else torch.zeros(1, model.rows, model.width, dtype=DTYPE)
         if self.module not in model.cut:
-            return own.reshape(1, -1, model.width) if self._is_backbone() else own
+            reads = bool(model.sources[self.module])
+            return own.reshape(1, -1, model.width) if reads else own
         whose = [self._whose(source, microbatch, first, last) for source in model.sources[self.module]]
         return (own, *whose)
-
-    def _is_backbone(self) -> bool:
-        return bool(self.model.sources[self.module])
 
     def _whose(self, source: str, microbatch: int, first: int, last: int) -> torch.Tensor:
         """float64[items, items of the source that are read]: means."""
@@ -283,8 +279,7 @@ def run_unpipelined(model: DemoModel, trained: Mapping[str, torch.Tensor] | None
                     made[name] = None
                     continue
                 assert module.load is not None and module.stem is not None and module.head is not None
-                loaded = module.load(microbatch, 0, count)
-                values = loaded if isinstance(loaded, tuple) else (loaded,)
+                values = as_tuple(module.load(microbatch, 0, count))
                 x = module.stem(*values, *(made[source] for source in module.sources))
                 for layer in module.layers:
                     x = layer(x)

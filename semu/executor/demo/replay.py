@@ -18,21 +18,14 @@ from semu.plan.plan import ExecutionPlan
 
 F64 = NDArray[np.float64]
 
-_PHASE = {
-    ActionKind.FORWARD_STAGE: 0,
-    ActionKind.BACKWARD_STAGE: 1,
-    ActionKind.INPUT_BACKWARD_STAGE: 2,
-    ActionKind.WEIGHT_BACKWARD_STAGE: 3,
-}
-"""Of stage numbers, 4 x pair + phase, as ``semu.schedule.kernels.run_orders`` has them."""
-
 
 @dataclass(frozen=True, eq=False)
 class Calibrated:
     """What things take here.
 
     Attributes:
-        stage_s: float64[4 x pairs] [s], by stage number.
+        stage_s: float64[4 x pairs] [s], by stage number: 4 x pair + phase, as ``semu.schedule.kernels.run_orders`` has
+            them; the code of an ``ActionKind`` that computes is its phase.
         transfer_s: of a message, from its launch to its arrival [s].
         launch_s: float64[4 x pairs] [s], launches of communication before the stage; None: no time.
     """
@@ -50,15 +43,8 @@ def calibrate(plan: ExecutionPlan, recordings: Sequence[Sequence[Recording]], re
     """
     pairs = plan.pairs
     items = pairs.items[replica]
-    keys = list(
-        zip(
-            pairs.chunk.tolist(),
-            pairs.variant.tolist(),
-            (items[:, 1] - items[:, 0]).tolist(),
-            _read_items(plan, replica),
-            strict=True,
-        )
-    )
+    columns = pairs.chunk.tolist(), pairs.variant.tolist(), (items[:, 1] - items[:, 0]).tolist()
+    keys = list(zip(*columns, _read_items(plan, replica), strict=True))
     found: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
     for recording in (own for iteration in recordings for own in iteration if own.replica == replica):
         actions = plan.actions[recording.rank]
@@ -68,7 +54,7 @@ def calibrate(plan: ExecutionPlan, recordings: Sequence[Sequence[Recording]], re
                 continue
             kind = KINDS[actions.kind[action]]
             if kind.is_stage:
-                key = (_PHASE[kind], *keys[int(actions.target[action])])
+                key = (kind.code, *keys[int(actions.target[action])])
                 found[key].append((end - start, launching))
                 launching = 0.0
             elif kind in (ActionKind.ISEND, ActionKind.IRECV):
@@ -156,7 +142,7 @@ def simulate_order(
     lists, numbers = [], []
     for own in plan.actions:
         chosen = [at for at, code in enumerate(own.kind.tolist()) if KINDS[code].is_stage]
-        lists.append([4 * int(own.target[at]) + _PHASE[KINDS[own.kind[at]]] for at in chosen])
+        lists.append([4 * int(own.target[at]) + int(own.kind[at]) for at in chosen])
         numbers.append(chosen)
     ptr = np.concatenate(([0], np.cumsum([len(own) for own in lists]))).astype(np.int64)
     order = np.array([stage for own in lists for stage in own], dtype=np.int32)
@@ -175,15 +161,10 @@ def simulate_order(
         np.zeros(plan.num_ranks, dtype=np.int64),
     )
     start += launch_s[order]  # the stage itself
+    times_of = [[tuple(part.tolist()) for part in np.split(column, ptr[1:-1])] for column in (start, end)]
     recordings = tuple(
-        Recording(
-            rank,
-            replica,
-            tuple(numbers[rank]),
-            tuple(start[ptr[rank] : ptr[rank + 1]].tolist()),
-            tuple(end[ptr[rank] : ptr[rank + 1]].tolist()),
-        )
-        for rank in range(plan.num_ranks)
+        Recording(rank, replica, tuple(actions), begins, ends)
+        for rank, (actions, begins, ends) in enumerate(zip(numbers, *times_of, strict=True))
     )
     return Replay(recordings, float(end.max(initial=0.0)))
 

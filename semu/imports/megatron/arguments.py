@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from semu.errors import ConfigError
 from semu.imports.megatron.flags import FLAGS, Flag
 
-_TRUE = ("True", "true")
-_FALSE = ("False", "false")
+_SWITCHED = {"True": True, "true": True, "False": False, "false": False, "None": False}
 _NOTHING = ("None", "none", "", "[]", "False", "false", "0", "0.0", "{}")
 _MEMBER = re.compile(r"^[A-Z]\w*\.(?=\w+$)")
 """A member of an enum prints as ``AttnBackend.auto``."""
+_READ: Mapping[str, Callable[[str], object]] = {"integer": int, "number": float}
 _DTYPES: Mapping[str, str] = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 
 
@@ -82,36 +82,24 @@ class Argument:
         if flag.type == "words":
             return tuple(word for value in self.values for word in value.strip("[]").replace("'", "").split(", "))
         if len(self.values) != 1:
-            raise ConfigError(
-                f"--{flag.name} takes one value",
-                where=where,
-                expected=_expected(flag),
-                got=self.shown if self.values else "none",
-            )
+            got = self.shown if self.values else "none"
+            raise ConfigError(f"--{flag.name} takes one value", where=where, expected=_expected(flag), got=got)
         text = self.values[0]
         try:
-            return (
-                int(text)
-                if flag.type == "integer"
-                else float(text)
-                if flag.type == "number"
-                else _DTYPES.get(text, text)
-            )
+            if flag.type in _READ:
+                return _READ[flag.type](text)
+            return _DTYPES.get(text, text)
         except ValueError:
             raise ConfigError(f"--{flag.name} = {text}", where=where, expected=_expected(flag), got=text) from None
 
     def _switch(self, flag: Flag, where: str) -> bool:
         if not self.values:
             return flag.type == "switch"
-        if len(self.values) > 1 or self.values[0] not in (*_TRUE, *_FALSE, "None"):
-            raise ConfigError(
-                f"--{flag.name} is a switch and takes no value",
-                where=where,
-                expected="nothing behind it",
-                got=self.shown,
-            )
-        told = self.values[0] in _TRUE
-        return told if flag.type == "switch" or self.is_printed else not told
+        if len(self.values) > 1 or self.values[0] not in _SWITCHED:
+            message = f"--{flag.name} is a switch and takes no value"
+            raise ConfigError(message, where=where, expected="nothing behind it", got=self.shown)
+        is_on = _SWITCHED[self.values[0]]
+        return is_on if flag.type == "switch" or self.is_printed else not is_on
 
 
 @dataclass(frozen=True)
@@ -130,7 +118,7 @@ class Given:
     nodes: int | None = None
     gpus_per_node: int | None = None
     cluster_line: int = 0
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     def where(self, line: int) -> str:
         """A place in the file."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
-from functools import cached_property
 from importlib.resources import files
 from typing import Any
 
@@ -54,6 +53,14 @@ class Flag:
         return "*" in self.name
 
     @property
+    def absent(self) -> Any:
+        """The value where the flag is not given: Megatron-LM's default, False for a switch, True for one that turns
+        off."""
+        if self.is_switch:
+            return self.type == "off"
+        return tuple(self.default) if isinstance(self.default, list) else self.default
+
+    @property
     def is_switch(self) -> bool:
         """Whether it takes no value."""
         return self.type in ("switch", "off")
@@ -75,6 +82,8 @@ class FlagTable:
         self._by_name = {flag.name: flag for flag in self.flags if not flag.is_pattern}
         self._by_dest = {flag.dest: flag for flag in reversed(self.flags) if not flag.is_pattern}
         self._patterns = [flag for flag in self.flags if flag.is_pattern]
+        understood = [flag for flag in self.flags if flag.treatment is Treatment.UNDERSTOOD]
+        self._understood = {flag.dest: flag for flag in reversed(understood)}
 
     def spelt(self, name: str) -> Flag | None:
         """The flag that is written ``--name``; None: unknown."""
@@ -87,11 +96,6 @@ class FlagTable:
     def understood(self, dest: str) -> Flag:
         """A flag that semu understands, by its printed name."""
         return self._understood[dest]
-
-    @cached_property
-    def _understood(self) -> Mapping[str, Flag]:
-        found = [flag for flag in self.flags if flag.treatment is Treatment.UNDERSTOOD]
-        return {flag.dest: flag for flag in reversed(found)}
 
     def nearest(self, name: str) -> str | None:
         """The known flag that looks most like an unknown one, with its dashes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from semu.errors import ConfigError
 from semu.imports.megatron.arguments import Argument, Given, find_flag
@@ -35,9 +36,10 @@ def read_script(text: str, source: str, defined: Mapping[str, str] | None = None
     shell = script.shell
     texts = [field.text for field in command.fields]
     begin = next((at for at, word in enumerate(texts) if word.endswith(".py")), -1)
-    if begin >= 0 and _OTHERS.fullmatch(os.path.basename(texts[begin])) is not None:
+    program = os.path.basename(texts[begin]) if begin >= 0 else ""
+    if _OTHERS.fullmatch(program) is not None:
         raise ConfigError(
-            f"{os.path.basename(texts[begin])} trains another model than a GPT, which is not read from its arguments",
+            f"{program} trains another model than a GPT, which is not read from its arguments",
             where=f"{source}:{command.fields[begin].line}",
             expected="pretrain_gpt.py, or a program of one's own that trains its models; semu list models has others",
             got=texts[begin],
@@ -117,7 +119,12 @@ def _arguments(fields: Sequence[Field], shell: Shell, source: str) -> list[Argum
             found.append(Argument(find_flag(name), shell.shown(name), own, field.line, told))
             continue
         if gap is not None and (not found or not _takes_another(found[-1])):
-            raise _unknown_words(str(gap), gap.what, f"{source}:{field.line}")
+            raise ConfigError(
+                f"words that cannot be told from the script and may hold arguments: {gap}",
+                where=f"{source}:{field.line}",
+                expected="--define NAME=VALUE, empty where it holds none",
+                got=gap.what,
+            )
         if not found:
             raise ConfigError(
                 "a value without an argument",
@@ -126,8 +133,7 @@ def _arguments(fields: Sequence[Field], shell: Shell, source: str) -> list[Argum
                 got=shell.shown(field.text),
             )
         last = found[-1]
-        values = (*last.values, shell.shown(field.text))
-        found[-1] = Argument(last.flag, last.written, values, last.line, last.gap or told)
+        found[-1] = replace(last, values=(*last.values, shell.shown(field.text)), gap=last.gap or told)
     return found
 
 
@@ -137,12 +143,3 @@ def _takes_another(argument: Argument) -> bool:
     if flag is None or flag.is_switch:
         return False
     return not argument.values or flag.type == "words" or flag.treatment is Treatment.IGNORED
-
-
-def _unknown_words(gap: str, what: str, where: str) -> ConfigError:
-    return ConfigError(
-        f"words that cannot be told from the script and may hold arguments: {gap}",
-        where=where,
-        expected="--define NAME=VALUE, empty where it holds none",
-        got=what,
-    )

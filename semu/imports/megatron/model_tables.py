@@ -65,22 +65,20 @@ def _activation(settings: Settings) -> str | None:
     """
     told = [name for name in ("swiglu", *_ACTIVATIONS) if settings.get(name)]
     if len(told) > 1:
-        raise ConfigError(
-            "several activations",
-            where=settings.where(told[1]),
-            expected=f"one of {', '.join(settings.name(name) for name in told)}",
-            got="all of them" if len(told) > 2 else "both",
-        )
+        expected = f"one of {', '.join(map(settings.name, told))}"
+        got = "all of them" if len(told) > 2 else "both"
+        raise settings.error(told[1], "several activations", expected=expected, got=got)
     return _ACTIVATIONS.get(told[0]) if told else None
 
 
 def _check_fusions(settings: Settings, table: dict[str, Any]) -> None:
     """Fused kernels that semu takes for granted, where there is something to fuse."""
-    has_activation = {
+    has_parts = {
         "bias_gelu_fusion": not table["gated_mlp"] and table["bias"] and "activation" not in table,
         "bias_swiglu_fusion": table["gated_mlp"],
+        "apply_rope_fusion": table["rotary"],
     }
-    for name, matters in (has_activation | {"apply_rope_fusion": table["rotary"]}).items():
+    for name, matters in has_parts.items():
         if matters and not settings.get(name):
             settings.refuse(name, "in separate kernels")
 
@@ -95,22 +93,18 @@ def _kv_heads(settings: Settings, heads: int) -> int:
         return heads
     groups = settings.size("num_query_groups") or 1
     if heads % groups:
-        raise ConfigError(
-            f"{heads} heads in {groups} groups",
-            where=settings.where("num_query_groups"),
-            expected=f"a divisor of {settings.name('num_attention_heads')} = {heads}",
-            got=groups,
-            nearest=nearest_divisor(heads, min(groups, heads)),
-        )
+        expected = f"a divisor of {settings.name('num_attention_heads')} = {heads}"
+        message, nearest = f"{heads} heads in {groups} groups", nearest_divisor(heads, min(groups, heads))
+        raise settings.error("num_query_groups", message, expected=expected, got=groups, nearest=nearest)
     return groups
 
 
 def _head_dim(settings: Settings, hidden: int, heads: int) -> int:
     width = settings.size("kv_channels")
     if width is None and hidden % heads:
-        raise ConfigError(
+        raise settings.error(
+            "num_attention_heads",
             f"a width of {hidden} does not divide into {heads} heads",
-            where=settings.where("num_attention_heads"),
             expected=f"a divisor of {settings.name('hidden_size')} = {hidden}, or --kv-channels",
             got=heads,
             nearest=nearest_divisor(hidden, min(heads, hidden)),
@@ -131,9 +125,9 @@ def _vocabulary(settings: Settings) -> dict[str, int]:
         size = FLAGS.tokenizers[kind or "GPT2BPETokenizer"]
         settings.notes.append(f"vocabulary: {size} entries, those of {kind or 'GPT2BPETokenizer'}")
     if size is None:
-        raise ConfigError(
+        raise settings.error(
+            "tokenizer_type",
             f"the size of the vocabulary is in the files of {kind}",
-            where=settings.where("tokenizer_type"),
             expected="--vocab-size beside it, or one of " + ", ".join(FLAGS.tokenizers),
             got=kind,
             nearest="--vocab-size N",
@@ -154,13 +148,9 @@ def _positions(settings: Settings) -> dict[str, Any]:
                 expected="the rows of the learned position table, or --position-embedding-type rope",
             )
         if tokens is not None and rows < tokens:
-            raise ConfigError(
-                f"sequences of {tokens} tokens and {rows} positions",
-                where=settings.where("max_position_embeddings"),
-                expected=f"at least {settings.name('seq_length')} = {tokens}",
-                got=rows,
-                nearest=tokens,
-            )
+            message = f"sequences of {tokens} tokens and {rows} positions"
+            expected = f"at least {settings.name('seq_length')} = {tokens}"
+            raise settings.error("max_position_embeddings", message, expected=expected, got=rows, nearest=tokens)
         return {"rotary": False, "positions": rows}
     return {"rotary": kind in ("rope", "yarn")}
 
@@ -195,13 +185,9 @@ def _experts(settings: Settings, layers: int, ffn: int, *, has_bias: bool) -> di
         return table
     top_k = settings.size("moe_router_topk") or 2
     if top_k > experts:
-        raise ConfigError(
-            f"{top_k} of {experts} experts for every token",
-            where=settings.where("moe_router_topk"),
-            expected=f"at most {settings.name('num_experts')} = {experts}",
-            got=top_k,
-            nearest=experts,
-        )
+        message = f"{top_k} of {experts} experts for every token"
+        expected = f"at most {settings.name('num_experts')} = {experts}"
+        raise settings.error("moe_router_topk", message, expected=expected, got=top_k, nearest=experts)
     if has_bias:
         settings.refuse("add_bias_linear", "experts with biases, only those without are modelled")
     table |= {"experts": experts, "top_k": top_k, "moe_ffn": settings.size("moe_ffn_hidden_size") or ffn}
@@ -219,12 +205,8 @@ def _expert_layers(settings: Settings, layers: int) -> dict[str, Any]:
     if isinstance(pattern, int):
         return {} if pattern == 1 else {"moe_layer_freq": pattern}
     if len(pattern) != layers or not set(pattern) <= {0, 1}:
-        raise ConfigError(
-            f"a pattern of {len(pattern)} layers",
-            where=settings.where("moe_layer_freq"),
-            expected=f"a 0 or a 1 for each of {layers} layers",
-            got=text,
-        )
+        message, expected = f"a pattern of {len(pattern)} layers", f"a 0 or a 1 for each of {layers} layers"
+        raise settings.error("moe_layer_freq", message, expected=expected, got=text)
     first = next((at for at, kind in enumerate(pattern) if kind), layers)
     if all(pattern[first:]) and first < layers:
         return {"first_k_dense": first} if first else {}
@@ -257,9 +239,9 @@ def _pattern(node: ast.AST) -> int | list[int]:
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.List):
-        items = [_pattern(item) for item in node.elts]
-        if all(isinstance(item, int) for item in items):
-            return [item for item in items if isinstance(item, int)]
+        items = [item for item in map(_pattern, node.elts) if isinstance(item, int)]
+        if len(items) == len(node.elts):
+            return items
     if isinstance(node, ast.BinOp):
         left, right = _pattern(node.left), _pattern(node.right)
         if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from semu.checks import nearest_divisor
 from semu.errors import ConfigError
 from semu.hardware.cluster import Cluster
 from semu.imports.megatron.settings import Settings
@@ -42,12 +43,8 @@ def cluster_table(settings: Settings, asked: Cluster | None) -> dict[str, Any]:
         )
     per_node = given.gpus_per_node or min(world, DEFAULT_GPUS_PER_NODE)
     if world % per_node:
-        raise ConfigError(
-            f"{world} GPUs do not make nodes of {per_node}",
-            where=settings.where("world_size"),
-            expected="--cluster DEVICE:NODESxGPUS",
-            got=world,
-        )
+        message = f"{world} GPUs do not make nodes of {per_node}"
+        raise settings.error("world_size", message, expected="--cluster DEVICE:NODESxGPUS", got=world)
     if given.gpus_per_node is None:
         settings.notes.append(f"cluster: {world} GPUs taken as nodes of {per_node}")
     return {"device": DEFAULT_DEVICE, "nodes": world // per_node, "gpus_per_node": per_node}
@@ -93,13 +90,13 @@ def _check_heads(settings: Settings, tp: int) -> None:
     for name in names:
         size = settings.size(name) or 1
         if size % tp:
-            raise ConfigError(
-                f"{settings.name(name)} = {size} does not divide by {tp}",
-                where=settings.where("tensor_model_parallel_size"),
-                expected=f"a divisor of {size}",
-                got=tp,
-                nearest=max(n for n in range(1, min(size, tp) + 1) if size % n == 0),
-            )
+            message = f"{settings.name(name)} = {size} does not divide by {tp}"
+            raise _not_a_divisor(settings, "tensor_model_parallel_size", message, size, tp)
+
+
+def _not_a_divisor(settings: Settings, name: str, message: str, total: int, got: int) -> ConfigError:
+    nearest = nearest_divisor(total, min(total, got))
+    return settings.error(name, message, expected=f"a divisor of {total}", got=got, nearest=nearest)
 
 
 def _data_parallel(settings: Settings, gpus: int, where: str, ranks: int) -> int:
@@ -112,16 +109,11 @@ def _data_parallel(settings: Settings, gpus: int, where: str, ranks: int) -> int
             got=gpus,
             nearest=max(gpus // ranks, 1) * ranks,
         )
-    told = settings.size("data_parallel_size")
-    if told is not None and told != gpus // ranks and gpus == settings.size("world_size"):
-        raise ConfigError(
-            f"{gpus} GPUs / {ranks} are {gpus // ranks} replicas",
-            where=settings.where("data_parallel_size"),
-            expected=str(gpus // ranks),
-            got=told,
-            nearest=gpus // ranks,
-        )
-    return gpus // ranks
+    told, replicas = settings.size("data_parallel_size"), gpus // ranks
+    if told is not None and told != replicas and gpus == settings.size("world_size"):
+        message = f"{gpus} GPUs / {ranks} are {replicas} replicas"
+        raise settings.error("data_parallel_size", message, expected=str(replicas), got=told, nearest=replicas)
+    return replicas
 
 
 def _stages(settings: Settings, pp: int) -> dict[str, Any]:
@@ -130,12 +122,10 @@ def _stages(settings: Settings, pp: int) -> dict[str, Any]:
     if text is not None:
         stages = len(expand_stages(text, settings.where("pipeline_model_parallel_layout")))
         if stages % pp:
-            raise ConfigError(
-                f"{stages} stages on {pp} pipeline ranks",
-                where=settings.where("pipeline_model_parallel_layout"),
-                expected=f"a multiple of {pp}",
-                got=stages,
-                nearest=max(stages // pp, 1) * pp,
+            message, nearest = f"{stages} stages on {pp} pipeline ranks", max(stages // pp, 1) * pp
+            expected = f"a multiple of {pp}"
+            raise settings.error(
+                "pipeline_model_parallel_layout", message, expected=expected, got=stages, nearest=nearest
             )
         return {"vpp": stages // pp, "layout": {"stages": text}}
     first = settings.size("decoder_first_pipeline_num_layers", least=0)
@@ -157,21 +147,18 @@ def _virtual_stages(settings: Settings, pp: int, extra: int) -> int:
     printed = settings.size("virtual_pipeline_model_parallel_size")
     each = settings.size("num_layers_per_virtual_pipeline_stage")
     if direct is not None and each is not None:
-        raise ConfigError(
-            "virtual stages are given twice",
-            where=settings.where("num_virtual_stages_per_pipeline_rank"),
-            expected=f"one of it and {settings.name('num_layers_per_virtual_pipeline_stage')}",
-            got="both",
-        )
+        expected = f"one of it and {settings.name('num_layers_per_virtual_pipeline_stage')}"
+        name = "num_virtual_stages_per_pipeline_rank"
+        raise settings.error(name, "virtual stages are given twice", expected=expected, got="both")
     if direct is not None or printed is not None:
         return direct or printed or 1
     if each is None:
         return 1
     layers = settings.required("num_layers") + extra
     if layers % (pp * each):
-        raise ConfigError(
+        raise settings.error(
+            "num_layers_per_virtual_pipeline_stage",
             f"{layers} layers do not divide into {pp} ranks and chunks of {each}",
-            where=settings.where("num_layers_per_virtual_pipeline_stage"),
             expected=f"a divisor of {layers}/{pp}",
             got=each,
             nearest=1 if layers % pp == 0 else None,
@@ -189,13 +176,8 @@ def _sharding(settings: Settings, dp: int) -> dict[str, Any]:
     instances = settings.size("num_distributed_optimizer_instances") or 1
     if instances > 1:
         if dp % instances:
-            raise ConfigError(
-                f"{dp} replicas in {instances} instances",
-                where=settings.where("num_distributed_optimizer_instances"),
-                expected=f"a divisor of {dp}",
-                got=instances,
-                nearest=max(n for n in range(1, min(dp, instances) + 1) if dp % n == 0),
-            )
+            name, message = "num_distributed_optimizer_instances", f"{dp} replicas in {instances} instances"
+            raise _not_a_divisor(settings, name, message, dp, instances)
         table["zero_group"] = dp // instances
     return table
 

@@ -31,6 +31,9 @@ class Settings:
 
     Args:
         given: what the file says; of an argument that comes twice the last counts.
+    Attributes:
+        told: the arguments that semu understands and the file has. asked: the values that were asked for.
+        problems, ignored, notes: for the report.
     Raises:
         ConfigError: on ``get`` and its kin: a value of a wrong type, a word that Megatron-LM does not have.
     """
@@ -41,7 +44,7 @@ class Settings:
         self.ignored: list[tuple[Argument, str]] = []
         self.asked: dict[str, Any] = {}
         self.notes: list[str] = list(given.notes)
-        self._told: dict[str, Argument] = {}
+        self.told: dict[str, Argument] = {}
         for argument in given.arguments:
             self._sort(argument)
 
@@ -62,33 +65,28 @@ class Settings:
             else:
                 self._refuse(argument, flag.why)
         else:
-            self._told[flag.dest] = argument
+            self.told[flag.dest] = argument
 
     def _refuse(self, argument: Argument, why: str) -> None:
         self.problems.append(Problem(argument.written, argument.shown, argument.line, why))
 
     def refuse(self, dest: str, why: str) -> None:
         """Note that an argument's value, or its default, is not modelled."""
-        flag, told = FLAGS.understood(dest), self._told.get(dest)
-        problem = Problem(
-            f"--{flag.name}" if told is None else told.written,
-            str(flag.default) if told is None else told.shown,
-            self.line(dest),
-            why,
-        )
+        told = self.told.get(dest)
+        value = str(FLAGS.understood(dest).default) if told is None else told.shown
+        problem = Problem(self.name(dest), value, self.line(dest), why)
         if problem not in self.problems:
             self.problems.append(problem)
 
     def get(self, dest: str) -> Any:
         """The value of an argument, else Megatron-LM's default; False for a switch, True for one that turns off."""
         flag = FLAGS.understood(dest)
-        told = self._told.get(dest)
+        told = self.told.get(dest)
         value = None if told is None else told.value(self.where(dest))
         if value is not None:
             value = self._checked(flag, value)
         if value is None:
-            value = {"switch": False, "off": True}.get(flag.type, flag.default)
-            value = tuple(value) if isinstance(value, list) else value
+            value = flag.absent
         self.asked[dest] = value
         return value
 
@@ -105,40 +103,36 @@ class Settings:
         """
         value = self.size(dest)
         if value is None:
-            raise ConfigError(
-                f"no {self.name(dest)}", where=self.given.source, expected=f"{self.name(dest)} with an integer >= 1"
-            )
+            name = self.name(dest)
+            raise ConfigError(f"no {name}", where=self.given.source, expected=f"{name} with an integer >= 1")
         return value
 
     def is_told(self, dest: str) -> bool:
         """Whether the file gives a value."""
-        told = self._told.get(dest)
+        told = self.told.get(dest)
         return told is not None and told.value(self.where(dest)) is not None
 
     def is_default(self, dest: str) -> bool:
         """Whether the value is the one that Megatron-LM has by itself."""
-        flag, value = FLAGS.understood(dest), self.asked[dest]
-        default = {"switch": False, "off": True}.get(flag.type, flag.default)
-        return bool(value == (tuple(default) if isinstance(default, list) else default))
+        return bool(self.asked[dest] == FLAGS.understood(dest).absent)
 
     def name(self, dest: str) -> str:
         """An argument as the file writes it, or would."""
-        told = self._told.get(dest)
+        told = self.told.get(dest)
         return f"--{FLAGS.understood(dest).name}" if told is None else told.written
 
     def line(self, dest: str) -> int:
         """Where an argument stands, 0: nowhere."""
-        told = self._told.get(dest)
+        told = self.told.get(dest)
         return 0 if told is None else told.line
 
     def where(self, dest: str) -> str:
         """Place of an argument, for messages."""
         return f"{self.given.where(self.line(dest))} {self.name(dest)}"
 
-    @property
-    def told(self) -> dict[str, Argument]:
-        """All arguments that semu understands and the file has."""
-        return dict(self._told)
+    def error(self, dest: str, message: str, *, expected: str, got: object, nearest: object = None) -> ConfigError:
+        """An error about the value of an argument, to be raised."""
+        return ConfigError(message, where=self.where(dest), expected=expected, got=got, nearest=nearest)
 
     def _checked(self, flag: Flag, value: object) -> object:
         """The value, or None where it is not modelled."""

@@ -6,20 +6,12 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from types import MappingProxyType
 
 from semu.imports.megatron.shell_words import gap_in
 
-_NUMERIC: Mapping[str, Callable[[int, int], bool]] = MappingProxyType(
-    {
-        "-eq": operator.eq,
-        "-ne": operator.ne,
-        "-lt": operator.lt,
-        "-le": operator.le,
-        "-gt": operator.gt,
-        "-ge": operator.ge,
-    }
-)
+_NUMERIC: Mapping[str, Callable[[int, int], bool]] = {
+    f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+}
 
 
 def holds_test(words: list[str]) -> bool | None:

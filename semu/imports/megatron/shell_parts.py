@@ -35,7 +35,8 @@ def statement_end(tokens: Tokens, begin: int, name: str) -> int:
                 depth += (token.text == "(") - (token.text == ")" and depth > 0)
             is_first = True
         elif token.plain == "[[":
-            at = next((i for i in range(at, len(tokens)) if _is_word(tokens[i], "]]")), len(tokens))
+            while at < len(tokens) and getattr(tokens[at], "plain", None) != "]]":
+                at += 1
             is_first = False
         else:
             if is_first and token.plain in OPENING:
@@ -54,10 +55,6 @@ def statement_end(tokens: Tokens, begin: int, name: str) -> int:
             got="the end of the text",
         )
     return at
-
-
-def _is_word(token: Word | Operator, text: str) -> bool:
-    return isinstance(token, Word) and token.plain == text
 
 
 def split_parts(tokens: Tokens, words: tuple[str, ...]) -> list[tuple[str, Tokens]]:

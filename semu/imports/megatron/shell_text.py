@@ -99,8 +99,8 @@ class _Reader:
         self.breaks = [match.start() for match in re.finditer("\n", text)]
         self.heredocs: list[str] = []
 
-    def line(self, at: int | None = None) -> int:
-        return self.first + bisect_right(self.breaks, (self.at if at is None else at) - 1)
+    def line(self) -> int:
+        return self.first + bisect_right(self.breaks, self.at - 1)
 
     def peek(self, count: int = 1) -> str:
         return self.text[self.at : self.at + count]
@@ -127,7 +127,8 @@ class _Reader:
                 self.at = match.end()
             elif (match := _REDIRECTION.match(self.text, self.at)) is not None:
                 self.at = match.end()
-                self._skip_blanks()
+                while self.peek() in (" ", "\t"):
+                    self.at += 1
                 if self.peek() not in _ENDS and self.at < len(self.text):
                     self.word()
             elif (operator := next((o for o in _OPERATORS if self.text.startswith(o, self.at)), None)) is not None:
@@ -179,24 +180,25 @@ class _Reader:
             if self.text[self.at - 1 : self.at] != "\n":
                 yield Piece(PieceKind.TEXT, self.text[self.at - 1 : self.at], True, line)
         elif char == "'" and not is_quoted:
-            end = self.text.find("'", self.at + 1)
-            if end < 0:
-                raise self._error("a quote that is not closed", line, "a second '", "the end of the text")
-            yield Piece(PieceKind.TEXT, self.text[self.at + 1 : end], True, line)
-            self.at = end + 1
+            yield Piece(PieceKind.TEXT, self._quoted()[1:-1], True, line)
         elif char == '"':
             yield from self._double(line)
         elif char == "$":
             yield self._dollar(line, is_quoted=is_quoted)
         elif char == "`":
-            end = self.text.find("`", self.at + 1)
-            if end < 0:
-                raise self._error("a quote that is not closed", line, "a second `", "the end of the text")
-            yield Piece(PieceKind.COMMAND, self.text[self.at : end + 1], is_quoted, line)
-            self.at = end + 1
+            yield Piece(PieceKind.COMMAND, self._quoted(), is_quoted, line)
         else:
             self.at += 1
             yield Piece(PieceKind.TEXT, char, is_quoted, line)
+
+    def _quoted(self) -> str:
+        """The text from a quote to the next one like it, both included, which is passed."""
+        begin, quote = self.at, self.peek()
+        end = self.text.find(quote, begin + 1)
+        if end < 0:
+            raise self._error("a quote that is not closed", self.line(), f"a second {quote}", "the end of the text")
+        self.at = end + 1
+        return self.text[begin : self.at]
 
     def _double(self, line: int) -> Iterator[Piece]:
         self.at += 1
@@ -208,9 +210,6 @@ class _Reader:
             if self.peek() == "\\" and self.text[self.at + 1 : self.at + 2] not in tuple('$`"\\\n'):
                 self.at += 1
                 yield Piece(PieceKind.TEXT, "\\", True, self.line())
-            elif self.peek() == "'":
-                self.at += 1
-                yield Piece(PieceKind.TEXT, "'", True, self.line())
             else:
                 yield from self._piece(is_quoted=True)
         self.at += 1
@@ -235,8 +234,7 @@ class _Reader:
             self.at += 1
             return Piece(PieceKind.TEXT, "$", is_quoted, line)
         self.at = match.end()
-        is_all = match[0] in "@*"
-        name, subscript = ("@", match[0]) if is_all else (match[0], "")
+        name, subscript = ("@", match[0]) if match[0] in "@*" else (match[0], "")
         return Piece(PieceKind.VARIABLE, name, is_quoted, line, subscript)
 
     def _braced(self, line: int, *, is_quoted: bool) -> Piece:
@@ -251,26 +249,17 @@ class _Reader:
             self.at += 1
             subscript = self._until("]", "[", line)
         use = _USE.match(self.text, self.at)
-        operator = ""
-        operand: tuple[Piece, ...] = ()
-        if use is not None:
-            operator = use[0]
-            self.at = use.end()
-            operand = self._operand(line, is_quoted=is_quoted)
-        elif self.peek() == "}":
-            self.at += 1
-        else:
+        if use is None:
             operator = self._until("}", "{", line)
-        return Piece(PieceKind.VARIABLE, name, is_quoted, line, subscript, operator, operand, is_length)
-
-    def _operand(self, line: int, *, is_quoted: bool) -> tuple[Piece, ...]:
-        pieces: list[Piece] = []
+            return Piece(PieceKind.VARIABLE, name, is_quoted, line, subscript, operator, (), is_length)
+        self.at = use.end()
+        operand: list[Piece] = []
         while self.peek() != "}":
             if self.at >= len(self.text):
                 raise self._error("a brace that is not closed", line, "a '}' behind ${", "the end of the text")
-            pieces += self._piece(is_quoted=is_quoted)
+            operand += self._piece(is_quoted=is_quoted)
         self.at += 1
-        return tuple(pieces)
+        return Piece(PieceKind.VARIABLE, name, is_quoted, line, subscript, use[0], tuple(operand), is_length)
 
     def _until_arithmetic_end(self, line: int) -> str:
         inner = self._until(")", "(", line)
@@ -284,22 +273,14 @@ class _Reader:
         begin, depth = self.at, 1
         while self.at < len(self.text):
             char = self.peek()
-            if char == "\\":
-                self.at += 1
-            elif char in "'\"":
-                end = self.text.find(char, self.at + 1)
-                if end < 0:
-                    raise self._error("a quote that is not closed", self.line(), f"a second {char}", "the end")
-                self.at = end
+            if char in "'\"":
+                self._quoted()
+                continue
             depth += (char == opening) - (char == closing)
-            self.at += 1
+            self.at += 2 if char == "\\" else 1
             if depth == 0:
                 return self.text[begin : self.at - 1]
         raise self._error(f"{opening!r} is not closed", line, f"a {closing!r} behind it", "the end of the text")
-
-    def _skip_blanks(self) -> None:
-        while self.peek() in (" ", "\t"):
-            self.at += 1
 
     def _line_end(self) -> int:
         end = self.text.find("\n", self.at)

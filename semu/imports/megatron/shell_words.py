@@ -10,7 +10,6 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from semu.errors import ConfigError
 from semu.imports.megatron.shell_text import Piece, PieceKind, Word, tokenize
@@ -98,7 +97,8 @@ class Shell:
         """The words that a word becomes: variables, arithmetic, splitting at blanks, quotes removed."""
         out = _Fields(word.line)
         self._add(word.pieces, out)
-        return out.done()
+        out.end()
+        return out.found
 
     def text(self, word: Word) -> str:
         """A word as the value of an assignment: expanded, not split."""
@@ -137,7 +137,7 @@ class Shell:
             return (Field(self.gap(piece.text, piece.line, "nothing is run"), piece.line),)
         if piece.operand and self._takes_operand(piece):
             self._assign_default(piece)
-            return (Field("".join(self._text(part) for part in piece.operand), piece.line),)
+            return (self._operand(piece),)
         known = self.variables.get(piece.text)
         if piece.text == "@":
             return known or ()
@@ -151,8 +151,7 @@ class Shell:
             why = "no parameters are known" if piece.text.isdigit() else "not set in the script"
             return (Field(self.gap(what, piece.line, why), piece.line),)
         if piece.is_length:
-            chosen = known[:1] if not piece.subscript else known
-            size = len(known) if piece.subscript in ("@", "*") else len(chosen[0].text) if chosen else 0
+            size = len(known) if piece.subscript in ("@", "*") else len(known[0].text) if known else 0
             return (Field(str(size), piece.line),)
         if piece.subscript in ("@", "*"):
             return known
@@ -172,16 +171,18 @@ class Shell:
 
     def _assign_default(self, piece: Piece) -> None:
         if piece.operator.endswith("="):
-            text = "".join(self._text(part) for part in piece.operand)
-            self.assign(piece.text, [Field(text, piece.line)], adds=False, is_array=False)
+            self.assign(piece.text, [self._operand(piece)], adds=False, is_array=False)
+
+    def _operand(self, piece: Piece) -> Field:
+        return Field("".join(self._text(part) for part in piece.operand), piece.line)
 
     def arithmetic(self, expression: str, line: int) -> str:
         """Value of ``$((...))``, a gap where it has one or is too much."""
         word = tokenize('"' + expression.replace('"', "") + '"', self.name, line)[0]
         assert isinstance(word, Word)
         text = self.text(word)
-        if (number := gap_in(text)) is not None:
-            return chr(_GAPS + number)
+        if (match := _PRIVATE.search(text)) is not None:
+            return match[0]
         try:
             return str(self._number(ast.parse(text.strip() or "0", mode="eval").body, line))
         except _GapFoundError as found:
@@ -195,20 +196,22 @@ class Shell:
         if isinstance(node, ast.Name) and depth < 32:
             known = self.variables.get(node.id)
             text = self.gap(f"${node.id}", line, "not set in the script") if known is None else known[0].text
-            if (number := gap_in(text)) is not None:
-                raise _GapFoundError(chr(_GAPS + number))
+            if (match := _PRIVATE.search(text)) is not None:
+                raise _GapFoundError(match[0])
             return self._number(ast.parse(text.strip() or "0", mode="eval").body, line, depth + 1)
         if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
             if isinstance(node.operand, ast.BinOp):  # -2**2: the sign binds closer in a shell
                 raise ValueError("not simple")
             return _bounded(_UNARY[type(node.op)](self._number(node.operand, line, depth)))
+        kind: type
         if isinstance(node, ast.BinOp):
-            left, right = self._number(node.left, line, depth), self._number(node.right, line, depth)
-            return _bounded(_BINARY[type(node.op)](left, right))
-        if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            left, right = self._number(node.left, line, depth), self._number(node.comparators[0], line, depth)
-            return int(_COMPARE[type(node.ops[0])](left, right))
-        raise ValueError("not simple")
+            right, kind = node.right, type(node.op)
+        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+            right, kind = node.comparators[0], type(node.ops[0])
+        else:
+            raise ValueError("not simple")
+        numbers = self._number(node.left, line, depth), self._number(right, line, depth)
+        return _bounded(int(_BINARY[kind](*numbers)))
 
 
 class _GapFoundError(Exception):
@@ -226,16 +229,14 @@ class _Fields:
 
     def join(self, text: str, *, is_quoted: bool, line: int | None = None) -> None:
         """Add to the word at hand, which begins with it where there is none."""
-        if not text and not is_quoted:
-            return
-        if self.current is None:
+        if self.current is None and (text or is_quoted):
             self.current, self.begin = "", self.line if line is None else line
-        self.current += text
+        if self.current is not None:
+            self.current += text
 
     def split(self, text: str, line: int) -> None:
         """Add a text that blanks split."""
-        parts = re.split(r"[ \t\n]+", text)
-        for number, part in enumerate(parts):
+        for number, part in enumerate(re.split(r"[ \t\n]+", text)):
             if number:
                 self.end()
             self.join(part, is_quoted=False, line=line)
@@ -245,11 +246,6 @@ class _Fields:
         if self.current is not None:
             self.found.append(Field(self.current, self.begin))
         self.current = None
-
-    def done(self) -> list[Field]:
-        """All words."""
-        self.end()
-        return self.found
 
 
 def check_text(text: str, name: str) -> None:
@@ -280,25 +276,18 @@ def _power(left: int, right: int) -> int:
     return int(left**right)
 
 
-_Binary = Callable[[int, int], int]
-_BINARY: Mapping[type, _Binary] = MappingProxyType(
-    {
-        ast.Add: operator.add,
-        ast.Sub: operator.sub,
-        ast.Mult: operator.mul,
-        ast.Div: _quotient,
-        ast.Mod: lambda left, right: left - right * _quotient(left, right),
-        ast.Pow: _power,
-    }
-)
-_UNARY: Mapping[type, Callable[[int], int]] = MappingProxyType({ast.USub: operator.neg, ast.UAdd: operator.pos})
-_COMPARE: Mapping[type, Callable[[int, int], bool]] = MappingProxyType(
-    {
-        ast.Eq: operator.eq,
-        ast.NotEq: operator.ne,
-        ast.Lt: operator.lt,
-        ast.LtE: operator.le,
-        ast.Gt: operator.gt,
-        ast.GtE: operator.ge,
-    }
-)
+_UNARY: Mapping[type, Callable[[int], int]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
+_BINARY: Mapping[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: _quotient,
+    ast.Mod: lambda left, right: left - right * _quotient(left, right),
+    ast.Pow: _power,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}

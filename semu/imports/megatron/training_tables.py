@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from semu.errors import ConfigError
 from semu.imports.megatron.settings import Settings
 
 _UNFUSED = ("unfused", "local")
@@ -48,9 +47,9 @@ def _batch(settings: Settings, dp: int) -> dict[str, int]:
     if size is None:
         size = micro * dp
     if size % (micro * dp):
-        raise ConfigError(
+        raise settings.error(
+            "global_batch_size",
             f"a global batch of {size} does not divide by micro batch x replicas = {micro} x {dp}",
-            where=settings.where("global_batch_size"),
             expected=f"a multiple of {micro * dp}",
             got=size,
             nearest=max(size // (micro * dp), 1) * micro * dp,
@@ -61,11 +60,11 @@ def _batch(settings: Settings, dp: int) -> dict[str, int]:
 def _precision(settings: Settings) -> str:
     is_bf16, is_fp16 = settings.get("bf16"), settings.get("fp16")
     if is_bf16 and is_fp16:
-        raise ConfigError("--bf16 and --fp16", where=settings.where("fp16"), expected="one of them", got="both")
+        raise settings.error("fp16", "--bf16 and --fp16", expected="one of them", got="both")
     if settings.get("fp8") is None:
         return "bf16" if is_bf16 else "fp16" if is_fp16 else "fp32"
     if not is_bf16:
-        raise ConfigError("fp8 without bf16", where=settings.where("fp8"), expected="--bf16 beside it", got="no --bf16")
+        raise settings.error("fp8", "fp8 without bf16", expected="--bf16 beside it", got="no --bf16")
     return "fp8"
 
 
@@ -111,20 +110,16 @@ def _recompute(settings: Settings) -> dict[str, Any]:
         return {"recompute": "selective" if modules == ("core_attn",) else list(modules)}
     method, layers = settings.get("recompute_method"), settings.size("recompute_num_layers")
     if method is None:
-        raise ConfigError(
+        raise settings.error(
+            "recompute_granularity",
             "full recomputation without a method",
-            where=settings.where("recompute_granularity"),
             expected="--recompute-method uniform or block beside it",
             got="none",
             nearest="--recompute-method uniform --recompute-num-layers 1",
         )
     if method == "block" and layers is None:
-        raise ConfigError(
-            "block recomputation without a number of layers",
-            where=settings.where("recompute_method"),
-            expected="--recompute-num-layers beside it",
-            got="none",
-        )
+        message, expected = "block recomputation without a number of layers", "--recompute-num-layers beside it"
+        raise settings.error("recompute_method", message, expected=expected, got="none")
     return {"recompute": "full", "recompute_method": method, "recompute_layers": layers or 1}
 
 

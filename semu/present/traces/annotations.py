@@ -101,10 +101,8 @@ class _Layers:
 
     def slices(self, rows: NDArray[np.int64], track: int) -> list[str]:
         """The events of one track."""
-        starts, durations = (
-            microseconds(self._spans[0, rows]),
-            microseconds(self._spans[1, rows] - self._spans[0, rows]),
-        )
+        begin, end = self._spans[:, rows]
+        starts, durations = microseconds(begin), microseconds(end - begin)
         head = f'{{"ph":"X","cat":"{_ANNOTATION}","name":'
         middle = f',"pid":{self._pid},"tid":{track},"ts":'
         arguments = f',"args":{{"level":"{Level.LAYER.value}",'

@@ -15,7 +15,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.timeline import OperatorTable, OuterSlice, StageOperators
+from semu.engine.timeline import IterationTimeline, OperatorTable, OuterSlice, RankTimeline, StageOperators
+from semu.errors import ConfigError
 from semu.graph.operator import OpKind, Phase
 
 _TailMaker: TypeAlias = Callable[[float, int, int], str]
@@ -44,9 +45,10 @@ class KernelColumns:
         streams = [np.empty(0, dtype=np.int64)]
         times_s = [np.empty((2, 0))]
         for operators in stages:
-            self._heads += texts.heads(operators.table)
-            self._tails += texts.tails(operators)
-            streams.append(texts.streams(operators.table))
+            heads, tails, codes = texts.of(operators)
+            self._heads += heads
+            self._tails += tails
+            streams.append(codes)
             times_s.append(np.stack((operators.start_s, operators.end_s)))
         self._heads += [_head(_operator_name(slice_.name, slice_.kind, None, slice_.stream)) for slice_ in outer]
         self._tails += [_outer_tail(slice_) for slice_ in outer]
@@ -91,23 +93,17 @@ class OperatorTexts:
         """A small number that stands for a stream in arrays."""
         return self.stream_codes.setdefault(name, len(self.stream_codes))
 
-    def heads(self, table: OperatorTable) -> list[str]:
-        """Text up to and including the name, per operator of the table."""
-        return self._table(table)[1]
-
-    def streams(self, table: OperatorTable) -> NDArray[np.int64]:
-        """int64[num_ops], codes of streams."""
-        return self._table(table)[3]
-
-    def tails(self, operators: StageOperators) -> list[str]:
-        """Text of the arguments up to the end, per operator of the stage."""
+    def of(self, operators: StageOperators) -> tuple[list[str], list[str], NDArray[np.int64]]:
+        """Per operator of a stage: text up to and including the name, text of the arguments up to the end, and the code
+        of the stream, int64[num_ops]."""
+        _, heads, makers, codes = self._table(operators.table)
         known = self._last_tails.get(id(operators.table))
         if known is not None and _same_costs(known[0], operators):
-            return known[1]
+            return heads, known[1], codes
         costs = zip(operators.flop.tolist(), operators.mem_bytes.tolist(), operators.net_bytes.tolist(), strict=True)
-        tails = [make(*cost) for make, cost in zip(self._table(operators.table)[2], costs, strict=True)]
+        tails = [make(*cost) for make, cost in zip(makers, costs, strict=True)]
         self._last_tails[id(operators.table)] = (operators, tails)
-        return tails
+        return heads, tails, codes
 
     def _table(self, table: OperatorTable) -> tuple[OperatorTable, list[str], list[_TailMaker], NDArray[np.int64]]:
         known = self._rows.get(id(table))
@@ -152,6 +148,22 @@ def _tail_maker(kind: OpKind, phase: Phase, group_ranks: int) -> _TailMaker:
 def _outer_tail(slice_: OuterSlice) -> str:
     costs = f',"net_bytes":{slice_.net_bytes},"Group size":{slice_.group_ranks}' if slice_.kind.is_communication else ""
     return f'"kind":"{slice_.kind.value}"{costs}}}}}'
+
+
+def rank_of(timeline: IterationTimeline, rank: int) -> RankTimeline:
+    """The timeline of a pipeline rank.
+
+    Raises:
+        ConfigError: there is no such rank.
+    """
+    by_number = {row.rank: row for row in timeline.ranks}
+    if rank not in by_number:
+        legal = list(by_number)
+        nearest = min(legal, key=lambda number: abs(number - rank), default=None)
+        raise ConfigError(
+            "no such pipeline rank in the timeline", expected=f"one of {legal}", got=rank, nearest=nearest
+        )
+    return by_number[rank]
 
 
 def disjoint_lanes(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[NDArray[np.int64]]:

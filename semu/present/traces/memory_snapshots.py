@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from semu.engine.timeline import IterationTimeline, RankTimeline
-from semu.errors import ConfigError
+from semu.engine.timeline import IterationTimeline, StageSlice
 from semu.files import write_file
+from semu.present.traces.columns import rank_of
 
 _BASE = 1 << 40
 """Address of the first segment."""
@@ -69,14 +69,7 @@ def memory_snapshot(timeline: IterationTimeline, rank: int) -> dict[str, Any]:
     Raises:
         ConfigError: there is no such rank.
     """
-    found = next((own for own in timeline.ranks if own.rank == rank), None)
-    if found is None:
-        legal = [own.rank for own in timeline.ranks]
-        nearest = min(legal, key=lambda number: abs(number - rank), default=None)
-        raise ConfigError(
-            "no such pipeline rank in the timeline", expected=f"one of {legal}", got=rank, nearest=nearest
-        )
-    memory, stages = found.memory, _StageNames(found)
+    stages, memory = rank_of(timeline, rank).stages, rank_of(timeline, rank).memory
     times_us = [round(time * 1e6) for time in memory.times_s.tolist()]
     segments: list[dict[str, Any]] = []
     opened: list[dict[str, Any]] = []
@@ -91,7 +84,7 @@ def memory_snapshot(timeline: IterationTimeline, rank: int) -> dict[str, Any]:
         left: list[dict[str, Any]] = []
         for block in _blocks(levels):
             at, extent = address + block.low, block.high - block.low
-            own = [{"filename": stages.at(memory.times_s[block.first]), "line": 0, "name": role.value}]
+            own = [{"filename": _stage_at(stages, memory.times_s[block.first]), "line": 0, "name": role.value}]
             come = {**_event("alloc", at, extent, times_us[block.first], own), "category": role.value}
             events.append((block.first, 1, len(events), come))
             if block.last is None:
@@ -111,19 +104,12 @@ def memory_snapshot(timeline: IterationTimeline, rank: int) -> dict[str, Any]:
     }
 
 
-class _StageNames:
-    """What ran on a rank."""
-
-    def __init__(self, rank: RankTimeline) -> None:
-        self._stages = rank.stages
-        self._starts = [stage.start_s for stage in rank.stages]
-
-    def at(self, time_s: float) -> str:
-        """The stage that ran, or began, at a moment."""
-        place = bisect_right(self._starts, time_s) - 1
-        if place < 0 or self._stages[place].end_s < time_s:
-            return "between stages"
-        return f"{self._stages[place].label} {self._stages[place].module}".rstrip()
+def _stage_at(stages: Sequence[StageSlice], time_s: float) -> str:
+    """The stage of a rank that ran, or began, at a moment."""
+    place = bisect_right(stages, time_s, key=lambda stage: stage.start_s) - 1
+    if place < 0 or stages[place].end_s < time_s:
+        return "between stages"
+    return f"{stages[place].label} {stages[place].module}".rstrip()
 
 
 def _blocks(levels: Sequence[int]) -> list[_Block]:

@@ -17,7 +17,6 @@ import numpy as np
 
 from semu.engine.sampling import sample_step_function
 from semu.engine.timeline import IterationTimeline, RankTimeline
-from semu.errors import ConfigError
 from semu.files import write_file
 from semu.graph.level import Level
 from semu.present.traces.annotations import (
@@ -28,7 +27,7 @@ from semu.present.traces.annotations import (
     stage_slices,
     stage_ticks,
 )
-from semu.present.traces.columns import KernelColumns, OperatorTexts, microseconds, ticks
+from semu.present.traces.columns import KernelColumns, OperatorTexts, microseconds, rank_of, ticks
 
 _STEP_TRACK = 1
 _STAGE_TRACK = 2
@@ -48,8 +47,7 @@ def write_trace(
 
     Args:
         path: the file to make, ``*.json``; its folder must exist. It appears complete or not at all.
-        timeline: what to write.
-        title: shown by viewers among the trace's information.
+        timeline: what to write. title: shown by viewers among the trace's information.
         metadata: anything that JSON can hold, written beside the title.
     Raises:
         OSError: the file cannot be written.
@@ -72,22 +70,12 @@ def write_rank_trace(
     a second time, as ``gpu_user_annotation`` on the compute stream, where it looks for them.
 
     Args:
-        path: the file to make, ``*.json``; its folder must exist. It appears complete or not at all.
-        timeline: what to write from.
-        rank: pipeline rank.
-        title: shown by viewers among the trace's information.
-        metadata: anything that JSON can hold, written beside the title.
+        timeline: what to write from. rank: pipeline rank. path, title, metadata: as ``write_trace``.
     Raises:
         ConfigError: the timeline has no such rank.
         OSError: the file cannot be written.
     """
-    chosen = [row for row in timeline.ranks if row.rank == rank]
-    if not chosen:
-        legal = [row.rank for row in timeline.ranks]
-        nearest = min(legal, key=lambda number: abs(number - rank), default=None)
-        raise ConfigError(
-            "no such pipeline rank in the timeline", expected=f"one of {legal}", got=rank, nearest=nearest
-        )
+    chosen = [rank_of(timeline, rank)]
     world = {"rank": rank, "world_size": len(timeline.ranks)}
     _write_file(path, _header(title, metadata or {}, world), _events(timeline, chosen, annotate_gpu=True))
 

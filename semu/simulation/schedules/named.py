@@ -24,6 +24,7 @@ from semu.schedule.study import PipelineStudy
 from semu.schedule.units import units_of
 from semu.simulation.context import SimulatedJob
 from semu.simulation.pipeline import send_latency
+from semu.simulation.schedules.costs_of_pairs import saved_bytes
 from semu.simulation.transfers import edge_bytes
 
 
@@ -199,15 +200,12 @@ def pipeline_study(sim: SimulatedJob, *, splits: bool = True) -> PipelineStudy:
 
     parts = split_of(sim.layout) if splits else (None,) * num_chunks
     for chunk, (stages, split) in enumerate(zip(sim.layout.chunks, parts, strict=True)):
-        whole = stages.backward
         seconds[FORWARD][chunk] = mean(costs_of(sim, chunk, FORWARD).latency)
-        if whole is None:
+        if stages.backward is None:
             continue
         for code in (BACKWARD, INPUT, WEIGHT) if split is not None else (BACKWARD,):
             seconds[code][chunk] = mean(costs_of(sim, chunk, code).latency)
-        arriving = np.isin(whole.storage, [s for s in whole.arriving_storage if s >= 0])
-        saved = whole.alive_before & ~arriving
-        held[chunk] = mean(sim.evaluation.by_shape.sizes_of_rows(whole.size_row[saved].tolist()).sum(axis=0))
+        held[chunk] = mean(saved_bytes(sim, stages))
         if split is not None:
             late = split.weights.size_row[split.weights.alive_before]
             kept[chunk] = mean(sim.evaluation.by_shape.sizes_of_rows(late.tolist()).sum(axis=0))
@@ -229,7 +227,7 @@ def _transfers(sim: SimulatedJob) -> tuple[NDArray[np.float64], NDArray[np.float
     """How long every chunk's result and its gradient are on their way, the longest where several take them:
     float64[num_chunks, num_microbatches] [s]."""
     units, shape = units_of(sim.units.shape, None), sim.units.shape
-    found = np.zeros((2, shape.num_chunks, shape.num_microbatches))
+    transfer_s = np.zeros((2, shape.num_chunks, shape.num_microbatches))
     links, shapes = sim.replicas.links[0], sim.replicas.shape[0]
     for chunk, pairs in zip(units.chunk.tolist(), units.pair.tolist(), strict=True):
         for producer, consumer, pair in zip(units.producer.tolist(), units.consumer.tolist(), pairs, strict=True):
@@ -238,5 +236,5 @@ def _transfers(sim: SimulatedJob) -> tuple[NDArray[np.float64], NDArray[np.float
             phase = Phase.BACKWARD if way else Phase.FORWARD
             sizes = edge_bytes(sim, source, target, phase)
             lasts = send_latency(sim.evaluation, links[pair], sizes)[shapes]
-            np.maximum(found[way, source], lasts, out=found[way, source])
-    return found[0], found[1]
+            np.maximum(transfer_s[way, source], lasts, out=transfer_s[way, source])
+    return transfer_s[0], transfer_s[1]
