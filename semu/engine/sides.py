@@ -214,14 +214,10 @@ class Sides:
         )
 
     def _copies(self, operator: int) -> tuple[int, ...]:
-        if not 0 <= operator < len(self.unrolled.operators):
-            raise GraphError(
-                "unknown operator",
-                where="edges",
-                expected=f"0 to {len(self.unrolled.operators) - 1}",
-                got=operator,
-                nearest=min(max(operator, 0), len(self.unrolled.operators) - 1),
-            )
+        last = len(self.unrolled.operators) - 1
+        if not 0 <= operator <= last:
+            nearest = min(max(operator, 0), last)
+            raise GraphError("unknown operator", where="edges", expected=f"0 to {last}", got=operator, nearest=nearest)
         return self.unrolled.operators[operator]
 
     def _end_of(self, operator: int) -> Place:

@@ -70,14 +70,9 @@ class Edges:
                 got=f"{table.dtype} of shape {list(table.shape)}",
             )
         if table.size and (table.min() < 0 or table.max() >= num_units):
-            wrong = int(table[(table < 0) | (table >= num_units)][0])
-            raise GraphError(
-                "no such unit",
-                where="restore",
-                expected=f"0 to {num_units - 1}",
-                got=wrong,
-                nearest=min(max(wrong, 0), num_units - 1),
-            )
+            wrong, last = int(table[(table < 0) | (table >= num_units)][0]), num_units - 1
+            nearest = min(max(wrong, 0), last)
+            raise GraphError("no such unit", where="restore", expected=f"0 to {last}", got=wrong, nearest=nearest)
         return cls.between(table, num_variants)
 
     def followed_by(self, other: Edges) -> Edges:
@@ -245,12 +240,9 @@ class UnitGraph:
         """
         if isinstance(variant, bool) or not 0 <= variant < len(self.latency):
             last = len(self.latency) - 1
+            expected, nearest = f"0 to {last}", min(max(int(variant), 0), last)
             raise ConfigError(
-                "no such distinct replica",
-                where="replica",
-                expected=f"0 to {last}",
-                got=variant,
-                nearest=min(max(int(variant), 0), last),
+                "no such distinct replica", where="replica", expected=expected, got=variant, nearest=nearest
             )
         row = slice(variant, variant + 1)
         edges, slots = self.edges, self.slots
