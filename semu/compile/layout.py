@@ -187,10 +187,6 @@ class Layout:
         """(chunk, block, parameter) for every parameter that a rank stores, each once, in forward order."""
         return self.cut.held[rank]
 
-    def experts_by(self, rank: int) -> list[HeldParameter]:
-        """Parameters of routed experts that a rank stores."""
-        return [held for _, _, held in self.held_by(rank) if held.is_expert]
-
     def stepped_elements(self, rank: int) -> int:
         """Trainable elements whose gradients and optimizer state a rank keeps: all of its own, or its shards."""
         return sum(self._stepped(pool) for pool in self.pools(rank))
