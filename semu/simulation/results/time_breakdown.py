@@ -254,22 +254,14 @@ def count_work(costed: CostedJob) -> Work:
     symbols = with_rounded(shapes.columns, layout.library.symbols, mean=True)  # all ranks, not the worst
     hardware = model = full = 0
     for columns, kinds in layout.recipe.kinds_by_columns:
-        uses = _uses(costed, columns)
+        uses = np.bincount(shapes.index[:, columns].ravel(), minlength=costed.evaluation.num_shapes)
+        if shapes.idle >= 0:
+            uses[shapes.idle] = 0
         flop, times = _flop_of_kinds(layout, kinds, symbols, uses)
         hardware += times * flop[0]
         model += times * flop[1]
         full += times * flop[2]
     return Work(float(model), float(hardware), float(full), _tokens(costed))
-
-
-def _uses(costed: CostedJob, columns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How often some columns of the table of shapes hold each shape, on all replicas; an idle one does not count:
-    int64[num_shapes]."""
-    shapes = costed.evaluation.shapes
-    uses = np.bincount(shapes.index[:, columns].ravel(), minlength=costed.evaluation.num_shapes)
-    if shapes.idle >= 0:
-        uses[shapes.idle] = 0
-    return uses
 
 
 def _flop_of_kinds(
