@@ -57,22 +57,20 @@ def nearest_fit(
         fitting = [one for one in tried if one[0].fits and max(one[0].host_memory_bytes or (0,)) <= host]
         fitting.sort(key=lambda one: one[0].iteration_time_s)
         if fitting:
-            return tuple(_change(one, settings, report, peak) for one, _, settings in fitting)
+            return tuple(
+                FittingChange(
+                    settings=settings,
+                    peak_memory_bytes=max(one.peak_memory_bytes),
+                    saved_bytes=peak - max(one.peak_memory_bytes),
+                    iteration_time_s=one.iteration_time_s,
+                    added_time_s=one.iteration_time_s - report.iteration_time_s,
+                )
+                for one, _, settings in fitting
+            )
         helped = [one for one in tried if max(one[0].peak_memory_bytes) < peak]
         helped.sort(key=lambda one: max(one[0].peak_memory_bytes))
         bases = [(other, settings) for _, other, settings in helped[:WIDTH]]
     return ()
-
-
-def _change(changed: Report, settings: Settings, report: Report, peak: int) -> FittingChange:
-    highest = max(changed.peak_memory_bytes)
-    return FittingChange(
-        settings=settings,
-        peak_memory_bytes=highest,
-        saved_bytes=peak - highest,
-        iteration_time_s=changed.iteration_time_s,
-        added_time_s=changed.iteration_time_s - report.iteration_time_s,
-    )
 
 
 def single_changes(job: TrainingJob) -> Iterator[dict[str, object]]:

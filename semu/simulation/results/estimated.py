@@ -85,7 +85,7 @@ def estimate_iteration(iteration: Iteration) -> EstimatedIteration:
         peak_memory_bytes=tuple(peak.size_bytes for peak in peaks),
         static_memory_bytes=tuple(memory.static.total for memory in memories),
         capacity_bytes=int(job.profile.memory_bytes.value),
-        breakdown_s=breakdown(iteration, time_s).to_json(),
+        breakdown_s=breakdown(iteration, time_s),
         reserve=partial(
             reserved_memory, iteration, [peak.replica for peak in peaks], [peak.size_bytes for peak in peaks]
         ),
