@@ -134,7 +134,7 @@ class JobCheckpoint(SimulatedJob):
         if self.layout.recipe.plan is not None:
             planned = self.schedule(chosen)
             if planned.splits_backward:
-                refuse_split(self.layout)
+                refuse_split(self.layout, planned.name)
             return lower(planned, self.units.shape, overlapped_sends=overlapped)
 
         def make() -> PipelineProblem:

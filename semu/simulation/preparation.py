@@ -118,7 +118,7 @@ def prepare(
     )
     merged: Merged | None = frozenset() if splits_backward(job) else None
     if merged is not None:
-        refuse_split(layout)
+        refuse_split(layout, job.training.schedule)
         check_split(layout)
     shape = layout.pipeline_shape(job.num_microbatches)
     if plan is not None and plan.orders is not None:

@@ -66,13 +66,7 @@ def check_schedule_options(job: TrainingJob) -> None:
     placement = job.parallel.placement
     wants = family.placement.value if family.placement is Placement.V_SHAPE else "circular"
     if placement != wants and job.parallel.vpp > 1 and not (family.adapt is not None and wants == "circular"):
-        raise ConfigError(
-            f"the schedule {name!r} needs the groups of layers in another placement",
-            where="parallel.placement",
-            expected=wants,
-            got=placement,
-            nearest=wants,
-        )
+        raise _misplaced(family, wants, placement)
     misfit = family.misfit(job.parallel.pp, job.num_microbatches, job.parallel.vpp)
     if misfit is not None and family.generate is None:
         is_slots = misfit.got == job.parallel.vpp and misfit.got != job.num_microbatches
@@ -83,6 +77,16 @@ def check_schedule_options(job: TrainingJob) -> None:
             got=misfit.got,
             nearest=misfit.nearest,
         )
+
+
+def _misplaced(family: ScheduleFamily, wanted: str, placement: str) -> ConfigError:
+    return ConfigError(
+        f"the schedule {family.name!r} needs the groups of layers in another placement",
+        where="parallel.placement",
+        expected=wanted,
+        got=placement,
+        nearest=wanted,
+    )
 
 
 def _check_copies(family: ScheduleFamily, copies: int, where: str) -> None:
@@ -158,17 +162,21 @@ def named_schedule(name: str, sim: SimulatedJob) -> Schedule:
     """
     shape, family = sim.units.shape, schedule_family(name)
     _check_copies(family, _copies(shape), "schedule")
+    is_planned, is_circular = sim.layout.recipe.plan is not None, sim.job.parallel.placement == "circular"
+    if is_planned and family.alternates and not is_circular:
+        raise _misplaced(family, "circular", sim.job.parallel.placement)
     if family.generate is not None:
         return family.generate(shape)
     if family.adapt is None:
         return family(shape)
-    if sim.layout.recipe.plan is not None:
+    if is_planned:
         raise ConfigError(
-            "a schedule made for the job's own costs is not modelled under a plan by this version",
+            ("" if is_circular else f"the schedule {name!r}: ")
+            + "a schedule made for the job's own costs is not modelled under a plan by this version",
             where="training.schedule",
-            expected=", ".join(SCHEDULES),
+            expected=", ".join(SCHEDULES) if is_circular else "no plan, or a plan with orders",
             got=name,
-            nearest="1f1b",
+            nearest="1f1b" if is_circular else None,
         )
     if family.splits_backward:
         check_split(sim.layout)
