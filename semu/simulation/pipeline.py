@@ -226,7 +226,7 @@ class _Added:
     """What a schedule adds to the units of a pipeline.
 
     Attributes:
-        edges: of the schedule, and of those whom stages wait for inside. slots: which operators these bind.
+        edges: of the schedule, and from units to operators inside stages. slots: these operators.
         order: as ``UnitGraph.forced_order``.
     """
 

@@ -1,4 +1,5 @@
-"""Buckets of a rank's parameters, pool by pool: other ranks hold the same experts than the same of all else."""
+"""Buckets of a rank's parameters, pool by pool: the group that shares an expert is smaller than the group that shares a
+dense parameter."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ def rank_buckets(
         parameters, elements, slots: parameter, local elements and virtual stage of each, in order of readiness.
         overlapped: as ``gradient_buckets``.
     Source:
-        Megatron-LM's DistributedDataParallel: buffers of expert-parallel parameters of their own, one bucket size. Its
-        kinds of buckets share the links; here they take turns, as they are full.
+        Megatron-LM's DistributedDataParallel: expert-parallel parameters have separate buffers and the same bucket
+        size. There both kinds of buckets share the links; here they take turns, in the order in which they are full.
     """
     result: list[RankBucket] = []
     pools = layout.pools(rank)

@@ -1,4 +1,4 @@
-"""``nearest_fit``: what to change about a job that does not fit in memory, what that saves and what it costs.
+"""``nearest_fit``: changes of a job that does not fit in memory, the memory that they save and the time that they add.
 
 Single changes come first, in the order in which people try them. Where none of them is enough, those ``WIDTH`` that
 save the most memory are made and the others tried on top of each, up to ``MOST_CHANGES`` at once. The global batch
@@ -30,7 +30,7 @@ def nearest_fit(
     simulate: Callable[[TrainingJob], Report],
     progress: Callable[[str], None] | None = None,
 ) -> tuple[FittingChange, ...]:
-    """Changes after which a job fits, the fastest first; empty: none was found.
+    """Changes after which a job fits, the fastest first; empty: none of those tried fits.
 
     Args:
         job: what does not fit. report: what came of it. simulate: runs another job.

@@ -93,7 +93,7 @@ def _at(timed: TimedJob, source: int, target: int, phase: int) -> Iterator[tuple
 
 
 def _left(costed: CostedJob, kind: int, giver: int, taker: int, phase: Phase) -> I64:
-    """Bytes of a result that nobody keeps for a backward: int64[num_shapes]. ``kind``: which variant of the giver."""
+    """Bytes of a result that no backward needs: int64[num_shapes]. ``kind``: which variant of the giver."""
     chunk, costs = costed.layout.kinds[kind], costed.evaluation.chunks[kind]
     if phase is Phase.FORWARD:
         return unkept_bytes(chunk.forward, costs.leaving, range(len(chunk.forward.leaving)))

@@ -304,7 +304,7 @@ _FLOP = memo.Table[tuple[list[int], list[int], list[int]]](
 
 
 def _stages_by_module(layout: Layout, kinds: Sequence[int]) -> dict[str, list[StageProgram]]:
-    """The stages of every modality module that has a parallelism of its own, and of all others together."""
+    """The stages of each modality module whose parallelism is not the job's, and under "" of all others."""
     result: dict[str, list[StageProgram]] = {}
     for chunk in [layout.kinds[kind] for kind in kinds]:
         is_own = layout.mesh_of(chunk.chunk.index) is not layout.mesh
