@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -124,10 +124,8 @@ def launch(
 
 
 def _serve(serve: Callable[[Any], object], place: Place) -> None:
-    try:
+    with suppress(Exception):  # the ranks have been told, or are gone
         serve(place.connect())
-    except Exception:
-        return  # the ranks have been told, or are gone
 
 
 def _collect(processes: list[Any], pipes: list[Connection], timeout_s: float) -> list[Any]:

@@ -56,9 +56,7 @@ class Flag:
     def absent(self) -> Any:
         """The value where the flag is not given: Megatron-LM's default, False for a switch, True for one that turns
         off."""
-        if self.is_switch:
-            return self.type == "off"
-        return tuple(self.default) if isinstance(self.default, list) else self.default
+        return self.type == "off" if self.is_switch else self.default
 
     @property
     def is_switch(self) -> bool:
@@ -111,18 +109,13 @@ class FlagTable:
 def _flags(data: Mapping[str, Any]) -> Iterator[Flag]:
     for purpose, table in data["understood"].items():
         for name, told in table.items():
+            options: dict[str, Any] = {
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in told.items()
+                if key not in ("same", "dest")
+            }
             for spelling in (name, *told.get("same", ())):
-                yield Flag(
-                    spelling,
-                    told.get("dest", _dest(name)),
-                    Treatment.UNDERSTOOD,
-                    purpose,
-                    type=told["type"],
-                    default=told.get("default"),
-                    to=told["to"],
-                    values=tuple(told.get("values", ())),
-                    others=tuple(told.get("others", ())),
-                )
+                yield Flag(spelling, told.get("dest", _dest(name)), Treatment.UNDERSTOOD, purpose, **options)
     for treatment, key in ((Treatment.UNMODELLED, "unmodelled"), (Treatment.IGNORED, "ignored")):
         for purpose, table in data[key].items():
             harmless = table.get("harmless", {})

@@ -200,12 +200,9 @@ def _shown(keys: str, tables: Tables) -> str:
         value: Any = tables
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        words.append(key if value is None or isinstance(value, Mapping) else f"{key} = {_word(value)}")
+        shown = str(value).lower() if isinstance(value, bool) else str(value)
+        words.append(key if value is None or isinstance(value, Mapping) else f"{key} = {shown}")
     return ", ".join(words)
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _plain(value: object) -> object:
